@@ -1,0 +1,119 @@
+"""What a protocol author writes and gets: one class with ``download`` and ``upload`` and a few declared abilities."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Optional, Protocol
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """What ``-classad`` says. Kept apart from the protocol class so that the query imports nothing heavy.
+
+    :param methods: URL schemes, letters and digits only (HTCondor cuts a scheme at its last ``+``, ``-`` or ``.``).
+    :param version: of the plugin, advertised as PluginVersion.
+    :param upload: False for a protocol that can only download; uploads are then refused file by file.
+    :param download: likewise.
+    :param verifies: uploads end with a positive answer about the destination (size or digest).
+    :param parallel: default number of files of one batch that move at once (the knob overrides it).
+    :param startd_attributes: scalars to publish in the slot ads.
+    """
+
+    methods: tuple[str, ...]
+    version: str
+    download: bool = True
+    upload: bool = True
+    verifies: bool = False
+    parallel: int = 4
+    startd_attributes: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One file to move.
+
+    :param url: as HTCondor gave it, prefix (``service+https``) and query included. Never log it: use ``safe_url``.
+    :param local_path: absolute path in the sandbox, to write (download) or to read (upload).
+    :param index: position in the batch.
+    :param data: ``PluginData`` merged with ``<scheme>_PluginData`` that applies to this file.
+    """
+
+    url: str
+    local_path: str
+    index: int = 0
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Outcome:
+    """A transfer that succeeded.
+
+    :param size_bytes: size of the file.
+    :param transferred_bytes: bytes that crossed the network for it, all attempts together.
+    :param connection_s: time to the first byte of the last attempt.
+    :param verified: what the destination confirmed: "" (nothing), "size" or the name of a digest ("md5", ...).
+    :param digests: digest name -> hexadecimal value, computed while the file was read or written.
+    :param developer: further facts for DeveloperData (scalars only, no secrets).
+    """
+
+    size_bytes: int
+    transferred_bytes: int = 0
+    connection_s: float = 0.0
+    verified: str = ""
+    digests: dict[str, str] = field(default_factory=dict)
+    developer: dict[str, Any] = field(default_factory=dict)
+
+
+class Context(Protocol):
+    """What a protocol may ask of the framework during one transfer. Safe to use from the worker's thread."""
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds left until the plugin's own deadline."""
+
+    def credential(self, service: str, handle: str = "") -> str:
+        """Read the bearer token of a ``service+`` or ``service.handle+`` URL, anew on each call.
+
+        :raises TransferFailure: CREDENTIAL_MISSING when there is none.
+        """
+
+    def job_attribute(self, name: str) -> Any:
+        """Value of an attribute of the job's ad, None when absent. Written by the job: never for authorisation."""
+
+    def machine_attribute(self, name: str) -> Any:
+        """Value of an attribute of the machine's ad, None when absent."""
+
+    def setting(self, name: str, default: str) -> str:
+        """A knob for this plugin (``STAGEOUT_<name>`` in the starter's environment, or the machine ad)."""
+
+    def attempt_failed(self, failure: Exception) -> None:
+        """Record a failed attempt that will be retried; it becomes an element of TransferErrorData."""
+
+    def progress(self, transferred_bytes: int) -> None:
+        """Bytes moved so far for this file."""
+
+    def log(self, message: str, **facts: Optional[object]) -> None:
+        """Write one line to the plugin's log (kept in memory, given to the starter only after a failure)."""
+
+
+class TransferProtocol(abc.ABC):
+    """Base of all protocols. One instance serves a whole batch; methods are called from several threads."""
+
+    @abc.abstractmethod
+    def download(self, request: Request, context: Context) -> Outcome:
+        """Fetch ``request.url`` into ``request.local_path``; the file appears under that name only when whole.
+
+        :raises TransferFailure: classified; the framework writes the result ad.
+        """
+
+    @abc.abstractmethod
+    def upload(self, request: Request, context: Context) -> Outcome:
+        """Send ``request.local_path`` to ``request.url``. May be called again for the same file: idempotent.
+
+        :raises TransferFailure: classified; the framework writes the result ad.
+        """
+
+    def close(self) -> None:
+        """Called once after the last file."""

@@ -1,0 +1,1 @@
+"""Messages that cross a process boundary: hand-off, reports, orders, receipts."""
