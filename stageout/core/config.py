@@ -1,0 +1,161 @@
+"""Settings: one table of knobs, read with HTCondor's parameter system.
+
+``condor_config.d/`` shows every knob with its default; a test holds both against each other.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Optional, Union
+
+from stageout.core.errors import StageoutError
+
+Value = Union[str, int, float, bool]
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One setting.
+
+    :param name: as in condor_config. :param default: fixes the type too.
+    :param role: "ep", "ap" or "both": the fragment that shows it.
+    :param doc: one line; says the unit.
+    """
+
+    name: str
+    default: Value
+    role: str
+    doc: str
+    least: Optional[float] = None
+
+
+KNOBS: dict[str, Knob] = {
+    knob.name: knob
+    for knob in (
+        Knob("STAGEOUT_SPOOL", "$(EXECUTE)/../stageout", "ep", "where accepted output waits; same filesystem as EXECUTE, outside it"),
+        Knob("STAGEOUT_SPOOL_QUOTA_MB", 0, "ep", "most MB of accepted output on this node; 0: half of the filesystem", 0),
+        Knob("STAGEOUT_OWNER_QUOTA_MB", 0, "ep", "most MB of one owner; 0: no limit of its own", 0),
+        Knob("STAGEOUT_SPOOL_HIGH_PERCENT", 90, "ep", "spool fullness in % at which the node takes no new jobs", 1),
+        Knob("STAGEOUT_SPOOL_LOW_PERCENT", 70, "ep", "spool fullness in % at which it takes jobs again", 0),
+        Knob("STAGEOUT_DATA_SLOT_ACTIVE", 1, "ep", "sandboxes of one CPU slot that are transferred at once", 1),
+        Knob("STAGEOUT_DATA_SLOT_DEPTH", 2, "ep", "further sandboxes of one CPU slot that may wait", 0),
+        Knob("STAGEOUT_MAX_MOVERS", 4, "ep", "plugin processes that move data at once on this node", 1),
+        Knob("STAGEOUT_MAX_MOVERS_PER_DESTINATION", 2, "ep", "of these, at most so many to one host", 1),
+        Knob("STAGEOUT_BATCH_FILES", 200, "ep", "most files in one call of a plugin", 1),
+        Knob("STAGEOUT_BATCH_MB", 10240, "ep", "MB after which a batch takes no further file", 1),
+        Knob("STAGEOUT_ATTEMPTS", 20, "ep", "attempts per file before it counts as failed; 0: only the time counts", 0),
+        Knob("STAGEOUT_RETRY_FIRST", 20, "ep", "s before the second attempt; doubles each time", 1),
+        Knob("STAGEOUT_RETRY_MAX", 1800, "ep", "most s between two attempts", 1),
+        Knob("STAGEOUT_GIVE_UP", 259200, "ep", "s after acceptance at which a file that still cannot be delivered fails", 60),
+        Knob("STAGEOUT_CONFIRM_TIMEOUT", 3600, "ep", "s without the agent's word after which the sandbox is reported as unconfirmed", 1),
+        Knob("STAGEOUT_RETENTION", 604800, "ep", "s that the bytes of a failed or unconfirmed sandbox are kept", 0),
+        Knob("STAGEOUT_REQUIRE_VERIFIED", False, "ep", "true: only plugins that verify uploads may move accepted output"),
+        Knob("STAGEOUT_HANDOFF_TIMEOUT", 2.0, "ep", "s that a plugin waits for the manager before it uploads itself", 0.1),
+        Knob("STAGEOUT_STARTD_TIMEOUT", 0.25, "ep", "s that the startd has to say whose job a plugin serves", 0.05),
+        Knob("STAGEOUT_AGENT_FRESH", 180, "ep", "s after which an agent that was not heard of counts as gone", 10),
+        Knob("STAGEOUT_ORDER_INTERVAL", 5, "ep", "s between two looks at the agents' orders", 1),
+        Knob("STAGEOUT_REPORT_INTERVAL", 300, "ep", "s between two reports when nothing changed", 10),
+        Knob("STAGEOUT_STOP_GRACE", 20, "ep", "s that running transfers get to end on a graceful stop", 0),
+        Knob("STAGEOUT_POLL_INTERVAL", 5, "ap", "s between two looks at the job queue", 1),
+        Knob("STAGEOUT_NOTICE_INTERVAL", 60, "ap", "s between two ads of the agent about itself", 5),
+        Knob("STAGEOUT_EDIT_INTERVAL", 20, "ap", "least s between two edits of one job's progress (ends are written at once)", 0),
+        Knob("STAGEOUT_LEASE", 7200, "ap", "s of silence, while collector and agent are up, after which a manager's sandboxes are lost", 60),
+        Knob("STAGEOUT_MAX_RERUNS", 2, "ap", "times that a job runs again because its output was lost; then it is held", 0),
+        Knob("STAGEOUT_DEBUG", False, "both", "true: more in the logs"),
+    )
+}
+
+
+class ConfigError(StageoutError):
+    """A setting cannot be used; the text names it and says what is allowed."""
+
+
+class Settings:
+    """Typed look-up of knobs.
+
+    :param source: returns the text of a parameter, or None when it is not set.
+    """
+
+    def __init__(self, source: Callable[[str], Optional[str]]) -> None:
+        self._source = source
+
+    def text(self, name: str) -> str:
+        """Value of a text knob."""
+        return str(self._value(name))
+
+    def number(self, name: str) -> float:
+        """Value of a numeric knob, in the unit that the table names."""
+        return float(self._value(name))
+
+    def count(self, name: str) -> int:
+        """Value of an integer knob."""
+        return int(self._value(name))
+
+    def flag(self, name: str) -> bool:
+        """Value of a boolean knob."""
+        return bool(self._value(name))
+
+    def condor(self, name: str, default: str = "") -> str:
+        """A parameter of HTCondor itself, such as LOG or EXECUTE."""
+        found = self._source(name)
+        return default if found is None else found
+
+    def _value(self, name: str) -> Value:
+        knob = KNOBS[name]
+        text = self._source(name)
+        if text is None or not text.strip():
+            return knob.default
+        value = _parse(knob, text.strip())
+        if knob.least is not None and float(value) < knob.least:
+            raise ConfigError(f"{name} = {text}: must be at least {knob.least:g} ({knob.doc})")
+        return value
+
+
+def _parse(knob: Knob, text: str) -> Value:
+    if isinstance(knob.default, bool):
+        lowered = text.lower()
+        if lowered in ("true", "false", "yes", "no", "1", "0"):
+            return lowered in ("true", "yes", "1")
+        raise ConfigError(f"{knob.name} = {text}: write true or false ({knob.doc})")
+    if isinstance(knob.default, str):
+        return text
+    try:
+        return type(knob.default)(text)
+    except ValueError:
+        raise ConfigError(f"{knob.name} = {text}: write a number ({knob.doc})") from None
+
+
+def condor_settings(local_name: str = "") -> Settings:
+    """Settings of the HTCondor configuration that this process sees.
+
+    :param local_name: as given to a daemon by ``-local-name``; ``NAME.KNOB`` then comes before ``KNOB``.
+    """
+    import htcondor2
+
+    def look_up(name: str) -> Optional[str]:
+        for key in ([f"{local_name}.{name}"] if local_name else []) + [name]:
+            found = htcondor2.param.get(key)
+            if found is not None:
+                return str(found)
+        return None
+
+    return Settings(look_up)
+
+
+def reload_condor() -> None:
+    """Read the HTCondor configuration again (SIGHUP)."""
+    import htcondor2
+
+    htcondor2.reload_config()
+
+
+def mapping_settings(values: Mapping[str, str]) -> Settings:
+    """Settings of a plain mapping (tests, single-file pilots without bindings)."""
+    return Settings(values.get)
+
+
+def environment_settings(prefix: str = "_CONDOR_") -> Settings:
+    """Settings of the environment, in HTCondor's ``_CONDOR_NAME`` form."""
+    return Settings(lambda name: os.environ.get(prefix + name))

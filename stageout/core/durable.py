@@ -1,0 +1,147 @@
+"""Every step that must survive a crash goes through here, under a label.
+
+A label names one place in ``docs/ORDERING.md``. It appears in the log when the step fails, and tests make the
+process fail or die exactly there: the environment variable ``STAGEOUT_FAULTS`` holds ``label=what`` items
+separated by blanks. ``what`` is ``kill-before``, ``kill-after``, or an errno name such as ``EIO``; ``@FILE``
+behind it makes the fault happen only while FILE exists, and removes FILE when it does, so that it happens
+once although the daemon is restarted in the same environment.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple, Optional, Union
+
+AnyPath = Union[str, "os.PathLike[str]"]
+
+
+class Fault(NamedTuple):
+    """One planned fault: what happens, and the file that arms it (None: always armed)."""
+
+    what: str
+    arming_file: Optional[str]
+
+
+def parse_faults(text: str) -> dict[str, Fault]:
+    """Read the ``STAGEOUT_FAULTS`` form.
+
+    :raises ValueError: for an item that is not ``label=what[@FILE]``.
+    """
+    faults = {}
+    for item in text.split():
+        label, found, rest = item.partition("=")
+        what, _, arming_file = rest.partition("@")
+        if not found or not (what in ("kill-before", "kill-after") or hasattr(errno, what)):
+            raise ValueError(f"STAGEOUT_FAULTS: cannot read {item!r}; write label=kill-before|kill-after|ERRNO[@FILE]")
+        faults[label] = Fault(what, arming_file or None)
+    return faults
+
+
+_faults = parse_faults(os.environ.get("STAGEOUT_FAULTS", ""))
+_seen: set[str] = set()
+
+
+def labels_seen() -> frozenset[str]:
+    """Labels of all steps that this process has come to."""
+    return frozenset(_seen)
+
+
+@contextmanager
+def step(label: str) -> Iterator[None]:
+    """Surround one durable step. Does nothing but remember the label, unless a fault is planned for it."""
+    _seen.add(label)
+    fault = _armed(label) if label in _faults else None
+    if fault == "kill-before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif fault and fault != "kill-after":
+        number = getattr(errno, fault)
+        raise OSError(number, f"{os.strerror(number)} (planned at {label})")
+    yield
+    if fault == "kill-after":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _armed(label: str) -> Optional[str]:
+    fault = _faults[label]
+    if fault.arming_file is None:
+        return fault.what
+    try:
+        os.unlink(fault.arming_file)  # noqa: PTH108 - one system call decides who fires
+    except FileNotFoundError:
+        return None
+    return fault.what
+
+
+def write_file(label: str, path: AnyPath, data: bytes, mode: int = 0o600) -> None:
+    """Replace ``path`` by ``data``. On return the new content and its name are on the disk; never half of it."""
+    target = Path(path)
+    temporary = target.with_name(f".{target.name}.new")
+    with step(label):
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        try:
+            _write_all(descriptor, data)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(temporary, target)
+        _fsync_path(target.parent)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def make_dir(label: str, path: AnyPath, mode: int) -> None:
+    """Make a directory with exactly this mode (no umask). Not yet on the disk: sync the parent for that."""
+    with step(label):
+        os.mkdir(path, mode)
+        os.chmod(path, mode)
+
+
+def link(label: str, source: AnyPath, target: AnyPath) -> None:
+    """Hard-link; never follows a symbolic link. Not yet on the disk: sync the directory for that."""
+    with step(label):
+        os.link(source, target, follow_symlinks=False)
+
+
+def rename(label: str, source: AnyPath, target: AnyPath) -> None:
+    """Rename, replacing ``target``. On return both directories are on the disk."""
+    with step(label):
+        os.replace(source, target)
+        _fsync_path(Path(target).parent)
+        if Path(source).parent != Path(target).parent:
+            _fsync_path(Path(source).parent)
+
+
+def unlink(label: str, path: AnyPath) -> None:
+    """Remove a name; one that is already gone is no error."""
+    with step(label):
+        Path(path).unlink(missing_ok=True)
+
+
+def sync(label: str, path: AnyPath) -> None:
+    """Bring a file's data, or a directory's names, to the disk."""
+    with step(label):
+        _fsync_path(Path(path))
+
+
+def commit(label: str, connection: sqlite3.Connection) -> None:
+    """Commit the open transaction. On return it is on the disk (the ledger runs with synchronous=FULL)."""
+    with step(label):
+        connection.commit()
+
+
+def _fsync_path(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

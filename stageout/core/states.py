@@ -1,0 +1,84 @@
+"""States of a sandbox in custody: one table of states and legal moves. Imports no I/O.
+
+The words are used everywhere: in the ledger, in log events, in the job's ad (StageOutState) and by
+``stageout status``. ``docs/CUSTODY.md`` shows the diagram that :func:`diagram` draws from the table.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class State(str, enum.Enum):
+    """Where a sandbox (the handed-off output of one run of a job) stands."""
+
+    OFFERED = "Offered"
+    ACCEPTED = "Accepted"
+    CONFIRMED = "Confirmed"
+    LEASED = "Leased"
+    MOVING = "Moving"
+    RETRY_WAIT = "RetryWait"
+    HANDED_OVER = "HandedOver"
+    DELIVERED = "Delivered"
+    RELEASED = "Released"
+    FAILED = "Failed"
+    CANCELLED = "Cancelled"
+    SUPERSEDED = "Superseded"
+    LOST = "Lost"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+_STOPS = frozenset({State.CANCELLED, State.SUPERSEDED, State.LOST})
+
+MOVES: dict[State, frozenset[State]] = {
+    State.OFFERED: frozenset({State.ACCEPTED, State.CANCELLED}),
+    State.ACCEPTED: frozenset({State.CONFIRMED, State.FAILED}) | _STOPS,
+    State.CONFIRMED: frozenset({State.LEASED, State.FAILED}) | _STOPS,
+    State.LEASED: frozenset({State.MOVING, State.CONFIRMED, State.FAILED}) | _STOPS,
+    State.MOVING: frozenset({State.DELIVERED, State.RETRY_WAIT, State.LEASED, State.HANDED_OVER, State.FAILED})
+    | _STOPS,
+    State.RETRY_WAIT: frozenset({State.LEASED, State.FAILED}) | _STOPS,
+    State.HANDED_OVER: frozenset({State.DELIVERED, State.LEASED, State.FAILED}) | _STOPS,
+    State.DELIVERED: frozenset({State.RELEASED}),
+    State.RELEASED: frozenset(),
+    State.FAILED: frozenset({State.CONFIRMED}) | _STOPS,
+    State.CANCELLED: frozenset(),
+    State.SUPERSEDED: frozenset(),
+    State.LOST: frozenset({State.SUPERSEDED, State.CANCELLED}),
+}
+
+#: Nothing more is sent from these; FAILED keeps its bytes until the owner or the retention time lets go of them.
+ENDS = frozenset({State.DELIVERED, State.RELEASED, State.FAILED, State.CANCELLED, State.SUPERSEDED, State.LOST})
+
+#: Ends whose bytes are freed at once.
+FREED = frozenset({State.DELIVERED, State.RELEASED, State.CANCELLED, State.SUPERSEDED, State.LOST})
+
+
+class IllegalMove(Exception):
+    """A move that is not in the table: a fault in the program, never of the input."""
+
+    def __init__(self, old: State, new: State) -> None:
+        super().__init__(f"a sandbox cannot go from {old} to {new}")
+        self.old = old
+        self.new = new
+
+
+def move(old: State, new: State) -> State:
+    """Return ``new`` if the table allows the move from ``old``.
+
+    :raises IllegalMove: otherwise.
+    """
+    if new not in MOVES[old]:
+        raise IllegalMove(old, new)
+    return new
+
+
+def diagram() -> str:
+    """The table as a Mermaid state diagram (for the documentation)."""
+    lines = ["stateDiagram-v2", "    [*] --> Offered"]
+    for old, targets in MOVES.items():
+        lines += [f"    {old} --> {new}" for new in sorted(targets, key=list(State).index)]
+    lines += [f"    {state} --> [*]" for state, targets in MOVES.items() if not targets]
+    return "\n".join(lines)

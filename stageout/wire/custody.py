@@ -1,0 +1,264 @@
+"""Messages between sandbox managers (EP) and schedd agents (AP), carried by ads in the collector.
+
+A manager publishes one ad (MyType ``StageOutManager``) with the states of its sandboxes; where the collector
+refuses generic ads from it, the same attributes go into its slot ads. An agent publishes an ad about itself
+(``StageOutAgent``, one per schedd) and one ad with orders per manager (``StageOutOrders``). What counts is inside
+one string, ``StageOutPayload`` (JSON), so that a signature covers exact bytes; the other attributes are for people.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Optional
+
+from stageout.core.states import State
+
+MANAGER_AD = "StageOutManager"
+AGENT_AD = "StageOutAgent"
+ORDERS_AD = "StageOutOrders"
+AD_LIFETIME_S = 900
+FILES_SHOWN = 50
+
+
+class BadPayload(Exception):
+    """An ad whose payload cannot be read or whose signature is wrong; it is ignored and said so."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a job: the identity under which output is kept, sent and fenced.
+
+    :param job: GlobalJobId, ``schedd#cluster.proc#time``.
+    :param number: NumShadowStarts, which only grows.
+    """
+
+    job: str
+    number: int
+
+    @property
+    def schedd(self) -> str:
+        """Name of the schedd whose queue holds the job."""
+        return self.job.split("#", 1)[0]
+
+    @property
+    def job_id(self) -> str:
+        """``cluster.proc``."""
+        return self.job.split("#")[1]
+
+
+@dataclass(frozen=True)
+class FileReport:
+    """One file as shown to people.
+
+    :param url: without userinfo and query. :param next_attempt_at: wall clock, seconds; 0 when none is planned.
+    """
+
+    name: str
+    url: str
+    size_bytes: int
+    state: str
+    plugin: str = ""
+    attempts: int = 0
+    error_code: int = 0
+    error: str = ""
+    next_attempt_at: int = 0
+    verified: str = ""
+
+
+@dataclass(frozen=True)
+class SandboxReport:
+    """State of one sandbox.
+
+    :param number: fencing number of the run. :param change: grows with each change of this sandbox's state.
+    :param tickets: hand-offs that belong to it. :param attempts_limit: of each file; 0 without a limit.
+    :param files: at most FILES_SHOWN, those in trouble first.
+    """
+
+    job: str
+    number: int
+    owner: str
+    state: str
+    change: int
+    reason: str
+    error_code: int
+    tickets: tuple[str, ...]
+    files_total: int
+    files_left: int
+    bytes_total: int
+    bytes_left: int
+    attempts: int
+    attempts_limit: int
+    next_attempt_at: int
+    accepted_at: int
+    data_slot: str = ""
+    files: tuple[FileReport, ...] = ()
+
+    @property
+    def run(self) -> Run:
+        """The run that made the sandbox."""
+        return Run(self.job, self.number)
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that one manager says at one time.
+
+    :param number: grows with every report, over restarts too. :param sent_at: wall clock, seconds.
+    :param acknowledged: agent name -> number of the last order of it that was carried out.
+    :param bytes_at_risk: accepted and not delivered.
+    """
+
+    manager: str
+    key: str
+    number: int
+    sent_at: int
+    acknowledged: Mapping[str, int]
+    bytes_at_risk: int
+    sandboxes: tuple[SandboxReport, ...] = ()
+
+
+class Action(str, enum.Enum):
+    """What an agent can ask of a manager."""
+
+    CONFIRM = "confirm"
+    SUPERSEDE = "supersede"
+    CANCEL = "cancel"
+    RETRY = "retry"
+    PAUSE = "pause"
+    RESUME = "resume"
+    FORGET = "forget"
+
+
+@dataclass(frozen=True)
+class Order:
+    """One order. Carrying it out twice is the same as once.
+
+    CONFIRM: the run completed, send its files (``tickets`` and ``files`` as in the OUTPUT record of the run).
+    SUPERSEDE: a run with a number above ``run_number`` exists: delete what that run and older ones handed over.
+    CANCEL: the job was removed. RETRY: try FAILED and waiting files now, with fresh attempts.
+    PAUSE/RESUME: the owner's wish. FORGET: the AP has recorded the end; the manager may drop the record.
+
+    :param number: grows with every order of this agent, over restarts too.
+    """
+
+    number: int
+    action: Action
+    job: str
+    run_number: int
+    tickets: tuple[str, ...] = ()
+    files: int = 0
+    priority: int = 0
+
+
+@dataclass(frozen=True)
+class OrderSheet:
+    """Orders of one agent for one manager that are not acknowledged yet, oldest first."""
+
+    agent: str
+    manager: str
+    sent_at: int
+    orders: tuple[Order, ...] = ()
+
+
+@dataclass(frozen=True)
+class AgentNotice:
+    """An agent is alive and answers for this schedd."""
+
+    agent: str
+    schedd: str
+    key: str
+    number: int
+    sent_at: int
+    renewal_url: str = ""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+def report_ad(report: Report, signature: str = "") -> dict[str, Any]:
+    """The manager's ad."""
+    busy = [s for s in report.sandboxes if s.state not in (State.RELEASED, State.SUPERSEDED, State.CANCELLED)]
+    return {
+        **_envelope(MANAGER_AD, report.manager, asdict(report), signature),
+        "StageOutManager": report.manager,
+        "StageOutSandboxes": len(busy),
+        "StageOutBytesAtRisk": report.bytes_at_risk,
+    }
+
+
+def orders_ad(sheet: OrderSheet, signature: str = "") -> dict[str, Any]:
+    """The ad with one agent's orders for one manager."""
+    name = f"{sheet.agent}/{sheet.manager}"
+    return {**_envelope(ORDERS_AD, name, asdict(sheet), signature), "StageOutManager": sheet.manager}
+
+
+def notice_ad(notice: AgentNotice, signature: str = "") -> dict[str, Any]:
+    """The ad by which managers know that an agent is alive."""
+    return {**_envelope(AGENT_AD, notice.agent, asdict(notice), signature), "StageOutSchedd": notice.schedd}
+
+
+def _envelope(my_type: str, name: str, payload: dict[str, Any], signature: str) -> dict[str, Any]:
+    return {
+        "MyType": my_type,
+        "Name": name,
+        "StageOutPayload": json.dumps(payload, separators=(",", ":"), sort_keys=True),
+        "StageOutSignature": signature,
+        "StageOutSentAt": payload["sent_at"],
+        "ClassAdLifetime": AD_LIFETIME_S,
+    }
+
+
+def read_report(payload: str) -> Report:
+    """Parse a manager's payload. :raises BadPayload: not a report."""
+    data = _object(payload)
+    try:
+        boxes = tuple(_sandbox(item) for item in data.pop("sandboxes"))
+        return Report(**{**data, "acknowledged": dict(data["acknowledged"]), "sandboxes": boxes})
+    except (TypeError, KeyError, AttributeError, ValueError) as problem:
+        raise BadPayload(f"not a report: {problem}") from None
+
+
+def _sandbox(item: dict[str, Any]) -> SandboxReport:
+    files = tuple(FileReport(**row) for row in item.pop("files"))
+    State(item["state"])
+    return SandboxReport(**{**item, "tickets": tuple(item["tickets"]), "files": files})
+
+
+def read_orders(payload: str) -> OrderSheet:
+    """Parse an agent's order payload. :raises BadPayload: not an order sheet."""
+    data = _object(payload)
+    try:
+        orders = tuple(
+            Order(**{**row, "action": Action(row["action"]), "tickets": tuple(row["tickets"])})
+            for row in data.pop("orders")
+        )
+        return OrderSheet(**data, orders=orders)
+    except (TypeError, KeyError, AttributeError, ValueError) as problem:
+        raise BadPayload(f"not an order sheet: {problem}") from None
+
+
+def read_notice(payload: str) -> AgentNotice:
+    """Parse an agent's own payload. :raises BadPayload: not a notice."""
+    try:
+        return AgentNotice(**_object(payload))
+    except TypeError as problem:
+        raise BadPayload(f"not an agent's notice: {problem}") from None
+
+
+def payload_of(ad: Mapping[str, Any]) -> str:
+    """The payload string of an ad. :raises BadPayload: there is none."""
+    payload: Optional[object] = ad.get("StageOutPayload")
+    if not isinstance(payload, str):
+        raise BadPayload("the ad has no StageOutPayload")
+    return payload
+
+
+def _object(payload: str) -> dict[str, Any]:
+    try:
+        data = json.loads(payload)
+    except ValueError as problem:
+        raise BadPayload(f"not JSON: {problem}") from None
+    if not isinstance(data, dict):
+        raise BadPayload("the payload is not an object")
+    return data

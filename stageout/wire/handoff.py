@@ -1,0 +1,154 @@
+"""Messages of a hand-off: plugin (client) and sandbox manager over a Unix stream socket.
+
+A frame is a 4-byte big-endian length and that many bytes of JSON. The talk is::
+
+    plugin                                   manager
+    offer  (files in chunks of <= 1000)  ->            who is the peer? consent? room? a data slot?
+                                         <-  go        ticket and directory for the links   (or: refuse, reason)
+    linked (names = positions in offer)  ->            moves the directory into its own tree, writes the ledger
+                                         <-  accepted  the receipt: ACCEPTED is durable      (or: refuse)
+
+File names never travel as names of links: link ``17`` is the file at position 17 of the offer. Local paths may hold
+any byte but NUL: they travel as JSON strings with surrogate escapes (PEP 383).
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+VERSION = 1
+MAX_FRAME_BYTES = 4 * 1024 * 1024
+FILES_PER_FRAME = 1000
+_LENGTH = struct.Struct(">I")
+
+
+class BadMessage(Exception):
+    """The other side sent something that is not in the protocol."""
+
+
+@dataclass(frozen=True)
+class OfferedFile:
+    """One file of an offer.
+
+    :param url: destination as HTCondor gave it.
+    :param local_path: absolute path in the scratch directory.
+    :param size_bytes: size at the time of the offer.
+    """
+
+    url: str
+    local_path: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """Proof of custody, carried to the access point in the plugin's result ads (DeveloperData.StageOutReceipt).
+
+    :param ticket: random name of this hand-off, 32 hexadecimal digits.
+    :param manager_name: name of the manager that has custody, as in its report ad.
+    :param manager_key: public key of the manager ("" until reports are signed).
+    :param files: number of files taken over.
+    :param size_bytes: their sum.
+    """
+
+    ticket: str
+    manager_name: str
+    manager_key: str
+    files: int
+    size_bytes: int
+
+    def as_attributes(self) -> dict[str, Any]:
+        """As ClassAd attributes (architecture, "Who speaks the truth")."""
+        return {
+            "Ticket": self.ticket,
+            "ManagerName": self.manager_name,
+            "ManagerKey": self.manager_key,
+            "Files": self.files,
+            "Bytes": self.size_bytes,
+        }
+
+
+def send_frame(sock: socket.socket, message: dict[str, Any]) -> None:
+    """Send one frame (blocking, within the socket's time-out)."""
+    sock.sendall(encode_frame(message))
+
+
+def encode_frame(message: dict[str, Any]) -> bytes:
+    """The bytes of one frame."""
+    body = json.dumps(message, separators=(",", ":")).encode("ascii")
+    if len(body) > MAX_FRAME_BYTES:
+        raise BadMessage(f"a frame of {len(body)} bytes is above the limit of {MAX_FRAME_BYTES}")
+    return _LENGTH.pack(len(body)) + body
+
+
+def receive_frame(sock: socket.socket) -> dict[str, Any]:
+    """Receive one frame (blocking, within the socket's time-out).
+
+    :raises BadMessage: not a frame. :raises EOFError: the other side closed.
+    """
+    (length,) = _LENGTH.unpack(_receive_exactly(sock, _LENGTH.size))
+    return decode_body(_receive_exactly(sock, checked_length(length)))
+
+
+def checked_length(length: int) -> int:
+    """``length`` of a frame's body, if it is within the limit."""
+    if length > MAX_FRAME_BYTES:
+        raise BadMessage(f"a frame of {length} bytes is above the limit of {MAX_FRAME_BYTES}")
+    return length
+
+
+def decode_body(body: bytes) -> dict[str, Any]:
+    """The message in a frame's body."""
+    try:
+        message = json.loads(body)
+    except ValueError as problem:
+        raise BadMessage(f"not JSON: {problem}") from None
+    if not isinstance(message, dict) or not isinstance(message.get("op"), str):
+        raise BadMessage("a message is an object with a string 'op'")
+    return message
+
+
+def _receive_exactly(sock: socket.socket, count: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < count:
+        part = sock.recv(count - len(parts))
+        if not part:
+            raise EOFError("the other side closed the connection")
+        parts += part
+    return bytes(parts)
+
+
+def offer_frames(files: Sequence[OfferedFile], plugin: str) -> Iterator[dict[str, Any]]:
+    """The frames of an offer: a head with the totals, then the files in chunks.
+
+    :param plugin: absolute path of the plugin executable that the starter called.
+    """
+    total = sum(item.size_bytes for item in files)
+    yield {"op": "offer", "version": VERSION, "plugin": plugin, "files": len(files), "size_bytes": total}
+    for start in range(0, len(files), FILES_PER_FRAME):
+        chunk = files[start : start + FILES_PER_FRAME]
+        yield {"op": "files", "files": [[item.url, item.local_path, item.size_bytes] for item in chunk]}
+
+
+def offered_files(message: dict[str, Any]) -> list[OfferedFile]:
+    """The files in one ``files`` frame.
+
+    :raises BadMessage: wrong shape.
+    """
+    rows = message.get("files")
+    if not isinstance(rows, list) or len(rows) > FILES_PER_FRAME:
+        raise BadMessage(f"'files' is a list of at most {FILES_PER_FRAME} rows")
+    return [_offered_file(row) for row in rows]
+
+
+def _offered_file(row: Any) -> OfferedFile:
+    if isinstance(row, list) and len(row) == 3:
+        url, local_path, size_bytes = row
+        if isinstance(url, str) and isinstance(local_path, str) and type(size_bytes) is int and size_bytes >= 0:
+            return OfferedFile(url, local_path, size_bytes)
+    raise BadMessage("a row of 'files' is [url, local path, size in bytes]")
