@@ -1,0 +1,29 @@
+# make demo    the main job on a real pool         make test   everything that CI runs
+# make check   style, types, unit tests            make bench  benchmarks (QUICK=1: short)
+SHELL := /bin/bash
+PY := .venv/bin/python
+STAMP := .venv/.installed
+
+.PHONY: demo test check bench clean
+
+$(STAMP): setup.cfg pyproject.toml
+	tools/install
+	touch $@
+
+demo: $(STAMP)
+	$(PY) -m stageout.testing.demo
+
+check: $(STAMP)
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	$(PY) -m pytest -q tests/unit
+
+test: check
+	$(PY) -m pytest -q tests --ignore tests/unit
+
+bench: $(STAMP)
+	$(PY) benchmarks/run_all.py $(if $(QUICK),--quick)
+
+clean:
+	rm -rf .venv out test-logs build dist *.egg-info

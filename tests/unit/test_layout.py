@@ -1,0 +1,87 @@
+"""The layout's promises: direction of imports, size of executables, knobs shown in the fragments."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stageout.core.config import KNOBS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+_DAEMONS = {"sandbox_manager", "schedd_agent", "overlay_router", "policy_service"}
+
+#: part -> parts that it may import
+ALLOWED: dict[str, set[str]] = {
+    "core": set(),
+    "tuning": {"core"},
+    "wire": {"core"},
+    "handoff": {"core", "wire"},
+    "plugin": {"core", "wire", "handoff"},
+    "protocols": {"core", "wire", "handoff", "plugin", "tuning"},
+    "cli": {"core", "wire", "tuning"},
+    "testing": {"core", "wire", "handoff", "plugin"},
+    **{daemon: {"core", "wire", "tuning"} for daemon in _DAEMONS},
+}
+
+
+def _part(module: str) -> str:
+    names = module.split(".")
+    if names[0] == "stageout":
+        return names[1] if len(names) > 1 else ""
+    return names[0]
+
+
+def _imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: write absolute imports"
+            if node.module == "stageout":
+                yield from (f"stageout.{alias.name}" for alias in node.names)
+            else:
+                yield node.module or ""
+
+
+def _sources() -> list[Path]:
+    tops = [ROOT / "stageout", *(ROOT / daemon for daemon in sorted(_DAEMONS))]
+    return [path for top in tops for path in sorted(top.rglob("*.py"))]
+
+
+@pytest.mark.parametrize("path", _sources(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_follow_the_arrows(path: Path) -> None:
+    module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    part = _part(module)
+    for imported in _imports(path):
+        other = _part(imported)
+        ours = imported.split(".")[0] in {"stageout", "plugins", *_DAEMONS}
+        if ours and other not in ("", "__version__", part):
+            assert other in ALLOWED[part], f"{path}: {part} must not import {imported}"
+
+
+@pytest.mark.parametrize("name", ["states.py"])
+def test_tables_of_states_import_no_io(name: str) -> None:
+    found = [path for path in _sources() if path.name == name]
+    assert found
+    for path in found:
+        assert set(_imports(path)) <= {"__future__", "enum", "typing", "dataclasses"}, path
+
+
+def test_executables_are_short() -> None:
+    for path in (ROOT / "plugins").glob("*_plugin"):
+        assert len(path.read_text().splitlines()) < 15, path
+
+
+@pytest.mark.parametrize(("role", "fragment"), [("ep", "20-stageout-ep.conf"), ("ap", "20-stageout-ap.conf")])
+def test_every_knob_is_shown_with_its_default(role: str, fragment: str) -> None:
+    lines = (ROOT / "condor_config.d" / fragment).read_text().splitlines()
+    shown = {line.lstrip("# ").split("=")[0].strip(): line.split("=", 1)[1] for line in lines if "=" in line}
+    for knob in KNOBS.values():
+        if knob.role in (role, "both"):
+            assert knob.name in shown, f"{fragment} does not show {knob.name}"
+            default = str(knob.default).lower() if isinstance(knob.default, bool) else str(knob.default)
+            assert shown[knob.name].split("#")[0].strip() == default, knob.name
