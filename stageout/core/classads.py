@@ -1,0 +1,210 @@
+"""ClassAds, read and written without HTCondor's bindings.
+
+Plugins start in the way of every job: importing ``classad2`` costs more than the rest of a plugin, and some input
+derails it (``docs/decisions/0001-classads-in-plugins.md``). Importing this module loads nothing; the parser comes
+with its first use.
+
+Values in an ad: str, int, float, bool, None (UNDEFINED), list, :class:`ClassAd`, and :class:`Expr` for everything
+that is not a literal. Names are case-insensitive. Bytes that are not UTF-8 are kept as surrogate escapes (PEP 383).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+
+TYPE_CHECKING = False  # known to type checkers by its name; typing itself is not worth its import time here
+if TYPE_CHECKING:
+    from typing import Any
+
+_MAX_INT = 2**63 - 1
+_RESERVED = frozenset(("true", "false", "undefined", "error", "is", "isnt", "parent"))
+_SHORT = {"\n": "\\n", "\t": "\\t", "\r": "\\r", '"': '\\"', "\\": "\\\\"}
+
+
+class ClassAdSyntaxError(ValueError):
+    """Text is not a ClassAd; the message says where."""
+
+
+class Expr:
+    """An expression that is not a literal, kept as its text."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Expr) and other.text == self.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __repr__(self) -> str:
+        return f"Expr({self.text!r})"
+
+
+class ClassAd(MutableMapping[str, "Any"]):
+    """A mapping whose keys ignore case and keep the spelling that was set first."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self, items: Mapping[str, Any] | None = None) -> None:
+        self._items: dict[str, tuple[str, Any]] = {}
+        if items is not None:
+            self.update(items)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._items[name.lower()][1]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        key = name.lower()
+        known = self._items.get(key)
+        self._items[key] = (name if known is None else known[0], value)
+
+    def __delitem__(self, name: str) -> None:
+        del self._items[name.lower()]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, _ in self._items.values())
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name.lower() in self._items
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        theirs = other if isinstance(other, ClassAd) else ClassAd(other)
+        return len(self) == len(theirs) and all(name in theirs and theirs[name] == self[name] for name in self)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"ClassAd({dict(self)!r})"
+
+    def text(self, name: str, default: str = "") -> str:
+        """The attribute when it is a string, else ``default``."""
+        value = self.get(name)
+        return value if isinstance(value, str) else default
+
+    def integer(self, name: str, default: int = 0) -> int:
+        """The attribute when it is an integer, else ``default``."""
+        value = self.get(name)
+        return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+
+def parse_ads(source: str) -> Iterator[ClassAd]:
+    """Yield the ads of a new-syntax stream: any space or comments or nothing between them, ``{ , }`` tolerated.
+
+    :raises ClassAdSyntaxError: at the first ad that is broken, after all good ones before it.
+    """
+    from stageout.core.classad_parser import parse_ads as parse
+
+    return parse(source)
+
+
+def parse_ad(source: str) -> ClassAd:
+    """Parse exactly one new-syntax ad.
+
+    :raises ClassAdSyntaxError: when it is broken, missing, or followed by another.
+    """
+    ads = list(parse_ads(source))
+    if len(ads) != 1:
+        raise ClassAdSyntaxError(f"expected one ClassAd, found {len(ads)}")
+    return ads[0]
+
+
+def parse_old(source: str) -> ClassAd:
+    """Parse one ad in the old syntax, a line per attribute (``.job.ad``, ``.machine.ad``, output of ``-classad``).
+
+    Lines that are no attribute are left out, as HTCondor does with the output of a plugin's query.
+    """
+    from stageout.core.classad_parser import parse_old as parse
+
+    return parse(source)
+
+
+def decode(data: bytes) -> str:
+    """Bytes of a file with ClassAds as text; bytes that are not UTF-8 survive."""
+    return data.decode("utf-8", "surrogateescape")
+
+
+def quote(text: str) -> str:
+    """A string literal in ASCII without newline; NUL, which a ClassAd cannot hold, becomes a blank."""
+    if text.isascii() and text.isprintable():
+        return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return '"' + "".join(map(_escape, text)) + '"'
+
+
+def _escape(char: str) -> str:
+    if char in _SHORT:
+        return _SHORT[char]
+    if " " <= char <= "~":
+        return char
+    if char == "\0":
+        return " "
+    try:
+        data = char.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # a lone surrogate that stands for no byte
+        data = b"?"
+    return "".join(f"\\{byte:03o}" for byte in data)
+
+
+def unparse(value: object) -> str:
+    """The literal for a value, in one line of the new syntax.
+
+    :raises TypeError: for a type that ClassAds do not have.
+    """
+    if value is None:
+        return "undefined"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value) if -_MAX_INT <= value <= _MAX_INT else _real(float(value))
+    if isinstance(value, float):
+        return _real(value)
+    if isinstance(value, str):
+        return quote(value)
+    if isinstance(value, Expr):
+        return value.text
+    if isinstance(value, Mapping):
+        return unparse_ad(value)
+    if isinstance(value, Iterable) and not isinstance(value, (bytes, bytearray)):
+        return "{ " + ", ".join(map(unparse, value)) + " }"
+    raise TypeError(f"no ClassAd literal for {type(value).__name__}")
+
+
+def unparse_ad(ad: Mapping[str, Any]) -> str:
+    """An ad in one line of the new syntax."""
+    return "[ " + "; ".join(f"{_name(name)} = {unparse(value)}" for name, value in ad.items()) + " ]"
+
+
+def unparse_old(ad: Mapping[str, Any]) -> str:
+    """An ad in the old syntax, one attribute per line. Strings lose what that syntax cannot say (newlines)."""
+    return "".join(f"{name} = {_old(value)}\n" for name, value in ad.items())
+
+
+def _old(value: object) -> str:
+    if isinstance(value, str):
+        flat = " ".join(value.split("\n")).replace("\0", " ").replace("\r", " ")
+        return '"' + flat.replace('"', '\\"') + '"'
+    return unparse(value)
+
+
+def _name(name: str) -> str:
+    plain = name.isascii() and name.isidentifier() and name.lower() not in _RESERVED
+    return name if plain else "'" + quote(name)[1:-1].replace('\\"', '"').replace("'", "\\'") + "'"
+
+
+def _real(value: float) -> str:
+    if value != value:
+        return 'real("NaN")'
+    if value in (float("inf"), float("-inf")):
+        return 'real("INF")' if value > 0 else 'real("-INF")'
+    text = repr(value)
+    if "." not in text:
+        mantissa, mark, exponent = text.partition("e")
+        text = f"{mantissa}.0{mark}{exponent}"
+    return text
