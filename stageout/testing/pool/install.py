@@ -1,0 +1,225 @@
+"""Puts the product into a virtual environment that the nodes of a pool see at ``/opt/stageout``.
+
+Two layers, both cached by a hash and never changed once they are there: the dependencies (hash of the list in
+setup.cfg), and on hard links of it the product (hash of its source files). So starting a pool with unchanged
+sources costs nothing, and changed sources cost one pip call without network.
+"""
+
+from __future__ import annotations
+
+import configparser
+import contextlib
+import fcntl
+import hashlib
+import importlib.metadata
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Optional
+
+from stageout.testing.pool.errors import PoolError, PoolUnavailable
+from stageout.testing.pool.image import _CA_BUNDLE, PREFIX, Image, built_aside, cache_root, locked, run_host
+
+DISTRIBUTION = "stageout"
+_LAYOUT_VERSION = "1"
+_KEEP_VENVS = 6
+_IN_USE = ".in-use"
+_SKIPPED = {"tests", "docs", "benchmarks", "examples", "build", "dist"}
+_BUILD_TOOLS = ["setuptools >= 64", "wheel"]
+
+
+def find_checkout(start: Optional[Path] = None) -> Optional[Path]:
+    """Root of the product's source tree: given, else the one that this module was imported from, else None."""
+    candidates = [start] if start else [Path(__file__).resolve().parents[3], *[Path.cwd(), *Path.cwd().parents]]
+    for root in candidates:
+        if root is not None and (root / "setup.cfg").is_file() and (root / "stageout" / "__init__.py").is_file():
+            return root
+    if start:
+        raise PoolUnavailable(f"{start} is not a source tree of {DISTRIBUTION}: it has no setup.cfg.")
+    return None
+
+
+def dependencies_venv(image: Image, checkout: Optional[Path]) -> Path:
+    """Directory of a virtual environment with the product's dependencies, made when missing (needs the network once)."""
+    wanted = sorted(_requirements(checkout))
+    final = image.cache / f"deps-{_hash([_LAYOUT_VERSION, image.root.name, *wanted])}"
+    with locked(image.cache / "venv.lock"):
+        if not final.exists():
+            _make_dependencies(image, final, wanted)
+    return final
+
+
+def product_venv(image: Image, checkout: Optional[Path]) -> Path:
+    """Directory of a virtual environment with the product in it, made when missing."""
+    base = dependencies_venv(image, checkout)
+    with locked(image.cache / "venv.lock"):
+        final = image.cache / f"venv-{_hash([base.name, *_fingerprint(checkout)])}"
+        if not final.exists():
+            with built_aside(final) as aside:
+                aside.rmdir()
+                run_host(["cp", "-al", str(base), str(aside)])
+                _install(image, aside, checkout)
+                # A file of its own to lock: all others are links to the dependencies' files.
+                (aside / _IN_USE).unlink(missing_ok=True)
+                (aside / _IN_USE).touch()
+        os.utime(final)
+        _prune(image.cache, final)
+    return final
+
+
+def hold(venv: Path) -> int:
+    """Return a descriptor whose being open keeps others from pruning this environment; children may inherit it."""
+    handle = os.open(venv / _IN_USE, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC)
+    fcntl.flock(handle, fcntl.LOCK_SH)
+    return handle
+
+
+def fragments(checkout: Optional[Path], role: str) -> list[Path]:
+    """The product's configuration fragments for a role, in their order.
+
+    :param role: "ap", "ep" or "pilot". A fragment with ``-ap``, ``-ep`` or ``-pilot`` in its name is for that role,
+        any other for all.
+    """
+    directory = checkout / "condor_config.d" if checkout else _installed_share() / "condor_config.d"
+    others = {"-ap", "-ep", "-pilot"} - {f"-{role}"}
+    found = sorted(path for path in directory.glob("*") if path.is_file() and path.suffix in ("", ".conf", ".config"))
+    return [path for path in found if not path.name.startswith(("README", ".")) and not any(o in path.stem for o in others)]
+
+
+def _installed_share() -> Path:
+    for entry in importlib.metadata.distribution(DISTRIBUTION).files or []:
+        if entry.parts[-2:-1] == ("condor_config.d",):
+            return Path(str(entry.locate())).resolve().parent.parent
+    return Path(os.devnull)
+
+
+def _requirements(checkout: Optional[Path]) -> list[str]:
+    """What pip has to install beside the product itself."""
+    if checkout is None:
+        required = importlib.metadata.requires(DISTRIBUTION) or []
+        return [text for text in required if "extra ==" not in text] + _BUILD_TOOLS
+    parser = configparser.ConfigParser()
+    parser.read(checkout / "setup.cfg")
+    lines = parser.get("options", "install_requires", fallback="").splitlines()
+    return [line.strip() for line in lines if line.strip()] + _BUILD_TOOLS
+
+
+def _make_dependencies(image: Image, final: Path, wanted: list[str]) -> None:
+    # In a root of our own PREFIX exists; on a machine with HTCondor this makes an empty directory to mount on.
+    (image.root / PREFIX.lstrip("/")).mkdir(parents=True, exist_ok=True)
+    try:
+        with built_aside(final) as aside:
+            binds = {aside: PREFIX, **_pip_files(image)}
+            # The bindings come with HTCondor itself where the system's Python has them: same version as the daemons.
+            image.run(["python3", "-m", "venv", "--system-site-packages", PREFIX], binds=binds)
+            image.run([f"{PREFIX}/bin/pip", "install", "-q", *wanted, *_bindings(image, aside)], binds=binds)
+            image.run([f"{PREFIX}/bin/python", "-c", "import htcondor2, classad2"], binds=binds)
+    except PoolError as failed:
+        raise PoolUnavailable(f"pip could not install {', '.join(wanted)} for the pool; is its index reachable?\n{failed}") from failed
+
+
+def _bindings(image: Image, venv: Path) -> list[str]:
+    try:
+        image.run([f"{PREFIX}/bin/python", "-c", "import htcondor2, classad2"], binds={venv: PREFIX})
+    except PoolError:
+        return ["htcondor >= 24.0"]
+    return []
+
+
+def _pip_files(image: Image) -> dict[Path, str]:
+    """Files of this machine that its pip uses to reach an index, for use inside the root."""
+    if image.is_host:
+        return {}
+    binds: dict[Path, str] = {}
+    if _CA_BUNDLE.exists() and (image.root / str(_CA_BUNDLE).lstrip("/")).exists():
+        binds[_CA_BUNDLE] = str(_CA_BUNDLE)
+    user = (Path.home() / ".config/pip/pip.conf", Path.home() / ".pip/pip.conf", Path("/etc/pip.conf"))
+    for path in [found for found in user if found.is_file()][:1]:
+        (image.root / "etc/pip.conf").touch()
+        binds[path] = "/etc/pip.conf"
+    for name in filter(os.path.isdir, os.environ.get("PIP_FIND_LINKS", "").split()):
+        (image.root / name.lstrip("/")).mkdir(parents=True, exist_ok=True)
+        binds[Path(name)] = name
+    return binds
+
+
+def _install(image: Image, venv: Path, checkout: Optional[Path]) -> None:
+    if checkout is None:
+        _copy_installed(venv)
+        return
+    with _source_copy(image, checkout) as source:
+        command = [f"{PREFIX}/bin/python", "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index", "/mnt"]
+        try:
+            image.run(command, binds={venv: PREFIX, source: "/mnt"})
+        except PoolError as failed:
+            raise PoolError(f"The product could not be installed from {checkout}:\n{failed}") from failed
+
+
+@contextlib.contextmanager
+def _source_copy(image: Image, checkout: Path) -> Iterator[Path]:
+    """Copy of the sources, so that a build leaves nothing in the checkout."""
+    target = image.cache / f".source.{os.getpid()}"
+    try:
+        for path in _sources(checkout):
+            copy = target / path.relative_to(checkout)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, copy)
+        yield target
+    finally:
+        shutil.rmtree(target, ignore_errors=True)
+
+
+def _sources(checkout: Path) -> Iterator[Path]:
+    """Files that the installed product depends on."""
+    for top in sorted(checkout.iterdir()):
+        if top.name in _SKIPPED or top.name.startswith(".") or top.name.endswith(".egg-info"):
+            continue
+        found: Iterable[Path] = sorted(top.rglob("*")) if top.is_dir() else [top]
+        yield from (path for path in found if path.is_file() and "__pycache__" not in path.parts)
+
+
+def _fingerprint(checkout: Optional[Path]) -> Iterator[str]:
+    """Names and contents' hashes of everything that is installed."""
+    if checkout is None:
+        distribution = importlib.metadata.distribution(DISTRIBUTION)
+        paths = [Path(str(entry.locate())) for entry in distribution.files or []]
+    else:
+        paths = list(_sources(checkout))
+    for path in paths:
+        if path.is_file() and path.suffix != ".pyc":
+            yield f"{path} {hashlib.sha256(path.read_bytes()).hexdigest()} {path.stat().st_mode & 0o111}"
+
+
+def _copy_installed(venv: Path) -> None:
+    """Copy an installed distribution file by file: it is pure Python, only the interpreter's name in scripts changes."""
+    packages = next(iter(venv.glob("lib/python3*/site-packages")))
+    distribution = importlib.metadata.distribution(DISTRIBUTION)
+    for entry in distribution.files or []:
+        source = Path(str(entry.locate()))
+        # Entries outside site-packages look like ../../../bin/name; the depth differs between Pythons.
+        outside = [part for part in entry.parts if part != ".."]
+        target = venv.joinpath(*outside) if entry.parts[0] == ".." else packages / entry
+        if not source.is_file() or source.suffix == ".pyc":
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(source, target)
+        data = source.read_bytes()
+        if entry.parts[0] == ".." and data.startswith(b"#!") and b"python" in data.split(b"\n", 1)[0]:
+            target.write_bytes(f"#!{PREFIX}/bin/python\n".encode() + data.split(b"\n", 1)[1])
+
+
+def _prune(cache: Path, current: Path) -> None:
+    """Remove the oldest environments that no pool holds; a developer makes a new one with every change."""
+    venvs = sorted(cache.glob("venv-*"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for old in [path for path in venvs[_KEEP_VENVS:] if path != current]:
+        with contextlib.suppress(OSError), open(old / _IN_USE) as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(old)
+
+
+def _hash(parts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+
+
+__all__ = ["cache_root", "dependencies_venv", "find_checkout", "fragments", "hold", "product_venv"]
