@@ -1,0 +1,77 @@
+"""The narrow destination: its rate holds for all connections together, and files appear only when whole."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import requests
+
+from stageout.testing.narrow_destination import NarrowDestination
+
+MB = 1_000_000
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[NarrowDestination]:
+    with NarrowDestination(tmp_path / "store", rate_mb_s=5) as running:
+        yield running
+
+
+def test_two_uploads_share_the_rate_fairly(server: NarrowDestination) -> None:
+    def put(name: str) -> None:
+        assert requests.put(f"{server.url}/{name}", data=bytes(5 * MB), timeout=60).status_code == 201
+
+    start = time.monotonic()
+    threads = [threading.Thread(target=put, args=(name,)) for name in ("a", "b")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    took = time.monotonic() - start
+    assert 1.9 < took < 3.5, "10 MB at 5 MB/s"
+    first, second = server.transfers()
+    assert second.end_s - first.end_s < 0.3, "each got half of the rate"
+    assert first.size_bytes == second.size_bytes == 5 * MB
+
+
+def test_size_etag_and_content_can_be_asked_for(server: NarrowDestination) -> None:
+    requests.put(f"{server.url}/x", data=b"old", timeout=10)
+    stored = requests.put(f"{server.url}/x", data=b"hello", timeout=10)
+    head = requests.head(f"{server.url}/x", timeout=10)
+    assert head.headers["Content-Length"] == "5"
+    assert head.headers["ETag"] == stored.headers["ETag"]
+    assert requests.get(f"{server.url}/x", timeout=10).content == b"hello"
+    assert requests.put(f"{server.url}/new/place/x", data=b"hello", timeout=10).status_code == 201
+    assert (server.root / "new/place/x").read_bytes() == b"hello"
+
+
+def test_half_a_file_is_never_seen(server: NarrowDestination) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection.putrequest("PUT", "/half")
+    connection.putheader("Content-Length", str(MB))
+    connection.endheaders(bytes(MB // 2))
+    deadline = time.monotonic() + 10
+    while not list(server.root.glob(".*.part")):
+        assert time.monotonic() < deadline, "the server takes the body"
+        time.sleep(0.02)
+    assert requests.head(f"{server.url}/half", timeout=10).status_code == 404
+    connection.close()
+    while list(server.root.iterdir()):
+        assert time.monotonic() < deadline, "the broken upload leaves nothing"
+        time.sleep(0.02)
+    assert server.transfers() == []
+
+
+def test_it_comes_back_on_the_same_port(server: NarrowDestination) -> None:
+    before = server.url
+    server.close()
+    with pytest.raises(requests.ConnectionError):
+        requests.head(f"{before}/x", timeout=10)
+    server.start()
+    assert server.url == before
+    assert requests.put(f"{before}/x", data=b"again", timeout=10).status_code == 201
