@@ -124,7 +124,11 @@ def base_text(role: str, name: str, home: Path, *, port: int, cpus: int, user: s
     :param user: who runs condor_master.
     """
     common = _COMMON.format(
-        home=home, port=port, name=name, domain=DOMAIN, prefix=PREFIX,
+        home=home,
+        port=port,
+        name=name,
+        domain=DOMAIN,
+        prefix=PREFIX,
         shared_port="$(COLLECTOR_PORT)" if role == "ap" else "0",
         user_tokens="$(LOCAL_DIR)/secrets/tokens.d" if user != "root" else "~/.condor/tokens.d",
     )
@@ -147,7 +151,12 @@ def make_directories(home: Path, ids: tuple[int, int], condor_ids: tuple[int, in
     os.chown(home, *ids)
     for name, mode in (("log", 0o755), ("spool", 0o755), ("execute", 0o755), ("lock", 0o1777)):
         _make(home / name, mode, owner)
-    for name, mode in (("config.d", 0o755), ("secrets", 0o700), ("secrets/passwords.d", 0o700), ("secrets/tokens.d", 0o700)):
+    for name, mode in (
+        ("config.d", 0o755),
+        ("secrets", 0o700),
+        ("secrets/passwords.d", 0o700),
+        ("secrets/tokens.d", 0o700),
+    ):
         _make(home / name, mode, ids)
 
 

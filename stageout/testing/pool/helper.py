@@ -6,11 +6,11 @@ It is copied into the node as one file, so it imports nothing of the product.
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import sys
-from typing import Any, Callable, Optional
+from pathlib import Path
+from typing import Any, Callable
 
 import classad2
 import htcondor2
@@ -42,7 +42,8 @@ def query_collector(kind: str, constraint: str, projection: list[str]) -> Any:
 
 def act(action: str, job: str, reason: str) -> Any:
     """Hold, Release, Remove, RemoveX, Vacate or VacateFast jobs (a constraint)."""
-    result = htcondor2.Schedd().act(getattr(htcondor2.JobAction, action), job, reason=reason or None)
+    # A plain string as reason is lost in the bindings (25.14 and 23.9); a pair of reason and sub-code is not.
+    result = htcondor2.Schedd().act(getattr(htcondor2.JobAction, action), job, reason=(reason or "by the test", 0))
     return plain(result)
 
 
@@ -58,27 +59,26 @@ def reschedule() -> Any:
 
 
 def history_file(name: str, constraint: str, newest: int) -> Any:
-    """Ads of SPOOL/<name> (and its rotated older parts) that match, newest first. ``Banner`` is the record's title line.
+    """Ads of SPOOL/<name> (rotated parts too) that match, newest first; ``Banner`` is the record's title line.
 
     Read from the file: a question to the schedd would start a condor_history for each.
     """
     wanted = classad2.ExprTree(constraint)
     found: list[Any] = []
-    current = os.path.join(htcondor2.param["SPOOL"], name)
-    for path in [current, *sorted(glob.glob(f"{current}.2*"), reverse=True)]:
-        if os.path.exists(path):
-            with open(path, errors="replace") as stream:
-                records = split_records(stream.read())
-            for banner, text in reversed(records):
-                ad = classad2.parseOne(text)
-                if len(found) < newest and matches(ad, wanted):
-                    found.append({**plain(ad), "Banner": banner})
+    current = Path(htcondor2.param["SPOOL"]) / name
+    for path in [current, *sorted(current.parent.glob(f"{name}.2*"), reverse=True)]:
+        records = split_records(path.read_text(errors="replace")) if path.exists() else []
+        for banner, text in reversed(records):
+            ad = classad2.parseOne(text)
+            if len(found) < newest and matches(ad, wanted):
+                found.append({**plain(ad), "Banner": banner})
     return found
 
 
 def split_records(text: str) -> list[tuple[str, str]]:
     """(banner, attributes) of each complete record of a history file."""
-    records, lines = [], []
+    records: list[tuple[str, str]] = []
+    lines: list[str] = []
     for line in text.splitlines():
         if line.startswith("***"):
             records.append((line.strip("* "), "\n".join(lines)))
@@ -95,14 +95,14 @@ def matches(ad: Any, wanted: Any) -> bool:
 
 def events(path: str) -> Any:
     """Events of a job's user log, oldest first."""
-    if not os.path.exists(path):
+    if not Path(path).exists():
         return []
     log = htcondor2.JobEventLog(path)
     result = []
     for event in log.events(stop_after=0):
         fields = {name: plain(event[name]) for name in event}
-        head = {"Type": int(event.type), "Name": event.type.name, "Job": f"{event.cluster}.{event.proc}", "Time": event.timestamp}
-        result.append({**fields, **head})
+        fields.update(Type=int(event.type), Name=event.type.name, Time=event.timestamp)
+        result.append({**fields, "Job": f"{event.cluster}.{event.proc}"})
     return result
 
 
@@ -121,7 +121,7 @@ def answer(line: str) -> dict[str, Any]:
         return {"error": f"{type(error).__name__}: {error}"}
 
 
-def main(lines: Optional[Any] = None) -> None:
+def main(lines: Any | None = None) -> None:
     """Answer until the input ends."""
     # Whatever the bindings print must not come between the answers.
     replies = os.fdopen(os.dup(1), "w")

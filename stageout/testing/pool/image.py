@@ -18,7 +18,6 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Optional
 
 from stageout.testing.pool.errors import PoolError, PoolUnavailable
 
@@ -30,9 +29,14 @@ PREFIX = "/opt/stageout"
 
 DEFAULT_RELEASE = "25.14"
 _RECIPE_VERSION = "1"
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
-_HOST_TOOLS = {"debootstrap": "debootstrap", "unshare": "util-linux", "nsenter": "util-linux", "pivot_root": "util-linux"}
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
+_HOST_TOOLS = {
+    "debootstrap": "debootstrap",
+    "unshare": "util-linux",
+    "nsenter": "util-linux",
+    "pivot_root": "util-linux",
+}
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ class Image:
     is_host: bool = field(default=False)
 
     def run(
-        self, argv: Sequence[str], *, binds: Optional[Mapping[Path, str]] = None, timeout_s: float = 900
+        self, argv: Sequence[str], *, binds: Mapping[Path, str] | None = None, timeout_s: float = 900
     ) -> subprocess.CompletedProcess[str]:
         """Run a command inside the root, with proc, dev and the given directories mounted, for building.
 
@@ -86,7 +90,7 @@ class Image:
         return run_host(command, env=_build_environment(), timeout_s=timeout_s)
 
 
-def find_image(release: Optional[str] = None) -> Image:
+def find_image(release: str | None = None) -> Image:
     """Return the image for a release, built when it is not there yet.
 
     :param release: "25.14", "23.9", or None for this machine's own HTCondor when it has one, else the newest.
@@ -117,7 +121,7 @@ def require_root() -> None:
         raise PoolUnavailable("A pool needs Linux.")
 
 
-def host_version() -> Optional[str]:
+def host_version() -> str | None:
     """Version of the HTCondor installed on this machine (like "25.14.1"), None when there is none."""
     if not shutil.which("condor_master"):
         return None
@@ -128,7 +132,7 @@ def host_version() -> Optional[str]:
 
 
 def cache_root() -> Path:
-    """Directory of all cached images: ``$STAGEOUT_POOL_CACHE``, else ``stageout`` in the user's cache, and ``pool`` in it."""
+    """Directory of all cached images: ``pool`` in ``$STAGEOUT_POOL_CACHE``, else in the user's cache of stageout."""
     given = os.environ.get("STAGEOUT_POOL_CACHE")
     if given:
         return Path(given) / "pool"
@@ -159,13 +163,20 @@ def built_aside(final: Path) -> Iterator[Path]:
 
 
 def run_host(
-    argv: Sequence[str], *, env: Optional[Mapping[str, str]] = None, timeout_s: float = 900
+    argv: Sequence[str], *, env: Mapping[str, str] | None = None, timeout_s: float = 900
 ) -> subprocess.CompletedProcess[str]:
     """Run a command on this machine and return its output; PoolError with the end of its output when it fails."""
     try:
         done = subprocess.run(
-            list(argv), env=dict(env) if env is not None else None, text=True, errors="replace", check=False,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout_s,
+            list(argv),
+            env={**(os.environ if env is None else env), "PATH": _host_path()},
+            text=True,
+            errors="replace",
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=timeout_s,
         )
     except subprocess.TimeoutExpired as late:
         raise PoolError(f"{argv[0]} was given up after {timeout_s:.0f} s: {' '.join(argv)[:300]}") from late
@@ -212,7 +223,9 @@ def _build(image: Image, recipe: Recipe) -> None:
 
 def add_users(image: Image) -> None:
     """Make the pool's users, with the same uids in every image."""
-    lines = [f"groupadd -g {uid} {name}; useradd -m -s /bin/bash -u {uid} -g {uid} {name}" for name, uid in USERS.items()]
+    lines = [
+        f"groupadd -g {uid} {name}; useradd -m -s /bin/bash -u {uid} -g {uid} {name}" for name, uid in USERS.items()
+    ]
     image.run(["sh", "-ec", "\n".join(lines)])
 
 
@@ -240,7 +253,7 @@ def debian_mirror() -> str:
     command = ["apt-get", "indextargets", "--format", "$(ORIGIN)|$(LABEL)|$(REPO_URI)", "Created-By: Packages"]
     targets = run_host(command).stdout.splitlines() if shutil.which("apt-get") else []
     for line in targets:
-        origin, label, uri = (line.split("|", 2) + ["", ""])[:3]
+        origin, label, uri = [*line.split("|", 2), "", ""][:3]
         if origin == "Debian" and label == "Debian":
             return uri.rstrip("/")
     raise PoolUnavailable(
@@ -254,15 +267,15 @@ def _apt_settings() -> str:
     if not shutil.which("apt-config"):
         return ""
     lines = run_host(["apt-config", "dump"]).stdout.splitlines()
-    wanted = re.compile(r"^Acquire::(http|https|ftp|Retries|Check-Valid-Until|ForceIPv4|ForceIPv6)\b.*;$", re.IGNORECASE)
+    wanted = re.compile(
+        r"^Acquire::(http|https|ftp|Retries|Check-Valid-Until|ForceIPv4|ForceIPv6)\b.*;$", re.IGNORECASE
+    )
     return "".join(f"{line}\n" for line in lines if wanted.match(line) and not line.endswith('"";'))
 
 
 def _ensure_tools(names: Sequence[str]) -> None:
     """Install what is missing of the host's tools; sbin counts even when it is not on PATH."""
-    path = f"{os.environ.get('PATH', '')}:{_PATH}"
-    os.environ["PATH"] = path if _PATH not in os.environ.get("PATH", "") else os.environ["PATH"]
-    missing = sorted({_HOST_TOOLS[name] for name in names if not shutil.which(name, path=path)})
+    missing = sorted({_HOST_TOOLS[name] for name in names if not shutil.which(name, path=_host_path())})
     if not missing:
         return
     if not shutil.which("apt-get"):
@@ -289,10 +302,15 @@ def _enter_script(image: Image, binds: Mapping[Path, str]) -> str:
 
 def _build_environment() -> dict[str, str]:
     """Environment of build commands: nothing of the caller's but proxies and pip's settings."""
-    keep = re.compile(r"^(PIP_.*|SSL_CERT_FILE|REQUESTS_CA_BUNDLE|(http|https|ftp|no|all)_proxy)$", re.IGNORECASE)
+    keep = re.compile(r"^(PIP_.*|SSL_CERT_FILE|REQUESTSCA_BUNDLE|(http|https|ftp|no|all)_proxy)$", re.IGNORECASE)
     env = {name: value for name, value in os.environ.items() if keep.match(name)}
-    env.update(PATH=_PATH, HOME="/root", LC_ALL="C.UTF-8", DEBIAN_FRONTEND="noninteractive")
+    env.update(PATH=PATH, HOME="/root", LC_ALL="C.UTF-8", DEBIAN_FRONTEND="noninteractive")
     return env
+
+
+def _host_path() -> str:
+    """PATH of this process and, for tools in sbin, the usual directories."""
+    return f"{os.environ.get('PATH', '')}:{PATH}"
 
 
 def _say(text: str) -> None:

@@ -16,10 +16,9 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Optional
 
 from stageout.testing.pool.errors import PoolError, PoolUnavailable
-from stageout.testing.pool.image import _CA_BUNDLE, PREFIX, Image, built_aside, cache_root, locked, run_host
+from stageout.testing.pool.image import CA_BUNDLE, PREFIX, Image, built_aside, locked, run_host
 
 DISTRIBUTION = "stageout"
 _LAYOUT_VERSION = "1"
@@ -29,8 +28,8 @@ _SKIPPED = {"tests", "docs", "benchmarks", "examples", "build", "dist"}
 _BUILD_TOOLS = ["setuptools >= 64", "wheel"]
 
 
-def find_checkout(start: Optional[Path] = None) -> Optional[Path]:
-    """Root of the product's source tree: given, else the one that this module was imported from, else None."""
+def find_checkout(start: Path | None = None) -> Path | None:
+    """Root of the product's source tree: given, else that of this module or of the working directory, else None."""
     candidates = [start] if start else [Path(__file__).resolve().parents[3], *[Path.cwd(), *Path.cwd().parents]]
     for root in candidates:
         if root is not None and (root / "setup.cfg").is_file() and (root / "stageout" / "__init__.py").is_file():
@@ -40,8 +39,8 @@ def find_checkout(start: Optional[Path] = None) -> Optional[Path]:
     return None
 
 
-def dependencies_venv(image: Image, checkout: Optional[Path]) -> Path:
-    """Directory of a virtual environment with the product's dependencies, made when missing (needs the network once)."""
+def dependencies_venv(image: Image, checkout: Path | None) -> Path:
+    """Directory of a virtual environment with the product's dependencies, made (by network) when missing."""
     wanted = sorted(_requirements(checkout))
     final = image.cache / f"deps-{_hash([_LAYOUT_VERSION, image.root.name, *wanted])}"
     with locked(image.cache / "venv.lock"):
@@ -50,7 +49,7 @@ def dependencies_venv(image: Image, checkout: Optional[Path]) -> Path:
     return final
 
 
-def product_venv(image: Image, checkout: Optional[Path]) -> Path:
+def product_venv(image: Image, checkout: Path | None) -> Path:
     """Directory of a virtual environment with the product in it, made when missing."""
     base = dependencies_venv(image, checkout)
     with locked(image.cache / "venv.lock"):
@@ -75,7 +74,7 @@ def hold(venv: Path) -> int:
     return handle
 
 
-def fragments(checkout: Optional[Path], role: str) -> list[Path]:
+def fragments(checkout: Path | None, role: str) -> list[Path]:
     """The product's configuration fragments for a role, in their order.
 
     :param role: "ap", "ep" or "pilot". A fragment with ``-ap``, ``-ep`` or ``-pilot`` in its name is for that role,
@@ -84,7 +83,8 @@ def fragments(checkout: Optional[Path], role: str) -> list[Path]:
     directory = checkout / "condor_config.d" if checkout else _installed_share() / "condor_config.d"
     others = {"-ap", "-ep", "-pilot"} - {f"-{role}"}
     found = sorted(path for path in directory.glob("*") if path.is_file() and path.suffix in ("", ".conf", ".config"))
-    return [path for path in found if not path.name.startswith(("README", ".")) and not any(o in path.stem for o in others)]
+    found = [path for path in found if not path.name.startswith(("README", "."))]
+    return [path for path in found if not any(other in path.stem for other in others)]
 
 
 def _installed_share() -> Path:
@@ -94,7 +94,7 @@ def _installed_share() -> Path:
     return Path(os.devnull)
 
 
-def _requirements(checkout: Optional[Path]) -> list[str]:
+def _requirements(checkout: Path | None) -> list[str]:
     """What pip has to install beside the product itself."""
     if checkout is None:
         required = importlib.metadata.requires(DISTRIBUTION) or []
@@ -116,7 +116,9 @@ def _make_dependencies(image: Image, final: Path, wanted: list[str]) -> None:
             image.run([f"{PREFIX}/bin/pip", "install", "-q", *wanted, *_bindings(image, aside)], binds=binds)
             image.run([f"{PREFIX}/bin/python", "-c", "import htcondor2, classad2"], binds=binds)
     except PoolError as failed:
-        raise PoolUnavailable(f"pip could not install {', '.join(wanted)} for the pool; is its index reachable?\n{failed}") from failed
+        raise PoolUnavailable(
+            f"pip could not install {', '.join(wanted)}; is its index reachable?\n{failed}"
+        ) from failed
 
 
 def _bindings(image: Image, venv: Path) -> list[str]:
@@ -132,8 +134,8 @@ def _pip_files(image: Image) -> dict[Path, str]:
     if image.is_host:
         return {}
     binds: dict[Path, str] = {}
-    if _CA_BUNDLE.exists() and (image.root / str(_CA_BUNDLE).lstrip("/")).exists():
-        binds[_CA_BUNDLE] = str(_CA_BUNDLE)
+    if CA_BUNDLE.exists() and (image.root / str(CA_BUNDLE).lstrip("/")).exists():
+        binds[CA_BUNDLE] = str(CA_BUNDLE)
     user = (Path.home() / ".config/pip/pip.conf", Path.home() / ".pip/pip.conf", Path("/etc/pip.conf"))
     for path in [found for found in user if found.is_file()][:1]:
         (image.root / "etc/pip.conf").touch()
@@ -144,12 +146,22 @@ def _pip_files(image: Image) -> dict[Path, str]:
     return binds
 
 
-def _install(image: Image, venv: Path, checkout: Optional[Path]) -> None:
+def _install(image: Image, venv: Path, checkout: Path | None) -> None:
     if checkout is None:
         _copy_installed(venv)
         return
     with _source_copy(image, checkout) as source:
-        command = [f"{PREFIX}/bin/python", "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index", "/mnt"]
+        command = [
+            f"{PREFIX}/bin/python",
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--no-deps",
+            "--no-build-isolation",
+            "--no-index",
+            "/mnt",
+        ]
         try:
             image.run(command, binds={venv: PREFIX, source: "/mnt"})
         except PoolError as failed:
@@ -179,7 +191,7 @@ def _sources(checkout: Path) -> Iterator[Path]:
         yield from (path for path in found if path.is_file() and "__pycache__" not in path.parts)
 
 
-def _fingerprint(checkout: Optional[Path]) -> Iterator[str]:
+def _fingerprint(checkout: Path | None) -> Iterator[str]:
     """Names and contents' hashes of everything that is installed."""
     if checkout is None:
         distribution = importlib.metadata.distribution(DISTRIBUTION)
@@ -192,7 +204,7 @@ def _fingerprint(checkout: Optional[Path]) -> Iterator[str]:
 
 
 def _copy_installed(venv: Path) -> None:
-    """Copy an installed distribution file by file: it is pure Python, only the interpreter's name in scripts changes."""
+    """Copy an installed distribution file by file: only the interpreter in scripts changes."""
     packages = next(iter(venv.glob("lib/python3*/site-packages")))
     distribution = importlib.metadata.distribution(DISTRIBUTION)
     for entry in distribution.files or []:
@@ -220,6 +232,3 @@ def _prune(cache: Path, current: Path) -> None:
 
 def _hash(parts: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
-
-
-__all__ = ["cache_root", "dependencies_venv", "find_checkout", "fragments", "hold", "product_venv"]

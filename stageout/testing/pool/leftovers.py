@@ -50,7 +50,11 @@ def clean() -> list[Path]:
     """End and remove pools whose owner is dead. A pool that was meant to outlive its owner goes only when it is off."""
     gone = []
     for path, state in running().items():
-        alive = any(_alive(pid, born) for pid, born, *_ in state["nodes"].values()) if state["detached"] else _alive(*state["owner"])
+        alive = (
+            any(_alive(pid, born) for pid, born, *_ in state["nodes"].values())
+            if state["detached"]
+            else _alive(*state["owner"])
+        )
         if not alive:
             end(path)
             gone.append(path)

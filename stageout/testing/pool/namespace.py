@@ -16,10 +16,9 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional
 
 from stageout.testing.pool.errors import PoolError, PoolUnavailable
-from stageout.testing.pool.image import _PATH, PREFIX, USERS, Image
+from stageout.testing.pool.image import PATH, PREFIX, USERS, Image
 from stageout.testing.pool.waiting import wait_until
 
 _BOOT_TIMEOUT_S = 30.0
@@ -56,9 +55,9 @@ class Process:
     uid: int
 
     def is_named(self, name: str) -> bool:
-        """True for the program's name with or without its ``condor_`` or ``stageout-``; scripts count by their own name."""
+        """True for the program's name, with or without ``condor_`` or ``stageout-``; scripts by their own name."""
         names = {name, f"condor_{name}", f"stageout-{name}"}
-        return any(os.path.basename(part) in names for part in self.argv[:3])
+        return any(part.rpartition("/")[2] in names for part in self.argv[:3])
 
 
 @dataclass(frozen=True)
@@ -90,8 +89,13 @@ def boot(image: Image, layout: Layout, keep_fds: Sequence[int] = ()) -> int:
     command = ["unshare", "-m", "-u", "-p", "--fork", "--kill-child", "--propagation", "private"]
     with open(log, "ab") as errors:
         child = subprocess.Popen(
-            [*command, "sh", "-ec", boot_script(image, layout)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=errors, start_new_session=True, pass_fds=tuple(keep_fds), env={"PATH": _PATH},
+            [*command, "sh", "-ec", boot_script(image, layout)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,
+            pass_fds=tuple(keep_fds),
+            env={"PATH": PATH},
         )
     assert child.stdout is not None
     readable, _, _ = select.select([child.stdout], [], [], _BOOT_TIMEOUT_S)
@@ -127,16 +131,20 @@ def boot_script(image: Image, layout: Layout) -> str:
         f"cd {new}",
         # The old root ends on top of the new one, and goes with everything mounted in it.
         "pivot_root . . ; umount -l . ; cd /",
-        *(f"id {name} >/dev/null 2>&1 || {{ groupadd -g {uid} {name}; useradd -m -u {uid} -g {uid} {name}; }}"
-          for name, uid in USERS.items()),
-        f"exec env -i PATH={_PATH} HOME=/root LC_ALL=C.UTF-8 python3 -I -S -c {shlex.quote(_INIT)}",
+        *(
+            f"id {name} >/dev/null 2>&1 || {{ groupadd -g {uid} {name}; useradd -m -u {uid} -g {uid} {name}; }}"
+            for name, uid in USERS.items()
+        ),
+        f"exec env -i PATH={PATH} HOME=/root LC_ALL=C.UTF-8 python3 -I -S -c {shlex.quote(_INIT)}",
     ]
     return "\n".join(lines)
 
 
 def _mount_root(image: Image, home: Path) -> str:
     """Lines that put the image at ``.root``: overlayfs, or a bind mount with what has to differ bound over it."""
-    root, new, upper, work = (shlex.quote(str(path)) for path in (image.root, home / ".root", home / ".upper", home / ".work"))
+    root, new, upper, work = (
+        shlex.quote(str(path)) for path in (image.root, home / ".root", home / ".upper", home / ".work")
+    )
     users = " ".join(f"{name}:{uid}" for name, uid in USERS.items())
     return f"""
 if ! mount -t overlay overlay -o lowerdir={root},upperdir={upper},workdir={work} {new}; then
@@ -159,10 +167,19 @@ def enter(init_pid: int, argv: Sequence[str], *, uid: int = 0, gid: int = 0, cwd
     return [*command, "--", "/bin/sh", "-c", 'cd "$0" && exec "$@"', cwd, *argv]
 
 
-def environment(user: str, home: str, extra: Optional[dict[str, str]] = None) -> dict[str, str]:
+def environment(user: str, home: str, extra: dict[str, str] | None = None) -> dict[str, str]:
     """Environment of a command inside a node: nothing of the caller's."""
-    base = {"PATH": f"{PREFIX}/bin:{_PATH}", "HOME": home, "USER": user, "LOGNAME": user, "LC_ALL": "C.UTF-8"}
+    base = {"PATH": f"{PREFIX}/bin:{PATH}", "HOME": home, "USER": user, "LOGNAME": user, "LC_ALL": "C.UTF-8"}
     return {**base, **(extra or {})}
+
+
+def account(init_pid: int, user: str) -> tuple[int, int, str]:
+    """Uid, gid and home directory of a user inside."""
+    for line in Path(f"/proc/{init_pid}/root/etc/passwd").read_text().splitlines():
+        fields = line.split(":")
+        if fields[0] == user:
+            return int(fields[2]), int(fields[3]), fields[5]
+    raise PoolError(f"There is no user {user} inside; the pool's own are {', '.join(USERS)}.")
 
 
 def processes(init_pid: int) -> Iterator[Process]:
@@ -180,7 +197,7 @@ def processes(init_pid: int) -> Iterator[Process]:
 
 
 def start_time(pid: int) -> int:
-    """Start time of a process in clock ticks since boot: with the pid it names one process for good. 0: no such process."""
+    """Start time of a process in clock ticks since boot, 0 when there is none; with the pid it names one process."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, IndexError):
@@ -193,7 +210,9 @@ def kill_namespace(init_pid: int, born: int) -> None:
         return
     with contextlib.suppress(ProcessLookupError):
         os.kill(init_pid, signal.SIGKILL)
-    wait_until(lambda: start_time(init_pid) != born, timeout_s=20, what=f"the end of process {init_pid}", interval_s=0.01)
+    wait_until(
+        lambda: start_time(init_pid) != born, timeout_s=20, what=f"the end of process {init_pid}", interval_s=0.01
+    )
     parent = _PARENTS.pop(init_pid, None)
     if parent is not None:
         parent.wait(timeout=10)
@@ -201,7 +220,7 @@ def kill_namespace(init_pid: int, born: int) -> None:
 
 def _namespace(pid: int) -> int:
     try:
-        return os.stat(f"/proc/{pid}/ns/pid").st_ino
+        return Path(f"/proc/{pid}/ns/pid").stat().st_ino
     except OSError:
         return 0
 

@@ -9,7 +9,6 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Optional, Union
 
 from stageout.testing.pool import namespace
 from stageout.testing.pool.config import NodeConfig
@@ -58,7 +57,7 @@ class Node:
     keep_fds: tuple[int, ...] = ()
     pid: int = 0
     born: int = 0
-    _master: Optional[subprocess.Popen[bytes]] = field(default=None, repr=False)
+    _master: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
     def log_dir(self) -> Path:
@@ -97,14 +96,18 @@ class Node:
     def start(self) -> None:
         """Start condor_master, and the machine when it is off."""
         self.boot()
-        uid, _, home = self._account(self.spec.user)
+        uid, _, home = namespace.account(self.pid, self.spec.user)
         run = self.root / "run/condor"
         run.mkdir(exist_ok=True)
-        os.chown(run, *self._ids("condor" if uid == 0 else self.spec.user))
+        os.chown(run, *namespace.account(self.pid, "condor" if uid == 0 else self.spec.user)[:2])
         argv = self._entered(["condor_master", "-f"], self.spec.user, "/")
         with open(self.home / "master.out", "ab") as out:
             self._master = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
                 env=namespace.environment(self.spec.user, home),
             )
 
@@ -112,7 +115,9 @@ class Node:
         """Shut HTCondor down (the machine stays on): fast, or gracefully, which lets jobs vacate."""
         with contextlib.suppress(PoolError):
             self.kill("condor_master", signal.SIGTERM if graceful else signal.SIGQUIT)
-        wait_until(lambda: not self.pids("condor_master"), timeout_s=timeout_s, what=f"condor_master of {self.name} to end")
+        wait_until(
+            lambda: not self.pids("condor_master"), timeout_s=timeout_s, what=f"condor_master of {self.name} to end"
+        )
         self._collect_master()
 
     def restart(self) -> None:
@@ -121,14 +126,21 @@ class Node:
         self.start()
 
     def crash(self) -> None:
-        """Power cut: every process ends at once, nothing is shut down. :meth:`start` brings the node back with its disk."""
+        """Power cut: every process ends at once, nothing is shut down. :meth:`start` brings it back with its disk."""
         namespace.kill_namespace(self.pid, self.born)
         self._collect_master()
         self.pid = self.born = 0
 
     def run(
-        self, argv: Sequence[str], *, user: str = "root", cwd: Union[str, Path, None] = None, check: bool = True,
-        stdin: str = "", timeout_s: float = 60, env: Optional[dict[str, str]] = None,
+        self,
+        argv: Sequence[str],
+        *,
+        user: str = "root",
+        cwd: str | Path | None = None,
+        check: bool = True,
+        stdin: str = "",
+        timeout_s: float = 60,
+        env: dict[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command inside as that user and return its output.
 
@@ -138,8 +150,14 @@ class Node:
         """
         command, full_env = self.command(argv, user=user, cwd=cwd, env=env)
         with subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=full_env,
-            text=True, errors="replace", start_new_session=True,
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=full_env,
+            text=True,
+            errors="replace",
+            start_new_session=True,
         ) as child:
             try:
                 out, err = child.communicate(stdin, timeout=timeout_s)
@@ -147,17 +165,23 @@ class Node:
                 namespace.kill_tree(child.pid)
                 raise PoolTimeout(f"{self.name}: {' '.join(argv)} took more than {timeout_s:.0f} s") from late
         if check and child.returncode:
-            raise PoolError(f"{self.name}: {' '.join(argv)} as {user} ended with status {child.returncode}: {err or out}")
+            raise PoolError(
+                f"{self.name}: {' '.join(argv)} as {user} ended with status {child.returncode}: {err or out}"
+            )
         return subprocess.CompletedProcess(list(argv), child.returncode, out, err)
 
     def command(
-        self, argv: Sequence[str], *, user: str = "root", cwd: Union[str, Path, None] = None,
-        env: Optional[dict[str, str]] = None,
+        self,
+        argv: Sequence[str],
+        *,
+        user: str = "root",
+        cwd: str | Path | None = None,
+        env: dict[str, str] | None = None,
     ) -> tuple[list[str], dict[str, str]]:
         """Command line and environment for this machine that run a command inside, for a Popen of one's own."""
         if not self.is_up:
             raise PoolError(f"Node {self.name} is switched off.")
-        home = self._account(user)[2]
+        home = namespace.account(self.pid, user)[2]
         return self._entered(argv, user, str(cwd or home)), namespace.environment(user, home, env)
 
     def processes(self) -> list[Process]:
@@ -169,13 +193,19 @@ class Node:
         return sorted(process.pid for process in self.processes() if process.is_named(name))
 
     def kill(self, name: str, how: int = signal.SIGKILL) -> list[int]:
-        """Send a signal to every process of that name; PoolError when there is none."""
+        """Send a signal to every process of that name and, for SIGKILL, wait until they are gone.
+
+        :returns: their pids on this machine.
+        :raises PoolError: when there is none.
+        """
         found = self.pids(name)
         if not found:
             raise PoolError(f"No {name} runs on {self.name}.")
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, how)
+        if how == signal.SIGKILL:
+            wait_until(lambda: not set(found) & set(self.pids(name)), what=f"{name} to be gone", interval_s=0.02)
         return found
 
     def configure(self, text: str, *, name: str = "95-test.conf", reconfig: bool = True) -> None:
@@ -195,25 +225,21 @@ class Node:
 
     def log(self, daemon: str) -> str:
         """Text of a daemon's log: "StartLog", or "startd" for short; "" when there is none yet."""
-        names = {"startd": "StartLog", "starter": "StarterLog.slot1_1", "schedd": "SchedLog", "shadow": "ShadowLog",
-                 "master": "MasterLog", "collector": "CollectorLog", "negotiator": "NegotiatorLog"}
+        names = {
+            "startd": "StartLog",
+            "starter": "StarterLog.slot1_1",
+            "schedd": "SchedLog",
+            "shadow": "ShadowLog",
+            "master": "MasterLog",
+            "collector": "CollectorLog",
+            "negotiator": "NegotiatorLog",
+        }
         path = self.log_dir / names.get(daemon, daemon)
         return path.read_text(errors="replace") if path.exists() else ""
 
     def _entered(self, argv: Sequence[str], user: str, cwd: str) -> list[str]:
-        uid, gid = self._ids(user)
+        uid, gid, _ = namespace.account(self.pid, user)
         return namespace.enter(self.pid, argv, uid=uid, gid=gid, cwd=cwd)
-
-    def _ids(self, user: str) -> tuple[int, int]:
-        return self._account(user)[:2]
-
-    def _account(self, user: str) -> tuple[int, int, str]:
-        """Uid, gid and home of a user inside."""
-        for line in (self.root / "etc/passwd").read_text().splitlines():
-            fields = line.split(":")
-            if fields[0] == user:
-                return int(fields[2]), int(fields[3]), fields[5]
-        raise PoolError(f"There is no user {user} on {self.name}.")
 
     def _collect_master(self) -> None:
         if self._master is not None:

@@ -7,8 +7,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import secrets
 import shutil
@@ -18,16 +16,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Callable, Optional, TypeVar, Union
+from typing import Any, Callable, TypeVar, Union
 
 from stageout.testing.pool import config as settings
-from stageout.testing.pool import install, leftovers, namespace
+from stageout.testing.pool import install, leftovers
 from stageout.testing.pool.config import DOMAIN, NodeConfig
 from stageout.testing.pool.errors import PoolError
-from stageout.testing.pool.image import PREFIX, Image, find_image, image_account
+from stageout.testing.pool.image import PREFIX, find_image, image_account
+from stageout.testing.pool.logs import collect
 from stageout.testing.pool.node import Node, NodeSpec
 from stageout.testing.pool.queries import Queries
-from stageout.testing.pool.submission import Submission, job_constraint, prepare_directory, submitted_cluster, with_defaults
+from stageout.testing.pool.submission import (
+    Submission,
+    job_constraint,
+    prepare_directory,
+    submitted_cluster,
+    with_defaults,
+)
 from stageout.testing.pool.waiting import wait_until
 
 T = TypeVar("T")
@@ -52,8 +57,8 @@ class Pool:
     :param detached: leave it running when this process ends.
     """
 
-    version: Optional[str] = None
-    execute_points: Union[int, Sequence[NodeSpec]] = 1
+    version: str | None = None
+    execute_points: int | Sequence[NodeSpec] = 1
     cpus: int = 2
     config: str = ""
     ap_config: str = ""
@@ -61,8 +66,8 @@ class Pool:
     stageout: bool = True
     agent: bool = True
     manager: bool = True
-    directory: Optional[Path] = None
-    checkout: Optional[Path] = None
+    directory: Path | None = None
+    checkout: Path | None = None
     binds: Sequence[Path] = ()
     detached: bool = False
     nodes: list[Node] = field(default_factory=list, init=False)
@@ -71,7 +76,9 @@ class Pool:
     def __enter__(self) -> Pool:
         return self.start()
 
-    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     @property
@@ -94,6 +101,7 @@ class Pool:
         try:
             self._start()
         except BaseException:
+            # The logs stay for reading; the next pool's start removes them when this process has ended.
             self.close(keep=True)
             raise
         return self
@@ -107,32 +115,29 @@ class Pool:
         for handle in self._held:
             os.close(handle)
         self._held = ()
+        if keep:
+            return
         (self.dir / leftovers.STATE).unlink(missing_ok=True)
-        if self.directory is None and not keep:
+        if self.directory is None:
             shutil.rmtree(self.dir, ignore_errors=True)
 
+    def detach(self) -> None:
+        """Leave a detached pool to itself: only this process's helper ends."""
+        self._queries.close()
+
     def collect_logs(self, dest: Path) -> Path:
-        """Copy all logs, settings and users' submit directories to `dest`, for reading after the end."""
-        dest.mkdir(parents=True, exist_ok=True)
-        for node in self.nodes:
-            for name in ("log", "config.d"):
-                shutil.copytree(node.home / name, dest / node.name / name, dirs_exist_ok=True, ignore_dangling_symlinks=True)
-            for name in ("master.out", "boot.log"):
-                with contextlib.suppress(OSError):
-                    shutil.copy(node.home / name, dest / node.name / name)
-        for name in ("history", "epoch_history"):
-            with contextlib.suppress(OSError):
-                shutil.copy(self.ap.spool_dir / name, dest / self.ap.name / name)
-        for log in self.dir.glob("jobs/*/*/*.log"):
-            target = dest / log.relative_to(self.dir)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(log, target)
-        return dest
+        """Copy all logs, settings, histories and users' job logs to `dest`, for reading after the end."""
+        return collect(self.dir, dest)
 
     # ---- jobs ----------------------------------------------------------------------------------------------------
 
     def submit(
-        self, user: str, text: str, *, files: Optional[Mapping[str, Union[bytes, str]]] = None, options: Sequence[str] = (),
+        self,
+        user: str,
+        text: str,
+        *,
+        files: Mapping[str, bytes | str] | None = None,
+        options: Sequence[str] = (),
         reschedule: bool = True,
     ) -> Submission:
         """Submit as that user from a fresh directory of its own.
@@ -150,7 +155,7 @@ class Pool:
         return Submission.parse(done.stdout, place, user, text)
 
     def submit_dag(
-        self, user: str, text: str, *, files: Optional[Mapping[str, Union[bytes, str]]] = None, options: Sequence[str] = ()
+        self, user: str, text: str, *, files: Mapping[str, bytes | str] | None = None, options: Sequence[str] = ()
     ) -> Submission:
         """Submit a DAG as that user; the nodes' submit files are among `files`."""
         place = self._submit_directory(user, {**(files or {}), "dag.dag": text})
@@ -188,7 +193,7 @@ class Pool:
 
     # ---- questions -----------------------------------------------------------------------------------------------
 
-    def q(self, job: JobRef, projection: Sequence[str] = ()) -> Optional[Ad]:
+    def q(self, job: JobRef, projection: Sequence[str] = ()) -> Ad | None:
         """Attributes of a job in the queue (the first of a submission), None when it is not there."""
         found = self.jobs(job_constraint(job), projection)
         return found[0] if found else None
@@ -197,12 +202,12 @@ class Pool:
         """All jobs in the queue that match."""
         return self._ads("query_jobs", constraint=constraint, projection=list(projection))
 
-    def history(self, job: JobRef) -> Optional[Ad]:
+    def history(self, job: JobRef) -> Ad | None:
         """Attributes of a job that left the queue, None when it has not (yet)."""
         found = self._ads("history_file", name="history", constraint=job_constraint(job), newest=1)
         return found[0] if found else None
 
-    def epoch(self, job: JobRef, kind: Optional[str] = None) -> list[Ad]:
+    def epoch(self, job: JobRef, kind: str | None = None) -> list[Ad]:
         """Epoch records of a job, oldest first: one per run, plus INPUT, OUTPUT and so on of its transfers.
 
         :param kind: only records whose banner starts with this word, such as "OUTPUT".
@@ -211,18 +216,20 @@ class Pool:
         return [ad for ad in reversed(found) if kind is None or ad["Banner"].startswith(kind)]
 
     def events(self, job: JobRef) -> list[Ad]:
-        """Events of a job's user log, oldest first, with ``Type`` (5), ``Name`` ("JOB_TERMINATED"), ``Job`` and ``Time``."""
+        """Events of a job's user log, oldest first; besides their own ``Type`` (5), ``Name``, ``Job`` and ``Time``."""
         if isinstance(job, Submission):
             return self._ads("events", path=str(job.log))
         ad = self.q(job, ["UserLog", "Iwd"]) or self.history(job) or {}
-        path = os.path.join(str(ad.get("Iwd", "")), str(ad.get("UserLog", "")))
-        return [event for event in self._ads("events", path=path) if event["Job"] == job]
+        path = Path(str(ad.get("Iwd", ""))) / str(ad.get("UserLog", ""))
+        return [event for event in self._ads("events", path=str(path)) if event["Job"] == job]
 
     def startd_ads(self, constraint: str = "true", projection: Sequence[str] = ()) -> list[Ad]:
         """Slots in the collector."""
         return self.collector_query(constraint, "Startd", projection)
 
-    def collector_query(self, constraint: str = "true", ad_type: str = "Any", projection: Sequence[str] = ()) -> list[Ad]:
+    def collector_query(
+        self, constraint: str = "true", ad_type: str = "Any", projection: Sequence[str] = ()
+    ) -> list[Ad]:
         """Ads of a type ("Startd", "Schedd", "Master", "Generic", "Any", ...) in the collector."""
         return self._ads("query_collector", kind=ad_type, constraint=constraint, projection=list(projection))
 
@@ -232,8 +239,10 @@ class Pool:
         ad = self.q(job, ["JobStatus"])
         return words[ad["JobStatus"]] if ad else "Gone"
 
-    def wait(self, condition: Callable[[], T], timeout_s: float = 60, what: str = "the condition", interval_s: float = 0.1) -> T:
-        """Poll until the condition is true and return its value; PoolTimeout (an AssertionError) with `what` otherwise."""
+    def wait(
+        self, condition: Callable[[], T], timeout_s: float = 60, what: str = "the condition", interval_s: float = 0.1
+    ) -> T:
+        """Poll until the condition is true and return its value; else PoolTimeout (an AssertionError) with `what`."""
         return wait_until(condition, timeout_s=timeout_s, what=what, interval_s=interval_s)
 
     def wait_status(self, job: JobRef, status: str, timeout_s: float = 60) -> None:
@@ -245,13 +254,21 @@ class Pool:
             last = self.status(job)
             return last == status
 
-        wait_until(reached, timeout_s=timeout_s, what=f"job {job} to be {status}", describe=lambda: f"It was {last}. {self.why(job)}")
+        wait_until(
+            reached,
+            timeout_s=timeout_s,
+            what=f"job {job} to be {status}",
+            describe=lambda: f"It was {last}. {self.why(job)}",
+        )
 
     def why(self, job: JobRef) -> str:
         """What the queue and the log say about a job, for a report."""
         ad = self.q(job, ["HoldReason", "LastRejMatchReason", "NumShadowStarts"]) or self.history(job) or {}
         names = [event["Name"] for event in self.events(job)]
-        facts = {name: ad.get(name) for name in ("HoldReason", "RemoveReason", "LastRejMatchReason", "NumShadowStarts", "ExitCode")}
+        facts = {
+            name: ad.get(name)
+            for name in ("HoldReason", "RemoveReason", "LastRejMatchReason", "NumShadowStarts", "ExitCode")
+        }
         return f"Facts: { {name: value for name, value in facts.items() if value is not None} }; events: {names}"
 
     # ---- parts of the start --------------------------------------------------------------------------------------
@@ -271,7 +288,11 @@ class Pool:
         venv = self._venv()
         self._held = (install.hold(venv),)
         self.port = free_port()
-        specs = [NodeSpec() for _ in range(self.execute_points)] if isinstance(self.execute_points, int) else self.execute_points
+        specs = (
+            [NodeSpec() for _ in range(self.execute_points)]
+            if isinstance(self.execute_points, int)
+            else self.execute_points
+        )
         named = [("ap", "ap", NodeSpec()), *((f"ep{i}", "ep", spec) for i, spec in enumerate(specs, 1))]
         self.nodes = [self._make_node(name, role, spec, venv, [n for n, _, _ in named]) for name, role, spec in named]
         for node in self.nodes:
@@ -282,19 +303,32 @@ class Pool:
         for node in self.nodes:
             node.start()
         names = {node.name for node in self.eps}
-        wait_until(lambda: names <= self._advertised(), timeout_s=_START_TIMEOUT_S, what=f"slots of {', '.join(sorted(names))}",
-                   describe=self._log_tails)
+        wait_until(
+            lambda: names <= self._advertised(),
+            timeout_s=_START_TIMEOUT_S,
+            what=f"slots of {', '.join(sorted(names))}",
+            describe=self._log_tails,
+        )
 
     def _venv(self) -> Path:
         checkout = self.checkout or install.find_checkout()
-        return install.product_venv(self.image, checkout) if self.stageout else install.dependencies_venv(self.image, checkout)
+        return (
+            install.product_venv(self.image, checkout)
+            if self.stageout
+            else install.dependencies_venv(self.image, checkout)
+        )
 
     def _make_node(self, name: str, role: str, spec: NodeSpec, venv: Path, names: Sequence[str]) -> Node:
         home = self.dir / name
         ids = image_account(self.image, spec.user)
         settings.make_directories(home, ids, image_account(self.image, "condor"))
         node_config = NodeConfig(home / "config.d")
-        self._write_config(node_config, settings.base_text(role, name, home, port=self.port, cpus=self.cpus, user=spec.user), role, spec)
+        self._write_config(
+            node_config,
+            settings.base_text(role, name, home, port=self.port, cpus=self.cpus, user=spec.user),
+            role,
+            spec,
+        )
         others = [other for other in names if other != name]
         # The first name of the address is what a machine takes for its own.
         own = f"127.0.0.1 {name}\n" if spec.resolvable else ""
@@ -329,10 +363,14 @@ class Pool:
         return {str(ad["Machine"]) for ad in self.startd_ads(projection=["Machine"])}
 
     def _log_tails(self) -> str:
-        tails = [f"{node.name} {log}:\n{node.log(log)[-1200:]}" for node in self.nodes for log in ("master", "startd", "collector")]
+        tails = [
+            f"{node.name} {log}:\n{node.log(log)[-1200:]}"
+            for node in self.nodes
+            for log in ("master", "startd", "collector")
+        ]
         return "\n".join(tail for tail in tails if not tail.endswith(":\n"))
 
-    def _submit_directory(self, user: str, files: Mapping[str, Union[bytes, str]]) -> Path:
+    def _submit_directory(self, user: str, files: Mapping[str, bytes | str]) -> Path:
         return prepare_directory(self.dir / "jobs" / user, image_account(self.image, user), files)
 
     def _act(self, action: str, tool: str, job: JobRef, user: str, reason: str = "") -> None:

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from stageout.testing.pool import namespace
 from stageout.testing.pool.errors import PoolError
@@ -25,10 +25,10 @@ class Queries:
         self._node = node
         self._script = directory / "helper.py"
         shutil.copy(Path(__file__).with_name("helper.py"), self._script)
-        self._child: Optional[subprocess.Popen[bytes]] = None
+        self._child: subprocess.Popen[bytes] | None = None
 
     def ask(self, op: str, **args: Any) -> Any:
-        """Call a function of :mod:`stageout.testing.pool.helper`; PoolError when it failed or gave no answer in 30 s."""
+        """Call a function of :mod:`stageout.testing.pool.helper`; PoolError after a failure or 30 s of silence."""
         child = self._running()
         assert child.stdin is not None
         try:
@@ -59,7 +59,13 @@ class Queries:
             argv, env = self._node.command([f"{PREFIX}/bin/python", "-u", str(self._script)])
             with open(self._script.with_suffix(".log"), "ab") as errors:
                 self._child = subprocess.Popen(
-                    argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, bufsize=0, start_new_session=True
+                    argv,
+                    env=env,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    bufsize=0,
+                    start_new_session=True,
                 )
         return self._child
 

@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Union
 
 from stageout.testing.pool.errors import PoolError
 
@@ -50,8 +49,8 @@ def submitted_cluster(output: str) -> int:
     return int(found.group(1))
 
 
-def job_constraint(job: Union[str, Submission]) -> str:
-    """ClassAd constraint of a submission (all its jobs), of "cluster.proc", of "cluster"; anything else is one already."""
+def job_constraint(job: str | Submission) -> str:
+    """ClassAd constraint of a submission (all its jobs), of "cluster.proc", of "cluster"; or the text itself."""
     text = f"{job.cluster}" if isinstance(job, Submission) else job
     found = re.fullmatch(r"(\d+)(?:\.(\d+))?", text)
     if not found:
@@ -62,13 +61,16 @@ def job_constraint(job: Union[str, Submission]) -> str:
 
 def with_defaults(text: str) -> str:
     """Submit text with log, output and error where it names none, and a queue statement."""
-    missing = [f"{name} = {value}" for name, value in _DEFAULTS.items()
-               if not re.search(rf"^\s*{name}\s*=", text, re.IGNORECASE | re.MULTILINE)]
+    missing = [
+        f"{name} = {value}"
+        for name, value in _DEFAULTS.items()
+        if not re.search(rf"^\s*{name}\s*=", text, re.IGNORECASE | re.MULTILINE)
+    ]
     queue = "" if re.search(r"^\s*queue\b", text, re.IGNORECASE | re.MULTILINE) else "queue\n"
     return "\n".join([*missing, text.rstrip("\n"), queue])
 
 
-def prepare_directory(parent: Path, ids: tuple[int, int], files: Mapping[str, Union[bytes, str]]) -> Path:
+def prepare_directory(parent: Path, ids: tuple[int, int], files: Mapping[str, bytes | str]) -> Path:
     """Make the next numbered directory below `parent`, with the files, all owned by those ids."""
     if not parent.exists():
         parent.mkdir()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Callable, Optional, TypeVar
+from typing import Callable, TypeVar
 
 from stageout.testing.pool.errors import PoolError, PoolTimeout
 
@@ -11,8 +11,12 @@ T = TypeVar("T")
 
 
 def wait_until(
-    condition: Callable[[], T], *, timeout_s: float = 60.0, what: str = "the condition", interval_s: float = 0.1,
-    describe: Optional[Callable[[], str]] = None,
+    condition: Callable[[], T],
+    *,
+    timeout_s: float = 60.0,
+    what: str = "the condition",
+    interval_s: float = 0.1,
+    describe: Callable[[], str] | None = None,
 ) -> T:
     """Call `condition` until it returns something true, and return that.
 

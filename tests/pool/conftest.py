@@ -1,0 +1,236 @@
+"""A pool with the whole product on it, a destination, and jobs whose output can be checked byte by byte."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Optional
+
+import pytest
+
+from stageout.testing.destination import Destination
+from stageout.testing.pool import Pool, Submission
+
+#: Daemons look more often than on a real pool, so that tests need not wait for them.
+QUICK_AP = """
+STAGEOUT_POLL_INTERVAL = 1
+STAGEOUT_NOTICE_INTERVAL = 5
+STAGEOUT_EDIT_INTERVAL = 1
+"""
+QUICK_EP = """
+STAGEOUT_ORDER_INTERVAL = 1
+STAGEOUT_RETRY_FIRST = 1
+STAGEOUT_RETRY_MAX = 4
+"""
+
+#: A plugin that stops before or after the real one, for the jobs whose output goes below /gate-NAME/.
+_GATED_PLUGIN = """#!/bin/sh
+real=/opt/stageout/bin/curl_plugin
+gates={gates}
+tag=
+case " $* " in
+*" -upload"*) [ -z "$STAGEOUT_MOVER" ] && tag=$(sed -n 's,.*/gate-\\([a-z0-9-]*\\)/.*,\\1,p' "$2" | head -n 1) ;;
+esac
+pass() {{
+    [ -n "$tag" ] && [ -e "$gates/$tag.$1" ] || return 0
+    : > "$gates/$tag.$1.reached"
+    while [ -e "$gates/$tag.$1" ]; do sleep 0.1; done
+}}
+pass before
+"$real" "$@"
+status=$?
+pass after
+exit $status
+"""
+
+#: Writes the named files with content that no other run has, and says on stdout what it wrote.
+JOB = """#!/bin/sh
+ad="$_CONDOR_JOB_AD"
+for name in "$@"; do
+    case "$name" in */*) mkdir -p "${name%/*}" ;; esac
+    { echo "run $(cat /proc/sys/kernel/random/uuid)"; head -c ${SIZE:-20000} /dev/urandom; } > "$name"
+    echo "$(sha256sum < "$name" | cut -d' ' -f1) $name"
+done
+[ -z "$SLEEP" ] || sleep "$SLEEP"
+[ -z "$KILLED" ] || kill -9 $$
+exit ${EXIT:-0}
+"""
+
+
+@dataclass
+class Site:
+    """The pool and the destination of a test, and what tests do with them."""
+
+    pool: Pool
+    destination: Destination
+    prefix: str
+    gates: Path
+    jobs: list[Submission] = field(default_factory=list)
+
+    def submit(
+        self,
+        user: str = "alice",
+        outputs: tuple[str, ...] = ("out1", "out2"),
+        *,
+        extra: str = "",
+        place: str = "",
+        env: str = "",
+        queue: str = "queue",
+        options: tuple[str, ...] = (),
+        destination: Optional[str] = None,
+    ) -> Submission:
+        """Submit a job (or several) that writes ``outputs`` and names this test's folder as its output_destination.
+
+        :param place: folder below this test's, such as ``gate-NAME``. :param env: of the job, ``SIZE=10 SLEEP=3``.
+        :param destination: another output_destination; "" for none.
+        """
+        if destination is None:
+            destination = self.url(place) + "/$(Cluster).$(Process)"
+        lines = [
+            "executable = job.sh",
+            f"arguments = {' '.join(outputs)}",
+            f'environment = "{env}"',
+            "should_transfer_files = YES",
+            "when_to_transfer_output = ON_EXIT",
+            f"transfer_output_files = {', '.join(outputs)}",
+            f"output_destination = {destination}" if destination else "",
+            "request_cpus = 1",
+            "request_memory = 50",
+            "request_disk = 10M",
+            extra,
+            queue,
+        ]
+        job = self.pool.submit(user, "\n".join(lines), files={"job.sh": JOB}, options=list(options))
+        self.jobs.append(job)
+        return job
+
+    def url(self, place: str = "") -> str:
+        """Address of this test's folder (or one below it), without a slash at the end."""
+        return self.destination.url(f"{self.prefix}/{place}").rstrip("/")
+
+    def file(self, job: Any, name: str, place: str = "") -> Path:
+        """Where a job's output file must appear."""
+        return self.destination.file("/".join(part for part in (self.prefix, place, str(job), name) if part))
+
+    def wrote(self, job: Submission) -> dict[str, str]:
+        """What the job's last run says it wrote: name -> sha256."""
+        rows = (line.split(" ", 1) for line in (job.dir / "job.out").read_text().splitlines())
+        return {name: digest for digest, name in rows}
+
+    def check_delivered(self, job: Submission, place: str = "") -> None:
+        """Every file that the job's last run wrote is at the destination, byte for byte."""
+        wrote = self.wrote(job)
+        assert wrote, f"{job} wrote nothing"
+        for name, digest in wrote.items():
+            found = self.file(job, name, place)
+            assert found.exists(), f"{found} is missing"
+            assert hashlib.sha256(found.read_bytes()).hexdigest() == digest, f"{found} is not what the last run wrote"
+
+    def puts(self, job: Any, place: str = "") -> list[dict[str, Any]]:
+        """Successful PUTs of a job's files."""
+        path = "/".join(part for part in (self.prefix, place, str(job)) if part)
+        return [row for row in self.destination.requests("PUT", path) if row["status"] < 300]
+
+    def state(self, job: Any) -> str:
+        """StageOutState, from the queue or else the history; "" when there is none."""
+        ad = self.pool.q(job, ["StageOutState"]) or self.pool.history(job) or {}
+        return str(ad.get("StageOutState", ""))
+
+    def wait_left(self, job: Any, timeout_s: float = 60) -> dict[str, Any]:
+        """Wait until the job has left the queue and return its ad in the history."""
+        return self.pool.wait(
+            lambda: self.pool.q(job, ["JobStatus"]) is None and self.pool.history(job),
+            timeout_s=timeout_s,
+            what=f"job {job} to leave the queue (state {self.state(job)}; {self.pool.why(job)})",
+        )
+
+    def wait_state(self, job: Any, state: str, timeout_s: float = 60) -> None:
+        """Wait for a StageOutState."""
+        self.pool.wait(lambda: self.state(job) == state, timeout_s=timeout_s, what=f"job {job} to be {state}")
+
+    def close_gate(self, name: str, where: str) -> None:
+        """Make the plugin of jobs below ``gate-NAME`` stop "before" or "after" its work."""
+        (self.gates / f"{name}.{where}").touch()
+
+    def at_gate(self, name: str, where: str) -> bool:
+        """True when a plugin stands at that gate."""
+        return (self.gates / f"{name}.{where}.reached").exists()
+
+    def open_gate(self, name: str, where: str) -> None:
+        """Let it go on."""
+        (self.gates / f"{name}.{where}").unlink(missing_ok=True)
+        (self.gates / f"{name}.{where}.reached").unlink(missing_ok=True)
+
+    def stageout(self, *args: str, user: str = "alice", check: bool = True, timeout_s: float = 60) -> Any:
+        """Run the command on the access point as that user; the completed process."""
+        return self.pool.ap.run(["/opt/stageout/bin/stageout", *args], user=user, check=check, timeout_s=timeout_s)
+
+    def spool_is_empty(self) -> bool:
+        """True when no execute point holds output."""
+        return not any(any((ep.home / "stageout" / "sandboxes").glob("*/*")) for ep in self.pool.eps)
+
+    def epoch_results(self, job: Any) -> list[dict[str, Any]]:
+        """Result ads of the plugin in the OUTPUT records of all runs, oldest first."""
+        records = self.pool.epoch(job, "OUTPUT")
+        return [result for record in records for result in record.get("OutputPluginResultList", [])]
+
+
+def arm(pool_node: Any, label_file: str) -> Path:
+    """Make the file that arms one fault (``label=kill-before@FILE``) on a node."""
+    path: Path = pool_node.home / label_file
+    path.touch()
+    path.chmod(0o666)
+    return path
+
+
+def pool_settings(directory: Path) -> dict[str, str]:
+    """Settings for a pool with the gated plugin, which wins http on the execute points."""
+    gates = directory / "gates"
+    gates.mkdir(parents=True, exist_ok=True)
+    directory.chmod(0o755)
+    gates.chmod(0o1777)
+    plugin = directory / "gated_plugin"
+    plugin.write_text(_GATED_PLUGIN.format(gates=gates))
+    plugin.chmod(0o755)
+    return {"ep_config": f"{QUICK_EP}\nFILETRANSFER_PLUGINS = $(FILETRANSFER_PLUGINS), {plugin}\n", "ap_config": QUICK_AP}
+
+
+@pytest.fixture(scope="session")
+def destination(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Destination]:
+    """One web server for all tests."""
+    home = tmp_path_factory.mktemp("destination")
+    for folder in (home, *home.parents[:3]):
+        folder.chmod(folder.stat().st_mode | 0o055)
+    with Destination(home) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def main_pool(stageout_pools: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pool, Path]]:
+    """A pool on the newest version with two execute points, the whole product and the gated plugin."""
+    shared = tmp_path_factory.mktemp("gated")
+    for folder in (shared, *shared.parents[:3]):
+        folder.chmod(folder.stat().st_mode | 0o055)
+    with stageout_pools(version="25.14", execute_points=2, cpus=8, binds=(shared,), **pool_settings(shared)) as pool:
+        yield pool, shared / "gates"
+
+
+@pytest.fixture
+def site(main_pool: tuple[Pool, Path], destination: Destination, request: pytest.FixtureRequest) -> Iterator[Site]:
+    """The pool, with a folder of its own for each test; jobs that a test leaves are removed."""
+    pool, gates = main_pool
+    name = "".join(char if char.isalnum() else "-" for char in request.node.name.lower())[:60]
+    made = Site(pool, destination, name, gates)
+    yield made
+    destination.resume()
+    for job in made.jobs:
+        if pool.q(job, ["JobStatus"]) is not None:
+            pool.rm(job)
+
+
+def pretty(value: Any) -> str:
+    """For assertion messages."""
+    return json.dumps(value, indent=1, default=str)
