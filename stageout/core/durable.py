@@ -28,18 +28,18 @@ class Fault(NamedTuple):
     arming_file: Optional[str]
 
 
-def parse_faults(text: str) -> dict[str, Fault]:
-    """Read the ``STAGEOUT_FAULTS`` form.
+def parse_faults(text: str) -> dict[str, list[Fault]]:
+    """Read the ``STAGEOUT_FAULTS`` form; a label may stand in it several times.
 
     :raises ValueError: for an item that is not ``label=what[@FILE]``.
     """
-    faults = {}
+    faults: dict[str, list[Fault]] = {}
     for item in text.split():
         label, found, rest = item.partition("=")
         what, _, arming_file = rest.partition("@")
         if not found or not (what in ("kill-before", "kill-after") or hasattr(errno, what)):
             raise ValueError(f"STAGEOUT_FAULTS: cannot read {item!r}; write label=kill-before|kill-after|ERRNO[@FILE]")
-        faults[label] = Fault(what, arming_file or None)
+        faults.setdefault(label, []).append(Fault(what, arming_file or None))
     return faults
 
 
@@ -68,14 +68,17 @@ def step(label: str) -> Iterator[None]:
 
 
 def _armed(label: str) -> Optional[str]:
-    fault = _faults[label]
+    return next((fault.what for fault in _faults[label] if _fires(fault)), None)
+
+
+def _fires(fault: Fault) -> bool:
     if fault.arming_file is None:
-        return fault.what
+        return True
     try:
         os.unlink(fault.arming_file)  # noqa: PTH108 - one system call decides who fires
     except FileNotFoundError:
-        return None
-    return fault.what
+        return False
+    return True
 
 
 def write_file(label: str, path: AnyPath, data: bytes, mode: int = 0o600) -> None:

@@ -48,7 +48,6 @@ exit $status
 
 #: Writes the named files with content that no other run has, and says on stdout what it wrote.
 JOB = """#!/bin/sh
-ad="$_CONDOR_JOB_AD"
 for name in "$@"; do
     case "$name" in */*) mkdir -p "${name%/*}" ;; esac
     { echo "run $(cat /proc/sys/kernel/random/uuid)"; head -c ${SIZE:-20000} /dev/urandom; } > "$name"
@@ -178,24 +177,45 @@ class Site:
         return [result for record in records for result in record.get("OutputPluginResultList", [])]
 
 
-def arm(pool_node: Any, label_file: str) -> Path:
-    """Make the file that arms one fault (``label=kill-before@FILE``) on a node."""
-    path: Path = pool_node.home / label_file
-    path.touch()
-    path.chmod(0o666)
-    return path
+    def arm(self, fault: str) -> Path:
+        """Let a daemon die at a step: one of MANAGER_FAULTS or AGENT_FAULTS. The file is gone when it happened."""
+        path = self.gates.parent / "faults" / fault
+        path.touch()
+        return path
+
+
+#: Steps (docs/ORDERING.md) at which tests can make a daemon die, each once per arming.
+MANAGER_FAULTS = tuple(
+    f"{label}.{when}"
+    for label in ("intake-claim", "spool-move", "record-accepted", "record-order", "record-moving", "record-delivered")
+    for when in ("kill-before", "kill-after")
+) + ("handoff-reply.kill-before", "spool-release.kill-before", "record-released.kill-before")
+AGENT_FAULTS = tuple(
+    f"{label}.{when}"
+    for label in ("agent-number", "orders-advertise", "edit-delivered")
+    for when in ("kill-before", "kill-after")
+)
+
+
+def _fault_settings(daemon: str, faults: tuple[str, ...], directory: Path) -> str:
+    items = (f"{label}={when}@{directory}/{label}.{when}" for label, when in (fault.split(".") for fault in faults))
+    return f"{daemon}_ENVIRONMENT = \"STAGEOUT_FAULTS='{' '.join(items)}'\"\n"
 
 
 def pool_settings(directory: Path) -> dict[str, str]:
-    """Settings for a pool with the gated plugin, which wins http on the execute points."""
-    gates = directory / "gates"
-    gates.mkdir(parents=True, exist_ok=True)
-    directory.chmod(0o755)
-    gates.chmod(0o1777)
+    """Settings for a pool with the gated plugin, which wins http on the execute points, and with armable faults."""
+    gates, faults = directory / "gates", directory / "faults"
+    for folder, mode in ((directory, 0o755), (gates, 0o1777), (faults, 0o777)):
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(mode)
     plugin = directory / "gated_plugin"
     plugin.write_text(_GATED_PLUGIN.format(gates=gates))
     plugin.chmod(0o755)
-    return {"ep_config": f"{QUICK_EP}\nFILETRANSFER_PLUGINS = $(FILETRANSFER_PLUGINS), {plugin}\n", "ap_config": QUICK_AP}
+    plugins = f"FILETRANSFER_PLUGINS = $(FILETRANSFER_PLUGINS), {plugin}\n"
+    return {
+        "ep_config": QUICK_EP + plugins + _fault_settings("SANDBOX_MANAGER", MANAGER_FAULTS, faults),
+        "ap_config": QUICK_AP + _fault_settings("SCHEDD_AGENT", AGENT_FAULTS, faults),
+    }
 
 
 @pytest.fixture(scope="session")
