@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional
@@ -13,6 +15,9 @@ import pytest
 
 from stageout.testing.destination import Destination
 from stageout.testing.pool import Pool, Submission
+from stageout.testing.pool.errors import PoolUnavailable
+from stageout.testing.pool.image import find_image
+from stageout.testing.pool.pytest_plugin import keep_logs
 
 #: Daemons look more often than on a real pool, so that tests need not wait for them.
 QUICK_AP = """
@@ -228,6 +233,24 @@ def destination(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Destinatio
         yield server
 
 
+@contextmanager
+def _running(**settings: Any) -> Iterator[Pool]:
+    with Pool(**settings) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="session")
+def stageout_pools() -> Any:
+    """Function like ``Pool`` for ``with``; skips with the reason where no pool can be made (in CI: fails)."""
+    try:
+        find_image("25.14")
+    except PoolUnavailable as reason:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(reason))
+    return _running
+
+
 @pytest.fixture(scope="session")
 def main_pool(stageout_pools: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pool, Path]]:
     """A pool on the newest version with two execute points, the whole product and the gated plugin."""
@@ -246,6 +269,7 @@ def site(main_pool: tuple[Pool, Path], destination: Destination, request: pytest
     made = Site(pool, destination, name, gates)
     yield made
     destination.resume()
+    keep_logs(request, [pool])
     for job in made.jobs:
         if pool.q(job, ["JobStatus"]) is not None:
             pool.rm(job)

@@ -67,7 +67,7 @@ def session_pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
 def pool(request: pytest.FixtureRequest, session_pool: Pool) -> Iterator[Pool]:
     """Give the session's pool: two execute points, the product, agent and manager."""
     yield session_pool
-    _keep_logs(request, [session_pool])
+    keep_logs(request, [session_pool])
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def pool_factory(request: pytest.FixtureRequest) -> Iterator[PoolFactory]:
         return _started(made[-1])
 
     yield make
-    _keep_logs(request, made)
+    keep_logs(request, made)
     for pool in made:
         pool.close()
 
@@ -95,7 +95,8 @@ def _started(pool: Pool) -> Pool:
         pytest.skip(str(reason).splitlines()[0])
 
 
-def _keep_logs(request: pytest.FixtureRequest, pools: list[Pool]) -> None:
+def keep_logs(request: pytest.FixtureRequest, pools: list[Pool]) -> None:
+    """Copy the logs of pools to ``test-logs/`` when the test has failed."""
     if not request.node.stash.get(_FAILED, False):
         return
     name = re.sub(r"[^A-Za-z0-9_.-]+", "_", request.node.nodeid)[-120:]
