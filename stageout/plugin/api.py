@@ -5,29 +5,11 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Optional, Protocol
+from typing import Any, Protocol
 
+from stageout.plugin.abilities import Abilities
 
-@dataclass(frozen=True)
-class Abilities:
-    """What ``-classad`` says. Kept apart from the protocol class so that the query imports nothing heavy.
-
-    :param methods: URL schemes, letters and digits only (HTCondor cuts a scheme at its last ``+``, ``-`` or ``.``).
-    :param version: of the plugin, advertised as PluginVersion.
-    :param upload: False for a protocol that can only download; uploads are then refused file by file.
-    :param download: likewise.
-    :param verifies: uploads end with a positive answer about the destination (size or digest).
-    :param parallel: default number of files of one batch that move at once (the knob overrides it).
-    :param startd_attributes: scalars to publish in the slot ads.
-    """
-
-    methods: tuple[str, ...]
-    version: str
-    download: bool = True
-    upload: bool = True
-    verifies: bool = False
-    parallel: int = 4
-    startd_attributes: Mapping[str, object] = field(default_factory=dict)
+__all__ = ["Abilities", "Context", "Outcome", "Request", "TransferProtocol"]
 
 
 @dataclass(frozen=True)
@@ -38,12 +20,19 @@ class Request:
     :param local_path: absolute path in the sandbox, to write (download) or to read (upload).
     :param index: position in the batch.
     :param data: ``PluginData`` merged with ``<scheme>_PluginData`` that applies to this file.
+    :param encoded_url: the URL to use on the wire. HTCondor appends file names raw to ``output_destination``: here the
+        part behind it is percent-encoded (``#``, ``?``, ``%``, blanks), and a query in the middle stands at the end.
     """
 
     url: str
     local_path: str
     index: int = 0
     data: Mapping[str, Any] = field(default_factory=dict)
+    encoded_url: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.encoded_url:
+            object.__setattr__(self, "encoded_url", self.url)
 
 
 @dataclass
@@ -92,9 +81,12 @@ class Context(Protocol):
         """Record a failed attempt that will be retried; it becomes an element of TransferErrorData."""
 
     def progress(self, transferred_bytes: int) -> None:
-        """Bytes moved so far for this file."""
+        """Bytes moved so far for this file, all attempts together. Call it as data moves.
 
-    def log(self, message: str, **facts: Optional[object]) -> None:
+        :raises TransferFailure: the plugin has to end (deadline, SIGTERM): remove temporary files and let it pass.
+        """
+
+    def log(self, message: str, **facts: object) -> None:
         """Write one line to the plugin's log (kept in memory, given to the starter only after a failure)."""
 
 
@@ -115,5 +107,5 @@ class TransferProtocol(abc.ABC):
         :raises TransferFailure: classified; the framework writes the result ad.
         """
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most protocols have nothing to close
         """Called once after the last file."""

@@ -1,0 +1,42 @@
+"""The transfer plugin protocol, written once. An executable declares its abilities and names its protocol class::
+
+    #!/usr/bin/env python3
+    from stageout.plugin import Abilities, run
+
+    run(Abilities(methods=("demo",), version="1.0"), "package.module:ProtocolClass")
+
+Nothing but this file and :mod:`stageout.plugin.query` is loaded for ``-classad``: HTCondor asks for every job.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from stageout.plugin.abilities import Abilities
+
+TYPE_CHECKING = False  # known to type checkers by its name; typing itself is not worth its import time here
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+__all__ = ["Abilities", "run"]
+
+
+def run(abilities: Abilities, protocol: str) -> NoReturn:
+    """Be the plugin: do what the command line says and end the process with the right status.
+
+    :param abilities: what ``-classad`` answers.
+    :param protocol: ``"module:Class"``, a :class:`stageout.plugin.api.TransferProtocol`; imported only when a file
+        has to be moved here and now (``"__main__:Class"`` for a class in the executable itself).
+    """
+    if sys.argv[1:] == ["-classad"]:
+        from stageout.plugin.query import answer
+
+        status = answer(abilities)
+    else:
+        from stageout.plugin.session import main
+
+        status = main(abilities, protocol, sys.argv)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # threads that hang in a transfer, and the interpreter's clean-up, must not hold the slot

@@ -1,0 +1,50 @@
+"""What a plugin declares. Apart from everything else, so that ``-classad`` loads nothing heavy (no dataclasses)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+class Abilities:
+    """What ``-classad`` says. Kept apart from the protocol class so that the query imports nothing heavy.
+
+    :param methods: URL schemes, letters and digits only (HTCondor cuts a scheme at its last ``+``, ``-`` or ``.``).
+    :param version: of the plugin, advertised as PluginVersion.
+    :param upload: False for a protocol that can only download; uploads are then refused file by file.
+    :param download: likewise.
+    :param verifies: uploads end with a positive answer about the destination (size or digest).
+    :param parallel: default number of files of one batch that move at once (the knob overrides it).
+    :param startd_attributes: scalars to publish in the slot ads.
+    :raises ValueError: for a declaration that HTCondor would misread.
+    """
+
+    __slots__ = ("download", "methods", "parallel", "startd_attributes", "upload", "verifies", "version")
+
+    def __init__(
+        self,
+        methods: tuple[str, ...],
+        version: str,
+        download: bool = True,
+        upload: bool = True,
+        verifies: bool = False,
+        parallel: int = 4,
+        startd_attributes: Mapping[str, object] | None = None,
+    ) -> None:
+        self.methods = methods
+        self.version = version
+        self.download = download
+        self.upload = upload
+        self.verifies = verifies
+        self.parallel = parallel
+        self.startd_attributes = dict(startd_attributes or {})
+        self._check()
+
+    def _check(self) -> None:
+        for method in self.methods:
+            if not (method.isascii() and method.isalnum() and method[0].isalpha()):
+                raise ValueError(f"method {method!r}: write letters and digits only, HTCondor finds no other")
+        for name, value in self.startd_attributes.items():
+            if not (name.isascii() and name.isidentifier()):
+                raise ValueError(f"startd attribute {name!r}: not the name of an attribute")
+            if not isinstance(value, (str, int, float)):
+                raise ValueError(f"startd attribute {name}: HTCondor publishes scalars only")

@@ -1,0 +1,158 @@
+"""Moves the files of one call in parallel; every file ends with a result, whatever its transfer does."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.plugin.api import Context, Outcome, TransferProtocol
+from stageout.plugin.context import Deadline, FileContext, PluginLog, Surroundings
+from stageout.plugin.results import Record
+
+_LOOK_INTERVAL_S = 1.0  # at deadline and parent
+_STOP_GRACE_S = 2.0  # for running transfers to remove their temporary files
+_MOST_PARALLEL = 64
+
+
+class Batch:
+    """The transfers of one call.
+
+    :param make_protocol: builds the protocol object; called once, in the first worker that needs it.
+    :param finished: called in this thread with each record as its file ends.
+    """
+
+    def __init__(
+        self,
+        records: Sequence[Record],
+        upload: bool,
+        make_protocol: Callable[[], TransferProtocol],
+        finished: Callable[[Record], None],
+        surroundings: Surroundings,
+        deadline: Deadline,
+        log: PluginLog,
+    ) -> None:
+        self._records = records
+        self._upload = upload
+        self._make_protocol = make_protocol
+        self._finished = finished
+        self._surroundings = surroundings
+        self._deadline = deadline
+        self._log = log
+        self._protocol: TransferProtocol | TransferFailure | None = None
+        self._lock = threading.Lock()
+        self._done: queue.SimpleQueue[tuple[Record, Outcome | TransferFailure] | None] = queue.SimpleQueue()
+        self._parent = os.getppid()
+        self._left = 0
+
+    def run(self, parallel: int) -> None:
+        """Move all files; on return every record has a result, unless the plugin had to end."""
+        turn = iter(self._records)
+        self._left = len(self._records)
+        former = signal.signal(signal.SIGTERM, self._on_signal)
+        try:
+            for _ in range(min(self._left, max(1, parallel), _MOST_PARALLEL)):
+                threading.Thread(target=self._work, args=(turn,), daemon=True).start()
+            self._collect()
+        finally:
+            signal.signal(signal.SIGTERM, former)
+        self._close()
+
+    def _collect(self) -> None:
+        stop_at_s = float("inf")
+        while self._left and time.monotonic() < stop_at_s:
+            self._next(min(_LOOK_INTERVAL_S, max(self._deadline.remaining_s, 0.05)))
+            self._look()
+            if self._deadline.stopped:
+                stop_at_s = min(stop_at_s, time.monotonic() + _STOP_GRACE_S)
+        if self._left and self._deadline.stopped:
+            for record in self._records:
+                if record.result is None:
+                    self._end(record, self._deadline.stopped)
+
+    def _next(self, timeout_s: float) -> None:
+        try:
+            message = self._done.get(timeout=timeout_s)
+        except queue.Empty:
+            return
+        if message is not None:
+            self._end(*message)
+
+    def _end(self, record: Record, result: Outcome | TransferFailure) -> None:
+        stopped = self._deadline.stopped
+        record.result = stopped if stopped and isinstance(result, TransferFailure) else result
+        record.end_s = time.time()
+        self._left -= 1
+        self._log.add("finished", file=record.item.shown_url, error=record.failure or "none")
+        self._finished(record)
+
+    def _look(self) -> None:
+        """Stop when time is up, or when the process that wants the result is gone.
+
+        The parent is looked at, not watched with PR_SET_PDEATHSIG: that signal comes when the *thread* that started
+        the plugin ends, which in a daemon may be long before the daemon does.
+        """
+        if self._deadline.stopped:
+            return
+        if self._deadline.remaining_s <= 0:
+            text = "the transfer was not finished within the time that a plugin has (STAGEOUT_PLUGIN_LIFETIME_S)"
+            self._deadline.stop(TransferFailure(ErrorClass.DEADLINE, text))
+        elif os.getppid() != self._parent:
+            self._deadline.stop(TransferFailure(ErrorClass.NOT_ATTEMPTED, "the starter of this plugin is gone"))
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        text = f"the plugin was stopped by signal {number} before this file was finished"
+        self._deadline.stop(TransferFailure(ErrorClass.NOT_ATTEMPTED, text))
+        self._done.put(None)
+
+    def _work(self, turn: Iterator[Record]) -> None:
+        while not self._deadline.stopped:
+            with self._lock:
+                record = next(turn, None)
+            if record is None:
+                return
+            record.start_s = time.time()
+            self._done.put((record, self._move(record)))
+
+    def _move(self, record: Record) -> Outcome | TransferFailure:
+        try:
+            protocol = self._one_protocol()
+            context: Context = FileContext(record, self._surroundings, self._deadline, self._log)
+            move = protocol.upload if self._upload else protocol.download
+            outcome: object = move(record.item.request, context)
+        except TransferFailure as failure:
+            return failure
+        except BaseException as error:  # a plugin that dies without an ad makes HTCondor run the job for ever
+            self._log.add("exception in the protocol", trace=traceback.format_exc(limit=-6))
+            return TransferFailure(ErrorClass.PLUGIN_BROKEN, f"{type(error).__name__} in the plugin: {error}")
+        if isinstance(outcome, Outcome):
+            return outcome
+        text = f"the plugin's protocol class returned {type(outcome).__name__}, not an Outcome"
+        return TransferFailure(ErrorClass.PLUGIN_BROKEN, text)
+
+    def _one_protocol(self) -> TransferProtocol:
+        with self._lock:
+            if self._protocol is None:
+                try:
+                    self._protocol = self._make_protocol()
+                except BaseException as error:  # a missing library, say: said for each file
+                    text = f"the plugin cannot be loaded: {type(error).__name__}: {error}"
+                    self._log.add("cannot load", trace=traceback.format_exc(limit=-6))
+                    self._protocol = TransferFailure(ErrorClass.PLUGIN_BROKEN, text)
+            if isinstance(self._protocol, TransferFailure):
+                raise self._protocol
+            return self._protocol
+
+    def _close(self) -> None:
+        if isinstance(self._protocol, TransferProtocol) and not self._deadline.stopped:
+            try:
+                self._protocol.close()
+            except Exception as error:
+                self._log.add("exception in close", error=repr(error))

@@ -1,0 +1,180 @@
+"""What a protocol may ask during a transfer (:class:`stageout.plugin.api.Context`), and the facts behind it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from stageout.core.classads import ClassAd, decode, parse_old
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.plugin.results import Record
+from stageout.plugin.text import Scrubber, one_line
+
+_LINES_KEPT = 150
+_LINE_CHARS = 300
+_DEFAULT_LIFETIME_S = 72000.0  # HTCondor's MAX_FILE_TRANSFER_PLUGIN_LIFETIME
+_MARGIN_SHARE, _MARGIN_MAX_S = 0.1, 300.0
+
+
+class PluginLog:
+    """The last lines of what happened, given to the starter's log in one piece and only after a failure.
+
+    HTCondor keeps a plugin's output in memory, and a plugin that prints all the time starves the starter's keepalive.
+    """
+
+    def __init__(self, scrubber: Scrubber) -> None:
+        self._scrubber = scrubber
+        self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
+        self._start_s = time.monotonic()
+
+    def add(self, message: str, **facts: object) -> None:
+        """Remember one line."""
+        text = " ".join([message, *(f"{name}={value}" for name, value in facts.items())])
+        line = one_line(self._scrubber.scrub(text), _LINE_CHARS)
+        self._lines.append(f"{time.monotonic() - self._start_s:.3f}s {line}")
+
+    def text(self) -> str:
+        """All lines."""
+        return "".join(line + "\n" for line in self._lines)
+
+
+class Surroundings:
+    """Job ad, machine ad, credentials and knobs: read when asked for, the ads once."""
+
+    def __init__(self, scrubber: Scrubber) -> None:
+        self._scrubber = scrubber
+        self._ads: dict[str, ClassAd] = {}
+        self._lock = threading.Lock()
+
+    def ad(self, variable: str) -> ClassAd:
+        """The ad whose file an environment variable names; empty when there is none."""
+        with self._lock:
+            if variable not in self._ads:
+                self._ads[variable] = _read_ad(os.environ.get(variable, ""))
+            return self._ads[variable]
+
+    def destination(self) -> str:
+        """The job's ``output_destination``, "" when it has none."""
+        return self.ad("_CONDOR_JOB_AD").text("OutputDestination")
+
+    def setting(self, name: str, default: str) -> str:
+        """``STAGEOUT_<name>`` of the environment, else of the machine ad."""
+        full = f"STAGEOUT_{name}"
+        value = os.environ.get(full)
+        if value is None:
+            value = self.ad("_CONDOR_MACHINE_AD").get(full)
+        return default if value is None else str(value)
+
+    def credential(self, service: str, handle: str) -> str:
+        """The token in ``$_CONDOR_CREDS/service[_handle].use``: JSON with ``access_token``, or the token itself."""
+        name = "_".join(part for part in (service, handle) if part).replace(".", "_")
+        folder = os.environ.get("_CONDOR_CREDS", "")
+        if not folder or "/" in name:
+            text = f"no credentials came with this job; ask for them with use_oauth_services = {service}"
+            raise TransferFailure(ErrorClass.CREDENTIAL_MISSING, text)
+        try:
+            content = (Path(folder) / f"{name}.use").read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            text = f"cannot read the credential {name}.use ({type(error).__name__}); check use_oauth_services"
+            raise TransferFailure(ErrorClass.CREDENTIAL_MISSING, text) from None
+        token = _token_in(content)
+        if not token:
+            raise TransferFailure(ErrorClass.CREDENTIAL_MISSING, f"the credential {name}.use holds no access_token")
+        self._scrubber.learn(token)
+        return token
+
+
+def _read_ad(path: str) -> ClassAd:
+    try:
+        return parse_old(decode(Path(path).read_bytes())) if path else ClassAd()
+    except OSError:
+        return ClassAd()
+
+
+def _token_in(content: str) -> str:
+    if not content.lstrip().startswith("{"):
+        return content.strip()
+    try:
+        token = json.loads(content).get("access_token")
+    except ValueError:
+        return ""
+    return token if isinstance(token, str) else ""
+
+
+class Deadline:
+    """The plugin's own end, well before HTCondor kills it without a warning."""
+
+    def __init__(self) -> None:
+        lifetime_s = _DEFAULT_LIFETIME_S
+        with contextlib.suppress(ValueError):
+            lifetime_s = float(os.environ.get("STAGEOUT_PLUGIN_LIFETIME_S", "") or lifetime_s)
+        self._end_s = time.monotonic() + lifetime_s - min(_MARGIN_MAX_S, lifetime_s * _MARGIN_SHARE)
+        self._stopped: TransferFailure | None = None
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds left; 0 when the plugin has to end."""
+        return 0.0 if self._stopped else max(0.0, self._end_s - time.monotonic())
+
+    @property
+    def stopped(self) -> TransferFailure | None:
+        """Why running transfers must end now; None while they may go on."""
+        return self._stopped
+
+    def stop(self, reason: TransferFailure) -> None:
+        """Let running transfers end at their next ``progress``."""
+        self._stopped = self._stopped or reason
+
+
+class FileContext:
+    """The context of one file; see :class:`stageout.plugin.api.Context`."""
+
+    def __init__(self, record: Record, surroundings: Surroundings, deadline: Deadline, log: PluginLog) -> None:
+        self._record = record
+        self._surroundings = surroundings
+        self._deadline = deadline
+        self._log = log
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds left until the plugin's own deadline."""
+        return self._deadline.remaining_s
+
+    def credential(self, service: str, handle: str = "") -> str:
+        """Read a bearer token, anew on each call."""
+        return self._surroundings.credential(service, handle)
+
+    def job_attribute(self, name: str) -> Any:
+        """Value of an attribute of the job's ad, None when absent."""
+        return self._surroundings.ad("_CONDOR_JOB_AD").get(name)
+
+    def machine_attribute(self, name: str) -> Any:
+        """Value of an attribute of the machine's ad, None when absent."""
+        return self._surroundings.ad("_CONDOR_MACHINE_AD").get(name)
+
+    def setting(self, name: str, default: str) -> str:
+        """A knob."""
+        return self._surroundings.setting(name, default)
+
+    def attempt_failed(self, failure: Exception) -> None:
+        """Record a failed attempt that will be retried."""
+        if not isinstance(failure, TransferFailure):
+            failure = TransferFailure(ErrorClass.UNKNOWN, f"{type(failure).__name__}: {failure}")
+        self._record.failed_attempts.append(failure)
+        self._log.add("attempt failed", file=self._record.item.shown_url, error=failure)
+
+    def progress(self, transferred_bytes: int) -> None:
+        """Bytes moved so far for this file, all attempts together."""
+        self._record.moved_bytes = transferred_bytes
+        if self._deadline.stopped:
+            raise self._deadline.stopped
+
+    def log(self, message: str, **facts: object) -> None:
+        """Remember one line for the plugin's log."""
+        self._log.add(message, file=self._record.item.shown_url, **facts)

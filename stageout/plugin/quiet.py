@@ -1,0 +1,57 @@
+"""Keeps whatever code inside a plugin prints away from HTCondor: it reads stdout as a sign of life and keeps it all."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+
+_STDIN, _STDOUT, _STDERR = 0, 1, 2
+_PIECE_BYTES = 4096
+_PIECES_KEPT = 2
+
+
+class Quiet:
+    """From its making on, descriptors 1 and 2 end in a pipe of our own of which only the tail is kept.
+
+    Programs that a protocol starts inherit that pipe and not HTCondor's: one that outlives the plugin cannot keep
+    the transfer open.
+    """
+
+    def __init__(self) -> None:
+        self._stdout = os.dup(_STDOUT)
+        self._stderr = os.dup(_STDERR)
+        self._tail: deque[bytes] = deque(maxlen=_PIECES_KEPT)
+        reading, writing = os.pipe()
+        os.dup2(writing, _STDOUT)
+        os.dup2(writing, _STDERR)
+        os.close(writing)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, _STDIN)
+        os.close(null)
+        threading.Thread(target=self._drain, args=(reading,), daemon=True).start()
+
+    def _drain(self, reading: int) -> None:
+        while piece := os.read(reading, _PIECE_BYTES):
+            self._tail.append(piece)
+
+    def printed(self) -> str:
+        """The tail of what was printed so far."""
+        return b"".join(self._tail).decode("utf-8", "replace")
+
+    def to_stdout(self, text: str) -> None:
+        """Write to the real stdout (results of the single-file form)."""
+        _write(self._stdout, text)
+
+    def to_stderr(self, text: str) -> None:
+        """Write to the real stderr, which becomes part of the starter's log."""
+        _write(self._stderr, text)
+
+
+def _write(descriptor: int, text: str) -> None:
+    data = text.encode("utf-8", "replace")
+    try:
+        while data:
+            data = data[os.write(descriptor, data) :]
+    except OSError:
+        return  # nobody listens any more

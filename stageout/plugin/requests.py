@@ -1,0 +1,183 @@
+"""What HTCondor asks for: the command line and the input file, as one list of items."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stageout.core.classads import ClassAd, ClassAdSyntaxError, decode, parse_ads
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.plugin.abilities import Abilities
+from stageout.plugin.api import Request
+from stageout.plugin.urls import encode_upload_url, is_url, safe_url, split_scheme
+
+USAGE = "usage: PLUGIN -classad, or -infile FILE -outfile FILE [-upload], or SOURCE DESTINATION"
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of the plugin.
+
+    :param infile: "" in the single-file form. :param outfile: "" when results go to stdout.
+    :param single: source and destination of the single-file form.
+    :param problem: why the arguments cannot be used, "" when they can.
+    """
+
+    infile: str = ""
+    outfile: str = ""
+    upload: bool = False
+    single: tuple[str, ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Item:
+    """One requested file.
+
+    :param file_name: local name exactly as HTCondor gave it. :param method: what the statistics are kept under.
+    :param shown_url: without secrets. :param refused: why it cannot even be tried.
+    """
+
+    request: Request
+    file_name: str
+    method: str
+    shown_url: str
+    refused: TransferFailure | None = field(default=None, compare=False)
+
+
+def parse_arguments(arguments: list[str]) -> Call:
+    """Read the command line. Never raises: what is wrong stands in ``problem``."""
+    if len(arguments) == 2 and not arguments[0].startswith("-"):
+        source, destination = arguments
+        if not is_url(source) and not is_url(destination):
+            return Call(problem=f"neither {source!r} nor {destination!r} is a URL; {USAGE}")
+        return Call(single=(source, destination), upload=not is_url(source))
+    values = {"-infile": "", "-outfile": ""}
+    upload, unknown = False, []
+    rest = iter(arguments)
+    for argument in rest:
+        if argument in values:
+            values[argument] = next(rest, "")
+        elif argument == "-upload":
+            upload = True
+        else:
+            unknown.append(argument)
+    problem = f"arguments not understood: {' '.join(unknown)}; {USAGE}" if unknown else ""
+    if not problem and not all(values.values()):
+        problem = USAGE
+    return Call(values["-infile"], values["-outfile"], upload, problem=problem)
+
+
+class Reader:
+    """Turns ads into items.
+
+    :param destination: gives the job's ``output_destination``; only asked where names need it.
+    """
+
+    def __init__(self, abilities: Abilities, upload: bool, destination: Callable[[], str]) -> None:
+        self._abilities = abilities
+        self._upload = upload
+        self._destination = destination
+        self._shared: ClassAd = ClassAd()
+        self._taken: dict[str, str] = {}
+
+    def items(self, ads: Iterable[ClassAd]) -> Iterator[Item]:
+        """The requested files; ads without ``Url`` hold data for the files behind them."""
+        index = 0
+        for ad in ads:
+            if "Url" not in ad and "LocalFileName" not in ad:
+                self._shared.update(ad)
+                continue
+            yield self.item(ad, index)
+            index += 1
+
+    def item(self, ad: ClassAd, index: int) -> Item:
+        """One file ad."""
+        url, file_name = ad.text("Url"), ad.text("LocalFileName")
+        method = split_scheme(url).method if is_url(url) else ""
+        data = self._data(ad, method)
+        encoded = self._encoded(url, data) if self._upload else url
+        request = Request(url, os.path.join(os.getcwd(), file_name), index, data, encoded)  # noqa: PTH109,PTH118
+        return Item(request, file_name, method or "none", safe_url(encoded), self._refusal(url, file_name, method))
+
+    def _data(self, ad: ClassAd, method: str) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for source in (self._shared, ad):  # of the whole call (protocol 4), of the file (protocol 2)
+            for name in ("PluginData", f"{method}_PluginData"):
+                value = source.get(name)
+                if isinstance(value, ClassAd):
+                    found.update(value)
+                elif value is not None:
+                    found[name] = value
+        return found
+
+    def _encoded(self, url: str, data: dict[str, Any]) -> str:
+        if not set(url) & set(" #?%") and url.isascii():
+            return encode_upload_url(url)
+        given = data.get("StageOutDestination")
+        return encode_upload_url(url, given if isinstance(given, str) else self._destination())
+
+    def _refusal(self, url: str, file_name: str, method: str) -> TransferFailure | None:
+        if not url or not file_name:
+            return TransferFailure(ErrorClass.BAD_REQUEST, "Url and LocalFileName of a request must be strings")
+        if not method:
+            return TransferFailure(ErrorClass.BAD_URL, "not a URL: write scheme://host/path")
+        methods = self._abilities.methods
+        if method not in map(str.lower, methods):
+            text = f"{method} is not for this plugin, which moves {', '.join(methods)}"
+            return TransferFailure(ErrorClass.NOT_SUPPORTED, text)
+        if not (self._abilities.upload if self._upload else self._abilities.download):
+            word = "upload to" if self._upload else "download from"
+            return TransferFailure(ErrorClass.NOT_SUPPORTED, f"this plugin cannot {word} {method} URLs")
+        return self._local_refusal(url, file_name)
+
+    def _local_refusal(self, url: str, file_name: str) -> TransferFailure | None:
+        path = Path(file_name)
+        if self._upload:
+            if path.is_file():
+                return None
+            problem = "is not an ordinary file" if path.exists() else "does not exist"
+            return TransferFailure(ErrorClass.LOCAL_FILE, f"{path.name} {problem}; check transfer_output_files")
+        first = self._taken.setdefault(os.path.normpath(file_name), url)
+        if first is url:
+            return None
+        text = f"{safe_url(first)} is written to the same file {path.name}; rename one (transfer_input_remaps)"
+        return TransferFailure(ErrorClass.CONFLICT, text)
+
+
+def read_items(call: Call, abilities: Abilities, destination: Callable[[], str]) -> list[Item]:
+    """All files of a call, each with the reason why it cannot be tried, if there is one.
+
+    When the input file is broken nothing of it is tried: what is missing would be done without, in silence.
+    """
+    reader = Reader(abilities, call.upload, destination)
+    if call.single:
+        source, target = call.single
+        url, file_name = (target, source) if call.upload else (source, target)
+        return [reader.item(ClassAd({"Url": url, "LocalFileName": file_name}), 0)]
+    items: list[Item] = []
+    problem = ""
+    try:
+        for item in reader.items(parse_ads(decode(Path(call.infile).read_bytes()))):
+            items.append(item)  # one by one: those before a broken ad are kept
+    except OSError as error:
+        problem = f"cannot read the input file: {error.strerror}"
+    except ClassAdSyntaxError as error:
+        problem = f"the input file is broken ({error}); was the disk of the execute point full?"
+    if not items and not problem:
+        problem = "the input file names no file"
+    return _all_refused(items, problem) if problem else items
+
+
+def _all_refused(items: list[Item], problem: str) -> list[Item]:
+    failure = TransferFailure(ErrorClass.BAD_REQUEST, problem)
+    whole = [Item(item.request, item.file_name, item.method, item.shown_url, failure) for item in items]
+    return [*whole, refused_item(problem, len(items))]
+
+
+def refused_item(problem: str, index: int = 0) -> Item:
+    """An item that stands for a request that could not be read."""
+    return Item(Request("", "", index), "", "none", "", TransferFailure(ErrorClass.BAD_REQUEST, problem))

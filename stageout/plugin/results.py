@@ -1,0 +1,203 @@
+"""Result ads: from what happened to a file to what HTCondor keeps, with exactly the literal types it keeps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from stageout import __version__
+from stageout.core.classads import unparse_ad
+from stageout.core.errors import Advice, ErrorClass, TransferFailure
+from stageout.plugin.api import Outcome
+from stageout.plugin.requests import Item
+from stageout.plugin.text import Scrubber
+from stageout.plugin.urls import host_of
+
+Ad = dict[str, Any]
+RETRYABLE_STATUS = 11
+FAILED_STATUS = 1
+PROVISIONAL = TransferFailure(ErrorClass.NOT_ATTEMPTED, "the plugin was stopped before this file was finished")
+_ELEMENTS_KEPT = 5
+_SHORT_CHARS = 120
+
+
+@dataclass
+class Record:
+    """What happened to one file.
+
+    :param failed_attempts: before the last one. :param result: None while there is none.
+    :param moved_bytes: over the network, all attempts together.
+    :param start_s: wall clock; 0 when it was not begun. :param end_s: likewise.
+    """
+
+    item: Item
+    result: Outcome | TransferFailure | None = None
+    failed_attempts: list[TransferFailure] = field(default_factory=list)
+    moved_bytes: int = 0
+    start_s: float = 0.0
+    end_s: float = 0.0
+
+    @property
+    def failure(self) -> TransferFailure | None:
+        """Why the file did not arrive; None when it did."""
+        if self.result is None:
+            return PROVISIONAL
+        return self.result if isinstance(self.result, TransferFailure) else None
+
+
+class AdWriter:
+    """Writes the result ads of one call.
+
+    :param upload: direction. :param plugin_version: goes into ads about failures of the plugin itself.
+    :param facts: scalars for every DeveloperData.
+    """
+
+    def __init__(self, upload: bool, plugin_version: str, scrubber: Scrubber) -> None:
+        self._type = "upload" if upload else "download"
+        self._version = plugin_version
+        self._scrubber = scrubber
+        self.facts: dict[str, Any] = {}
+
+    def ad(self, record: Record) -> Ad:
+        """The whole result ad of one file."""
+        ad = self._head(record.item, record.failure is None, record.item.method)
+        ad["TransferStartTime"] = int(record.start_s)
+        ad["TransferEndTime"] = int(record.end_s)
+        result = record.result
+        if isinstance(result, Outcome):
+            ad["TransferFileBytes"] = int(result.size_bytes)
+            ad["TransferTotalBytes"] = int(max(result.size_bytes, result.transferred_bytes))
+            ad["ConnectionTimeSeconds"] = float(result.connection_s)
+        else:
+            failure = record.failure or PROVISIONAL
+            ad["TransferFileBytes"], ad["TransferTotalBytes"] = 0, int(record.moved_bytes)
+            ad["ConnectionTimeSeconds"] = 0.0
+            ad["TransferError"] = self._scrubber.message(str(failure))
+        errors = [*record.failed_attempts[-_ELEMENTS_KEPT:], *([record.failure] if record.failure else [])]
+        if errors:
+            ad["TransferErrorData"] = [self._error_ad(failure, record.item) for failure in errors]
+        ad["DeveloperData"] = self._developer(record)
+        return ad
+
+    def taken_over(self, item: Item, size_bytes: int, receipt: Mapping[str, Any], when_s: float) -> Ad:
+        """The result ad of a file that the node's sandbox manager has accepted."""
+        ad = self._head(item, True, "stageout")
+        ad.update(TransferStartTime=int(when_s), TransferEndTime=int(when_s), ConnectionTimeSeconds=0.0)
+        ad.update(TransferFileBytes=size_bytes, TransferTotalBytes=size_bytes)
+        ad["DeveloperData"] = {"StageOutReceipt": dict(receipt)}
+        return ad
+
+    def _head(self, item: Item, success: bool, protocol: str) -> Ad:
+        return {
+            "TransferSuccess": success,
+            "TransferFileName": item.file_name,
+            "TransferUrl": item.shown_url,
+            "TransferProtocol": protocol,
+            "TransferType": self._type,
+        }
+
+    def _error_ad(self, failure: TransferFailure, item: Item) -> Ad:
+        row = failure.kind.value
+        server = failure.server or host_of(item.shown_url)
+        ad: Ad = {
+            "ErrorType": row.error_type,
+            "ErrorCode": row.code,
+            "ErrorString": self._scrubber.message(str(failure)),
+            "Retryable": math.ceil(failure.retry_after_s or 0) if failure.kind.retryable else -1,
+        }
+        if row.error_type == "Parameter":
+            ad.update(PluginVersion=self._version, PluginLaunched=True)
+        elif row.error_type == "Resolution":
+            ad["FailedName"] = server
+        else:
+            ad["FailedServer"] = server
+        if row.failure_type:
+            ad["FailureType"] = row.failure_type
+        if row.error_type == "Authorization":
+            ad["ShouldRefresh"] = row.advice is Advice.NEEDS_CREDENTIAL
+        return ad
+
+    def _developer(self, record: Record) -> Ad:
+        facts: Ad = {"StageOutVersion": __version__, **self.facts}
+        result, own = record.result, {}
+        if result is not None:
+            own = result.developer
+            facts["StageOutAttempts"] = len(record.failed_attempts) + (1 if record.start_s else 0)
+        if isinstance(result, Outcome):
+            facts["StageOutVerified"] = result.verified
+            facts["StageOutDigests"] = " ".join(f"{name}:{value}" for name, value in sorted(result.digests.items()))
+        elif record.failure:
+            facts["StageOutErrorCode"] = record.failure.kind.code
+        for name, value in own.items():
+            if name.isascii() and name.isidentifier() and isinstance(value, (str, int, float)):
+                facts.setdefault(name, self._scrubber.message(value) if isinstance(value, str) else value)
+        return facts
+
+
+def exit_status(failures: Sequence[TransferFailure]) -> int:
+    """0 when nothing failed, 11 when everything that failed may be tried again, else 1."""
+    if not failures:
+        return 0
+    return RETRYABLE_STATUS if all(failure.kind.retryable for failure in failures) else FAILED_STATUS
+
+
+def fitted(ad: Ad, limit_bytes: int) -> str:
+    """The ad as text of at most ``limit_bytes``: what helps least is left out first.
+
+    :raises ValueError: not even the least ad fits.
+    """
+    smaller = dict(ad)
+    for step in _STEPS:
+        step(smaller)
+        text = unparse_ad(smaller)
+        if len(text) <= limit_bytes:
+            return text
+    raise ValueError(f"no room for a result ad in {limit_bytes} bytes")
+
+
+def least_bytes(ad: Ad) -> int:
+    """Length of the shortest form of an ad that :func:`fitted` makes, with room for numbers that are not known yet."""
+    smaller = {**ad, "TransferError": "x" * _SHORT_CHARS, "TransferTotalBytes": 10**18}
+    for step in _STEPS:
+        step(smaller)
+    return len(unparse_ad(smaller))
+
+
+def _one_error(ad: Ad) -> None:
+    if "TransferErrorData" in ad:
+        ad["TransferErrorData"] = ad["TransferErrorData"][-1:]
+
+
+def _own_facts_only(ad: Ad) -> None:
+    if "DeveloperData" in ad:
+        kept = {name: value for name, value in ad["DeveloperData"].items() if name.startswith("StageOut")}
+        ad["DeveloperData"] = kept
+
+
+def _short_texts(ad: Ad) -> None:
+    if "TransferError" in ad:
+        ad["TransferError"] = ad["TransferError"][:_SHORT_CHARS]
+    for element in ad.get("TransferErrorData", []):
+        element["ErrorString"] = element["ErrorString"][:_SHORT_CHARS]
+
+
+def _no_developer_data(ad: Ad) -> None:
+    ad.pop("DeveloperData", None)
+
+
+def _least(ad: Ad) -> None:
+    for name in ("TransferErrorData", "TransferStartTime", "TransferEndTime", "TransferFileBytes", "TransferType"):
+        ad.pop(name, None)
+    ad.pop("ConnectionTimeSeconds", None)
+    if "TransferError" in ad:  # escapes would make it longer than it looks
+        plain = ad["TransferError"].encode("ascii", "replace").decode()
+        ad["TransferError"] = plain.replace('"', "'").replace("\\", "/")
+
+
+def _as_it_is(ad: Ad) -> None:
+    del ad
+
+
+_STEPS = (_as_it_is, _one_error, _own_facts_only, _short_texts, _no_developer_data, _least)

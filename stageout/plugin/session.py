@@ -1,0 +1,228 @@
+"""One call of a plugin, top to bottom: read what is asked, promise failure, hand off or move, report."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from stageout.core.classads import unparse_old
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.plugin.abilities import Abilities
+from stageout.plugin.api import TransferProtocol
+from stageout.plugin.context import Deadline, PluginLog, Surroundings
+from stageout.plugin.outfile import OutFile
+from stageout.plugin.quiet import Quiet
+from stageout.plugin.requests import Call, Item, parse_arguments, read_items, refused_item
+from stageout.plugin.results import (
+    FAILED_STATUS,
+    RETRYABLE_STATUS,
+    Ad,
+    AdWriter,
+    Record,
+    exit_status,
+    fitted,
+    least_bytes,
+)
+from stageout.plugin.text import Scrubber
+
+_LOG_CHARS = 12_000
+
+
+def main(abilities: Abilities, protocol: str, argv: Sequence[str]) -> int:
+    """Carry out one call and return the exit status: 0, 1, or 11 when all failures may be tried again.
+
+    On return every request has its result ad in the output file.
+    """
+    with ExitStack() as stack:
+        return Session(abilities, protocol, argv, stack).run()
+
+
+class Session:
+    """The state of one call."""
+
+    def __init__(self, abilities: Abilities, protocol: str, argv: Sequence[str], stack: ExitStack) -> None:
+        self._abilities = abilities
+        self._protocol = protocol
+        self._executable = str(Path(argv[0]).absolute())
+        self._stack = stack
+        self._quiet = Quiet()
+        self._scrubber = Scrubber()
+        self._log = PluginLog(self._scrubber)
+        self._surroundings = Surroundings(self._scrubber)
+        self._deadline = Deadline()
+        self._call = parse_arguments(list(argv[1:]))
+        self._writer = AdWriter(self._call.upload, abilities.version, self._scrubber)
+        self._report = Report(self._call, self._writer, self._quiet, stack)
+        self._records: list[Record] = []
+
+    def run(self) -> int:
+        """See :func:`main`."""
+        try:
+            return self._run()
+        except Exception as error:  # a defect of our own: the promised failure ads stand, and the job may go elsewhere
+            self._log.add("defect in the plugin framework", trace=traceback.format_exc(limit=-6))
+            if not self._records:
+                self._report.promise([Record(refused_item(f"{type(error).__name__} in the plugin: {error}"))])
+            self._tell()
+            return RETRYABLE_STATUS
+
+    def _run(self) -> int:
+        if self._call.problem and not self._call.outfile:
+            self._quiet.to_stderr(self._scrubber.message(self._call.problem) + "\n")
+            return FAILED_STATUS
+        self._records = [Record(item, item.refused) for item in self._items()]
+        try:
+            self._report.promise(self._records)
+        except OSError as error:
+            self._quiet.to_stderr(f"cannot write the output file {self._call.outfile}: {error.strerror}\n")
+            return FAILED_STATUS
+        if self._handed_off():
+            return 0
+        self._move()
+        return self._end()
+
+    def _items(self) -> list[Item]:
+        if self._call.problem:
+            return [refused_item(self._call.problem)]
+        items = read_items(self._call, self._abilities, self._surroundings.destination)
+        for item in items:
+            self._scrubber.learn_url(item.request.url)
+        return items
+
+    def _handed_off(self) -> bool:
+        """Whether the node's sandbox manager has taken all files over. Why not stands in every result ad."""
+        if not self._call.upload or os.environ.get("STAGEOUT_MOVER"):
+            return False
+        reason = self._unfit()
+        if not reason:
+            reason = self._offer()
+        if not reason:
+            return True
+        self._log.add("synchronous", reason=reason)
+        self._writer.facts["StageOutSynchronous"] = self._scrubber.message(reason)
+        return False
+
+    def _unfit(self) -> str:
+        """Why this batch cannot be offered, "" when it can."""
+        if any(record.failure for record in self._records if record.result is not None):
+            return "a file of this batch cannot be uploaded at all"
+        if any(record.item.request.data for record in self._records):
+            return "the job gives PluginData, which a hand-off does not carry"
+        return ""
+
+    def _offer(self) -> str:
+        """Offer the batch and report success if it was taken. Returns why not, "" when it was."""
+        requests = [(record.item.request.url, record.item.request.local_path) for record in self._records]
+        try:
+            from stageout.handoff.client import offer
+
+            sizes_bytes = [Path(path).stat().st_size for _, path in requests]
+            answer = offer(requests, self._executable)
+        except Exception as error:  # the way without a manager must always be open
+            return f"hand-off failed: {type(error).__name__}: {error}"
+        if not answer.accepted:
+            return answer.reason or "no reason was given"
+        self._report.taken_over(self._records, sizes_bytes, answer.receipt)
+        return ""
+
+    def _move(self) -> None:
+        from stageout.plugin.batch import Batch
+
+        waiting = [record for record in self._records if record.result is None]
+        for record in self._records:
+            if record.result is not None:
+                self._report.finished(record)
+        if waiting:
+            batch = Batch(
+                waiting,
+                self._call.upload,
+                self._make_protocol,
+                self._report.finished,
+                self._surroundings,
+                self._deadline,
+                self._log,
+            )
+            batch.run(self._parallel())
+
+    def _make_protocol(self) -> TransferProtocol:
+        module, _, name = self._protocol.partition(":")
+        made = getattr(importlib.import_module(module), name)()
+        if not isinstance(made, TransferProtocol):
+            raise TypeError(f"{self._protocol} is not a TransferProtocol")
+        return made
+
+    def _parallel(self) -> int:
+        try:
+            return int(self._surroundings.setting("PARALLEL", str(self._abilities.parallel)))
+        except ValueError:
+            return self._abilities.parallel
+
+    def _end(self) -> int:
+        status = exit_status([record.failure for record in self._records if record.failure])
+        if self._report.incomplete:
+            self._log.add("the output file could not be updated", error=self._report.incomplete)
+            status = status or FAILED_STATUS
+        if status:
+            self._tell()
+        return status
+
+    def _tell(self) -> None:
+        """Give the log to the starter."""
+        printed = self._scrubber.scrub(self._quiet.printed())
+        self._quiet.to_stderr((self._log.text() + printed)[-_LOG_CHARS:])
+
+
+class Report:
+    """Where the result ads go: slots of the output file, or stdout in the single-file form."""
+
+    def __init__(self, call: Call, writer: AdWriter, quiet: Quiet, stack: ExitStack) -> None:
+        self._call = call
+        self._writer = writer
+        self._quiet = quiet
+        self._stack = stack
+        self._file: OutFile | None = None
+        self._widths: list[int] = []
+        self.incomplete = ""
+
+    def promise(self, records: list[Record]) -> None:
+        """Write a failure ad for every request; from here on the file tells the truth at any moment.
+
+        Requests for which the disk has no room for a report are refused: what cannot be reported is not done.
+
+        :raises OSError: the output file cannot be opened.
+        """
+        if not self._call.outfile:
+            return
+        self._file = self._stack.enter_context(OutFile(self._call.outfile))
+        ads = [self._writer.ad(record) for record in records]
+        texts = [fitted(ad, 1 << 30) for ad in ads]
+        self._widths = self._file.lay_out([len(text) for text in texts], [least_bytes(ad) for ad in ads])
+        for record in records[len(self._widths) :]:
+            text = "the disk of the execute point is full, not even a report fits"
+            record.result = TransferFailure(ErrorClass.NO_SPACE_LOCAL, text)
+        for index, ad in enumerate(ads):
+            self._put(index, ad)
+
+    def finished(self, record: Record) -> None:
+        """Write the result of one file."""
+        self._put(record.item.request.index, self._writer.ad(record))
+
+    def taken_over(self, records: list[Record], sizes_bytes: list[int], receipt: Mapping[str, Any]) -> None:
+        """Write success for all files: the receipt in the first ad, its ticket in the others."""
+        now_s = time.time()
+        ticket = {"Ticket": receipt.get("Ticket", "")}
+        for index, (record, size_bytes) in enumerate(zip(records, sizes_bytes)):
+            ad = self._writer.taken_over(record.item, size_bytes, ticket if index else receipt, now_s)
+            self._put(index, ad)
+
+    def _put(self, index: int, ad: Ad) -> None:
+        if self._file is None:
+            self._quiet.to_stdout(unparse_old(ad))
+        elif index < len(self._widths) and not self._file.write(index, fitted(ad, self._widths[index] - 1)):
+            self.incomplete = str(self._file.failed)

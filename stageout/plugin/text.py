@@ -1,0 +1,67 @@
+"""Texts that leave a plugin: one line, short, without secrets and without HTCondor's own separators."""
+
+from __future__ import annotations
+
+import re
+
+from stageout.plugin.urls import safe_urls_in
+
+MESSAGE_CHARS = 500
+_HIDDEN = "***"
+# "Bearer eyJ0..." and "access_token = x1y2...": a value counts when it holds a digit or is long, words do not.
+_SECRET_SHAPES = re.compile(
+    r"(?i)\b(?P<key>bearer|basic)\s+(?=\S*\d)[A-Za-z0-9._~+/=-]{8,}"
+    r"|\b(?P<name>[\w-]*(?:token|signature|secret|password|passwd|credential|authz|apikey|api_key|sig))"
+    r"(?P<mark>[\"']?\s*[=:]\s*[\"']?)(?=[^\s&;,\"']*\d|[^\s&;,\"']{16})[^\s&;,\"']{4,}"
+)
+# The shadow cuts messages at these; a message that holds them loses its end, or its sense.
+_SEPARATORS = re.compile(r";(?=\s*(?:SHADOW|STARTER)\b)|\|", re.I)
+_SHORTEST_SECRET = 6
+
+
+class Scrubber:
+    """Takes known secrets, and what looks like one, out of texts. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._secrets: set[str] = set()
+
+    def learn(self, secret: str) -> None:
+        """Never let this text out. Very short ones are ignored: they would blank ordinary words."""
+        if len(secret) >= _SHORTEST_SECRET:
+            self._secrets.add(secret)
+
+    def learn_url(self, url: str) -> None:
+        """Never let userinfo and query of this URL out."""
+        rest = url.partition("://")[2]
+        head, _, query = rest.partition("?")
+        userinfo = head.partition("/")[0].rpartition("@")[0]
+        self.learn(userinfo)
+        self.learn(userinfo.partition(":")[2])
+        self.learn(query)
+        for item in query.split("&"):
+            self.learn(item.partition("=")[2])
+
+    def scrub(self, text: str) -> str:
+        """The text without secrets."""
+        for secret in sorted(self._secrets, key=len, reverse=True):
+            text = text.replace(secret, _HIDDEN)
+        return _SECRET_SHAPES.sub(_hide, safe_urls_in(text))
+
+    def message(self, text: str, limit: int = MESSAGE_CHARS) -> str:
+        """The text fit for a result ad: scrubbed, one line, at most ``limit`` characters, never empty."""
+        return one_line(self.scrub(text), limit)
+
+
+def _hide(found: re.Match[str]) -> str:
+    if found["key"]:
+        return f"{found['key']} {_HIDDEN}"
+    return f"{found['name']}{found['mark']}{_HIDDEN}"
+
+
+def one_line(text: str, limit: int = MESSAGE_CHARS) -> str:
+    """One printable line without the separators that the shadow cuts at."""
+    text = "".join(char if char.isprintable() else " " for char in text)
+    text = " ".join(_SEPARATORS.sub(",", text).split())
+    if len(text) > limit:
+        text = text[: limit - 4].rstrip() + " ..."
+    return text or "no reason was given"

@@ -1,0 +1,93 @@
+"""URLs as HTCondor sees them, without their secrets, and fit for the wire."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+from urllib.parse import quote
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.+)", re.S)
+_IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>]+")
+# What a URL written by a person may hold as it is, besides letters and digits.
+_AS_WRITTEN = "-._~!$&'()*+,;=:@/?#[]%"
+_STRAY_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
+
+
+class Scheme(NamedTuple):
+    """A scheme taken apart.
+
+    :param method: what HTCondor looks up: behind the last ``+``, ``-`` or ``.``, in lower case.
+    :param service: credential service of ``service+method``, "" when there is none.
+    :param handle: credential handle of ``service.handle+method``, "" when there is none.
+    """
+
+    method: str
+    service: str
+    handle: str
+
+
+def is_url(text: str) -> bool:
+    """Whether HTCondor takes the text for a URL."""
+    return _URL.match(text) is not None
+
+
+def split_scheme(url: str) -> Scheme:
+    """Take the scheme of a URL apart.
+
+    :raises ValueError: when the text is not a URL.
+    """
+    found = _URL.match(url)
+    if not found:
+        raise ValueError("not a URL: write scheme://host/path")
+    scheme = found[1]
+    prefix, plus, _ = scheme.rpartition("+")
+    service, _, handle = prefix.partition(".") if plus else ("", "", "")
+    return Scheme(re.split(r"[+.-]", scheme)[-1].lower(), service, handle)
+
+
+def bare_url(url: str) -> str:
+    """The URL without its credential prefix: ``service+https://h/p`` becomes ``https://h/p``."""
+    scheme, mark, rest = url.partition("://")
+    return split_scheme(url).method + mark + rest if mark else scheme
+
+
+def host_of(url: str) -> str:
+    """Host and port of a URL, "" when it has none."""
+    rest = url.partition("://")[2]
+    return re.split(r"[/?#]", rest, maxsplit=1)[0].rpartition("@")[2]
+
+
+def safe_url(url: str) -> str:
+    """The URL without userinfo, query and fragment: fit for logs, result ads and messages."""
+    scheme, mark, rest = url.partition("://")
+    if not mark:
+        return url
+    rest = re.split(r"[?#]", rest, maxsplit=1)[0]
+    authority, slash, path = rest.partition("/")
+    return scheme + mark + authority.rpartition("@")[2] + slash + path
+
+
+def safe_urls_in(text: str) -> str:
+    """The text with every URL in it made safe."""
+    return _IN_TEXT.sub(lambda found: safe_url(found[0]), text)
+
+
+def encode_upload_url(url: str, destination: str = "") -> str:
+    """The URL to use on the wire for an upload.
+
+    :param url: as HTCondor gave it.
+    :param destination: the job's ``output_destination``; "" when it has none. Behind it stands the raw name of a
+        file, of which every character counts. A URL that does not begin with it was written by a person (a remap):
+        only what cannot stand in a URL is encoded.
+    """
+    if destination and url.startswith(destination) and len(url) > len(destination):
+        base, query, rest = destination.partition("?")
+        name = quote(url[len(destination) :].lstrip("/"), safe="/-._~!$&'()*+,;=:@", errors="surrogateescape")
+        return as_written(base).rstrip("/") + "/" + name + (as_written(query + rest) if query else "")
+    return as_written(url)
+
+
+def as_written(url: str) -> str:
+    """A URL written by a person, with blanks, control characters, bytes above 127 and stray ``%`` encoded."""
+    repaired = _STRAY_PERCENT.sub("%25", url)
+    return quote(repaired, safe=_AS_WRITTEN, errors="surrogateescape")
