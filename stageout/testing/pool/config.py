@@ -78,6 +78,8 @@ NEGOTIATOR_CYCLE_DELAY = 1
 # Leaving of completed jobs is decided in the periodic evaluation.
 PERIODIC_EXPR_INTERVAL = 2
 PERIODIC_EXPR_TIMESLICE = 0.5
+# DAGMan warns of logs below /tmp, and takes a warning for an error.
+DAGMAN_USE_STRICT = 0
 """
 
 _EP = """\

@@ -20,6 +20,7 @@ from typing import Any, Callable, TypeVar, Union
 
 from stageout.testing.pool import config as settings
 from stageout.testing.pool import install, leftovers
+from stageout.testing.pool.ads import Ad
 from stageout.testing.pool.config import DOMAIN, NodeConfig
 from stageout.testing.pool.errors import PoolError
 from stageout.testing.pool.image import PREFIX, find_image, image_account
@@ -36,7 +37,6 @@ from stageout.testing.pool.submission import (
 from stageout.testing.pool.waiting import wait_until
 
 T = TypeVar("T")
-Ad = dict[str, Any]
 JobRef = Union[str, Submission]
 _START_TIMEOUT_S = 60.0
 
@@ -219,7 +219,7 @@ class Pool:
         """Events of a job's user log, oldest first; besides their own ``Type`` (5), ``Name``, ``Job`` and ``Time``."""
         if isinstance(job, Submission):
             return self._ads("events", path=str(job.log))
-        ad = self.q(job, ["UserLog", "Iwd"]) or self.history(job) or {}
+        ad = self.q(job, ["UserLog", "Iwd"]) or self.history(job) or Ad()
         path = Path(str(ad.get("Iwd", ""))) / str(ad.get("UserLog", ""))
         return [event for event in self._ads("events", path=str(path)) if event["Job"] == job]
 
@@ -240,7 +240,11 @@ class Pool:
         return words[ad["JobStatus"]] if ad else "Gone"
 
     def wait(
-        self, condition: Callable[[], T], timeout_s: float = 60, what: str = "the condition", interval_s: float = 0.1
+        self,
+        condition: Callable[[], T | None],
+        timeout_s: float = 60,
+        what: str = "the condition",
+        interval_s: float = 0.1,
     ) -> T:
         """Poll until the condition is true and return its value; else PoolTimeout (an AssertionError) with `what`."""
         return wait_until(condition, timeout_s=timeout_s, what=what, interval_s=interval_s)
@@ -263,7 +267,7 @@ class Pool:
 
     def why(self, job: JobRef) -> str:
         """What the queue and the log say about a job, for a report."""
-        ad = self.q(job, ["HoldReason", "LastRejMatchReason", "NumShadowStarts"]) or self.history(job) or {}
+        ad = self.q(job) or self.history(job) or Ad()
         names = [event["Name"] for event in self.events(job)]
         facts = {
             name: ad.get(name)

@@ -5,8 +5,9 @@ A test marked ``pool`` may use
 * ``pool``: one access point and two execute points with the product, shared by all tests of the session;
 * ``pool_factory``: makes pools with other settings, closed after the test.
 
-``--pool-version`` (repeatable; each test then runs on each) or ``STAGEOUT_POOL_VERSION`` chooses the release. Where no pool can be made such tests are skipped with the reason,
-unless ``CI`` is set: there it is a failure. The logs of every pool that a failed test used go to ``test-logs/``.
+``--pool-version`` (repeatable; each test of ``pool`` then runs on each) or ``STAGEOUT_POOL_VERSION`` chooses the
+release. Where no pool can be made such tests are skipped with the reason, unless ``CI`` is set: there it is a failure.
+The logs of every pool that a failed test used go to ``test-logs/``.
 """
 
 from __future__ import annotations

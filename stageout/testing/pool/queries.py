@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stageout.testing.pool import namespace
+from stageout.testing.pool.ads import Ad
 from stageout.testing.pool.errors import PoolError
 from stageout.testing.pool.image import PREFIX
 from stageout.testing.pool.node import Node
@@ -34,7 +35,7 @@ class Queries:
         try:
             child.stdin.write(json.dumps({"op": op, "args": args}).encode() + b"\n")
             child.stdin.flush()
-            reply = json.loads(self._read_line(child))
+            reply = json.loads(self._read_line(child), object_pairs_hook=Ad)
         except (OSError, ValueError) as broken:
             self.close()
             raise PoolError(f"{op}: no answer from inside {self._node.name}: {broken}") from broken

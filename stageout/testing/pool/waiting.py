@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def wait_until(
-    condition: Callable[[], T],
+    condition: Callable[[], T | None],
     *,
     timeout_s: float = 60.0,
     what: str = "the condition",
