@@ -57,7 +57,7 @@ def put_server() -> Iterator[http.server.ThreadingHTTPServer]:
 
 
 def ended(pool: Pool, job: Submission) -> Ad:
-    return pool.wait(lambda: pool.history(job), what=f"the end of job {job} of {job.user}")
+    return pool.wait(lambda: pool.history(job), timeout_s=120, what=f"the end of job {job} of {job.user}")
 
 
 def queued(pool: Pool, job: Submission) -> Ad:
@@ -73,11 +73,9 @@ def running_node(pool: Pool, program: str) -> Any:
 def test_jobs_of_two_users_run_as_themselves(pool_factory: Callable[..., Pool], version: str) -> None:
     pool = pool_factory(version=version, execute_points=2, stageout=False)
     assert {ad["Machine"] for ad in pool.startd_ads()} == {"ep1", "ep2"}
-    jobs = {
-        user: pool.submit(user, WHO, files={"who.sh": WHO_SCRIPT, "in.txt": f"for {user}"}) for user in ("alice", "bob")
-    }
+    jobs = {user: pool.submit(user, WHO, files={"who.sh": WHO_SCRIPT, "in.txt": f"for {user}"}) for user in USERS}
     for user, job in jobs.items():
-        record = pool.wait(lambda job=job: pool.history(job), what=f"the end of {user}'s job")
+        record = ended(pool, job)
         assert (record["Owner"], record["ExitCode"]) == (user, 0)
         who, host, given = (job.dir / "job.out").read_text().splitlines()
         assert (who, given) == (user, f"for {user}")
@@ -141,12 +139,11 @@ def test_hold_release_vacate_edit_remove(pool_factory: Callable[..., Pool]) -> N
 @pool_test
 def test_dag_runs_its_nodes(pool_factory: Callable[..., Pool]) -> None:
     pool = pool_factory(stageout=False)
-    dag = pool.submit_dag(
-        "alice", "JOB A a.sub\nJOB B a.sub\nPARENT A CHILD B\n", files={"a.sub": SLEEP.format(0) + "queue\n"}
-    )
-    record = pool.wait(lambda: pool.history(dag), timeout_s=90, what="the DAG's end")
-    assert record["ExitCode"] == 0
-    assert len(pool.jobs()) == 0
+    text = "JOB A a.sub\nJOB B a.sub\nPARENT A CHILD B\n"
+    dag = pool.submit_dag("alice", text, files={"a.sub": SLEEP.format(0) + "queue\n"})
+    assert ended(pool, dag)["ExitCode"] == 0
+    nodes = [pool.history(f'DAGManJobId == {dag.cluster} && DAGNodeName == "{name}"') for name in "AB"]
+    assert [node and node["JobStatus"] for node in nodes] == [4, 4]
 
 
 @pool_test

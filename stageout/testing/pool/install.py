@@ -24,7 +24,9 @@ DISTRIBUTION = "stageout"
 _LAYOUT_VERSION = "1"
 _KEEP_VENVS = 6
 _IN_USE = ".in-use"
-_SKIPPED = {"tests", "docs", "benchmarks", "examples", "build", "dist"}
+_SKIPPED = {"tests", "benchmarks", "docs", "examples"}
+_DATA = {"plugins", "condor_config.d"}
+_METADATA = {"setup.cfg", "setup.py", "pyproject.toml", "MANIFEST.in", "README.md"}
 _BUILD_TOOLS = ["setuptools >= 64", "wheel"]
 
 
@@ -52,13 +54,13 @@ def dependencies_venv(image: Image, checkout: Path | None) -> Path:
 def product_venv(image: Image, checkout: Path | None) -> Path:
     """Directory of a virtual environment with the product in it, made when missing."""
     base = dependencies_venv(image, checkout)
-    with locked(image.cache / "venv.lock"):
-        final = image.cache / f"venv-{_hash([base.name, *_fingerprint(checkout)])}"
+    with locked(image.cache / "venv.lock"), _source_copy(image, checkout) as source:
+        final = image.cache / f"venv-{_hash([base.name, *_fingerprint(source)])}"
         if not final.exists():
             with built_aside(final) as aside:
                 aside.rmdir()
                 run_host(["cp", "-al", str(base), str(aside)])
-                _install(image, aside, checkout)
+                _install(image, aside, source)
                 # A file of its own to lock: all others are links to the dependencies' files.
                 (aside / _IN_USE).unlink(missing_ok=True)
                 (aside / _IN_USE).touch()
@@ -146,31 +148,23 @@ def _pip_files(image: Image) -> dict[Path, str]:
     return binds
 
 
-def _install(image: Image, venv: Path, checkout: Path | None) -> None:
-    if checkout is None:
+def _install(image: Image, venv: Path, source: Path | None) -> None:
+    if source is None:
         _copy_installed(venv)
         return
-    with _source_copy(image, checkout) as source:
-        command = [
-            f"{PREFIX}/bin/python",
-            "-m",
-            "pip",
-            "install",
-            "-q",
-            "--no-deps",
-            "--no-build-isolation",
-            "--no-index",
-            "/mnt",
-        ]
-        try:
-            image.run(command, binds={venv: PREFIX, source: "/mnt"})
-        except PoolError as failed:
-            raise PoolError(f"The product could not be installed from {checkout}:\n{failed}") from failed
+    pip = f"{PREFIX}/bin/python -m pip install -q --no-deps --no-build-isolation --no-index /mnt"
+    try:
+        image.run(pip.split(), binds={venv: PREFIX, source: "/mnt"})
+    except PoolError as failed:
+        raise PoolError(f"The product could not be installed from its sources:\n{failed}") from failed
 
 
 @contextlib.contextmanager
-def _source_copy(image: Image, checkout: Path) -> Iterator[Path]:
-    """Copy of the sources, so that a build leaves nothing in the checkout."""
+def _source_copy(image: Image, checkout: Path | None) -> Iterator[Path | None]:
+    """Copy of the sources: a build leaves nothing in the checkout, and edits meanwhile do not matter."""
+    if checkout is None:
+        yield None
+        return
     target = image.cache / f".source.{os.getpid()}"
     try:
         for path in _sources(checkout):
@@ -183,24 +177,25 @@ def _source_copy(image: Image, checkout: Path) -> Iterator[Path]:
 
 
 def _sources(checkout: Path) -> Iterator[Path]:
-    """Files that the installed product depends on."""
+    """Files that the installed product is made of: packages, plugins, configuration and metadata."""
     for top in sorted(checkout.iterdir()):
-        if top.name in _SKIPPED or top.name.startswith(".") or top.name.endswith(".egg-info"):
-            continue
-        found: Iterable[Path] = sorted(top.rglob("*")) if top.is_dir() else [top]
-        yield from (path for path in found if path.is_file() and "__pycache__" not in path.parts)
+        if top.name in _METADATA:
+            yield top
+        elif top.name in _DATA or (top.name not in _SKIPPED and (top / "__init__.py").is_file()):
+            yield from (path for path in sorted(top.rglob("*")) if path.is_file() and "__pycache__" not in path.parts)
 
 
-def _fingerprint(checkout: Path | None) -> Iterator[str]:
+def _fingerprint(source: Path | None) -> Iterator[str]:
     """Names and contents' hashes of everything that is installed."""
-    if checkout is None:
+    if source is None:
         distribution = importlib.metadata.distribution(DISTRIBUTION)
         paths = [Path(str(entry.locate())) for entry in distribution.files or []]
     else:
-        paths = list(_sources(checkout))
+        paths = sorted(source.rglob("*"))
     for path in paths:
         if path.is_file() and path.suffix != ".pyc":
-            yield f"{path} {hashlib.sha256(path.read_bytes()).hexdigest()} {path.stat().st_mode & 0o111}"
+            name = path.relative_to(source) if source else path
+            yield f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()} {path.stat().st_mode & 0o111}"
 
 
 def _copy_installed(venv: Path) -> None:
