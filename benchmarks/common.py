@@ -1,0 +1,113 @@
+"""The form of all benchmarks: ``NAME.py [--quick] [--json FILE]`` prints a table and writes the same as JSON.
+
+A benchmark is a function that returns figures. Peers run in the same call, alternating, and medians are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stageout.core.errors import StageoutError
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One result.
+
+    :param peer: what it stands beside; "" for nothing. :param peer_value: in the same unit.
+    :param goal: greatest value that is good enough; None where there is no goal.
+    """
+
+    what: str
+    value: float
+    unit: str
+    peer: str = ""
+    peer_value: float | None = None
+    goal: float | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """Value over the peer's; None without a peer."""
+        return self.value / self.peer_value if self.peer_value else None
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the goal is met; None without a goal."""
+        return None if self.goal is None else self.value <= self.goal
+
+    def as_json(self) -> dict[str, Any]:
+        """The form that ``run_all`` and the plots read."""
+        return {
+            "what": self.what,
+            "value": round(self.value, 6),
+            "unit": self.unit,
+            "peer": self.peer,
+            "peer_value": None if self.peer_value is None else round(self.peer_value, 6),
+            "ratio": None if self.ratio is None else round(self.ratio, 4),
+            "goal": self.goal,
+            "met": self.met,
+        }
+
+
+def machine() -> str:
+    """This machine in a line: processor, cores, memory, kernel, Python."""
+    model = platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
+    gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    cores = len(os.sched_getaffinity(0))
+    return f"{model}, {cores} cores, {gib:.0f} GiB, Linux {platform.release()}, Python {platform.python_version()}"
+
+
+def table(figures: Sequence[Figure]) -> str:
+    """Figures for a person."""
+    lines = [f"{'':58}{'value':>12} {'unit':5}{'peer':>12}{'ratio':>8}{'goal':>10}  met", "-" * 112]
+    for figure in figures:
+        peer = "" if figure.peer_value is None else f"{figure.peer_value:.4g}"
+        ratio = "" if figure.ratio is None else f"{figure.ratio:.3g}"
+        goal = "" if figure.goal is None else f"<= {figure.goal:.4g}"
+        met = {None: "", True: "yes", False: "NO"}[figure.met]
+        lines.append(f"{figure.what:58}{figure.value:12.4g} {figure.unit:5}{peer:>12}{ratio:>8}{goal:>10}  {met}")
+        if figure.peer:
+            lines.append(f"    beside: {figure.peer}")
+    return "\n".join(lines)
+
+
+def main(name: str, measure: Callable[[bool], list[Figure]], arguments: Sequence[str] | None = None) -> int:
+    """Command line of a benchmark.
+
+    :param measure: called with True for a quick run (under three minutes).
+    :returns: exit status: 0 when all goals are met, 1 when one is missed, 2 when it could not be measured.
+    """
+    parser = argparse.ArgumentParser(prog=f"{name}.py")
+    parser.add_argument("--quick", action="store_true", help="fewer and smaller runs, under three minutes")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    given = parser.parse_args(arguments)
+    try:
+        figures = measure(given.quick)
+    except StageoutError as failed:
+        print(f"{name}: could not be measured: {failed}", file=sys.stderr)
+        return 2
+    print(f"{name} ({machine()})\n{table(figures)}")
+    if given.json:
+        content = {"name": name, "machine": machine(), "figures": [figure.as_json() for figure in figures]}
+        given.json.parent.mkdir(parents=True, exist_ok=True)
+        given.json.write_text(json.dumps(content, indent=1) + "\n")
+    return 1 if any(figure.met is False for figure in figures) else 0
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Nearest-rank percentile: the smallest value that so many percent of all do not exceed."""
+    ordered = sorted(values)
+    rank = -(-len(ordered) * percent // 100)
+    return ordered[max(0, int(rank) - 1)]
