@@ -1,0 +1,247 @@
+"""All that the command asks of HTCondor. The only module here that loads the bindings.
+
+Ads leave this module as :class:`stageout.core.classads.ClassAd` with plain values: expressions are evaluated,
+what has no value is left out. Whatever goes wrong becomes a :class:`CommandError` that says what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+from stageout.cli.exits import CommandError, Unavailable
+from stageout.cli.jobs import ATTRIBUTES, Job, JobId, constraint, is_cluster_ad
+from stageout.core.classads import ClassAd
+from stageout.wire.custody import (
+    AGENT_AD,
+    MANAGER_AD,
+    AgentNotice,
+    BadPayload,
+    Report,
+    payload_of,
+    read_notice,
+    read_report,
+)
+
+Result = TypeVar("Result")
+
+
+def bindings() -> Any:
+    """The module ``htcondor2``.
+
+    :raises CommandError: it is not installed, or finds no configuration.
+    """
+    try:
+        import htcondor2
+    except ImportError:
+        raise CommandError(
+            "HTCondor's Python bindings are missing here; install the package as 'stageout[condor]'."
+        ) from None
+    return htcondor2
+
+
+def plain(ad: Any) -> ClassAd:
+    """An ad of the bindings with plain values."""
+    import classad2
+
+    items = {}
+    for name in ad:
+        value = _plain_value(ad.eval(name) if isinstance(ad[name], classad2.ExprTree) else ad[name], classad2)
+        if value is not None:
+            items[name] = value
+    return ClassAd(items)
+
+
+def _plain_value(value: Any, classad2: Any) -> Any:
+    if isinstance(value, classad2.ClassAd):
+        return plain(value)
+    if isinstance(value, (list, tuple)):
+        return [_plain_value(item, classad2) for item in value]
+    return None if isinstance(value, (classad2.Value, classad2.ExprTree)) else value
+
+
+def quote(text: str) -> str:
+    """A string literal for a constraint."""
+    from stageout.core import classads
+
+    return classads.quote(text)
+
+
+class Queue:
+    """One schedd: the local one, or by name.
+
+    Each question finds the schedd anew, so that a restart between two of them does not matter.
+
+    :param name: as condor_q -name takes it; None for the local schedd.
+    :param pool: collector to find it with; None for the configured one.
+    """
+
+    def __init__(self, name: str | None = None, pool: str | None = None) -> None:
+        self._name = name
+        self._pool = pool
+        self._htcondor = bindings()
+
+    def jobs(self, wanted: Sequence[JobId]) -> tuple[list[Job], list[ClassAd]]:
+        """The jobs that are in the queue now, and the ads of their clusters (in which job factories are seen).
+
+        :raises Unavailable: the schedd does not answer.
+        """
+        options = self._htcondor.QueryOpt.IncludeClusterAd
+        ads = self._ask(lambda schedd: schedd.query(constraint(wanted, True), list(ATTRIBUTES), opts=options))
+        return [Job.from_ad(ad) for ad in ads if not is_cluster_ad(ad)], [ad for ad in ads if is_cluster_ad(ad)]
+
+    def jobs_in_stage_out(self, owner: str | None) -> list[Job]:
+        """All jobs in the queue whose output was handed off.
+
+        :param owner: only this user's; None for everybody's.
+        :raises Unavailable: the schedd does not answer.
+        """
+        whose = f" && Owner == {quote(owner)}" if owner else ""
+        wanted = (
+            "((JobStatus == 4 && (TransferOutputStats.STAGEOUTFilesCountLastRun ?: 0) > 0) || "
+            f'(StageOutState ?: "None") != "None"){whose}'
+        )
+        return [Job.from_ad(ad) for ad in self._ask(lambda schedd: schedd.query(wanted, list(ATTRIBUTES)))]
+
+    def history(self, wanted: Sequence[JobId]) -> list[Job]:
+        """Jobs that have left the queue.
+
+        :raises Unavailable: the schedd does not answer.
+        """
+        limit = len(wanted) if all(job.proc is not None for job in wanted) else -1
+        ads = self._ask(lambda schedd: schedd.history(constraint(wanted), list(ATTRIBUTES), limit))
+        return [Job.from_ad(ad) for ad in ads]
+
+    def recent_history(self, owner: str | None, limit: int) -> list[Job]:
+        """The newest jobs of the history whose output was handed off, newest first.
+
+        :raises Unavailable: the schedd does not answer.
+        """
+        whose = f" && Owner == {quote(owner)}" if owner else ""
+        wanted = f"(TransferOutputStats.STAGEOUTFilesCountLastRun ?: 0) > 0{whose}"
+        ads = self._ask(lambda schedd: schedd.history(wanted, list(ATTRIBUTES), limit))
+        return [Job.from_ad(ad) for ad in ads]
+
+    def output_records(self, job: JobId) -> list[ClassAd]:
+        """The stock OUTPUT records of a job's epoch history, oldest run first.
+
+        :raises Unavailable: the schedd does not answer.
+        """
+        ads = self._ask(lambda schedd: schedd.jobEpochHistory(constraint([job]), [], ad_type="OUTPUT"))
+        return sorted(ads, key=lambda ad: ad.integer("NumShadowStarts"))
+
+    def set_request(self, job: JobId, value: str) -> None:
+        """Set StageOutRequest of one job, as the user that runs this command.
+
+        :raises CommandError: the schedd refused.
+        """
+        schedd = self._schedd()
+        try:
+            changed = schedd.edit(str(job), "StageOutRequest", quote(value))
+        except self._htcondor.HTCondorException as problem:
+            raise CommandError(
+                f"{job}: the schedd refused the request ({_sentence(problem)}). Only the job's owner may ask this: "
+                "is it your job, and can you authenticate to this schedd (condor_ping -type SCHEDD WRITE)?"
+            ) from None
+        if not changed:
+            raise CommandError(
+                f"{job}: the schedd changed nothing; is it your job, and still in the queue (condor_q {job})?"
+            )
+
+    def name(self) -> str:
+        """Name of the schedd, as in the collector and in GlobalJobId.
+
+        :raises Unavailable: it cannot be found.
+        """
+        return str(self._location().get("Name", self._name or "local schedd"))
+
+    def _ask(self, question: Callable[[Any], Iterable[Any]]) -> list[ClassAd]:
+        schedd = self._schedd()
+        try:
+            return [plain(ad) for ad in question(schedd)]
+        except (self._htcondor.HTCondorException, OSError) as problem:
+            raise Unavailable(
+                f"the schedd does not answer ({_sentence(problem)}). Is it running (condor_status -schedd), "
+                "and may you read its queue (condor_q)?"
+            ) from None
+
+    def _schedd(self) -> Any:
+        return self._htcondor.Schedd(self._location())
+
+    def _location(self) -> Any:
+        try:
+            collector = self._htcondor.Collector(self._pool)
+            found = collector.locate(self._htcondor.DaemonType.Schedd, self._name)
+        except (self._htcondor.HTCondorException, OSError) as problem:
+            raise Unavailable(f"no schedd can be found here ({_sentence(problem)}). {_NO_SCHEDD}") from None
+        if found is None:
+            raise Unavailable(f"the collector knows no schedd named {self._name}; condor_status -schedd lists them.")
+        return found
+
+
+_NO_SCHEDD = (
+    "Is HTCondor running (condor_who -daemons)? On a machine without a schedd name one with --name, "
+    "or look at an execute point's own sandboxes with 'stageout status --node'."
+)
+
+
+class Pool:
+    """The collector's view: managers' reports and agents' notices.
+
+    :param pool: collector to ask; None for the configured one.
+    """
+
+    def __init__(self, pool: str | None = None) -> None:
+        self._pool = pool
+        self._htcondor = bindings()
+
+    def reports(self, managers: Iterable[str] | None = None) -> list[Report]:
+        """What the managers said last, whichever door it came in by: their own ads, or slot ads.
+
+        :param managers: only of these; None for all.
+        :raises Unavailable: the collector does not answer.
+        """
+        wanted = f'StageOutPayload isnt undefined && (MyType == "{MANAGER_AD}" || MyType == "Machine")'
+        if managers is not None:
+            names = " || ".join(f"StageOutManager == {quote(name)}" for name in sorted(set(managers)))
+            wanted += f" && ({names or 'false'})"
+        newest: dict[str, Report] = {}
+        for report in self._read(wanted, read_report):
+            known = newest.get(report.manager)
+            if known is None or known.number < report.number:
+                newest[report.manager] = report
+        return list(newest.values())
+
+    def notices(self, schedd: str) -> list[AgentNotice]:
+        """What the agents of a schedd said last about themselves.
+
+        :raises Unavailable: the collector does not answer.
+        """
+        return self._read(f'MyType == "{AGENT_AD}" && StageOutSchedd == {quote(schedd)}', read_notice)
+
+    def _read(self, wanted: str, read: Callable[[str], Result]) -> list[Result]:
+        found = []
+        for ad in self.ads(wanted):
+            try:
+                found.append(read(payload_of(ad)))
+            except BadPayload:
+                continue  # an ad of a newer version, or not one of ours; the doctor says so
+        return found
+
+    def ads(self, wanted: str, projection: Sequence[str] = ()) -> list[ClassAd]:
+        """Ads of any type in the collector.
+
+        :raises Unavailable: the collector does not answer.
+        """
+        try:
+            collector = self._htcondor.Collector(self._pool)
+            return [plain(ad) for ad in collector.query(self._htcondor.AdType.Any, wanted, list(projection))]
+        except (self._htcondor.HTCondorException, OSError) as problem:
+            raise Unavailable(
+                f"the collector does not answer ({_sentence(problem)}). Is COLLECTOR_HOST right "
+                "(condor_config_val COLLECTOR_HOST), and is the collector up (condor_status -collector)?"
+            ) from None
+
+
+def _sentence(problem: BaseException) -> str:
+    return " ".join(str(problem).split()).rstrip(".") or type(problem).__name__

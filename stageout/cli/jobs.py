@@ -1,0 +1,185 @@
+"""Jobs as the command sees them: what is typed, and what the schedd's ads say. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from stageout.cli.exits import UsageError
+from stageout.core.classads import ClassAd
+
+_JOB_ID = re.compile(r"(\d{1,10})(?:\.(\d{1,10}))?\Z")
+
+#: Attributes that :meth:`Job.from_ad` reads.
+ATTRIBUTES = (
+    "ClusterId", "ProcId", "GlobalJobId", "Owner", "JobStatus", "EnteredCurrentStatus", "CompletionDate",
+    "NumShadowStarts", "TransferOutputStats", "DAGManJobId", "HoldReason", "HoldReasonCode", "HoldReasonSubCode",
+    "RemoveReason", "StageOutGuard", "StageOutState", "StageOutRun", "StageOutReason", "StageOutBytesLeft",
+    "StageOutFilesLeft", "StageOutAttempts", "StageOutNextAttempt", "StageOutManager", "StageOutReruns",
+    "StageOutStats", "StageOutRequest", "JobMaterializeLimit", "JobMaterializePaused",
+)  # fmt: skip
+
+STATUS_WORDS = {
+    1: "Idle", 2: "Running", 3: "Removed", 4: "Completed", 5: "Held", 6: "TransferringOutput", 7: "Suspended",
+}  # fmt: skip
+REMOVED, COMPLETED, HELD = 3, 4, 5
+
+#: HoldReasonCode of a failed output transfer; stage-out holds have sub-codes above the second number.
+_HOLD_CODE, _HOLD_SUBCODE_ABOVE = 12, 20000
+#: JobMaterializePaused of a factory that makes no more jobs: no more items, cluster removed.
+_FACTORY_DONE = (2, 3)
+
+
+class JobId(NamedTuple):
+    """A job, or with ``proc`` None all jobs of a cluster."""
+
+    cluster: int
+    proc: int | None = None
+
+    def __str__(self) -> str:
+        return str(self.cluster) if self.proc is None else f"{self.cluster}.{self.proc}"
+
+    def covers(self, other: JobId) -> bool:
+        """True when ``other`` is this job or belongs to this cluster."""
+        return self.cluster == other.cluster and self.proc in (None, other.proc)
+
+
+def parse_job_id(text: str) -> JobId:
+    """Read ``cluster`` or ``cluster.proc``.
+
+    :raises UsageError: for anything else.
+    """
+    found = _JOB_ID.match(text)
+    if not found or int(found[1]) < 1:
+        raise UsageError(
+            f"'{text}' is not a job: write a cluster (1234) or a job of it (1234.0), as condor_q shows them"
+        )
+    return JobId(int(found[1]), None if found[2] is None else int(found[2]))
+
+
+def parse_job_ids(texts: Iterable[str]) -> list[JobId]:
+    """Read several; each only once, in the order given."""
+    return list(dict.fromkeys(map(parse_job_id, texts)))
+
+
+def constraint(wanted: Sequence[JobId], with_clusters: bool = False) -> str:
+    """A ClassAd constraint for the jobs.
+
+    :param with_clusters: let the ads of the clusters themselves through, which have no ProcId.
+    """
+    also = " || ProcId is undefined || ProcId < 0" if with_clusters else ""
+    parts = [
+        f"ClusterId == {job.cluster}" + ("" if job.proc is None else f" && (ProcId == {job.proc}{also})")
+        for job in wanted
+    ]
+    return " || ".join(f"({part})" for part in parts) or "false"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job, in the queue or in the history.
+
+    :param status: JobStatus. :param run: NumShadowStarts, the number of the last run.
+    :param files_handed_off: of the last run; 0: its output was transferred synchronously, or there is none yet.
+    :param state: StageOutState, "None" before and without hand-off. :param state_run: the run that it is about.
+    :param next_attempt_at: wall clock, seconds; 0 when none is planned.
+    """
+
+    id: JobId
+    global_id: str
+    owner: str
+    status: int
+    run: int
+    guard: bool
+    files_handed_off: int
+    bytes_handed_off: int
+    state: str
+    state_run: int | None
+    reason: str
+    files_left: int | None
+    bytes_left: int | None
+    attempts: int
+    next_attempt_at: int
+    manager: str
+    reruns: int
+    in_dag: bool
+    hold_code: int
+    hold_subcode: int
+    hold_reason: str
+    remove_reason: str
+    status_since: int
+    completed_at: int
+    request: str
+    stats: Mapping[str, Any]
+
+    @classmethod
+    def from_ad(cls, ad: ClassAd) -> Job:
+        """Read a job's ad; what is absent or of another type counts as not set."""
+        moved = ad.get("TransferOutputStats")
+        moved = moved if isinstance(moved, ClassAd) else ClassAd()
+        stats = ad.get("StageOutStats")
+        return cls(
+            id=JobId(ad.integer("ClusterId"), ad.integer("ProcId")),
+            global_id=ad.text("GlobalJobId"),
+            owner=ad.text("Owner"),
+            status=ad.integer("JobStatus"),
+            run=ad.integer("NumShadowStarts"),
+            guard=ad.get("StageOutGuard") is True,
+            files_handed_off=moved.integer("STAGEOUTFilesCountLastRun"),
+            bytes_handed_off=moved.integer("STAGEOUTSizeBytesLastRun"),
+            state=ad.text("StageOutState", "None"),
+            state_run=_optional(ad, "StageOutRun"),
+            reason=ad.text("StageOutReason"),
+            files_left=_optional(ad, "StageOutFilesLeft"),
+            bytes_left=_optional(ad, "StageOutBytesLeft"),
+            attempts=ad.integer("StageOutAttempts"),
+            next_attempt_at=ad.integer("StageOutNextAttempt"),
+            manager=ad.text("StageOutManager"),
+            reruns=ad.integer("StageOutReruns"),
+            in_dag="DAGManJobId" in ad,
+            hold_code=ad.integer("HoldReasonCode"),
+            hold_subcode=ad.integer("HoldReasonSubCode"),
+            hold_reason=ad.text("HoldReason"),
+            remove_reason=ad.text("RemoveReason"),
+            status_since=ad.integer("EnteredCurrentStatus"),
+            completed_at=ad.integer("CompletionDate"),
+            request=ad.text("StageOutRequest"),
+            stats=dict(stats) if isinstance(stats, ClassAd) else {},
+        )
+
+    @property
+    def handed_off(self) -> bool:
+        """The output of the last run was handed off, at least in part."""
+        return self.files_handed_off > 0
+
+    @property
+    def delivered(self) -> bool:
+        """The output of the last run is at its destination and verified."""
+        return self.state == "Delivered" and self.state_run == self.run
+
+    @property
+    def held_by_stage_out(self) -> bool:
+        """Held because its output could not be delivered (or was lost too often)."""
+        return self.status == HELD and self.hold_code == _HOLD_CODE and self.hold_subcode > _HOLD_SUBCODE_ABOVE
+
+    @property
+    def in_stage_out(self) -> bool:
+        """Handed off, and its end is not yet reached or not yet dealt with."""
+        finished = self.status == COMPLETED and self.handed_off and not self.delivered
+        return finished or self.held_by_stage_out
+
+
+def _optional(ad: ClassAd, name: str) -> int | None:
+    return ad.integer(name) if name in ad else None
+
+
+def is_cluster_ad(ad: ClassAd) -> bool:
+    """True for the ad of a cluster, which is no job."""
+    return ad.integer("ProcId", -1) < 0
+
+
+def makes_more_jobs(ad: ClassAd) -> bool:
+    """True for the cluster ad of a job factory that has not made all of its jobs."""
+    return "JobMaterializeLimit" in ad and ad.integer("JobMaterializePaused") not in _FACTORY_DONE

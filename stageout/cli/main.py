@@ -1,0 +1,175 @@
+"""Entry of the ``stageout`` command: reads the command line and loads the one subcommand that was called."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import stageout
+from stageout.cli.exits import CommandError, Exit
+from stageout.core.errors import StageoutError
+
+_DESCRIPTION = """\
+Shows and steers the delivery of job output that was handed off when the job ended.
+JOB is a cluster (1234) or a job of it (1234.0), as condor_q shows them."""
+
+_STATUS = """\
+Without JOB: every job of yours whose output was handed off, one line each. With JOB: that job, file by file.
+Reads the job queue and, for the newest figures, what the sandbox managers tell the collector."""
+
+_WAIT = """\
+Waits until the output of all JOBs is delivered: jobs that still run are waited for, jobs that have left the queue
+are looked up in the history, and a restart of the schedd is waited out. Output that was transferred before the job
+ended counts as delivered. A job held because of its output has failed; one held for another reason is waited for.
+
+exit status: 0 delivered, 1 failed, lost or cancelled, 2 timed out, 3 unknown job
+
+As POST script of a DAG node (a POST script decides about its node, so hand it the job's own status):
+  SCRIPT DEFER 2 60 POST A /opt/stageout/bin/stageout wait --timeout 20 --return $RETURN $JOBID
+With DEFER, DAGMan asks again every minute, and a node that waits takes none of the places for POST scripts."""
+
+_ASK = {
+    "retry": "Tries failed and waiting files again at once, with fresh attempts. On success a held job completes.",
+    "cancel": "Gives up the delivery of a job's output; the execute point deletes it. The job is not run again.",
+    "pause": "Sends nothing more of a job's output until 'stageout resume'. A file on its way is finished.",
+    "resume": "Goes on with the delivery after 'stageout pause'.",
+}
+
+_HISTORY = """\
+Jobs that have left the queue and whose output was handed off, newest first; with JOB, every run of that job with the
+files of its hand-off. Reads HTCondor's own records: the history (condor_history) and the OUTPUT records of the epoch
+history (condor_history -transfer-history:O); what is rotated away there is gone here too."""
+
+_DOCTOR = """\
+Checks the installation on this machine and says what to fix. Run it as root, or as the user that HTCondor runs as:
+what may not be looked at is reported as unchecked.
+
+exit status: 0 no check failed (warnings are allowed), 1 at least one failed"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Ends with EX_USAGE: 2 means 'timed out' here."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(Exit.USAGE, f"{self.prog}: {message}\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = _Parser(prog="stageout", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--version", action="version", version=f"stageout {stageout.__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", parser_class=_Parser)
+    _add_status(commands)
+    _add_wait(commands)
+    for verb, text in _ASK.items():
+        command = _add(commands, verb, text.split(".")[0].split(";")[0].lower(), text, "request")
+        command.add_argument("jobs", metavar="JOB", nargs="+")
+        _add_schedd(command)
+    _add_history(commands)
+    _add_doctor(commands)
+    command = _add(commands, "help", "explains a command", "Explains a command.", "")
+    command.add_argument("topic", metavar="COMMAND", nargs="?")
+    return parser
+
+
+def _add(commands: argparse._SubParsersAction[_Parser], name: str, short: str, text: str, module: str) -> _Parser:
+    command = commands.add_parser(
+        name, help=short, description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    command.set_defaults(module=module)
+    return command
+
+
+def _add_schedd(command: argparse.ArgumentParser) -> None:
+    command.add_argument("-n", "--name", metavar="SCHEDD", help="ask this schedd instead of the local one")
+    command.add_argument("--pool", metavar="HOST", help="find it with this collector")
+
+
+def _add_status(commands: argparse._SubParsersAction[_Parser]) -> None:
+    command = _add(commands, "status", "shows what is delivered, what waits and why", _STATUS, "status")
+    command.add_argument("jobs", metavar="JOB", nargs="*")
+    command.add_argument("-a", "--all", "-allusers", dest="all_users", action="store_true", help="jobs of all users")
+    command.add_argument("--json", action="store_true", help="print JSON (its fields: docs/COMMANDS.md)")
+    command.add_argument("--watch", action="store_true", help="show it anew every 2 s until all is delivered or Ctrl-C")
+    command.add_argument("--node", action="store_true", help="ask this machine's sandbox manager instead of a schedd")
+    _add_schedd(command)
+
+
+def _add_wait(commands: argparse._SubParsersAction[_Parser]) -> None:
+    command = _add(commands, "wait", "waits until output is delivered (for scripts and DAGs)", _WAIT, "wait")
+    command.add_argument("jobs", metavar="JOB", nargs="+")
+    command.add_argument("--timeout", metavar="S", type=_seconds, help="give up after so many seconds (exit status 2)")
+    command.add_argument(
+        "--return", metavar="STATUS", type=int, default=0, dest="returned",
+        help="the job's own exit status; when it is not 0, end with it (2 and signals become 1) instead of 0",
+    )  # fmt: skip
+    _add_schedd(command)
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise ValueError
+    return value
+
+
+_seconds.__name__ = "number of seconds"
+
+
+def _add_history(commands: argparse._SubParsersAction[_Parser]) -> None:
+    command = _add(commands, "history", "shows what was delivered, and what was not", _HISTORY, "history")
+    command.add_argument("jobs", metavar="JOB", nargs="*")
+    command.add_argument("-a", "--all", "-allusers", dest="all_users", action="store_true", help="jobs of all users")
+    command.add_argument("--limit", metavar="N", type=int, default=100, help="at most so many jobs (default: 100)")
+    command.add_argument("--json", action="store_true", help="print JSON (its fields: docs/COMMANDS.md)")
+    _add_schedd(command)
+
+
+def _add_doctor(commands: argparse._SubParsersAction[_Parser]) -> None:
+    command = _add(commands, "doctor", "checks the installation and says what to fix", _DOCTOR, "doctor")
+    command.add_argument("--role", choices=("ap", "ep", "pilot"), action="append", help="default: what runs here")
+    command.add_argument("--json", action="store_true", help="print JSON (its fields: docs/COMMANDS.md)")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    :param arguments: without the program's name; None for those of the process.
+    :returns: the exit status.
+    """
+    parser = build_parser()
+    try:
+        options = parser.parse_args(_protect_job_ids(sys.argv[1:] if arguments is None else list(arguments)))
+        if options.command in (None, "help"):
+            return _help(parser, getattr(options, "topic", None))
+        return int(importlib.import_module(f"stageout.cli.{options.module}").run(options))
+    except StageoutError as problem:
+        print(f"stageout: {problem}", file=sys.stderr)
+        return int(problem.status if isinstance(problem, CommandError) else Exit.FAILED)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _protect_job_ids(arguments: list[str]) -> list[str]:
+    """DAGMan gives a node that was never submitted a negative job id, which must not be taken for an option."""
+    return [f" {word}" if word[:1] == "-" and word[1:2].isdigit() and "." in word else word for word in arguments]
+
+
+def _help(parser: argparse.ArgumentParser, topic: str | None) -> int:
+    if topic is None:
+        parser.print_help()
+        return Exit.OK
+    parser.parse_args([topic, "--help"])
+    return Exit.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""``stageout retry``, ``cancel``, ``pause``, ``resume``: what an owner asks of the schedd agent.
+
+The request is written into the job's ad (StageOutRequest) as the user that runs the command, so the schedd decides
+who may ask; the agent acts on it and takes it away.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from stageout.cli.exits import CommandError, Exit, UnknownJob
+from stageout.cli.jobs import STATUS_WORDS, Job, JobId, parse_job_ids
+from stageout.cli.verdict import judge_history
+
+if TYPE_CHECKING:
+    from stageout.cli.condor import Pool, Queue
+
+_ANSWER_TIMEOUT_S = 30.0
+_LOOK_INTERVAL_S = 0.5
+_NOTICE_FRESH_S = 180
+
+
+def run(options: argparse.Namespace) -> int:
+    """Ask for every job; the worst of the answers is the exit status."""
+    from stageout.cli.condor import Pool, Queue
+
+    wanted = parse_job_ids(options.jobs)
+    queue, pool = Queue(options.name, options.pool), Pool(options.pool)
+    asked, worst = [], int(Exit.OK)
+    for one in wanted:
+        try:
+            jobs = _jobs(queue, one, options.command)
+            asked += [(job, ask(queue, job, options.command)) for job in jobs]
+        except CommandError as problem:
+            print(f"stageout: {problem}", file=sys.stderr)
+            worst = max(worst, int(problem.status))
+    if not asked:
+        return worst
+    return max(worst, await_answers(queue, pool, {job.id: value for job, value in asked}, time.sleep))
+
+
+def _jobs(queue: Queue, one: JobId, verb: str) -> list[Job]:
+    """The jobs that the request is for.
+
+    :raises CommandError: there is none, and why.
+    """
+    found, _ = queue.jobs([one])
+    if not found:
+        raise _gone(queue, one, verb)
+    ready = [job for job in found if job.in_stage_out]
+    if not ready:
+        raise CommandError(f"{one}: nothing to {verb}: {why_not(found[0])}")
+    return ready
+
+
+def _gone(queue: Queue, one: JobId, verb: str) -> CommandError:
+    left = queue.history([one])
+    if not left:
+        return UnknownJob(f"{one}: no such job in the queue or the history of {queue.name()}")
+    return CommandError(f"{one}: nothing to {verb}: the job has left the queue ({judge_history(left[0]).text})")
+
+
+def why_not(job: Job) -> str:
+    """Why nothing can be asked for this job."""
+    if job.delivered:
+        return "its output is delivered"
+    if job.status == 4:
+        return "its output was transferred before the job ended"
+    word = STATUS_WORDS.get(job.status, "in an unknown status")
+    return f"the job is {word}; its output is handed off when it ends"
+
+
+def ask(queue: Queue, job: Job, verb: str) -> str:
+    """Write the request into the job's ad and return what was written.
+
+    :raises CommandError: the schedd refused.
+    """
+    value = f"{verb} {int(time.time())}"
+    queue.set_request(job.id, value)
+    return value
+
+
+def await_answers(queue: Queue, pool: Pool, asked: dict[JobId, str], sleep: Callable[[float], object]) -> int:
+    """Wait until the agent has taken every request, and print what became of the job."""
+    deadline = time.monotonic() + _ANSWER_TIMEOUT_S
+    waiting = dict(asked)
+    while waiting and time.monotonic() < deadline:
+        now = {job.id: job for job in queue.jobs(list(waiting))[0]}
+        for job_id in list(waiting):
+            if job_id not in now or now[job_id].request != waiting[job_id]:
+                print(f"{job_id}: {waiting.pop(job_id).split()[0]} accepted{_state(now.get(job_id))}", flush=True)
+        if waiting:
+            sleep(_LOOK_INTERVAL_S)
+    if not waiting:
+        return Exit.OK
+    print(f"stageout: {no_answer(queue, pool, sorted(waiting))}", file=sys.stderr)
+    return Exit.TIMED_OUT
+
+
+def _state(job: Job | None) -> str:
+    if job is None:
+        return "; the job has left the queue"
+    return f"; its output is now {job.state}" + (f": {job.reason}" if job.reason else "")
+
+
+def no_answer(queue: Queue, pool: Pool, jobs: list[JobId]) -> str:
+    """What to tell when no answer came: is there an agent at all?"""
+    schedd = queue.name()
+    which = ", ".join(map(str, jobs))
+    newest = max((notice.sent_at for notice in pool.notices(schedd)), default=0)
+    kept = f"The request stays in the job's ad ({which}) and is acted upon when the agent is back"
+    if not newest:
+        return f"no schedd agent answers for {schedd}: the collector knows none. {kept}; tell its administrator."
+    silent_s = int(time.time()) - newest
+    if silent_s > _NOTICE_FRESH_S:
+        return f"the schedd agent of {schedd} was last heard of {silent_s} s ago. {kept}; tell its administrator."
+    return (
+        f"the schedd agent of {schedd} runs, but has not taken the request within {_ANSWER_TIMEOUT_S:.0f} s. {kept}; "
+        "its log (STAGEOUT_AGENT_LOG) says why it waits."
+    )

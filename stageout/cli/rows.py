@@ -1,0 +1,157 @@
+"""Rows of ``stageout status``: a job's ad and its manager's newest report in one. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from stageout.cli.jobs import COMPLETED, STATUS_WORDS, Job
+from stageout.core.states import ENDS
+from stageout.wire.custody import FileReport, Report, SandboxReport
+
+#: Version of the JSON that ``--json`` prints; grows when a field changes its meaning or goes.
+SCHEMA = 1
+_ENDED = frozenset(state.value for state in ENDS)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One job's stage-out, as shown.
+
+    :param job: ``cluster.proc``. :param state: word of the state table; "None" before and without hand-off.
+    :param next_attempt_at: wall clock, seconds; 0 when none is planned.
+    :param reported_at: when the manager said so (wall clock, seconds); None: known from the job's ad only.
+    :param synchronous: the last run's output was transferred before the job ended.
+    """
+
+    job: str
+    global_id: str
+    owner: str
+    job_status: str
+    run: int
+    state: str
+    synchronous: bool
+    reason: str
+    files_total: int
+    files_left: int
+    bytes_total: int
+    bytes_left: int
+    attempts: int
+    attempts_limit: int
+    next_attempt_at: int
+    manager: str
+    reruns: int
+    reported_at: int | None
+    files: tuple[FileReport, ...]
+
+
+def merge(jobs: Iterable[Job], reports: Iterable[Report]) -> list[Row]:
+    """The rows of the jobs, in the order of their ids.
+
+    The report is newer than the job's ad, which the agent edits at intervals; an end, though, is true only
+    when the job's ad says so.
+    """
+    boxes = _newest_boxes(reports)
+    return [_row(job, boxes.get((job.global_id, job.run))) for job in sorted(jobs, key=lambda job: job.id)]
+
+
+def _newest_boxes(reports: Iterable[Report]) -> dict[tuple[str, int], tuple[SandboxReport, Report]]:
+    boxes: dict[tuple[str, int], tuple[SandboxReport, Report]] = {}
+    for report in reports:
+        for box in report.sandboxes:
+            known = boxes.get((box.job, box.number))
+            if known is None or known[0].change < box.change:
+                boxes[box.job, box.number] = (box, report)
+    return boxes
+
+
+def _row(job: Job, said: tuple[SandboxReport, Report] | None) -> Row:
+    facts = _from_ad(job) if said is None else _from_report(job, *said)
+    return Row(
+        job=str(job.id),
+        global_id=job.global_id,
+        owner=job.owner,
+        job_status=STATUS_WORDS.get(job.status, "Unknown"),
+        run=job.run,
+        synchronous=job.status == COMPLETED and not job.handed_off,
+        reruns=job.reruns,
+        **facts,
+    )
+
+
+def _from_ad(job: Job) -> dict[str, Any]:
+    finished = job.delivered
+    return {
+        "state": job.state,
+        "reason": job.reason or (job.hold_reason if job.held_by_stage_out else ""),
+        "files_total": job.files_handed_off,
+        "files_left": 0 if finished else _known(job.files_left, job.files_handed_off),
+        "bytes_total": job.bytes_handed_off,
+        "bytes_left": 0 if finished else _known(job.bytes_left, job.bytes_handed_off),
+        "attempts": job.attempts,
+        "attempts_limit": 0,
+        "next_attempt_at": job.next_attempt_at,
+        "manager": job.manager,
+        "reported_at": None,
+        "files": (),
+    }
+
+
+def _known(value: int | None, otherwise: int) -> int:
+    return otherwise if value is None else value
+
+
+def _from_report(job: Job, box: SandboxReport, report: Report) -> dict[str, Any]:
+    ended = job.state in _ENDED and job.state_run in (None, job.run)
+    return {
+        "state": job.state if ended else box.state,
+        "reason": (job.reason if ended else box.reason) or box.reason,
+        "files_total": box.files_total,
+        "files_left": box.files_left,
+        "bytes_total": box.bytes_total,
+        "bytes_left": box.bytes_left,
+        "attempts": box.attempts,
+        "attempts_limit": box.attempts_limit,
+        "next_attempt_at": box.next_attempt_at,
+        "manager": report.manager,
+        "reported_at": report.sent_at,
+        "files": box.files,
+    }
+
+
+def as_json(rows: Iterable[Row], now: float, notes: Iterable[str] = ()) -> Mapping[str, Any]:
+    """What ``stageout status --json`` prints (``docs/COMMANDS.md`` says what each field means).
+
+    :param now: wall clock, seconds. :param notes: what the reader must know about gaps in the answer.
+    """
+    return {"schema": SCHEMA, "at": int(now), "jobs": [asdict(row) for row in rows], "notes": list(notes)}
+
+
+def rows_of_report(report: Report) -> list[Row]:
+    """The rows of a node's own sandboxes, known from its manager alone."""
+    return [_row_of_box(box, report) for box in report.sandboxes]
+
+
+def _row_of_box(box: SandboxReport, report: Report) -> Row:
+    return Row(
+        job=box.run.job_id,
+        global_id=box.job,
+        owner=box.owner,
+        job_status="Unknown",
+        run=box.number,
+        state=box.state,
+        synchronous=False,
+        reason=box.reason,
+        files_total=box.files_total,
+        files_left=box.files_left,
+        bytes_total=box.bytes_total,
+        bytes_left=box.bytes_left,
+        attempts=box.attempts,
+        attempts_limit=box.attempts_limit,
+        next_attempt_at=box.next_attempt_at,
+        manager=report.manager,
+        reruns=0,
+        reported_at=report.sent_at,
+        files=box.files,
+    )

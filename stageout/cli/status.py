@@ -1,0 +1,153 @@
+"""``stageout status``: what is delivered, what waits and why."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pwd
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from stageout.cli import render
+from stageout.cli.exits import CommandError, Exit, Unavailable, UnknownJob, UsageError
+from stageout.cli.jobs import Job, JobId, parse_job_ids
+from stageout.cli.rows import Row, as_json, merge
+
+if TYPE_CHECKING:
+    from stageout.cli.condor import Pool, Queue
+
+_WATCH_INTERVAL_S = 2.0
+
+
+class Snapshot(NamedTuple):
+    """What is known at one time, and what the reader must know about gaps in it."""
+
+    rows: list[Row]
+    notes: list[str]
+
+
+def run(options: argparse.Namespace) -> int:
+    """Show the status once, or again and again with --watch."""
+    look = _node_look(options) if options.node else _queue_look(options)
+    show = _shower(options)
+    if options.watch:
+        return _watch(look, show, live=sys.stdout.isatty() and not options.json)
+    snapshot = look()
+    for line in show(snapshot):
+        print(line)
+    return Exit.OK
+
+
+def _queue_look(options: argparse.Namespace) -> Callable[[], Snapshot]:
+    from stageout.cli.condor import Pool, Queue
+
+    wanted = parse_job_ids(options.jobs)
+    queue, pool = Queue(options.name, options.pool), Pool(options.pool)
+    owner = None if options.all_users else whose_jobs()
+    return lambda: _look(queue, pool, wanted, owner)
+
+
+def whose_jobs() -> str | None:
+    """Whose jobs are shown without --all: one's own; root, who has none, sees all as with condor_q."""
+    if os.geteuid() == 0:
+        return None
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        raise CommandError("this account has no name here; ask for the jobs of all users with --all") from None
+
+
+def _look(queue: Queue, pool: Pool, wanted: list[JobId], owner: str | None) -> Snapshot:
+    jobs = _wanted_jobs(queue, wanted) if wanted else queue.jobs_in_stage_out(owner)
+    managers = {job.manager for job in jobs if job.in_stage_out}
+    if not managers:
+        return Snapshot(merge(jobs, []), [])
+    try:
+        reports = pool.reports(None if "" in managers else managers)
+    except Unavailable as problem:
+        return Snapshot(merge(jobs, []), [f"figures are from the job queue only: {problem}"])
+    return Snapshot(merge(jobs, reports), [])
+
+
+def _wanted_jobs(queue: Queue, wanted: list[JobId]) -> list[Job]:
+    """The jobs by id; those that have left the queue come from the history."""
+    found, _ = queue.jobs(wanted)
+    missing = [one for one in wanted if not any(one.covers(job.id) for job in found)]
+    found += queue.history(missing) if missing else []
+    for one in missing:
+        if not any(one.covers(job.id) for job in found):
+            raise UnknownJob(f"{one}: no such job in the queue or the history of {queue.name()}")
+    return found
+
+
+def _node_look(options: argparse.Namespace) -> Callable[[], Snapshot]:
+    from stageout.cli.node import local_rows
+
+    if options.name or options.pool:
+        raise UsageError("--node looks at this machine: leave out --name and --pool")
+    wanted = parse_job_ids(options.jobs)
+
+    def look() -> Snapshot:
+        rows = local_rows()
+        if not wanted:
+            return Snapshot(rows, [])
+        kept = [row for row in rows if any(one.covers(parse_job_ids([row.job])[0]) for one in wanted)]
+        if not kept:
+            raise UnknownJob(f"{', '.join(map(str, wanted))}: no output of it is on this node")
+        return Snapshot(kept, [])
+
+    return look
+
+
+def _shower(options: argparse.Namespace) -> Callable[[Snapshot], list[str]]:
+    if options.json:
+        return lambda seen: [json.dumps(as_json(seen.rows, time.time(), seen.notes), indent=2)]
+    in_detail = bool(options.jobs)
+    live = options.watch and sys.stdout.isatty()
+    return lambda seen: lines(seen, time.time(), terminal_width(), in_detail, live)
+
+
+def terminal_width() -> int:
+    """Columns of the terminal; 0 when the output is no terminal and nothing is to be cut."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+
+
+def lines(seen: Snapshot, now: float, width: int, in_detail: bool, live: bool = False) -> list[str]:
+    """The text for a person.
+
+    :param now: wall clock, seconds. :param width: columns, 0: never cut.
+    :param in_detail: file by file. :param live: bars, for a terminal that is redrawn.
+    """
+    notes = [f"Note: {note}" for note in seen.notes]
+    if not seen.rows:
+        return [*notes, "No output is in stage-out."]
+    if live:
+        return [*notes, *render.progress_lines(seen.rows, now, width)]
+    if not in_detail or len(seen.rows) > 20:
+        return [*notes, *render.jobs_table(seen.rows, now, width)]
+    blocks = [[*render.job_details(row, now, width), ""] for row in seen.rows]
+    return [*notes, *(line for block in blocks for line in block)][:-1]
+
+
+def _watch(look: Callable[[], Snapshot], show: Callable[[Snapshot], list[str]], live: bool) -> int:
+    """Redraw in place on a terminal; elsewhere print anew only what has changed."""
+    drawn: list[str] = []
+    while True:
+        try:
+            seen = look()
+            shown = show(seen)
+        except Unavailable as problem:  # a restart is not the end of watching
+            seen, shown = Snapshot([], []), [f"stageout: {problem}"]
+        if live:
+            sys.stdout.write((f"\x1b[{len(drawn)}F\x1b[J" if drawn else "") + "\n".join(shown) + "\n")
+        elif shown != drawn:
+            print("\n".join(shown))
+        sys.stdout.flush()
+        drawn = shown
+        if seen.rows and all(row.bytes_left == 0 and row.files_left == 0 and row.files_total for row in seen.rows):
+            return Exit.OK
+        time.sleep(_WATCH_INTERVAL_S)

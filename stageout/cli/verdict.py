@@ -1,0 +1,98 @@
+"""What a job's ad means to somebody who waits for its output. Pure."""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+from stageout.cli.exits import Exit
+from stageout.cli.jobs import COMPLETED, HELD, REMOVED, STATUS_WORDS, Job
+from stageout.core.states import State
+
+
+class Outcome(enum.Enum):
+    """How far a job is."""
+
+    DELIVERED = "delivered"
+    FAILED = "failed"
+    WAITING = "waiting"
+
+
+class Verdict(NamedTuple):
+    """An outcome and one sentence about it."""
+
+    outcome: Outcome
+    text: str
+
+
+_GAVE_UP = frozenset({State.FAILED.value, State.LOST.value, State.CANCELLED.value})
+
+
+def judge_queued(job: Job) -> Verdict:
+    """The verdict on a job that is in the queue."""
+    if job.status == REMOVED:
+        return Verdict(Outcome.FAILED, f"removed from the queue: {job.remove_reason or 'no reason given'}")
+    if job.status == HELD:
+        return _judge_held(job)
+    if job.status != COMPLETED:
+        return Verdict(Outcome.WAITING, f"the job is {STATUS_WORDS.get(job.status, 'in an unknown status')}")
+    if not job.handed_off:
+        return Verdict(Outcome.DELIVERED, "its output was transferred before the job ended")
+    return _judge_stage_out(job)
+
+
+def _judge_held(job: Job) -> Verdict:
+    if not job.held_by_stage_out:
+        return Verdict(Outcome.WAITING, f"the job is held: {job.hold_reason}")
+    if job.state in _GAVE_UP or job.state == "None":
+        return Verdict(Outcome.FAILED, job.hold_reason or job.reason)
+    return Verdict(Outcome.WAITING, f"its output is tried again ({job.state})")
+
+
+def _judge_stage_out(job: Job) -> Verdict:
+    if job.delivered:
+        return Verdict(Outcome.DELIVERED, "its output is at its destination")
+    if job.state == State.LOST and not job.in_dag:
+        return Verdict(Outcome.WAITING, f"its output was lost; the job will run again: {job.reason}")
+    if job.state in _GAVE_UP:
+        return Verdict(Outcome.FAILED, f"{job.state}: {job.reason or 'no reason given'}")
+    trouble = _detail(job.reason) if job.state == State.RETRY_WAIT else ""
+    return Verdict(Outcome.WAITING, f"its output is on its way ({job.state}{trouble})")
+
+
+def _detail(reason: str) -> str:
+    return f": {reason}" if reason else ""
+
+
+def judge_history(job: Job) -> Verdict:
+    """The verdict on a job that has left the queue."""
+    if job.status == REMOVED:
+        return Verdict(Outcome.FAILED, f"removed from the queue: {job.remove_reason or 'no reason given'}")
+    if not job.handed_off:
+        return Verdict(Outcome.DELIVERED, "its output was transferred before the job ended")
+    if job.delivered:
+        return Verdict(Outcome.DELIVERED, "its output is at its destination")
+    return Verdict(
+        Outcome.FAILED,
+        f"it left the queue before its output was known to be delivered (last state: {job.state}{_detail(job.reason)})",
+    )
+
+
+def wait_status(outcomes: list[Outcome], returned: int) -> int:
+    """Exit status of ``stageout wait`` for the outcomes at its end.
+
+    :param returned: exit status of the job itself, as DAGMan's ``$RETURN`` gives it (0: succeeded).
+    :returns: TIMED_OUT when nothing failed and something still waits; the job's own status when it failed.
+    """
+    if Outcome.FAILED in outcomes:
+        return own_status(returned) or Exit.FAILED
+    if Outcome.WAITING in outcomes:
+        return Exit.TIMED_OUT
+    return own_status(returned)
+
+
+def own_status(returned: int) -> int:
+    """A job's exit status as one of ours: 1 for signals, DAGMan's own codes, and for 2, which means timed out."""
+    if returned == 0:
+        return Exit.OK
+    return returned if 0 < returned < 256 and returned != Exit.TIMED_OUT else Exit.FAILED

@@ -1,0 +1,153 @@
+"""``stageout wait``: until output is delivered, with an exit status for scripts and DAGs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from stageout.cli.exits import Unavailable, UnknownJob
+from stageout.cli.jobs import Job, JobId, makes_more_jobs, parse_job_ids
+from stageout.cli.verdict import Outcome, Verdict, judge_history, judge_queued, own_status, wait_status
+from stageout.core.classads import ClassAd
+from stageout.core.clock import Clock, SystemClock
+
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 15.0
+#: Looks at the history in which a job that has left the queue must show up.
+_LOOKS_AT_HISTORY = 6
+#: DAGMan's $RETURN when the submission failed, and when a PRE script did.
+_NOT_SUBMITTED = -1001, -1004
+
+
+class Source(Protocol):
+    """Where jobs are looked up."""
+
+    def jobs(self, wanted: Sequence[JobId]) -> tuple[list[Job], list[ClassAd]]:
+        """Jobs in the queue, and ads of their clusters."""
+
+    def history(self, wanted: Sequence[JobId]) -> list[Job]:
+        """Jobs that have left the queue."""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Wait for the jobs and say how each ended."""
+    if options.returned in _NOT_SUBMITTED:
+        print(f"stageout: the node's job was never submitted (its status is {options.returned})", file=sys.stderr)
+        return own_status(options.returned)
+    from stageout.cli.condor import Queue
+
+    watcher = Watcher(Queue(options.name, options.pool), parse_job_ids(options.jobs))
+    return wait(watcher, options.timeout, options.returned, SystemClock(), time.sleep)
+
+
+_BETWEEN = Verdict(Outcome.WAITING, "it has left the queue; looking for it in the history")
+
+
+class Watcher:
+    """Follows jobs through the queue into the history.
+
+    :param source: where they are looked up. :param wanted: jobs and clusters.
+    """
+
+    def __init__(self, source: Source, wanted: Sequence[JobId]) -> None:
+        self._source = source
+        self._wanted = list(wanted)
+        self._left: dict[JobId, Verdict] = {}
+        self._seen: set[JobId] = set()
+        self._missed: dict[JobId, int] = {}
+        self._looked_back = False
+
+    def look(self) -> tuple[dict[JobId, Verdict], bool]:
+        """The verdict on every job known by now, and whether more jobs are to come (from a factory).
+
+        :raises Unavailable: the schedd does not answer; look again later.
+        :raises UnknownJob: neither queue nor history has it.
+        """
+        jobs, clusters = self._source.jobs(self._wanted)
+        queued = {job.id: judge_queued(job) for job in jobs}
+        self._seen |= set(queued)
+        self._look_back(set(queued))
+        factories = {ad.integer("ClusterId") for ad in clusters if makes_more_jobs(ad)}
+        self._refuse_unknown(queued, factories)
+        between = dict.fromkeys(self._seen - set(queued) - set(self._left), _BETWEEN)
+        return {**between, **self._left, **queued}, bool(factories & {one.cluster for one in self._wanted})
+
+    def _look_back(self, queued: set[JobId]) -> None:
+        """Ask the history for what is not in the queue: at first for all, later for what has just left."""
+        missing = sorted(self._seen - queued - set(self._left))
+        if not self._looked_back:
+            missing = [one for one in self._wanted if one.proc is None or one not in queued]
+        if missing:
+            self._left.update({job.id: judge_history(job) for job in self._source.history(missing)})
+        self._looked_back = True
+        for job in self._seen - queued - set(self._left):
+            self._missed[job] = self._missed.get(job, 0) + 1
+            if self._missed[job] >= _LOOKS_AT_HISTORY:
+                raise UnknownJob(
+                    f"{job}: it left the queue, and the schedd's history does not have it; is HISTORY set?"
+                )
+
+    def _refuse_unknown(self, queued: dict[JobId, Verdict], factories: set[int]) -> None:
+        known = {*queued, *self._left, *self._seen}
+        for one in self._wanted:
+            if one.cluster not in factories and not any(one.covers(job) for job in known):
+                raise UnknownJob(f"{one}: no such job in the queue, nor in the schedd's history")
+
+
+def wait(
+    watcher: Watcher, timeout_s: float | None, returned: int, clock: Clock, sleep: Callable[[float], object]
+) -> int:
+    """Look again and again until every job has an end.
+
+    :param timeout_s: seconds from now; None for no limit. :param returned: the job's own exit status.
+    :returns: the exit status.
+    """
+    started = clock.monotonic_s()
+    pause_s, said = _FIRST_PAUSE_S, _Said()
+    verdicts: dict[JobId, Verdict] = {}
+    while True:
+        more = True
+        try:
+            verdicts, more = watcher.look()
+            said.tell(verdicts)
+        except Unavailable as problem:
+            said.trouble(str(problem))
+        outcomes = [verdict.outcome for verdict in verdicts.values()]
+        if not more and Outcome.WAITING not in outcomes:
+            return wait_status(outcomes, returned)
+        left_s = float("inf") if timeout_s is None else timeout_s - (clock.monotonic_s() - started)
+        if left_s <= 0:
+            said.timed_out(verdicts, timeout_s or 0)
+            return wait_status([*outcomes, Outcome.WAITING], returned)
+        sleep(min(pause_s, left_s))
+        pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
+
+
+class _Said:
+    """Tells each thing once: ends on stdout, what is waited for on stderr."""
+
+    def __init__(self) -> None:
+        self._told: dict[JobId, str] = {}
+        self._trouble = ""
+
+    def tell(self, verdicts: dict[JobId, Verdict]) -> None:
+        self._trouble = ""
+        for job, (outcome, text) in sorted(verdicts.items()):
+            if self._told.get(job) == text:
+                continue
+            self._told[job] = text
+            where = sys.stderr if outcome is Outcome.WAITING else sys.stdout
+            print(f"{job} {outcome.value}: {text}", file=where, flush=True)
+
+    def trouble(self, text: str) -> None:
+        if text != self._trouble:
+            print(f"stageout: {text} Trying again.", file=sys.stderr, flush=True)
+        self._trouble = text
+
+    def timed_out(self, verdicts: dict[JobId, Verdict], timeout_s: float) -> None:
+        waiting = [str(job) for job, verdict in sorted(verdicts.items()) if verdict.outcome is Outcome.WAITING]
+        what = ", ".join(waiting[:10]) + (", ..." if len(waiting) > 10 else "") if waiting else "the jobs"
+        print(f"stageout: timed out after {timeout_s:g} s; still waiting for {what}", file=sys.stderr)
