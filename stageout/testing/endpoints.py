@@ -76,6 +76,9 @@ class _Server(ThreadingHTTPServer):
     folder: Path
     closing: threading.Event
 
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A plugin that hangs up, or is killed, is no news."""
+
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"

@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -86,6 +87,15 @@ class PluginError(Exception):
     """A plugin cannot be used, or there is none for a URL; the text says which."""
 
 
+def installed(plugin: Path, folder: Path, python: str = sys.executable) -> Path:
+    """A copy of a Python plugin in ``folder`` that runs under ``python``, as pip installs scripts."""
+    lines = plugin.read_text().split("\n")
+    copy = folder / plugin.name
+    copy.write_text("\n".join([f"#!{python}", *lines[1:]]))
+    copy.chmod(0o755)
+    return copy
+
+
 def method_of(url: str) -> str:
     """The method that HTCondor looks up: behind the last ``+``, ``-`` or ``.`` of the scheme; "" for no URL."""
     found = _SCHEME.match(url)
@@ -136,7 +146,12 @@ class PluginTable:
         return plugin
 
     def protocol(self, plugin: Path) -> int:
-        """The version that HTCondor speaks to it."""
+        """The version that HTCondor speaks to it.
+
+        :raises PluginError: it gave no usable answer.
+        """
+        if plugin in self.bad:
+            raise PluginError(self.bad[plugin])
         answer = self.answers[plugin]
         several = answer.get("MultipleFileSupport") is True
         version = answer.integer("ProtocolVersion")
