@@ -1,1 +1,1 @@
-"""Custody of output sandboxes on an execute point: accepted from plugins, delivered afterwards, reported truly."""
+"""The daemon that has custody of output on an execute point. ``pipeline.py`` is the way of one sandbox: read it first."""

@@ -5,20 +5,23 @@ A frame is a 4-byte big-endian length and that many bytes of JSON. The talk is::
     plugin                                   manager
     offer  (files in chunks of <= 1000)  ->            who is the peer? consent? room? a data slot?
                                          <-  go        ticket and directory for the links   (or: refuse, reason)
+    linking (at least every second)      ->            nothing: the plugin is alive
     linked (names = positions in offer)  ->            moves the directory into its own tree, writes the ledger
                                          <-  accepted  the receipt: ACCEPTED is durable      (or: refuse)
 
-File names never travel as names of links: link ``17`` is the file at position 17 of the offer. Local paths may hold
+The socket is ``SPOOL/run/NAME``; the name comes from the execute directory (:func:`socket_name`), so several managers
+can share a spool. File names never travel as names of links: link ``17`` is the file at position 17 of the offer. Local paths may hold
 any byte but NUL: they travel as JSON strings with surrogate escapes (PEP 383).
 """
 
 from __future__ import annotations
 
 import json
+import os
 import socket
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 VERSION = 1
@@ -71,6 +74,33 @@ class Receipt:
             "Files": self.files,
             "Bytes": self.size_bytes,
         }
+
+
+def socket_name(execute_dir: str) -> str:
+    """Name of the socket of the manager that serves jobs below ``execute_dir`` (symbolic links are resolved)."""
+    import hashlib
+
+    real = os.fsencode(os.path.realpath(execute_dir))
+    return hashlib.sha256(real).hexdigest()[:16] + ".sock"
+
+
+def accepted_receipt(message: dict[str, Any]) -> Receipt:
+    """The receipt in an ``accepted`` frame.
+
+    :raises BadMessage: wrong shape.
+    """
+    row = message.get("receipt")
+    if message["op"] == "accepted" and isinstance(row, dict):
+        texts = [row.get(name) for name in ("ticket", "manager_name", "manager_key")]
+        counts = [row.get(name) for name in ("files", "size_bytes")]
+        if all(isinstance(text, str) for text in texts) and all(type(count) is int for count in counts):
+            return Receipt(*texts, *counts)  # type: ignore[arg-type]
+    raise BadMessage(f"expected 'accepted' with a receipt, got {message['op']!r}")
+
+
+def accepted_message(receipt: Receipt) -> dict[str, Any]:
+    """The ``accepted`` frame."""
+    return {"op": "accepted", "receipt": asdict(receipt)}
 
 
 def send_frame(sock: socket.socket, message: dict[str, Any]) -> None:
