@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import http.server
+import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -229,6 +231,22 @@ def test_leftovers_of_a_dead_owner_are_cleaned(pool_factory: Callable[..., Pool]
     assert Path(directory) in leftovers.clean()
     assert namespace.start_time(int(pid)) != int(born)
     assert not Path(directory).exists()
+
+
+def test_pools_of_another_pid_namespace_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name, where in (("mine", leftovers._where()), ("container", ["boot", "pid:[1]"])):
+        directory = tmp_path / f"{leftovers.PREFIX}{name}"
+        directory.mkdir()
+        state = {
+            "where": where,
+            "owner": [999_999_999, 1],
+            "detached": False,
+            "nodes": {"ap": [999_999_999, 1, "root"]},
+        }
+        (directory / leftovers.STATE).write_text(json.dumps(state))
+    assert [path.name for path in leftovers.clean()] == [f"{leftovers.PREFIX}mine"]
+    assert [path.name for path in tmp_path.iterdir()] == [f"{leftovers.PREFIX}container"]
 
 
 def test_job_references() -> None:

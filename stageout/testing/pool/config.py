@@ -80,6 +80,7 @@ PERIODIC_EXPR_INTERVAL = 2
 PERIODIC_EXPR_TIMESLICE = 0.5
 # DAGMan warns of logs below /tmp, and takes a warning for an error.
 DAGMAN_USE_STRICT = 0
+DAGMAN_USER_LOG_SCAN_INTERVAL = 1
 """
 
 _EP = """\

@@ -22,6 +22,7 @@ def record(directory: Path, nodes: Iterable[Node], *, detached: bool) -> None:
     """Write who owns the pool and which processes hold its nodes."""
     owner = os.getpid()
     state = {
+        "where": _where(),
         "owner": [owner, namespace.start_time(owner)],
         "detached": detached,
         "nodes": {node.name: [node.pid, node.born, node.spec.user] for node in nodes},
@@ -47,9 +48,15 @@ def running() -> dict[Path, dict[str, Any]]:
 
 
 def clean() -> list[Path]:
-    """End and remove pools whose owner is dead. A pool that was meant to outlive its owner goes only when it is off."""
+    """End and remove pools whose owner is dead. A pool that was meant to outlive its owner goes only when it is off.
+
+    Pools of another PID namespace (a container that shares this temporary directory) are not ours to judge: their
+    pids mean nothing here.
+    """
     gone = []
     for path, state in running().items():
+        if state.get("where") != _where():
+            continue
         alive = (
             any(_alive(pid, born) for pid, born, *_ in state["nodes"].values())
             if state["detached"]
@@ -71,3 +78,9 @@ def end(directory: Path) -> None:
 
 def _alive(pid: int, born: int) -> bool:
     return bool(born) and namespace.start_time(pid) == born
+
+
+def _where() -> list[str]:
+    """Within which a pid and its start time name one process: this boot and this PID namespace."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return [boot, str(Path("/proc/self/ns/pid").readlink())]
