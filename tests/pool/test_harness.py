@@ -190,6 +190,18 @@ def test_a_node_comes_back_from_a_power_cut_with_its_disk(pool_factory: Callable
 
 
 @pool_test
+def test_without_overlayfs_nodes_still_have_their_own_files(
+    pool_factory: Callable[..., Pool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mount_root = namespace._mount_root
+    monkeypatch.setattr(namespace, "_mount_root", lambda *args: mount_root(*args).replace("mount -t overlay", "false"))
+    pool = pool_factory(stageout=False)
+    pool.ap.run(["touch", "/etc/mine", "/tmp/mine"])
+    assert pool.eps[0].run(["ls", "/etc/mine", "/tmp/mine"], check=False).stdout == ""
+    assert ended(pool, pool.submit("alice", SLEEP.format(0)))["ExitCode"] == 0
+
+
+@pool_test
 def test_extra_settings_and_stop_and_start(pool_factory: Callable[..., Pool]) -> None:
     pool = pool_factory(
         stageout=False, config="MINE = all", ap_config="MINE = $(MINE) ap", ep_config="MINE = $(MINE) ep", cpus=3

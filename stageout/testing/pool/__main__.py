@@ -96,7 +96,8 @@ def _status(arguments: argparse.Namespace) -> int:
             count = len(list(namespace.processes(pid))) if words == "running" else 0
             print(f"  {name}: {words}, {count} processes, condor_master as {user}")
         sys.stdout.flush()
-        for command in (["condor_status"], ["condor_q", "-allusers"]):
+        pid, born, _ = state["nodes"]["ap"]
+        for command in (["condor_status"], ["condor_q", "-allusers"]) if namespace.start_time(pid) == born else ():
             _inside(directory, "ap", "root", command)
     return 0
 

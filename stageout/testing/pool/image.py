@@ -31,12 +31,7 @@ DEFAULT_RELEASE = "25.14"
 _RECIPE_VERSION = "1"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
-_HOST_TOOLS = {
-    "debootstrap": "debootstrap",
-    "unshare": "util-linux",
-    "nsenter": "util-linux",
-    "pivot_root": "util-linux",
-}
+_HOST_TOOLS = {"debootstrap": "debootstrap", "unshare": "util-linux", "nsenter": "util-linux"}
 
 
 @dataclass(frozen=True)
@@ -98,6 +93,7 @@ def find_image(release: str | None = None) -> Image:
     :raises PoolUnavailable: not root, unknown release, or the build failed (no network, no space).
     """
     require_root()
+    _ensure_tools(("unshare", "nsenter"))
     release = release or os.environ.get("STAGEOUT_POOL_VERSION") or None
     host = host_version()
     if host and (release is None or f"{host}.".startswith(f"{release}.")):
@@ -109,7 +105,6 @@ def find_image(release: str | None = None) -> Image:
     image = Image(release, cache_root() / release / f"root-{recipe.key}", cache_root() / release)
     if not image.root.exists():
         _build_locked(image, recipe)
-    _ensure_tools(("unshare", "nsenter", "pivot_root"))
     return image
 
 

@@ -42,21 +42,19 @@ def read(directory: Path) -> dict[str, Any]:
 
 
 def running() -> dict[Path, dict[str, Any]]:
-    """Directories and states of all pools in the temporary directory."""
+    """Directories and states of the pools in the temporary directory.
+
+    Those of another PID namespace (a container that shares the directory) are not ours to judge: their pids mean
+    nothing here.
+    """
     found = {path: read(path) for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*") if path.is_dir()}
-    return {path: state for path, state in found.items() if state}
+    return {path: state for path, state in found.items() if state.get("where") == _where()}
 
 
 def clean() -> list[Path]:
-    """End and remove pools whose owner is dead. A pool that was meant to outlive its owner goes only when it is off.
-
-    Pools of another PID namespace (a container that shares this temporary directory) are not ours to judge: their
-    pids mean nothing here.
-    """
+    """End and remove pools whose owner is dead. A pool that was meant to outlive its owner goes only when it is off."""
     gone = []
     for path, state in running().items():
-        if state.get("where") != _where():
-            continue
         alive = (
             any(_alive(pid, born) for pid, born, *_ in state["nodes"].values())
             if state["detached"]

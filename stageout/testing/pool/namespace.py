@@ -12,6 +12,7 @@ import select
 import shlex
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,12 @@ from stageout.testing.pool.waiting import wait_until
 
 _BOOT_TIMEOUT_S = 30.0
 _PARENTS: dict[int, subprocess.Popen[bytes]] = {}
+# The command of that name is not part of every installation of util-linux; the C library's function always is there.
+_PIVOT_ROOT = """
+import ctypes, os, sys
+if ctypes.CDLL(None, use_errno=True).pivot_root(b".", b"."):
+    sys.exit("pivot_root: " + os.strerror(ctypes.get_errno()))
+"""
 _INIT = """
 import os, signal
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
@@ -130,7 +137,7 @@ def boot_script(image: Image, layout: Layout) -> str:
         f"printf %s {shlex.quote(layout.hosts)} >{new}/etc/hosts",
         f"cd {new}",
         # The old root ends on top of the new one, and goes with everything mounted in it.
-        "pivot_root . . ; umount -l . ; cd /",
+        f"{shlex.quote(sys.executable)} -I -S -c {shlex.quote(_PIVOT_ROOT)} && umount -l . && cd /",
         *(
             f"id {name} >/dev/null 2>&1 || {{ groupadd -g {uid} {name}; useradd -m -u {uid} -g {uid} {name}; }}"
             for name, uid in USERS.items()
