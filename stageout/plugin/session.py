@@ -166,7 +166,7 @@ class Session:
     def _end(self) -> int:
         status = exit_status([record.failure for record in self._records if record.failure])
         if self._report.incomplete:
-            self._log.add("the output file could not be updated", error=self._report.incomplete)
+            self._log.add("the output file is not complete", error=self._report.incomplete)
             status = status or FAILED_STATUS
         if status:
             self._tell()
@@ -188,7 +188,7 @@ class Report:
         self._stack = stack
         self._file: OutFile | None = None
         self._widths: list[int] = []
-        self.incomplete = ""
+        self.incomplete = ""  # why the file does not tell all
 
     def promise(self, records: list[Record]) -> None:
         """Write a failure ad for every request; from here on the file tells the truth at any moment.
@@ -206,6 +206,7 @@ class Report:
         for record in records[len(self._widths) :]:
             text = "the disk of the execute point is full, not even a report fits"
             record.result = TransferFailure(ErrorClass.NO_SPACE_LOCAL, text)
+            self.incomplete = text
         for index, ad in enumerate(ads):
             self._put(index, ad)
 
