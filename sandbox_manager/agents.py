@@ -1,0 +1,48 @@
+"""Which schedds have an agent that is alive: only their jobs' output is accepted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from stageout.core.clock import Clock
+from stageout.wire.custody import AgentNotice
+
+
+@dataclass
+class _Seen:
+    sent_at: int
+    number: int
+    at_s: float
+
+
+@dataclass
+class AgentBook:
+    """Remembers when each schedd's agent last said something new.
+
+    What counts is the moment at which a *new* notice was seen here, by the monotonic clock: clocks of access point
+    and execute point need not agree. Only for the first notice its age in the collector is believed.
+
+    :param fresh_s: after which an agent counts as gone.
+    """
+
+    clock: Clock
+    fresh_s: float
+    _seen: dict[str, _Seen] = field(default_factory=dict)
+
+    def heard(self, notice: AgentNotice, age_s: float) -> None:
+        """A notice is in the collector. :param age_s: since the collector got it."""
+        known = self._seen.get(notice.schedd)
+        if known is not None and (known.sent_at, known.number) == (notice.sent_at, notice.number):
+            return
+        at_s = self.clock.monotonic_s() - (max(0.0, age_s) if known is None else 0.0)
+        self._seen[notice.schedd] = _Seen(notice.sent_at, notice.number, at_s)
+
+    def is_fresh(self, schedd: str) -> bool:
+        """Has this schedd's agent been heard of lately?"""
+        known = self._seen.get(schedd)
+        return known is not None and self.clock.monotonic_s() - known.at_s <= self.fresh_s
+
+    @property
+    def fresh(self) -> list[str]:
+        """Schedds whose agents are alive."""
+        return sorted(schedd for schedd in self._seen if self.is_fresh(schedd))

@@ -1,0 +1,350 @@
+"""Movers: one plugin process per batch, as the job's user, in a directory of its own, bounded in time.
+
+Any registered transfer plugin is run exactly as condor_starter runs it (protocols 1, 2 and 4), only later. A mover
+is killed with its whole process group; when the manager dies, the kernel kills the plugin before the manager can
+start again and send the same files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import select
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandbox_manager.plugins_table import Plugin
+from sandbox_manager.results import Answer, Ending, SentFile, read_answers, read_single
+from stageout.core import durable, log
+from stageout.core.classads import decode, unparse_ad
+
+MARK = "STAGEOUT_MOVER_DIR"
+_LAUNCH = Path(__file__).with_name("launch.py")
+_TERM_GRACE_S = 2.0
+_OUTPUT_KEPT = 16384
+_OUTFILE_BASE = 19264  # as condor_starter reserves, so that a full disk cannot stop the report
+_OUTFILE_PER_FILE = 2048
+_OUTFILE_MOST = 256 * 1024 * 1024
+_PASSED = frozenset(
+    {"PATH", "TZ", "LANG", "LD_LIBRARY_PATH", "PYTHONPATH", "CONDOR_CONFIG", "X509_CERT_DIR", "SSL_CERT_FILE"}
+    | {"SSL_CERT_DIR", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE"}
+)
+_NOT_PASSED = frozenset({"STAGEOUT_SPOOL", "STAGEOUT_FAULTS"})
+
+
+@dataclass(frozen=True)
+class Cargo:
+    """One file of a batch. :param source: in the spool. :param name: as the job called it (base name)."""
+
+    source: Path
+    url: str
+    name: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One call of a plugin.
+
+    :param directory: work directory to make, below ``movers/``. :param uid: the job's user; :param gid: its group.
+    """
+
+    directory: Path
+    plugin: Plugin
+    uid: int
+    gid: int
+    files: tuple[Cargo, ...]
+    lifetime_s: float
+
+
+class Stopped(Exception):
+    """The mover was stopped by the manager; its files have not been judged."""
+
+
+class Mover:
+    """Runs one batch. :meth:`run` blocks and belongs into a thread; :meth:`stop` may come from any other."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self._wake_out, self._wake_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._stop = threading.Event()
+        self._names = unique_names([item.name for item in batch.files])
+
+    def stop(self) -> None:
+        """Kill the plugin: :meth:`run` then raises :class:`Stopped`."""
+        self._stop.set()
+        with contextlib.suppress(OSError):
+            os.write(self._wake_in, b"x")
+
+    def run(self) -> list[Answer]:
+        """Run the plugin and return one answer per file, in their order. The work directory is gone afterwards.
+
+        :raises Stopped: by :meth:`stop`. :raises OSError: the work directory could not be made.
+        """
+        try:
+            self._prepare()
+            return self._run_single() if self._batch.plugin.protocol == 1 else self._run_multi()
+        finally:
+            os.close(self._wake_out)
+            wake_in, self._wake_in = self._wake_in, -1
+            os.close(wake_in)
+            shutil.rmtree(self._batch.directory, ignore_errors=True)
+
+    # ---- the work directory ------------------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        """Links of the files, in-file and out-file; only then the directory is given to the user."""
+        home = self._batch.directory
+        home.mkdir(mode=0o700)
+        for item, name in zip(self._batch.files, self._names):
+            os.link(item.source, home / name, follow_symlinks=False)
+        requests = [
+            unparse_ad({"Url": item.url, "LocalFileName": str(home / name)})
+            for item, name in zip(self._batch.files, self._names)
+        ]
+        reserved = _OUTFILE_BASE + _OUTFILE_PER_FILE * len(requests)
+        for path, data in ((self._infile, "".join(requests).encode("ascii")), (self._outfile, b" " * reserved)):
+            path.write_bytes(data)
+            path.chmod(0o600)
+            self._give_away(path)
+        self._give_away(home)
+
+    def _give_away(self, path: Path) -> None:
+        if os.geteuid() == 0:
+            os.chown(path, self._batch.uid, self._batch.gid)
+
+    @property
+    def _infile(self) -> Path:
+        return self._batch.directory / f".{self._batch.plugin.path.name}.in"
+
+    @property
+    def _outfile(self) -> Path:
+        return self._batch.directory / f".{self._batch.plugin.path.name}.out"
+
+    # ---- running -----------------------------------------------------------------------------------------------------
+
+    def _run_multi(self) -> list[Answer]:
+        arguments = ["-infile", str(self._infile), "-outfile", str(self._outfile), "-upload"]
+        ending, _ = self._call(arguments, time.monotonic() + self._batch.lifetime_s)
+        return read_answers(self._sent(), self._read_outfile(), ending)
+
+    def _run_single(self) -> list[Answer]:
+        deadline = time.monotonic() + self._batch.lifetime_s
+        answers = []
+        for item, sent in zip(self._batch.files, self._sent()):
+            ending, output = self._call([str(self._batch.directory / sent.name), item.url], deadline)
+            answers.append(read_single(sent, output, ending))
+        return answers
+
+    def _sent(self) -> list[SentFile]:
+        return [SentFile(name, item.url, item.size_bytes) for item, name in zip(self._batch.files, self._names)]
+
+    def _call(self, arguments: Sequence[str], deadline: float) -> tuple[Ending, str]:
+        try:
+            with durable.step("mover-exec"):
+                process = self._start(arguments)
+        except OSError as problem:
+            return Ending(None, text=str(problem)), ""
+        output = _Tail()
+        try:
+            in_time = self._watch(process, output, deadline)
+            status = self._end(process, in_time)
+        finally:
+            if process.stdout:
+                process.stdout.close()
+        if self._stop.is_set():
+            raise Stopped
+        if status != 0:
+            log.warn("mover-failed", plugin=self._batch.plugin.path, status=status, output=output.text[-2000:])
+        return Ending(status, 0.0 if in_time else self._batch.lifetime_s), output.text
+
+    def _start(self, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+        batch = self._batch
+        groups = ",".join(map(str, group_list(batch.uid, batch.gid)))
+        shim = [sys.executable, "-I", "-S", str(_LAUNCH), str(os.getpid()), str(batch.uid), str(batch.gid), groups]
+        return subprocess.Popen(
+            [*shim, str(batch.directory), str(batch.plugin.path), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=plugin_environment(os.environ, batch),
+            cwd="/",
+            start_new_session=True,
+        )
+
+    def _watch(self, process: subprocess.Popen[bytes], output: _Tail, deadline: float) -> bool:
+        """Wait for the plugin's end. False when it was still running at the deadline or when it is to be stopped."""
+        assert process.stdout is not None
+        with _exit_descriptor(process.pid) as exit_fd:
+            watched = [process.stdout.fileno(), self._wake_out, *([exit_fd] if exit_fd >= 0 else [])]
+            while not _has_ended(process.pid):
+                left_s = deadline - time.monotonic()
+                if left_s <= 0 or self._stop.is_set():
+                    return False
+                ready, _, _ = select.select(watched, [], [], left_s if exit_fd >= 0 else min(left_s, 0.25))
+                if process.stdout.fileno() in ready and not output.read(process.stdout.fileno()):
+                    watched.remove(process.stdout.fileno())
+        while select.select([process.stdout], [], [], 0)[0] and output.read(process.stdout.fileno()):
+            pass
+        return True
+
+    def _end(self, process: subprocess.Popen[bytes], in_time: bool) -> int:
+        """Leave nothing of the process group; returns the exit status, negative for a signal."""
+        if not in_time:
+            _kill_group(process.pid, signal.SIGTERM)
+            grace_until = time.monotonic() + _TERM_GRACE_S
+            while not _has_ended(process.pid) and time.monotonic() < grace_until:
+                time.sleep(0.02)
+        # Before the process is reaped: afterwards its number could belong to somebody else.
+        _kill_group(process.pid, signal.SIGKILL)
+        return process.wait()
+
+    def _read_outfile(self) -> str:
+        """What the plugin wrote. The directory is the user's: nothing but a plain file of the user's own is read."""
+        try:
+            handle = os.open(self._outfile, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            return ""
+        with open(handle, "rb") as stream:
+            facts = os.fstat(handle)
+            if not stat.S_ISREG(facts.st_mode) or facts.st_uid != self._batch.uid:
+                return ""
+            return decode(stream.read(_OUTFILE_MOST))
+
+
+class _Tail:
+    """The last bytes that a plugin printed."""
+
+    def __init__(self) -> None:
+        self._data = b""
+
+    def read(self, descriptor: int) -> bool:
+        """Take what is there; False at the end."""
+        part = os.read(descriptor, 65536)
+        self._data = (self._data + part)[-_OUTPUT_KEPT:]
+        return bool(part)
+
+    @property
+    def text(self) -> str:
+        return self._data.decode("utf-8", "replace")
+
+
+@contextlib.contextmanager
+def _exit_descriptor(pid: int) -> Iterator[int]:
+    """A descriptor that becomes readable when the process ends; -1 where the kernel has none."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except (OSError, AttributeError):
+        yield -1
+        return
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _has_ended(pid: int) -> bool:
+    """True when the child has ended; it is not reaped."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+
+
+def _kill_group(pid: int, how: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, how)
+
+
+def unique_names(names: Sequence[str]) -> list[str]:
+    """Local names of the files of a batch: their own where that is harmless and unique, else with a number before."""
+    used: set[str] = set()
+    chosen = []
+    for index, name in enumerate(names):
+        base = name.rpartition("/")[2]
+        plain = base and not base.startswith(".") and base not in used and len(os.fsencode(base)) < 240
+        pick = base if plain else f"{index}.{base.lstrip('.')[:100]}"
+        while pick in used:
+            pick = f"{index}.{pick}"
+        used.add(pick)
+        chosen.append(pick)
+    return chosen
+
+
+def plugin_environment(ours: Mapping[str, str], batch: Batch) -> dict[str, str]:
+    """The little environment of a plugin: paths, proxies, certificates and STAGEOUT settings of the manager's own."""
+    kept = {
+        name: value
+        for name, value in ours.items()
+        if name in _PASSED
+        or name.startswith("LC_")
+        or name.lower().endswith("_proxy")
+        or (name.startswith("STAGEOUT_") and name not in _NOT_PASSED)
+    }
+    home = str(batch.directory)
+    return {
+        "PATH": os.defpath,
+        **kept,
+        "HOME": home,
+        "TMPDIR": home,
+        "STAGEOUT_MOVER": "1",
+        MARK: home,
+        "STAGEOUT_PLUGIN_LIFETIME_S": str(int(batch.lifetime_s)),
+    }
+
+
+def group_list(uid: int, gid: int) -> list[int]:
+    """All groups of a user, as at a login."""
+    try:
+        return os.getgrouplist(pwd.getpwuid(uid).pw_name, gid)
+    except KeyError:
+        return [gid]
+
+
+def end_leftovers(movers: Path, timeout_s: float = 10.0) -> int:
+    """Kill what plugins of an earlier manager left running, and remove their directories. Returns how many there were.
+
+    The kernel kills a plugin together with the manager; its own children may have survived.
+    """
+    mark = os.fsencode(f"{MARK}={movers}/")
+    killed = set()
+    deadline = time.monotonic() + timeout_s
+    while found := set(_marked(mark)):
+        killed |= found
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            raise OSError(f"processes of earlier movers do not end: {sorted(found)}")
+        time.sleep(0.02)
+    for path in movers.iterdir():
+        shutil.rmtree(path, ignore_errors=True)
+    return len(killed)
+
+
+def _marked(mark: bytes) -> Iterator[int]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                if any(item.startswith(mark) for item in (entry / "environ").read_bytes().split(b"\0")):
+                    yield int(entry.name)
+
+
+def stop_all(movers: Sequence[Mover]) -> None:
+    """Stop several movers at once."""
+    for mover in movers:
+        mover.stop()
+
+
+def pwd_name(uid: int) -> str | None:
+    """Login name of a uid, None when there is none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return None

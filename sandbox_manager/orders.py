@@ -1,0 +1,137 @@
+"""Carrying out the agents' orders: state changes and "order n done" in one transaction. Twice is the same as once."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable
+
+from sandbox_manager import records
+from sandbox_manager.sandbox import SlotKey
+from stageout.core import log
+from stageout.core.states import ENDS, FREED, MOVES, State
+from stageout.wire.custody import Action, Order, OrderSheet, Run
+
+
+def carry_out(db: sqlite3.Connection, sheet: OrderSheet, now: int) -> set[int]:
+    """Carry out the orders of a sheet that are not done yet, in their order. Returns the sandboxes touched."""
+    done = records.acknowledged(db).get(sheet.agent, 0)
+    touched: set[int] = set()
+    for order in sorted(sheet.orders, key=lambda item: item.number):
+        if order.number > done:
+            touched.update(_ACTIONS[order.action](db, order, now))
+            done = order.number
+    records.acknowledge(db, sheet.agent, done)
+    return touched
+
+
+def _confirm(db: sqlite3.Connection, order: Order, now: int) -> Iterable[int]:
+    run = Run(order.job, order.run_number)
+    records.raise_fence(db, run, now)
+    touched = supersede_older(db, run, now)
+    found = _exactly(db, order)
+    if found is None:
+        if order.tickets:
+            touched.append(_nothing_of_it(db, order, now))
+        return touched
+    box, state = found
+    if state is State.ACCEPTED:
+        records.name_tickets(db, box, order.tickets, order.files, order.priority)
+        waits_for = records.confirm(db, box, now)
+        if waits_for:
+            records.set_reason(db, box, waits_for)
+    return [*touched, box]
+
+
+def _nothing_of_it(db: sqlite3.Connection, order: Order, now: int) -> int:
+    """A completed run says that it left output here, and there is none: its owner must know."""
+    nobody = records.NewSandbox(
+        Run(order.job, order.run_number), "", "", -1, -1, False, SlotKey("", 0, 0), "", order.priority
+    )
+    box = records.add_sandbox(db, nobody, now)
+    records.name_tickets(db, box, order.tickets, order.files, order.priority)
+    records.end(db, box, State.LOST, now, "the sandbox manager has no record of this run's output")
+    return box
+
+
+def supersede_older(db: sqlite3.Connection, run: Run, now: int) -> list[int]:
+    """End what older runs of the same job left here. Returns the sandboxes touched."""
+    return _end_all(db, run.job, run.number - 1, State.SUPERSEDED, now, f"run {run.number} of the job is newer")
+
+
+def _supersede(db: sqlite3.Connection, order: Order, now: int) -> Iterable[int]:
+    records.raise_fence(db, Run(order.job, order.run_number + 1), now)
+    return _end_all(db, order.job, order.run_number, State.SUPERSEDED, now, "the job ran again")
+
+
+def _cancel(db: sqlite3.Connection, order: Order, now: int) -> Iterable[int]:
+    return _end_all(db, order.job, order.run_number, State.CANCELLED, now, "the job was removed")
+
+
+def _end_all(db: sqlite3.Connection, job: str, up_to: int, new: State, now: int, reason: str) -> list[int]:
+    touched = []
+    for box, _, state in records.sandboxes_of(db, job, up_to):
+        if new in MOVES[state]:
+            records.end(db, box, new, now, reason)
+            touched.append(box)
+    return touched
+
+
+def _retry(db: sqlite3.Connection, order: Order, now: int) -> Iterable[int]:
+    found = _exactly(db, order)
+    if found is None:
+        return []
+    box, state = found
+    if state is State.FAILED and records.was_confirmed(db, box):
+        records.fresh_attempts(db, box)
+        records.set_state(db, box, State.CONFIRMED, now)
+    elif state not in ENDS:
+        records.fresh_attempts(db, box)
+    return [box]
+
+
+def _pause(db: sqlite3.Connection, order: Order, now: int) -> Iterable[int]:
+    return _set_paused(db, order, True)
+
+
+def _resume(db: sqlite3.Connection, order: Order, now: int) -> Iterable[int]:
+    return _set_paused(db, order, False)
+
+
+def _set_paused(db: sqlite3.Connection, order: Order, paused: bool) -> Iterable[int]:
+    found = _exactly(db, order)
+    if found is None:
+        return []
+    records.set_paused(db, found[0], paused)
+    return [found[0]]
+
+
+def _forget(db: sqlite3.Connection, order: Order, now: int) -> Iterable[int]:
+    """The record goes as soon as the bytes are gone; a failed sandbox's bytes go now: the AP has let go of them."""
+    touched = []
+    for box, _, state in records.sandboxes_of(db, order.job, order.run_number):
+        if state is State.FAILED:
+            records.end(db, box, State.CANCELLED, now, "let go of by the access point")
+        elif state not in FREED:
+            log.warn("forget-refused", job=order.job, run=order.run_number, state=state)
+            continue
+        records.may_forget(db, box)
+        touched.append(box)
+    return touched
+
+
+def _exactly(db: sqlite3.Connection, order: Order) -> tuple[int, State] | None:
+    for box, number, state in records.sandboxes_of(db, order.job, order.run_number):
+        if number == order.run_number:
+            return box, state
+    return None
+
+
+_ACTIONS: dict[Action, Callable[[sqlite3.Connection, Order, int], Iterable[int]]] = {
+    Action.CONFIRM: _confirm,
+    Action.SUPERSEDE: _supersede,
+    Action.CANCEL: _cancel,
+    Action.RETRY: _retry,
+    Action.PAUSE: _pause,
+    Action.RESUME: _resume,
+    Action.FORGET: _forget,
+}

@@ -1,0 +1,127 @@
+"""The table of transfer plugins, made as HTCondor makes it: from FILETRANSFER_PLUGINS, each asked with ``-classad``."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandbox_manager.sandbox import method_of
+from stageout.core import log
+from stageout.core.classads import decode, parse_old
+
+_QUERY_TIMEOUT_S = 20.0
+_LAUNCH = Path(__file__).with_name("launch.py")
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """One registered plugin.
+
+    :param protocol: 1, 2 or 4: how it is called. :param verifies: it says what the destination has confirmed.
+    """
+
+    path: Path
+    methods: tuple[str, ...]
+    protocol: int
+    verifies: bool = False
+    version: str = ""
+
+
+class PluginsTable:
+    """Which plugin moves which URL. :meth:`load` before use, and again on a reconfiguration."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int, int], Plugin | None] = {}
+        self._by_path: dict[str, Plugin] = {}
+        self._by_method: dict[str, Plugin] = {}
+
+    def load(self, paths: Sequence[str]) -> None:
+        """Ask the plugins of FILETRANSFER_PLUGINS; those that have not changed since are not asked again. Blocks."""
+        by_path: dict[str, Plugin] = {}
+        by_method: dict[str, Plugin] = {}
+        for path in paths:
+            plugin = self._ask_once(path)
+            if plugin is not None:
+                by_path[path] = by_path[os.path.realpath(path)] = plugin
+                by_method.update(dict.fromkeys(plugin.methods, plugin))  # a later plugin wins a method
+        self._by_path, self._by_method = by_path, by_method
+
+    def registered(self, path: str) -> Plugin | None:
+        """The registered plugin at this path, None when the administrator has not named it."""
+        return self._by_path.get(path) or self._by_path.get(os.path.realpath(path))
+
+    def find(self, path: str, scheme: str) -> Plugin | None:
+        """The plugin for a scheme: the starter's choice, at ``path``, while it is registered, else the table's."""
+        method = method_of(scheme)
+        first = self.registered(path)
+        return first if first is not None and method in first.methods else self._by_method.get(method)
+
+    @property
+    def plugins(self) -> Iterable[Plugin]:
+        """All that work."""
+        return set(self._by_path.values())
+
+    def _ask_once(self, path: str) -> Plugin | None:
+        try:
+            facts = Path(path).stat()
+        except OSError as problem:
+            log.warn("plugin-missing", plugin=path, problem=problem)
+            return None
+        key = (path, facts.st_mtime_ns, facts.st_size)
+        if key not in self._known:
+            self._known[key] = ask(path)
+        return self._known[key]
+
+
+def ask(path: str) -> Plugin | None:
+    """Run a plugin with ``-classad``; None, and a line in the log, when it gives no methods. Blocks up to 20 s."""
+    uid, gid = _unprivileged()
+    shim = [sys.executable, "-I", "-S", str(_LAUNCH), str(os.getpid()), str(uid), str(gid), str(gid), "/"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("CONDOR_")}
+    if "CONDOR_CONFIG" in os.environ:
+        environment["CONDOR_CONFIG"] = os.environ["CONDOR_CONFIG"]
+    try:
+        done = subprocess.run(
+            [*shim, path, "-classad"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            timeout=_QUERY_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as problem:
+        log.warn("plugin-broken", plugin=path, problem=problem)
+        return None
+    return read_abilities(path, decode(done.stdout))
+
+
+def read_abilities(path: str, output: str) -> Plugin | None:
+    """A plugin's ``-classad`` output, read as HTCondor does."""
+    ad = parse_old(output)
+    methods = tuple(name.lower() for name in ad.text("SupportedMethods").replace(",", " ").split())
+    if not methods:
+        log.warn("plugin-broken", plugin=path, problem="it names no SupportedMethods", output=output[-500:])
+        return None
+    several = ad.get("MultipleFileSupport") is True
+    version = ad.integer("ProtocolVersion", 2 if several else 1)
+    protocol = version if several else 1
+    return Plugin(Path(path), methods, protocol, ad.get("StageOutVerifies") is True, ad.text("PluginVersion"))
+
+
+def _unprivileged() -> tuple[int, int]:
+    """Who asks: the user condor below a root manager, as in the startd; nobody where there is none."""
+    if os.geteuid() != 0:
+        return os.geteuid(), os.getegid()
+    for name in ("condor", "nobody"):
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        return entry.pw_uid, entry.pw_gid
+    return 65534, 65534

@@ -1,0 +1,492 @@
+"""What stands in the ledger, and the changes of it. Plain SQL on a connection; every state change is checked here."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sandbox_manager.sandbox import Destination, FileState, Sandbox, SlotKey, Waiting
+from stageout.core.states import ENDS, State, move
+from stageout.wire.custody import Run
+
+#: Numbers of the states in the ledger; never changed, only added to.
+CODE_OF: dict[State, int] = {
+    State.OFFERED: 0, State.ACCEPTED: 1, State.CONFIRMED: 2, State.LEASED: 3, State.MOVING: 4, State.RETRY_WAIT: 5,
+    State.HANDED_OVER: 6, State.DELIVERED: 7, State.RELEASED: 8, State.FAILED: 9, State.CANCELLED: 10,
+    State.SUPERSEDED: 11, State.LOST: 12,
+}  # fmt: skip
+STATE_OF = {code: state for state, code in CODE_OF.items()}
+_UNSIGNED = (1 << 64) - 1
+_LEFT = (FileState.WAITING, FileState.MOVING, FileState.FAILED)
+
+
+@dataclass(frozen=True)
+class NewFile:
+    """One file of a ticket as it is recorded."""
+
+    position: int
+    url: str
+    name: str
+    size_bytes: int
+    mtime_ns: int
+    inode: int
+    device: int
+    destination: Destination
+
+
+@dataclass(frozen=True)
+class NewSandbox:
+    """Who made a sandbox, where, at which priority."""
+
+    run: Run
+    owner: str
+    user: str
+    uid: int
+    gid: int
+    shared_uid: bool
+    slot: SlotKey
+    slot_name: str
+    priority: int
+
+
+@dataclass(frozen=True)
+class FileRow:
+    """One file as the ledger has it."""
+
+    ticket: str
+    ticket_id: int
+    position: int
+    sandbox: int
+    destination: int
+    state: FileState
+    next_attempt: int
+    size_bytes: int
+    url: str
+    name: str
+    mtime_ns: int
+    inode: int
+    device: int
+    attempts: int
+    excused: int
+    error_code: int
+    error: str
+    verified: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class FileResult:
+    """What became of one file in a batch.
+
+    :param state: DELIVERED, FAILED, or WAITING for another attempt at ``next_attempt`` (wall clock).
+    :param excused: the attempt does not count against the limit. :param attempted: False when it was never judged.
+    """
+
+    ticket_id: int
+    position: int
+    state: FileState
+    next_attempt: int = 0
+    error_code: int = 0
+    error: str = ""
+    verified: str = ""
+    digest: str = ""
+    excused: bool = False
+    attempted: bool = True
+
+
+_FILE_COLUMNS = (
+    "t.ticket, f.ticket, f.position, f.sandbox, f.destination, f.state, f.next_attempt, f.size, f.url, f.name, "
+    "f.mtime_ns, f.inode, f.device, f.attempts, f.excused, f.error_code, f.error, f.verified, f.digest"
+)
+
+
+def _file(row: Sequence[Any]) -> FileRow:
+    values = list(row)
+    values[5] = FileState(row[5])
+    values[11:13] = [row[11] & _UNSIGNED, row[12] & _UNSIGNED]
+    return FileRow(*values)
+
+
+# ---- acceptance ------------------------------------------------------------------------------------------------------
+
+
+def add_ticket(
+    db: sqlite3.Connection, owner: NewSandbox, ticket: str, plugin: str, files: Sequence[NewFile], boot: str, now: int
+) -> int:
+    """Record a hand-off; its run's sandbox is made when it is the first. Returns the sandbox's id."""
+    row = db.execute("SELECT id FROM sandboxes WHERE job = ? AND number = ?", (owner.run.job, owner.run.number))
+    found = row.fetchone()
+    sandbox = int(found[0]) if found else add_sandbox(db, owner, now)
+    total = sum(item.size_bytes for item in files)
+    cursor = db.execute(
+        "INSERT INTO tickets (ticket, sandbox, plugin, boot, files, size) VALUES (?, ?, ?, ?, ?, ?)",
+        (ticket, sandbox, plugin, boot, len(files), total),
+    )
+    ids = {target: _destination_id(db, target) for target in {item.destination for item in files}}
+    db.executemany(
+        "INSERT INTO files (ticket, position, sandbox, destination, state, size, url, name, mtime_ns, inode, device) "
+        "VALUES (?, ?, ?, ?, 0, ?, ?, ?, ?, ?, ?)",
+        (
+            (cursor.lastrowid, item.position, sandbox, ids[item.destination], item.size_bytes, item.url, item.name,
+             item.mtime_ns, _signed(item.inode), _signed(item.device))
+            for item in files
+        ),
+    )  # fmt: skip
+    db.execute("UPDATE sandboxes SET change = change + 1 WHERE id = ?", (sandbox,))
+    raise_fence(db, owner.run, now)
+    return sandbox
+
+
+def _signed(value: int) -> int:
+    """SQLite's integers have a sign; inode numbers of some filesystems use all 64 bits."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def add_sandbox(db: sqlite3.Connection, new: NewSandbox, now: int) -> int:
+    """Record a new sandbox without tickets. Returns its id."""
+    cursor = db.execute(
+        "INSERT INTO sandboxes (job, number, owner, user, uid, gid, shared_uid, startd, slot_id, dslot_id, slot_name, "
+        "priority, state, change, accepted_at) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,0,?)",
+        (
+            new.run.job, new.run.number, new.owner, new.user, new.uid, new.gid, new.shared_uid, *new.slot,
+            new.slot_name, new.priority, CODE_OF[move(State.OFFERED, State.ACCEPTED)], now,
+        ),
+    )  # fmt: skip
+    return int(cursor.lastrowid or 0)
+
+
+def _destination_id(db: sqlite3.Connection, target: Destination) -> int:
+    db.execute("INSERT OR IGNORE INTO destinations (plugin, scheme, host) VALUES (?, ?, ?)", target)
+    row = db.execute("SELECT id FROM destinations WHERE plugin = ? AND scheme = ? AND host = ?", target).fetchone()
+    return int(row[0])
+
+
+def raise_fence(db: sqlite3.Connection, run: Run, now: int) -> None:
+    """Remember that this run exists: nothing of an older one is taken any more."""
+    db.execute("INSERT OR IGNORE INTO fences VALUES (?, 0, 0)", (run.job,))
+    db.execute("UPDATE fences SET number = max(number, ?), at = ? WHERE job = ?", (run.number, now, run.job))
+
+
+def mark_synced(db: sqlite3.Connection, ticket: str) -> None:
+    """The data of this ticket is on the disk."""
+    db.execute("UPDATE tickets SET synced = 1 WHERE ticket = ?", (ticket,))
+
+
+# ---- states ----------------------------------------------------------------------------------------------------------
+
+
+def set_state(
+    db: sqlite3.Connection, sandbox: int, new: State, now: int, reason: str = "", error_code: int = 0
+) -> None:
+    """Move one sandbox to another state.
+
+    :raises IllegalMove: the table does not allow it.
+    """
+    move(state_of(db, sandbox), new)
+    db.execute(
+        "UPDATE sandboxes SET state = ?, change = change + 1, reason = ?, error_code = ?, ended_at = ? WHERE id = ?",
+        (CODE_OF[new], reason, error_code, now if new in ENDS else 0, sandbox),
+    )
+
+
+def state_of(db: sqlite3.Connection, sandbox: int) -> State:
+    """State of one sandbox as this transaction sees it."""
+    return STATE_OF[db.execute("SELECT state FROM sandboxes WHERE id = ?", (sandbox,)).fetchone()[0]]
+
+
+def was_confirmed(db: sqlite3.Connection, sandbox: int) -> bool:
+    """Was this run ever confirmed? Without that nothing of it may be sent."""
+    return bool(db.execute("SELECT confirmed_at FROM sandboxes WHERE id = ?", (sandbox,)).fetchone()[0])
+
+
+def set_reason(db: sqlite3.Connection, sandbox: int, reason: str) -> None:
+    """Change only the words that people read."""
+    db.execute("UPDATE sandboxes SET reason = ?, change = change + 1 WHERE id = ?", (reason, sandbox))
+
+
+def set_paused(db: sqlite3.Connection, sandbox: int, paused: bool) -> None:
+    """The owner's wish that nothing is sent for now, or no longer."""
+    db.execute("UPDATE sandboxes SET paused = ?, change = change + 1 WHERE id = ?", (paused, sandbox))
+
+
+def end(db: sqlite3.Connection, sandbox: int, new: State, now: int, reason: str = "", error_code: int = 0) -> None:
+    """Move to an end in which nothing more is sent; files that still wait or move are dropped unless it FAILED."""
+    set_state(db, sandbox, new, now, reason, error_code)
+    if new is not State.FAILED:
+        db.execute(
+            "UPDATE files SET state = ? WHERE sandbox = ? AND state IN (0, 1, 3)", (FileState.DROPPED, sandbox)
+        )
+
+
+def name_tickets(db: sqlite3.Connection, sandbox: int, tickets: Sequence[str], files: int, priority: int) -> None:
+    """Keep what the completed run's OUTPUT record says."""
+    db.execute(
+        "UPDATE sandboxes SET named_tickets = ?, named_files = ?, priority = ? WHERE id = ?",
+        (" ".join(sorted(tickets)), files, priority, sandbox),
+    )
+
+
+def confirm(db: sqlite3.Connection, sandbox: int, now: int) -> str:
+    """Confirm a sandbox if all tickets that its run's record names are here; else the reason why not.
+
+    Tickets that the record does not name are no part of the completed run: their files are dropped. Of files with the
+    same URL the later hand-off counts.
+    """
+    row = db.execute("SELECT named_tickets, named_files FROM sandboxes WHERE id = ?", (sandbox,)).fetchone()
+    named = set(row[0].split())
+    if not named:
+        end(db, sandbox, State.CANCELLED, now, "the completed run transferred its output itself")
+        return ""
+    held = dict(db.execute("SELECT ticket, files FROM tickets WHERE sandbox = ? AND freed = 0", (sandbox,)).fetchall())
+    if named - set(held):
+        return f"{len(named - set(held))} of {len(named)} hand-offs of the completed run are not on this node"
+    have = sum(held[ticket] for ticket in named)
+    if row[1] and have != row[1]:
+        return f"the run's record names {row[1]} files, this node holds {have} of it"
+    for ticket in set(held) - named:
+        db.execute(
+            "UPDATE files SET state = ? WHERE ticket = (SELECT id FROM tickets WHERE ticket = ?)",
+            (FileState.DROPPED, ticket),
+        )
+    _drop_repeated(db, sandbox)
+    set_state(db, sandbox, State.CONFIRMED, now)
+    db.execute("UPDATE sandboxes SET confirmed_at = ? WHERE id = ?", (now, sandbox))
+    return ""
+
+
+def _drop_repeated(db: sqlite3.Connection, sandbox: int) -> None:
+    db.execute(
+        "UPDATE files SET state = ? WHERE sandbox = ? AND state = 0 AND (ticket, url) NOT IN "
+        "(SELECT max(ticket), url FROM files WHERE sandbox = ? AND state = 0 GROUP BY url)",
+        (FileState.DROPPED, sandbox, sandbox),
+    )
+
+
+# ---- moving ----------------------------------------------------------------------------------------------------------
+
+
+def take_files(
+    db: sqlite3.Connection, sandbox: int, destination: int, now: int, most_files: int, most_bytes: int
+) -> list[FileRow]:
+    """Mark waiting files of a sandbox as moving, an attempt more, and return them as they are now.
+
+    The first is taken whatever its size, further ones up to the bounds.
+    """
+    cursor = db.execute(
+        f"SELECT {_FILE_COLUMNS} FROM files f JOIN tickets t ON t.id = f.ticket WHERE f.sandbox = ? AND f.state = 0 "
+        "AND f.destination = ? AND f.next_attempt <= ? ORDER BY f.next_attempt, f.size LIMIT ?",
+        (sandbox, destination, now, most_files),
+    )
+    taken: list[FileRow] = []
+    room = most_bytes
+    for item in map(_file, cursor):
+        if taken and item.size_bytes > room:
+            break
+        room -= item.size_bytes
+        taken.append(replace(item, state=FileState.MOVING, attempts=item.attempts + 1))
+    db.executemany(
+        "UPDATE files SET state = 1, attempts = attempts + 1 WHERE ticket = ? AND position = ?",
+        ((item.ticket_id, item.position) for item in taken),
+    )
+    return taken
+
+
+def record_results(db: sqlite3.Connection, results: Iterable[FileResult]) -> None:
+    """Write what became of the files of a batch. Files that were dropped meanwhile stay dropped."""
+    db.executemany(
+        "UPDATE files SET state = ?, next_attempt = ?, error_code = ?, error = ?, verified = ?, digest = ?, "
+        "attempts = attempts - ?, excused = excused + ? WHERE ticket = ? AND position = ? AND state = 1",
+        (
+            (item.state, item.next_attempt, item.error_code, item.error, item.verified, item.digest, not item.attempted,
+             item.excused, item.ticket_id, item.position)
+            for item in results
+        ),
+    )  # fmt: skip
+
+
+def wake(
+    db: sqlite3.Connection, sandboxes: Iterable[int], destinations: Iterable[int], codes: Iterable[int], now: int
+) -> None:
+    """Make waiting files due now whose last failure was one of ``codes`` (a server has come back)."""
+    marks = ",".join(str(int(code)) for code in codes)
+    places = list(destinations)
+    for sandbox in sandboxes:
+        db.executemany(
+            f"UPDATE files SET next_attempt = ? WHERE sandbox = ? AND state = 0 AND destination = ? "
+            f"AND error_code IN ({marks}) AND next_attempt > ?",
+            ((now, sandbox, place, now) for place in places),
+        )
+
+
+def fresh_attempts(db: sqlite3.Connection, sandbox: int) -> None:
+    """Files that failed or wait are due now, as if never tried."""
+    db.execute(
+        "UPDATE files SET state = 0, next_attempt = 0, attempts = 0, excused = 0, error_code = 0 "
+        "WHERE sandbox = ? AND state IN (0, 3)",
+        (sandbox,),
+    )
+
+
+def moving_back(db: sqlite3.Connection, sandbox: int) -> None:
+    """Files that were in a mover wait again."""
+    db.execute("UPDATE files SET state = 0 WHERE sandbox = ? AND state = 1", (sandbox,))
+
+
+# ---- the end ---------------------------------------------------------------------------------------------------------
+
+
+def mark_freed(db: sqlite3.Connection, ticket: str) -> None:
+    """The bytes of this ticket are gone from the spool."""
+    db.execute("UPDATE tickets SET freed = 1 WHERE ticket = ?", (ticket,))
+
+
+def dropped_tickets(db: sqlite3.Connection, sandbox: int) -> list[str]:
+    """Tickets of a sandbox none of whose files are wanted any more and whose bytes are still there."""
+    rows = db.execute(
+        "SELECT ticket FROM tickets t WHERE sandbox = ? AND freed = 0 AND NOT EXISTS "
+        "(SELECT 1 FROM files WHERE files.ticket = t.id AND state IN (0, 1, 3))",
+        (sandbox,),
+    )
+    return [row[0] for row in rows]
+
+
+def may_forget(db: sqlite3.Connection, sandbox: int) -> None:
+    """The access point has recorded the end: the record may go once the bytes are gone."""
+    db.execute("UPDATE sandboxes SET forgettable = 1, change = change + 1 WHERE id = ?", (sandbox,))
+
+
+def forget(db: sqlite3.Connection, sandbox: int) -> None:
+    """Remove all records of a sandbox."""
+    db.execute("DELETE FROM files WHERE ticket IN (SELECT id FROM tickets WHERE sandbox = ?)", (sandbox,))
+    db.execute("DELETE FROM tickets WHERE sandbox = ?", (sandbox,))
+    db.execute("DELETE FROM sandboxes WHERE id = ?", (sandbox,))
+
+
+def drop_old_fences(db: sqlite3.Connection, before: int) -> None:
+    """Forget runs of jobs that nothing is held of and that were last heard of before this wall clock."""
+    db.execute("DELETE FROM fences WHERE at < ? AND job NOT IN (SELECT job FROM sandboxes)", (before,))
+
+
+# ---- orders ----------------------------------------------------------------------------------------------------------
+
+
+def acknowledged(db: sqlite3.Connection) -> dict[str, int]:
+    """Number of the last order that was carried out, by agent."""
+    return dict(db.execute("SELECT agent, number FROM orders_done").fetchall())
+
+
+def acknowledge(db: sqlite3.Connection, agent: str, number: int) -> None:
+    """This order and all before it are done."""
+    db.execute("INSERT OR REPLACE INTO orders_done VALUES (?, ?)", (agent, number))
+
+
+def sandboxes_of(db: sqlite3.Connection, job: str, up_to: int) -> list[tuple[int, int, State]]:
+    """(id, run number, state) of the sandboxes of a job's runs up to this one."""
+    rows = db.execute("SELECT id, number, state FROM sandboxes WHERE job = ? AND number <= ?", (job, up_to))
+    return [(row[0], row[1], STATE_OF[row[2]]) for row in rows]
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+_SANDBOX_COLUMNS = (
+    "id, job, number, owner, user, uid, gid, shared_uid, startd, slot_id, dslot_id, slot_name, priority, state, "
+    "change, paused, reason, error_code, named_tickets, accepted_at, confirmed_at, ended_at, "
+    "forgettable"
+)
+
+
+@dataclass
+class _Sums:
+    files: dict[int, int] = field(default_factory=dict)
+    size: dict[int, int] = field(default_factory=dict)
+    waiting: list[Waiting] = field(default_factory=list)
+
+
+def sandbox(db: sqlite3.Connection, sandbox_id: int) -> Sandbox | None:
+    """One sandbox with its sums."""
+    row = db.execute(f"SELECT {_SANDBOX_COLUMNS} FROM sandboxes WHERE id = ?", (sandbox_id,)).fetchone()
+    return _sandbox(db, row) if row else None
+
+
+def all_sandboxes(db: sqlite3.Connection) -> list[Sandbox]:
+    """Every sandbox (at start)."""
+    rows = db.execute(f"SELECT {_SANDBOX_COLUMNS} FROM sandboxes ORDER BY id").fetchall()
+    return [_sandbox(db, row) for row in rows]
+
+
+def _sandbox(db: sqlite3.Connection, row: Sequence[Any]) -> Sandbox:
+    sums = _sums(db, row[0])
+    tickets = db.execute("SELECT ticket, freed, size FROM tickets WHERE sandbox = ? ORDER BY id", (row[0],)).fetchall()
+    attempts, excused = (0, 0)
+    if any(sums.files.get(state) for state in (FileState.WAITING, FileState.MOVING, FileState.FAILED)):
+        attempts, excused = db.execute(
+            "SELECT coalesce(max(attempts), 0), coalesce(max(excused), 0) FROM files "
+            "WHERE sandbox = ? AND state IN (0, 1, 3)",
+            (row[0],),
+        ).fetchone()
+    return Sandbox(
+        id=row[0], run=Run(row[1], row[2]), owner=row[3], user=row[4], uid=row[5], gid=row[6],
+        shared_uid=bool(row[7]), slot=SlotKey(row[8], row[9], row[10]), slot_name=row[11], priority=row[12],
+        state=STATE_OF[row[13]], change=row[14], paused=bool(row[15]), reason=row[16], error_code=row[17],
+        named_tickets=tuple(row[18].split()), accepted_at=row[19], confirmed_at=row[20], ended_at=row[21], forgettable=bool(row[22]),
+        tickets=tuple(item[0] for item in tickets), freed=all(item[1] for item in tickets),
+        held_bytes=sum(item[2] for item in tickets if not item[1]),
+        files_total=sum(count for state, count in sums.files.items() if state != FileState.DROPPED),
+        files_left=sum(sums.files.get(state, 0) for state in _LEFT),
+        bytes_total=sum(size for state, size in sums.size.items() if state != FileState.DROPPED),
+        bytes_left=sum(sums.size.get(state, 0) for state in _LEFT),
+        moving=sums.files.get(FileState.MOVING, 0), failed=sums.files.get(FileState.FAILED, 0),
+        attempts=attempts, excused=excused, waiting=tuple(sums.waiting),
+    )  # fmt: skip
+
+
+def _sums(db: sqlite3.Connection, sandbox_id: int) -> _Sums:
+    sums = _Sums()
+    for state, destination, files, size, ready_at in db.execute(
+        "SELECT state, destination, count(*), sum(size), min(next_attempt) FROM files INDEXED BY files_due "
+        "WHERE sandbox = ? GROUP BY state, destination",
+        (sandbox_id,),
+    ):
+        sums.files[state] = sums.files.get(state, 0) + files
+        sums.size[state] = sums.size.get(state, 0) + size
+        if state == FileState.WAITING:
+            sums.waiting.append(Waiting(destination, files, size, ready_at))
+    return sums
+
+
+def destinations(db: sqlite3.Connection) -> dict[int, Destination]:
+    """All destinations by id."""
+    rows = db.execute("SELECT id, plugin, scheme, host FROM destinations")
+    return {row[0]: Destination(*row[1:]) for row in rows}
+
+
+def fences(db: sqlite3.Connection) -> dict[str, int]:
+    """Highest run number heard of, by job."""
+    return dict(db.execute("SELECT job, number FROM fences").fetchall())
+
+
+def files_of(db: sqlite3.Connection, sandbox_id: int, limit: int = -1) -> Iterator[FileRow]:
+    """Files of a sandbox, those in trouble first; all of them unless limited."""
+    cursor = db.execute(
+        f"SELECT {_FILE_COLUMNS} FROM files f JOIN tickets t ON t.id = f.ticket WHERE f.sandbox = ? AND f.state != 4 "
+        "ORDER BY f.state = 3 DESC, f.state = 0 AND f.attempts > 0 DESC, f.state = 1 DESC, f.state, f.ticket, "
+        "f.position LIMIT ?",
+        (sandbox_id, limit),
+    )
+    return map(_file, cursor)
+
+
+def first_error(db: sqlite3.Connection, sandbox_id: int) -> FileRow | None:
+    """The file whose failure says most about a sandbox: one that failed for good, else one that was tried."""
+    for item in files_of(db, sandbox_id, 1):
+        if item.error_code and item.state in (FileState.FAILED, FileState.WAITING):
+            return item
+    return None
+
+
+def kept_tickets(db: sqlite3.Connection) -> dict[str, tuple[int, bool, str]]:
+    """Tickets whose bytes are in the spool: sandbox, synced, boot id."""
+    rows = db.execute("SELECT ticket, sandbox, synced, boot FROM tickets WHERE freed = 0")
+    return {row[0]: (row[1], bool(row[2]), row[3]) for row in rows}

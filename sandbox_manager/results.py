@@ -1,0 +1,166 @@
+"""From a plugin's result ads and its end to one answer per file. Pure.
+
+The exit status decides, as in HTCondor; but a file whose ad says what the destination confirmed counts even when
+another file of the same call failed. A file without an ad has failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Union
+
+from sandbox_manager.retry import Failure
+from stageout.core.classads import ClassAd, ClassAdSyntaxError, parse_ads
+from stageout.core.errors import ErrorClass, classify_foreign
+
+PLUGINS_WORD = "plugin's word"
+_MESSAGE_CHARS = 500
+
+
+@dataclass(frozen=True)
+class SentFile:
+    """One request of a batch. :param name: base name of the local file, unique in the batch."""
+
+    name: str
+    url: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a plugin ended.
+
+    :param status: exit status, negative for a signal, None when it could not be started.
+    :param lifetime_s: its limit, if it was stopped there; else 0. :param text: why it could not be started.
+    """
+
+    status: int | None
+    lifetime_s: float = 0.0
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """The destination has the file.
+
+    :param verified: what it confirmed, or :data:`PLUGINS_WORD`. :param digest: ``name:value`` pairs, or "".
+    """
+
+    verified: str
+    digest: str = ""
+
+
+Answer = Union[Delivered, Failure]
+
+
+def read_answers(sent: Sequence[SentFile], output: str, ending: Ending) -> list[Answer]:
+    """One answer per file of a call with protocol 2 or 4, in the order of ``sent``.
+
+    :param output: content of the out-file.
+    """
+    ads = _matched(sent, _good_ads(output))
+    return [_answer(item, ad, ending) if ad is not None else _no_ad(ending) for item, ad in zip(sent, ads)]
+
+
+def read_single(item: SentFile, stdout: str, ending: Ending) -> Answer:
+    """The answer of a call with protocol 1, whose stdout is one ad in the old syntax, or nothing."""
+    from stageout.core.classads import parse_old
+
+    ad = parse_old(stdout)
+    if ending.status != 0:
+        return _failure(ad, ending) if "TransferError" in ad else _no_ad(ending)
+    if ad.get("TransferSuccess") is False:
+        return _failure(ad, ending)
+    told = _told_bytes(ad)
+    return _size_mismatch(item, told) if told and item.size_bytes not in told else Delivered(PLUGINS_WORD)
+
+
+def _good_ads(output: str) -> list[ClassAd]:
+    ads: list[ClassAd] = []
+    with contextlib.suppress(ClassAdSyntaxError):  # what was read before the broken ad counts, as in HTCondor
+        ads.extend(ad for ad in parse_ads(output) if ad)
+    return ads
+
+
+def _matched(sent: Sequence[SentFile], ads: Sequence[ClassAd]) -> list[ClassAd | None]:
+    by_name = {item.name: index for index, item in enumerate(sent)}
+    by_url = {item.url: index for index, item in enumerate(sent)}
+    found: list[ClassAd | None] = [None] * len(sent)
+    nameless = []
+    for ad in ads:
+        name, url = ad.text("TransferFileName"), ad.text("TransferUrl")
+        index = by_name.get(name.rpartition("/")[2]) if name else by_url.get(url)
+        if index is not None:
+            found[index] = ad
+        elif not name and not url:
+            nameless.append(ad)
+    for index in range(len(sent)):
+        if found[index] is None and nameless:
+            found[index] = nameless.pop(0)
+    return found
+
+
+def _answer(item: SentFile, ad: ClassAd, ending: Ending) -> Answer:
+    if ad.get("TransferSuccess") is not True:
+        return _failure(ad, ending)
+    developer = _sub_ad(ad, "DeveloperData")
+    verified, told = developer.text("StageOutVerified"), _told_bytes(ad)
+    if verified:
+        if told and item.size_bytes not in told:
+            return _size_mismatch(item, told)
+        return Delivered(verified, developer.text("StageOutDigests"))
+    if ending.status != 0:
+        text = f"the plugin calls this file delivered, but {_end_text(ending)}; the file is sent again by itself"
+        return Failure(ErrorClass.UNKNOWN, text, at_once=True)
+    if not told:
+        return Failure(ErrorClass.NOT_VERIFIED, "the plugin calls this file delivered, but not how many bytes it sent")
+    return Delivered(PLUGINS_WORD) if item.size_bytes in told else _size_mismatch(item, told)
+
+
+def _told_bytes(ad: ClassAd) -> list[int]:
+    return [ad.integer(name) for name in ("TransferFileBytes", "TransferTotalBytes") if type(ad.get(name)) is int]
+
+
+def _size_mismatch(item: SentFile, told: Sequence[int]) -> Failure:
+    text = f"the file has {item.size_bytes} bytes, the plugin reports {told[0]}"
+    return Failure(ErrorClass.SIZE_MISMATCH, text)
+
+
+def _failure(ad: ClassAd, ending: Ending) -> Failure:
+    errors = ad.get("TransferErrorData")
+    newest = errors[-1] if isinstance(errors, list) and errors and isinstance(errors[-1], ClassAd) else ClassAd()
+    retryable = newest.get("Retryable") if type(newest.get("Retryable")) is int else None
+    own = _sub_ad(ad, "DeveloperData").get("StageOutErrorCode")
+    if type(own) is int:
+        kind = ErrorClass.from_code(own)
+    else:
+        kind = classify_foreign(newest.text("ErrorType") or None, newest.text("FailureType") or None, retryable)
+    message = ad.text("TransferError") or newest.text("ErrorString")
+    message = message or f"the plugin gave no reason; {_end_text(ending)}"
+    return Failure(kind, _one_line(message), float(max(0, retryable or 0)))
+
+
+def _no_ad(ending: Ending) -> Failure:
+    kind = ErrorClass.DEADLINE if ending.lifetime_s else ErrorClass.PLUGIN_BROKEN
+    return Failure(kind, f"the plugin wrote no result for this file; {_end_text(ending)}")
+
+
+def _end_text(ending: Ending) -> str:
+    if ending.status is None:
+        return f"it could not be started: {ending.text}"
+    if ending.lifetime_s:
+        return f"it ran past its limit of {ending.lifetime_s:.0f} s"
+    if ending.status < 0:
+        return f"it was killed by signal {-ending.status}"
+    return f"it ended with status {ending.status}"
+
+
+def _sub_ad(ad: ClassAd, name: str) -> ClassAd:
+    value: Any = ad.get(name)
+    return value if isinstance(value, ClassAd) else ClassAd()
+
+
+def _one_line(text: str) -> str:
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())[:_MESSAGE_CHARS]
