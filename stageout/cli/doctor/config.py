@@ -1,0 +1,256 @@
+"""Checks of the configuration: is everything there, and is it what the running daemons have? Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import PurePath
+
+from stageout.cli.doctor.findings import Finding, Machine, Unseen, fail, ok, unchecked, warn, words
+from stageout.core.classads import ClassAd, ClassAdSyntaxError, parse_old
+from stageout.core.config import KNOBS, ConfigError
+
+AGENT_PROGRAM = "stageout-schedd-agent"
+MANAGER_PROGRAM = "stageout-sandbox-manager"
+CRON_PROGRAM = "stageout-startd-cron"
+
+TRANSFORMS = ("StageOutInit", "StageOut")
+#: Without these an owner could forge consent or an end; without the others he could only confuse himself.
+GUARDED = (
+    "StageOutGuard", "StageOutAsync", "StageOutState", "StageOutRun", "StageOutReason", "StageOutUserLeave",
+    "LeaveJobInQueue",
+)  # fmt: skip
+SHOWN = (
+    "StageOutBytesLeft", "StageOutFilesLeft", "StageOutAttempts", "StageOutNextAttempt", "StageOutManager",
+    "StageOutReruns", "StageOutStats",
+)  # fmt: skip
+#: What the manager asks the startd about a job (architecture, "Who speaks the truth").
+JOB_ATTRIBUTES = ("GlobalJobId", "RemoteUser", "NumShadowStarts", "StageOutGuard", "OutputDestination", "JobPrio")
+
+_TESTED = (25,)
+_WEAKER = (23, 9)
+_CLASSAD_TIMEOUT_S = 20.0
+_CLASSAD_SLOW_S = 0.5
+_INSTALL_AP = "put condor_config.d/20-stageout-ap.conf into the configuration directory, then condor_restart"
+_INSTALL_EP = "put condor_config.d/20-stageout-ep.conf into the configuration directory, then condor_restart"
+
+
+def version(machine: Machine) -> Iterator[Finding]:
+    """Is this HTCondor one that the parts were tested with?"""
+    text = machine.version()
+    number = tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
+    if number >= _TESTED:
+        yield ok("version", f"HTCondor {text}")
+    elif number >= _WEAKER:
+        remedy = "it works in the weaker forms that docs/SCHEDD.md lists; HTCondor 25 has all of them"
+        yield warn("version", f"HTCondor {text} lacks some of what is used", remedy)
+    else:
+        yield fail("version", f"HTCondor {text} was never tried", "use HTCondor 25, or 23.9 at least")
+
+
+def settings(machine: Machine) -> Iterator[Finding]:
+    """Can every knob be read?"""
+    bad = 0
+    for knob in KNOBS.values():
+        try:
+            machine.settings.text(knob.name)
+        except ConfigError as problem:
+            bad += 1
+            yield fail("settings", str(problem), f"correct {knob.name} and run condor_reconfig")
+    if not bad:
+        yield ok("settings", f"all {len(KNOBS)} knobs can be read")
+
+
+def _daemon(machine: Machine, program: str, name: str, remedy: str) -> Iterator[Finding]:
+    """Is a program among the daemons that condor_master starts?"""
+    for word in words(machine.settings.condor("DAEMON_LIST")):
+        path = machine.settings.condor(word)
+        if PurePath(path).name != program:
+            continue
+        try:
+            machine.stat(path)
+        except FileNotFoundError:
+            yield fail(name, f"{word} = {path} does not exist", "set STAGEOUT_BIN to where the package is installed")
+            return
+        yield ok(name, f"{word} in DAEMON_LIST is {path}")
+        return
+    yield fail(name, f"no daemon in DAEMON_LIST is {program}", remedy)
+
+
+def agent_daemon(machine: Machine) -> Iterator[Finding]:
+    """Is the schedd agent among the daemons?"""
+    yield from _daemon(machine, AGENT_PROGRAM, "agent-daemon", _INSTALL_AP)
+
+
+def manager_daemon(machine: Machine) -> Iterator[Finding]:
+    """Is the sandbox manager among the daemons?"""
+    yield from _daemon(machine, MANAGER_PROGRAM, "manager-daemon", _INSTALL_EP)
+
+
+def transforms(machine: Machine) -> Iterator[Finding]:
+    """Are the job transforms there, in order, and does the running schedd have them?"""
+    names = words(machine.settings.condor("JOB_TRANSFORM_NAMES"))
+    places = [names.index(name) if name in names else -1 for name in TRANSFORMS]
+    if -1 in places or places != sorted(places):
+        yield fail("transforms", f"JOB_TRANSFORM_NAMES lacks {' before '.join(TRANSFORMS)}", _INSTALL_AP)
+        return
+    body = machine.settings.condor("JOB_TRANSFORM_StageOut")
+    if "StageOutGuard" not in body or "LeaveJobInQueue" not in body:
+        yield fail("transforms", "JOB_TRANSFORM_StageOut does not set StageOutGuard and LeaveJobInQueue", _INSTALL_AP)
+        return
+    yield from _in_effect(machine, "transforms", "schedd", "JOB_TRANSFORM_NAMES", TRANSFORMS)
+
+
+def protected_attributes(machine: Machine) -> Iterator[Finding]:
+    """May owners change only what is theirs to change?"""
+    name = "protected-attributes"
+    listed = {word.lower() for word in words(machine.settings.condor("PROTECTED_JOB_ATTRS"))}
+    open_ = [word for word in GUARDED if word.lower() not in listed]
+    if open_:
+        yield fail(name, f"owners can forge {', '.join(open_)}", f"add them to PROTECTED_JOB_ATTRS ({_INSTALL_AP})")
+        return
+    if "stageoutrequest" in listed:
+        yield fail(name, "StageOutRequest is protected, so no owner can retry or cancel", "take it out of the list")
+        return
+    shown = [word for word in SHOWN if word.lower() not in listed]
+    if shown:
+        yield warn(name, f"owners can overwrite {', '.join(shown)}", "add them to PROTECTED_JOB_ATTRS")
+    yield from _in_effect(machine, name, "schedd", "PROTECTED_JOB_ATTRS", GUARDED)
+
+
+def superuser(machine: Machine) -> Iterator[Finding]:
+    """May the agent edit other people's jobs?"""
+    users = {word.split("@")[0] for word in words(machine.settings.condor("QUEUE_SUPER_USERS", "root, condor"))}
+    agents = [
+        word for word in words(machine.settings.condor("DAEMON_LIST"))
+        if PurePath(machine.settings.condor(word)).name == AGENT_PROGRAM
+    ]  # fmt: skip
+    account = next((machine.settings.condor(f"{word}_USERID") for word in agents), "") or "root"
+    if account in users:
+        yield ok("superuser", f"the agent runs as {account}, a queue super user")
+    else:
+        yield fail("superuser", f"the agent runs as {account}, who may not edit jobs", "add it to QUEUE_SUPER_USERS")
+
+
+def histories(machine: Machine) -> Iterator[Finding]:
+    """Are the records written that the agent and ``stageout wait`` read?"""
+    if machine.settings.condor("JOB_EPOCH_HISTORY"):
+        yield ok("epoch-history", f"records of transfers: {machine.settings.condor('JOB_EPOCH_HISTORY')}")
+    else:
+        remedy = "set JOB_EPOCH_HISTORY = $(SPOOL)/epoch_history: the custodian of a lost node is known from there"
+        yield warn("epoch-history", "the AP writes no records of transfers", remedy)
+    if machine.settings.condor("HISTORY"):
+        yield ok("history", f"jobs that left: {machine.settings.condor('HISTORY')}")
+    else:
+        yield warn("history", "HISTORY is not set", "'stageout wait' cannot tell how a job left; set HISTORY")
+
+
+def startd_attributes(machine: Machine) -> Iterator[Finding]:
+    """Does the startd say what the manager must know about a job?"""
+    name = "startd-attributes"
+    text = f"{machine.settings.condor('STARTD_JOB_ATTRS')} {machine.settings.condor('STARTD_JOB_EXPRS')}"
+    listed = {word.lower() for word in words(text)}
+    missing = [word for word in JOB_ATTRIBUTES if word.lower() not in {*listed, "globaljobid", "remoteuser"}]
+    if missing:
+        yield fail(name, f"STARTD_JOB_ATTRS lacks {', '.join(missing)}: every transfer is synchronous", _INSTALL_EP)
+        return
+    yield from _in_effect(machine, name, "startd", "STARTD_JOB_ATTRS", [w for w in JOB_ATTRIBUTES if w in text.split()])
+
+
+def startd_cron(machine: Machine) -> Iterator[Finding]:
+    """Do free data slots and spool space get into the slot ads?"""
+    for job in words(machine.settings.condor("STARTD_CRON_JOBLIST")):
+        path = machine.settings.condor(f"STARTD_CRON_{job}_EXECUTABLE")
+        if PurePath(path).name == CRON_PROGRAM:
+            yield ok("startd-cron", f"STARTD_CRON_{job}_EXECUTABLE is {path}")
+            return
+    yield fail("startd-cron", f"no job in STARTD_CRON_JOBLIST is {CRON_PROGRAM}: no back-pressure", _INSTALL_EP)
+
+
+def _in_effect(machine: Machine, name: str, daemon: str, parameter: str, needed: object) -> Iterator[Finding]:
+    """Does the running daemon have what the files say?"""
+    wanted = list(needed) if isinstance(needed, (list, tuple)) else []
+    try:
+        live = {word.lower() for word in words(machine.ask_daemon(daemon, parameter) or "")}
+    except Unseen as reason:
+        yield unchecked(name, f"{parameter} is right in the files; {reason}")
+        return
+    late = [word for word in wanted if word.lower() not in live]
+    if late:
+        remedy = f"run condor_reconfig -daemon {daemon}, or condor_restart"
+        yield fail(name, f"the running {daemon} does not have {', '.join(late)} in {parameter} yet", remedy)
+    else:
+        yield ok(name, f"{parameter} is in effect")
+
+
+def plugins(machine: Machine) -> Iterator[Finding]:
+    """Does each registered plugin answer, quickly and legibly, and is ``https`` ours?"""
+    owners: dict[str, str] = {}
+    for path in words(machine.settings.condor("FILETRANSFER_PLUGINS")):
+        yield from _plugin(machine, path, owners)
+    winner = owners.get("https", "")
+    if not winner:
+        yield fail(
+            "plugins", "no plugin takes https", "let FILETRANSFER_PLUGINS name our curl_plugin, after the others"
+        )
+    elif not is_ours(machine, winner):
+        remedy = "later entries win: let FILETRANSFER_PLUGINS end with our curl_plugin"
+        yield fail("plugins", f"https belongs to {winner}, which never hands off", remedy)
+    else:
+        yield ok("plugins", f"https belongs to {winner}")
+
+
+def is_ours(machine: Machine, path: str) -> bool:
+    """True for a plugin that is built on our framework, and so can hand off."""
+    try:
+        return "stageout" in machine.read(path)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _plugin(machine: Machine, path: str, owners: dict[str, str]) -> Iterator[Finding]:
+    name = f"plugin {PurePath(path).name}"
+    try:
+        machine.stat(path)
+    except FileNotFoundError:
+        yield warn(name, f"{path} does not exist", "take it out of FILETRANSFER_PLUGINS, or install it")
+        return
+    ran = machine.run([path, "-classad"], _CLASSAD_TIMEOUT_S)
+    ad = parse_old(ran.output)
+    methods = words(ad.text("SupportedMethods"))
+    complaint = _complaint(ran.output, ad)
+    if not methods or complaint:
+        level = fail if is_ours(machine, path) else warn
+        said = complaint or (ran.output.strip().splitlines() or [f"nothing, status {ran.status}"])[-1]
+        yield level(name, f"-classad is not usable: {said}", f"run '{path} -classad' as the user condor")
+        return
+    owners.update(dict.fromkeys((method.lower() for method in methods), path))
+    text = f"{', '.join(methods)}; -classad in {ran.took_s * 1000:.0f} ms"
+    if ran.took_s > _CLASSAD_SLOW_S:
+        yield warn(name, text, "every job waits for this: is the package on a slow network filesystem?")
+    else:
+        yield ok(name, text)
+
+
+def _complaint(output: str, ad: ClassAd) -> str:
+    """What in a query's answer would break the starter's ad."""
+    for word in words(ad.text("StartdAttrs")):
+        if word not in ad:
+            return f"StartdAttrs names {word}, which is not in the answer"
+        if not isinstance(ad[word], (str, int, float, bool)):
+            return f"{word}, named by StartdAttrs, is not a plain value"
+    for line in output.splitlines():
+        if line.strip() and not line.lstrip().startswith("#") and not _is_attribute(line):
+            return f"'{line.strip()[:60]}' is no attribute"
+    return ""
+
+
+def _is_attribute(line: str) -> bool:
+    try:
+        return len(parse_old(line)) == 1
+    except ClassAdSyntaxError:
+        return False
+
+
+COMMON = (version, settings)
+ACCESS_POINT = (agent_daemon, transforms, protected_attributes, superuser, histories)
+EXECUTE_POINT = (manager_daemon, startd_attributes, startd_cron, plugins)

@@ -1,0 +1,129 @@
+"""What a check says, and what it may ask. Pure."""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from stageout.core.classads import ClassAd
+from stageout.core.config import Settings
+
+
+class Level(enum.IntEnum):
+    """How bad it is."""
+
+    OK = 0
+    UNCHECKED = 1
+    WARN = 2
+    FAIL = 3
+
+
+class Role(str, enum.Enum):
+    """What a machine is in the pool."""
+
+    AP = "ap"
+    EP = "ep"
+    PILOT = "pilot"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Result of one check.
+
+    :param name: of the check, stable. :param text: what was seen. :param remedy: what to do; "" when nothing.
+    """
+
+    name: str
+    level: Level
+    text: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A command that was run. :param status: exit status, -1 when it did not end in time or did not start."""
+
+    status: int
+    output: str
+    took_s: float
+
+
+class Unseen(Exception):
+    """Something cannot be looked at from here; the text says why. The check counts as unchecked."""
+
+
+class Machine(Protocol):
+    """All that checks may ask; tests give their own."""
+
+    settings: Settings
+    uid: int
+
+    def run(self, argv: Sequence[str], timeout_s: float) -> Ran:
+        """Run a command; its standard output and error in one."""
+
+    def stat(self, path: str) -> os.stat_result:
+        """As os.stat. :raises OSError: as that."""
+
+    def read(self, path: str) -> str:
+        """Beginning of a text file. :raises OSError: as open."""
+
+    def free_bytes(self, path: str) -> tuple[int, int]:
+        """Size of a filesystem and what is free on it. :raises OSError: as os.statvfs."""
+
+    def real(self, path: str) -> str:
+        """The path without symbolic links."""
+
+    def user_id(self, name: str) -> int | None:
+        """Uid of an account, None when there is none of that name."""
+
+    def ads(self, constraint: str) -> list[ClassAd]:
+        """Ads in the collector. :raises Unseen: it does not answer."""
+
+    def ask_daemon(self, kind: str, parameter: str) -> str | None:
+        """A parameter as the running daemon ("schedd", "startd") has it. :raises Unseen: it does not tell."""
+
+    def slots(self) -> list[ClassAd]:
+        """Slot ads, asked of this machine's startd itself. :raises Unseen: it does not answer."""
+
+    def version(self) -> str:
+        """Version of the HTCondor that runs here, like ``25.14.1``. :raises Unseen: cannot be told."""
+
+    def manager_answer(self) -> ClassAd:
+        """What this node's sandbox manager says about itself. :raises Unseen: none answers."""
+
+    def accepts_generic(self) -> bool:
+        """True when the collector takes a generic ad from this process. :raises Unseen: it does not answer."""
+
+    def now(self) -> float:
+        """Wall clock, seconds."""
+
+
+Check = Callable[[Machine], Iterable[Finding]]
+
+
+def ok(name: str, text: str) -> Finding:
+    """All is well."""
+    return Finding(name, Level.OK, text)
+
+
+def warn(name: str, text: str, remedy: str) -> Finding:
+    """It works, but less well or less safely than it could."""
+    return Finding(name, Level.WARN, text, remedy)
+
+
+def fail(name: str, text: str, remedy: str) -> Finding:
+    """It does not work."""
+    return Finding(name, Level.FAIL, text, remedy)
+
+
+def unchecked(name: str, text: str, remedy: str = "") -> Finding:
+    """Could not be looked at."""
+    return Finding(name, Level.UNCHECKED, text, remedy)
+
+
+def words(text: str) -> list[str]:
+    """The items of an HTCondor list: separated by commas and blanks."""
+    return text.replace(",", " ").split()

@@ -1,0 +1,133 @@
+"""What the checks see: the machine that the command runs on."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from stageout.cli import node
+from stageout.cli.condor import Pool, bindings, plain
+from stageout.cli.doctor.findings import Ran, Unseen
+from stageout.cli.exits import Unavailable
+from stageout.core.classads import ClassAd
+from stageout.core.config import condor_settings
+
+Result = TypeVar("Result")
+_READ_BYTES = 4096
+_VERSION = re.compile(r"CondorVersion: (\d+\.\d+\.\d+)")
+_LATEST_S = 10.0
+
+
+class ThisMachine:
+    """See :class:`stageout.cli.doctor.findings.Machine`."""
+
+    def __init__(self) -> None:
+        self._htcondor = bindings()
+        self.settings = condor_settings()
+        self.uid = os.geteuid()
+        self._pool = Pool()
+        self._seen: dict[object, Any] = {}
+
+    def run(self, argv: Sequence[str], timeout_s: float) -> Ran:
+        """Run a command; its standard output and error in one."""
+        started = time.monotonic()
+        try:
+            done = subprocess.run(
+                list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                text=True, errors="replace", timeout=timeout_s, check=False,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as problem:
+            return Ran(-1, str(problem), time.monotonic() - started)
+        return Ran(done.returncode, done.stdout, time.monotonic() - started)
+
+    def stat(self, path: str) -> os.stat_result:
+        """As os.stat."""
+        return Path(path).stat()
+
+    def read(self, path: str) -> str:
+        """Beginning of a text file."""
+        with open(path, "rb") as stream:
+            return stream.read(_READ_BYTES).decode()
+
+    def free_bytes(self, path: str) -> tuple[int, int]:
+        """Size of a filesystem and what is free on it."""
+        seen = os.statvfs(path)
+        return seen.f_blocks * seen.f_frsize, seen.f_bavail * seen.f_frsize
+
+    def real(self, path: str) -> str:
+        """The path without symbolic links."""
+        return os.path.realpath(path)
+
+    def user_id(self, name: str) -> int | None:
+        """Uid of an account, None when there is none of that name."""
+        try:
+            return pwd.getpwnam(name).pw_uid
+        except KeyError:
+            return None
+
+    def ads(self, constraint: str) -> list[ClassAd]:
+        """Ads in the collector; one that does not answer is not asked again and again."""
+        if "collector" in self._seen:
+            raise Unseen(self._seen["collector"])
+        try:
+            return self._pool.ads(constraint)
+        except Unavailable as problem:
+            self._seen["collector"] = str(problem)
+            raise Unseen(str(problem)) from None
+
+    def ask_daemon(self, kind: str, parameter: str) -> str | None:
+        """A parameter as the running daemon has it."""
+        found: str | None = self._daemon(kind, lambda location: self._htcondor.RemoteParam(location).get(parameter))
+        return found
+
+    def slots(self) -> list[ClassAd]:
+        """Slot ads, asked of this machine's startd itself."""
+
+        def ask(location: Any) -> list[ClassAd]:
+            ads = self._htcondor.Collector(location).query(self._htcondor.AdType.Startd)
+            return [plain(ad) for ad in ads]
+
+        return self._daemon("startd", ask)
+
+    def _daemon(self, kind: str, question: Callable[[Any], Result]) -> Result:
+        """Ask the local daemon of a kind something. :raises Unseen: it cannot be found or does not tell."""
+        daemon = {"schedd": self._htcondor.DaemonType.Schedd, "startd": self._htcondor.DaemonType.Startd}[kind]
+        try:
+            return question(self._htcondor.Collector().locate(daemon))
+        except (self._htcondor.HTCondorException, OSError, KeyError, TypeError, ValueError) as problem:
+            raise Unseen(f"the running {kind} does not tell ({str(problem).rstrip('.') or 'no answer'})") from None
+
+    def version(self) -> str:
+        """Version of the HTCondor that runs here: not that of the bindings, which may come from elsewhere."""
+        ran = self.run(["condor_version"], _LATEST_S)
+        found = _VERSION.search(ran.output)
+        if not found:
+            raise Unseen("condor_version is not on the PATH")
+        return found[1]
+
+    def manager_answer(self) -> ClassAd:
+        """What this node's sandbox manager says about itself."""
+        return node.manager_facts(self.settings)
+
+    def accepts_generic(self) -> bool:
+        """True when the collector takes a generic ad from this process."""
+        import classad2
+
+        probe = classad2.ClassAd(
+            {"MyType": "StageOutProbe", "Name": f"stageout-doctor-{os.getpid()}", "ClassAdLifetime": 1}
+        )
+        try:
+            self._htcondor.Collector().advertise([probe], "UPDATE_AD_GENERIC")
+        except self._htcondor.HTCondorException:
+            return False
+        return True
+
+    def now(self) -> float:
+        """Wall clock, seconds."""
+        return time.time()

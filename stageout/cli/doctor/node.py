@@ -1,0 +1,188 @@
+"""Checks of an execute point: spool, space, the manager and what the startd tells it. Pure."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from pathlib import PurePath
+
+from stageout.cli.doctor.findings import Finding, Machine, Unseen, fail, ok, unchecked, warn
+from stageout.cli.render import size
+from stageout.core.config import KNOBS
+
+_MB = 1024 * 1024
+_REBOOT_SIGNS = {
+    "/run/systemd/shutdown/scheduled": "a shutdown is scheduled",
+    "/run/nologin": "a shutdown is under way",
+    "/var/run/reboot-required": "an update wants a reboot",
+}
+
+
+def spool_path(machine: Machine) -> str:
+    """STAGEOUT_SPOOL, its default included, without symbolic links."""
+    text = machine.settings.text("STAGEOUT_SPOOL")
+    return machine.real(text.replace("$(EXECUTE)", machine.settings.condor("EXECUTE")))
+
+
+def spool_place(machine: Machine) -> Iterator[Finding]:
+    """Is the spool outside everything that HTCondor empties, and on EXECUTE's filesystem?"""
+    spool = PurePath(spool_path(machine))
+    remedy = f"set {KNOBS['STAGEOUT_SPOOL'].name} = {KNOBS['STAGEOUT_SPOOL'].default}"
+    for name in ("EXECUTE", "SPOOL", "LOG"):
+        swept = PurePath(machine.real(machine.settings.condor(name)))
+        if swept == spool or swept in spool.parents:
+            yield fail("spool-place", f"{spool} is inside {name}, which HTCondor empties", remedy)
+            return
+    yield ok("spool-place", f"{spool}, outside EXECUTE, SPOOL and LOG")
+
+
+def spool_filesystem(machine: Machine) -> Iterator[Finding]:
+    """Can files be linked from the scratch directories into the spool?"""
+    name, spool, execute = "spool-filesystem", spool_path(machine), machine.settings.condor("EXECUTE")
+    try:
+        here, there = machine.stat(spool).st_dev, machine.stat(execute).st_dev
+    except FileNotFoundError as problem:
+        yield unchecked(name, f"{problem.filename} is not there yet; the manager makes the spool when it starts")
+        return
+    if here == there:
+        yield ok(name, "the spool is on EXECUTE's filesystem: a hand-off is a link, whatever the size")
+    else:
+        remedy = "put STAGEOUT_SPOOL on the filesystem of EXECUTE"
+        yield warn(name, "the spool is on another filesystem than EXECUTE: every hand-off is a copy", remedy)
+
+
+def spool_owner(machine: Machine) -> Iterator[Finding]:
+    """Does the spool belong to the manager, and may only the manager write into it?"""
+    spool = spool_path(machine)
+    try:
+        seen = machine.stat(spool)
+    except FileNotFoundError:
+        yield unchecked("spool-owner", f"{spool} is not there yet; the manager makes it when it starts")
+        return
+    wanted = 0 if _root_runs_jobs(machine) else machine.stat(machine.settings.condor("EXECUTE")).st_uid
+    mode = stat.S_IMODE(seen.st_mode)
+    if seen.st_uid != wanted:
+        remedy = f"stop the manager, chown {spool} to uid {wanted}, start it again"
+        yield fail("spool-owner", f"{spool} belongs to uid {seen.st_uid}, not to {wanted}", remedy)
+    elif mode & 0o022:
+        yield fail("spool-owner", f"{spool} has mode {mode:04o}: others can write into it", f"chmod go-w {spool}")
+    else:
+        yield ok("spool-owner", f"uid {wanted}, mode {mode:04o}")
+
+
+def _root_runs_jobs(machine: Machine) -> bool:
+    """True below a root master: EXECUTE then belongs to root or condor, else to the one user of a pilot."""
+    owner = machine.stat(machine.settings.condor("EXECUTE")).st_uid
+    return owner in (0, machine.user_id("condor"))
+
+
+def space(machine: Machine) -> Iterator[Finding]:
+    """Does the quota fit the disk, and does HTCondor know that this space is not for jobs?"""
+    execute = machine.settings.condor("EXECUTE")
+    total, free = machine.free_bytes(execute)
+    quota = machine.settings.count("STAGEOUT_SPOOL_QUOTA_MB") * _MB or total // 2
+    if quota > total:
+        yield fail("space", f"the quota of {size(quota)} is above the disk's {size(total)}", "lower the quota")
+        return
+    reserved = _integer(machine.settings.condor("RESERVED_DISK", "0")) * _MB
+    text = f"quota {size(quota)}, free {size(free)} of {size(total)}, RESERVED_DISK {size(reserved)}"
+    if reserved < quota:
+        remedy = f"set RESERVED_DISK = {quota // _MB}: else jobs are matched to space that waiting output takes"
+        yield warn("space", text, remedy)
+    else:
+        yield ok("space", text)
+
+
+def _integer(text: str) -> int:
+    try:
+        return int(float(text))
+    except ValueError:
+        return 0
+
+
+def encryption(machine: Machine) -> Iterator[Finding]:
+    """Would output lie in the spool unencrypted although the administrator wants scratch encrypted?"""
+    for name in ("ENCRYPT_EXECUTE_DIRECTORY", "STARTD_ENFORCE_DISK_LIMITS"):
+        if machine.settings.condor(name).strip().lower() not in ("true", "yes", "1"):
+            continue
+        if name == "ENCRYPT_EXECUTE_DIRECTORY":
+            text, remedy = "output is not taken over, because the spool is not encrypted", "nothing, if that is wanted"
+        else:
+            text, remedy = "each job has a filesystem of its own: every hand-off is a copy", "leave it if that is fine"
+        yield warn("encryption", f"{name}: {text}", remedy)
+        return
+    yield ok("encryption", "scratch directories are plain directories of EXECUTE")
+
+
+def manager(machine: Machine) -> Iterator[Finding]:
+    """Does the manager answer, and can it serve the jobs of this node?"""
+    remedy = "look into SandboxManagerLog in the LOG directory; is it in DAEMON_LIST, and is condor_master up?"
+    try:
+        said = machine.manager_answer()
+    except FileNotFoundError:
+        yield fail("manager", f"no sandbox manager listens in {spool_path(machine)}/run", remedy)
+        return
+    except ConnectionRefusedError:
+        yield fail("manager", "the sandbox manager's socket is there, but nobody answers", remedy)
+        return
+    yield ok("manager", f"{said.text('Manager')} answers on its socket")
+    yield from _manager_uid(machine, said.integer("Uid", -1))
+
+
+def _manager_uid(machine: Machine, uid: int) -> Iterator[Finding]:
+    owner = machine.stat(machine.settings.condor("EXECUTE")).st_uid
+    if uid in (0, owner):
+        who = "root" if uid == 0 else f"uid {uid}, as all jobs here"
+        yield ok("manager-user", f"it runs as {who}")
+    else:
+        text = f"it runs as uid {uid}, which can neither link nor read the files of jobs: all uploads are synchronous"
+        remedy = "run it as root below a root condor_master, or as the one user of a pilot: remove its _USERID setting"
+        yield fail("manager-user", text, remedy)
+
+
+def startd_answers(machine: Machine) -> Iterator[Finding]:
+    """Does the startd say whose job runs in a slot, which is what the manager asks at each hand-off?"""
+    name = "startd-answers"
+    busy = [ad for ad in machine.slots() if ad.text("State") == "Claimed" and ad.text("Activity") == "Busy"]
+    if not busy:
+        yield unchecked(name, "no job runs here now", "run the doctor again while a job runs")
+        return
+    for ad in busy:
+        missing = [word for word in ("GlobalJobId", "RemoteUser", "NumShadowStarts") if word not in ad]
+        if missing:
+            yield fail(name, f"{ad.text('Name')} does not say {', '.join(missing)}", "see startd-attributes")
+            return
+    yield ok(name, f"{len(busy)} busy slots say which run of which job they have")
+
+
+def restart_risk(machine: Machine) -> Iterator[Finding]:
+    """Is a restart at hand while output is in custody here?"""
+    try:
+        at_risk = machine.manager_answer().integer("BytesAtRisk")
+    except (FileNotFoundError, ConnectionRefusedError):
+        raise Unseen("no sandbox manager answers") from None
+    signs = [text for path, text in _REBOOT_SIGNS.items() if _exists(machine, path)]
+    if not at_risk:
+        yield ok("restart-risk", "no output waits here: this node may be restarted")
+    elif signs:
+        remedy = (
+            "drain first: condor_drain, or condor_off -startd, and wait until 'stageout status --node' is empty. "
+            "Output survives a restart on the disk, but waits for the node to come back"
+        )
+        yield warn("restart-risk", f"{size(at_risk)} of output wait here, and {signs[0]}", remedy)
+    else:
+        text = f"{size(at_risk)} of output wait here; before 'condor_off -master' or a reboot, drain"
+        yield ok("restart-risk", f"{text} and wait until 'stageout status --node' is empty")
+
+
+def _exists(machine: Machine, path: str) -> bool:
+    try:
+        machine.stat(path)
+    except OSError:
+        return False
+    return True
+
+
+EXECUTE_POINT = (
+    spool_place, spool_filesystem, spool_owner, space, encryption, manager, startd_answers, restart_risk,
+)  # fmt: skip

@@ -1,0 +1,154 @@
+"""Checks of what the pool's collector knows about this machine's part. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from stageout.cli.doctor.findings import Finding, Machine, fail, ok, unchecked, warn
+from stageout.core.classads import ClassAd, quote
+from stageout.wire.custody import AGENT_AD, MANAGER_AD, BadPayload, payload_of, read_notice, read_report
+
+_SKEW_STEPS_S = (30, 120, 600, 3600, 86400)
+_SKEW_BAD_S = 120
+
+
+def clock(machine: Machine) -> Iterator[Finding]:
+    """Does this machine's clock agree with the collector's? The collector itself compares."""
+    skew_s = _skew(machine)
+    if not skew_s:
+        yield ok("clock", f"within {_SKEW_STEPS_S[0]} s of the collector's")
+        return
+    text = f"this clock is more than {abs(skew_s)} s {'ahead of' if skew_s > 0 else 'behind'} the collector's"
+    remedy = "let both machines keep time by NTP: freshness of agents and retry times are compared between them"
+    yield (fail if abs(skew_s) >= _SKEW_BAD_S else warn)("clock", text, remedy)
+
+
+def _skew(machine: Machine) -> int:
+    """The largest step that the difference exceeds; positive when this clock is ahead, 0 within the first step."""
+    found = 0
+    for step_s in _SKEW_STEPS_S:
+        now = int(machine.now())
+        for sign, test in ((1, f"time() < {now - step_s}"), (-1, f"time() > {now + step_s}")):
+            if machine.ads(f'MyType == "Collector" && {test}'):
+                found = sign * step_s
+        if abs(found) != step_s:
+            break
+    return found
+
+
+def agent_notice(machine: Machine) -> Iterator[Finding]:
+    """Do managers see a fresh notice of this schedd's agent?"""
+    schedds = _local_schedds(machine)
+    if not schedds:
+        remedy = "is condor_schedd running, and is COLLECTOR_HOST right?"
+        yield fail("agent-notice", "the collector knows no schedd of this machine", remedy)
+        return
+    for name in schedds:
+        yield from _notice_of(machine, name)
+
+
+def _local_schedds(machine: Machine) -> list[str]:
+    host = machine.settings.condor("FULL_HOSTNAME")
+    ads = machine.ads(f'MyType == "Scheduler" && Machine == {quote(host)}')
+    return sorted(ad.text("Name") for ad in ads)
+
+
+def _notice_of(machine: Machine, schedd: str) -> Iterator[Finding]:
+    fresh_s = machine.settings.count("STAGEOUT_AGENT_FRESH")
+    remedy = "is the agent running (condor_who -daemons)? Its log is in the LOG directory"
+    ads = machine.ads(f'MyType == "{AGENT_AD}" && StageOutSchedd == {quote(schedd)}')
+    if not ads:
+        text = f"no agent answers for {schedd}: nothing is handed off, every transfer is synchronous"
+        yield fail("agent-notice", text, remedy)
+        return
+    try:
+        newest = max(read_notice(payload_of(ad)).sent_at for ad in ads)
+    except BadPayload as problem:
+        yield fail(
+            "agent-notice", f"the agent's notice cannot be read: {problem}", "install the same version everywhere"
+        )
+        return
+    age_s = int(machine.now()) - newest
+    if age_s > fresh_s:
+        yield fail("agent-notice", f"the agent of {schedd} was last heard of {age_s} s ago", remedy)
+    else:
+        yield ok("agent-notice", f"the agent of {schedd} was heard of {max(age_s, 0)} s ago")
+
+
+def agents_seen(machine: Machine) -> Iterator[Finding]:
+    """Is there any agent for which this node would take output over?"""
+    ads = machine.ads(f'MyType == "{AGENT_AD}"')
+    schedds = sorted({ad.text("StageOutSchedd") for ad in ads} - {""})
+    if schedds:
+        yield ok("agents-seen", f"agents of {', '.join(schedds[:5])}{' and others' if len(schedds) > 5 else ''}")
+    else:
+        remedy = "install the agent on the access points (stageout doctor --role ap, there)"
+        yield warn("agents-seen", "the collector knows no schedd agent: every transfer is synchronous", remedy)
+
+
+def reporting_door(machine: Machine) -> Iterator[Finding]:
+    """Which way do this node's reports reach the collector?"""
+    host = quote(machine.settings.condor("FULL_HOSTNAME"))
+    own = machine.ads(f'MyType == "{MANAGER_AD}" && (Machine == {host} || regexp({host}, Name))')
+    if own:
+        yield ok("reporting-door", "generic: the manager's own ad is in the collector")
+        return
+    slots = machine.ads(f'MyType == "Machine" && Machine == {host} && StageOutPayload isnt undefined')
+    if slots:
+        yield ok(
+            "reporting-door", "startd: reports travel in the slot ads (this node's token may not send generic ads)"
+        )
+    elif machine.accepts_generic():
+        remedy = "is the manager running? It reports when it starts, on every change and every STAGEOUT_REPORT_INTERVAL"
+        yield warn("reporting-door", "generic ads from here are accepted, but the manager has not sent one", remedy)
+    else:
+        remedy = "see startd-cron; or give this node a token with DAEMON authorisation at the collector"
+        yield fail("reporting-door", "generic ads are refused and no slot ad has a report: nobody hears it", remedy)
+
+
+def slot_attributes(machine: Machine) -> Iterator[Finding]:
+    """Do this node's slots tell the pool how full the spool is?"""
+    host = quote(machine.settings.condor("FULL_HOSTNAME"))
+    slots = machine.ads(f'MyType == "Machine" && Machine == {host}')
+    if not slots:
+        yield unchecked("slot-attributes", "the collector knows no slot of this machine")
+    elif any("StageOutAccept" in ad for ad in slots):
+        yield ok("slot-attributes", _accepts(slots))
+    else:
+        yield fail("slot-attributes", "no slot ad has StageOutAccept: no back-pressure", "see startd-cron")
+
+
+def _accepts(slots: list[ClassAd]) -> str:
+    refusing = sum(ad.get("StageOutAccept") is False for ad in slots)
+    return "all slots take work" if not refusing else f"{refusing} slots take no new work until the spool is emptier"
+
+
+def trust(machine: Machine) -> Iterator[Finding]:
+    """Are reports signed?"""
+    ads = machine.ads(f'StageOutPayload isnt undefined && (MyType == "{MANAGER_AD}" || MyType == "Machine")')
+    if not ads:
+        yield unchecked("trust", "no manager reports yet")
+        return
+    broken = [ad for ad in ads if not _readable(ad)]
+    if broken:
+        text = f"{len(broken)} of {len(ads)} reports cannot be read, such as that of {broken[0].text('Name')}"
+        yield warn("trust", text, "install the same version of stageout everywhere")
+    unsigned = sum(not ad.text("StageOutSignature") for ad in ads)
+    if unsigned:
+        remedy = "let only execute points that you run advertise in this pool (ALLOW_DAEMON, ALLOW_ADVERTISE_STARTD)"
+        yield warn("trust", f"{unsigned} of {len(ads)} managers report unsigned: execute points are trusted", remedy)
+    else:
+        yield ok("trust", f"{len(ads)} managers report, all signed")
+
+
+def _readable(ad: ClassAd) -> bool:
+    try:
+        read_report(payload_of(ad))
+    except BadPayload:
+        return False
+    return True
+
+
+COMMON = (clock,)
+ACCESS_POINT = (agent_notice, trust)
+EXECUTE_POINT = (agents_seen, reporting_door, slot_attributes)

@@ -1,0 +1,109 @@
+"""Runs the checks of a role and prints what they found."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from stageout.cli.doctor import config, node, pool
+from stageout.cli.doctor.findings import Check, Finding, Level, Machine, Role, Unseen, fail, unchecked, words
+from stageout.cli.exits import CommandError, Exit
+from stageout.cli.render import clean
+from stageout.cli.rows import SCHEMA
+
+CHECKS: dict[Role, tuple[Check, ...]] = {
+    Role.AP: (*config.COMMON, *config.ACCESS_POINT, *pool.COMMON, *pool.ACCESS_POINT),
+    Role.EP: (*config.COMMON, *config.EXECUTE_POINT, *node.EXECUTE_POINT, *pool.COMMON, *pool.EXECUTE_POINT),
+    Role.PILOT: (*config.COMMON, *config.EXECUTE_POINT, *node.EXECUTE_POINT, *pool.COMMON, *pool.EXECUTE_POINT),
+}
+
+
+def run(options: argparse.Namespace) -> int:
+    """Check this machine; 0 without a failed check."""
+    from stageout.cli.doctor.machine import ThisMachine
+
+    machine = ThisMachine()
+    roles = [Role(word) for word in options.role] if options.role else roles_of(machine)
+    findings = examine(machine, roles)
+    if options.json:
+        print(json.dumps(as_json(roles, findings), indent=2))
+    else:
+        print("\n".join(as_text(roles, findings, colour=sys.stdout.isatty())))
+    return Exit.FAILED if any(item.level is Level.FAIL for item in findings) else Exit.OK
+
+
+def roles_of(machine: Machine) -> list[Role]:
+    """What runs here, by DAEMON_LIST; an execute point whose EXECUTE belongs to an ordinary user is a pilot.
+
+    :raises CommandError: neither a schedd nor a startd.
+    """
+    daemons = {word.upper() for word in words(machine.settings.condor("DAEMON_LIST"))}
+    roles = [Role.AP] if "SCHEDD" in daemons else []
+    if any(word.startswith("STARTD") for word in daemons):
+        roles.append(Role.PILOT if _is_pilot(machine) else Role.EP)
+    if not roles:
+        raise CommandError(
+            "DAEMON_LIST here has neither SCHEDD nor STARTD. Is this an access point or execute point, and does "
+            "condor_config_val DAEMON_LIST find its configuration? Say --role to check for one all the same."
+        )
+    return roles
+
+
+def _is_pilot(machine: Machine) -> bool:
+    try:
+        owner = machine.stat(machine.settings.condor("EXECUTE")).st_uid
+    except OSError:
+        return False
+    return owner not in (0, machine.user_id("condor"))
+
+
+def examine(machine: Machine, roles: Iterable[Role]) -> list[Finding]:
+    """All findings of all checks of the roles, each check once."""
+    checks = dict.fromkeys(check for role in roles for check in CHECKS[role])
+    return [finding for check in checks for finding in _examine_one(check, machine)]
+
+
+def _examine_one(check: Check, machine: Machine) -> list[Finding]:
+    name = check.__name__.replace("_", "-")
+    try:
+        return list(check(machine))
+    except Unseen as reason:
+        return [unchecked(name, str(reason))]
+    except PermissionError as problem:
+        return [unchecked(name, f"{problem.filename or 'something'} may not be looked at", "run the doctor as root")]
+    except FileNotFoundError as problem:
+        return [fail(name, f"{problem.filename} does not exist", "is this machine configured for the role?")]
+
+
+def as_json(roles: Sequence[Role], findings: Sequence[Finding]) -> dict[str, object]:
+    """What ``stageout doctor --json`` prints (``docs/COMMANDS.md`` says what each field means)."""
+    return {
+        "schema": SCHEMA,
+        "roles": [role.value for role in roles],
+        "healthy": not any(item.level is Level.FAIL for item in findings),
+        "checks": [
+            {"name": item.name, "level": item.level.name.lower(), "text": item.text, "remedy": item.remedy}
+            for item in findings
+        ],
+    }
+
+
+_COLOURS = {Level.OK: "32", Level.UNCHECKED: "36", Level.WARN: "33", Level.FAIL: "31"}
+
+
+def as_text(roles: Sequence[Role], findings: Sequence[Finding], colour: bool) -> list[str]:
+    """One line per finding, a remedy below it, and a line with the counts."""
+    lines = [f"Checked as {', '.join(role.value.upper() for role in roles)}:"]
+    for item in findings:
+        word = f"{item.level.name.lower():<9}"
+        word = f"\x1b[{_COLOURS[item.level]}m{word}\x1b[0m" if colour else word
+        lines.append(f"{word} {item.name:<22} {clean(item.text)}")
+        lines += textwrap.wrap(
+            f"-> {clean(item.remedy)}", 110, initial_indent=" " * 10, subsequent_indent=" " * 13, break_on_hyphens=False
+        ) if item.remedy else []  # fmt: skip
+    counts = {level: sum(item.level is level for item in findings) for level in Level}
+    lines += ["", ", ".join(f"{counts[level]} {level.name.lower()}" for level in Level)]
+    return lines
