@@ -281,7 +281,7 @@ def test_fragments_follow_the_role(tmp_path: Path) -> None:
         "10-stageout.conf",
         "20-stageout-ap.conf",
         "20-stageout-ep.conf",
-        "30-stageout-pilot.conf",
+        "30-x-pilot.conf",
     ):
         (tmp_path / "condor_config.d" / name).touch()
     assert [path.name for path in fragments(tmp_path, "ap")] == ["10-stageout.conf", "20-stageout-ap.conf"]
