@@ -441,7 +441,7 @@ def _full_disk(exam: Examination) -> str:
     )
     wrapper = exam.wrapped("no file may grow", code)
     starter = exam.starter(wrapper)
-    run = starter.download([Wanted(exam.endpoint.url(f"missing{i}"), f"x{i}") for i in range(30)])[0]
+    run = starter.download([Wanted(exam.endpoint.url(f"missing{i}"), f"x{i}") for i in range(60)])[0]
     return "" if run.ads and not run.unread and run.exit_code else f"{len(run.ads)} ads; {run.unread or story(run)}"
 
 
