@@ -1,0 +1,148 @@
+"""Whose output is offered: the peer's starter, its slot, and what the startd says about that slot's job.
+
+Nothing that a job can write (``.job.ad``, ``.machine.ad``, arguments, environment) is believed.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sandbox_manager import peers
+from sandbox_manager.peers import Lineage, NotIdentified, Peer
+from sandbox_manager.startd import JOB_ATTRIBUTES, SlotAd, SlotTable
+from stageout.wire.custody import Run
+
+__all__ = ["JOB_ATTRIBUTES", "Identity", "NotIdentified", "RunFacts"]
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What is known for certain about the run whose output is offered.
+
+    :param owner: ``alice@domain``, as the startd says. :param user: name of the account with ``uid``.
+    :param slot_name: ``slot1_1@host``. :param startd_name: the part behind the ``@``.
+    :param dslot_id: 0 for a static slot. :param guard: the AP's consent (StageOutGuard).
+    :param async_wish: the owner's wish (StageOutAsync). :param output_destination: "" when the job has none.
+    :param checkpoint_destination: likewise; uploads there are no output.
+    :param encrypted: the job asked for an encrypted scratch directory.
+    :param shared_uid: all jobs of this node run under the manager's own uid, whoever owns them.
+    """
+
+    run: Run
+    owner: str
+    user: str
+    uid: int
+    gid: int
+    startd_name: str
+    slot_name: str
+    slot_id: int
+    dslot_id: int
+    guard: bool
+    async_wish: bool = True
+    output_destination: str = ""
+    checkpoint_destination: str = ""
+    encrypted: bool = False
+    job_prio: int = 0
+    shared_uid: bool = False
+
+    @property
+    def job_id(self) -> str:
+        """``cluster.proc``."""
+        return self.run.job_id
+
+
+class Identity:
+    """Turns a peer into the run that it works for.
+
+    :param slots: the startd's slots. :param local_name: ``-local-name`` of the startd that this manager serves.
+    :param master: pid of the condor_master above this manager, asked anew for each peer.
+    """
+
+    def __init__(self, slots: SlotTable, local_name: str = "", master: Callable[[], int] = os.getppid) -> None:
+        self._slots = slots
+        self._local_name = local_name
+        self._master = master
+        self._own_uid = os.geteuid()
+
+    async def identify(self, peer: Peer) -> RunFacts:
+        """Facts about the peer's run.
+
+        :raises NotIdentified: with the reason for a synchronous upload.
+        """
+        self._check_user(peer)
+        found = peers.lineage(peers.ancestors(peer.pid), self._master(), self._own_uid)
+        if found.local_name != self._local_name:
+            raise NotIdentified(
+                f"the job runs below the startd with local name {found.local_name!r}, "
+                f"this sandbox manager serves the one with {self._local_name!r}"
+            )
+        slot = await self._slots.slot(found.slot, found.starter.started_s)
+        if slot is None:
+            raise NotIdentified(f"the startd has no slot {found.slot} (any more)")
+        self._check_unchanged(peer, found)
+        return self._facts(peer, slot)
+
+    def _check_user(self, peer: Peer) -> None:
+        if self._own_uid == 0 and peer.uid == 0:
+            raise NotIdentified("a job does not run as root")
+        if self._own_uid not in (0, peer.uid):
+            raise NotIdentified(
+                f"the sandbox manager runs as {_user_of(self._own_uid)}, the job as {_user_of(peer.uid)}: it could not "
+                "read the output; start it as root, or as the user of all jobs"
+            )
+
+    def _check_unchanged(self, peer: Peer, found: Lineage) -> None:
+        """The answer is about this starter only while it lives; so do the peer and its pid."""
+        again = peers.read_process(found.starter.pid)
+        if again.started_ticks != found.starter.started_ticks or not peer.is_alive():
+            raise NotIdentified("the plugin or its condor_starter ended during the hand-off")
+
+    def _facts(self, peer: Peer, slot: SlotAd) -> RunFacts:
+        owner = _text(slot, "RemoteUser")
+        run = Run(_text(slot, "GlobalJobId"), _count(slot, "NumShadowStarts"))
+        if not owner or run.job.count("#") < 2 or run.number < 1:
+            raise NotIdentified(
+                f"the startd does not say which run {slot.get('Name')} has; add GlobalJobId and NumShadowStarts to "
+                "STARTD_JOB_ATTRS (20-stageout-ep.conf) and restart it"
+            )
+        user = _user_of(peer.uid)
+        if self._own_uid == 0 and user != owner.split("@", 1)[0]:
+            raise NotIdentified(f"the job of {owner} runs as {user}, an account that other owners may share")
+        return RunFacts(
+            run=run,
+            owner=owner,
+            user=user,
+            uid=peer.uid,
+            gid=peer.gid,
+            startd_name=_text(slot, "Name").partition("@")[2],
+            slot_name=_text(slot, "Name"),
+            slot_id=_count(slot, "SlotID"),
+            dslot_id=_count(slot, "DSlotId"),
+            guard=slot.get("StageOutGuard") is True,
+            async_wish=slot.get("StageOutAsync") is not False,
+            output_destination=_text(slot, "OutputDestination"),
+            checkpoint_destination=_text(slot, "CheckpointDestination"),
+            encrypted=slot.get("EncryptExecuteDirectory") is True,
+            job_prio=_count(slot, "JobPrio"),
+            shared_uid=self._own_uid != 0,
+        )
+
+
+def _text(slot: SlotAd, name: str) -> str:
+    value = slot.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def _count(slot: SlotAd, name: str) -> int:
+    value = slot.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def _user_of(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"

@@ -1,0 +1,375 @@
+"""Takes over output: the manager's side of a hand-off, from the plugin's offer to the receipt.
+
+The order of steps is that of ``docs/ORDERING.md``. A plugin that does not get as far as its receipt uploads itself, so
+whatever goes wrong here before ``record-accepted`` leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from sandbox_manager.identity import RunFacts
+from sandbox_manager.link import Link
+from sandbox_manager.peers import NotIdentified, Peer, peer_of
+from sandbox_manager.spool import HeldFile, NotClaimed, Spool, SpoolError
+from stageout.core import durable, log
+from stageout.core.clock import Clock
+from stageout.core.config import Settings
+from stageout.wire import handoff as wire
+from stageout.wire.handoff import OfferedFile, Receipt
+
+T = TypeVar("T")
+
+
+class Reservation:
+    """Room in the spool and a place in a data slot, held for one hand-off. Its meaning is custody's."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Custody does not take a sandbox.
+
+    :param reason: one sentence for the job's owner.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Handoff:
+    """Files that the spool holds, to be recorded.
+
+    :param ticket: 32 hexadecimal digits. :param plugin: executable that the starter called.
+    """
+
+    ticket: str
+    facts: RunFacts
+    plugin: str
+    files: Sequence[HeldFile]
+    reservation: Reservation
+
+    @property
+    def size_bytes(self) -> int:
+        """Sum of the sizes."""
+        return sum(item.size_bytes for item in self.files)
+
+
+class Custody(Protocol):
+    """Who keeps accepted sandboxes and delivers them (:mod:`sandbox_manager.pipeline`)."""
+
+    def may_accept(
+        self, facts: RunFacts, files: int, size_bytes: int, urls: Sequence[str], plugin: str
+    ) -> Reservation | Refusal:
+        """Reserve room and a data slot's place for these files, or say why not."""
+
+    async def accept(self, handoff: Handoff) -> Receipt:
+        """Record the hand-off and use up its reservation. ACCEPTED is durable on return, and not after an exception."""
+
+    def release(self, reservation: Reservation) -> None:
+        """Give back a reservation whose hand-off came to nothing."""
+
+    async def synced(self, ticket: str) -> None:
+        """Record that the ticket's data is on the disk."""
+
+
+class Identifier(Protocol):
+    """Who says whose output it is (:class:`sandbox_manager.identity.Identity`)."""
+
+    async def identify(self, peer: Peer) -> RunFacts:
+        """Facts about the peer's run. :raises NotIdentified: with the reason."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one client, and all together, may use.
+
+    :param clients: connections at once. :param clients_per_user: of these, of one uid.
+    :param files: in one hand-off. :param silence_s: s without a word after which a client is dropped.
+    :param offers_bytes: size of all offers in memory.
+    """
+
+    clients: int = 256
+    clients_per_user: int = 192
+    files: int = 100_000
+    silence_s: float = 5.0
+    offers_bytes: int = 256 * 1024 * 1024
+
+
+class Refused(Exception):
+    """This hand-off is not taken; the text goes to the plugin."""
+
+
+@dataclass(frozen=True)
+class _Offer:
+    plugin: str
+    files: Sequence[OfferedFile]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(item.size_bytes for item in self.files)
+
+
+class Intake:
+    """Listens on the hand-off socket.
+
+    :param spool: opened. :param clock: for figures in the log. :param executor: threads for the disk.
+    """
+
+    def __init__(
+        self,
+        spool: Spool,
+        identity: Identifier,
+        custody: Custody,
+        settings: Settings,
+        clock: Clock,
+        *,
+        executor: ThreadPoolExecutor | None = None,
+        limits: Limits = Limits(),
+    ) -> None:
+        self._spool = spool
+        self._identity = identity
+        self._custody = custody
+        self._clock = clock
+        self._limits = limits
+        self._patience_s = settings.number("STAGEOUT_HANDOFF_TIMEOUT") + limits.silence_s
+        self._encrypted = settings.condor("ENCRYPT_EXECUTE_DIRECTORY").strip().lower() in ("true", "yes", "1")
+        self._disk = executor or ThreadPoolExecutor(4, thread_name_prefix="intake")
+        # Its own thread: a sync lasts as long as the disk needs for the bytes, a claim must not queue behind it.
+        self._syncing = ThreadPoolExecutor(1, thread_name_prefix="sync")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._clients: Counter[int] = Counter()
+        self._offers: dict[Link, int] = {}
+        self._listener: socket.socket | None = None
+        self._path = Path()
+
+    # ---- life --------------------------------------------------------------------------------------------------------
+
+    async def start(self, socket_path: Path) -> None:
+        """Listen. On return plugins can connect. :raises SpoolError: the socket cannot be made."""
+        self._path = socket_path
+        try:
+            self._listener = _listen(socket_path)
+        except OSError as problem:
+            raise SpoolError(f"cannot listen on {socket_path}: {problem}; is STAGEOUT_SPOOL writable?") from None
+        self._run(self._accept_clients(self._listener), "accept")
+
+    async def stop(self, grace_s: float = 5.0) -> None:
+        """Take no more clients, let running hand-offs end for ``grace_s`` seconds, then drop them."""
+        if self._listener is not None:
+            self._path.unlink(missing_ok=True)
+            self._listener.close()
+            self._listener = None
+        for task in self._tasks:
+            if task.get_name() == "accept":
+                task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=grace_s)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._disk.shutdown(wait=True)
+        self._syncing.shutdown(wait=False, cancel_futures=True)
+
+    def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept_clients(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError as problem:
+                # Out of descriptors or memory: give others time to end.
+                log.warn("intake-accept", problem=problem)
+                await asyncio.sleep(0.1)
+                continue
+            connection.setblocking(False)
+            self._run(self._client(connection), "client")
+
+    # ---- one client --------------------------------------------------------------------------------------------------
+
+    async def _client(self, connection: socket.socket) -> None:
+        peer = None
+        try:
+            async with Link(connection, self._limits.silence_s) as link:
+                try:
+                    peer = peer_of(connection)
+                    with self._counted(peer):
+                        await self._serve(link, peer)
+                except (Refused, NotIdentified, NotClaimed, wire.BadMessage) as no:
+                    log.event("refused", pid=peer and peer.pid, uid=peer and peer.uid, reason=no)
+                    await link.send({"op": "refuse", "reason": str(no)})
+        except (EOFError, OSError, asyncio.TimeoutError) as problem:
+            log.event("client-gone", pid=peer and peer.pid, problem=problem or type(problem).__name__)
+        except Exception as problem:
+            log.error("intake-fault", pid=peer and peer.pid, problem=repr(problem))
+        finally:
+            if peer is not None:
+                peer.close()
+
+    @contextlib.contextmanager
+    def _counted(self, peer: Peer) -> Iterator[None]:
+        if (
+            sum(self._clients.values()) >= self._limits.clients
+            or self._clients[peer.uid] >= self._limits.clients_per_user
+        ):
+            raise Refused("the sandbox manager is busy with too many hand-offs")
+        self._clients[peer.uid] += 1
+        try:
+            yield
+        finally:
+            self._clients[peer.uid] -= 1
+            self._clients += Counter()
+
+    async def _serve(self, link: Link, peer: Peer) -> None:
+        """One hand-off, from offer to receipt."""
+        started_s = self._clock.monotonic_s()
+        try:
+            offer = await asyncio.wait_for(self._read_offer(link), self._patience_s)
+            facts = await self._identity.identify(peer)
+            _check_consent(facts, offer, self._encrypted)
+            receipt = await self._take(link, facts, offer)
+        finally:
+            self._offers.pop(link, None)
+        self._run(self._sync(receipt.ticket), "sync")
+        milliseconds = round((self._clock.monotonic_s() - started_s) * 1000, 1)
+        log.event(
+            "accepted",
+            ticket=receipt.ticket,
+            job=facts.run.job,
+            run=facts.run.number,
+            owner=facts.owner,
+            files=receipt.files,
+            size_bytes=receipt.size_bytes,
+            ms=milliseconds,
+        )
+        with durable.step("handoff-reply"):
+            await link.send(wire.accepted_message(receipt))
+
+    async def _read_offer(self, link: Link) -> _Offer:
+        head = await link.receive("offer")
+        count, plugin = head.get("files"), head.get("plugin")
+        if head.get("version") != wire.VERSION:
+            raise Refused(f"the plugin speaks hand-off version {head.get('version')}, the manager {wire.VERSION}")
+        if type(count) is not int or count < 1 or not isinstance(plugin, str):
+            raise wire.BadMessage("'offer' has the number of files and the plugin")
+        if count > self._limits.files:
+            raise Refused(f"{count} files are more than the {self._limits.files} of one hand-off")
+        files: list[OfferedFile] = []
+        while len(files) < count:
+            files += wire.offered_files(await link.receive("files"))
+            self._offers[link] = link.received_bytes
+            if sum(self._offers.values()) > self._limits.offers_bytes:
+                raise Refused("the sandbox manager has too many files on offer at once")
+        if len(files) > count:
+            raise wire.BadMessage(f"{len(files)} files came, {count} were announced")
+        return _Offer(plugin, files)
+
+    async def _take(self, link: Link, facts: RunFacts, offer: _Offer) -> Receipt:
+        """Let the plugin link, check what it linked, record it. Whatever fails leaves neither files nor reservation."""
+        urls = [item.url for item in offer.files]
+        reservation = self._custody.may_accept(facts, len(urls), offer.size_bytes, urls, offer.plugin)
+        if isinstance(reservation, Refusal):
+            raise Refused(reservation.reason)
+        ticket = secrets.token_hex(16)
+        try:
+            place = await self._in_thread(self._spool.prepare_intake, ticket, facts.uid, facts.gid)
+            await link.send({"op": "go", "ticket": ticket, "directory": str(place)})
+            await self._linked(link, offer)
+            files = await self._in_thread(self._spool.claim, ticket, offer.files, facts.uid, facts.gid)
+            if link.is_gone:
+                raise EOFError("the plugin ended before its files were accepted")
+            return await self._record(Handoff(ticket, facts, offer.plugin, files, reservation))
+        except BaseException:
+            try:
+                await self._in_thread(self._spool.discard, ticket)
+            finally:
+                self._custody.release(reservation)
+            raise
+
+    async def _record(self, handoff: Handoff) -> Receipt:
+        try:
+            return await self._custody.accept(handoff)
+        except Exception as problem:
+            log.error("record-accepted", ticket=handoff.ticket, problem=repr(problem))
+            raise Refused(f"the sandbox manager cannot record it: {problem}") from problem
+
+    async def _linked(self, link: Link, offer: _Offer) -> None:
+        """Wait for the plugin's links; it speaks every second while it works."""
+        # Copies are made where links cannot be: then the time depends on the size.
+        limit_s = 30 + len(offer.files) / 1000 + offer.size_bytes / 10e6
+        latest_s = self._clock.monotonic_s() + limit_s
+        while (await link.receive("linking", "linked"))["op"] != "linked":
+            if self._clock.monotonic_s() > latest_s:
+                raise Refused(f"the links were not made within {limit_s:.0f} s")
+
+    async def _in_thread(self, work: Callable[..., T], *args: Any) -> T:
+        """Run to the end even when this hand-off is dropped meanwhile: nothing may be undone under its feet."""
+        future = asyncio.get_running_loop().run_in_executor(self._disk, work, *args)
+        try:
+            return await asyncio.shield(future)
+        except OSError as problem:
+            raise Refused(f"the spool cannot take files: {problem}") from problem
+        except asyncio.CancelledError:
+            with contextlib.suppress(Exception):
+                await future
+            raise
+
+    async def _sync(self, ticket: str) -> None:
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._syncing, self._spool.sync, ticket)
+        except FileNotFoundError:
+            return  # Released meanwhile.
+        except OSError as problem:
+            log.error("spool-sync", ticket=ticket, problem=problem)
+            return
+        await self._custody.synced(ticket)
+
+
+def _check_consent(facts: RunFacts, offer: _Offer, encrypted: bool) -> None:
+    """Refuse what must not be delivered afterwards. :raises Refused: with the reason."""
+    if not facts.guard:
+        raise Refused("the job did not consent to delivery after its end (StageOutGuard is not true)")
+    if encrypted or facts.encrypted:
+        raise Refused("the execute directory is encrypted (ENCRYPT_EXECUTE_DIRECTORY), the spool is not")
+    checkpoints = facts.checkpoint_destination
+    for item in offer.files:
+        if checkpoints and item.url.startswith(checkpoints):
+            raise Refused("a checkpoint must be at its destination before the job goes on")
+        try:
+            item.url.encode("utf-8")
+        except UnicodeEncodeError:
+            raise Refused("a destination URL holds bytes that are not UTF-8") from None
+
+
+def _listen(path: Path) -> socket.socket:
+    """A listening socket at ``path``, however long, that appears with its final mode or not at all."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        aside = f".{path.name}.{os.getpid()}"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(aside, dir_fd=directory)
+        listener.bind(f"/proc/self/fd/{directory}/{aside}")
+        os.chmod(aside, 0o666 if os.geteuid() == 0 else 0o600, dir_fd=directory)
+        listener.listen(1024)
+        listener.setblocking(False)
+        os.rename(aside, path.name, src_dir_fd=directory, dst_dir_fd=directory)
+    except BaseException:
+        listener.close()
+        raise
+    finally:
+        os.close(directory)
+    return listener

@@ -1,0 +1,294 @@
+"""Where accepted output lies: one directory per hand-off, the files in it under their position numbers.
+
+Below a root manager a directory belongs to root and lets only the job's group pass (0710): the owner's plugin can open
+a file by its path, and nobody can list, remove or replace anything. Where everything is one user, all is 0700.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandbox_manager import trees
+from stageout.core import durable, log
+from stageout.core.errors import StageoutError
+from stageout.wire.handoff import OfferedFile
+
+_PARTS = ("run", "intake", "sandboxes", "movers", "ledger")
+
+
+class SpoolError(StageoutError):
+    """The spool cannot be used as configured; the text says what to do."""
+
+
+class NotClaimed(Exception):
+    """What the plugin linked is not what it offered; the text says how."""
+
+
+@dataclass(frozen=True)
+class HeldFile:
+    """One file in custody.
+
+    :param position: its name in the ticket's directory. :param url: destination as HTCondor gave it.
+    :param name: path inside the scratch directory, printable; for people only.
+    :param mtime_ns: with size, inode and device, by which a later change is found.
+    """
+
+    position: int
+    url: str
+    name: str
+    size_bytes: int
+    mtime_ns: int
+    inode: int
+    device: int
+
+
+class Spool:
+    """The directory STAGEOUT_SPOOL. Methods block for as long as the disk does; call them from a thread.
+
+    :param root: the directory itself, made when missing. :param execute: HTCondor's EXECUTE.
+    """
+
+    def __init__(self, root: Path, execute: Path) -> None:
+        self.root = Path(os.path.realpath(root))
+        self.execute = Path(os.path.realpath(execute))
+        self._root_mode = os.geteuid() == 0
+        self._lock = -1
+        self._used: dict[str, int] = {}
+
+    # ---- at start ----------------------------------------------------------------------------------------------------
+
+    def open(self, forbidden: Mapping[str, str]) -> None:
+        """Make and check the directories, remove what earlier hand-offs left half done, count what is held.
+
+        :param forbidden: parameter -> directory whose content HTCondor deletes (EXECUTE, SPOOL, LOG).
+        :raises SpoolError: a directory is in the wrong place or somebody else's.
+        """
+        self._check_place(forbidden)
+        try:
+            self._make(self.root, 0o711)
+            for part in _PARTS:
+                self._make(self.root / part, 0o700 if part == "ledger" else 0o711)
+            self._take_lock()
+        except OSError as problem:
+            raise SpoolError(f"STAGEOUT_SPOOL = {self.root}: {problem}; give it a place that can be written") from None
+        for left in list((self.root / "intake").iterdir()):
+            self.withdraw(left.name)
+        self._used = {ticket: self._held_bytes(ticket) for ticket in self.directories()}
+
+    def close(self) -> None:
+        """Let another manager use the spool."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _take_lock(self) -> None:
+        descriptor = os.open(self.root / "ledger" / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise SpoolError(
+                f"STAGEOUT_SPOOL = {self.root} is in use by another sandbox manager; give each startd's manager its own"
+            ) from None
+        self._lock = descriptor
+
+    def _check_place(self, forbidden: Mapping[str, str]) -> None:
+        for name, value in forbidden.items():
+            place = Path(os.path.realpath(value)) if value else None
+            if place is not None and (place == self.root or place in self.root.parents):
+                raise SpoolError(
+                    f"STAGEOUT_SPOOL = {self.root} is inside {name} = {place}, which HTCondor empties; "
+                    "set STAGEOUT_SPOOL to a directory beside it on the same filesystem"
+                )
+        for parent in self.root.parents if self._root_mode else ():
+            mode = parent.stat().st_mode if parent.exists() else 0
+            if mode & 0o022 and not mode & stat.S_ISVTX:
+                raise SpoolError(
+                    f"STAGEOUT_SPOOL = {self.root}: others than its owner may rename what is in {parent}; "
+                    f"chmod go-w {parent}, or set STAGEOUT_SPOOL elsewhere"
+                )
+
+    def _make(self, path: Path, mode: int) -> None:
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(0o700)
+        found = path.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            raise SpoolError(
+                f"{path} is not a directory of uid {os.geteuid()}; remove it, or set STAGEOUT_SPOOL elsewhere"
+            )
+        path.chmod(mode if self._root_mode else 0o700)
+
+    @property
+    def needs_copies(self) -> bool:
+        """True when the spool is on another filesystem than EXECUTE: a hand-off then costs a copy of the data."""
+        return self.root.stat().st_dev != self.execute.stat().st_dev
+
+    # ---- one hand-off ------------------------------------------------------------------------------------------------
+
+    def prepare_intake(self, ticket: str, uid: int, gid: int) -> Path:
+        """Make the directory into which this user may link. Not on the disk, and need not be."""
+        place = self.root / "intake" / ticket
+        durable.make_dir("intake-mkdir", place, 0o700)
+        if self._root_mode:
+            os.chown(place, uid, gid)
+        return place
+
+    def withdraw(self, ticket: str) -> None:
+        """Remove a hand-off that was not accepted, with whatever its user put there; never raises."""
+        try:
+            trees.remove(self.root / "intake", ticket)
+        except OSError as problem:
+            log.warn("intake-left", ticket=ticket, problem=problem)
+
+    def claim(self, ticket: str, offered: Sequence[OfferedFile], uid: int, gid: int) -> list[HeldFile]:
+        """Take the links away from their user, check them against the offer and move them to their place.
+
+        Survives the manager's death on return; a power loss only after :meth:`sync`.
+
+        :raises NotClaimed: something is not as offered; the ticket is gone then.
+        """
+        place = self.root / "intake" / ticket
+        try:
+            with durable.step("intake-claim"):
+                files = self._checked(place, offered, uid, gid)
+            with durable.step("spool-move"):
+                place.rename(self.root / "sandboxes" / ticket)
+        except (OSError, NotClaimed) as problem:
+            self.withdraw(ticket)
+            raise NotClaimed(str(problem)) from problem
+        self._used[ticket] = sum(item.size_bytes for item in files)
+        return files
+
+    def _checked(self, place: Path, offered: Sequence[OfferedFile], uid: int, gid: int) -> list[HeldFile]:
+        with trees.opened(place) as directory:
+            if self._root_mode:
+                # From here on the user can add and remove nothing, not even through a descriptor he holds.
+                os.fchown(directory, 0, gid)
+                os.fchmod(directory, 0o710)
+            names = trees.names(directory)
+            wanted = {str(position) for position in range(len(offered))}
+            if set(names) != wanted:
+                raise NotClaimed(f"{len(names)} names were linked where {len(offered)} files were offered")
+            return [self._held(directory, at, item, uid) for at, item in enumerate(offered)]
+
+    def _held(self, directory: int, position: int, offered: OfferedFile, uid: int) -> HeldFile:
+        found = os.stat(str(position), dir_fd=directory, follow_symlinks=False)
+        name = self.shown_name(offered.local_path)
+        if not stat.S_ISREG(found.st_mode):
+            raise NotClaimed(f"{name} is not a regular file")
+        if found.st_uid != uid:
+            raise NotClaimed(f"{name} belongs to uid {found.st_uid}, the job is uid {uid}")
+        if not found.st_mode & stat.S_IRUSR:
+            raise NotClaimed(f"{name} cannot be read by its owner")
+        if found.st_size != offered.size_bytes:
+            raise NotClaimed(f"{name} has {found.st_size} bytes, {offered.size_bytes} were offered: it still changes")
+        return HeldFile(position, offered.url, name, found.st_size, found.st_mtime_ns, found.st_ino, found.st_dev)
+
+    def shown_name(self, local_path: str) -> str:
+        """A file's path inside the scratch directory, in printable characters."""
+        with contextlib.suppress(ValueError):
+            parts = Path(local_path).relative_to(self.execute).parts
+            scratch = 2 if len(parts) > 2 and parts[1] == "scratch" else 1
+            return printable("/".join(parts[scratch:]))
+        return printable(local_path.rpartition("/")[2])
+
+    # ---- in custody --------------------------------------------------------------------------------------------------
+
+    def path(self, ticket: str, position: int) -> Path:
+        """Where a file lies."""
+        return self.root / "sandboxes" / ticket / str(position)
+
+    def sync(self, ticket: str) -> None:
+        """Bring the data and the names of a ticket to the disk; takes as long as the disk needs for the bytes."""
+        with durable.step("spool-sync"):
+            place = self.root / "sandboxes" / ticket
+            with trees.opened(place) as directory:
+                for name in trees.names(directory):
+                    _fdatasync(name, directory)
+                os.fsync(directory)
+            for parent in (place.parent, self.root / "intake"):
+                with trees.opened(parent) as directory:
+                    os.fsync(directory)
+
+    def unchanged(self, ticket: str, held: HeldFile) -> bool:
+        """True while the file is the one that was accepted, with the content that it had then (by size and mtime)."""
+        try:
+            found = self.path(ticket, held.position).lstat()
+        except OSError:
+            return False
+        return (found.st_size, found.st_mtime_ns, found.st_ino, found.st_dev) == (
+            held.size_bytes,
+            held.mtime_ns,
+            held.inode,
+            held.device,
+        )
+
+    def change_time_ns(self, ticket: str, position: int) -> int:
+        """The file's ctime, which no owner can set back: the same before and after reading proves unchanged content.
+
+        0 while it has other names (HTCondor removes those with the scratch directory, and that changes the ctime).
+        """
+        found = self.path(ticket, position).lstat()
+        return found.st_ctime_ns if found.st_nlink == 1 else 0
+
+    def discard(self, ticket: str) -> None:
+        """Undo a hand-off that was not recorded, however far it came; never raises."""
+        self.withdraw(ticket)
+        try:
+            self.release(ticket)
+        except OSError as problem:
+            log.warn("spool-left", ticket=ticket, problem=problem)
+
+    def release(self, ticket: str) -> None:
+        """Remove the bytes of a ticket; one that is gone already is no error. :raises OSError: they cannot be."""
+        with durable.step("spool-release"):
+            trees.remove(self.root / "sandboxes", ticket)
+        self._used.pop(ticket, None)
+
+    def remove_strays(self, known: Iterable[str]) -> list[str]:
+        """Remove the directories of all tickets that the ledger does not know; their names."""
+        strays = sorted(set(self.directories()) - set(known))
+        for ticket in strays:
+            self.release(ticket)
+        return strays
+
+    def directories(self) -> list[str]:
+        """Tickets that have a directory."""
+        return [place.name for place in (self.root / "sandboxes").iterdir()]
+
+    def used_bytes(self) -> int:
+        """Sum of the sizes of all files in custody."""
+        return sum(list(self._used.values()))
+
+    def free_bytes(self) -> int:
+        """What the filesystem still takes."""
+        found = os.statvfs(self.root)
+        return found.f_bavail * found.f_frsize
+
+    def _held_bytes(self, ticket: str) -> int:
+        place = self.root / "sandboxes" / ticket
+        if not stat.S_ISDIR(place.lstat().st_mode):
+            return 0
+        with trees.opened(place) as directory:
+            sizes = (os.stat(name, dir_fd=directory, follow_symlinks=False).st_size for name in trees.names(directory))
+            return sum(sizes)
+
+
+def printable(text: str) -> str:
+    """``text`` in characters that any log, ledger and terminal takes: others as ``\\xff`` or ``\\n``."""
+    decoded = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in decoded)
+
+
+def _fdatasync(name: str, directory: int) -> None:
+    descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        os.fdatasync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,84 @@
+"""Removal of directories that an untrusted user may have filled, and may still be writing into."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_ROUNDS = 100_000
+_ROOT = os.geteuid() == 0
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[int]:
+    """A descriptor of a directory; a symbolic link in its place is an error."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def names(directory: int) -> list[str]:
+    """Names in an opened directory."""
+    with os.scandir(directory) as entries:
+        return [entry.name for entry in entries]
+
+
+def remove(parent: Path, name: str) -> None:
+    """Remove ``parent/name`` and all below it; nothing there is no error.
+
+    Works without recursion and follows no link, however deep or odd the tree: each inner directory is moved to the top
+    and emptied there, after its user was shut out.
+
+    :raises OSError: something cannot be removed.
+    """
+    with opened(parent) as top:
+        waiting = [name]
+        for _ in range(_ROUNDS):
+            if not waiting:
+                return
+            waiting += _empty(top, waiting.pop())
+        raise OSError(f"{parent / name} holds more than {_ROUNDS} directories; remove it by hand")
+
+
+def _empty(top: int, name: str) -> list[str]:
+    """Remove one file or directory of ``top``; directories in it are moved up to ``top``, their new names returned."""
+    try:
+        found = os.stat(name, dir_fd=top, follow_symlinks=False)
+    except FileNotFoundError:
+        return []
+    if not stat.S_ISDIR(found.st_mode):
+        os.unlink(name, dir_fd=top)
+        return []
+    _make_ours(name, top)
+    moved = []
+    descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top)
+    try:
+        if _ROOT:
+            # Shuts its user out, a process of his that stands in the directory included.
+            os.fchown(descriptor, 0, 0)
+            os.fchmod(descriptor, 0o700)
+        with os.scandir(descriptor) as entries:
+            listed = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+        for inner, is_directory in listed:
+            if is_directory:
+                _make_ours(inner, descriptor)
+                moved.append(f".stray-{secrets.token_hex(8)}")
+                os.rename(inner, moved[-1], src_dir_fd=descriptor, dst_dir_fd=top)
+            else:
+                os.unlink(inner, dir_fd=descriptor)
+    finally:
+        os.close(descriptor)
+    os.rmdir(name, dir_fd=top)
+    return moved
+
+
+def _make_ours(name: str, parent: int) -> None:
+    """Allow ourselves to read and move a directory. Root may anyway; where all is one user nobody can play tricks."""
+    if not _ROOT:
+        os.chmod(name, 0o700, dir_fd=parent)
