@@ -1,0 +1,259 @@
+"""One pass of the agent: look, decide, order, edit. Blocking; the daemon runs it in one thread.
+
+Nothing that matters is kept here: after a restart the queue, the records and the reports say everything again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Optional
+
+from schedd_agent.edits import edit_for
+from schedd_agent.leases import View
+from schedd_agent.model import ClearRequest, Dag, Effect, Job, Limits, Past, Record, Remove, Seen, Send, Situation
+from schedd_agent.notices import CollectorError, Directory
+from schedd_agent.orders import Book
+from schedd_agent.queue import Queue, QueueError
+from schedd_agent.receipts import Receipts
+from schedd_agent.reports import Board
+from schedd_agent.tracker import decide
+from stageout import __version__
+from stageout.core import log
+from stageout.core.clock import Clock
+from stageout.core.durable import step
+from stageout.wire.custody import AgentNotice, Run, notice_ad, orders_ad
+
+_EDIT_BUDGET_S = 20.0
+_HISTORY_INTERVAL_S = 60.0
+_REFUSALS = 3
+
+
+@dataclass
+class Agent:
+    """State of the agent between two passes.
+
+    :param name: of the schedd, and so of the agent.
+    :param records_written: the AP has JOB_EPOCH_HISTORY.
+    :param notice_interval_s: seconds between two notices.
+    """
+
+    name: str
+    queue: Queue
+    directory: Directory
+    receipts: Receipts
+    book: Book
+    view: View
+    clock: Clock
+    limits: Limits
+    records_written: bool = True
+    notice_interval_s: float = 60.0
+    board: Board = field(init=False)
+    _edited: dict[str, float] = field(default_factory=dict)
+    _past: dict[str, Past] = field(default_factory=dict)
+    _dags: dict[int, Dag] = field(default_factory=dict)
+    _asked: dict[object, float] = field(default_factory=dict)
+    _refused: int = 0
+    _noticed_s: float = float("-inf")
+    _trouble: str = ""
+
+    def __post_init__(self) -> None:
+        self.board = Board(self.name)
+
+    def run_pass(self) -> bool:
+        """Do what there is to do now; False when schedd or collector did not answer."""
+        try:
+            self.read_receipts()
+            self._look()
+            seen = self.board.by_job()
+            self._work({job.name: job for job in self.queue.jobs(seen.keys())}, seen)
+            self._notify()
+        except (QueueError, CollectorError) as problem:
+            self._say_trouble(str(problem))
+            return False
+        self._say_trouble("")
+        return True
+
+    def read_receipts(self) -> int:
+        """Follow the AP's records; returns how many new receipts came."""
+        try:
+            return self.receipts.read_new() if self.records_written else 0
+        except OSError as problem:
+            log.error("records-unreadable", problem=problem, advice="let the agent's user read JOB_EPOCH_HISTORY")
+            return 0
+
+    def _look(self) -> None:
+        try:
+            look = self.directory.look()
+        except CollectorError:
+            self.view.failed()
+            raise
+        self.board.update(look.ads)
+        self.view.looked(self.clock.monotonic_s(), look.collector_age_s, self.board.shown())
+        for manager, number in self.board.acknowledged(self.name).items():
+            for key in self.book.acknowledged(manager, number):
+                log.event("order-done", manager=manager, action=key.action.value, job=key.job, run=key.run)
+
+    def _work(self, jobs: Mapping[str, Job], seen: Mapping[str, Sequence[Seen]]) -> None:
+        names = jobs.keys() | seen.keys()
+        self._keep_only(names)
+        self._ask_history([name for name in seen if name not in jobs])
+        self._ask_dags({job.dag for job in jobs.values() if job.dag and job.settling})
+        plans: list[tuple[Job, list[Effect]]] = []
+        for name in sorted(names):
+            job = jobs.get(name)
+            effects = decide(self._situation(name, job, seen.get(name, ())), self.limits)
+            for effect in effects:
+                if isinstance(effect, Send):
+                    self._order(name, effect)
+            if job:
+                plans.append((job, [effect for effect in effects if not isinstance(effect, Send)]))
+        self._publish_orders()
+        self._edit_all(plans)
+
+    def _situation(self, name: str, job: Optional[Job], seen: Sequence[Seen]) -> Situation:
+        now_s = self.clock.monotonic_s()
+        past = None if job else self._past.get(name)
+        run = job.run if job else past.run if past else 0
+        record = self._record(name, run)
+        if job and job.settling:
+            self.view.waiting(name, run, now_s)
+        managers = record.managers if record else ()
+        return Situation(
+            name=name,
+            job=job,
+            past=past,
+            record=record,
+            records_written=self.records_written,
+            seen=tuple(item for item in seen if _key_agrees(item, record)),
+            absent_s={manager: self.view.absent_s(manager, name, run, now_s) for manager in managers},
+            waited_s=self.view.waited_s(name, run, now_s),
+            edited_s_ago=now_s - self._edited.get(name, float("-inf")),
+            dag=self._dags.get(job.dag, Dag.UNKNOWN) if job else Dag.UNKNOWN,
+            done=self.book.done(name),
+            wall_s=self.clock.wall_s(),
+        )
+
+    def _record(self, name: str, run: int) -> Optional[Record]:
+        cluster, proc = Run(name, run).job_id.split(".")
+        return self.receipts.get(int(cluster), int(proc), run)
+
+    # ---- what the schedd is asked beside the queue ---------------------------------------------------------------
+
+    def _ask_history(self, gone: Iterable[str]) -> None:
+        """How jobs left the queue that managers still report; seldom, because reading the history is dear."""
+        unknown = [name for name in gone if name not in self._past and self._may_ask(name)]
+        if unknown:
+            self._past.update(self.queue.past(unknown))
+
+    def _ask_dags(self, clusters: Set[int]) -> None:
+        unknown = [cluster for cluster in clusters if cluster not in self._dags and self._may_ask(cluster)]
+        if unknown:
+            self._dags.update(self.queue.dags(unknown))
+
+    def _may_ask(self, what: object) -> bool:
+        now_s = self.clock.monotonic_s()
+        if now_s - self._asked.get(what, float("-inf")) < _HISTORY_INTERVAL_S:
+            return False
+        self._asked[what] = now_s
+        return True
+
+    def _keep_only(self, names: Set[str]) -> None:
+        self.book.keep_only(set(names))
+        self.view.keep_only(set(names))
+        for memory in (self._edited, self._past):
+            for name in memory.keys() - names:
+                del memory[name]
+        now_s = self.clock.monotonic_s()
+        self._asked = {what: at for what, at in self._asked.items() if now_s - at < 2 * _HISTORY_INTERVAL_S}
+
+    # ---- orders --------------------------------------------------------------------------------------------------
+
+    def _order(self, name: str, send: Send) -> None:
+        try:
+            new = self.book.add(name, send)
+        except OSError as problem:
+            log.error("order-not-stored", job=name, problem=problem, advice="make room in SPOOL")
+            return
+        if new:
+            log.event("order", action=send.action.value, manager=send.manager, job=name, run=send.run, files=send.files)
+
+    def _publish_orders(self) -> None:
+        now_s = self.clock.monotonic_s()
+        sheets = self.book.due(now_s, self.clock.wall_s())
+        if not sheets:
+            return
+        with step("orders-advertise"):
+            self.directory.publish([orders_ad(sheet) for sheet in sheets])
+        for sheet in sheets:
+            self.book.published(sheet, now_s)
+
+    def _notify(self) -> None:
+        """Say that the agent is alive: managers take output over only while they hear that."""
+        now_s = self.clock.monotonic_s()
+        if self._refused >= _REFUSALS or now_s - self._noticed_s < self.notice_interval_s:
+            return
+        sent_at = int(self.clock.wall_s())
+        facts = {"version": __version__, "records": self.records_written}
+        notice = AgentNotice(self.name, self.name, "", sent_at, sent_at, extra=facts)
+        self.directory.publish([notice_ad(notice)])
+        self._noticed_s = now_s
+
+    # ---- edits ---------------------------------------------------------------------------------------------------
+
+    def _edit_all(self, plans: Iterable[tuple[Job, Sequence[Effect]]]) -> None:
+        """Carry out edits for a limited time; what is left is decided again in the next pass."""
+        until_s = self.clock.monotonic_s() + _EDIT_BUDGET_S
+        done = refused = 0
+        for job, effects in plans:
+            if self.clock.monotonic_s() > until_s:
+                break
+            if effects and self._edit_job(job, effects):
+                done += 1
+            elif effects:
+                refused += 1
+        if done:
+            self._refused = 0
+        elif refused:
+            self._refused += 1
+            if self._refused == _REFUSALS:
+                log.error("edits-refused", jobs=refused, advice="the agent's user must be in QUEUE_SUPER_USERS")
+
+    def _edit_job(self, job: Job, effects: Sequence[Effect]) -> bool:
+        """Carry out the effects of one job in their order, up to the first that is refused (the job has moved on)."""
+        self._edited[job.name] = self.clock.monotonic_s()
+        for effect in effects:
+            try:
+                self._carry_out(job, effect)
+            except QueueError as problem:
+                log.warn("edit-refused", job=job.name, run=job.run, effect=type(effect).__name__, problem=problem)
+                return False
+            shown = getattr(effect, "shown", None)
+            state, reason = (shown.state, shown.reason) if shown else ("", "")
+            kind = type(effect).__name__
+            log.event("edit", job=job.name, run=job.run, effect=kind, state=state, reason=reason)
+        return True
+
+    def _carry_out(self, job: Job, effect: Effect) -> None:
+        if isinstance(effect, Remove):
+            self.queue.remove(job, effect.reason)
+            return
+        edit = edit_for(job, effect, self.clock.wall_s())
+        if edit:
+            self.queue.apply(edit)
+        if isinstance(effect, ClearRequest):
+            self.book.again(job.name)
+
+    def _say_trouble(self, problem: str) -> None:
+        if problem != self._trouble:
+            if problem:
+                log.warn("pass-failed", problem=problem)
+            else:
+                log.event("pass-well-again")
+        self._trouble = problem
+
+
+def _key_agrees(item: Seen, record: Optional[Record]) -> bool:
+    """False when the report was made with another key than the run's receipt names."""
+    keys = {ticket.key for ticket in record.of(item.manager)} if record else set()
+    return not any(keys) or item.key in keys

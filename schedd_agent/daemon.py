@@ -1,0 +1,185 @@
+"""The process: settings, signals and the loop. An ordinary child of condor_master."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Callable, Optional, TypeVar
+
+from schedd_agent.agent import Agent
+from schedd_agent.leases import View
+from schedd_agent.model import Limits
+from schedd_agent.notices import CondorDirectory
+from schedd_agent.orders import Book, Numbers
+from schedd_agent.queue import CondorQueue, QueueError
+from schedd_agent.receipts import Receipts
+from stageout import __version__
+from stageout.core import log
+from stageout.core.clock import SystemClock
+from stageout.core.config import ConfigError, Settings, condor_settings, reload_condor
+
+EXIT_NO_RESTART = 99
+"""condor_master does not start a daemon again that exits with this status."""
+
+_LOOK_AT_RECORDS_S = 0.5
+_EARLIEST_S = 1.0
+T = TypeVar("T")
+
+
+def limits_of(settings: Settings) -> Limits:
+    """Limits of decisions. :raises ConfigError: a knob cannot be used."""
+    return Limits(
+        lease_s=settings.number("STAGEOUT_LEASE"),
+        max_reruns=settings.count("STAGEOUT_MAX_RERUNS"),
+        edit_interval_s=settings.number("STAGEOUT_EDIT_INTERVAL"),
+    )
+
+
+class Daemon:
+    """The loop round one agent.
+
+    :param load: reads the settings (again).
+    :param make: makes the agent, once, when the schedd answers; QueueError until then.
+    """
+
+    def __init__(self, load: Callable[[], Settings], make: Callable[[Settings], Agent]) -> None:
+        self._load = load
+        self._make = make
+        self._settings = load()
+        self._poll_s = self._settings.number("STAGEOUT_POLL_INTERVAL")
+        limits_of(self._settings)
+        self._stop: asyncio.Event
+        self._reload = False
+        self._agent: Optional[Agent] = None
+        # The bindings are not made for threads: one at a time, whatever blocks.
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="condor")
+
+    async def run(self) -> None:
+        """Work until told to stop."""
+        loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGQUIT, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        loop.add_signal_handler(signal.SIGHUP, self._ask_reload)
+        log.event("start", version=__version__, pid=os.getpid())
+        try:
+            while not self._stop.is_set():
+                await self._one_round()
+        finally:
+            self._worker.shutdown(wait=False)
+        log.event("stop")
+
+    def _ask_reload(self) -> None:
+        self._reload = True
+
+    async def _one_round(self) -> None:
+        if self._reload:
+            self._reload = False
+            await self._call(self._read_settings)
+        agent = self._agent or await self._made()
+        if agent is not None:
+            self._agent = agent
+            await self._call(agent.run_pass)
+        await self._pause(agent)
+
+    async def _made(self) -> Optional[Agent]:
+        try:
+            return await self._call(lambda: self._make(self._settings))
+        except QueueError as problem:
+            log.warn("no-schedd", problem=problem)
+            return None
+
+    async def _pause(self, agent: Optional[Agent]) -> None:
+        """Wait for the next round: a poll interval, or less when a run with receipts has just ended."""
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        while not self._stop.is_set() and not self._reload and loop.time() - start < self._poll_s:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), min(_LOOK_AT_RECORDS_S, self._poll_s))
+            early = agent is not None and await self._call(agent.read_receipts) > 0
+            if early and not self._stop.is_set():
+                # The record is written just before the job is marked as completed.
+                await asyncio.sleep(max(0.0, start + _EARLIEST_S - loop.time()))
+                return
+
+    async def _call(self, function: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._worker, function)
+
+    def _read_settings(self) -> None:
+        """Settings as they are now; the old ones stay when the new ones cannot be used."""
+        try:
+            settings = self._load()
+            limits, poll_s = limits_of(settings), settings.number("STAGEOUT_POLL_INTERVAL")
+            notice_s = settings.number("STAGEOUT_NOTICE_INTERVAL")
+        except ConfigError as problem:
+            log.error("reconfig-refused", problem=problem)
+            return
+        self._settings, self._poll_s = settings, poll_s
+        if self._agent:
+            self._agent.limits, self._agent.notice_interval_s = limits, notice_s
+        log.event("reconfig")
+
+
+def make_agent(settings: Settings) -> Agent:
+    """An agent for the schedd of this machine.
+
+    :raises QueueError: the schedd does not answer (yet). :raises ConfigError: a knob cannot be used.
+    """
+    queue = CondorQueue(str(Path(settings.condor("BIN", "/usr/bin")) / "condor_qedit"))
+    name = queue.name()
+    clock = SystemClock()
+    history = settings.condor("JOB_EPOCH_HISTORY")
+    if not history:
+        log.warn("no-records", advice="set JOB_EPOCH_HISTORY: without it managers are believed without receipts")
+    numbers = Numbers(Path(settings.condor("SPOOL")) / "stageout_agent", clock.wall_s())
+    return Agent(
+        name=name,
+        queue=queue,
+        directory=CondorDirectory(),
+        receipts=Receipts(Path(history or os.devnull)),
+        book=Book(name, numbers),
+        view=View(hole_s=3 * settings.number("STAGEOUT_POLL_INTERVAL") + 60.0),
+        clock=clock,
+        limits=limits_of(settings),
+        records_written=bool(history),
+        notice_interval_s=settings.number("STAGEOUT_NOTICE_INTERVAL"),
+    )
+
+
+def _load(local_name: str) -> Settings:
+    reload_condor()
+    return condor_settings(local_name)
+
+
+def _open_log(settings: Settings) -> None:
+    directory = settings.condor("LOG")
+    path = settings.condor("SCHEDD_AGENT_LOG") or (f"{directory}/ScheddAgentLog" if directory else "")
+    log.open_log(Path(path) if path else None, settings.flag("STAGEOUT_DEBUG"))
+
+
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Run the agent (``stageout-schedd-agent``); condor_master starts it."""
+    parser = argparse.ArgumentParser("stageout-schedd-agent", description="Keeps the job queue true about stage-out.")
+    parser.add_argument("-local-name", "--local-name", default="", help="read NAME.KNOB before KNOB")
+    parser.add_argument("-f", "-t", dest="ignored", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--version", action="version", version=__version__)
+    options = parser.parse_args(argv)
+    try:
+        _open_log(_load(options.local_name))
+        daemon = Daemon(lambda: _load(options.local_name), make_agent)
+    except ConfigError as problem:
+        log.error("bad-configuration", problem=problem)
+        print(f"stageout-schedd-agent: {problem}", file=sys.stderr)
+        sys.exit(EXIT_NO_RESTART)
+    asyncio.run(daemon.run())
+
+
+if __name__ == "__main__":
+    main()

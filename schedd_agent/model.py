@@ -1,0 +1,268 @@
+"""What the agent knows (jobs, records, reports) and what it can do (effects). Plain data, no I/O."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Optional, Union
+
+from stageout.core.states import State
+from stageout.wire.custody import Action, SandboxReport
+
+HOLD_CODE = 12
+"""HoldReasonCode of a failed output transfer (TransferOutputError)."""
+
+HOLD_SUBCODE_BASE = 20000
+"""Our HoldReasonSubCode is this plus the error code: above anything that a plugin's exit status can make."""
+
+POLICY_HOLD_CODE = 3
+NOTHING_YET = "None"
+"""StageOutState of a job that has handed nothing off."""
+
+
+class Status(enum.IntEnum):
+    """JobStatus."""
+
+    IDLE = 1
+    RUNNING = 2
+    REMOVED = 3
+    COMPLETED = 4
+    HELD = 5
+    TRANSFERRING = 6
+    SUSPENDED = 7
+
+
+class Request(str, enum.Enum):
+    """What the owner asks for by StageOutRequest; the schedd has made sure that it is the owner."""
+
+    RETRY = "retry"
+    CANCEL = "cancel"
+    PAUSE = "pause"
+    RESUME = "resume"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What the job's ad says about stage-out.
+
+    :param run: StageOutRun. :param next_attempt_at: wall clock, seconds; 0 when none is planned.
+    """
+
+    state: str = NOTHING_YET
+    run: int = 0
+    reason: str = ""
+    bytes_left: int = 0
+    files_left: int = 0
+    attempts: int = 0
+    next_attempt_at: int = 0
+    manager: str = ""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job in the queue.
+
+    :param name: GlobalJobId. :param run: NumShadowStarts. :param handed_off: files that its last run handed off.
+    :param held_at_exit: held by its own on_exit_hold, where HTCondor delivers output too.
+    :param shadow_since: ShadowBday, wall clock, seconds. :param dag: cluster of its DAGMan job, 0 when it is no node.
+    """
+
+    name: str
+    cluster: int
+    proc: int
+    status: int
+    run: int
+    handed_off: int = 0
+    priority: int = 0
+    dag: int = 0
+    entered_at: int = 0
+    completions: int = 0
+    reconnects: int = 0
+    shadow_since: int = 0
+    hold_code: int = 0
+    hold_subcode: int = 0
+    held_at_exit: bool = False
+    request: str = ""
+    reruns: int = 0
+    shown: Shown = field(default_factory=Shown)
+
+    @property
+    def held_by_us(self) -> bool:
+        """True when a failed stage-out is the reason of its hold."""
+        return (
+            self.status == Status.HELD and self.hold_code == HOLD_CODE and self.hold_subcode > HOLD_SUBCODE_BASE
+        )
+
+    @property
+    def ended(self) -> bool:
+        """True when its last run is the one that counts."""
+        return self.status == Status.COMPLETED or self.held_by_us or (self.status == Status.HELD and self.held_at_exit)
+
+    @property
+    def settling(self) -> bool:
+        """True when output of its last run was handed off and the run counts."""
+        return self.ended and self.handed_off > 0
+
+
+@dataclass(frozen=True)
+class Past:
+    """How a job left the queue. :param status: JobStatus in the history. :param run: NumShadowStarts there."""
+
+    status: int
+    run: int
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """One receipt out of the record of a run."""
+
+    name: str
+    manager: str
+    key: str
+    files: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the AP's own record (OUTPUT) of one run says was handed off."""
+
+    tickets: tuple[Ticket, ...] = ()
+
+    @property
+    def managers(self) -> tuple[str, ...]:
+        """Managers that have custody, in order of first mention."""
+        return tuple(dict.fromkeys(ticket.manager for ticket in self.tickets))
+
+    def of(self, manager: str) -> tuple[Ticket, ...]:
+        """Receipts of one manager."""
+        return tuple(ticket for ticket in self.tickets if ticket.manager == manager)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A sandbox as its manager reports it. :param key: public key that the report was checked with."""
+
+    manager: str
+    key: str
+    sandbox: SandboxReport
+
+
+class Dag(enum.Enum):
+    """What became of the DAG of a node."""
+
+    UNKNOWN = "unknown"
+    REMOVED = "removed"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True)
+class Situation:
+    """All that a decision about one job depends on.
+
+    :param job: None when it is not in the queue; then ``past`` says how it left, None when that is not known.
+    :param record: of the run that counts, None when there is none (yet).
+    :param records_written: False on an AP that writes no records of transfers.
+    :param absent_s: manager -> for how long it has not shown this run, in a view without holes.
+    :param waited_s: for how long this run has been waiting, in a view without holes.
+    :param edited_s_ago: since the last edit of this job by this agent.
+    :param done: orders about this job that were acknowledged: (manager, action, run number).
+    """
+
+    name: str
+    job: Optional[Job]
+    past: Optional[Past] = None
+    record: Optional[Record] = None
+    records_written: bool = True
+    seen: tuple[Seen, ...] = ()
+    absent_s: Mapping[str, float] = field(default_factory=dict)
+    waited_s: float = 0.0
+    edited_s_ago: float = float("inf")
+    dag: Dag = Dag.UNKNOWN
+    done: frozenset[tuple[str, Action, int]] = frozenset()
+    wall_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Knobs that decisions depend on, in seconds and counts."""
+
+    lease_s: float = 7200.0
+    max_reruns: int = 2
+    edit_interval_s: float = 20.0
+    record_wait_s: float = 60.0
+    shadow_settle_s: float = 60.0
+
+
+@dataclass(frozen=True)
+class Send:
+    """Order a manager to do something about one run of the job."""
+
+    manager: str
+    action: Action
+    run: int
+    tickets: tuple[str, ...] = ()
+    files: int = 0
+    priority: int = 0
+
+
+@dataclass(frozen=True)
+class Show:
+    """Write into the job's ad what is going on."""
+
+    shown: Shown
+
+
+@dataclass(frozen=True)
+class Deliver:
+    """Write that the output arrived; a completed job leaves the queue after that.
+
+    :param stats: StageOutStats: real bytes, files, seconds, and how it was verified.
+    """
+
+    shown: Shown
+    stats: Mapping[str, Union[int, str]]
+
+
+@dataclass(frozen=True)
+class Hold:
+    """Hold the completed job. :param subcode: HoldReasonSubCode."""
+
+    shown: Shown
+    subcode: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """Put the completed job back to idle: its output was lost."""
+
+    shown: Shown
+
+
+@dataclass(frozen=True)
+class Complete:
+    """Put the job that we held back to completed."""
+
+
+@dataclass(frozen=True)
+class LetGo:
+    """Let the completed job leave the queue without its output."""
+
+
+@dataclass(frozen=True)
+class Remove:
+    """Remove the job, as the removal of its DAG would have done."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class ClearRequest:
+    """The owner's request was carried out, or cannot be."""
+
+
+Effect = Union[Send, Show, Deliver, Hold, Rerun, Complete, LetGo, Remove, ClearRequest]
+
+GOOD_ENDS = (State.DELIVERED, State.RELEASED)

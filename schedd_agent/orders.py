@@ -1,0 +1,123 @@
+"""Orders to managers: numbers that are never used twice, sheets that are repeated until acknowledged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from schedd_agent.model import Send
+from stageout.core.durable import write_file
+from stageout.wire.custody import AD_LIFETIME_S, Action, Order, OrderSheet
+
+_BLOCK = 1000
+REFRESH_S = AD_LIFETIME_S / 3
+
+
+class Key(NamedTuple):
+    """What an order is about; two orders with the same key are the same order."""
+
+    manager: str
+    job: str
+    action: Action
+    run: int
+
+
+class Numbers:
+    """Order numbers that only grow, over restarts too.
+
+    A block of numbers is on the disk before its first one is used; a restart skips what is left of the block.
+
+    :param path: file with the first number that was never used.
+    :param wall_s: where the file is missing, numbers start at this time in milliseconds, above all used before.
+    """
+
+    def __init__(self, path: Path, wall_s: float) -> None:
+        self._path = path
+        try:
+            self._next = self._limit = int(path.read_text())
+        except (FileNotFoundError, ValueError):
+            self._next = self._limit = int(wall_s * 1000)
+
+    def take(self) -> int:
+        """The next number. On return it will never be given again. :raises OSError: it cannot be stored."""
+        if self._next >= self._limit:
+            limit = self._next + _BLOCK
+            write_file("agent-number", self._path, f"{limit}\n".encode())
+            self._limit = limit
+        self._next += 1
+        return self._next - 1
+
+
+class Book:
+    """Orders that are open, and those that were acknowledged since the agent started.
+
+    :param agent: name of the agent, as managers acknowledge it.
+    """
+
+    def __init__(self, agent: str, numbers: Numbers) -> None:
+        self._agent = agent
+        self._numbers = numbers
+        self._open: dict[Key, Order] = {}
+        self._done: dict[str, set[Key]] = {}
+        self._changed: set[str] = set()
+        self._published: dict[str, float] = {}
+
+    def add(self, job: str, send: Send) -> bool:
+        """Take an order, unless the same one is open or done; True when it is new.
+
+        :raises OSError: its number cannot be stored; the order was not taken.
+        """
+        key = Key(send.manager, job, send.action, send.run)
+        known = self._open.get(key)
+        if key in self._done.get(job, ()) or (known and (known.tickets, known.files) == (send.tickets, send.files)):
+            return False
+        number = self._numbers.take()
+        self._open[key] = Order(number, send.action, job, send.run, send.tickets, send.files, send.priority)
+        self._changed.add(send.manager)
+        return True
+
+    def acknowledged(self, manager: str, number: int) -> list[Key]:
+        """The manager carried out all orders up to this number; returns those that were open."""
+        found = [key for key, order in self._open.items() if key.manager == manager and order.number <= number]
+        for key in found:
+            del self._open[key]
+            self._done.setdefault(key.job, set()).add(key)
+            self._changed.add(manager)
+        return found
+
+    def done(self, job: str) -> frozenset[tuple[str, Action, int]]:
+        """Acknowledged orders about a job: (manager, action, run)."""
+        return frozenset((key.manager, key.action, key.run) for key in self._done.get(job, ()))
+
+    def again(self, job: str) -> None:
+        """Requests of the owner may be ordered again: the last one has been cleared."""
+        requests = (Action.RETRY, Action.CANCEL, Action.PAUSE, Action.RESUME)
+        self._done[job] = {key for key in self._done.get(job, ()) if key.action not in requests}
+
+    def due(self, now_s: float, wall_s: float) -> list[OrderSheet]:
+        """Sheets to publish now: changed ones, and open ones before their ads expire."""
+        open_managers = {key.manager for key in self._open}
+        old = {name for name in open_managers if now_s - self._published.get(name, float("-inf")) >= REFRESH_S}
+        return [self._sheet(manager, wall_s) for manager in sorted(self._changed | old)]
+
+    def published(self, sheet: OrderSheet, now_s: float) -> None:
+        """The sheet is in the collector."""
+        self._changed.discard(sheet.manager)
+        self._published[sheet.manager] = now_s
+
+    def keep_only(self, jobs: set[str]) -> None:
+        """Forget what was done for other jobs, and take back orders about them (nobody reports their output)."""
+        self._done = {job: keys for job, keys in self._done.items() if job in jobs and keys}
+        for key in [key for key in self._open if key.job not in jobs]:
+            del self._open[key]
+            self._changed.add(key.manager)
+
+    @property
+    def open(self) -> Mapping[Key, Order]:
+        """Orders that are not acknowledged."""
+        return self._open
+
+    def _sheet(self, manager: str, wall_s: float) -> OrderSheet:
+        orders = sorted((order for key, order in self._open.items() if key.manager == manager), key=lambda o: o.number)
+        return OrderSheet(self._agent, manager, int(wall_s), tuple(orders))

@@ -1,0 +1,129 @@
+"""Receipts of hand-offs, read from the AP's own records of transfers (the OUTPUT ads of JOB_EPOCH_HISTORY).
+
+A shadow appends one OUTPUT record per run before the job becomes Completed. The file is followed like a log:
+only what was added is read, over rotation. Records end with a line ``*** TYPE ClusterId=.. ProcId=.. ...``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+from schedd_agent.model import Record, Ticket
+from stageout.core.classads import ClassAd, ClassAdSyntaxError, parse_ad
+
+_BANNER = re.compile(rb"^\*\*\* (\w+) (?:.* )?ClusterId=(\d+) ProcId=(-?\d+)\b.*\n", re.MULTILINE)
+_RUN = re.compile(rb"^NumShadowStarts = (\d+)$", re.MULTILINE)
+_RESULTS = re.compile(rb"^OutputPluginResultList = (\{.*\})$", re.MULTILINE)
+_READ_BYTES = 4 * 1024 * 1024
+_MOST_KEPT = 200_000
+
+
+class RunKey(NamedTuple):
+    """One run, in the words of the record."""
+
+    cluster: int
+    proc: int
+    run: int
+
+
+class Receipts:
+    """Records of the runs of one schedd.
+
+    :param path: JOB_EPOCH_HISTORY; rotated parts stand beside it as ``NAME.TIME``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._records: OrderedDict[RunKey, Record] = OrderedDict()
+        self._inode = 0
+        self._offset = 0
+
+    def get(self, cluster: int, proc: int, run: int) -> Optional[Record]:
+        """The record of a run; None when it was not found."""
+        return self._records.get(RunKey(cluster, proc, run))
+
+    def read_new(self) -> int:
+        """Read what was added since the last call; returns how many records with receipts came.
+
+        :raises OSError: the file is there and cannot be read.
+        """
+        found = 0
+        for path, offset in self._parts():
+            found += self._read(path, offset)
+        return found
+
+    def _parts(self) -> list[tuple[Path, int]]:
+        """Files with something new, oldest first, and where to begin."""
+        try:
+            now = self._path.stat()
+        except FileNotFoundError:
+            return []
+        if now.st_ino == self._inode and now.st_size >= self._offset:
+            return [(self._path, self._offset)] if now.st_size > self._offset else []
+        rotated = sorted(self._path.parent.glob(f"{self._path.name}.2*"))
+        old = [path for path in rotated if path.stat().st_ino == self._inode]
+        later = rotated[rotated.index(old[0]) + 1 :] if old else rotated
+        first = [(old[0], self._offset)] if old else []
+        return [*first, *((path, 0) for path in later), (self._path, 0)]
+
+    def _read(self, path: Path, offset: int) -> int:
+        found = 0
+        with open(path, "rb") as stream:
+            self._inode, self._offset = os.fstat(stream.fileno()).st_ino, offset
+            stream.seek(offset)
+            rest = b""
+            while chunk := stream.read(_READ_BYTES):
+                data = rest + chunk
+                used = 0
+                for banner in _BANNER.finditer(data):
+                    found += self._take(banner, data[used : banner.start()])
+                    used = banner.end()
+                rest = data[used:]
+                self._offset += used
+        return found
+
+    def _take(self, banner: re.Match[bytes], text: bytes) -> int:
+        run = _RUN.search(text)
+        if banner[1] != b"OUTPUT" or not run:
+            return 0
+        results = _RESULTS.search(text)
+        # Most records of a busy AP have no receipt: they are not worth parsing.
+        wanted = results is not None and b"StageOutReceipt" in results[1]
+        record = Record(tuple(_tickets(results[1]))) if results and wanted else Record()
+        self._records[RunKey(int(banner[2]), int(banner[3]), int(run[1]))] = record
+        while len(self._records) > _MOST_KEPT:
+            self._records.popitem(last=False)
+        return len(record.tickets)
+
+
+def _tickets(results: bytes) -> Iterator[Ticket]:
+    """One ticket per hand-off: every file of it carries the same receipt."""
+    try:
+        ad = parse_ad(f"[ r = {results.decode('utf-8', 'surrogateescape')} ]")
+    except ClassAdSyntaxError:
+        return
+    seen = set()
+    for receipt in _receipts(ad.get("r")):
+        name, manager = receipt.get("Ticket"), receipt.get("ManagerName")
+        if isinstance(name, str) and isinstance(manager, str) and name and manager and name not in seen:
+            seen.add(name)
+            key = str(receipt.get("ManagerKey") or "")
+            yield Ticket(name, manager, key, _count(receipt, "Files"), _count(receipt, "Bytes"))
+
+
+def _receipts(results: object) -> Iterator[ClassAd]:
+    for result in results if isinstance(results, list) else ():
+        developer = result.get("DeveloperData") if isinstance(result, ClassAd) else None
+        receipt = developer.get("StageOutReceipt") if isinstance(developer, ClassAd) else None
+        if isinstance(receipt, ClassAd):
+            yield receipt
+
+
+def _count(receipt: ClassAd, name: str) -> int:
+    value = receipt.get(name)
+    return value if isinstance(value, int) and value >= 0 else 0

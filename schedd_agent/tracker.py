@@ -1,0 +1,380 @@
+"""What to do about one job: a pure function of what is known. No clock, no I/O.
+
+Nothing is remembered between two decisions but what :class:`~schedd_agent.model.Situation` carries, so a decision
+after a crash is the same decision again. The rules are those of ``docs/SCHEDD.md``, "Decisions".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Optional, Union
+
+from schedd_agent.model import (
+    GOOD_ENDS,
+    HOLD_SUBCODE_BASE,
+    NOTHING_YET,
+    ClearRequest,
+    Complete,
+    Dag,
+    Deliver,
+    Effect,
+    Hold,
+    Job,
+    LetGo,
+    Limits,
+    Record,
+    Remove,
+    Request,
+    Rerun,
+    Seen,
+    Send,
+    Show,
+    Shown,
+    Situation,
+    Status,
+    Ticket,
+)
+from stageout.core.errors import ErrorClass
+from stageout.core.states import ENDS, FREED, State
+from stageout.wire.custody import Action
+
+_RETRY_ADVICE = "`stageout retry` sends it again, `condor_release` runs the job again"
+
+
+def decide(s: Situation, limits: Limits) -> list[Effect]:
+    """Effects for one job, in the order in which they must happen."""
+    if s.job is None:
+        return [*_gone(s)]
+    record = _effective_record(s, s.job)
+    own = _own(s, s.job, record)
+    effects: list[Effect] = [*_fence(s, s.job, record, own, limits)]
+    if not s.job.settling:
+        return [*effects, *_tidy(s.job, limits, s.edited_s_ago)]
+    if s.job.dag and s.dag is Dag.REMOVED and s.job.shown.state != State.DELIVERED:
+        # The schedd spares completed nodes when it removes a DAG's jobs; their removal cancels the stage-out.
+        return [*effects, Remove("its DAG was removed")]
+    if record is None:
+        return [*effects, *_no_record(s, s.job, limits)]
+    return [*effects, *_settle(s, s.job, record, own, limits)]
+
+
+# ---- which sandboxes belong to the run that counts --------------------------------------------------------------
+
+
+def _effective_record(s: Situation, job: Job) -> Optional[Record]:
+    """The AP's record; where it writes none (or the owner insists), what the managers report, if the count agrees."""
+    if s.record is not None or not job.settling:
+        return s.record
+    found = [item for item in s.seen if item.sandbox.number == _reported_run(s, job)]
+    if not found or sum(item.sandbox.files_total for item in found) != job.handed_off:
+        return None
+    # Beyond ACCEPTED it was confirmed by a record that has been rotated away since.
+    known = any(item.sandbox.state not in (State.ACCEPTED, *FREED) for item in found)
+    if s.records_written and job.request != Request.RETRY and not known:
+        return None
+    return Record(tuple(ticket for item in found for ticket in _reported_tickets(item)))
+
+
+def _reported_run(s: Situation, job: Job) -> int:
+    """Number under which managers know the last run: a reconnect after a restart of the AP raises only the AP's."""
+    newest = max((item.sandbox.number for item in s.seen), default=job.run)
+    return newest if job.reconnects else job.run
+
+
+def _reported_tickets(item: Seen) -> Iterator[Ticket]:
+    box = item.sandbox
+    for at, name in enumerate(box.tickets):
+        first = at == 0
+        yield Ticket(name, item.manager, item.key, box.files_total if first else 0, box.bytes_total if first else 0)
+
+
+def _own(s: Situation, job: Job, record: Optional[Record]) -> tuple[Seen, ...]:
+    if record is None:
+        return ()
+    names = {(ticket.manager, ticket.name) for ticket in record.tickets}
+    return tuple(item for item in s.seen if any((item.manager, name) in names for name in item.sandbox.tickets))
+
+
+# ---- sandboxes of other runs -------------------------------------------------------------------------------------
+
+
+def _fence(
+    s: Situation, job: Job, record: Optional[Record], own: Sequence[Seen], limits: Limits
+) -> Iterator[Effect]:
+    """Orders about sandboxes that are not part of the run that counts."""
+    for item in s.seen:
+        box = item.sandbox
+        if job.status == Status.REMOVED:
+            if box.state not in FREED:
+                yield Send(item.manager, Action.CANCEL, box.number)
+        elif item in own and job.settling:
+            continue
+        elif box.state in FREED:
+            if box.number < job.run or job.status == Status.IDLE or (job.ended and record is not None):
+                yield Send(item.manager, Action.FORGET, box.number)
+        elif _is_stale(s, job, record, item, limits):
+            yield Send(item.manager, Action.SUPERSEDE, box.number)
+        elif job.ended and not (job.settling and record is None) and not _confirmed(s, item.manager, box.number):
+            # The run that counts did not report this hand-off: its plugin uploaded the files itself.
+            yield Send(item.manager, Action.CONFIRM, box.number, (), 0, job.priority)
+
+
+def _is_stale(s: Situation, job: Job, record: Optional[Record], item: Seen, limits: Limits) -> bool:
+    """True when the run that made the sandbox certainly does not count."""
+    older = item.sandbox.number < job.run
+    if job.status == Status.IDLE:
+        return item.sandbox.number <= job.run
+    if job.status in (Status.RUNNING, Status.TRANSFERRING, Status.SUSPENDED):
+        # A reconnect after a restart of the AP raises NumShadowStarts although the run goes on.
+        calm = not job.reconnects and s.wall_s - job.shadow_since > limits.shadow_settle_s
+        return older and (calm or item.sandbox.state != State.ACCEPTED)
+    return older and job.ended and not (job.settling and record is None)
+
+
+def _confirmed(s: Situation, manager: str, run: int) -> bool:
+    return (manager, Action.CONFIRM, run) in s.done
+
+
+def _tidy(job: Job, limits: Limits, edited_s_ago: float) -> Iterator[Effect]:
+    """A job that computes again says nothing about the output of an older run."""
+    if job.status in (Status.IDLE, Status.RUNNING):
+        if job.shown.state != NOTHING_YET and edited_s_ago >= limits.edit_interval_s:
+            yield Show(Shown(run=job.run))
+        if job.request:
+            yield ClearRequest()
+
+
+# ---- the run that counts -----------------------------------------------------------------------------------------
+
+
+def _settle(s: Situation, job: Job, record: Record, own: Sequence[Seen], limits: Limits) -> Iterator[Effect]:
+    if job.shown.run == job.run and not job.held_by_us and job.shown.state in (State.DELIVERED, State.CANCELLED):
+        yield from _after_the_end(s, job, own, limits)
+        return
+    yield from _obey(s, job, own)
+    yield from _confirm(s, job, record, own)
+    lost = _lost(s, record, own, limits)
+    states = {item.sandbox.state for item in own}
+    if lost:
+        yield from _when_lost(s, job, replace(_sum(job, own), state=State.LOST.value, reason=lost), limits)
+    elif not _all_shown(record, own) or not states <= ENDS:
+        yield from _progress(s, job, record, own, limits)
+    elif State.FAILED in states:
+        yield from _when_failed(s, job, own, limits)
+    elif State.CANCELLED in states:
+        yield from _let_go(job, replace(_sum(job, own), state=State.CANCELLED.value, reason="given up by its owner"))
+    elif states <= set(GOOD_ENDS):
+        yield from _deliver(s, job, own)
+
+
+def _confirm(s: Situation, job: Job, record: Record, own: Sequence[Seen]) -> Iterator[Effect]:
+    for manager in record.managers:
+        boxes = [item.sandbox for item in own if item.manager == manager]
+        if not boxes and not _confirmed(s, manager, job.run):
+            yield _confirmation(manager, job.run, record.of(manager), job.priority)
+        for box in boxes:
+            if box.state == State.ACCEPTED and not _confirmed(s, manager, box.number):
+                others = {name for other in boxes if other is not box for name in other.tickets}
+                tickets = tuple(ticket for ticket in record.of(manager) if ticket.name not in others)
+                yield _confirmation(manager, box.number, tickets, job.priority)
+
+
+def _confirmation(manager: str, run: int, tickets: Sequence[Ticket], priority: int) -> Send:
+    names = tuple(ticket.name for ticket in tickets)
+    return Send(manager, Action.CONFIRM, run, names, sum(ticket.files for ticket in tickets), priority)
+
+
+def _obey(s: Situation, job: Job, own: Sequence[Seen]) -> Iterator[Effect]:
+    """Turn the owner's request into orders; it is cleared when they have been acknowledged, so a crash repeats it."""
+    if not job.request:
+        return
+    try:
+        action = Action(Request(job.request).value)
+    except ValueError:
+        yield ClearRequest()
+        return
+    open_orders = [item for item in own if (item.manager, action, item.sandbox.number) not in s.done]
+    for item in open_orders:
+        yield Send(item.manager, action, item.sandbox.number, priority=job.priority)
+    if own and not open_orders:
+        yield ClearRequest()
+
+
+def _lost(s: Situation, record: Record, own: Sequence[Seen], limits: Limits) -> str:
+    """Why output of the run is lost, "" when it is not."""
+    for item in own:
+        if item.sandbox.state == State.LOST:
+            return f"output lost at {item.manager}: {item.sandbox.reason or 'no reason given'}"
+        if item.sandbox.state == State.SUPERSEDED:
+            return f"output deleted at {item.manager} for a newer run that did not come to count"
+    for ticket in record.tickets:
+        silent_s = s.absent_s.get(ticket.manager, 0.0)
+        if not _shows(own, ticket) and silent_s >= limits.lease_s:
+            return f"nothing was heard of the output at {ticket.manager} for {silent_s:.0f} s"
+    return ""
+
+
+def _shows(own: Sequence[Seen], ticket: Ticket) -> bool:
+    return any(item.manager == ticket.manager and ticket.name in item.sandbox.tickets for item in own)
+
+
+def _all_shown(record: Record, own: Sequence[Seen]) -> bool:
+    return all(_shows(own, ticket) for ticket in record.tickets)
+
+
+def _sum(job: Job, own: Sequence[Seen]) -> Shown:
+    """Figures over all managers; state, reason and so on of the one that is most behind."""
+    boxes = [item.sandbox for item in own]
+    waits = [box.next_attempt_at for box in boxes if box.next_attempt_at]
+    return Shown(
+        state=job.shown.state,
+        run=job.run,
+        bytes_left=sum(box.bytes_left for box in boxes),
+        files_left=sum(box.files_left for box in boxes),
+        attempts=max((box.attempts for box in boxes), default=0),
+        next_attempt_at=min(waits, default=0),
+        manager=",".join(dict.fromkeys(item.manager for item in own)),
+    )
+
+
+def _progress(s: Situation, job: Job, record: Record, own: Sequence[Seen], limits: Limits) -> Iterator[Effect]:
+    shown = _sum(job, own)
+    missing = [ticket.manager for ticket in record.tickets if not _shows(own, ticket)]
+    if missing:
+        state, reason = State.ACCEPTED.value, f"no report yet from {', '.join(dict.fromkeys(missing))}"
+        shown = replace(shown, manager=",".join(record.managers))
+    else:
+        behind = min((item.sandbox for item in own), key=lambda box: _URGENCY.get(State(box.state), 99))
+        state, reason = behind.state, behind.reason
+    yield from _show(s, job, replace(shown, state=state, reason=reason), limits)
+
+
+_URGENCY = {
+    state: rank
+    for rank, state in enumerate(
+        (State.RETRY_WAIT, State.ACCEPTED, State.CONFIRMED, State.LEASED, State.MOVING, State.HANDED_OVER, State.FAILED)
+    )
+}
+
+
+def _show(s: Situation, job: Job, shown: Shown, limits: Limits) -> Iterator[Effect]:
+    at_once = shown.state in ENDS and shown.state != job.shown.state
+    if shown != job.shown and (at_once or s.edited_s_ago >= limits.edit_interval_s):
+        yield Show(shown)
+
+
+def _when_failed(s: Situation, job: Job, own: Sequence[Seen], limits: Limits) -> Iterator[Effect]:
+    failed = next(item.sandbox for item in own if item.sandbox.state == State.FAILED)
+    words = failed.reason or "the manager gave no reason"
+    shown = replace(_sum(job, own), state=State.FAILED.value, reason=f"{words}; {_RETRY_ADVICE}")
+    retrying = job.request == Request.RETRY
+    if job.status == Status.COMPLETED and not job.dag and not retrying:
+        yield Hold(shown, HOLD_SUBCODE_BASE + failed.error_code, f"Stage-out failed: {words}")
+    else:
+        yield from _show(s, job, shown, limits)
+
+
+def _when_lost(s: Situation, job: Job, shown: Shown, limits: Limits) -> Iterator[Effect]:
+    if job.dag:
+        yield from _lost_node(s, job, shown, limits)
+    elif job.status != Status.COMPLETED:
+        yield from _show(s, job, replace(shown, reason=f"{shown.reason}; `condor_release` runs the job again"), limits)
+    elif job.reruns < limits.max_reruns:
+        yield Rerun(Shown(run=job.run, reason=f"runs again: {shown.reason}"))
+    else:
+        reason = f"{shown.reason}, again after {job.reruns} runs because of that (STAGEOUT_MAX_RERUNS)"
+        subcode = HOLD_SUBCODE_BASE + ErrorClass.UNKNOWN.code
+        yield Hold(replace(shown, reason=reason), subcode, f"Stage-out failed: {reason}")
+
+
+def _lost_node(s: Situation, job: Job, shown: Shown, limits: Limits) -> Iterator[Effect]:
+    """A node is never run again behind DAGMan's back: `stageout wait` in its POST script fails, RETRY submits anew."""
+    yield from _show(s, job, shown, limits)
+    if s.dag is Dag.ENDED and job.shown.state == State.LOST and s.edited_s_ago >= limits.edit_interval_s:
+        yield LetGo()
+
+
+def _let_go(job: Job, shown: Shown) -> Iterator[Effect]:
+    if job.held_by_us:
+        yield Complete()
+    yield Show(shown)
+    yield LetGo()
+
+
+def _deliver(s: Situation, job: Job, own: Sequence[Seen]) -> Iterator[Effect]:
+    boxes = [item.sandbox for item in own]
+    checks = sorted({file.verified for box in boxes for file in box.files if file.verified})
+    verified = ", ".join(checks) or "nothing more than success"
+    stats: dict[str, Union[int, str]] = {
+        "Bytes": sum(box.bytes_total for box in boxes),
+        "Files": sum(box.files_total for box in boxes),
+        "Seconds": max(0, int(s.wall_s) - job.entered_at),
+        "Attempts": max(box.attempts for box in boxes),
+        "VerifiedBy": verified,
+    }
+    reason = f"{stats['Files']} files, {stats['Bytes']} bytes delivered, verified by {verified}"
+    total = _sum(job, own)
+    shown = replace(total, state=State.DELIVERED.value, reason=reason, bytes_left=0, files_left=0, next_attempt_at=0)
+    if job.held_by_us:
+        yield Complete()
+    yield Deliver(shown, stats)
+
+
+def _after_the_end(s: Situation, job: Job, own: Sequence[Seen], limits: Limits) -> Iterator[Effect]:
+    """The end is in the job's ad: managers may drop their records."""
+    for item in own:
+        if item.sandbox.state in FREED:
+            yield Send(item.manager, Action.FORGET, item.sandbox.number)
+    if job.request:
+        yield ClearRequest()
+    if job.shown.state == State.CANCELLED and s.edited_s_ago >= limits.edit_interval_s:
+        yield LetGo()
+
+
+def _no_record(s: Situation, job: Job, limits: Limits) -> Iterator[Effect]:
+    if job.shown.run == job.run and job.shown.state in (State.DELIVERED, State.CANCELLED):
+        return
+    if not s.records_written and s.waited_s >= limits.lease_s:
+        shown = Shown(State.LOST.value, job.run, f"no manager reported its output within {s.waited_s:.0f} s")
+        yield from _when_lost(s, job, shown, limits)
+    elif s.waited_s >= limits.record_wait_s:
+        reason = (
+            f"{job.handed_off} files were handed off, but the access point has no record of where (JOB_EPOCH_HISTORY); "
+            "`stageout retry` delivers what the managers report"
+        )
+        if not s.records_written:
+            reason = f"{job.handed_off} files were handed off, no manager has reported them all yet"
+        yield from _show(s, job, Shown(State.ACCEPTED.value, job.run, reason), limits)
+
+
+# ---- jobs that left the queue ------------------------------------------------------------------------------------
+
+
+def _gone(s: Situation) -> Iterator[Effect]:
+    """Cancelled only if the history says removed; otherwise the delivery goes on."""
+    own = _own_of_past(s)
+    for item in s.seen:
+        box = item.sandbox
+        if box.state in FREED:
+            yield Send(item.manager, Action.FORGET, box.number)
+        elif s.past is None:
+            continue
+        elif s.past.status == Status.REMOVED:
+            yield Send(item.manager, Action.CANCEL, box.number)
+        elif s.past.status == Status.COMPLETED and s.record is not None:
+            yield from _of_completed(s, s.past.run, s.record, item, item in own)
+
+
+def _own_of_past(s: Situation) -> tuple[Seen, ...]:
+    names = {(ticket.manager, ticket.name) for ticket in s.record.tickets} if s.record else set()
+    return tuple(item for item in s.seen if any((item.manager, name) in names for name in item.sandbox.tickets))
+
+
+def _of_completed(s: Situation, run: int, record: Record, item: Seen, own: bool) -> Iterator[Effect]:
+    box = item.sandbox
+    if not own and box.number < run:
+        yield Send(item.manager, Action.SUPERSEDE, box.number)
+    elif box.state == State.ACCEPTED and not _confirmed(s, item.manager, box.number):
+        named = [ticket for ticket in record.of(item.manager) if ticket.name in box.tickets]
+        yield _confirmation(item.manager, box.number, named, 0)
