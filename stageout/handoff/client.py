@@ -1,0 +1,89 @@
+"""Offers a job's output to the sandbox manager of this node, at the end of the job, in the way of its slot.
+
+So nothing is imported and nothing is waited for unless a manager has been here; and whatever goes wrong is an answer,
+never an exception: the plugin then uploads by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from stageout.handoff.place import Place, find
+
+if TYPE_CHECKING:
+    from stageout.handoff.links import Source
+    from stageout.handoff.talk import Talk
+
+_ACCEPT_S = 30.0
+#: Files for which every limit is a second longer.
+_FILES_PER_S = 1000
+
+
+class Offer:
+    """What became of an offer.
+
+    :param accepted: the manager has custody: success may be reported. :param reason: why not, one sentence.
+    :param receipt: attributes for ``DeveloperData.StageOutReceipt``, empty when not accepted.
+    """
+
+    __slots__ = ("accepted", "reason", "receipt")
+
+    def __init__(self, accepted: bool, reason: str, receipt: Mapping[str, Any]) -> None:
+        self.accepted = accepted
+        self.reason = reason
+        self.receipt: Mapping[str, str | int] = receipt
+
+
+def offer(requests: Sequence[tuple[str, str]], plugin: str) -> Offer:
+    """Try to hand off all files of one upload call, or none.
+
+    When the answer is ``accepted``, the manager's record (ACCEPTED) is durable.
+
+    :param requests: (URL, absolute local path) of each file. :param plugin: path of the plugin executable.
+    """
+    if "STAGEOUT_MOVER" in os.environ:
+        return Offer(False, "this is the sandbox manager's own transfer", {})
+    try:
+        where = find(requests[0][1]) if requests else None
+        if where is None:
+            return Offer(False, "there is no sandbox manager for this execute directory", {})
+        return Offer(True, "", _hand_off(where, requests, plugin))
+    except Exception as problem:
+        return Offer(False, str(problem) or f"the hand-off failed: {type(problem).__name__}", {})
+
+
+def _hand_off(where: Place, requests: Sequence[tuple[str, str]], plugin: str) -> Mapping[str, Any]:
+    from stageout.handoff import links, talk
+    from stageout.wire import handoff as wire
+
+    manager = talk.Talk(where)
+    try:
+        found = links.sources([path for _, path in requests], where.scratch)
+        files = [wire.OfferedFile(url, path, item.size_bytes) for (url, path), item in zip(requests, found)]
+        manager.extend(len(files) / _FILES_PER_S / 10)
+        go = manager.ask(list(wire.offer_frames(files, plugin)), "go")
+        _bring(manager, found, str(go["directory"]))
+        manager.limit(_ACCEPT_S + len(files) / _FILES_PER_S, "it accepted the files")
+        accepted = manager.ask([{"op": "linked", "files": len(files)}], "accepted")
+        return wire.accepted_receipt(accepted).as_attributes()
+    finally:
+        manager.close()
+
+
+def _bring(manager: Talk, found: Sequence[Source], directory: str) -> None:
+    """Link the files within a generous limit: a disk that hangs must not hold the slot for ever."""
+    from stageout.handoff import links
+    from stageout.handoff.talk import No
+
+    limit_s = _ACCEPT_S + len(found) / _FILES_PER_S + sum(item.size_bytes for item in found) / 10e6
+    latest_s = time.monotonic() + limit_s
+
+    def progress() -> None:
+        if time.monotonic() > latest_s:
+            raise No(f"the files could not be linked within {limit_s:.0f} s")
+        manager.tell({"op": "linking"})
+
+    links.bring(found, directory, progress)

@@ -1,0 +1,56 @@
+"""Where this plugin runs, and where its sandbox manager would listen. Imports ``os`` only: it is in every job's way."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+
+class Place:
+    """A job's directories and its manager's socket.
+
+    :param scratch: the job's scratch directory. :param execute: HTCondor's EXECUTE.
+    :param run: directory of the manager's sockets.
+    """
+
+    __slots__ = ("execute", "run", "scratch")
+
+    def __init__(self, scratch: str, execute: str) -> None:
+        self.scratch = scratch
+        self.execute = execute
+        spool = os.environ.get("STAGEOUT_SPOOL") or os.path.join(execute, "..", "stageout")  # noqa: PTH118 - no pathlib
+        self.run = os.path.join(spool, "run")  # noqa: PTH118
+
+
+def find(local_path: str) -> Place | None:
+    """Where we are, None outside a job's scratch directory or where no manager ever ran.
+
+    The scratch directory is ``EXECUTE/dir_PID/scratch``, or ``EXECUTE/dir_PID`` before HTCondor 24.
+
+    :param local_path: of any file of the job, used when the working directory says nothing.
+    """
+    for directory in _candidates(local_path):
+        execute = _execute_of(directory)
+        if execute:
+            place = Place(directory, execute)
+            return place if os.path.isdir(place.run) else None  # noqa: PTH112
+    return None
+
+
+def _candidates(local_path: str) -> Iterator[str]:
+    yield os.path.realpath(".")
+    job_ad = os.environ.get("_CONDOR_JOB_AD")
+    if job_ad:
+        yield os.path.dirname(os.path.realpath(job_ad))  # noqa: PTH120
+    directory = os.path.dirname(os.path.realpath(local_path))  # noqa: PTH120
+    while directory not in ("/", ""):
+        yield directory
+        directory = os.path.dirname(directory)  # noqa: PTH120
+
+
+def _execute_of(directory: str) -> str:
+    """EXECUTE, when ``directory`` is a scratch directory, else ""."""
+    above, name = os.path.split(directory)
+    if name == "scratch":
+        above, name = os.path.split(above)
+    return above if name.startswith("dir_") and name[4:].isdigit() else ""
