@@ -67,6 +67,12 @@ def quote(text: str) -> str:
     return classads.quote(text)
 
 
+def errors(htcondor: Any) -> tuple[type[Exception], ...]:
+    """What the bindings raise when a daemon does not answer or refuses: HTCondor 23 has no class of its own for it."""
+    own = getattr(htcondor, "HTCondorException", None)
+    return (OSError, RuntimeError, ValueError, TypeError, *([own] if own else []))
+
+
 class Queue:
     """One schedd: the local one, or by name.
 
@@ -80,6 +86,7 @@ class Queue:
         self._name = name
         self._pool = pool
         self._htcondor = bindings()
+        self._errors = errors(self._htcondor)
 
     def jobs(self, wanted: Sequence[JobId]) -> tuple[list[Job], list[ClassAd]]:
         """The jobs that are in the queue now, and the ads of their clusters (in which job factories are seen).
@@ -138,7 +145,7 @@ class Queue:
         schedd = self._schedd()
         try:
             changed = schedd.edit(str(job), "StageOutRequest", quote(value))
-        except self._htcondor.HTCondorException as problem:
+        except self._errors as problem:
             raise CommandError(
                 f"{job}: the schedd refused the request ({_sentence(problem)}). Only the job's owner may ask this: "
                 "is it your job, and can you authenticate to this schedd (condor_ping -type SCHEDD WRITE)?"
@@ -159,7 +166,7 @@ class Queue:
         schedd = self._schedd()
         try:
             return [plain(ad) for ad in question(schedd)]
-        except (self._htcondor.HTCondorException, OSError) as problem:
+        except self._errors as problem:
             raise Unavailable(
                 f"the schedd does not answer ({_sentence(problem)}). Is it running (condor_status -schedd), "
                 "and may you read its queue (condor_q)?"
@@ -172,7 +179,7 @@ class Queue:
         try:
             collector = self._htcondor.Collector(self._pool)
             found = collector.locate(self._htcondor.DaemonType.Schedd, self._name)
-        except (self._htcondor.HTCondorException, OSError) as problem:
+        except self._errors as problem:
             raise Unavailable(f"no schedd can be found here ({_sentence(problem)}). {_NO_SCHEDD}") from None
         if found is None:
             raise Unavailable(f"the collector knows no schedd named {self._name}; condor_status -schedd lists them.")
@@ -194,6 +201,7 @@ class Pool:
     def __init__(self, pool: str | None = None) -> None:
         self._pool = pool
         self._htcondor = bindings()
+        self._errors = errors(self._htcondor)
 
     def reports(self, managers: Iterable[str] | None = None) -> list[Report]:
         """What the managers said last, whichever door it came in by: their own ads, or slot ads.
@@ -236,7 +244,7 @@ class Pool:
         try:
             collector = self._htcondor.Collector(self._pool)
             return [plain(ad) for ad in collector.query(self._htcondor.AdType.Any, wanted, list(projection))]
-        except (self._htcondor.HTCondorException, OSError) as problem:
+        except self._errors as problem:
             raise Unavailable(
                 f"the collector does not answer ({_sentence(problem)}). Is COLLECTOR_HOST right "
                 "(condor_config_val COLLECTOR_HOST), and is the collector up (condor_status -collector)?"

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from stageout.cli.exits import UsageError
 from stageout.core.classads import ClassAd
 
-_JOB_ID = re.compile(r"(\d{1,10})(?:\.(\d{1,10}))?\Z")
+_JOB_ID = re.compile(r"(\d{1,10})(?:\.(\d{1,10}))?\Z", re.A)
 
 #: Attributes that :meth:`Job.from_ad` reads.
 ATTRIBUTES = (

@@ -1,7 +1,7 @@
 """``stageout retry``, ``cancel``, ``pause``, ``resume``: what an owner asks of the schedd agent.
 
 The request is written into the job's ad (StageOutRequest) as the user that runs the command, so the schedd decides
-who may ask; the agent acts on it and takes it away.
+who may ask; the agent takes it away when the managers have carried it out.
 """
 
 from __future__ import annotations
@@ -9,17 +9,18 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from stageout.cli.exits import CommandError, Exit, UnknownJob
 from stageout.cli.jobs import STATUS_WORDS, Job, JobId, parse_job_ids
-from stageout.cli.verdict import judge_history
+from stageout.cli.verdict import GAVE_UP, judge_history
+from stageout.core.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
     from stageout.cli.condor import Pool, Queue
 
-_ANSWER_TIMEOUT_S = 30.0
+_ANSWER_TIMEOUT_S = 45.0
 _LOOK_INTERVAL_S = 0.5
 _NOTICE_FRESH_S = 180
 
@@ -30,17 +31,20 @@ def run(options: argparse.Namespace) -> int:
 
     wanted = parse_job_ids(options.jobs)
     queue, pool = Queue(options.name, options.pool), Pool(options.pool)
-    asked, worst = [], int(Exit.OK)
+    asked: list[JobId] = []
+    worst = int(Exit.OK)
     for one in wanted:
         try:
             jobs = _jobs(queue, one, options.command)
-            asked += [(job, ask(queue, job, options.command)) for job in jobs]
+            for job in jobs:
+                queue.set_request(job.id, options.command)
+                asked.append(job.id)
         except CommandError as problem:
             print(f"stageout: {problem}", file=sys.stderr)
             worst = max(worst, int(problem.status))
     if not asked:
         return worst
-    return max(worst, await_answers(queue, pool, {job.id: value for job, value in asked}, time.sleep))
+    return max(worst, await_answers(queue, pool, options.command, asked, SystemClock(), time.sleep))
 
 
 def _jobs(queue: Queue, one: JobId, verb: str) -> list[Job]:
@@ -74,31 +78,34 @@ def why_not(job: Job) -> str:
     return f"the job is {word}; its output is handed off when it ends"
 
 
-def ask(queue: Queue, job: Job, verb: str) -> str:
-    """Write the request into the job's ad and return what was written.
+def await_answers(
+    queue: Queue, pool: Pool, verb: str, jobs: Sequence[JobId], clock: Clock, sleep: Callable[[float], object]
+) -> int:
+    """Wait until the agent has taken every request, and print what became of the job.
 
-    :raises CommandError: the schedd refused.
+    :returns: exit status: OK, or TIMED_OUT when some requests were not taken.
     """
-    value = f"{verb} {int(time.time())}"
-    queue.set_request(job.id, value)
-    return value
-
-
-def await_answers(queue: Queue, pool: Pool, asked: dict[JobId, str], sleep: Callable[[float], object]) -> int:
-    """Wait until the agent has taken every request, and print what became of the job."""
-    deadline = time.monotonic() + _ANSWER_TIMEOUT_S
-    waiting = dict(asked)
-    while waiting and time.monotonic() < deadline:
-        now = {job.id: job for job in queue.jobs(list(waiting))[0]}
+    deadline_s = clock.monotonic_s() + _ANSWER_TIMEOUT_S
+    waiting = list(jobs)
+    while True:
+        now = {job.id: job for job in queue.jobs(waiting)[0]}
+        late = clock.monotonic_s() >= deadline_s
         for job_id in list(waiting):
-            if job_id not in now or now[job_id].request != waiting[job_id]:
-                print(f"{job_id}: {waiting.pop(job_id).split()[0]} accepted{_state(now.get(job_id))}", flush=True)
-        if waiting:
-            sleep(_LOOK_INTERVAL_S)
-    if not waiting:
-        return Exit.OK
-    print(f"stageout: {no_answer(queue, pool, sorted(waiting))}", file=sys.stderr)
-    return Exit.TIMED_OUT
+            job = now.get(job_id)
+            if job is None or (job.request != verb and (late or not _still_failed(job, verb))):
+                waiting.remove(job_id)
+                print(f"{job_id}: {verb} accepted{_state(job)}", flush=True)
+        if not waiting:
+            return Exit.OK
+        if late:
+            print(f"stageout: {no_answer(queue, pool, sorted(waiting))}", file=sys.stderr)
+            return Exit.TIMED_OUT
+        sleep(_LOOK_INTERVAL_S)
+
+
+def _still_failed(job: Job, verb: str) -> bool:
+    """After an accepted retry the ad says Failed until the agent has seen the manager try: a wait would end at once."""
+    return verb == "retry" and job.state in GAVE_UP
 
 
 def _state(job: Job | None) -> str:

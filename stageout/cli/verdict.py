@@ -25,7 +25,8 @@ class Verdict(NamedTuple):
     text: str
 
 
-_GAVE_UP = frozenset({State.FAILED.value, State.LOST.value, State.CANCELLED.value})
+#: States that a waiter need not wait for.
+GAVE_UP = frozenset({State.FAILED.value, State.LOST.value, State.CANCELLED.value})
 
 
 def judge_queued(job: Job) -> Verdict:
@@ -44,7 +45,7 @@ def judge_queued(job: Job) -> Verdict:
 def _judge_held(job: Job) -> Verdict:
     if not job.held_by_stage_out:
         return Verdict(Outcome.WAITING, f"the job is held: {job.hold_reason}")
-    if job.state in _GAVE_UP or job.state == "None":
+    if job.state in GAVE_UP or job.state == "None":
         return Verdict(Outcome.FAILED, job.hold_reason or job.reason)
     return Verdict(Outcome.WAITING, f"its output is tried again ({job.state})")
 
@@ -54,7 +55,7 @@ def _judge_stage_out(job: Job) -> Verdict:
         return Verdict(Outcome.DELIVERED, "its output is at its destination")
     if job.state == State.LOST and not job.in_dag:
         return Verdict(Outcome.WAITING, f"its output was lost; the job will run again: {job.reason}")
-    if job.state in _GAVE_UP:
+    if job.state in GAVE_UP:
         return Verdict(Outcome.FAILED, f"{job.state}: {job.reason or 'no reason given'}")
     trouble = _detail(job.reason) if job.state == State.RETRY_WAIT else ""
     return Verdict(Outcome.WAITING, f"its output is on its way ({job.state}{trouble})")

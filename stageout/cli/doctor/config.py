@@ -212,7 +212,7 @@ def _plugin(machine: Machine, path: str, owners: dict[str, str]) -> Iterator[Fin
     try:
         machine.stat(path)
     except FileNotFoundError:
-        yield warn(name, f"{path} does not exist", "take it out of FILETRANSFER_PLUGINS, or install it")
+        yield unchecked(name, f"{path} is not installed; HTCondor passes it over")
         return
     ran = machine.run([path, "-classad"], _CLASSAD_TIMEOUT_S)
     ad = parse_old(ran.output)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stageout.cli import node
-from stageout.cli.condor import Pool, bindings, plain
+from stageout.cli.condor import Pool, bindings, errors, plain
 from stageout.cli.doctor.findings import Ran, Unseen
 from stageout.cli.exits import Unavailable
 from stageout.core.classads import ClassAd
@@ -78,7 +78,7 @@ class ThisMachine:
         try:
             return self._pool.ads(constraint)
         except Unavailable as problem:
-            self._seen["collector"] = str(problem)
+            self._seen["collector"] = "the collector does not answer, see above"
             raise Unseen(str(problem)) from None
 
     def ask_daemon(self, kind: str, parameter: str) -> str | None:
@@ -100,7 +100,7 @@ class ThisMachine:
         daemon = {"schedd": self._htcondor.DaemonType.Schedd, "startd": self._htcondor.DaemonType.Startd}[kind]
         try:
             return question(self._htcondor.Collector().locate(daemon))
-        except (self._htcondor.HTCondorException, OSError, KeyError, TypeError, ValueError) as problem:
+        except (*errors(self._htcondor), KeyError) as problem:
             raise Unseen(f"the running {kind} does not tell ({str(problem).rstrip('.') or 'no answer'})") from None
 
     def version(self) -> str:
@@ -124,7 +124,7 @@ class ThisMachine:
         )
         try:
             self._htcondor.Collector().advertise([probe], "UPDATE_AD_GENERIC")
-        except self._htcondor.HTCondorException:
+        except errors(self._htcondor):
             return False
         return True
 

@@ -86,11 +86,21 @@ def space(machine: Machine) -> Iterator[Finding]:
         return
     reserved = _integer(machine.settings.condor("RESERVED_DISK", "0")) * _MB
     text = f"quota {size(quota)}, free {size(free)} of {size(total)}, RESERVED_DISK {size(reserved)}"
-    if reserved < quota:
+    if free + _held_bytes(machine) < quota:
+        yield warn("space", f"{text}: the disk is full before the quota is", "lower the quota, or make room")
+    elif reserved < quota:
         remedy = f"set RESERVED_DISK = {quota // _MB}: else jobs are matched to space that waiting output takes"
         yield warn("space", text, remedy)
     else:
         yield ok("space", text)
+
+
+def _held_bytes(machine: Machine) -> int:
+    """What waits in the spool; 0 when no manager says."""
+    try:
+        return machine.manager_answer().integer("BytesAtRisk")
+    except (OSError, Unseen):
+        return 0
 
 
 def _integer(text: str) -> int:

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stageout.cli.doctor.findings import Finding, Machine, fail, ok, unchecked, warn
+from stageout.cli.doctor.findings import Finding, Machine, Unseen, fail, ok, unchecked, warn
 from stageout.core.classads import ClassAd, quote
 from stageout.wire.custody import AGENT_AD, MANAGER_AD, BadPayload, payload_of, read_notice, read_report
 
 _SKEW_STEPS_S = (30, 120, 600, 3600, 86400)
 _SKEW_BAD_S = 120
+
+
+def collector(machine: Machine) -> Iterator[Finding]:
+    """Does the collector answer?"""
+    try:
+        found = machine.ads('MyType == "Collector"')
+    except Unseen as reason:
+        text, _, remedy = str(reason).partition(". ")
+        yield fail("collector", text, remedy)
+        return
+    yield ok("collector", f"{', '.join(ad.text('Name') for ad in found) or 'it'} answers")
 
 
 def clock(machine: Machine) -> Iterator[Finding]:
@@ -149,6 +160,6 @@ def _readable(ad: ClassAd) -> bool:
     return True
 
 
-COMMON = (clock,)
+COMMON = (collector, clock)
 ACCESS_POINT = (agent_notice, trust)
 EXECUTE_POINT = (agents_seen, reporting_door, slot_attributes)
