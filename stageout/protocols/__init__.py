@@ -1,0 +1,1 @@
+"""Transfer protocols, one package each; the executables in ``plugins/`` name their classes."""

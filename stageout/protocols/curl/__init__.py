@@ -1,0 +1,1 @@
+"""The protocols that libcurl speaks: http, https, dav, davs, ftp, and file."""
