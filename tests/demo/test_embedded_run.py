@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from stageout.testing.demo import report
-from stageout.testing.demo.embedded_run import EmbeddedRun
+from stageout.testing.demo.embedded_run import EmbeddedRun, find_plugin
 from stageout.testing.demo.record import Record
 from stageout.testing.demo.workload import MB, Workload
 from stageout.testing.narrow_destination import NarrowDestination
@@ -15,7 +14,7 @@ from stageout.testing.starter import PluginTable
 
 def test_both_runs_deliver_and_only_data_slots_free_the_slot_first(tmp_path: Path) -> None:
     load = Workload(jobs=4, compute_s=1, files=2, file_bytes=3 * MB, input_bytes=MB)
-    plugins = PluginTable([Path(sys.executable).with_name("curl_plugin")])
+    plugins = PluginTable([find_plugin(tmp_path)])
     assert not plugins.bad
     runs: list[Record] = []
     with NarrowDestination(tmp_path / "store", rate_mb_s=6) as destination:

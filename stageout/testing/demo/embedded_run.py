@@ -23,7 +23,7 @@ from stageout.testing.demo.record import JobRecord, Record, check_files, of_job
 from stageout.testing.demo.report import Progress, Teller
 from stageout.testing.demo.workload import INPUT_NAME, MB, SCRIPT, JobReport, Workload
 from stageout.testing.narrow_destination import NarrowDestination
-from stageout.testing.starter import EmbeddedStarter, PluginRun, PluginTable, Wanted
+from stageout.testing.starter import EmbeddedStarter, PluginRun, PluginTable, Wanted, installed
 
 _EXPLANATION = """
 The same is shown with the embedded starter, which runs the plugin exactly as condor_starter does. Not exercised:
@@ -40,16 +40,27 @@ def both_runs(load: Workload, destination: NarrowDestination, titles: tuple[str,
     :raises StageoutError: the plugin is not installed, or a job or transfer failed.
     """
     print(_EXPLANATION)
-    plugin = Path(sys.executable).with_name("curl_plugin")
-    if not plugin.exists():
-        raise StageoutError(f"There is no {plugin}; install stageout into the environment of this Python.")
-    plugins = PluginTable([plugin])
     runs = []
     for name, title, data_slots in (("synchronous", titles[0], False), ("stage-out", titles[1], True)):
         print(f"{title}: embedded starter, 2 CPU slots")
         with tempfile.TemporaryDirectory(prefix="stageout-embedded-") as place:
+            plugins = PluginTable([find_plugin(Path(place))])
             runs.append(EmbeddedRun(load, destination, plugins, Path(place), name, title, data_slots).run())
     return runs[0], runs[1]
+
+
+def find_plugin(place: Path) -> Path:
+    """curl_plugin of the checkout, copied to `place` to run under this Python, or the one installed beside it.
+
+    :raises StageoutError: there is neither.
+    """
+    source = Path(__file__).resolve().parents[3] / "plugins/curl_plugin"
+    if source.is_file():
+        return installed(source, place)
+    beside = Path(sys.executable).with_name("curl_plugin")
+    if beside.is_file():
+        return beside
+    raise StageoutError(f"There is no {beside}: install stageout into the environment of this Python.")
 
 
 @dataclass
