@@ -220,7 +220,8 @@ def _plugin(machine: Machine, path: str, owners: dict[str, str]) -> Iterator[Fin
     complaint = _complaint(ran.output, ad)
     if not methods or complaint:
         level = fail if is_ours(machine, path) else warn
-        said = complaint or (ran.output.strip().splitlines() or [f"nothing, status {ran.status}"])[-1]
+        last = (ran.output.strip().splitlines() or [f"nothing, status {ran.status}"])[-1]
+        said = complaint if methods else last
         yield level(name, f"-classad is not usable: {said}", f"run '{path} -classad' as the user condor")
         return
     owners.update(dict.fromkeys((method.lower() for method in methods), path))

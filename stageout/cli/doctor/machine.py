@@ -29,6 +29,7 @@ class ThisMachine:
 
     def __init__(self) -> None:
         self._htcondor = bindings()
+        self._errors: tuple[type[Exception], ...] = (*errors(self._htcondor), KeyError)
         self.settings = condor_settings()
         self.uid = os.geteuid()
         self._pool = Pool()
@@ -100,7 +101,7 @@ class ThisMachine:
         daemon = {"schedd": self._htcondor.DaemonType.Schedd, "startd": self._htcondor.DaemonType.Startd}[kind]
         try:
             return question(self._htcondor.Collector().locate(daemon))
-        except (*errors(self._htcondor), KeyError) as problem:
+        except self._errors as problem:
             raise Unseen(f"the running {kind} does not tell ({str(problem).rstrip('.') or 'no answer'})") from None
 
     def version(self) -> str:
@@ -124,7 +125,7 @@ class ThisMachine:
         )
         try:
             self._htcondor.Collector().advertise([probe], "UPDATE_AD_GENERIC")
-        except errors(self._htcondor):
+        except self._errors:
             return False
         return True
 

@@ -1,0 +1,375 @@
+"""The doctor's checks on machines that do not exist: each fault is found, named, and told how to be repaired."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from stageout.cli.doctor import report
+from stageout.cli.doctor.findings import Finding, Level, Ran, Role, Unseen
+from stageout.core.classads import ClassAd
+from stageout.core.config import mapping_settings
+from stageout.wire.custody import AgentNotice, Report, notice_ad, report_ad
+
+NOW = 1_800_000_000.0
+GB = 1024**3
+OURS, STOCK = "/opt/stageout/bin/curl_plugin", "/usr/libexec/condor/curl_plugin"
+ANSWER = (
+    'SupportedMethods = "http,https"\nMultipleFileSupport = true\nProtocolVersion = 4\nPluginType = "FileTransfer"\n'
+)
+
+SETTINGS = {
+    "DAEMON_LIST": "MASTER, SCHEDD, STARTD, STAGEOUT_AGENT, STAGEOUT_MANAGER",
+    "STAGEOUT_AGENT": "/opt/stageout/bin/stageout-schedd-agent",
+    "STAGEOUT_AGENT_USERID": "condor",
+    "STAGEOUT_MANAGER": "/opt/stageout/bin/stageout-sandbox-manager",
+    "QUEUE_SUPER_USERS": "root, condor",
+    "JOB_TRANSFORM_NAMES": "Site StageOutInit StageOut",
+    "JOB_TRANSFORM_StageOut": "SET StageOutGuard true\nSET LeaveJobInQueue ...",
+    "PROTECTED_JOB_ATTRS": "StageOutGuard StageOutAsync StageOutState StageOutRun StageOutReason StageOutUserLeave "
+    "StageOutBytesLeft StageOutFilesLeft StageOutAttempts StageOutNextAttempt StageOutManager StageOutReruns "
+    "StageOutStats LeaveJobInQueue",
+    "JOB_EPOCH_HISTORY": "/var/lib/condor/spool/epoch_history",
+    "HISTORY": "/var/lib/condor/spool/history",
+    "STARTD_JOB_ATTRS": "GlobalJobId RemoteUser NumShadowStarts StageOutGuard StageOutAsync OutputDestination "
+    "CheckpointDestination EncryptExecuteDirectory JobPrio",
+    "STARTD_CRON_JOBLIST": "StageOut",
+    "STARTD_CRON_StageOut_EXECUTABLE": "/opt/stageout/bin/stageout-startd-cron",
+    "FILETRANSFER_PLUGINS": f"{STOCK}, {OURS}",
+    "EXECUTE": "/var/lib/condor/execute",
+    "SPOOL": "/var/lib/condor/spool",
+    "LOG": "/var/log/condor",
+    "STAGEOUT_SPOOL": "/var/lib/condor/stageout",
+    "STAGEOUT_SPOOL_QUOTA_MB": "10240",
+    "RESERVED_DISK": "10240",
+    "FULL_HOSTNAME": "node",
+}
+
+
+def seen_file(uid: int = 0, mode: int = 0o755, device: int = 1, kind: int = stat.S_IFDIR) -> os.stat_result:
+    return os.stat_result((kind | mode, 1, device, 1, uid, 0, 0, 0, 0, 0))
+
+
+def notice(age_s: float = 10) -> ClassAd:
+    return ClassAd(notice_ad(AgentNotice("agent@ap", "ap", "", 1, int(NOW - age_s))))
+
+
+def manager_ad(signature: str = "") -> ClassAd:
+    return ClassAd(report_ad(Report("ep@node", "", 1, int(NOW), {}, 0), signature))
+
+
+@dataclass
+class Fake:
+    """A machine on which all is well, to be spoiled by tests."""
+
+    values: dict[str, str] = field(default_factory=lambda: dict(SETTINGS))
+    uid: int = 0
+    files: dict[str, Any] = field(
+        default_factory=lambda: {
+            "/var/lib/condor/execute": seen_file(uid=99),
+            "/var/lib/condor/stageout": seen_file(),
+            OURS: seen_file(),
+            STOCK: seen_file(),
+            SETTINGS["STAGEOUT_AGENT"]: seen_file(),
+            SETTINGS["STAGEOUT_MANAGER"]: seen_file(),
+        }
+    )
+    texts: dict[str, str] = field(default_factory=lambda: {OURS: "from stageout.plugin import run"})
+    answers: dict[str, Ran] = field(default_factory=lambda: {OURS: Ran(0, ANSWER, 0.04), STOCK: Ran(0, ANSWER, 0.01)})
+    total_free: tuple[int, int] = (100 * GB, 50 * GB)
+    live: dict[str, str] = field(default_factory=dict)
+    in_collector: dict[str, list[ClassAd]] = field(
+        default_factory=lambda: {
+            "Collector": [ClassAd({"Name": "pool"})],
+            "Scheduler": [ClassAd({"Name": "ap"})],
+            "StageOutAgent": [notice()],
+            "StageOutManager": [manager_ad("signed")],
+            "Machine": [ClassAd({"Name": "slot1@node", "StageOutAccept": True})],
+        }
+    )
+    own_slots: list[ClassAd] = field(default_factory=list)
+    condor: str = "25.14.1"
+    manager: Any = field(default_factory=lambda: ClassAd({"Manager": "ep@node", "Uid": 0, "BytesAtRisk": 0}))
+    generic: bool = True
+    ahead_s: float = 0.0
+    collector_down: bool = False
+
+    @property
+    def settings(self) -> Any:
+        return mapping_settings(self.values)
+
+    def run(self, argv: Sequence[str], timeout_s: float) -> Ran:
+        assert argv[1:] == ["-classad"] and timeout_s <= 20
+        return self.answers[argv[0]]
+
+    def stat(self, path: str) -> os.stat_result:
+        if path not in self.files:
+            raise FileNotFoundError(2, "no such file", path)
+        if isinstance(self.files[path], Exception):
+            raise self.files[path]
+        return self.files[path]  # type: ignore[no-any-return]
+
+    def read(self, path: str) -> str:
+        return self.texts.get(path, "\x7fELF")
+
+    def free_bytes(self, path: str) -> tuple[int, int]:
+        return self.total_free
+
+    def real(self, path: str) -> str:
+        return os.path.normpath(path)
+
+    def user_id(self, name: str) -> int | None:
+        return {"root": 0, "condor": 99}.get(name)
+
+    def ads(self, constraint: str) -> list[ClassAd]:
+        if self.collector_down:
+            raise Unseen("the collector does not answer. Is it up?")
+        if "time()" in constraint:
+            return self._clock_answer(constraint)
+        found = [ad for kind, ads in self.in_collector.items() if f'MyType == "{kind}"' in constraint for ad in ads]
+        return [ad for ad in found if "StageOutPayload isnt" not in constraint or "StageOutPayload" in ad]
+
+    def _clock_answer(self, constraint: str) -> list[ClassAd]:
+        _, sign, limit = constraint.split("&& ")[1].split(" ")
+        theirs = NOW - self.ahead_s
+        return [ClassAd()] if (theirs < int(limit) if sign == "<" else theirs > int(limit)) else []
+
+    def ask_daemon(self, kind: str, parameter: str) -> str | None:
+        return self.live.get(parameter, self.values.get(parameter))
+
+    def slots(self) -> list[ClassAd]:
+        return self.own_slots
+
+    def version(self) -> str:
+        return self.condor
+
+    def manager_answer(self) -> ClassAd:
+        if isinstance(self.manager, Exception):
+            raise self.manager
+        return self.manager  # type: ignore[no-any-return]
+
+    def accepts_generic(self) -> bool:
+        return self.generic
+
+    def now(self) -> float:
+        return NOW
+
+
+def examine(machine: Fake) -> list[Finding]:
+    return report.examine(machine, [Role.AP, Role.EP])
+
+
+def test_all_is_well() -> None:
+    busy = {"Name": "slot1_1@node", "State": "Claimed", "Activity": "Busy"}
+    job = {"GlobalJobId": "ap#1.0#1", "RemoteUser": "alice@x", "NumShadowStarts": 1}
+    findings = examine(Fake(own_slots=[ClassAd({**busy, **job})]))
+    assert [item for item in findings if item.level is not Level.OK] == []
+    assert len(findings) >= 25
+    assert all(item.text and not item.remedy for item in findings)
+
+
+def values(**changes: str) -> Callable[[Fake], None]:
+    return lambda machine: machine.values.update(changes)
+
+
+def has(**changes: Any) -> Callable[[Fake], None]:
+    return lambda machine: [setattr(machine, name, value) for name, value in changes.items()] and None
+
+
+def file(path: str, what: Any) -> Callable[[Fake], None]:
+    return lambda machine: machine.files.update({path: what})
+
+
+def no_file(path: str) -> Callable[[Fake], None]:
+    return lambda machine: machine.files.pop(path) and None
+
+
+def collector(**kinds: list[ClassAd]) -> Callable[[Fake], None]:
+    return lambda machine: machine.in_collector.update(kinds)
+
+
+def answer(path: str, ran: Ran) -> Callable[[Fake], None]:
+    return lambda machine: machine.answers.update({path: ran})
+
+
+ATTRS = SETTINGS["PROTECTED_JOB_ATTRS"]
+BUSY = ClassAd({"Name": "slot1_1@node", "State": "Claimed", "Activity": "Busy", "RemoteUser": "alice@x"})
+SLOT_WITH_REPORT = ClassAd({**manager_ad("s"), "MyType": "Machine", "Name": "slot1@node", "StageOutAccept": False})
+
+FAULTS: list[tuple[str, Level, str, Callable[[Fake], None]]] = [
+    ("version", Level.WARN, "23.9.6", has(condor="23.9.6")),
+    ("version", Level.FAIL, "10.0.1", has(condor="10.0.1")),
+    ("settings", Level.FAIL, "STAGEOUT_ATTEMPTS = many", values(STAGEOUT_ATTEMPTS="many")),
+    ("settings", Level.FAIL, "STAGEOUT_MAX_MOVERS = 0", values(STAGEOUT_MAX_MOVERS="0")),
+    ("agent-daemon", Level.FAIL, "no daemon", values(DAEMON_LIST="MASTER SCHEDD STARTD STAGEOUT_MANAGER")),
+    ("agent-daemon", Level.FAIL, "does not exist", no_file(SETTINGS["STAGEOUT_AGENT"])),
+    ("manager-daemon", Level.FAIL, "no daemon", values(DAEMON_LIST="MASTER SCHEDD STARTD STAGEOUT_AGENT")),
+    ("transforms", Level.FAIL, "lacks", values(JOB_TRANSFORM_NAMES="StageOut")),
+    ("transforms", Level.FAIL, "StageOutInit before StageOut", values(JOB_TRANSFORM_NAMES="StageOut StageOutInit")),
+    ("transforms", Level.FAIL, "does not set", values(JOB_TRANSFORM_StageOut="SET X 1")),
+    ("transforms", Level.FAIL, "running schedd", has(live={"JOB_TRANSFORM_NAMES": "Site"})),
+    (
+        "protected-attributes",
+        Level.FAIL,
+        "forge LeaveJob",
+        values(PROTECTED_JOB_ATTRS=ATTRS[: -len("LeaveJobInQueue")]),
+    ),
+    ("protected-attributes", Level.FAIL, "StageOutRequest", values(PROTECTED_JOB_ATTRS=ATTRS + " stageoutrequest")),
+    (
+        "protected-attributes",
+        Level.WARN,
+        "StageOutStats",
+        values(PROTECTED_JOB_ATTRS=ATTRS.replace("StageOutStats", "")),
+    ),
+    ("protected-attributes", Level.FAIL, "running schedd", has(live={"PROTECTED_JOB_ATTRS": ""})),
+    ("superuser", Level.FAIL, "condor, who may not", values(QUEUE_SUPER_USERS="root")),
+    ("epoch-history", Level.WARN, "no records", values(JOB_EPOCH_HISTORY="")),
+    ("history", Level.WARN, "HISTORY is not set", values(HISTORY="")),
+    ("startd-attributes", Level.FAIL, "NumShadowStarts", values(STARTD_JOB_ATTRS="StageOutGuard")),
+    ("startd-attributes", Level.FAIL, "running startd", has(live={"STARTD_JOB_ATTRS": ""})),
+    ("startd-cron", Level.FAIL, "no job", values(STARTD_CRON_JOBLIST="Other")),
+    (
+        "plugin curl_plugin",
+        Level.FAIL,
+        "not usable: ImportError",
+        answer(OURS, Ran(1, "Traceback:\nImportError: x", 0.1)),
+    ),
+    ("plugin curl_plugin", Level.FAIL, "not usable: nothing", answer(OURS, Ran(-1, "", 20))),
+    ("plugin curl_plugin", Level.WARN, "not usable", answer(STOCK, Ran(1, "boom", 0.1))),
+    ("plugin curl_plugin", Level.FAIL, "names Foo", answer(OURS, Ran(0, ANSWER + 'StartdAttrs = "Foo"\n', 0.1))),
+    ("plugin curl_plugin", Level.FAIL, "not a plain", answer(OURS, Ran(0, ANSWER + 'StartdAttrs="F"\nF=[a=1]\n', 0.1))),
+    ("plugin curl_plugin", Level.FAIL, "is no attribute", answer(OURS, Ran(0, "warning!\n" + ANSWER, 0.1))),
+    ("plugin curl_plugin", Level.WARN, "2000 ms", answer(OURS, Ran(0, ANSWER, 2.0))),
+    ("plugin curl_plugin", Level.UNCHECKED, "not installed", no_file(STOCK)),
+    ("plugins", Level.FAIL, "never hands off", values(FILETRANSFER_PLUGINS=f"{OURS} {STOCK}")),
+    ("plugins", Level.FAIL, "no plugin takes https", values(FILETRANSFER_PLUGINS="")),
+    ("spool-place", Level.FAIL, "inside EXECUTE", values(STAGEOUT_SPOOL="/var/lib/condor/execute/../execute/stageout")),
+    ("spool-place", Level.FAIL, "inside SPOOL", values(STAGEOUT_SPOOL="/var/lib/condor/spool")),
+    ("spool-place", Level.FAIL, "inside LOG", values(STAGEOUT_SPOOL="/var/log/condor/a/b")),
+    ("spool-filesystem", Level.WARN, "copy", file("/var/lib/condor/stageout", seen_file(device=2))),
+    ("spool-filesystem", Level.UNCHECKED, "not there yet", no_file("/var/lib/condor/stageout")),
+    ("spool-owner", Level.FAIL, "belongs to uid 7", file("/var/lib/condor/stageout", seen_file(uid=7))),
+    ("spool-owner", Level.FAIL, "mode 0777", file("/var/lib/condor/stageout", seen_file(mode=0o777))),
+    ("space", Level.FAIL, "above the disk", values(STAGEOUT_SPOOL_QUOTA_MB="999999999")),
+    ("space", Level.WARN, "RESERVED_DISK 0 B", values(RESERVED_DISK="0")),
+    ("space", Level.WARN, "before the quota is", has(total_free=(100 * GB, GB))),
+    ("encryption", Level.WARN, "not taken over", values(ENCRYPT_EXECUTE_DIRECTORY="True")),
+    ("encryption", Level.WARN, "copy", values(STARTD_ENFORCE_DISK_LIMITS="true")),
+    ("manager", Level.FAIL, "no sandbox manager listens", has(manager=FileNotFoundError(2, "", "x"))),
+    ("manager", Level.FAIL, "nobody answers", has(manager=ConnectionRefusedError(111, ""))),
+    ("manager-user", Level.FAIL, "uid 7", has(manager=ClassAd({"Manager": "m", "Uid": 7}))),
+    ("startd-answers", Level.FAIL, "GlobalJobId", has(own_slots=[BUSY])),
+    ("startd-answers", Level.UNCHECKED, "no job runs", has(own_slots=[])),
+    ("restart-risk", Level.UNCHECKED, "no sandbox manager", has(manager=FileNotFoundError(2, "", "x"))),
+    ("collector", Level.FAIL, "does not answer", has(collector_down=True)),
+    ("clock", Level.WARN, "more than 30 s ahead", has(ahead_s=50)),
+    ("clock", Level.FAIL, "more than 120 s ahead", has(ahead_s=200)),
+    ("clock", Level.FAIL, "more than 3600 s behind", has(ahead_s=-7000)),
+    ("agent-notice", Level.FAIL, "no agent answers for ap", collector(StageOutAgent=[])),
+    ("agent-notice", Level.FAIL, "400 s ago", collector(StageOutAgent=[notice(400)])),
+    ("agent-notice", Level.FAIL, "cannot be read", collector(StageOutAgent=[ClassAd({"StageOutPayload": "x"})])),
+    ("agent-notice", Level.FAIL, "knows no schedd", collector(Scheduler=[])),
+    ("agents-seen", Level.WARN, "no schedd agent", collector(StageOutAgent=[])),
+    ("reporting-door", Level.WARN, "has not sent one", collector(StageOutManager=[])),
+    ("slot-attributes", Level.FAIL, "back-pressure", collector(Machine=[ClassAd({"Name": "slot1@node"})])),
+    ("slot-attributes", Level.UNCHECKED, "no slot", collector(Machine=[])),
+    ("trust", Level.WARN, "1 of 1 managers report unsigned", collector(StageOutManager=[manager_ad()])),
+    ("trust", Level.WARN, "cannot be read", collector(StageOutManager=[ClassAd({"StageOutPayload": "x"})])),
+    ("trust", Level.UNCHECKED, "no manager reports", collector(StageOutManager=[])),
+]
+
+
+@pytest.mark.parametrize(("name", "level", "words", "spoil"), FAULTS, ids=[f"{f[0]}-{f[2]}" for f in FAULTS])
+def test_faults_are_found(name: str, level: Level, words: str, spoil: Callable[[Fake], None]) -> None:
+    machine = Fake()
+    spoil(machine)
+    found = [item for item in examine(machine) if item.name == name and item.level is level and words in item.text]
+    assert found, [item for item in examine(machine) if item.level is not Level.OK]
+    assert level is Level.UNCHECKED or found[0].remedy
+
+
+def test_the_other_doors() -> None:
+    machine = Fake()
+    machine.in_collector.update(StageOutManager=[], Machine=[SLOT_WITH_REPORT])
+    texts = {item.name: item.text for item in examine(machine)}
+    assert texts["reporting-door"].startswith("startd:")
+    assert texts["slot-attributes"] == "1 slots take no new work until the spool is emptier"
+    machine.in_collector.update(Machine=[])
+    machine.generic = False
+    assert "nobody hears it" in {item.name: item.text for item in examine(machine)}["reporting-door"]
+
+
+def test_a_planned_restart_with_output_at_risk() -> None:
+    machine = Fake(manager=ClassAd({"Manager": "m", "Uid": 0, "BytesAtRisk": 5 * GB}))
+    (found,) = [item for item in examine(machine) if item.name == "restart-risk"]
+    assert found.level is Level.OK and "5.0 GB" in found.text
+    machine.files["/run/systemd/shutdown/scheduled"] = seen_file()
+    (found,) = [item for item in examine(machine) if item.name == "restart-risk"]
+    assert found.level is Level.WARN and "a shutdown is scheduled" in found.text and "drain" in found.remedy
+
+
+def test_what_may_not_be_looked_at_is_unchecked_not_wrong() -> None:
+    machine = Fake(files={**Fake().files, "/var/lib/condor/stageout": PermissionError(13, "no", "/var/lib/condor")})
+    found = [item for item in examine(machine) if item.name == "spool-owner"]
+    assert [item.level for item in found] == [Level.UNCHECKED]
+    assert found[0].remedy == "run the doctor as root"
+
+
+def test_without_a_collector_it_is_said_once_loudly() -> None:
+    failed = [item.name for item in examine(Fake(collector_down=True)) if item.level is Level.FAIL]
+    assert failed == ["collector"]
+
+
+def test_the_default_of_the_spool_is_beside_execute() -> None:
+    machine = Fake()
+    del machine.values["STAGEOUT_SPOOL"]
+    (found,) = [item for item in examine(machine) if item.name == "spool-place"]
+    assert found.text.startswith("/var/lib/condor/stageout,")
+
+
+@pytest.mark.parametrize(
+    ("roles", "daemons", "uid"),
+    [
+        ([Role.AP], "MASTER SCHEDD COLLECTOR", 99),
+        ([Role.EP], "MASTER STARTD", 99),
+        ([Role.EP], "MASTER, STARTD2", 0),
+        ([Role.PILOT], "MASTER STARTD", 1000),
+        ([Role.AP, Role.EP], "MASTER SCHEDD STARTD", 99),
+    ],
+)
+def test_roles_are_seen(roles: list[Role], daemons: str, uid: int) -> None:
+    machine = Fake()
+    machine.values["DAEMON_LIST"] = daemons
+    machine.files["/var/lib/condor/execute"] = seen_file(uid=uid)
+    assert report.roles_of(machine) == roles
+
+
+def test_a_pilot_serves_its_own_user() -> None:
+    machine = Fake(manager=ClassAd({"Manager": "m", "Uid": 1000}))
+    machine.files["/var/lib/condor/execute"] = seen_file(uid=1000)
+    machine.files["/var/lib/condor/stageout"] = seen_file(uid=1000, mode=0o700)
+    findings = {item.name: item for item in report.examine(machine, [Role.PILOT])}
+    assert findings["manager-user"].level is Level.OK
+    assert findings["spool-owner"].level is Level.OK
+
+
+def test_text_and_json() -> None:
+    machine = Fake(condor="23.9.6")
+    machine.values["QUEUE_SUPER_USERS"] = "root"
+    findings = examine(machine)
+    text = report.as_text([Role.AP, Role.EP], findings, colour=False)
+    assert text[0] == "Checked as AP, EP:"
+    assert any(line.startswith("fail      superuser") for line in text)
+    assert any(line.strip().startswith("-> add it to QUEUE_SUPER_USERS") for line in text)
+    assert text[-1].endswith("1 warn, 1 fail")
+    assert "\x1b" not in "".join(text)
+    data = json.loads(json.dumps(report.as_json([Role.AP], findings)))
+    assert list(data) == ["schema", "roles", "healthy", "checks"]
+    assert data["healthy"] is False and data["roles"] == ["ap"]
+    assert {"name": "version", "level": "warn"}.items() <= data["checks"][0].items()

@@ -1,0 +1,109 @@
+"""The command line itself: help, exit statuses, what is loaded, and that no traceback reaches a person."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stageout.cli import status as status_module
+from stageout.cli.main import build_parser, main
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMANDS = ("status", "wait", "retry", "cancel", "pause", "resume", "history", "doctor", "help")
+NO_POOL = {"CONDOR_CONFIG": "/dev/null", "PATH": os.environ["PATH"], "HOME": "/nonexistent", "PYTHONPATH": str(ROOT)}
+
+
+def run(*arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+    """The command on a machine without HTCondor's daemons."""
+    argv = [sys.executable, "-m", "stageout.cli.main", *arguments]
+    return subprocess.run(argv, env=NO_POOL, capture_output=True, text=True, timeout=timeout_s, check=False)
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    text = capsys.readouterr().out
+    assert all(f"\n    {command} " in text for command in COMMANDS)
+    assert main(["help"]) == 0
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["help", command])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"usage: stageout {command}")
+    assert max(map(len, text.splitlines())) <= 120
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["wait"], ["wait", "--timeout", "soon", "1"], ["wait", "--timeout", "-1", "1"], ["retry"], ["nope"],
+     ["status", "--nope"], ["doctor", "--role", "x"], ["help", "nope"], ["wait", "--timeout", "nan", "1"]],
+)  # fmt: skip
+def test_wrong_use_is_64_and_never_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 64
+    assert "usage: stageout" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["wait", "status", "retry", "history"])
+def test_something_that_is_no_job_is_64(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "alice"]) == 64
+    assert capsys.readouterr().err.startswith("stageout: 'alice' is not a job: write a cluster (1234)")
+
+
+def test_negative_job_ids_of_dagman_are_read_as_jobs() -> None:
+    from stageout.cli.main import _protect_job_ids
+
+    options = build_parser().parse_args(_protect_job_ids(["wait", "--return", "-9", "-1.-1", "--timeout", "3"]))
+    assert (options.jobs, options.returned, options.timeout) == ([" -1.-1"], -9, 3.0)
+
+
+def test_no_schedd_is_a_sentence_that_says_what_to_do() -> None:
+    for arguments in (["status"], ["retry", "1"], ["history"], ["status", "1.0"]):
+        done = run(*arguments)
+        assert done.returncode == 69, done.stderr
+        assert "no schedd can be found here" in done.stderr and "--name" in done.stderr
+        assert "Traceback" not in done.stderr and not done.stdout
+
+
+def test_waiting_without_a_schedd_times_out() -> None:
+    done = run("wait", "--timeout", "0.2", "12")
+    assert done.returncode == 2
+    assert done.stderr.count("Trying again.") == 1
+    assert "timed out" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_doctor_on_a_bare_machine_fails_with_remedies() -> None:
+    done = run("doctor", "--role", "ap", "--role", "ep")
+    assert done.returncode == 1
+    assert "->" in done.stdout and "Traceback" not in done.stdout + done.stderr
+    done = run("doctor")
+    assert done.returncode == 1
+    assert "neither SCHEDD nor STARTD" in done.stderr
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    script = f"{sys.executable} -m stageout.cli.main help wait | true"
+    done = subprocess.run(["sh", "-c", script], env=NO_POOL, capture_output=True, text=True, timeout=60, check=False)
+    assert "Traceback" not in done.stderr
+
+
+def test_version_loads_nothing_heavy() -> None:
+    script = "import sys; from stageout.cli.main import build_parser; build_parser(); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], env=NO_POOL, capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert not loaded & {"htcondor2", "classad2", "json", "subprocess", "stageout.cli.status", "asyncio", "logging"}
+
+
+def test_an_account_without_a_name_is_told_what_to_do(monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setattr(status_module.os, "geteuid", lambda: 4_000_000_000 - 1)
+    with pytest.raises(status_module.CommandError, match="--all"):
+        status_module.whose_jobs()

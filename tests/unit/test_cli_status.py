@@ -1,0 +1,230 @@
+"""``stageout status`` and ``history``: rows from ads and reports, tables, bars, and the JSON that scripts read."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from stageout.cli import render
+from stageout.cli.history import details, entry, overview
+from stageout.cli.rows import Row, as_json, merge, rows_of_report
+from stageout.cli.status import Snapshot, lines
+from stageout.core.classads import ClassAd
+from stageout.wire.custody import FileReport, Report, SandboxReport
+from tests.unit.test_cli_jobs import job
+
+NOW = 1_800_000_000.0
+MB = 1024**2
+
+
+def box(**changes: Any) -> SandboxReport:
+    values: dict[str, Any] = {
+        "job": "ap#12.0#1795251831", "number": 1, "owner": "alice@x", "state": "RetryWait", "change": 7,
+        "reason": "507 from dest", "error_code": 71, "tickets": ("t",), "files_total": 3, "files_left": 1,
+        "bytes_total": 3 * MB, "bytes_left": MB, "attempts": 2, "attempts_limit": 20,
+        "next_attempt_at": int(NOW) + 200, "accepted_at": int(NOW) - 60, "files": FILES, **changes,
+    }  # fmt: skip
+    return SandboxReport(**values)
+
+
+FILES = (
+    FileReport("b.dat", "https://dest/b.dat", MB, "RetryWait", "curl_plugin", 2, 71, "507: full", int(NOW) + 200),
+    FileReport("a.dat", "https://dest/a.dat", 2 * MB, "Delivered", "curl_plugin", 1, verified="md5"),
+)
+
+
+def report(*boxes: SandboxReport, number: int = 5, manager: str = "ep1") -> Report:
+    return Report(manager, "", number, int(NOW) - 3, {}, 0, tuple(boxes))
+
+
+def test_the_report_is_newer_than_the_jobs_ad() -> None:
+    (row,) = merge([job(StageOutState="Moving", StageOutBytesLeft=3 * MB)], [report(box())])
+    assert (row.state, row.bytes_left, row.attempts_limit, row.manager) == ("RetryWait", MB, 20, "ep1")
+    assert row.reported_at == NOW - 3
+    assert row.files == FILES
+
+
+def test_an_end_is_true_only_when_the_jobs_ad_says_so() -> None:
+    claimed = report(box(state="Delivered", files_left=0, bytes_left=0))
+    (row,) = merge([job(StageOutState="Failed", StageOutRun=1, StageOutReason="full")], [claimed])
+    assert (row.state, row.reason) == ("Failed", "full")
+
+
+def test_the_newest_of_several_reports_counts() -> None:
+    old, new = report(box(change=3, state="Leased")), report(box(change=9, state="Moving"), manager="ep2")
+    for order in ([old, new], [new, old]):
+        assert merge([job()], order)[0].state == "Moving"
+
+
+def test_reports_about_other_runs_and_jobs_are_not_mixed_in() -> None:
+    others = report(box(number=2), box(job="ap#13.0#1"), box(job="other#12.0#1795251831"))
+    (row,) = merge([job(StageOutState="Confirmed")], [others])
+    assert (row.state, row.reported_at, row.files) == ("Confirmed", None, ())
+
+
+def test_without_a_report_the_jobs_ad_is_enough() -> None:
+    (row,) = merge([job(StageOutState="Moving", StageOutBytesLeft=5, StageOutFilesLeft=2, StageOutAttempts=1)], [])
+    assert (row.files_left, row.files_total, row.bytes_left, row.attempts) == (2, 3, 5, 1)
+    (row,) = merge([job()], [])
+    assert (row.files_left, row.bytes_left) == (3, 3 * MB), "nothing is known to have arrived"
+    (row,) = merge([job(StageOutState="Delivered", StageOutRun=1)], [])
+    assert (row.files_left, row.bytes_left) == (0, 0)
+
+
+def test_rows_are_in_the_order_of_the_ids() -> None:
+    jobs = [job(ClusterId=cluster, ProcId=proc) for cluster, proc in ((2, 0), (10, 1), (10, 0), (1, 5))]
+    assert [row.job for row in merge(jobs, [])] == ["1.5", "2.0", "10.0", "10.1"]
+
+
+def test_a_nodes_own_rows() -> None:
+    (row,) = rows_of_report(report(box()))
+    assert (row.job, row.owner, row.run, row.job_status) == ("12.0", "alice@x", 1, "Unknown")
+
+
+def test_overview() -> None:
+    text = lines(Snapshot(merge([job()], [report(box())]), []), NOW, 0, in_detail=False)
+    assert text == [
+        "JOB   OWNER  STATE      FILES           SIZE  ATTEMPT   NEXT  REASON",
+        "12.0  alice  RetryWait    1/3  1.0 MB/3.0 MB  2 of 20  3m20s  507 from dest",
+        "",
+        "1 job; 1 files, 1.0 MB still to deliver",
+    ]
+
+
+def test_file_by_file() -> None:
+    text = "\n".join(lines(Snapshot(merge([job()], [report(box())]), []), NOW, 0, in_detail=True))
+    assert "Job 12.0 of alice: RetryWait" in text
+    assert "2 of 3 files, 2.0 MB of 3.0 MB" in text
+    assert re.search(
+        r"b\.dat +1\.0 MB +RetryWait +curl_plugin +2 of 20 +3m20s +- +https://dest/b\.dat +507: full", text
+    )
+    assert re.search(r"a\.dat +2\.0 MB +Delivered +curl_plugin +1 of 20 +- +md5 +https://dest/a\.dat +-", text)
+    assert "(1 files not shown here" in text
+
+
+def test_a_synchronous_job_says_so() -> None:
+    (row,) = merge([job(TransferOutputStats=None)], [])
+    text = "\n".join(lines(Snapshot([row], []), NOW, 0, in_detail=True))
+    assert "Synchronous" in text and "nothing was handed off" in text
+
+
+def test_notes_and_nothing_to_show() -> None:
+    assert lines(Snapshot([], ["collector down"]), NOW, 0, False) == [
+        "Note: collector down",
+        "No output is in stage-out.",
+    ]
+
+
+def test_what_others_wrote_cannot_steer_the_terminal() -> None:
+    evil = "x\x1b[2Jy\r\nz\x9b1m"
+    jobs = [job(Owner=evil, StageOutReason=evil, StageOutState="Moving")]
+    files = (FileReport(evil, evil, 1, evil, evil, 1, 1, evil, 0, evil),)
+    for rows in (merge(jobs, []), merge(jobs, [report(box(reason=evil, files=files))])):
+        for detail, live in ((True, False), (False, False), (False, True)):
+            text = "\n".join(lines(Snapshot(rows, []), NOW, 80, detail, live))
+            assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", text)
+
+
+def test_lines_are_cut_to_the_terminal_and_never_elsewhere() -> None:
+    jobs = [job(StageOutReason="r" * 300, StageOutState="Moving")]
+    narrow = lines(Snapshot(merge(jobs, []), []), NOW, 60, False)
+    assert max(map(len, narrow)) == 60 and narrow[1].endswith("…")
+    assert "r" * 300 in lines(Snapshot(merge(jobs, []), []), NOW, 0, False)[1]
+    assert max(map(len, lines(Snapshot(merge(jobs, []), []), NOW, 60, False, live=True))) == 60
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("0 B", 0), ("999 B", 999), ("1.0 KB", 1000), ("1.0 MB", MB), ("99.9 MB", int(99.9 * MB)), ("100 MB", 100 * MB),
+     ("999 MB", 999 * MB), ("1.0 GB", 1000 * MB), ("4.0 GB", 4096 * MB), ("2048 PB", 2 * 1024**6)],
+)  # fmt: skip
+def test_sizes(text: str, count: int) -> None:
+    assert render.size(count) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("0s", -3), ("0s", 0.4), ("59s", 59.9), ("3m20s", 200), ("2h05m", 7500), ("4d03h", 356400)]
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert render.duration(seconds) == text
+
+
+def test_a_bar_is_full_only_when_all_is_done() -> None:
+    assert render.bar(0, 100, 10) == "." * 10
+    assert render.bar(999_999, 1_000_000, 10) == "#" * 9 + "."
+    assert render.bar(100, 100, 10) == "#" * 10
+    assert render.bar(0, 0, 10) == "." * 10
+
+
+def test_wide_characters_keep_the_columns_straight() -> None:
+    header, one, two = render.table(("JOB", "REASON"), [("结果", "x"), ("abcd", "y")])
+    assert (one.index("x"), two.index("y"), header.index("REASON")) == (4, 6, 6)
+
+
+def test_json_of_status() -> None:
+    data = json.loads(json.dumps(as_json(merge([job()], [report(box())]), NOW, ["note"])))
+    assert list(data) == ["schema", "at", "jobs", "notes"]
+    assert (data["schema"], data["at"], data["notes"]) == (1, int(NOW), ["note"])
+    (row,) = data["jobs"]
+    assert list(row) == [item.name for item in fields(Row)]
+    assert list(row["files"][0]) == [item.name for item in fields(FileReport)]
+    assert row["files"][0]["error"] == "507: full"
+
+
+RECORD = ClassAd(
+    {
+        "NumShadowStarts": 1,
+        "RemoteHost": "slot1_1@ep1",
+        "OutputPluginResultList": [
+            ClassAd(
+                {
+                    "TransferFileName": "a.dat", "TransferSuccess": True, "TransferUrl": "https://dest/a.dat?s=secret",
+                    "TransferFileBytes": 5, "TransferProtocol": "stageout",
+                    "DeveloperData": ClassAd({"StageOutReceipt": ClassAd({"Ticket": "0af", "ManagerName": "ep1"})}),
+                }
+            ),
+            ClassAd({"TransferFileName": "b.dat", "TransferSuccess": False, "TransferError": "refused"}),
+        ],
+    }
+)  # fmt: skip
+
+
+def test_history_of_a_job() -> None:
+    item = entry(job(StageOutState="Delivered", StageOutRun=1, StageOutStats=ClassAd({"Bytes": 5})), [RECORD])
+    assert item["delivered"] is True
+    assert item["stats"] == {"Bytes": 5}
+    (run,) = item["runs"]
+    assert run["tickets"] == ["0af"]
+    assert run["files"][0] == {
+        "name": "a.dat", "url": "https://dest/a.dat", "size_bytes": 5, "handed_off": True, "success": True, "error": "",
+    }  # fmt: skip
+    text = "\n".join(details(item))
+    assert "Run 1 on slot1_1@ep1, ticket 0af" in text
+    assert re.search(r"a\.dat +5 B +handed off +https://dest/a\.dat +-", text)
+    assert re.search(r"b\.dat +0 B +failed +- +refused", text)
+    assert "secret" not in json.dumps(item)
+
+
+@pytest.mark.parametrize(
+    ("end", "delivered", "changes"),
+    [
+        ("Delivered", True, {"StageOutState": "Delivered", "StageOutRun": 1}),
+        ("Removed", False, {"JobStatus": 3, "StageOutState": "Moving"}),
+        ("Cancelled", False, {"StageOutState": "Cancelled"}),
+        ("Synchronous", True, {"TransferOutputStats": None}),
+        ("Delivered", False, {"StageOutState": "Delivered", "StageOutRun": 1, "NumShadowStarts": 2}),
+    ],
+)
+def test_ends_in_the_history(end: str, delivered: bool, changes: dict[str, Any]) -> None:
+    item = entry(job(**changes), [])
+    assert item["delivered"] is delivered
+    assert overview([item], 0)[1].split()[2] == end
+
+
+def test_a_history_without_records_says_why() -> None:
+    assert "rotated away" in details(entry(job(), []))[-1]
+    assert overview([], 80) == ["The history has no job whose output was handed off."]
