@@ -69,7 +69,6 @@ class Fake:
     """A machine on which all is well, to be spoiled by tests."""
 
     values: dict[str, str] = field(default_factory=lambda: dict(SETTINGS))
-    uid: int = 0
     files: dict[str, Any] = field(
         default_factory=lambda: {
             "/var/lib/condor/execute": seen_file(uid=99),
@@ -179,7 +178,11 @@ def values(**changes: str) -> Callable[[Fake], None]:
 
 
 def has(**changes: Any) -> Callable[[Fake], None]:
-    return lambda machine: [setattr(machine, name, value) for name, value in changes.items()] and None
+    def spoil(machine: Fake) -> None:
+        for name, value in changes.items():
+            setattr(machine, name, value)
+
+    return spoil
 
 
 def file(path: str, what: Any) -> Callable[[Fake], None]:
@@ -187,7 +190,10 @@ def file(path: str, what: Any) -> Callable[[Fake], None]:
 
 
 def no_file(path: str) -> Callable[[Fake], None]:
-    return lambda machine: machine.files.pop(path) and None
+    def spoil(machine: Fake) -> None:
+        del machine.files[path]
+
+    return spoil
 
 
 def collector(**kinds: list[ClassAd]) -> Callable[[Fake], None]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from stageout.cli import status as status_module
+from stageout.cli.exits import CommandError
 from stageout.cli.main import build_parser, main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,6 +105,6 @@ def test_version_loads_nothing_heavy() -> None:
 
 
 def test_an_account_without_a_name_is_told_what_to_do(monkeypatch: Any, capsys: Any) -> None:
-    monkeypatch.setattr(status_module.os, "geteuid", lambda: 4_000_000_000 - 1)
-    with pytest.raises(status_module.CommandError, match="--all"):
+    monkeypatch.setattr(os, "geteuid", lambda: 4_000_000_000 - 1)
+    with pytest.raises(CommandError, match="--all"):
         status_module.whose_jobs()

@@ -58,8 +58,9 @@ class Unseen(Exception):
 class Machine(Protocol):
     """All that checks may ask; tests give their own."""
 
-    settings: Settings
-    uid: int
+    @property
+    def settings(self) -> Settings:
+        """HTCondor's configuration here."""
 
     def run(self, argv: Sequence[str], timeout_s: float) -> Ran:
         """Run a command; its standard output and error in one."""

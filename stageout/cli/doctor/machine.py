@@ -16,7 +16,7 @@ from stageout.cli.condor import Pool, bindings, errors, plain
 from stageout.cli.doctor.findings import Ran, Unseen
 from stageout.cli.exits import Unavailable
 from stageout.core.classads import ClassAd
-from stageout.core.config import condor_settings
+from stageout.core.config import Settings, condor_settings
 
 Result = TypeVar("Result")
 _READ_BYTES = 4096
@@ -30,10 +30,14 @@ class ThisMachine:
     def __init__(self) -> None:
         self._htcondor = bindings()
         self._errors: tuple[type[Exception], ...] = (*errors(self._htcondor), KeyError)
-        self.settings = condor_settings()
-        self.uid = os.geteuid()
+        self._settings = condor_settings()
         self._pool = Pool()
         self._seen: dict[object, Any] = {}
+
+    @property
+    def settings(self) -> Settings:
+        """HTCondor's configuration here."""
+        return self._settings
 
     def run(self, argv: Sequence[str], timeout_s: float) -> Ran:
         """Run a command; its standard output and error in one."""
@@ -114,7 +118,7 @@ class ThisMachine:
 
     def manager_answer(self) -> ClassAd:
         """What this node's sandbox manager says about itself."""
-        return node.manager_facts(self.settings)
+        return node.manager_facts(self._settings)
 
     def accepts_generic(self) -> bool:
         """True when the collector takes a generic ad from this process."""
