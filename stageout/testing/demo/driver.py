@@ -48,7 +48,7 @@ def _both_runs(load: Workload, out: Path) -> tuple[Record, Record]:
             return _on_pools(load, destination, out)
         except PoolUnavailable as why:
             print(f"\nThere is no real pool here: {why}")
-        return both_runs(load, destination, TITLES)
+        return both_runs(load, destination)
 
 
 def _what_comes(load: Workload) -> str:

@@ -31,18 +31,19 @@ The same is shown with the embedded starter, which runs the plugin exactly as co
   - the schedd agent, the job queue and its truth, the receipt,
   - HTCondor itself: matchmaking, claims, users.
 """
+TITLES = ("Synchronous (embedded starter)", "Data slots stood in for (embedded starter)")
 _SLOTS = ("slot1_1", "slot1_2")
 
 
-def both_runs(load: Workload, destination: NarrowDestination, titles: tuple[str, str]) -> tuple[Record, Record]:
+def both_runs(load: Workload, destination: NarrowDestination) -> tuple[Record, Record]:
     """Run the workload with synchronous transfer and with stand-ins for data slots.
 
     :raises StageoutError: the plugin is not installed, or a job or transfer failed.
     """
     print(_EXPLANATION)
     runs = []
-    for name, title, data_slots in (("synchronous", titles[0], False), ("stage-out", titles[1], True)):
-        print(f"{title}: embedded starter, 2 CPU slots")
+    for name, title, data_slots in (("synchronous", TITLES[0], False), ("stage-out", TITLES[1], True)):
+        print(f"{title}: 2 CPU slots", flush=True)
         with tempfile.TemporaryDirectory(prefix="stageout-embedded-") as place:
             plugins = PluginTable([find_plugin(Path(place))])
             runs.append(EmbeddedRun(load, destination, plugins, Path(place), name, title, data_slots).run())
