@@ -1,1 +1,1 @@
-"""The daemon that has custody of output on an execute point. ``pipeline.py`` is the way of one sandbox: read it first."""
+"""Has custody of output on an execute point. ``pipeline.py`` is the way of one sandbox: read it first."""

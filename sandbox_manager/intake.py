@@ -240,6 +240,8 @@ class Intake:
             offer = await asyncio.wait_for(self._read_offer(link), self._patience_s)
             facts = await self._identity.identify(peer)
             _check_consent(facts, offer, self._encrypted)
+            if link.is_gone:
+                raise EOFError("the plugin did not wait for the answer")
             receipt = await self._take(link, facts, offer)
         finally:
             self._offers.pop(link, None)

@@ -102,11 +102,14 @@ class Mover:
     # ---- the work directory ------------------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
-        """Links of the files, in-file and out-file; only then the directory is given to the user."""
+        """Names for the files, in-file and out-file; only then the directory is given to the user.
+
+        Symbolic links: a hard link would change the ctime, by which a change of the content is found.
+        """
         home = self._batch.directory
         home.mkdir(mode=0o700)
         for item, name in zip(self._batch.files, self._names):
-            os.link(item.source, home / name, follow_symlinks=False)
+            (home / name).symlink_to(item.source)
         requests = [
             unparse_ad({"Url": item.url, "LocalFileName": str(home / name)})
             for item, name in zip(self._batch.files, self._names)

@@ -42,6 +42,12 @@ def _confirm(db: sqlite3.Connection, order: Order, now: int) -> Iterable[int]:
     return [*touched, box]
 
 
+def confirm_late(db: sqlite3.Connection, box: int, now: int) -> None:
+    """Confirm a sandbox whose confirmation came before its last hand-off."""
+    if records.state_of(db, box) is State.ACCEPTED and records.has_named_tickets(db, box):
+        records.confirm(db, box, now)
+
+
 def _nothing_of_it(db: sqlite3.Connection, order: Order, now: int) -> int:
     """A completed run says that it left output here, and there is none: its owner must know."""
     nobody = records.NewSandbox(
@@ -90,18 +96,20 @@ def _retry(db: sqlite3.Connection, order: Order, now: int) -> Iterable[int]:
 
 
 def _pause(db: sqlite3.Connection, order: Order, now: int) -> Iterable[int]:
-    return _set_paused(db, order, True)
+    return _set_paused(db, order, True, now)
 
 
 def _resume(db: sqlite3.Connection, order: Order, now: int) -> Iterable[int]:
-    return _set_paused(db, order, False)
+    return _set_paused(db, order, False, now)
 
 
-def _set_paused(db: sqlite3.Connection, order: Order, paused: bool) -> Iterable[int]:
+def _set_paused(db: sqlite3.Connection, order: Order, paused: bool, now: int) -> Iterable[int]:
     found = _exactly(db, order)
     if found is None:
         return []
     records.set_paused(db, found[0], paused)
+    if paused:
+        records.unlease(db, found[0], now)
     return [found[0]]
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from sandbox_manager.sandbox import Destination, FileState, Sandbox, SlotKey, Waiting
+from stageout.core.errors import ErrorClass
 from stageout.core.states import ENDS, State, move
 from stageout.wire.custody import Run
 
@@ -169,6 +170,12 @@ def raise_fence(db: sqlite3.Connection, run: Run, now: int) -> None:
     db.execute("UPDATE fences SET number = max(number, ?), at = ? WHERE job = ?", (run.number, now, run.job))
 
 
+def newest_run(db: sqlite3.Connection, job: str) -> int:
+    """Highest run number of this job that was heard of, 0 for none."""
+    row = db.execute("SELECT number FROM fences WHERE job = ?", (job,)).fetchone()
+    return int(row[0]) if row else 0
+
+
 def mark_synced(db: sqlite3.Connection, ticket: str) -> None:
     """The data of this ticket is on the disk."""
     db.execute("UPDATE tickets SET synced = 1 WHERE ticket = ?", (ticket,))
@@ -196,6 +203,31 @@ def state_of(db: sqlite3.Connection, sandbox: int) -> State:
     return STATE_OF[db.execute("SELECT state FROM sandboxes WHERE id = ?", (sandbox,)).fetchone()[0]]
 
 
+class Times(NamedTuple):
+    """What deadlines are counted from (wall clock), and what is said about a sandbox."""
+
+    accepted_at: int
+    ended_at: int
+    reason: str
+    error_code: int
+    paused: int
+    forgettable: int
+
+
+def times(db: sqlite3.Connection, sandbox: int) -> Times:
+    """Times of one sandbox."""
+    columns = "accepted_at, ended_at, reason, error_code, paused, forgettable"
+    return Times(*db.execute(f"SELECT {columns} FROM sandboxes WHERE id = ?", (sandbox,)).fetchone())
+
+
+def ids_and_states(db: sqlite3.Connection, states: Iterable[State]) -> list[tuple[int, State]]:
+    """Sandboxes in one of these states."""
+    codes = ",".join(str(CODE_OF[state]) for state in states)
+    return [
+        (row[0], STATE_OF[row[1]]) for row in db.execute(f"SELECT id, state FROM sandboxes WHERE state IN ({codes})")
+    ]
+
+
 def was_confirmed(db: sqlite3.Connection, sandbox: int) -> bool:
     """Was this run ever confirmed? Without that nothing of it may be sent."""
     return bool(db.execute("SELECT confirmed_at FROM sandboxes WHERE id = ?", (sandbox,)).fetchone()[0])
@@ -215,9 +247,7 @@ def end(db: sqlite3.Connection, sandbox: int, new: State, now: int, reason: str 
     """Move to an end in which nothing more is sent; files that still wait or move are dropped unless it FAILED."""
     set_state(db, sandbox, new, now, reason, error_code)
     if new is not State.FAILED:
-        db.execute(
-            "UPDATE files SET state = ? WHERE sandbox = ? AND state IN (0, 1, 3)", (FileState.DROPPED, sandbox)
-        )
+        db.execute("UPDATE files SET state = ? WHERE sandbox = ? AND state IN (0, 1, 3)", (FileState.DROPPED, sandbox))
 
 
 def name_tickets(db: sqlite3.Connection, sandbox: int, tickets: Sequence[str], files: int, priority: int) -> None:
@@ -226,6 +256,11 @@ def name_tickets(db: sqlite3.Connection, sandbox: int, tickets: Sequence[str], f
         "UPDATE sandboxes SET named_tickets = ?, named_files = ?, priority = ? WHERE id = ?",
         (" ".join(sorted(tickets)), files, priority, sandbox),
     )
+
+
+def has_named_tickets(db: sqlite3.Connection, sandbox: int) -> bool:
+    """Has the completed run's record named tickets of this sandbox?"""
+    return bool(db.execute("SELECT named_tickets FROM sandboxes WHERE id = ?", (sandbox,)).fetchone()[0])
 
 
 def confirm(db: sqlite3.Connection, sandbox: int, now: int) -> str:
@@ -307,17 +342,27 @@ def record_results(db: sqlite3.Connection, results: Iterable[FileResult]) -> Non
 
 
 def wake(
-    db: sqlite3.Connection, sandboxes: Iterable[int], destinations: Iterable[int], codes: Iterable[int], now: int
-) -> None:
-    """Make waiting files due now whose last failure was one of ``codes`` (a server has come back)."""
-    marks = ",".join(str(int(code)) for code in codes)
-    places = list(destinations)
+    db: sqlite3.Connection, sandboxes: Iterable[int], destinations: Iterable[int], codes: Iterable[ErrorClass], now: int
+) -> set[int]:
+    """Make waiting files due now whose last failure was one of these (a server has come back)."""
+    marks = ",".join(str(kind.code) for kind in codes)
+    places = ",".join(str(int(place)) for place in destinations)
+    woken = set()
     for sandbox in sandboxes:
-        db.executemany(
-            f"UPDATE files SET next_attempt = ? WHERE sandbox = ? AND state = 0 AND destination = ? "
+        cursor = db.execute(
+            f"UPDATE files SET next_attempt = ? WHERE sandbox = ? AND state = 0 AND destination IN ({places}) "
             f"AND error_code IN ({marks}) AND next_attempt > ?",
-            ((now, sandbox, place, now) for place in places),
+            (now, sandbox, now),
         )
+        if cursor.rowcount:
+            touch(db, sandbox)
+            woken.add(sandbox)
+    return woken
+
+
+def touch(db: sqlite3.Connection, sandbox: int) -> None:
+    """Something of this sandbox changed that reports show."""
+    db.execute("UPDATE sandboxes SET change = change + 1 WHERE id = ?", (sandbox,))
 
 
 def fresh_attempts(db: sqlite3.Connection, sandbox: int) -> None:
@@ -329,9 +374,27 @@ def fresh_attempts(db: sqlite3.Connection, sandbox: int) -> None:
     )
 
 
-def moving_back(db: sqlite3.Connection, sandbox: int) -> None:
-    """Files that were in a mover wait again."""
-    db.execute("UPDATE files SET state = 0 WHERE sandbox = ? AND state = 1", (sandbox,))
+def moving_back(db: sqlite3.Connection, sandbox: int, destination: int | None = None) -> int:
+    """Files that were in a mover and were not judged wait again: the attempt does not count. Returns how many."""
+    cursor = db.execute(
+        "UPDATE files SET state = 0, attempts = max(0, attempts - 1) WHERE sandbox = ? AND state = 1 "
+        "AND (? IS NULL OR destination = ?)",
+        (sandbox, destination, destination),
+    )
+    return cursor.rowcount
+
+
+def unlease(db: sqlite3.Connection, sandbox: int, now: int) -> bool:
+    """Give back a lease under which nothing was sent. False when there is none."""
+    if state_of(db, sandbox) is not State.LEASED:
+        return False
+    set_state(db, sandbox, State.CONFIRMED, now)
+    return True
+
+
+def fail_waiting(db: sqlite3.Connection, sandbox: int) -> None:
+    """Files that wait are given up."""
+    db.execute("UPDATE files SET state = ? WHERE sandbox = ? AND state IN (0, 1)", (FileState.FAILED, sandbox))
 
 
 # ---- the end ---------------------------------------------------------------------------------------------------------
@@ -340,6 +403,34 @@ def moving_back(db: sqlite3.Connection, sandbox: int) -> None:
 def mark_freed(db: sqlite3.Connection, ticket: str) -> None:
     """The bytes of this ticket are gone from the spool."""
     db.execute("UPDATE tickets SET freed = 1 WHERE ticket = ?", (ticket,))
+
+
+def released(db: sqlite3.Connection, sandbox: int, tickets: Iterable[str], now: int) -> list[int]:
+    """The bytes of these tickets are gone: DELIVERED becomes RELEASED, a record that may go goes."""
+    for ticket in tickets:
+        mark_freed(db, ticket)
+    row = db.execute("SELECT state, forgettable FROM sandboxes WHERE id = ?", (sandbox,)).fetchone()
+    (held,) = db.execute("SELECT count(*) FROM tickets WHERE sandbox = ? AND freed = 0", (sandbox,)).fetchone()
+    if row is not None and not held:
+        if STATE_OF[row[0]] is State.DELIVERED:
+            _keep_end_time(db, sandbox, now)
+        if row[1]:
+            forget(db, sandbox)
+    return [sandbox]
+
+
+def _keep_end_time(db: sqlite3.Connection, sandbox: int, now: int) -> None:
+    delivered_at = times(db, sandbox).ended_at
+    set_state(db, sandbox, State.RELEASED, delivered_at or now)
+
+
+def is_wanted(db: sqlite3.Connection, ticket: str) -> bool:
+    """Are bytes of this ticket still needed?"""
+    query = (
+        "SELECT EXISTS (SELECT 1 FROM files WHERE ticket = (SELECT id FROM tickets WHERE ticket = ?) "
+        "AND state IN (0, 1, 3))"
+    )
+    return bool(db.execute(query, (ticket,)).fetchone()[0])
 
 
 def dropped_tickets(db: sqlite3.Connection, sandbox: int) -> list[str]:
@@ -430,7 +521,8 @@ def _sandbox(db: sqlite3.Connection, row: Sequence[Any]) -> Sandbox:
         id=row[0], run=Run(row[1], row[2]), owner=row[3], user=row[4], uid=row[5], gid=row[6],
         shared_uid=bool(row[7]), slot=SlotKey(row[8], row[9], row[10]), slot_name=row[11], priority=row[12],
         state=STATE_OF[row[13]], change=row[14], paused=bool(row[15]), reason=row[16], error_code=row[17],
-        named_tickets=tuple(row[18].split()), accepted_at=row[19], confirmed_at=row[20], ended_at=row[21], forgettable=bool(row[22]),
+        named_tickets=tuple(row[18].split()), accepted_at=row[19], confirmed_at=row[20], ended_at=row[21],
+        forgettable=bool(row[22]),
         tickets=tuple(item[0] for item in tickets), freed=all(item[1] for item in tickets),
         held_bytes=sum(item[2] for item in tickets if not item[1]),
         files_total=sum(count for state, count in sums.files.items() if state != FileState.DROPPED),

@@ -26,7 +26,7 @@ UNREACHABLE = frozenset(
         ErrorClass.THROTTLED,
     }
 )
-_PROBE_LONGEST_S = 120.0
+_PROBE_LONGEST_S = 60.0
 _CREDENTIAL_WAIT_S = 300.0
 
 
@@ -89,7 +89,8 @@ def judge(
     counted = attempts - excused + (0 if is_excused else 1)
     if rules.attempts and counted >= rules.attempts:
         return Verdict(FileState.FAILED, 0, is_excused, f"{failure.message} (gave up after {attempts + 1} attempts)")
-    wait_s = max(backoff_s(rules, attempts) * spread(), failure.retry_after_s)
+    wait_s = min(backoff_s(rules, attempts), _PROBE_LONGEST_S if is_excused else rules.longest_s)
+    wait_s = max(wait_s * spread(), failure.retry_after_s)
     if failure.kind.advice is Advice.NEEDS_CREDENTIAL:
         wait_s = max(wait_s, _CREDENTIAL_WAIT_S)
     if failure.at_once:

@@ -28,6 +28,11 @@ class SlotKey(NamedTuple):
     slot_id: int
     dslot_id: int
 
+    @property
+    def parent(self) -> tuple[str, int]:
+        """The partitionable slot that a dynamic one was made from; else the slot itself."""
+        return self.startd, self.slot_id
+
 
 class Destination(NamedTuple):
     """Files with the same destination may travel in one call of a plugin.
@@ -119,24 +124,44 @@ ACTIVE = frozenset({State.LEASED, State.MOVING})
 
 @dataclass
 class Registry:
-    """All sandboxes by id, run and job."""
+    """All sandboxes by id, run and job; those that may be sent, and those in data slots, apart."""
 
     by_id: dict[int, Sandbox] = field(default_factory=dict)
     destinations: dict[int, Destination] = field(default_factory=dict)
     fences: dict[str, int] = field(default_factory=dict)
+    sendable: dict[int, Sandbox] = field(default_factory=dict)
     _by_run: dict[Run, int] = field(default_factory=dict)
+    _occupying: dict[tuple[str, int], dict[int, Sandbox]] = field(default_factory=dict)
 
     def put(self, sandbox: Sandbox) -> None:
         """Replace what is known of a sandbox."""
+        self._unlist(sandbox.id)
         self.by_id[sandbox.id] = sandbox
         self._by_run[sandbox.run] = sandbox.id
         self.fence(sandbox.run)
+        if sandbox.state in SENDABLE:
+            self.sendable[sandbox.id] = sandbox
+        if sandbox.state in OCCUPYING:
+            self._occupying.setdefault(sandbox.slot.parent, {})[sandbox.id] = sandbox
 
     def drop(self, sandbox_id: int) -> None:
         """Forget a sandbox whose record is gone."""
+        self._unlist(sandbox_id)
         known = self.by_id.pop(sandbox_id, None)
         if known is not None:
             self._by_run.pop(known.run, None)
+
+    def _unlist(self, sandbox_id: int) -> None:
+        self.sendable.pop(sandbox_id, None)
+        old = self.by_id.get(sandbox_id)
+        if old is not None:
+            self._occupying.get(old.slot.parent, {}).pop(sandbox_id, None)
+
+    def occupying(self, slot: SlotKey | None = None) -> list[Sandbox]:
+        """Sandboxes in data slots: all, or those of one CPU slot and its siblings."""
+        if slot is not None:
+            return list(self._occupying.get(slot.parent, {}).values())
+        return [box for group in self._occupying.values() for box in group.values()]
 
     def fence(self, run: Run) -> None:
         """Remember that this run of its job exists."""
@@ -164,7 +189,7 @@ class Registry:
         """Bytes in the spool by owner."""
         held: dict[str, int] = {}
         for box in self.by_id.values():
-            held[box.user] = held.get(box.user, 0) + box.held_bytes
+            held[box.owner] = held.get(box.owner, 0) + box.held_bytes
         return held
 
 

@@ -49,7 +49,7 @@ class Part:
 class BatchPlan:
     """One call of a plugin to come."""
 
-    user: str
+    owner: str
     uid: int
     gid: int
     destination: int
@@ -99,17 +99,17 @@ class Places:
     def activate(self, box: Sandbox) -> None:
         """An active place is taken."""
         self._active[box.slot] += 1
-        self._active_parents[_parent(box.slot)] += 1
+        self._active_parents[box.slot.parent] += 1
 
     def take(self, slot: SlotKey) -> None:
         """A place of any kind is taken."""
         self._taken[slot] += 1
-        self._taken_parents[_parent(slot)] += 1
+        self._taken_parents[slot.parent] += 1
 
     def has_active(self, slot: SlotKey) -> bool:
         """Is an active place of this data slot free?"""
         most = self._limits.active
-        whole = self._active_parents[_parent(slot)] < most * max(1, self._limits.cpus)
+        whole = self._active_parents[slot.parent] < most * max(1, self._limits.cpus)
         return self._active[slot] < most and (whole or not slot.dslot_id)
 
     def free(self, slot: SlotKey) -> int:
@@ -118,11 +118,7 @@ class Places:
         own = each - self._taken[slot]
         if not slot.dslot_id:
             return max(0, own)
-        return max(0, min(own, each * max(1, self._limits.cpus) - self._taken_parents[_parent(slot)]))
-
-
-def _parent(slot: SlotKey) -> tuple[str, int]:
-    return slot.startd, slot.slot_id
+        return max(0, min(own, each * max(1, self._limits.cpus) - self._taken_parents[slot.parent]))
 
 
 def plan(
@@ -172,10 +168,8 @@ class _Scene:
     gate: Callable[[str], Gate]
 
 
-def _offer(
-    box: Sandbox, part: Waiting, batches: dict[_Key, _Open], started: set[int], scene: _Scene
-) -> None:
-    key = (box.user, box.uid, box.gid, part.destination)
+def _offer(box: Sandbox, part: Waiting, batches: dict[_Key, _Open], started: set[int], scene: _Scene) -> None:
+    key = (box.owner, box.uid, box.gid, part.destination)
     active = box.state in ACTIVE or box.id in started
     if not active and not scene.places.has_active(box.slot):
         return
@@ -210,7 +204,7 @@ def _start(scene: _Scene, destination: int) -> _Open | None:
 
 
 def is_stuck(box: Sandbox, destinations: Mapping[int, Destination], gate: Callable[[str], Gate]) -> bool:
-    """True for a sandbox that only waits for servers which cannot be reached: it holds no place of its data slot."""
+    """True for a sandbox that waits for its owner, or only for servers which cannot be reached: it holds no place."""
     if box.state is not State.CONFIRMED or not box.waiting:
         return False
-    return all(gate(destinations[part.destination].server) is Gate.SHUT for part in box.waiting)
+    return box.paused or all(gate(destinations[part.destination].server) is Gate.SHUT for part in box.waiting)

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _ROUNDS = 100_000
-_ROOT = os.geteuid() == 0
 
 
 @contextmanager
@@ -59,7 +58,7 @@ def _empty(top: int, name: str) -> list[str]:
     moved = []
     descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top)
     try:
-        if _ROOT:
+        if os.geteuid() == 0:
             # Shuts its user out, a process of his that stands in the directory included.
             os.fchown(descriptor, 0, 0)
             os.fchmod(descriptor, 0o700)
@@ -80,5 +79,5 @@ def _empty(top: int, name: str) -> list[str]:
 
 def _make_ours(name: str, parent: int) -> None:
     """Allow ourselves to read and move a directory. Root may anyway; where all is one user nobody can play tricks."""
-    if not _ROOT:
+    if os.geteuid() != 0:
         os.chmod(name, 0o700, dir_fd=parent)

@@ -1,0 +1,150 @@
+"""May this hand-off be taken? Everything that can be said against it, before a single byte is linked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+from sandbox_manager.agents import AgentBook
+from sandbox_manager.identity import RunFacts
+from sandbox_manager.plugins_table import PluginsTable
+from sandbox_manager.retry import Gates
+from sandbox_manager.rules import Rules
+from sandbox_manager.sandbox import Registry, Sandbox, SlotKey, method_of, split_url
+from sandbox_manager.slots import Places, is_stuck
+from sandbox_manager.spool import Spool
+from stageout.core.states import State
+
+_LEAST_FREE_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a plugin wants to hand over."""
+
+    facts: RunFacts
+    files: int
+    size_bytes: int
+    schemes: frozenset[str]
+    plugin: str
+
+
+@dataclass
+class Admission:
+    """Checks of an offer, and the room that was promised to offers on their way in."""
+
+    registry: Registry
+    agents: AgentBook
+    table: PluginsTable
+    gates: Gates
+    spool: Spool
+    rules: Callable[[], Rules]
+    stopping: bool = False
+    _promised: dict[int, Offer] = field(default_factory=dict)
+    _last: int = 0
+
+    def reason_against(self, offer: Offer) -> str:
+        """Why the plugin must upload itself; "" when nothing speaks against the offer."""
+        checks = (self._stopping, self._consent, self._run, self._plugin, self._slot, self._space)
+        return next((text for check in checks if (text := check(offer))), "")
+
+    def promise(self, offer: Offer) -> int:
+        """Keep room for an offer. Returns the number under which :meth:`release` gives it back."""
+        self._last += 1
+        self._promised[self._last] = offer
+        return self._last
+
+    def release(self, number: int) -> None:
+        """The offer has become a sandbox, or nothing."""
+        self._promised.pop(number, None)
+
+    def places_free(self, slot: SlotKey) -> int:
+        """Places left in a data slot."""
+        places = Places(self.registry.occupying(slot), self.rules().limits, self._is_stuck)
+        for run, taken in {(item.facts.run, slot_of(item.facts)) for item in self._promised.values()}:
+            if self.registry.of_run(run) is None:
+                places.take(taken)
+        return places.free(slot)
+
+    @property
+    def places_taken(self) -> int:
+        """Places taken in all data slots together."""
+        runs = {item.facts.run for item in self._promised.values() if self.registry.of_run(item.facts.run) is None}
+        return len(runs) + sum(not self._is_stuck(box) for box in self.registry.occupying())
+
+    def _is_stuck(self, box: Sandbox) -> bool:
+        return is_stuck(box, self.registry.destinations, self.gates.of)
+
+    @property
+    def quota_bytes(self) -> int:
+        """Most bytes in the spool."""
+        if self.rules().quota_bytes:
+            return self.rules().quota_bytes
+        found = os.statvfs(self.spool.root)
+        return found.f_blocks * found.f_frsize // 2
+
+    def _stopping(self, offer: Offer) -> str:
+        return "the sandbox manager is stopping" if self.stopping else ""
+
+    def _consent(self, offer: Offer) -> str:
+        if not offer.facts.guard:
+            return "the access point does not stage out this job afterwards (StageOutGuard is not true)"
+        if not self.agents.is_fresh(offer.facts.run.schedd):
+            return f"no stageout agent of schedd {offer.facts.run.schedd} was heard of lately"
+        return ""
+
+    def _run(self, offer: Offer) -> str:
+        run = offer.facts.run
+        newest = self.registry.newest_run(run.job)
+        if newest > run.number:
+            return f"run {newest} of job {run.job_id} is newer than this run {run.number}"
+        known = self.registry.of_run(run)
+        if known is not None and known.state is not State.ACCEPTED:
+            return f"output of run {run.number} of job {run.job_id} is {known.state} already"
+        return ""
+
+    def _plugin(self, offer: Offer) -> str:
+        if self.table.registered(offer.plugin) is None:
+            return f"{offer.plugin} is not in FILETRANSFER_PLUGINS of this node"
+        for scheme in offer.schemes:
+            plugin = self.table.find(offer.plugin, scheme)
+            if plugin is None:
+                return f"no plugin of this node moves {method_of(scheme)} URLs"
+            if self.rules().require_verified and not plugin.verifies:
+                return f"{plugin.path} does not verify uploads, and STAGEOUT_REQUIRE_VERIFIED is true"
+        return ""
+
+    def _slot(self, offer: Offer) -> str:
+        run = offer.facts.run
+        if self.registry.of_run(run) or any(other.facts.run == run for other in self._promised.values()):
+            return ""  # a further hand-off of a run that has its place
+        if self.places_free(slot_of(offer.facts)) <= 0:
+            return f"the data slot of {offer.facts.slot_name} is full (STAGEOUT_DATA_SLOT_DEPTH)"
+        return ""
+
+    def _space(self, offer: Offer) -> str:
+        promised = sum(item.size_bytes for item in self._promised.values())
+        held = self.spool.used_bytes() + promised + offer.size_bytes
+        if held > self.quota_bytes:
+            return f"the spool would hold {held >> 20} MB of {self.quota_bytes >> 20} MB (STAGEOUT_SPOOL_QUOTA_MB)"
+        limit, owner = self.rules().owner_quota_bytes, offer.facts.owner
+        if limit:
+            own = self.registry.held_bytes().get(owner, 0) + offer.size_bytes
+            own += sum(item.size_bytes for item in self._promised.values() if item.facts.owner == owner)
+            if own > limit:
+                return f"output of {owner} would take {own >> 20} MB of {limit >> 20} MB (STAGEOUT_OWNER_QUOTA_MB)"
+        needed = _LEAST_FREE_BYTES + (offer.size_bytes if self.spool.needs_copies else 0)
+        if self.spool.free_bytes() < needed:
+            return "the filesystem of the spool is full"
+        return ""
+
+
+def slot_of(facts: RunFacts) -> SlotKey:
+    """The data slot of a run."""
+    return SlotKey(facts.startd_name, facts.slot_id, facts.dslot_id)
+
+
+def schemes_of(urls: Collection[str]) -> frozenset[str]:
+    """The different schemes of URLs."""
+    return frozenset(split_url(url)[0] for url in urls)

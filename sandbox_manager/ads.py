@@ -1,0 +1,245 @@
+"""What the manager says about itself: the report to the agents, and the figures for the slot ads."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sandbox_manager import records
+from sandbox_manager.collector import Collector, CollectorError
+from sandbox_manager.ledger import get_meta, set_meta
+from sandbox_manager.pipeline import Pipeline
+from sandbox_manager.records import FileRow
+from sandbox_manager.sandbox import Destination, FileState, Sandbox
+from sandbox_manager.spool import Spool
+from stageout.core import durable, log
+from stageout.core.clock import Clock
+from stageout.core.config import Settings
+from stageout.core.states import State
+from stageout.wire.custody import FILES_SHOWN, FileReport, Report, SandboxReport, report_ad
+
+_NUMBERS_AT_ONCE = 1000
+_FILES_IN_ALL = 1000
+_LEAST_INTERVAL_S = 1.0
+_STATE_INTERVAL_S = 30.0
+STATE_FILE = "state.json"
+_WORDS = {FileState.MOVING: State.MOVING, FileState.DELIVERED: State.DELIVERED, FileState.FAILED: State.FAILED}
+
+
+def sign(payload: str) -> str:
+    """Signature over a report. None yet: until reports are signed, execute points are trusted."""
+    del payload
+    return ""
+
+
+def shown_url(url: str) -> str:
+    """A URL without userinfo and query, for people."""
+    scheme, mark, rest = url.partition("://")
+    host, slash, path = rest.partition("?")[0].partition("/")
+    return f"{scheme}{mark}{host.rpartition('@')[2]}{slash}{path}"
+
+
+def file_report(row: FileRow, sandbox: Sandbox, destinations: Mapping[int, Destination]) -> FileReport:
+    """One file as people see it."""
+    state = _WORDS.get(row.state)
+    if state is None:
+        state = State.RETRY_WAIT if row.attempts else sandbox.state
+    place = destinations.get(row.destination)
+    return FileReport(
+        name=row.name, url=shown_url(row.url), size_bytes=row.size_bytes, state=str(state),
+        plugin=place.plugin.rpartition("/")[2] if place else "", attempts=row.attempts, error_code=row.error_code,
+        error=row.error, next_attempt_at=row.next_attempt if row.state is FileState.WAITING else 0,
+        verified=row.verified,
+    )  # fmt: skip
+
+
+def sandbox_report(box: Sandbox, attempts_limit: int, files: Sequence[FileReport]) -> SandboxReport:
+    """One sandbox as agents and people see it."""
+    return SandboxReport(
+        job=box.run.job, number=box.run.number, owner=box.owner, state=str(box.state), change=box.change,
+        reason="paused" if box.paused and not box.reason else box.reason, error_code=box.error_code,
+        tickets=box.tickets, files_total=box.files_total, files_left=box.files_left, bytes_total=box.bytes_total,
+        bytes_left=box.bytes_left, attempts=box.attempts,
+        attempts_limit=attempts_limit + box.excused if attempts_limit else 0, next_attempt_at=box.next_attempt_at,
+        accepted_at=box.accepted_at, data_slot=box.slot_name, files=tuple(files),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Shown:
+    change: int
+    report: SandboxReport
+
+
+class Reporter:
+    """Publishes the report on change, at most once a second, and every STAGEOUT_REPORT_INTERVAL.
+
+    Figures, and the report itself while the collector refuses it, go into ``run/state.json`` for the startd cron.
+
+    :param owner_uid: who may read that file (the startd's user); -1: nobody else.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, spool: Spool, collector: Collector, clock: Clock, settings: Settings, owner_uid: int
+    ) -> None:
+        self._pipeline = pipeline
+        self._spool = spool
+        self._collector = collector
+        self._clock = clock
+        self._interval_s = settings.number("STAGEOUT_REPORT_INTERVAL")
+        self._high = settings.number("STAGEOUT_SPOOL_HIGH_PERCENT")
+        self._low = settings.number("STAGEOUT_SPOOL_LOW_PERCENT")
+        self._owner_uid = owner_uid
+        self._shown: dict[int, _Shown] = {}
+        self._number = 0
+        self._numbers_end = 0
+        self._accepting = True
+        self._refusal: str | None = None
+
+    async def run(self) -> None:
+        """Report until cancelled."""
+        book = self._pipeline.book
+        last_s = float("-inf")
+        while True:
+            if book.changed.is_set() or self._clock.monotonic_s() - last_s >= self._interval_s:
+                book.changed.clear()
+                await self.publish()
+                last_s = self._clock.monotonic_s()
+                await asyncio.sleep(_LEAST_INTERVAL_S)
+            else:
+                self.write_state(None)
+            left_s = min(_STATE_INTERVAL_S, self._interval_s)
+            try:
+                await asyncio.wait_for(book.changed.wait(), left_s)
+            except asyncio.TimeoutError:
+                continue
+
+    async def publish(self) -> None:
+        """Build and publish one report now. A collector that refuses or is away is no error."""
+        try:
+            report = await self._report()
+            ad = report_ad(report)
+            ad["StageOutSignature"] = sign(ad["StageOutPayload"])
+        except (OSError, sqlite3.Error) as problem:
+            log.error("report", problem=problem)
+            return
+        try:
+            with durable.step("report-advertise"):
+                await self._collector.advertise(ad)
+            self._tell(None)
+        except (CollectorError, OSError) as problem:
+            self._tell(str(problem))
+        self.write_state(ad if self._refusal is not None else None)
+
+    def _tell(self, refusal: str | None) -> None:
+        if refusal != self._refusal:
+            if refusal is None:
+                log.event("report-advertise", to="collector")
+            else:
+                log.warn("report-advertise", to="slot ads", reason=refusal)
+        self._refusal = refusal
+
+    async def _report(self) -> Report:
+        number = await self._next_number()
+        pipeline = self._pipeline
+        boxes = sorted(pipeline.book.registry.by_id.values(), key=lambda box: (box.files_left == 0, -box.error_code))
+        sandboxes = await self._sandboxes(boxes)
+        return Report(
+            pipeline.manager.name, pipeline.manager.key, number, int(self._clock.wall_s()),
+            dict(pipeline.book.acknowledged), pipeline.book.registry.bytes_at_risk, tuple(sandboxes),
+        )  # fmt: skip
+
+    async def _sandboxes(self, boxes: Sequence[Sandbox]) -> list[SandboxReport]:
+        room = _FILES_IN_ALL
+        wanted: dict[int, int] = {}
+        for box in boxes:
+            known = self._shown.get(box.id)
+            share = len(known.report.files) if known and known.change == box.change else min(FILES_SHOWN, room)
+            if not known or known.change != box.change:
+                wanted[box.id] = share
+            room = max(0, room - min(share, box.files_total))
+        files = await self._pipeline.book.ledger.read(
+            lambda db: {box: list(records.files_of(db, box, limit)) for box, limit in wanted.items()}
+        )
+        limit = self._pipeline.rules.retry.attempts
+        places = self._pipeline.book.registry.destinations
+        fresh: dict[int, _Shown] = {}
+        for box in boxes:
+            if box.id in wanted:
+                rows = [file_report(row, box, places) for row in files[box.id]]
+                fresh[box.id] = _Shown(box.change, sandbox_report(box, limit, rows))
+            else:
+                fresh[box.id] = self._shown[box.id]
+        self._shown = fresh
+        return [item.report for item in fresh.values()]
+
+    async def _next_number(self) -> int:
+        if self._number >= self._numbers_end:
+            end = await self._pipeline.book.ledger.write(_take_numbers, "report-number")
+            self._number, self._numbers_end = end - _NUMBERS_AT_ONCE, end
+        self._number += 1
+        return self._number
+
+    # ---- figures for the slot ads ------------------------------------------------------------------------------------
+
+    def figures(self) -> dict[str, Any]:
+        """Attributes for the slot ads."""
+        admission, rules = self._pipeline.admission, self._pipeline.rules
+        used, quota = self._spool.used_bytes(), max(1, admission.quota_bytes)
+        percent = 100 * used / quota
+        self._accepting = percent < self._high if self._accepting else percent <= self._low
+        places = (rules.limits.active + rules.limits.depth) * rules.limits.cpus
+        return {
+            "StageOutManager": self._pipeline.manager.name,
+            "StageOutDataSlots": places,
+            "StageOutDataSlotsFree": max(0, places - admission.places_taken),
+            "StageOutSpoolMB": used >> 20,
+            "StageOutSpoolFreeMB": max(0, min(quota - used, self._spool.free_bytes())) >> 20,
+            "StageOutBytesAtRisk": self._pipeline.book.registry.bytes_at_risk,
+            "StageOutAccept": self._accepting and not admission.stopping,
+            "StageOutHeartbeat": int(self._clock.wall_s()),
+        }
+
+    def write_state(self, ad: Mapping[str, Any] | None) -> None:
+        """Write ``run/state.json``. Not durable: it is written anew at every start.
+
+        :param ad: the report's ad while the collector does not take it; None leaves what is there.
+        """
+        path = self._spool.root / "run" / STATE_FILE
+        report = {name: ad[name] for name in ad if name.startswith("StageOut")} if ad else {}
+        if ad is None and self._refusal is not None:
+            report = _read_report(path)
+        try:
+            _replace(path, json.dumps({"figures": self.figures(), "report": report}), self._owner_uid)
+        except OSError as problem:
+            log.warn("state-file", problem=problem)
+
+
+def _take_numbers(db: sqlite3.Connection) -> int:
+    end = int(get_meta(db, "report_number", "0")) + _NUMBERS_AT_ONCE
+    set_meta(db, "report_number", str(end))
+    return end
+
+
+def _read_report(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())["report"]
+    except (OSError, ValueError, KeyError):
+        return {}
+    return found
+
+
+def _replace(path: Path, text: str, uid: int) -> None:
+    aside = path.with_name(f".{path.name}.new")
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "w") as stream:
+        if os.geteuid() == 0 and uid >= 0:
+            os.fchown(descriptor, uid, -1)
+        stream.write(text)
+    aside.replace(path)

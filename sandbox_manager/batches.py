@@ -1,0 +1,183 @@
+"""One batch: the files before and after a plugin's call, what its answers mean, where that leaves the sandboxes."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sandbox_manager import records
+from sandbox_manager.movers import Batch, Cargo, Mover, Stopped
+from sandbox_manager.plugins_table import PluginsTable
+from sandbox_manager.records import FileResult, FileRow
+from sandbox_manager.results import Answer, Delivered
+from sandbox_manager.retry import UNREACHABLE, Failure, RetryRules, judge
+from sandbox_manager.sandbox import Destination, FileState, method_of
+from sandbox_manager.spool import HeldFile, Spool
+from stageout.core.errors import ErrorClass
+from stageout.core.states import State
+
+_CHANGED = Failure(
+    ErrorClass.SOURCE_CHANGED, "the file was changed after the job had ended, so it is not what the job made"
+)
+
+
+class BatchRun:
+    """A batch on its way. :meth:`run` blocks and belongs into a thread.
+
+    :param directory: work directory to make. :param lifetime_s: limit of the plugin's call.
+    """
+
+    def __init__(
+        self,
+        spool: Spool,
+        table: PluginsTable,
+        destination: Destination,
+        user: tuple[int, int],
+        files: Sequence[FileRow],
+        directory: Path,
+        lifetime_s: float,
+    ) -> None:
+        self.sandboxes = frozenset(item.sandbox for item in files)
+        self._spool = spool
+        self._plugin = table.find(destination.plugin, destination.scheme)
+        self._destination = destination
+        self._user = user
+        self._files = files
+        self._directory = directory
+        self._lifetime_s = lifetime_s
+        self._lock = threading.Lock()
+        self._mover: Mover | None = None
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Kill the plugin; :meth:`run` then raises Stopped. From any thread."""
+        with self._lock:
+            self._stopped = True
+            if self._mover is not None:
+                self._mover.stop()
+
+    def run(self) -> list[Answer]:
+        """Send the files that are still what was accepted. One answer per file.
+
+        :raises Stopped: by :meth:`stop`. :raises OSError: the work directory could not be made.
+        """
+        whole = [index for index, item in enumerate(self._files) if self._is_unchanged(item)]
+        before = {index: self._change_time(self._files[index]) for index in whole}
+        answers: list[Answer] = [_CHANGED] * len(self._files)
+        if whole:
+            for index, answer in zip(whole, self._call([self._files[index] for index in whole])):
+                answers[index] = answer
+        for index in whole:
+            if not self._stayed(self._files[index], before[index]):
+                answers[index] = _CHANGED
+        return answers
+
+    def _call(self, files: Sequence[FileRow]) -> list[Answer]:
+        if self._plugin is None:
+            text = f"no plugin of this node moves {method_of(self._destination.scheme)} URLs any more"
+            return [Failure(ErrorClass.PLUGIN_BROKEN, text)] * len(files)
+        cargo = tuple(
+            Cargo(self._spool.path(item.ticket, item.position), item.url, item.name, item.size_bytes) for item in files
+        )
+        with self._lock:
+            if self._stopped:
+                raise Stopped
+            batch = Batch(self._directory, self._plugin, *self._user, cargo, self._lifetime_s)
+            self._mover = Mover(batch)
+        return self._mover.run()
+
+    def _is_unchanged(self, item: FileRow) -> bool:
+        return self._spool.unchanged(item.ticket, _held(item))
+
+    def _change_time(self, item: FileRow) -> int:
+        try:
+            return self._spool.change_time_ns(item.ticket, item.position)
+        except OSError:
+            return -1
+
+    def _stayed(self, item: FileRow, before: int) -> bool:
+        """A ctime of 0 says nothing: the job's own directory with the file's other name is being removed just now."""
+        after = self._change_time(item)
+        return self._is_unchanged(item) and (after == before or 0 in (before, after))
+
+
+def _held(item: FileRow) -> HeldFile:
+    return HeldFile(
+        item.position, item.url, item.name, item.size_bytes, item.mtime_ns, item.inode, item.device
+    )  # fmt: skip
+
+
+@dataclass
+class Judged:
+    """What becomes of the files of a batch.
+
+    :param unreachable: not one of them got an answer from the server. :param retry_after_s: that it asked for.
+    """
+
+    delivered: list[FileResult] = field(default_factory=list)
+    waiting: list[FileResult] = field(default_factory=list)
+    failed: list[FileResult] = field(default_factory=list)
+    unreachable: bool = False
+    retry_after_s: float = 0.0
+
+    @property
+    def all(self) -> list[FileResult]:
+        """Every result."""
+        return [*self.delivered, *self.waiting, *self.failed]
+
+
+def judge_batch(
+    files: Sequence[FileRow],
+    answers: Sequence[Answer],
+    rules: RetryRules,
+    accepted_at: Callable[[int], float],
+    now: float,
+) -> Judged:
+    """Decide about every file of a batch that has ended. :param now: wall clock."""
+    judged = Judged()
+    for item, answer in zip(files, answers):
+        if isinstance(answer, Delivered):
+            judged.delivered.append(
+                FileResult(item.ticket_id, item.position, FileState.DELIVERED, verified=answer.verified,
+                           digest=answer.digest)
+            )  # fmt: skip
+            continue
+        verdict = judge(rules, answer, item.attempts - 1, item.excused, accepted_at(item.sandbox), now)
+        result = FileResult(
+            item.ticket_id, item.position, verdict.state, verdict.next_attempt, answer.kind.code, verdict.message,
+            excused=verdict.excused,
+        )  # fmt: skip
+        (judged.failed if verdict.state is FileState.FAILED else judged.waiting).append(result)
+    failures = [answer for answer in answers if isinstance(answer, Failure)]
+    judged.unreachable = len(failures) == len(files) and all(item.kind in UNREACHABLE for item in failures)
+    judged.retry_after_s = max((item.retry_after_s for item in failures), default=0.0)
+    return judged
+
+
+def settle(db: sqlite3.Connection, sandbox: int, is_open: Callable[[int], bool], limit: int, now: int) -> None:
+    """Put a sandbox into the state that its files ask for, after some of them were judged.
+
+    :param is_open: may files be sent to this destination now? :param limit: of attempts, 0 without one.
+    """
+    box = records.sandbox(db, sandbox)
+    if box is None or box.state is not State.MOVING:
+        return
+    if box.moving:
+        records.touch(db, sandbox)
+        return
+    if not box.waiting and not box.failed:
+        records.end(db, sandbox, State.DELIVERED, now)
+        return
+    worst = records.first_error(db, sandbox)
+    reason, code = (worst.error, worst.error_code) if worst else ("", 0)
+    if not box.waiting:
+        records.end(db, sandbox, State.FAILED, now, reason, code)
+    elif any(part.ready_at <= now and is_open(part.destination) for part in box.waiting) and not box.paused:
+        records.set_state(db, sandbox, State.LEASED, now, reason, code)
+    else:
+        of = f" of {limit + box.excused}" if limit else ""
+        text = f"attempt {box.attempts}{of}: {reason}" if reason else "waits for the server"
+        records.set_state(db, sandbox, State.RETRY_WAIT, now, text, code)

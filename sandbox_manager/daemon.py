@@ -1,0 +1,318 @@
+"""``stageout-sandbox-manager``: the daemon, an ordinary child of condor_master.
+
+Signals as condor_master sends them: SIGTERM stops gracefully (no new hand-offs, running transfers get
+STAGEOUT_STOP_GRACE seconds), SIGQUIT fast, SIGHUP reads the configuration again. Whatever is not delivered at the end
+stays in the spool and the ledger, and goes on at the next start. Exit status 99 tells condor_master not to start it
+again: the configuration cannot be used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import sqlite3
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandbox_manager.ads import Reporter
+from sandbox_manager.agents import AgentBook
+from sandbox_manager.collector import Collector, CollectorError, CollectorProcess
+from sandbox_manager.control import Control, condor_uid
+from sandbox_manager.identity import Identity
+from sandbox_manager.intake import Identifier, Intake
+from sandbox_manager.ledger import Ledger, LedgerError
+from sandbox_manager.pipeline import Manager, Pipeline
+from sandbox_manager.plugins_table import PluginsTable
+from sandbox_manager.rules import read_rules
+from sandbox_manager.spool import Spool, SpoolError
+from sandbox_manager.startd import SlotTable, ask_startd
+from stageout import __version__
+from stageout.core import log
+from stageout.core.clock import Clock, SystemClock
+from stageout.core.config import ConfigError, Settings, condor_settings, reload_condor
+from stageout.core.errors import StageoutError
+from stageout.wire.control import SOCKET_NAME
+from stageout.wire.custody import AGENT_AD, BadPayload, payload_of, read_notice, read_orders
+from stageout.wire.handoff import socket_name
+
+DO_NOT_RESTART = 99
+_HOUSE_INTERVAL_S = 10.0
+_PLUGINS_INTERVAL_S = 60.0
+_FAST_S = 1.0
+
+
+class AlreadyRunning(StageoutError):
+    """Another manager has this spool."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a manager needs of the world; tests bring their own.
+
+    :param read: returns the settings, anew on a reconfiguration.
+    """
+
+    read: Callable[[], Settings]
+    collector: Collector
+    clock: Clock
+    identity: Callable[[Settings], Identifier]
+
+
+class Daemon:
+    """One manager, from start to stop.
+
+    :raises StageoutError: the configuration cannot be used.
+    """
+
+    def __init__(self, around: Surroundings) -> None:
+        self._around = around
+        self._settings = settings = around.read()
+        self._rules = read_rules(settings)
+        execute = Path(settings.condor("EXECUTE"))
+        if not settings.condor("EXECUTE"):
+            raise ConfigError("EXECUTE is not set; a sandbox manager runs where jobs run")
+        self.spool = Spool(spool_directory(settings), execute)
+        self._table = PluginsTable()
+        self._agents = AgentBook(around.clock, settings.number("STAGEOUT_AGENT_FRESH"))
+        self._stop = asyncio.Event()
+        self._fast = False
+        self._reconfigure = asyncio.Event()
+
+    def stop(self, fast: bool) -> None:
+        """Ask the daemon to end."""
+        self._fast = self._fast or fast
+        self._stop.set()
+
+    def reconfigure(self) -> None:
+        """Ask the daemon to read its settings again."""
+        self._reconfigure.set()
+
+    async def serve(self) -> None:
+        """Run until :meth:`stop`. :raises StageoutError: it cannot start."""
+        with locked(self.spool.root):
+            settings = self._settings
+            self.spool.open({name: settings.condor(name) for name in ("EXECUTE", "SPOOL", "LOG")})
+            ledger = Ledger(self.spool.root / "ledger" / "ledger.sqlite")
+            try:
+                await self._serve(ledger)
+            finally:
+                ledger.close()
+                await self._around.collector.close()
+
+    async def _serve(self, ledger: Ledger) -> None:
+        around, settings = self._around, self._settings
+        manager = Manager(manager_name(settings))
+        pipeline = Pipeline(manager, ledger, self.spool, self._table, self._rules, self._agents, around.clock)
+        await self._load_plugins()
+        await pipeline.recover()
+        reporter = Reporter(pipeline, self.spool, around.collector, around.clock, settings, condor_uid())
+        intake = Intake(self.spool, around.identity(settings), pipeline, settings, around.clock)
+        control = Control(pipeline, reporter.figures)
+        run = self.spool.root / "run"
+        await control.start(run / SOCKET_NAME)
+        await intake.start(run / socket_name(settings.condor("EXECUTE")))
+        log.event("started", version=__version__, manager=manager.name, spool=self.spool.root)
+        work = [
+            self._forever("move", pipeline.run),
+            self._forever("orders", lambda: self._orders(pipeline)),
+            self._forever("report", reporter.run),
+            self._forever("house", lambda: self._house(pipeline)),
+            self._forever("settings", lambda: self._settings_again(pipeline)),
+        ]
+        tasks = [asyncio.get_running_loop().create_task(item) for item in work]
+        await self._stop.wait()
+        await self._shut_down(pipeline, intake, control, reporter, tasks)
+
+    async def _shut_down(
+        self, pipeline: Pipeline, intake: Intake, control: Control, reporter: Reporter, tasks: list[asyncio.Task[None]]
+    ) -> None:
+        grace_s = 0.0 if self._fast else self._rules.stop_grace_s
+        log.event("stopping", fast=self._fast, grace_s=grace_s, movers=pipeline.movers_running)
+        pipeline.stop_accepting()
+        await intake.stop(min(grace_s, 5.0))
+        await pipeline.stop(grace_s)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(reporter.publish(), _FAST_S if self._fast else 5.0)
+        await control.stop()
+        log.event("stopped", bytes_at_risk=pipeline.book.registry.bytes_at_risk)
+
+    # ---- work that goes on -------------------------------------------------------------------------------------------
+
+    async def _forever(self, name: str, work: Callable[[], object]) -> None:
+        """Run a part again when it breaks: a fault in one must not silence the others."""
+        while True:
+            try:
+                await work()  # type: ignore[misc]
+                return
+            except Exception as problem:
+                log.error("fault", part=name, problem=repr(problem))
+                await asyncio.sleep(5)
+
+    async def _orders(self, pipeline: Pipeline) -> None:
+        """Look for agents and their orders."""
+        answered = None
+        while True:
+            try:
+                ads = await self._around.collector.messages(pipeline.manager.name)
+            except CollectorError as problem:
+                if answered is not False:
+                    log.warn("collector-silent", problem=problem)
+                answered = False
+            else:
+                if answered is False:
+                    log.event("collector-answers")
+                answered = True
+                for ad in ads:
+                    await self._message(pipeline, dict(ad))
+            await asyncio.sleep(self._settings.number("STAGEOUT_ORDER_INTERVAL"))
+
+    async def _message(self, pipeline: Pipeline, ad: dict[str, object]) -> None:
+        try:
+            if ad.get("MyType") == AGENT_AD:
+                heard_at = ad.get("LastHeardFrom")
+                age_s = time.time() - heard_at if isinstance(heard_at, int) else 0.0
+                self._agents.heard(read_notice(payload_of(ad)), age_s)
+                return
+            sheet = read_orders(payload_of(ad))
+        except BadPayload as problem:
+            log.warn("message-ignored", ad=ad.get("Name"), problem=problem)
+            return
+        if sheet.manager == pipeline.manager.name:
+            try:
+                await pipeline.carry_out(sheet)
+            except (OSError, sqlite3.Error) as problem:
+                log.error("record-order", agent=sheet.agent, problem=problem)
+
+    async def _house(self, pipeline: Pipeline) -> None:
+        while True:
+            await asyncio.sleep(_HOUSE_INTERVAL_S)
+            await pipeline.keep_house()
+
+    async def _settings_again(self, pipeline: Pipeline) -> None:
+        while True:
+            try:
+                await asyncio.wait_for(self._reconfigure.wait(), _PLUGINS_INTERVAL_S)
+            except asyncio.TimeoutError:
+                await self._load_plugins()
+                continue
+            self._reconfigure.clear()
+            try:
+                settings = self._around.read()
+                rules = read_rules(settings)
+            except StageoutError as problem:
+                log.error("reconfigured", problem=f"{problem}; the old settings stay")
+                continue
+            self._settings, self._rules = settings, rules
+            pipeline.new_rules(rules)
+            await self._load_plugins()
+            log.event("reconfigured")
+
+    async def _load_plugins(self) -> None:
+        paths = self._settings.condor("FILETRANSFER_PLUGINS").replace(",", " ").split()
+        await asyncio.get_running_loop().run_in_executor(None, self._table.load, paths)
+
+
+def spool_directory(settings: Settings) -> Path:
+    """STAGEOUT_SPOOL; its default names another parameter, which nobody has expanded yet."""
+    return Path(settings.text("STAGEOUT_SPOOL").replace("$(EXECUTE)", settings.condor("EXECUTE")))
+
+
+def manager_name(settings: Settings) -> str:
+    """``manager@`` and the startd's name: the same after every restart."""
+    host = settings.condor("FULL_HOSTNAME") or socket.getfqdn()
+    startd = settings.condor("STARTD_NAME")
+    if startd and "@" not in startd:
+        startd = f"{startd}@{host}"
+    return f"manager@{(startd or host).rstrip('@')}"
+
+
+@contextlib.contextmanager
+def locked(root: Path) -> Iterator[None]:
+    """Have the spool for this process alone. :raises AlreadyRunning: somebody else has it."""
+    try:
+        root.mkdir(mode=0o711, parents=True, exist_ok=True)
+        descriptor = os.open(root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as problem:
+        raise SpoolError(f"STAGEOUT_SPOOL = {root}: {problem}; give it a place that can be written") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise AlreadyRunning(
+            f"another sandbox manager uses {root}; give each its own STAGEOUT_SPOOL, or stop the other"
+        ) from None
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point."""
+    options = _options(argv)
+
+    def read() -> Settings:
+        reload_condor()
+        return condor_settings(options.local_name)
+
+    around = Surroundings(
+        read, CollectorProcess(options.local_name), SystemClock(), lambda settings: _identity(settings, options)
+    )
+    try:
+        _open_log(around.read(), options.terminal)
+        asyncio.run(_run(around))
+    except AlreadyRunning as problem:
+        return _complain(problem, 1)
+    except (ConfigError, SpoolError, LedgerError) as problem:
+        return _complain(problem, DO_NOT_RESTART)
+    return 0
+
+
+def _options(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="stageout-sandbox-manager", description=__doc__)
+    parser.add_argument("-f", action="store_true", help="ignored, for likeness with HTCondor's daemons")
+    parser.add_argument("-t", dest="terminal", action="store_true", help="log to the terminal")
+    parser.add_argument("-local-name", dest="local_name", default="", help="of the startd that is served")
+    return parser.parse_args(argv)
+
+
+def _identity(settings: Settings, options: argparse.Namespace) -> Identifier:
+    slots = SlotTable(ask_startd(settings), settings.number("STAGEOUT_STARTD_TIMEOUT"))
+    return Identity(slots, options.local_name)
+
+
+def _open_log(settings: Settings, terminal: bool) -> None:
+    folder = settings.condor("LOG")
+    path = settings.condor("SANDBOX_MANAGER_LOG") or (f"{folder}/SandboxManagerLog" if folder else "")
+    log.open_log(None if terminal or not path else Path(path), settings.flag("STAGEOUT_DEBUG"))
+
+
+async def _run(around: Surroundings) -> None:
+    daemon = Daemon(around)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, daemon.stop, False)
+    loop.add_signal_handler(signal.SIGINT, daemon.stop, False)
+    loop.add_signal_handler(signal.SIGQUIT, daemon.stop, True)
+    loop.add_signal_handler(signal.SIGHUP, daemon.reconfigure)
+    await daemon.serve()
+
+
+def _complain(problem: Exception, status: int) -> int:
+    log.error("cannot-start", problem=problem, status=status)
+    print(f"stageout-sandbox-manager: {problem}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

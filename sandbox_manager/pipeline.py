@@ -1,0 +1,477 @@
+"""The way of one sandbox through this node, top to bottom. Read this first.
+
+A plugin offers files (``intake.py``); :meth:`Pipeline.may_accept` and :meth:`Pipeline.accept` take them over. The
+schedd agent's word arrives as an order (:meth:`Pipeline.carry_out`). Only then the planner (``slots.py``) puts files
+into batches, a mover (``movers.py``) runs the plugin for each, the answers are judged (``results.py``, ``retry.py``),
+and when everything is delivered the bytes are released. Each change is in the ledger before anything is built on it
+(``docs/ORDERING.md``); what is in memory is a picture of the ledger (``book.py``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from sandbox_manager import orders, records, recovery
+from sandbox_manager.admission import Admission, Offer, schemes_of, slot_of
+from sandbox_manager.agents import AgentBook
+from sandbox_manager.batches import BatchRun, Judged, judge_batch, settle
+from sandbox_manager.book import Book
+from sandbox_manager.identity import RunFacts
+from sandbox_manager.intake import Handoff, Refusal, Refused, Reservation
+from sandbox_manager.ledger import Ledger
+from sandbox_manager.movers import Stopped
+from sandbox_manager.plugins_table import PluginsTable
+from sandbox_manager.retry import UNREACHABLE, Gates
+from sandbox_manager.rules import Rules
+from sandbox_manager.sandbox import ACTIVE, Destination, Sandbox, split_url
+from sandbox_manager.slots import BatchPlan, Load, Places, is_stuck, plan
+from sandbox_manager.spool import HeldFile, Spool
+from stageout.core import log
+from stageout.core.clock import Clock, boot_id
+from stageout.core.states import FREED, State
+from stageout.wire.custody import OrderSheet
+from stageout.wire.handoff import Receipt
+
+A = TypeVar("A")
+T = TypeVar("T")
+_IDLE_S = 30.0
+_COALESCE_S = 0.02
+_AGAIN_S = 5.0
+_FREE_AGAIN_S = 30.0
+
+
+@dataclass(frozen=True)
+class Manager:
+    """Who this manager is, for receipts and reports."""
+
+    name: str
+    key: str = ""
+
+
+class _Promise(Reservation):
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class Pipeline:
+    """Custody of all sandboxes of this node. One event loop; :meth:`recover` first, then :meth:`run` beside everything.
+
+    :param ledger: opened. :param spool: opened. :param table: loaded.
+    """
+
+    def __init__(
+        self,
+        manager: Manager,
+        ledger: Ledger,
+        spool: Spool,
+        table: PluginsTable,
+        rules: Rules,
+        agents: AgentBook,
+        clock: Clock,
+    ) -> None:
+        self.manager = manager
+        self.book = Book(ledger)
+        self.rules = rules
+        self._spool = spool
+        self._table = table
+        self._clock = clock
+        self._gates = Gates(clock, rules.retry)
+        self.admission = Admission(
+            self.book.registry, agents, table, self._gates, spool, rules=lambda: self.rules
+        )  # fmt: skip
+        self._boot = boot_id()
+        self._load = Load()
+        self._batch_number = 0
+        self._running: dict[int, BatchRun] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._movers = ThreadPoolExecutor(64, "mover")
+        self._disk = ThreadPoolExecutor(2, "spool")
+        self._to_free: set[int] = set()
+
+    # ---- 0. start ----------------------------------------------------------------------------------------------------
+
+    async def recover(self) -> None:
+        """Bring ledger, spool and processes into agreement after whatever ended the last manager."""
+        await self._in_disk_thread(recovery.end_movers, self._spool)
+        directories = set(self._spool.directories())
+        unsynced: list[str] = []
+
+        def change(db: sqlite3.Connection) -> Iterable[int]:
+            touched, again = recovery.settle_ledger(db, directories, self._boot, self._now())
+            unsynced[:] = again
+            return touched
+
+        await self.book.write(change, "record-recovered")
+        await self.book.load()
+        kept = await self.book.ledger.read(records.kept_tickets)
+        strays = await self._in_disk_thread(self._spool.remove_strays, list(kept))
+        for ticket in unsynced:
+            self._background(self._sync_again(ticket))
+        self._free([box for box in self.book.registry.by_id.values() if box.state in FREED])
+        log.event("recovered", sandboxes=len(self.book.registry.by_id), strays=len(strays), unsynced=len(unsynced))
+
+    async def _sync_again(self, ticket: str) -> None:
+        try:
+            await self._in_disk_thread(self._spool.sync, ticket)
+        except OSError as problem:
+            log.error("spool-sync", ticket=ticket, problem=problem)
+        else:
+            await self.synced(ticket)
+
+    # ---- 1. taken over (Custody, as intake.py asks for it) -----------------------------------------------------------
+
+    def may_accept(
+        self, facts: RunFacts, files: int, size_bytes: int, urls: Sequence[str], plugin: str
+    ) -> Reservation | Refusal:
+        """Reserve room and a place in the data slot, or say why the plugin must upload itself."""
+        offer = Offer(facts, files, size_bytes, schemes_of(urls), plugin)
+        reason = self.admission.reason_against(offer)
+        return Refusal(reason) if reason else _Promise(self.admission.promise(offer))
+
+    def release(self, reservation: Reservation) -> None:
+        """Give back what was reserved."""
+        assert isinstance(reservation, _Promise)
+        self.admission.release(reservation.number)
+
+    async def accept(self, handoff: Handoff) -> Receipt:
+        """Record a hand-off. On return ACCEPTED is on the disk; older runs of the job are superseded.
+
+        :raises Exception: it is not recorded.
+        """
+        write = asyncio.ensure_future(self._record_ticket(handoff))
+        try:
+            await asyncio.shield(write)
+        except asyncio.CancelledError:
+            await write  # What is recorded is recorded: the files may not be taken away any more.
+        self.release(handoff.reservation)
+        return Receipt(
+            handoff.ticket, self.manager.name, self.manager.key, len(handoff.files), handoff.size_bytes
+        )  # fmt: skip
+
+    async def _record_ticket(self, handoff: Handoff) -> None:
+        facts, now = handoff.facts, self._now()
+        owner = records.NewSandbox(
+            facts.run, facts.owner, facts.user, facts.uid, facts.gid, facts.shared_uid, slot_of(facts),
+            facts.slot_name, facts.job_prio,
+        )  # fmt: skip
+        files = [self._new_file(handoff.plugin, item) for item in handoff.files]
+
+        def change(db: sqlite3.Connection) -> Iterable[int]:
+            if records.newest_run(db, facts.run.job) > facts.run.number:
+                raise Refused("a newer run of the job came in meanwhile")
+            box = records.add_ticket(db, owner, handoff.ticket, handoff.plugin, files, self._boot, now)
+            orders.confirm_late(db, box, now)
+            return [box, *orders.supersede_older(db, facts.run, now)]
+
+        self._follow(await self.book.write(change, "record-accepted"))
+
+    def _new_file(self, plugin: str, held: HeldFile) -> records.NewFile:
+        scheme, host = split_url(held.url)
+        return records.NewFile(
+            held.position, held.url, held.name, held.size_bytes, held.mtime_ns, held.inode, held.device,
+            Destination(plugin, scheme, host),
+        )  # fmt: skip
+
+    async def synced(self, ticket: str) -> None:
+        """Record that the ticket's data is on the disk."""
+        await self.book.ledger.write(lambda db: records.mark_synced(db, ticket), "record-synced")
+
+    # ---- 2. confirmed, cancelled, ... --------------------------------------------------------------------------------
+
+    async def carry_out(self, sheet: OrderSheet) -> None:
+        """Carry out the orders of a sheet that are not done yet. On return they are durable and acknowledged."""
+        done = self.book.acknowledged.get(sheet.agent, 0)
+        last = max((order.number for order in sheet.orders), default=0)
+        if last <= done:
+            return
+        boxes = await self.book.write(lambda db: orders.carry_out(db, sheet, self._now()), "record-order")
+        self.book.acknowledged[sheet.agent] = last
+        self.book.changed.set()
+        for order in sheet.orders:
+            if order.number > done:
+                log.event("record-order", agent=sheet.agent, number=order.number, action=order.action.value,
+                          job=order.job, run=order.run_number)  # fmt: skip
+        self._follow(boxes)
+
+    def _follow(self, boxes: Iterable[Sandbox]) -> None:
+        """What a change of state brings with it: nothing of an ended sandbox is sent on, its bytes go."""
+        changed = list(boxes)
+        ended = {box.id for box in changed if box.state in FREED}
+        for batch in self._running.values():
+            if ended & batch.sandboxes:
+                batch.stop()
+        self._free(changed)
+
+    # ---- 3. leased and moved -----------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Start batches whenever something may be sent; returns when cancelled."""
+        while True:
+            self.book.wake.clear()
+            self._start_batches()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.book.wake.wait(), self._until_next_s())
+            await asyncio.sleep(_COALESCE_S)
+
+    def _start_batches(self) -> None:
+        if self.admission.stopping:
+            return
+        registry = self.book.registry
+        places = Places(
+            registry.occupying(), self.rules.limits, lambda box: is_stuck(box, registry.destinations, self._gates.of)
+        )
+        for batch in plan(
+            registry.sendable.values(), registry.destinations, places, self.rules.limits, self._load, self._gates.of,
+            self._now(),
+        ):  # fmt: skip
+            self._gates.started(registry.destinations[batch.destination].server)
+            self._background(self._move(batch))
+
+    def _until_next_s(self) -> float:
+        """Seconds until a waiting file is due or a gate lets a probe through."""
+        now = self._now()
+        times = (
+            part.ready_at - now
+            for box in self.book.registry.sendable.values()
+            for part in box.waiting
+            if part.ready_at > now
+        )
+        return max(0.05, min(_IDLE_S, self._gates.soonest_s() or _IDLE_S, *times, _IDLE_S))
+
+    async def _move(self, batch: BatchPlan) -> None:
+        """One batch from lease to record; whatever goes wrong, its places are given back."""
+        server = self.book.registry.destinations[batch.destination].server
+        judged = False
+        try:
+            await self._lease(batch)
+            files = await self._take(batch)
+            judged = bool(files) and await self._send(batch, files)
+        except (OSError, sqlite3.Error) as problem:
+            log.error("batch-failed", server=server, problem=problem)
+            await asyncio.sleep(_AGAIN_S)
+        finally:
+            self._gates.stopped(server)
+            self._load.movers -= 1
+            self._load.by_server[server] -= 1
+            self._load.running -= {(part.sandbox, batch.destination) for part in batch.parts}
+            if not judged:
+                await self._give_back(batch)
+            self.book.wake.set()
+
+    async def _lease(self, batch: BatchPlan) -> None:
+        def change(db: sqlite3.Connection) -> Iterable[int]:
+            for part in batch.parts:
+                if records.state_of(db, part.sandbox) in (State.CONFIRMED, State.RETRY_WAIT):
+                    records.set_state(db, part.sandbox, State.LEASED, self._now())
+                    yield part.sandbox
+
+        await self.book.write(change, "record-leased")
+
+    async def _take(self, batch: BatchPlan) -> list[records.FileRow]:
+        taken: list[records.FileRow] = []
+
+        def change(db: sqlite3.Connection) -> Iterable[int]:
+            room = self.rules.limits.batch_bytes
+            for part in batch.parts:
+                state = records.state_of(db, part.sandbox)
+                if state not in ACTIVE or (taken and room <= 0):
+                    continue
+                files = records.take_files(db, part.sandbox, batch.destination, self._now(), part.files, max(room, 0))
+                room -= sum(item.size_bytes for item in files)
+                taken.extend(files)
+                if files and state is State.LEASED:
+                    records.set_state(db, part.sandbox, State.MOVING, self._now())
+                yield part.sandbox
+
+        await self.book.write(change, "record-moving")
+        return taken
+
+    async def _send(self, batch: BatchPlan, files: Sequence[records.FileRow]) -> bool:
+        """Run the plugin and record its answers. False when it was stopped before it answered."""
+        destination = self.book.registry.destinations[batch.destination]
+        self._batch_number += 1
+        number = self._batch_number
+        directory = self._spool.root / "movers" / f"{number}-{files[0].ticket[:8]}"
+        user = (batch.uid, batch.gid)
+        run = BatchRun(self._spool, self._table, destination, user, files, directory, self.rules.lifetime_s)
+        self._running[number] = run
+        log.event("mover-exec", batch=number, server=destination.server, plugin=destination.plugin, files=len(files),
+                  sandboxes=len(run.sandboxes), owner=batch.owner)  # fmt: skip
+        started_s = self._clock.monotonic_s()
+        try:
+            answers = await asyncio.get_running_loop().run_in_executor(self._movers, run.run)
+        except Stopped:
+            log.event("mover-stopped", batch=number)
+            return False
+        finally:
+            del self._running[number]
+        judged = judge_batch(files, answers, self.rules.retry, self._accepted_at, self._clock.wall_s())
+        log.event("mover-ended", batch=number, delivered=len(judged.delivered), waiting=len(judged.waiting),
+                  failed=len(judged.failed), s=round(self._clock.monotonic_s() - started_s, 3))  # fmt: skip
+        await self._record(destination, files, judged)
+        return True
+
+    def _accepted_at(self, sandbox: int) -> float:
+        known = self.book.registry.by_id.get(sandbox)
+        return known.accepted_at if known else self._now()
+
+    # ---- 4. judged ---------------------------------------------------------------------------------------------------
+
+    async def _record(self, destination: Destination, files: Sequence[records.FileRow], judged: Judged) -> None:
+        """Write what became of a batch and of its sandboxes; on return it is on the disk."""
+        back = self._mind_gate(destination.server, judged)
+        sandboxes = sorted({item.sandbox for item in files})
+        named = {
+            "record-delivered": judged.delivered,
+            "record-retry": judged.waiting,
+            "record-failed": judged.failed,
+        }
+        labels = [label for label, results in named.items() if results]
+
+        same = self._same_server(destination.server)
+        others = self._waiting_for(same) if back else []
+
+        def change(db: sqlite3.Connection) -> Iterable[int]:
+            records.record_results(db, judged.all)
+            touched = set(sandboxes)
+            if back:
+                touched |= records.wake(db, others, same, UNREACHABLE, self._now())
+            for sandbox in sandboxes:
+                settle(db, sandbox, self._is_open, self.rules.retry.attempts, self._now())
+            return touched
+
+        self._follow(await self.book.write(change, *labels))
+
+    def _mind_gate(self, server: str, judged: Judged) -> bool:
+        """Tell the server's gate what the batch saw. True when a server that was away has come back."""
+        if judged.unreachable:
+            self._gates.unreachable(server, judged.retry_after_s)
+            return False
+        return self._gates.reached(server)
+
+    def _same_server(self, server: str) -> frozenset[int]:
+        return frozenset(number for number, place in self.book.registry.destinations.items() if place.server == server)
+
+    def _waiting_for(self, destinations: frozenset[int]) -> list[int]:
+        boxes = self.book.registry.sendable.values()
+        return [box.id for box in boxes if any(part.destination in destinations for part in box.waiting)]
+
+    def _is_open(self, destination: int) -> bool:
+        place = self.book.registry.destinations.get(destination)
+        return place is None or self._gates.opens_in_s(place.server) <= 0
+
+    async def _give_back(self, batch: BatchPlan) -> None:
+        """Files of the batch that were not judged wait again, and their sandboxes with them."""
+
+        def change(db: sqlite3.Connection) -> Iterable[int]:
+            for part in batch.parts:
+                if records.moving_back(db, part.sandbox, batch.destination):
+                    settle(db, part.sandbox, self._is_open, self.rules.retry.attempts, self._now())
+                    yield part.sandbox
+                elif records.unlease(db, part.sandbox, self._now()):
+                    yield part.sandbox
+
+        try:
+            await self.book.write(change)
+        except (OSError, sqlite3.Error) as problem:
+            log.error("give-back", problem=problem)
+
+    # ---- 5. released -------------------------------------------------------------------------------------------------
+
+    def _free(self, boxes: Iterable[Sandbox]) -> None:
+        """Release the bytes of sandboxes that need them no more, and forget records that may go. In the background."""
+        for box in boxes:
+            done = box.state in FREED and (not box.freed or box.state is State.DELIVERED or box.forgettable)
+            partly = box.confirmed_at and set(box.tickets) - set(box.named_tickets)
+            if (done or partly) and box.id not in self._to_free:
+                self._to_free.add(box.id)
+                self._background(self._free_one(box.id))
+
+    async def _free_one(self, sandbox: int) -> None:
+        try:
+            tickets = await self.book.ledger.read(lambda db: records.dropped_tickets(db, sandbox))
+            for ticket in tickets:
+                await self._in_disk_thread(self._spool.release, ticket)
+            left = await self.book.write(
+                lambda db: records.released(db, sandbox, tickets, self._now()), "record-released"
+            )
+        except (OSError, sqlite3.Error) as problem:
+            log.error("spool-release", sandbox=sandbox, problem=problem, again_in_s=_FREE_AGAIN_S)
+            await asyncio.sleep(_FREE_AGAIN_S)
+            self._background(self._free_one(sandbox))
+            return
+        self._to_free.discard(sandbox)
+        self._free(box for box in left if box.state in FREED)
+
+    async def keep_house(self) -> None:
+        """Let deadlines pass that nothing else looks at: unconfirmed, given up, kept long enough."""
+        busy = self.busy_sandboxes
+        boxes = await self.book.write(
+            lambda db: recovery.pass_deadlines(db, self.rules, self._now(), busy, self._is_runnable), "record-failed"
+        )
+        self._follow(boxes)
+
+    def _is_runnable(self, sandbox: int) -> bool:
+        box = self.book.registry.by_id.get(sandbox)
+        return box is not None and any(self._is_open(part.destination) for part in box.waiting)
+
+    # ---- stopping and looking ----------------------------------------------------------------------------------------
+
+    def stop_accepting(self) -> None:
+        """Refuse hand-offs and start no further batch."""
+        self.admission.stopping = True
+
+    async def stop(self, grace_s: float) -> None:
+        """Let running transfers end for ``grace_s`` seconds, stop the rest, wait until all is recorded."""
+        self.stop_accepting()
+        deadline = self._clock.monotonic_s() + grace_s
+        while self._running and self._clock.monotonic_s() < deadline:
+            await asyncio.sleep(0.05)
+        for batch in list(self._running.values()):
+            batch.stop()
+        while self._running:
+            await asyncio.sleep(0.05)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=10)
+        for task in self._tasks:
+            task.cancel()
+        self._movers.shutdown(wait=True)
+        self._disk.shutdown(wait=True)
+
+    def new_rules(self, rules: Rules) -> None:
+        """Take over a changed configuration; running batches are not touched."""
+        self.rules = rules
+        self._gates.rules = rules.retry
+        self.book.wake.set()
+
+    @property
+    def busy_sandboxes(self) -> Collection[int]:
+        """Sandboxes with files in a mover or about to be."""
+        return frozenset(sandbox for sandbox, _ in self._load.running)
+
+    @property
+    def movers_running(self) -> int:
+        """Plugins that run now."""
+        return len(self._running)
+
+    def _background(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("fault", task=task.get_name(), problem=repr(task.exception()))
+
+    async def _in_disk_thread(self, work: Callable[[A], T], argument: A) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._disk, work, argument)
+
+    def _now(self) -> int:
+        return int(self._clock.wall_s())

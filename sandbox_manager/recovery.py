@@ -1,0 +1,138 @@
+"""After a restart, and when deadlines pass: what the ledger must say so that it stays true."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Collection, Iterable
+
+from sandbox_manager import records
+from sandbox_manager.movers import end_leftovers
+from sandbox_manager.rules import Rules
+from sandbox_manager.spool import Spool
+from stageout.core import log
+from stageout.core.states import FREED, State
+
+_NEEDS_BYTES = frozenset(State) - FREED - {State.OFFERED}
+
+
+def end_movers(spool: Spool) -> None:
+    """No plugin of an earlier manager may still send when this one starts."""
+    ended = end_leftovers(spool.root / "movers")
+    if ended:
+        log.warn("movers-ended", processes=ended)
+
+
+def settle_ledger(
+    db: sqlite3.Connection, directories: Collection[str], boot: str, now: int
+) -> tuple[set[int], list[str]]:
+    """Bring the ledger into agreement with the spool after a start.
+
+    Files that were in a mover wait again. A sandbox whose data had not reached the disk before the machine went down,
+    or whose directory is gone, is LOST.
+
+    :param directories: tickets that have one. :param boot: id of the running kernel's boot.
+    :returns: sandboxes touched, and tickets whose data must be synced again.
+    """
+    touched: set[int] = set()
+    for box, state in records.ids_and_states(db, (State.MOVING, State.LEASED)):
+        records.moving_back(db, box)
+        if state is State.MOVING:
+            records.set_state(db, box, State.LEASED, now)
+        records.set_state(db, box, State.CONFIRMED, now)
+        touched.add(box)
+    unsynced = []
+    for ticket, (box, synced, its_boot) in records.kept_tickets(db).items():
+        if records.state_of(db, box) not in _NEEDS_BYTES or not records.is_wanted(db, ticket):
+            continue
+        if ticket not in directories:
+            _lose(db, box, now, "its directory in the spool is gone")
+        elif not synced and its_boot != boot:
+            _lose(db, box, now, "the machine went down before the output was safely on its disk")
+        elif not synced:
+            unsynced.append(ticket)
+            continue
+        else:
+            continue
+        touched.add(box)
+    return touched, unsynced
+
+
+def _lose(db: sqlite3.Connection, box: int, now: int, reason: str) -> None:
+    log.error("lost", sandbox=box, reason=reason)
+    records.end(db, box, State.LOST, now, reason)
+
+
+def pass_deadlines(
+    db: sqlite3.Connection, rules: Rules, now: int, busy: Collection[int], is_runnable: Callable[[int], bool]
+) -> Iterable[int]:
+    """Change what has waited long enough. Returns the sandboxes touched.
+
+    :param busy: sandboxes with files in a mover: their time comes with the mover's end.
+    :param is_runnable: could files of this leased sandbox be sent now?
+    """
+    touched = set()
+    for box, state in records.ids_and_states(db, frozenset(State) - {State.OFFERED}):
+        if box in busy:
+            continue
+        due = _DEADLINES.get(state, _ended)
+        if state is State.LEASED and not is_runnable(box):
+            records.set_state(db, box, State.CONFIRMED, now)
+            touched.add(box)
+        elif due(db, box, rules, now):
+            touched.add(box)
+    records.drop_old_fences(db, int(now - rules.retention_s))
+    return touched
+
+
+def _unconfirmed(db: sqlite3.Connection, box: int, rules: Rules, now: int) -> bool:
+    times = records.times(db, box)
+    if now - times.accepted_at > rules.retention_s:
+        _lose(db, box, now, f"never confirmed by the access point, deleted after {_days(rules)}")
+        return True
+    if now - times.accepted_at > rules.confirm_timeout_s and not times.reason:
+        records.set_reason(db, box, f"not confirmed by the access point within {rules.confirm_timeout_s:.0f} s")
+        return True
+    return False
+
+
+def _waiting(db: sqlite3.Connection, box: int, rules: Rules, now: int) -> bool:
+    times = records.times(db, box)
+    limit_s = rules.retention_s if times.paused else rules.retry.give_up_s + rules.retry.longest_s
+    if now - times.accepted_at <= limit_s:
+        return False
+    reason = times.reason or "it was never its turn"
+    records.fail_waiting(db, box)
+    records.end(db, box, State.FAILED, now, f"{reason} (gave up after {limit_s / 3600:.3g} hours)", times.error_code)
+    return True
+
+
+def _failed(db: sqlite3.Connection, box: int, rules: Rules, now: int) -> bool:
+    times = records.times(db, box)
+    if now - times.ended_at <= rules.retention_s:
+        return False
+    _lose(db, box, now, f"{times.reason} (its bytes were deleted {_days(rules)} after it had failed)")
+    return True
+
+
+def _ended(db: sqlite3.Connection, box: int, rules: Rules, now: int) -> bool:
+    """The record of an end goes when the access point has not asked for it any more for so long."""
+    times = records.times(db, box)
+    if now - times.ended_at <= rules.retention_s or times.forgettable:
+        return False
+    records.may_forget(db, box)
+    return True
+
+
+def _days(rules: Rules) -> str:
+    return f"{rules.retention_s / 86400:.3g} days"
+
+
+_DEADLINES = {
+    State.ACCEPTED: _unconfirmed,
+    State.CONFIRMED: _waiting,
+    State.LEASED: _waiting,
+    State.RETRY_WAIT: _waiting,
+    State.HANDED_OVER: lambda db, box, rules, now: False,
+    State.MOVING: lambda db, box, rules, now: False,
+    State.FAILED: _failed,
+}

@@ -1,0 +1,75 @@
+"""The manager's settings, read once and again on SIGHUP."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from sandbox_manager.retry import RetryRules
+from sandbox_manager.slots import Limits
+from stageout.core.config import Settings
+
+_MB = 1024 * 1024
+_LIFETIME_S = 72000.0
+
+
+@dataclass(frozen=True)
+class Rules:
+    """All knobs that the way of a sandbox depends on; durations in seconds.
+
+    :param quota_bytes: of the spool, 0: half of its filesystem. :param lifetime_s: of one call of a plugin.
+    """
+
+    limits: Limits
+    retry: RetryRules
+    quota_bytes: int
+    owner_quota_bytes: int
+    require_verified: bool
+    confirm_timeout_s: float
+    retention_s: float
+    stop_grace_s: float
+    lifetime_s: float
+
+
+def read_rules(settings: Settings) -> Rules:
+    """Rules from the configuration. :raises ConfigError: a knob cannot be used."""
+    return Rules(
+        limits=Limits(
+            active=settings.count("STAGEOUT_DATA_SLOT_ACTIVE"),
+            depth=settings.count("STAGEOUT_DATA_SLOT_DEPTH"),
+            cpus=_cpus(settings),
+            movers=settings.count("STAGEOUT_MAX_MOVERS"),
+            movers_per_server=settings.count("STAGEOUT_MAX_MOVERS_PER_DESTINATION"),
+            batch_files=settings.count("STAGEOUT_BATCH_FILES"),
+            batch_bytes=settings.count("STAGEOUT_BATCH_MB") * _MB,
+        ),
+        retry=RetryRules(
+            attempts=settings.count("STAGEOUT_ATTEMPTS"),
+            first_s=settings.number("STAGEOUT_RETRY_FIRST"),
+            longest_s=settings.number("STAGEOUT_RETRY_MAX"),
+            give_up_s=settings.number("STAGEOUT_GIVE_UP"),
+        ),
+        quota_bytes=settings.count("STAGEOUT_SPOOL_QUOTA_MB") * _MB,
+        owner_quota_bytes=settings.count("STAGEOUT_OWNER_QUOTA_MB") * _MB,
+        require_verified=settings.flag("STAGEOUT_REQUIRE_VERIFIED"),
+        confirm_timeout_s=settings.number("STAGEOUT_CONFIRM_TIMEOUT"),
+        retention_s=settings.number("STAGEOUT_RETENTION"),
+        stop_grace_s=settings.number("STAGEOUT_STOP_GRACE"),
+        lifetime_s=_number(settings.condor("MAX_FILE_TRANSFER_PLUGIN_LIFETIME"), _LIFETIME_S),
+    )
+
+
+def _cpus(settings: Settings) -> int:
+    for name in ("NUM_CPUS", "DETECTED_CPUS"):
+        value = int(_number(settings.condor(name), 0))
+        if value > 0:
+            return value
+    return os.cpu_count() or 1
+
+
+def _number(text: str, default: float) -> float:
+    """A parameter of HTCondor's own; it may be an expression, and then the default serves."""
+    try:
+        return float(text)
+    except ValueError:
+        return default
