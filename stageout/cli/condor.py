@@ -192,6 +192,10 @@ _NO_SCHEDD = (
 )
 
 
+#: Ads with a manager's report, whichever door it came in by. A slot ad has an empty one while the other door is open.
+REPORTS = f'(StageOutPayload ?: "") != "" && (MyType == "{MANAGER_AD}" || MyType == "Machine")'
+
+
 class Pool:
     """The collector's view: managers' reports and agents' notices.
 
@@ -209,7 +213,7 @@ class Pool:
         :param managers: only of these; None for all.
         :raises Unavailable: the collector does not answer.
         """
-        wanted = f'StageOutPayload isnt undefined && (MyType == "{MANAGER_AD}" || MyType == "Machine")'
+        wanted = REPORTS
         if managers is not None:
             names = " || ".join(f"StageOutManager == {quote(name)}" for name in sorted(set(managers)))
             wanted += f" && ({names or 'false'})"

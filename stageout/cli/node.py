@@ -1,24 +1,123 @@
-"""This machine's sandbox manager, asked over its socket."""
+"""This machine's sandbox manager, asked over its control socket."""
 
 from __future__ import annotations
 
-from stageout.cli.exits import Unavailable
-from stageout.cli.rows import Row
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from stageout.cli.exits import CommandError, Unavailable
+from stageout.cli.rows import Row, rows_of_report
 from stageout.core.classads import ClassAd
 from stageout.core.config import Settings
+from stageout.wire.custody import FileReport, Report, SandboxReport
+from stageout.wire.handoff import BadMessage, receive_frame, send_frame
+
+_TIMEOUT_S = 30.0
+_CREDENTIALS = struct.Struct("3i")
 
 
-def local_rows() -> list[Row]:
-    """The sandboxes in this node's custody.
+def spool_directory(settings: Settings) -> str:
+    """STAGEOUT_SPOOL, its default included, without symbolic links."""
+    text = settings.text("STAGEOUT_SPOOL")
+    return os.path.realpath(text.replace("$(EXECUTE)", settings.condor("EXECUTE")))
 
+
+def control_socket(settings: Settings) -> Path:
+    """Where the manager of this node answers questions."""
+    return Path(spool_directory(settings)) / "run" / "control"
+
+
+def local_rows(now: float) -> list[Row]:
+    """The sandboxes in this node's custody: all for root and the manager's user, one's own for others.
+
+    :param now: wall clock, seconds.
     :raises Unavailable: no manager answers here.
     """
-    raise Unavailable("no sandbox manager answers on this machine")
+    from stageout.cli.condor import bindings
+    from stageout.core.config import condor_settings
+
+    bindings()
+    path = control_socket(condor_settings())
+    try:
+        return rows_of_report(read_status(path, now))
+    except (OSError, EOFError, BadMessage) as problem:
+        raise Unavailable(
+            f"no sandbox manager answers at {path} ({problem}). Is this an execute point, and does "
+            "'stageout doctor' find its manager running?"
+        ) from None
+
+
+def read_status(path: Path, now: float) -> Report:
+    """Everything that the manager tells this user.
+
+    :param now: wall clock, seconds: the time of the report.
+    :raises OSError: nobody listens there. :raises BadMessage: it is no manager of this version.
+    """
+    boxes: list[SandboxReport] = []
+    files: list[FileReport] = []
+    box: dict[str, Any] | None = None
+    for frame in _ask(path, {"op": "status"}):
+        if frame["op"] == "files":
+            files += _files(frame.get("files"))
+            continue
+        if box is not None:
+            boxes.append(_sandbox(box, files))
+        if frame["op"] == "end":
+            return Report(str(frame.get("manager", "")), "", 0, int(now), {}, 0, tuple(boxes))
+        if frame["op"] != "sandbox":
+            raise BadMessage(f"unexpected {frame['op']!r}: {frame.get('reason', '')}")
+        box, files = frame.get("sandbox"), []
+    raise BadMessage("the manager stopped in the middle of its answer")
+
+
+def _sandbox(item: object, files: list[FileReport]) -> SandboxReport:
+    if isinstance(item, dict):
+        try:
+            return SandboxReport(**{**item, "tickets": tuple(item["tickets"]), "files": tuple(files)})
+        except (TypeError, KeyError) as problem:
+            raise BadMessage(f"not a sandbox: {problem}") from None
+    raise BadMessage("not a sandbox")
+
+
+def _files(items: object) -> list[FileReport]:
+    try:
+        return [FileReport(**item) for item in items] if isinstance(items, list) else []
+    except TypeError as problem:
+        raise BadMessage(f"not a file: {problem}") from None
 
 
 def manager_facts(settings: Settings) -> ClassAd:
-    """What the manager says about itself: Manager (its name), Uid, BytesAtRisk.
+    """What the manager says about itself: Manager (its name), Uid (as the kernel says), BytesAtRisk.
 
-    :raises FileNotFoundError: no socket. :raises ConnectionRefusedError: nobody listens.
+    :raises OSError: no socket, or nobody listens.
     """
-    raise FileNotFoundError(2, "no socket", settings.text("STAGEOUT_SPOOL"))
+    path = control_socket(settings)
+    (frame,) = _ask(path, {"op": "metrics"})
+    figures = ClassAd(frame["metrics"]) if isinstance(frame.get("metrics"), dict) else ClassAd()
+    return ClassAd(
+        {
+            "Manager": figures.text("StageOutManager"),
+            "Uid": frame["peer_uid"],
+            "BytesAtRisk": figures.integer("StageOutBytesAtRisk"),
+        }
+    )
+
+
+def _ask(path: Path, question: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Frames of the answer, each with the uid of who answers; "end" and "metrics" are the last ones."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(_TIMEOUT_S)
+        sock.connect(str(path))
+        _, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        send_frame(sock, question)
+        while True:
+            frame = receive_frame(sock)
+            if frame["op"] == "refuse":
+                raise CommandError(f"the sandbox manager says: {frame.get('reason')}")
+            yield {**frame, "peer_uid": uid}
+            if frame["op"] in ("end", "metrics"):
+                return

@@ -63,9 +63,11 @@ def whose_jobs() -> str | None:
 
 def _look(queue: Queue, pool: Pool, wanted: list[JobId], owner: str | None) -> Snapshot:
     jobs = _wanted_jobs(queue, wanted) if wanted else queue.jobs_in_stage_out(owner)
-    managers = {job.manager for job in jobs if job.in_stage_out}
-    if not managers:
+    under_way = [job for job in jobs if job.in_stage_out]
+    if not under_way:
         return Snapshot(merge(jobs, []), [])
+    # A job's output may be with several managers; before the agent has written which, all are asked.
+    managers = {name for job in under_way for name in job.manager.split(",")}
     try:
         reports = pool.reports(None if "" in managers else managers)
     except Unavailable as problem:
@@ -92,7 +94,7 @@ def _node_look(options: argparse.Namespace) -> Callable[[], Snapshot]:
     wanted = parse_job_ids(options.jobs)
 
     def look() -> Snapshot:
-        rows = local_rows()
+        rows = local_rows(time.time())
         if not wanted:
             return Snapshot(rows, [])
         kept = [row for row in rows if any(one.covers(parse_job_ids([row.job])[0]) for one in wanted)]

@@ -89,7 +89,7 @@ class Fake:
             "Scheduler": [ClassAd({"Name": "ap"})],
             "StageOutAgent": [notice()],
             "StageOutManager": [manager_ad("signed")],
-            "Machine": [ClassAd({"Name": "slot1@node", "StageOutAccept": True})],
+            "Machine": [ClassAd({"Name": "slot1@node", "StageOutAccept": True, "StageOutHeartbeat": int(NOW)})],
         }
     )
     own_slots: list[ClassAd] = field(default_factory=list)
@@ -132,7 +132,7 @@ class Fake:
         if "time()" in constraint:
             return self._clock_answer(constraint)
         found = [ad for kind, ads in self.in_collector.items() if f'MyType == "{kind}"' in constraint for ad in ads]
-        return [ad for ad in found if "StageOutPayload isnt" not in constraint or "StageOutPayload" in ad]
+        return [ad for ad in found if "StageOutPayload" not in constraint or ad.text("StageOutPayload")]
 
     def _clock_answer(self, constraint: str) -> list[ClassAd]:
         _, sign, limit = constraint.split("&& ")[1].split(" ")
@@ -206,7 +206,15 @@ def answer(path: str, ran: Ran) -> Callable[[Fake], None]:
 
 ATTRS = SETTINGS["PROTECTED_JOB_ATTRS"]
 BUSY = ClassAd({"Name": "slot1_1@node", "State": "Claimed", "Activity": "Busy", "RemoteUser": "alice@x"})
-SLOT_WITH_REPORT = ClassAd({**manager_ad("s"), "MyType": "Machine", "Name": "slot1@node", "StageOutAccept": False})
+SLOT_WITH_REPORT = ClassAd(
+    {
+        **manager_ad("s"),
+        "MyType": "Machine",
+        "Name": "slot1@node",
+        "StageOutAccept": False,
+        "StageOutHeartbeat": int(NOW),
+    }
+)
 
 FAULTS: list[tuple[str, Level, str, Callable[[Fake], None]]] = [
     ("version", Level.WARN, "23.9.6", has(condor="23.9.6")),
@@ -282,8 +290,10 @@ FAULTS: list[tuple[str, Level, str, Callable[[Fake], None]]] = [
     ("agent-notice", Level.FAIL, "cannot be read", collector(StageOutAgent=[ClassAd({"StageOutPayload": "x"})])),
     ("agent-notice", Level.FAIL, "knows no schedd", collector(Scheduler=[])),
     ("agents-seen", Level.WARN, "no schedd agent", collector(StageOutAgent=[])),
-    ("reporting-door", Level.WARN, "has not sent one", collector(StageOutManager=[])),
+    ("reporting-door", Level.WARN, "has sent none", collector(StageOutManager=[])),
+    ("reporting-door", Level.UNCHECKED, "no sandbox manager", has(manager=ConnectionRefusedError(111, ""))),
     ("slot-attributes", Level.FAIL, "back-pressure", collector(Machine=[ClassAd({"Name": "slot1@node"})])),
+    ("slot-attributes", Level.FAIL, "are old", collector(Machine=[ClassAd({"StageOutAccept": True})])),
     ("slot-attributes", Level.UNCHECKED, "no slot", collector(Machine=[])),
     ("trust", Level.WARN, "1 of 1 managers report unsigned", collector(StageOutManager=[manager_ad()])),
     ("trust", Level.WARN, "cannot be read", collector(StageOutManager=[ClassAd({"StageOutPayload": "x"})])),

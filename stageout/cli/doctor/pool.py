@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from stageout.cli.condor import REPORTS
 from stageout.cli.doctor.findings import Finding, Machine, Unseen, fail, ok, unchecked, warn
 from stageout.core.classads import ClassAd, quote
 from stageout.wire.custody import AGENT_AD, MANAGER_AD, BadPayload, payload_of, read_notice, read_report
 
 _SKEW_STEPS_S = (30, 120, 600, 3600, 86400)
 _SKEW_BAD_S = 120
+_HEARTBEAT_S = 300
 
 
 def collector(machine: Machine) -> Iterator[Finding]:
@@ -99,44 +101,41 @@ def agents_seen(machine: Machine) -> Iterator[Finding]:
 
 def reporting_door(machine: Machine) -> Iterator[Finding]:
     """Which way do this node's reports reach the collector?"""
-    host = quote(machine.settings.condor("FULL_HOSTNAME"))
-    own = machine.ads(f'MyType == "{MANAGER_AD}" && (Machine == {host} || regexp({host}, Name))')
-    if own:
+    try:
+        name = machine.manager_answer().text("Manager")
+    except OSError:
+        raise Unseen("no sandbox manager answers") from None
+    if machine.ads(f'MyType == "{MANAGER_AD}" && StageOutManager == {quote(name)}'):
         yield ok("reporting-door", "generic: the manager's own ad is in the collector")
-        return
-    slots = machine.ads(f'MyType == "Machine" && Machine == {host} && StageOutPayload isnt undefined')
-    if slots:
-        yield ok(
-            "reporting-door", "startd: reports travel in the slot ads (this node's token may not send generic ads)"
-        )
+    elif machine.ads(f'MyType == "Machine" && StageOutManager == {quote(name)} && (StageOutPayload ?: "") != ""'):
+        yield ok("reporting-door", "startd: reports travel in the slot ads (generic ads are refused from here)")
     elif machine.accepts_generic():
-        remedy = "is the manager running? It reports when it starts, on every change and every STAGEOUT_REPORT_INTERVAL"
-        yield warn("reporting-door", "generic ads from here are accepted, but the manager has not sent one", remedy)
+        remedy = "it reports when it starts and on every change; SandboxManagerLog (report-advertise) says what failed"
+        yield warn("reporting-door", "generic ads from here are accepted, but the manager has sent none", remedy)
     else:
         remedy = "see startd-cron; or give this node a token with DAEMON authorisation at the collector"
         yield fail("reporting-door", "generic ads are refused and no slot ad has a report: nobody hears it", remedy)
 
 
 def slot_attributes(machine: Machine) -> Iterator[Finding]:
-    """Do this node's slots tell the pool how full the spool is?"""
-    host = quote(machine.settings.condor("FULL_HOSTNAME"))
+    """Do this node's slots tell the pool how full the spool is, and is that news?"""
+    name, host = "slot-attributes", quote(machine.settings.condor("FULL_HOSTNAME"))
     slots = machine.ads(f'MyType == "Machine" && Machine == {host}')
     if not slots:
-        yield unchecked("slot-attributes", "the collector knows no slot of this machine")
-    elif any("StageOutAccept" in ad for ad in slots):
-        yield ok("slot-attributes", _accepts(slots))
+        yield unchecked(name, "the collector knows no slot of this machine")
+    elif not any("StageOutAccept" in ad for ad in slots):
+        yield fail(name, "no slot ad has StageOutAccept: no back-pressure", "see startd-cron")
+    elif machine.now() - max(ad.integer("StageOutHeartbeat") for ad in slots) > _HEARTBEAT_S:
+        yield fail(name, "the manager's figures in the slot ads are old", "see manager, and startd-cron")
     else:
-        yield fail("slot-attributes", "no slot ad has StageOutAccept: no back-pressure", "see startd-cron")
-
-
-def _accepts(slots: list[ClassAd]) -> str:
-    refusing = sum(ad.get("StageOutAccept") is False for ad in slots)
-    return "all slots take work" if not refusing else f"{refusing} slots take no new work until the spool is emptier"
+        refusing = sum(ad.get("StageOutAccept") is False for ad in slots)
+        text = f"{refusing} slots take no new work until the spool is emptier" if refusing else "all slots take work"
+        yield ok(name, text)
 
 
 def trust(machine: Machine) -> Iterator[Finding]:
     """Are reports signed?"""
-    ads = machine.ads(f'StageOutPayload isnt undefined && (MyType == "{MANAGER_AD}" || MyType == "Machine")')
+    ads = machine.ads(REPORTS)
     if not ads:
         yield unchecked("trust", "no manager reports yet")
         return
