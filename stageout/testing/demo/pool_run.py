@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from stageout.core.errors import StageoutError
 from stageout.testing.demo.record import JobRecord, Occupation, Record, check_files, occupations, of_job
 from stageout.testing.demo.report import Progress
 from stageout.testing.demo.workload import MB, SCRIPT, JobReport, Workload
@@ -13,6 +14,11 @@ from stageout.testing.narrow_destination import NarrowDestination
 from stageout.testing.pool import Pool, Submission
 
 USER = "alice"
+_HELD = 5
+
+
+class JobsHeld(StageoutError):
+    """Jobs were held; the text has the reason of the first."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,7 @@ class PoolRun:
     def run(self) -> Record:
         """Submit, wait until every job has left the queue, and check every file.
 
+        :raises JobsHeld: a job is held.
         :raises PoolTimeout: a job did not leave the queue in four times the time that it all should take, plus 2 min.
         """
         root = self.destination.root / self.name
@@ -65,8 +72,11 @@ class PoolRun:
         self.pool.wait(finished, timeout_s=limit_s, what=f"the end of run {self.name}", interval_s=0.25)
 
     def _states(self, submission: Submission) -> list[int]:
-        """JobStatus of those still in the queue."""
-        found = self.pool.jobs(f"ClusterId == {submission.cluster}", ["JobStatus"])
+        """JobStatus of those still in the queue; a held job ends the run, as nothing would change any more."""
+        found = self.pool.jobs(f"ClusterId == {submission.cluster}", ["JobStatus", "HoldReason"])
+        reasons = [str(ad["HoldReason"]) for ad in found if int(ad["JobStatus"]) == _HELD]
+        if reasons:
+            raise JobsHeld(f"{len(reasons)} jobs of run {self.name} are held: {reasons[0]}")
         return [int(ad["JobStatus"]) for ad in found]
 
     def _progress(self, states: list[int], began_s: float) -> Progress:
