@@ -32,13 +32,16 @@ def _answer(settings: Settings, question: dict[str, Any]) -> dict[str, Any]:
 
 
 def _query(settings: Settings, constraint: str, attributes: list[str]) -> list[dict[str, Any]]:
-    """Ads of all collectors; with several, one that answers is enough."""
+    """Ads of all collectors; with several, one that answers is enough.
+
+    The type is Any: for Generic the collector looks only at ads whose MyType is "Generic".
+    """
     import htcondor2
 
     found, problems = [], []
     for host in _hosts(settings):
         try:
-            found += htcondor2.Collector(host).query(htcondor2.AdType.Generic, constraint, attributes)
+            found += htcondor2.Collector(host).query(htcondor2.AdType.Any, constraint, attributes)
         except Exception as problem:
             problems.append(problem)
     if problems and len(problems) == len(_hosts(settings)):
