@@ -11,14 +11,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import fcntl
 import os
 import signal
 import socket
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +31,7 @@ from sandbox_manager.ledger import Ledger, LedgerError
 from sandbox_manager.pipeline import Manager, Pipeline
 from sandbox_manager.plugins_table import PluginsTable
 from sandbox_manager.rules import read_rules
-from sandbox_manager.spool import Spool, SpoolError
+from sandbox_manager.spool import Spool, SpoolBusy, SpoolError
 from sandbox_manager.startd import SlotTable, ask_startd
 from stageout import __version__
 from stageout.core import log
@@ -46,11 +45,8 @@ from stageout.wire.handoff import socket_name
 DO_NOT_RESTART = 99
 _HOUSE_INTERVAL_S = 10.0
 _PLUGINS_INTERVAL_S = 60.0
+_PARENT_INTERVAL_S = 1.0
 _FAST_S = 1.0
-
-
-class AlreadyRunning(StageoutError):
-    """Another manager has this spool."""
 
 
 @dataclass(frozen=True)
@@ -97,15 +93,13 @@ class Daemon:
 
     async def serve(self) -> None:
         """Run until :meth:`stop`. :raises StageoutError: it cannot start."""
-        with locked(self.spool.root):
-            settings = self._settings
-            self.spool.open({name: settings.condor(name) for name in ("EXECUTE", "SPOOL", "LOG")})
-            ledger = Ledger(self.spool.root / "ledger" / "ledger.sqlite")
-            try:
+        self.spool.open({name: self._settings.condor(name) for name in ("EXECUTE", "SPOOL", "LOG")})
+        try:
+            with contextlib.closing(Ledger(self.spool.root / "ledger" / "ledger.sqlite")) as ledger:
                 await self._serve(ledger)
-            finally:
-                ledger.close()
-                await self._around.collector.close()
+        finally:
+            await self._around.collector.close()
+            self.spool.close()
 
     async def _serve(self, ledger: Ledger) -> None:
         around, settings = self._around, self._settings
@@ -126,6 +120,7 @@ class Daemon:
             self._forever("report", reporter.run),
             self._forever("house", lambda: self._house(pipeline)),
             self._forever("settings", lambda: self._settings_again(pipeline)),
+            self._forever("parent", self._parent),
         ]
         tasks = [asyncio.get_running_loop().create_task(item) for item in work]
         await self._stop.wait()
@@ -194,6 +189,14 @@ class Daemon:
             except (OSError, sqlite3.Error) as problem:
                 log.error("record-order", agent=sheet.agent, problem=problem)
 
+    async def _parent(self) -> None:
+        """End with condor_master: the next one starts a manager of its own, which needs the spool."""
+        parent = os.getppid()
+        while os.getppid() == parent:
+            await asyncio.sleep(_PARENT_INTERVAL_S)
+        log.warn("orphaned", parent=parent)
+        self.stop(fast=True)
+
     async def _house(self, pipeline: Pipeline) -> None:
         while True:
             await asyncio.sleep(_HOUSE_INTERVAL_S)
@@ -237,27 +240,6 @@ def manager_name(settings: Settings) -> str:
     return f"manager@{(startd or host).rstrip('@')}"
 
 
-@contextlib.contextmanager
-def locked(root: Path) -> Iterator[None]:
-    """Have the spool for this process alone. :raises AlreadyRunning: somebody else has it."""
-    try:
-        root.mkdir(mode=0o711, parents=True, exist_ok=True)
-        descriptor = os.open(root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as problem:
-        raise SpoolError(f"STAGEOUT_SPOOL = {root}: {problem}; give it a place that can be written") from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise AlreadyRunning(
-            f"another sandbox manager uses {root}; give each its own STAGEOUT_SPOOL, or stop the other"
-        ) from None
-    try:
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def main(argv: list[str] | None = None) -> int:
     """Entry point."""
     options = _options(argv)
@@ -272,7 +254,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         _open_log(around.read(), options.terminal)
         asyncio.run(_run(around))
-    except AlreadyRunning as problem:
+    except SpoolBusy as problem:
         return _complain(problem, 1)
     except (ConfigError, SpoolError, LedgerError) as problem:
         return _complain(problem, DO_NOT_RESTART)

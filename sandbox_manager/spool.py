@@ -26,6 +26,10 @@ class SpoolError(StageoutError):
     """The spool cannot be used as configured; the text says what to do."""
 
 
+class SpoolBusy(SpoolError):
+    """Another manager uses the spool; it may be about to end."""
+
+
 class NotClaimed(Exception):
     """What the plugin linked is not what it offered; the text says how."""
 
@@ -93,7 +97,7 @@ class Spool:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
-            raise SpoolError(
+            raise SpoolBusy(
                 f"STAGEOUT_SPOOL = {self.root} is in use by another sandbox manager; give each startd's manager its own"
             ) from None
         self._lock = descriptor
