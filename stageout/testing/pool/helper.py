@@ -18,10 +18,11 @@ import htcondor2
 
 def plain(value: Any) -> Any:
     """JSON form of a ClassAd value: expressions as their text, undefined as None."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
+    # Undefined and Error are integers too: they come first.
     if isinstance(value, classad2.Value):
         return None if value == classad2.Value.Undefined else "error"
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     if hasattr(value, "items"):
