@@ -6,6 +6,7 @@ Nothing that matters is kept here: after a restart the queue, the records and th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Optional
 
@@ -22,7 +23,7 @@ from stageout import __version__
 from stageout.core import log
 from stageout.core.clock import Clock
 from stageout.core.durable import step
-from stageout.wire.custody import AgentNotice, Run, notice_ad, orders_ad
+from stageout.wire.custody import Action, AgentNotice, Run, notice_ad, orders_ad
 
 _EDIT_BUDGET_S = 20.0
 _HISTORY_INTERVAL_S = 60.0
@@ -171,7 +172,9 @@ class Agent:
 
     def _order(self, name: str, send: Send) -> None:
         try:
-            new = self.book.add(name, send)
+            # An end is in the job's ad before its record may go: see docs/ORDERING.md.
+            with step("orders-forget") if send.action is Action.FORGET else nullcontext():
+                new = self.book.add(name, send)
         except OSError as problem:
             log.error("order-not-stored", job=name, problem=problem, advice="make room in SPOOL")
             return

@@ -1,0 +1,463 @@
+"""The schedd agent on a real queue: transforms, guard, records, orders and edits, with a manager made of messages.
+
+The plugin of these jobs reports a hand-off with a receipt and moves nothing; the manager is this test.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Optional
+
+import pytest
+
+from stageout.core.states import State
+from stageout.testing.pool import Pool, Submission
+from stageout.testing.pool.errors import PoolError, PoolUnavailable
+from stageout.testing.pool.pytest_plugin import keep_logs
+from stageout.wire.custody import Action, FileReport, Order, Report, SandboxReport, read_notice, read_orders, report_ad
+
+pytestmark = pytest.mark.pool
+
+MANAGER = "ep1@test"
+
+_PLUGIN = '''#!/usr/bin/python3
+import os, re, sys, time, uuid
+if "-classad" in sys.argv:
+    print('MultipleFileSupport = true\\nProtocolVersion = 4\\nPluginVersion = "1"\\nPluginType = "FileTransfer"')
+    print('SupportedMethods = "fake"')
+    sys.exit(0)
+text = open(sys.argv[sys.argv.index("-infile") + 1]).read()
+rows = [(re.search('Url = "([^"]*)"', ad).group(1), re.search('LocalFileName = "([^"]*)"', ad).group(1))
+        for ad in re.findall(r"\\[(.*?)\\]", text, re.S) if "LocalFileName" in ad]
+ticket, sizes = uuid.uuid4().hex, [os.path.getsize(path) for _, path in rows]
+failing = "/later/" in rows[0][0]
+with open(sys.argv[sys.argv.index("-outfile") + 1], "r+") as out:
+    for (url, path), size in zip(rows, sizes):
+        receipt = "" if "/sync/" in url else (
+            '; DeveloperData = [ StageOutReceipt = [ Ticket = "%s"; ManagerName = "%s"; ManagerKey = ""; Files = %d; Bytes = %d ] ]'
+            % (ticket, url.split("/")[2], len(rows), sum(sizes)))
+        out.write('[ TransferSuccess = %s; TransferError = "later"; TransferFileName = "%s"; TransferUrl = "%s"; '
+                  'TransferProtocol = "%s"; TransferType = "upload"; TransferFileBytes = %d; TransferTotalBytes = %d; '
+                  'TransferStartTime = 1; TransferEndTime = 2; ConnectionTimeSeconds = 0.1%s ]\\n'
+                  % ("false" if failing else "true", path, url, "stageout" if receipt else "fake", size, size, receipt))
+slow = re.search("/sleep([0-9]+)/", rows[0][0])
+time.sleep(int(slow.group(1)) if slow else 0)
+sys.exit(11 if failing else 0)
+'''
+
+_ADVERTISE = """
+import json, sys, classad2, htcondor2
+htcondor2.Collector().advertise([classad2.ClassAd(json.load(sys.stdin))], "UPDATE_AD_GENERIC")
+"""
+
+
+@dataclass
+class Manager:
+    """A sandbox manager as the agent sees one: an ad with reports, and orders that it reads."""
+
+    pool: Pool
+    name: str = MANAGER
+    number: int = field(default_factory=lambda: int(time.time() * 1000))
+    acknowledged: dict[str, int] = field(default_factory=dict)
+    boxes: dict[tuple[str, int], SandboxReport] = field(default_factory=dict)
+
+    def publish(self) -> None:
+        """Send the report."""
+        self.number += 1
+        boxes = tuple(self.boxes.values())
+        report = Report(self.name, "", self.number, int(time.time()), self.acknowledged, 0, boxes)
+        self.pool.ap.run(["python3", "-c", _ADVERTISE], stdin=json.dumps(report_ad(report)))
+
+    def accept(self, job: str, run: int, tickets: tuple[str, ...], files: int = 2) -> None:
+        """Report a sandbox as accepted."""
+        left = {"files_left": files, "bytes_left": 5, "files_total": files, "bytes_total": 5}
+        self.boxes[job, run] = SandboxReport(
+            job, run, "alice", State.ACCEPTED.value, 1, "waits for confirmation", 0, tickets,
+            attempts=0, attempts_limit=0, next_attempt_at=0, accepted_at=int(time.time()), **left,
+        )  # fmt: skip
+        self.publish()
+
+    def report(self, job: str, run: int, state: State, **changes: Any) -> None:
+        """Report a change."""
+        old = self.boxes[job, run]
+        if state is State.DELIVERED:
+            row = FileReport("a", "fake://x/a", 3, state.value, verified="size")
+            changes = {"files_left": 0, "bytes_left": 0, "files": (row,), "attempts": 1, **changes}
+        self.boxes[job, run] = replace(old, state=state.value, change=old.change + 1, **changes)
+        self.publish()
+
+    def forget(self, job: str) -> None:
+        """Drop the records of a job."""
+        self.boxes = {key: box for key, box in self.boxes.items() if key[0] != job}
+        self.publish()
+
+    def orders(self, job: str) -> list[Order]:
+        """Open orders about a job."""
+        wanted = f'MyType == "StageOutOrders" && StageOutManager == "{self.name}"'
+        ads = self.pool.collector_query(wanted, "Any")
+        return [order for ad in ads for order in read_orders(ad["StageOutPayload"]).orders if order.job == job]
+
+    def wait_order(self, job: str, action: Action, timeout_s: float = 30) -> Order:
+        """Wait for an order and acknowledge it."""
+
+        def find() -> Optional[Order]:
+            return next((order for order in self.orders(job) if order.action is action), None)
+
+        found = self.pool.wait(find, timeout_s=timeout_s, what=f"{action.value} of {job}")
+        assert found is not None
+        self.acknowledged["ap"] = max(found.number, self.acknowledged.get("ap", 0))
+        self.publish()
+        return found
+
+
+@dataclass
+class Desk:
+    """A pool with an agent, and a manager played by the test."""
+
+    pool: Pool
+    manager: Manager
+
+    def submit(self, extra: str = "", place: str = "x", queue: str = "queue") -> Submission:
+        """Submit a job with two output files that go below ``fake://MANAGER/PLACE/``."""
+        text = f"""executable = /bin/sh
+arguments = "-c 'echo hi > a; echo b > b; $(script)'"
+transfer_output_files = a, b
+output_destination = fake://{MANAGER}/{place}/
+request_disk = 10M
+{extra}
+{queue}"""
+        return self.pool.submit("alice", text if "script" in extra else f"script = true\n{text}")
+
+    def ad(self, job: Any) -> dict[str, Any]:
+        """The job's ad in the queue."""
+        found = self.pool.q(job)
+        assert found is not None, f"{job} is not in the queue"
+        return found
+
+    def tickets(self, job: Any, run: int) -> tuple[str, ...]:
+        """Tickets in the AP's record of a run."""
+
+        def find() -> tuple[str, ...]:
+            records = [ad for ad in self.pool.epoch(job, "OUTPUT") if ad.get("NumShadowStarts") == run]
+            results = [row for ad in records[-1:] for row in ad["OutputPluginResultList"]]
+            return tuple(dict.fromkeys(row["DeveloperData"]["StageOutReceipt"]["Ticket"] for row in results))
+
+        return self.pool.wait(find, what=f"record of run {run} of {job}")
+
+    def completed(self, job: Any, run: int = 1, manager_run: Optional[int] = None) -> str:
+        """Wait for the end of a run, accept its output and have it confirmed; returns the GlobalJobId."""
+        self.pool.wait_status(job, "Completed")
+        name = str(self.ad(job)["GlobalJobId"])
+        tickets = self.tickets(job, run)
+        self.manager.accept(name, manager_run or run, tickets)
+        wanted = manager_run or run
+        order = self.pool.wait(
+            lambda: next((o for o in self.manager.orders(name) if (o.action, o.run_number) == (Action.CONFIRM, wanted)), None),
+            timeout_s=30, what=f"confirmation of run {wanted} of {job}",
+        )  # fmt: skip
+        assert order and (order.tickets, order.files) == (tickets, 2)
+        self.manager.acknowledged["ap"] = max(o.number for o in self.manager.orders(name))
+        self.manager.report(name, wanted, State.CONFIRMED, reason="waits for a data slot")
+        return name
+
+    def deliver(self, job: Any, name: str, run: int = 1) -> dict[str, Any]:
+        """Report the delivery and return the ad that the job leaves behind."""
+        self.manager.report(name, run, State.DELIVERED, reason="")
+        past = self.pool.wait(lambda: not self.pool.q(job) and self.pool.history(job), what=f"{job} to leave the queue")
+        assert past
+        assert past["JobStatus"] == 4
+        assert past["StageOutState"] == "Delivered"
+        assert self.manager.wait_order(name, Action.FORGET).run_number == run
+        self.manager.forget(name)
+        return past
+
+    def fail(self, job: Any, name: str, run: int = 1) -> dict[str, Any]:
+        """Report a failure and return the ad of the held job."""
+        self.manager.report(name, run, State.FAILED, reason='dest says "quota"', error_code=72, attempts=3)
+        self.pool.wait_status(job, "Held", timeout_s=30)
+        return self.ad(job)
+
+    def wait_state(self, job: Any, state: str) -> None:
+        """Wait for a StageOutState."""
+        self.pool.wait(lambda: self.ad(job)["StageOutState"] == state, what=f"{job} to be {state}")
+
+
+@pytest.fixture(scope="module", params=["25.14", "23.9"])
+def desk_of_version(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    """A pool with the agent only."""
+    shared = tmp_path_factory.mktemp("agent")
+    for folder in (shared, *shared.parents[:3]):
+        folder.chmod(folder.stat().st_mode | 0o055)
+    plugin = shared / "fake_plugin"
+    plugin.write_text(_PLUGIN)
+    plugin.chmod(0o755)
+    ap = "STAGEOUT_POLL_INTERVAL = 1\nSTAGEOUT_NOTICE_INTERVAL = 5\nSTAGEOUT_EDIT_INTERVAL = 0\nSTAGEOUT_MAX_RERUNS = 1\n"
+    ep = f"FILETRANSFER_PLUGINS = $(FILETRANSFER_PLUGINS), {plugin}\n"
+    pool = Pool(
+        version=request.param, execute_points=1, cpus=4, manager=False, ap_config=ap, ep_config=ep, binds=(shared,)
+    )
+    try:
+        pool.start()
+    except PoolUnavailable as reason:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(reason))
+    desk = Desk(pool, Manager(pool))
+    desk.manager.publish()
+    yield desk
+    pool.close()
+
+
+@pytest.fixture
+def desk(desk_of_version: Desk, request: pytest.FixtureRequest) -> Iterator[Desk]:
+    """The pool; jobs that a test leaves are removed."""
+    yield desk_of_version
+    keep_logs(request, [desk_of_version.pool])
+    for ad in desk_of_version.pool.jobs("true", ["ClusterId", "ProcId"]):
+        desk_of_version.pool.rm(f"{ad['ClusterId']}.{ad['ProcId']}")
+
+
+def test_an_agent_says_that_it_is_alive(desk: Desk) -> None:
+    ads = desk.pool.wait(lambda: desk.pool.collector_query('MyType == "StageOutAgent"', "Any"), what="the notice")
+    notice = read_notice(ads[0]["StageOutPayload"])
+    assert (notice.agent, notice.schedd) == ("ap", "ap")
+    first = notice.number
+    desk.pool.wait(
+        lambda: read_notice(desk.pool.collector_query('MyType == "StageOutAgent"', "Any")[0]["StageOutPayload"]).number > first,
+        what="the next notice",
+    )
+
+
+def test_a_delivered_job_leaves_with_the_truth_in_its_ad(desk: Desk) -> None:
+    job = desk.submit()
+    name = desk.completed(job)
+    desk.manager.report(name, 1, State.MOVING, reason="moving a", attempts=1)
+    desk.wait_state(job, "Moving")
+    ad = desk.ad(job)
+    assert (ad["StageOutBytesLeft"], ad["StageOutFilesLeft"], ad["StageOutRun"]) == (5, 2, 1)
+    assert (ad["StageOutReason"], ad["StageOutManager"]) == ("moving a", MANAGER)
+    desk.manager.report(name, 1, State.RETRY_WAIT, reason="server busy", attempts=1, next_attempt_at=1900000000)
+    desk.pool.wait(lambda: desk.ad(job).get("StageOutNextAttempt") == 1900000000, what="the next attempt in the ad")
+    past = desk.deliver(job, name)
+    assert past["StageOutStats"]["Bytes"] == 5
+    assert past["StageOutStats"]["VerifiedBy"] == "size"
+    assert past["StageOutFilesLeft"] == past["StageOutNextAttempt"] == 0
+    updates = [event for event in desk.pool.events(job) if event["Type"] == 33]
+    changed = [event["Attribute"] for event in updates]
+    assert set(changed) == {"StageOutState", "StageOutReason"}
+    assert [event["Value"].strip('"') for event in updates if event["Attribute"] == "StageOutState"][-1] == "Delivered"
+
+
+def test_a_failure_holds_the_job_and_retry_delivers(desk: Desk) -> None:
+    job = desk.submit()
+    name = desk.completed(job)
+    held = desk.fail(job, name)
+    assert held["HoldReason"] == 'Stage-out failed: dest says "quota"'
+    assert (held["HoldReasonCode"], held["HoldReasonSubCode"]) == (12, 20072)
+    assert held["StageOutState"] == "Failed"
+    assert isinstance(held["EnteredCurrentStatus"], int)
+    assert "stageout retry" in held["StageOutReason"]
+    desk.pool.qedit(job, user="alice", StageOutRequest='"retry"')
+    desk.manager.wait_order(name, Action.RETRY)
+    desk.pool.wait(lambda: desk.ad(job).get("StageOutRequest") is None, what="the request to be cleared")
+    desk.manager.report(name, 1, State.CONFIRMED, reason="waits for a data slot")
+    desk.wait_state(job, "Confirmed")
+    assert desk.pool.status(job) == "Held"
+    past = desk.deliver(job, name)
+    assert past.get("HoldReason") is None
+    assert past["NumJobCompletions"] == 1
+    assert past["CompletionDate"] > 0
+    assert past["NumShadowStarts"] == 1
+
+
+def test_a_released_job_runs_again_and_the_old_output_is_superseded(desk: Desk) -> None:
+    job = desk.submit()
+    name = desk.completed(job)
+    desk.fail(job, name)
+    desk.pool.release(job, user="alice")
+    assert desk.manager.wait_order(name, Action.SUPERSEDE).run_number == 1
+    desk.manager.report(name, 1, State.SUPERSEDED)
+    desk.pool.wait(lambda: desk.ad(job)["NumShadowStarts"] == 2, what="the second run")
+    desk.completed(job, run=2)
+    assert desk.deliver(job, name, run=2)["StageOutRun"] == 2
+
+
+def test_a_job_whose_output_was_lost_runs_again_but_not_for_ever(desk: Desk) -> None:
+    job = desk.submit()
+    name = desk.completed(job)
+    desk.manager.report(name, 1, State.LOST, reason="the machine lost power")
+    desk.pool.wait(lambda: desk.ad(job)["NumShadowStarts"] == 2, what="the second run")
+    assert desk.ad(job)["StageOutReruns"] == 1
+    desk.completed(job, run=2)
+    assert desk.ad(job)["NumJobCompletions"] == 1
+    desk.manager.report(name, 2, State.LOST, reason="the machine lost power")
+    desk.pool.wait_status(job, "Held", timeout_s=30)
+    held = desk.ad(job)
+    assert held["HoldReason"].startswith(f"Stage-out failed: output lost at {MANAGER}: the machine lost power")
+    assert "STAGEOUT_MAX_RERUNS" in held["HoldReason"]
+
+
+def test_removal_cancels(desk: Desk) -> None:
+    job = desk.submit()
+    name = desk.completed(job)
+    desk.pool.rm(job, user="alice")
+    assert desk.manager.wait_order(name, Action.CANCEL).run_number == 1
+    desk.manager.report(name, 1, State.CANCELLED)
+    desk.manager.wait_order(name, Action.FORGET)
+
+
+def test_the_owner_can_give_up_and_pause(desk: Desk) -> None:
+    job = desk.submit()
+    name = desk.completed(job)
+    for action in (Action.PAUSE, Action.RESUME):
+        desk.pool.qedit(job, user="alice", StageOutRequest=f'"{action.value}"')
+        desk.manager.wait_order(name, action)
+        desk.pool.wait(lambda: desk.ad(job).get("StageOutRequest") is None, what="the request to be cleared")
+    desk.pool.qedit(job, user="alice", StageOutRequest='"cancel"')
+    desk.manager.wait_order(name, Action.CANCEL)
+    desk.manager.report(name, 1, State.CANCELLED)
+    past = desk.pool.wait(lambda: not desk.pool.q(job) and desk.pool.history(job), what="the job to leave")
+    assert past
+    assert (past["JobStatus"], past["StageOutState"]) == (4, "Cancelled")
+
+
+def test_a_vacated_run_is_never_confirmed(desk: Desk) -> None:
+    job = desk.submit(place="sleep4")
+    desk.pool.wait_status(job, "Running")
+    desk.pool.wait(lambda: desk.ad(job).get("TransferringOutput"), what="the hand-off", interval_s=0.05)
+    name = desk.ad(job)["GlobalJobId"]
+    desk.manager.accept(name, 1, ("0" * 32,))
+    desk.pool.vacate(job)
+    assert desk.manager.wait_order(name, Action.SUPERSEDE, timeout_s=60).run_number == 1
+    assert not [order for order in desk.manager.orders(name) if order.action is Action.CONFIRM]
+    desk.manager.report(name, 1, State.SUPERSEDED)
+    desk.pool.wait(lambda: desk.ad(job)["NumShadowStarts"] == 2, what="the second run")
+    desk.completed(job, run=2)
+    desk.deliver(job, name, run=2)
+
+
+def test_a_run_that_goes_on_after_a_crash_of_the_schedd_is_confirmed_by_its_tickets(desk: Desk) -> None:
+    job = desk.submit("script = sleep 8")
+    desk.pool.wait_status(job, "Running")
+    desk.pool.wait(lambda: desk.ad(job).get("NumJobStarts") == 1, what="the start")
+    desk.pool.ap.kill("schedd", signal.SIGKILL)
+
+    def back() -> bool:
+        try:
+            return bool(desk.ad(job).get("NumJobReconnects"))
+        except (PoolError, AssertionError):
+            return False
+
+    desk.pool.wait(back, what="the reconnect", timeout_s=60)
+    assert desk.ad(job)["NumShadowStarts"] == 2
+    desk.completed(job, run=2, manager_run=1)
+    name = desk.ad(job)["GlobalJobId"]
+    assert not [order for order in desk.manager.orders(name) if order.action is Action.SUPERSEDE]
+    desk.manager.report(name, 1, State.DELIVERED, reason="")
+    desk.pool.wait(lambda: not desk.pool.q(job), what="the job to leave")
+    past = desk.pool.history(job)
+    assert past
+    assert (past["StageOutState"], past["StageOutRun"]) == ("Delivered", 2)
+
+
+def test_a_job_held_by_its_own_exit_policy_is_delivered(desk: Desk) -> None:
+    job = desk.submit("on_exit_hold = true")
+    desk.pool.wait_status(job, "Held", timeout_s=30)
+    name = desk.ad(job)["GlobalJobId"]
+    desk.manager.accept(name, 1, desk.tickets(job, 1))
+    desk.manager.wait_order(name, Action.CONFIRM)
+    desk.manager.report(name, 1, State.DELIVERED, reason="")
+    desk.wait_state(job, "Delivered")
+    assert desk.pool.status(job) == "Held"
+    assert desk.ad(job)["HoldReasonCode"] == 3
+
+
+def test_a_job_that_hands_nothing_off_leaves_at_once(desk: Desk) -> None:
+    job = desk.submit(place="sync/x")
+    desk.pool.wait(lambda: not desk.pool.q(job) and desk.pool.history(job), what="the job to leave", timeout_s=30)
+
+
+def test_the_owner_cannot_forge_the_state(desk: Desk) -> None:
+    job = desk.submit('MY.StageOutState = "Delivered"\nMY.StageOutRun = 1\nMY.StageOutReruns = -9\nMY.StageOutGuard = false')
+    desk.pool.wait_status(job, "Completed")
+    ad = desk.ad(job)
+    assert (ad["StageOutGuard"], ad["StageOutReruns"]) == (True, 0)
+    assert ad["StageOutState"] != "Delivered"
+    for name, value in [("StageOutState", '"Delivered"'), ("StageOutReruns", "-9"), ("StageOutStats", "1"), ("LeaveJobInQueue", "false")]:
+        with pytest.raises(PoolError):
+            desk.pool.qedit(job, user="alice", **{name: value})
+
+
+def test_which_jobs_are_covered(desk: Desk) -> None:
+    def guard(extra: str, place: str = "x", queue: str = "queue") -> Any:
+        job = desk.submit(extra + "\nrequirements = false", place, queue)
+        return desk.ad(job).get("StageOutGuard")
+
+    assert guard("") is True
+    assert guard("MY.StageOutAsync = false\nMY.StageOutGuard = true") is False
+    assert guard("MY.DAGManJobId = 77") is False
+    assert guard("MY.DAGManJobId = 77\nMY.StageOutAsync = true") is True
+    assert guard("max_materialize = 1", queue="queue 2") is False
+    assert guard("max_idle = 1", queue="queue 2") is True
+    plain = desk.pool.submit("alice", "executable = /bin/true\nrequirements = false\nqueue")
+    assert desk.ad(plain).get("StageOutGuard") is False
+
+
+def test_a_plugin_that_says_later_does_not_hold_the_job(desk: Desk) -> None:
+    job = desk.submit(place="later/x")
+    desk.pool.wait_status(job, "Held", timeout_s=30)
+    assert desk.ad(job)["HoldReasonSubCode"] == 2816
+    desk.pool.ap.configure("STAGEOUT_RETRY_METHODS = http,fake\n")
+    try:
+        again = desk.submit(place="later/x")
+        desk.pool.wait(lambda: desk.ad(again).get("NumJobCoolDowns") == 1, what="the cool-down")
+        assert desk.pool.status(again) == "Idle"
+    finally:
+        desk.pool.ap.configure("")
+
+
+def test_removal_of_a_dag_cancels_its_nodes(desk: Desk) -> None:
+    node = f"""executable = /bin/sh
+arguments = "-c 'echo hi > a; echo b > b'"
+transfer_output_files = a, b
+output_destination = fake://{MANAGER}/dag/
+request_disk = 10M
+MY.StageOutAsync = true
+log = node.log
+queue
+"""
+    wait = node.replace("output_destination", "#").replace("echo b > b", "sleep 600")
+    dag = desk.pool.submit_dag("alice", "JOB A a.sub\nJOB B b.sub\n", files={"a.sub": node, "b.sub": wait})
+    wanted = f"DAGManJobId == {dag.cluster} && JobStatus == 4"
+    found = desk.pool.wait(lambda: desk.pool.jobs(wanted), timeout_s=60, what="the node's end")
+    job = f"{found[0]['ClusterId']}.{found[0]['ProcId']}"
+    name = desk.completed(job)
+    desk.manager.report(name, 1, State.FAILED, reason="refused", error_code=33)
+    desk.wait_state(job, "Failed")
+    assert desk.pool.status(job) == "Completed"
+    desk.pool.rm(dag, user="alice")
+    # The agent asks the history once a minute.
+    assert desk.manager.wait_order(name, Action.CANCEL, timeout_s=120).run_number == 1
+    past = desk.pool.history(job)
+    assert past
+    assert past["JobStatus"] == 3
+
+
+def test_time_from_the_end_of_a_job_to_its_confirmation(desk: Desk, record_property: Any) -> None:
+    """Most of it is the poll interval: 1 s here."""
+    waits = []
+    for _ in range(5):
+        job = desk.submit()
+        desk.pool.wait_status(job, "Completed")
+        ended = time.monotonic()
+        name = desk.ad(job)["GlobalJobId"]
+        desk.pool.wait(lambda name=name: desk.manager.orders(name), what="the order", interval_s=0.05)  # type: ignore[misc]
+        waits.append(time.monotonic() - ended)
+    record_property("end_to_confirm_s", sorted(waits)[len(waits) // 2])
+    assert sorted(waits)[len(waits) // 2] < 3.0
