@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from stageout.core import log
 from stageout.core.clock import Clock
 from stageout.wire.custody import AgentNotice
 
@@ -34,6 +35,8 @@ class AgentBook:
         known = self._seen.get(notice.schedd)
         if known is not None and (known.sent_at, known.number) == (notice.sent_at, notice.number):
             return
+        if not self.is_fresh(notice.schedd):
+            log.event("agent-heard", schedd=notice.schedd, agent=notice.agent)
         at_s = self.clock.monotonic_s() - (max(0.0, age_s) if known is None else 0.0)
         self._seen[notice.schedd] = _Seen(notice.sent_at, notice.number, at_s)
 

@@ -181,7 +181,6 @@ class Site:
         records = self.pool.epoch(job, "OUTPUT")
         return [result for record in records for result in record.get("OutputPluginResultList", [])]
 
-
     def arm(self, fault: str) -> Path:
         """Let a daemon die at a step: one of MANAGER_FAULTS or AGENT_FAULTS. The file is gone when it happened."""
         path = self.gates.parent / "faults" / fault
@@ -236,7 +235,19 @@ def destination(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Destinatio
 @contextmanager
 def _running(**settings: Any) -> Iterator[Pool]:
     with Pool(**settings) as pool:
+        if settings.get("agent", True):
+            wait_until_acquainted(pool)
         yield pool
+
+
+def wait_until_acquainted(pool: Pool) -> None:
+    """Wait until every manager knows that the schedd has an agent; before that it takes nothing."""
+    for ep in pool.eps:
+        pool.wait(
+            lambda ep=ep: "agent-heard" in ep.log("SandboxManagerLog"),
+            timeout_s=60,
+            what=f"{ep.name} to hear the agent",
+        )
 
 
 @pytest.fixture(scope="session")
