@@ -9,6 +9,7 @@ from collections import deque
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
 _PIECE_BYTES = 4096
 _PIECES_KEPT = 2
+_DRAIN_S = 0.2
 
 
 class Quiet:
@@ -29,14 +30,18 @@ class Quiet:
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, _STDIN)
         os.close(null)
-        threading.Thread(target=self._drain, args=(reading,), daemon=True).start()
+        self._drainer = threading.Thread(target=self._drain, args=(reading,), daemon=True)
+        self._drainer.start()
 
     def _drain(self, reading: int) -> None:
         while piece := os.read(reading, _PIECE_BYTES):
             self._tail.append(piece)
 
     def printed(self) -> str:
-        """The tail of what was printed so far."""
+        """The tail of what was printed. Ends the quiet: what is printed from now on goes to HTCondor."""
+        os.dup2(self._stdout, _STDOUT)
+        os.dup2(self._stderr, _STDERR)
+        self._drainer.join(_DRAIN_S)  # not for ever: a child may hold the pipe
         return b"".join(self._tail).decode("utf-8", "replace")
 
     def to_stdout(self, text: str) -> None:

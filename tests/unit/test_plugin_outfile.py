@@ -80,6 +80,14 @@ def test_any_result_fits_a_slot_made_for_its_promise(message, name, attempts, ex
         fitted(promise, 40)
 
 
+@pytest.mark.parametrize("character", ["\u00e9", "\U0001f600", '"', "\\"])
+def test_messages_that_escapes_make_long_fit_the_least_slot(character):
+    writer = AdWriter(True, "1", Scrubber())
+    failure = TransferFailure(ErrorClass.NOT_FOUND, character * 500)
+    width = least_bytes(writer.ad(record()))
+    assert len(fitted(writer.ad(record(result=failure)), width)) <= width
+
+
 def test_old_content_is_gone_and_size_stays(tmp_path):
     path = tmp_path / "out"
     path.write_text('[ Stale = "from the run before" ]' + "x" * 30_000)

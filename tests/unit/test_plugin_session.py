@@ -280,6 +280,12 @@ def test_plugin_data_applies_to_later_files_only(bench):
     assert [told(bench, index)["data"] for index in range(3)] == ["{}", "{'a': 1}", "{'a': 1, 'b': 2}"]
 
 
+def test_plugin_data_of_the_file_comes_before_that_of_the_call(bench):
+    file = f'[ Url = "script://h/tell"; LocalFileName = "{bench.scratch}/f0"; PluginData = [ a = 2 ] ]'
+    assert bench.starter().run(bench.plugin, "[ PluginData = [ a = 1; b = 1 ] ]" + file, False).succeeded
+    assert told(bench)["data"] == "{'a': 2, 'b': 1}"
+
+
 def test_plugin_data_protocol_2(bench):
     data = 'PluginData = [ a = 1 ]; script_PluginData = [ c = "x" ]'
     text = f'[ Url = "script://h/tell"; LocalFileName = "{bench.scratch}/f0"; {data} ]'
