@@ -10,8 +10,9 @@ A frame is a 4-byte big-endian length and that many bytes of JSON. The talk is::
                                          <-  accepted  the receipt: ACCEPTED is durable      (or: refuse)
 
 The socket is ``SPOOL/run/NAME``; the name comes from the execute directory (:func:`socket_name`), so a plugin never
-talks to the manager of another startd. File names never travel as names of links: link ``17`` is the file at position 17 of the offer.
-Local paths may hold any byte but NUL: they travel as JSON strings with surrogate escapes (PEP 383).
+talks to the manager of another startd. File names never travel as names of links: link ``17`` is the file at
+position 17 of the offer. Local paths may hold any byte but NUL: they travel as JSON strings with surrogate escapes
+(PEP 383).
 """
 
 from __future__ import annotations
