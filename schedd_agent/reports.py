@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from schedd_agent.model import Seen
@@ -34,6 +34,7 @@ class Board:
     schedd: str
     _reports: dict[str, Report] = field(default_factory=dict)
     _payloads: dict[str, str] = field(default_factory=dict)
+    _bad: dict[str, str] = field(default_factory=dict)
     _changes: dict[tuple[str, str, int], SandboxReport] = field(default_factory=dict)
 
     def update(self, ads: Iterable[Mapping[str, Any]]) -> list[Report]:
@@ -44,12 +45,13 @@ class Board:
             try:
                 report = self._read(ad)
             except BadPayload as problem:
-                log.warn("bad-report", ad=ad.get("Name"), problem=problem)
+                self._say_bad(str(ad.get("Name")), str(problem))
                 continue
             present.add(report.manager)
             known = self._reports.get(report.manager)
             if known is None or report.number > known.number:
-                self._reports[report.manager] = report
+                boxes = tuple(self._newest(report.manager, box) for box in report.sandboxes)
+                self._reports[report.manager] = replace(report, sandboxes=boxes)
                 fresh.append(report)
         for manager in self._reports.keys() - present:
             del self._reports[manager], self._payloads[manager]
@@ -66,7 +68,7 @@ class Board:
         for manager, report in self._reports.items():
             for box in report.sandboxes:
                 if _GLOBAL_JOB_ID.match(box.job) and box.run.schedd == self.schedd:
-                    found.setdefault(box.job, []).append(Seen(manager, report.key, self._newest(manager, box)))
+                    found.setdefault(box.job, []).append(Seen(manager, report.key, box))
         return found
 
     def acknowledged(self, agent: str) -> dict[str, int]:
@@ -86,6 +88,11 @@ class Board:
             raise BadPayload(f"it speaks for {report.manager}")
         self._payloads[report.manager] = payload
         return report
+
+    def _say_bad(self, ad: str, problem: str) -> None:
+        if self._bad.get(ad) != problem:
+            self._bad[ad] = problem
+            log.warn("bad-report", ad=ad, problem=problem)
 
     def _newest(self, manager: str, box: SandboxReport) -> SandboxReport:
         """States only go forward: an older one, from whatever source, does not count."""

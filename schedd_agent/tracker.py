@@ -64,7 +64,7 @@ def decide(s: Situation, limits: Limits) -> list[Effect]:
 
 def _effective_record(s: Situation, job: Job) -> Optional[Record]:
     """The AP's record; where it writes none (or the owner insists), what the managers report, if the count agrees."""
-    if s.record is not None or not job.settling:
+    if not job.settling or (s.record is not None and s.record.tickets):
         return s.record
     found = [item for item in s.seen if item.sandbox.number == _reported_run(s, job)]
     if not found or sum(item.sandbox.files_total for item in found) != job.handed_off:
@@ -153,7 +153,8 @@ def _settle(s: Situation, job: Job, record: Record, own: Sequence[Seen], limits:
         yield from _after_the_end(s, job, own, limits)
         return
     yield from _obey(s, job, own)
-    yield from _confirm(s, job, record, own)
+    if job.request != Request.CANCEL:
+        yield from _confirm(s, job, record, own)
     lost = _lost(s, record, own, limits)
     states = {item.sandbox.state for item in own}
     if lost:

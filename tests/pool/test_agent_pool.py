@@ -72,7 +72,7 @@ class Manager:
         self.number += 1
         boxes = tuple(self.boxes.values())
         report = Report(self.name, "", self.number, int(time.time()), self.acknowledged, 0, boxes)
-        self.pool.ap.run(["python3", "-c", _ADVERTISE], stdin=json.dumps(report_ad(report)))
+        self.pool.ap.run(["python3", "-c", _ADVERTISE], user="condor", cwd="/", stdin=json.dumps(report_ad(report)))
 
     def accept(self, job: str, run: int, tickets: tuple[str, ...], files: int = 2) -> None:
         """Report a sandbox as accepted."""
@@ -103,13 +103,14 @@ class Manager:
         ads = self.pool.collector_query(wanted, "Any")
         return [order for ad in ads for order in read_orders(ad["StageOutPayload"]).orders if order.job == job]
 
-    def wait_order(self, job: str, action: Action, timeout_s: float = 30) -> Order:
-        """Wait for an order and acknowledge it."""
+    def wait_order(self, job: str, action: Action, run: int = 1, timeout_s: float = 30) -> Order:
+        """Wait for an order about a run and acknowledge it."""
 
         def find() -> Optional[Order]:
-            return next((order for order in self.orders(job) if order.action is action), None)
+            found = (order for order in self.orders(job) if (order.action, order.run_number) == (action, run))
+            return next(found, None)
 
-        found = self.pool.wait(find, timeout_s=timeout_s, what=f"{action.value} of {job}")
+        found = self.pool.wait(find, timeout_s=timeout_s, what=f"{action.value} of run {run} of {job}")
         assert found is not None
         self.acknowledged["ap"] = max(found.number, self.acknowledged.get("ap", 0))
         self.publish()
@@ -157,12 +158,8 @@ request_disk = 10M
         tickets = self.tickets(job, run)
         self.manager.accept(name, manager_run or run, tickets)
         wanted = manager_run or run
-        order = self.pool.wait(
-            lambda: next((o for o in self.manager.orders(name) if (o.action, o.run_number) == (Action.CONFIRM, wanted)), None),
-            timeout_s=30, what=f"confirmation of run {wanted} of {job}",
-        )  # fmt: skip
-        assert order and (order.tickets, order.files) == (tickets, 2)
-        self.manager.acknowledged["ap"] = max(o.number for o in self.manager.orders(name))
+        order = self.manager.wait_order(name, Action.CONFIRM, wanted)
+        assert (order.tickets, order.files) == (tickets, 2)
         self.manager.report(name, wanted, State.CONFIRMED, reason="waits for a data slot")
         return name
 
@@ -173,7 +170,7 @@ request_disk = 10M
         assert past
         assert past["JobStatus"] == 4
         assert past["StageOutState"] == "Delivered"
-        assert self.manager.wait_order(name, Action.FORGET).run_number == run
+        self.manager.wait_order(name, Action.FORGET, run)
         self.manager.forget(name)
         return past
 
@@ -281,7 +278,7 @@ def test_a_released_job_runs_again_and_the_old_output_is_superseded(desk: Desk) 
     name = desk.completed(job)
     desk.fail(job, name)
     desk.pool.release(job, user="alice")
-    assert desk.manager.wait_order(name, Action.SUPERSEDE).run_number == 1
+    desk.manager.wait_order(name, Action.SUPERSEDE)
     desk.manager.report(name, 1, State.SUPERSEDED)
     desk.pool.wait(lambda: desk.ad(job)["NumShadowStarts"] == 2, what="the second run")
     desk.completed(job, run=2)
@@ -307,7 +304,7 @@ def test_removal_cancels(desk: Desk) -> None:
     job = desk.submit()
     name = desk.completed(job)
     desk.pool.rm(job, user="alice")
-    assert desk.manager.wait_order(name, Action.CANCEL).run_number == 1
+    desk.manager.wait_order(name, Action.CANCEL)
     desk.manager.report(name, 1, State.CANCELLED)
     desk.manager.wait_order(name, Action.FORGET)
 
@@ -334,7 +331,7 @@ def test_a_vacated_run_is_never_confirmed(desk: Desk) -> None:
     name = desk.ad(job)["GlobalJobId"]
     desk.manager.accept(name, 1, ("0" * 32,))
     desk.pool.vacate(job)
-    assert desk.manager.wait_order(name, Action.SUPERSEDE, timeout_s=60).run_number == 1
+    desk.manager.wait_order(name, Action.SUPERSEDE, timeout_s=60)
     assert not [order for order in desk.manager.orders(name) if order.action is Action.CONFIRM]
     desk.manager.report(name, 1, State.SUPERSEDED)
     desk.pool.wait(lambda: desk.ad(job)["NumShadowStarts"] == 2, what="the second run")
@@ -443,7 +440,7 @@ queue
     assert desk.pool.status(job) == "Completed"
     desk.pool.rm(dag, user="alice")
     # The agent asks the history once a minute.
-    assert desk.manager.wait_order(name, Action.CANCEL, timeout_s=120).run_number == 1
+    desk.manager.wait_order(name, Action.CANCEL, timeout_s=120)
     past = desk.pool.history(job)
     assert past
     assert past["JobStatus"] == 3

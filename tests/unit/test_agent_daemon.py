@@ -1,0 +1,415 @@
+"""The agent's passes against a queue and a collector in memory, and its process with signals."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schedd_agent.agent import Agent
+from schedd_agent.daemon import EXIT_NO_RESTART, Daemon, main
+from schedd_agent.edits import Edit
+from schedd_agent.leases import View
+from schedd_agent.model import Dag, Job, Limits, Past, Shown, Status
+from schedd_agent.notices import CollectorError, Look
+from schedd_agent.orders import Book, Numbers
+from schedd_agent.queue import QueueError
+from schedd_agent.receipts import Receipts
+from stageout.core.config import ConfigError, mapping_settings
+from stageout.core.states import State
+from stageout.wire.custody import Action, Order, Report, SandboxReport, read_notice, read_orders, report_ad
+
+JOB = "ap#7.0#1700000000"
+RECORD = (
+    "NumShadowStarts = {run}\n"
+    'OutputPluginResultList = {{ [ DeveloperData = [ StageOutReceipt = [ Ticket = "t{run}"; ManagerName = "m1"; '
+    'ManagerKey = ""; Files = 2; Bytes = 5 ] ] ] }}\n'
+    "*** OUTPUT ClusterId=7 ProcId=0 RunInstanceId=0\n"
+)
+_SHOWN = {
+    "StageOutState": "state",
+    "StageOutRun": "run",
+    "StageOutReason": "reason",
+    "StageOutBytesLeft": "bytes_left",
+    "StageOutFilesLeft": "files_left",
+    "StageOutAttempts": "attempts",
+    "StageOutNextAttempt": "next_attempt_at",
+    "StageOutManager": "manager",
+}
+_JOB = {
+    "JobStatus": "status",
+    "HoldReasonCode": "hold_code",
+    "HoldReasonSubCode": "hold_subcode",
+    "NumJobCompletions": "completions",
+    "StageOutReruns": "reruns",
+    "StageOutRequest": "request",
+}
+
+
+class MemoryClock:
+    now_s = 100.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def wall_s(self) -> float:
+        return 1_700_000_000 + self.now_s
+
+
+@dataclass
+class MemoryQueue:
+    """Jobs in memory; edits work on them as on a schedd's."""
+
+    found: dict[str, Job] = field(default_factory=dict)
+    left: dict[str, Past] = field(default_factory=dict)
+    stats: dict[str, str] = field(default_factory=dict)
+    refuses: bool = False
+    down: bool = False
+
+    def jobs(self, reported: Collection[str]) -> list[Job]:
+        if self.down:
+            raise QueueError("the schedd does not answer")
+        return list(self.found.values())
+
+    def past(self, names: Collection[str]) -> dict[str, Past]:
+        return {name: self.left[name] for name in names if name in self.left}
+
+    def dags(self, clusters: Collection[int]) -> dict[int, Dag]:
+        return {}
+
+    def remove(self, job: Job, reason: str) -> None:
+        del self.found[job.name]
+        self.left[job.name] = Past(Status.REMOVED, job.run)
+
+    def apply(self, edit: Edit) -> None:
+        if self.refuses:
+            raise QueueError("not a queue super user")
+        name = next(name for name, job in self.found.items() if f"{job.cluster}.{job.proc}" == edit.job_id)
+        for attribute, value in (*edit.plain, *edit.logged):
+            self._set(name, attribute, value)
+        job = self.found[name]
+        if edit.atomic and f"JobStatus == {int(job.status)} && NumShadowStarts == {job.run}" not in edit.condition:
+            raise QueueError("the job has moved on")
+        for attribute, value in edit.atomic:
+            self._set(name, attribute, value)
+        self._leave(name)
+
+    def _set(self, name: str, attribute: str, text: str) -> None:
+        job = self.found[name]
+        value: Any = text[1:-1] if text.startswith('"') else int(text) if text.isdigit() else text
+        if attribute in _SHOWN:
+            self.found[name] = replace(job, shown=replace(job.shown, **{_SHOWN[attribute]: value}))
+        elif attribute in _JOB:
+            self.found[name] = replace(job, **{_JOB[attribute]: "" if value == "undefined" else value})
+        elif attribute == "StageOutStats":
+            self.stats[name] = text
+
+    def _leave(self, name: str) -> None:
+        job = self.found[name]
+        if job.status == Status.COMPLETED and (job.shown.state, job.shown.run) == ("Delivered", job.run):
+            self.left[name] = Past(Status.COMPLETED, job.run)
+            del self.found[name]
+
+
+@dataclass
+class MemoryCollector:
+    """Ads in memory."""
+
+    ads: dict[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
+    down: bool = False
+    age_s: float = 0.0
+
+    def look(self) -> Look:
+        if self.down:
+            raise CollectorError("the collector does not answer")
+        self.age_s += 1
+        return Look([ad for ad in self.ads.values() if ad["MyType"] == "StageOutManager"], self.age_s)
+
+    def publish(self, ads: Sequence[Mapping[str, Any]]) -> None:
+        if self.down:
+            raise CollectorError("the collector does not answer")
+        self.ads.update({(ad["MyType"], ad["Name"]): ad for ad in ads})
+
+
+class Site:
+    """An agent and what is round it; the manager is played by the test."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.path = tmp_path
+        self.clock, self.queue, self.collector = MemoryClock(), MemoryQueue(), MemoryCollector()
+        self.number = 0
+        self.agent = self.start()
+
+    def start(self) -> Agent:
+        """A new process: only files, queue and collector are what they were."""
+        self.agent = Agent(
+            "ap", self.queue, self.collector, Receipts(self.path / "epoch_history"),
+            Book("ap", Numbers(self.path / "number", 1.0)), View(60.0), self.clock, Limits(lease_s=600.0),
+        )  # fmt: skip
+        return self.agent
+
+    def passes(self, count: int = 1, step_s: float = 5.0) -> bool:
+        good = True
+        for _ in range(count):
+            self.clock.now_s += step_s
+            good = self.agent.run_pass()
+        return good
+
+    def complete(self, run: int = 1) -> None:
+        """The job ends a run that handed two files off."""
+        with open(self.path / "epoch_history", "a") as stream:
+            stream.write(RECORD.format(run=run))
+        old = self.queue.found.get(JOB) or Job(JOB, 7, 0, Status.RUNNING, run)
+        self.queue.found[JOB] = replace(
+            old, status=Status.COMPLETED, run=run, handed_off=2, completions=old.completions + 1
+        )
+
+    def report(self, state: State, run: int = 1, acknowledged: int = 0) -> None:
+        self.number += 1
+        left = 0 if state is State.DELIVERED else 2
+        box = SandboxReport(JOB, run, "alice", state.value, self.number, "why", 72, (f"t{run}",), 2, left, 5, left, 1, 0, 0, 0)
+        ad = report_ad(Report("m1", "", self.number, 1, {"ap": acknowledged}, 0, (box,)))
+        self.collector.ads["StageOutManager", "m1"] = ad
+
+    @property
+    def job(self) -> Job:
+        return self.queue.found[JOB]
+
+    @property
+    def orders(self) -> list[Order]:
+        ad = self.collector.ads.get(("StageOutOrders", "ap/m1"))
+        return list(read_orders(ad["StageOutPayload"]).orders) if ad else []
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def test_a_job_is_confirmed_shown_delivered_and_forgotten(site: Site) -> None:
+    site.complete()
+    site.report(State.ACCEPTED)
+    site.passes()
+    (order,) = site.orders
+    assert (order.action, order.tickets, order.files, order.run_number) == (Action.CONFIRM, ("t1",), 2, 1)
+    assert site.job.shown.state == "Accepted"
+    site.report(State.MOVING, acknowledged=order.number)
+    site.passes(5)
+    assert site.orders == []
+    assert site.job.shown == Shown("Moving", 1, "why", 2, 2, 1, 0, "m1")
+    site.report(State.DELIVERED, acknowledged=order.number)
+    site.passes()
+    assert site.queue.left[JOB] == Past(Status.COMPLETED, 1)
+    assert "Bytes = 5" in site.queue.stats[JOB]
+    site.passes()
+    assert [order.action for order in site.orders] == [Action.FORGET]
+
+
+@pytest.mark.parametrize("when", [State.ACCEPTED, State.CONFIRMED, State.MOVING, State.DELIVERED, State.FAILED, State.LOST])
+def test_a_restart_at_any_point_changes_nothing(tmp_path: Path, when: State) -> None:
+    plain, restarted = Site(tmp_path / "a"), Site(tmp_path / "b")
+    for site in (plain, restarted):
+        site.path.mkdir()
+        site.complete()
+        for state in (State.ACCEPTED, State.CONFIRMED, State.MOVING, when):
+            site.report(state)
+            if site is restarted:
+                site.start()
+            site.passes(2, step_s=30.0)
+    assert plain.queue.found.get(JOB) == restarted.queue.found.get(JOB)
+    assert plain.queue.left == restarted.queue.left
+    kept = [{(order.action, order.run_number) for order in site.orders} for site in (plain, restarted)]
+    assert kept[1] <= kept[0] | {(Action.CONFIRM, 1)}
+
+
+def test_progress_is_written_seldom_and_ends_at_once(site: Site) -> None:
+    site.complete()
+    site.report(State.ACCEPTED)
+    site.passes()
+    site.report(State.MOVING)
+    site.passes(2)
+    assert site.job.shown.state == "Accepted"
+    site.passes(2)
+    assert site.job.shown.state == "Moving"
+    site.report(State.FAILED)
+    site.passes()
+    assert (site.job.status, site.job.hold_subcode) == (Status.HELD, 20072)
+
+
+def test_a_silent_manager_loses_its_output_only_after_the_lease(site: Site) -> None:
+    site.complete()
+    site.passes(120)
+    assert site.job.status == Status.COMPLETED
+    site.collector.down = True
+    assert not site.passes(100)
+    site.collector.down = False
+    site.passes(119)
+    assert site.job.status == Status.COMPLETED, "the time without a collector does not count"
+    site.passes(5)
+    assert (site.job.status, site.job.reruns, site.job.completions) == (Status.IDLE, 1, 0)
+
+
+def test_a_restart_of_the_agent_starts_the_lease_again(site: Site) -> None:
+    site.complete()
+    site.passes(100)
+    site.start()
+    site.passes(100)
+    assert site.job.status == Status.COMPLETED
+    site.passes(30)
+    assert site.job.status == Status.IDLE
+
+
+def test_the_owners_request_survives_a_crash_before_the_manager_read_it(site: Site) -> None:
+    site.complete()
+    site.report(State.FAILED)
+    site.passes()
+    site.queue.found[JOB] = replace(site.job, request="retry")
+    site.passes()
+    assert Action.RETRY in {order.action for order in site.orders}
+    assert site.job.request == "retry"
+    site.start()
+    site.passes()
+    retry = next(order for order in site.orders if order.action is Action.RETRY)
+    site.report(State.CONFIRMED, acknowledged=retry.number)
+    site.passes()
+    assert site.job.request == ""
+    site.report(State.DELIVERED, acknowledged=retry.number)
+    site.passes()
+    assert site.queue.left[JOB].status == Status.COMPLETED
+
+
+def test_removed_is_cancelled_gone_is_not(site: Site) -> None:
+    site.report(State.MOVING)
+    site.passes(2)
+    assert site.orders == []
+    site.queue.left[JOB] = Past(Status.REMOVED, 1)
+    site.passes(13)
+    assert [order.action for order in site.orders] == [Action.CANCEL]
+
+
+def test_a_job_that_moved_on_is_left_alone(site: Site) -> None:
+    site.complete()
+    site.report(State.FAILED)
+
+    class Moving(MemoryQueue):
+        def apply(self, edit: Edit) -> None:
+            self.found[JOB] = replace(self.found[JOB], status=Status.RUNNING, run=2)
+            super().apply(edit)
+
+    site.agent.queue = queue = Moving(site.queue.found)
+    site.passes()
+    assert queue.found[JOB].status == Status.RUNNING
+
+
+def test_an_agent_that_may_not_edit_stops_saying_that_it_is_alive(site: Site) -> None:
+    site.passes(20)
+    before = site.collector.ads["StageOutAgent", "ap"]
+    assert read_notice(before["StageOutPayload"]).schedd == "ap"
+    site.queue.refuses = True
+    site.complete()
+    site.report(State.MOVING)
+    site.passes(60)
+    stopped = site.collector.ads["StageOutAgent", "ap"]
+    site.passes(60)
+    assert site.collector.ads["StageOutAgent", "ap"] == stopped
+    site.queue.refuses = False
+    site.passes(20)
+    assert site.collector.ads["StageOutAgent", "ap"] != stopped
+
+
+def test_without_a_schedd_nothing_is_decided_and_no_notice_goes_out(site: Site) -> None:
+    site.queue.down = True
+    site.report(State.MOVING)
+    assert not site.passes(20)
+    assert ("StageOutAgent", "ap") not in site.collector.ads
+    assert site.orders == []
+
+
+def test_a_report_with_another_key_than_the_receipts_does_not_count(site: Site) -> None:
+    site.complete()
+    text = (site.path / "epoch_history").read_text().replace('ManagerKey = ""', 'ManagerKey = "k"')
+    (site.path / "epoch_history").write_text(text)
+    site.report(State.DELIVERED)
+    site.passes()
+    assert site.job.status == Status.COMPLETED
+    assert site.job.shown.state == "Accepted"
+
+
+# ---- the process --------------------------------------------------------------------------------------------------
+
+_QUICK = {"STAGEOUT_POLL_INTERVAL": "1"}
+
+
+def _run_until(daemon: Daemon, condition: threading.Event, number: int) -> None:
+    def stop() -> None:
+        condition.wait(20)
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    asyncio.run(asyncio.wait_for(daemon.run(), 30))
+    thread.join()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
+def test_it_works_until_it_is_told_to_stop(site: Site, number: int) -> None:
+    worked = threading.Event()
+    site.agent.run_pass = lambda: worked.set() or True  # type: ignore[method-assign, func-returns-value]
+    _run_until(Daemon(lambda: mapping_settings(_QUICK), lambda _: site.agent), worked, number)
+    assert worked.is_set()
+
+
+def test_it_waits_for_the_schedd(site: Site) -> None:
+    worked, tries = threading.Event(), [0]
+
+    def make(_: Any) -> Agent:
+        tries[0] += 1
+        if tries[0] == 1:
+            raise QueueError("no schedd on this machine")
+        return site.agent
+
+    site.agent.run_pass = lambda: worked.set() or True  # type: ignore[method-assign, func-returns-value]
+    _run_until(Daemon(lambda: mapping_settings(_QUICK), make), worked, signal.SIGTERM)
+    assert tries[0] == 2
+
+
+def test_new_settings_are_taken_and_broken_ones_are_not(site: Site) -> None:
+    answers = [_QUICK, {**_QUICK, "STAGEOUT_LEASE": "99"}, {"STAGEOUT_LEASE": "soon"}]
+    read, taken = threading.Event(), []
+
+    def load() -> Any:
+        found = answers.pop(0) if len(answers) > 1 else answers[0]
+        if len(answers) == 1:
+            read.set() if taken else taken.append(1)
+        return mapping_settings(found)
+
+    def run_pass() -> bool:
+        if not read.is_set():
+            os.kill(os.getpid(), signal.SIGHUP)
+        return True
+
+    site.agent.run_pass = run_pass  # type: ignore[method-assign]
+    _run_until(Daemon(load, lambda _: site.agent), read, signal.SIGTERM)
+    assert site.agent.limits.lease_s == 99.0
+
+
+def test_a_configuration_that_cannot_be_used_ends_it_for_good(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def load(_: str) -> Any:
+        return mapping_settings({"STAGEOUT_LEASE": "soon"})
+
+    monkeypatch.setattr("schedd_agent.daemon._load", load)
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == EXIT_NO_RESTART == 99
+    assert "STAGEOUT_LEASE" in capsys.readouterr().err
+    with pytest.raises(ConfigError):
+        Daemon(lambda: load(""), lambda _: pytest.fail("not reached"))

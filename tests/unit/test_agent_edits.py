@@ -1,0 +1,100 @@
+"""Recipes of the schedd agent: what is written, in which order, and under which condition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from schedd_agent.edits import Edit, edit_for
+from schedd_agent.model import (
+    ClearRequest,
+    Complete,
+    Deliver,
+    Effect,
+    Hold,
+    Job,
+    LetGo,
+    Remove,
+    Rerun,
+    Show,
+    Shown,
+    Status,
+)
+
+_OLD = Shown("Moving", 2, "moving", 10, 2, 1, 0, "m1")
+
+
+def _job(status: int = Status.COMPLETED, **more: Any) -> Job:
+    return Job("ap#7.3#17", 7, 3, status, 2, **{"shown": _OLD, "completions": 2, "reruns": 1, **more})
+
+
+def _edit(effect: Effect, job: Job | None = None) -> Edit:
+    edit = edit_for(job or _job(), effect, 1234.9)
+    assert edit is not None
+    return edit
+
+
+def test_only_changes_are_written_and_the_state_comes_last() -> None:
+    edit = _edit(Show(Shown("RetryWait", 2, 'says "no"', 10, 2, 2, 99, "m1")))
+    assert edit.plain == (("StageOutAttempts", "2"), ("StageOutNextAttempt", "99"))
+    assert edit.logged == (("StageOutReason", '"says \\"no\\""'), ("StageOutState", '"RetryWait"'))
+    assert edit.atomic == ()
+    assert edit.job_id == "7.3"
+
+
+def test_delivery_writes_the_figures_before_the_state_that_lets_the_job_go() -> None:
+    edit = _edit(Deliver(Shown("Delivered", 3, "done"), {"Bytes": 10, "VerifiedBy": "size"}))
+    assert edit.plain[0] == ("StageOutStats", '[ Bytes = 10; VerifiedBy = "size" ]')
+    assert ("StageOutRun", "3") in edit.plain
+    assert edit.logged[-1] == ("StageOutState", '"Delivered"')
+    assert edit.label == "edit-delivered"
+
+
+def test_a_hold_changes_the_status_in_one_transaction_of_the_same_run() -> None:
+    edit = _edit(Hold(Shown("Failed", 2, "why"), 20072, "Stage-out failed: no\nroom"))
+    assert dict(edit.plain)["HoldReason"] == '"Stage-out failed: no\\nroom"'
+    assert dict(edit.plain)["HoldReasonCode"] == "12"
+    assert dict(edit.plain)["HoldReasonSubCode"] == "20072"
+    assert edit.atomic == (("TerminationPending", "false"), ("EnteredCurrentStatus", "1234"), ("JobStatus", "5"))
+    assert edit.condition == "ClusterId == 7 && ProcId == 3 && JobStatus == 4 && NumShadowStarts == 2"
+
+
+def test_a_rerun_takes_the_completion_back() -> None:
+    edit = _edit(Rerun(Shown(run=2, reason="lost")))
+    assert dict(edit.atomic) == {
+        "TerminationPending": "false",
+        "CompletionDate": "0",
+        "NumJobCompletions": "1",
+        "StageOutReruns": "2",
+        "EnteredCurrentStatus": "1234",
+        "JobStatus": "1",
+    }
+    assert edit.logged[-1] == ("StageOutState", '"None"')
+
+
+def test_a_held_job_becomes_completed_again_without_its_reason() -> None:
+    edit = _edit(Complete(), _job(Status.HELD))
+    assert dict(edit.atomic)["JobStatus"] == "4"
+    assert dict(edit.atomic)["TerminationPending"] == "true"
+    assert dict(edit.atomic)["HoldReason"] == "undefined"
+    assert "JobStatus == 5" in edit.condition
+
+
+def test_what_is_left() -> None:
+    assert _edit(LetGo()).plain == (("LeaveJobInQueue", "(StageOutUserLeave ?: false)"),)
+    assert _edit(ClearRequest()).plain == (("StageOutRequest", "undefined"),)
+    assert edit_for(_job(), Remove("its DAG was removed"), 0.0) is None
+
+
+def test_values_are_literals() -> None:
+    """An expression such as time() would be evaluated again and again."""
+    effects: list[Effect] = [
+        Show(Shown("Lost", 1, "time()")),
+        Hold(Shown(), 20001, "x"),
+        Rerun(Shown()),
+        Complete(),
+        Deliver(Shown(), {}),
+    ]
+    for effect in effects:
+        edit = _edit(effect)
+        for _, value in (*edit.plain, *edit.logged, *edit.atomic):
+            assert value.startswith(('"', "[")) or value in ("true", "false", "undefined") or value.isdigit()

@@ -1,0 +1,279 @@
+"""Leases, orders, receipts and reports of the schedd agent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schedd_agent.leases import View
+from schedd_agent.model import Record, Send, Ticket
+from schedd_agent.orders import REFRESH_S, Book, Numbers
+from schedd_agent.queue import parse_job
+from schedd_agent.receipts import Receipts
+from schedd_agent.reports import Board
+from stageout.core.states import State
+from stageout.wire.custody import Action, Report, SandboxReport, report_ad
+
+JOB = "ap#7.0#1700000000"
+
+
+# ---- leases -------------------------------------------------------------------------------------------------------
+
+
+def _view(until_s: int, shown: tuple[tuple[str, str], ...] = ()) -> View:
+    view = View(hole_s=15.0)
+    view.looked(0.0, 1000.0, shown)
+    view.waiting(JOB, 1, 0.0)
+    for now in range(10, until_s + 1, 10):
+        view.looked(float(now), 1000.0 + now, ())
+    return view
+
+
+def test_silence_counts_from_the_last_sign() -> None:
+    view = _view(100)
+    assert view.absent_s("m1", JOB, 1, 100.0) == 100.0
+    view.looked(110.0, 1110.0, [("m1", JOB)])
+    view.looked(120.0, 1120.0, [])
+    assert view.absent_s("m1", JOB, 1, 120.0) == 10.0
+    assert view.absent_s("m2", JOB, 1, 120.0) == 120.0
+
+
+@pytest.mark.parametrize("hole", ["late", "failed", "collector restarted"])
+def test_a_hole_in_the_view_starts_all_leases_again(hole: str) -> None:
+    view = _view(100)
+    if hole == "late":
+        view.looked(116.0, 1116.0, [])
+    elif hole == "failed":
+        view.failed()
+        assert view.absent_s("m1", JOB, 1, 105.0) == 0.0
+        view.looked(116.0, 1116.0, [])
+    else:
+        view.looked(110.0, 3.0, [])
+        view.looked(116.0, 9.0, [])
+    start = 110.0 if hole == "collector restarted" else 116.0
+    assert view.absent_s("m1", JOB, 1, 120.0) == 120.0 - start
+
+
+def test_a_run_waits_from_its_own_beginning() -> None:
+    view = _view(100)
+    view.waiting(JOB, 2, 90.0)
+    assert view.waited_s(JOB, 2, 100.0) == 10.0
+    assert view.absent_s("m1", JOB, 2, 100.0) == 10.0
+    assert view.waited_s("ap#8.0#1", 1, 100.0) == 0.0
+
+
+# ---- orders -------------------------------------------------------------------------------------------------------
+
+
+def test_numbers_are_never_used_twice(tmp_path: Path) -> None:
+    path = tmp_path / "number"
+    first = Numbers(path, 1000.0)
+    used = [first.take() for _ in range(3)]
+    again = Numbers(path, 5.0)
+    used += [again.take() for _ in range(1500)]
+    used += [Numbers(path, 5.0).take()]
+    assert used == sorted(set(used))
+
+
+def test_numbers_that_were_lost_begin_above_all_that_was_used(tmp_path: Path) -> None:
+    path = tmp_path / "number"
+    old = Numbers(path, 1000.0)
+    last = [old.take() for _ in range(50)][-1]
+    path.unlink()
+    assert Numbers(path, 1010.0).take() > last
+
+
+def _book(tmp_path: Path) -> Book:
+    return Book("ap", Numbers(tmp_path / "number", 1.0))
+
+
+def test_the_same_order_is_given_once(tmp_path: Path) -> None:
+    book = _book(tmp_path)
+    order = Send("m1", Action.CONFIRM, 1, ("t1",), 2)
+    assert book.add(JOB, order)
+    assert not book.add(JOB, order)
+    assert book.add(JOB, Send("m1", Action.CONFIRM, 1, ("t1", "t2"), 3))
+    ((_, kept),) = book.open.items()
+    assert kept.tickets == ("t1", "t2")
+    assert [key.job for key in book.acknowledged("m1", kept.number)] == [JOB]
+    assert not book.add(JOB, order)
+    assert book.done(JOB) == {("m1", Action.CONFIRM, 1)}
+
+
+def test_a_request_can_be_made_again(tmp_path: Path) -> None:
+    book = _book(tmp_path)
+    retry = Send("m1", Action.RETRY, 1)
+    book.add(JOB, retry)
+    book.acknowledged("m1", 10**15)
+    assert not book.add(JOB, retry)
+    book.again(JOB)
+    assert book.add(JOB, retry)
+
+
+def test_sheets_are_repeated_until_acknowledged(tmp_path: Path) -> None:
+    book = _book(tmp_path)
+    book.add(JOB, Send("m1", Action.CANCEL, 1))
+    (sheet,) = book.due(0.0, 50.0)
+    assert (sheet.agent, sheet.manager, sheet.sent_at, len(sheet.orders)) == ("ap", "m1", 50, 1)
+    assert book.due(0.0, 50.0), "not published yet"
+    book.published(sheet, 0.0)
+    assert not book.due(1.0, 51.0)
+    assert book.due(REFRESH_S, 51.0)
+    book.acknowledged("m1", sheet.orders[0].number)
+    (empty,) = book.due(2.0, 52.0)
+    assert empty.orders == ()
+    book.published(empty, 2.0)
+    assert not book.due(10 * REFRESH_S, 60.0)
+
+
+def test_orders_about_forgotten_jobs_are_taken_back(tmp_path: Path) -> None:
+    book = _book(tmp_path)
+    book.add(JOB, Send("m1", Action.FORGET, 1))
+    book.keep_only(set())
+    assert not book.open
+    assert [sheet.orders for sheet in book.due(0.0, 0.0)] == [()]
+
+
+# ---- receipts -----------------------------------------------------------------------------------------------------
+
+
+def _record(cluster: int, run: int, ticket: str = "t1", kind: str = "OUTPUT", pad: str = "") -> str:
+    receipt = f'[ Ticket = "{ticket}"; ManagerName = "m1"; ManagerKey = "k"; Files = 2; Bytes = 5 ]'
+    row = f'[ TransferUrl = "x://y/\\"*** {pad}"; DeveloperData = [ StageOutReceipt = {receipt} ] ]'
+    return (
+        f"NumShadowStarts = {run}\nOutputPluginResultList = {{ {row}, {row} }}\nClusterID = {cluster}\n"
+        f'*** {kind} ClusterId={cluster} ProcId=0 RunInstanceId=0 Owner="alice" CurrentTime=1\n'
+    )
+
+
+WANTED = Record((Ticket("t1", "m1", "k", 2, 5),))
+
+
+def test_records_are_followed_over_rotation(tmp_path: Path) -> None:
+    path = tmp_path / "epoch_history"
+    receipts = Receipts(path)
+    assert receipts.read_new() == 0, "there is no file yet"
+    path.write_text(_record(1, 1) + _record(2, 3, kind="EPOCH") + _record(3, 1)[:-20])
+    assert receipts.read_new() == 1
+    assert receipts.get(1, 0, 1) == WANTED
+    assert receipts.get(2, 0, 3) is None
+    assert receipts.get(3, 0, 1) is None, "it is not complete"
+    path.write_text(path.read_text() + _record(3, 1)[-20:])
+    with open(path, "a") as stream:
+        stream.write(_record(4, 1))
+    path.rename(tmp_path / "epoch_history.20261121T110000")
+    (tmp_path / "epoch_history.20261121T120000").write_text(_record(5, 1))
+    path.write_text(_record(6, 1))
+    assert receipts.read_new() == 4
+    assert all(receipts.get(cluster, 0, 1) == WANTED for cluster in (3, 4, 5, 6))
+    assert receipts.read_new() == 0
+
+
+def test_all_parts_are_read_at_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "epoch_history"
+    (tmp_path / "epoch_history.20261121T110000").write_text(_record(1, 1))
+    path.write_text(_record(2, 1))
+    (tmp_path / "epoch_history.tmp").write_text(_record(9, 1))
+    assert Receipts(path).read_new() == 2
+
+
+def test_a_large_record_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("schedd_agent.receipts._READ_BYTES", 1000)
+    path = tmp_path / "epoch_history"
+    path.write_text(_record(1, 1, pad="x" * 5000) + _record(2, 1))
+    receipts = Receipts(path)
+    assert receipts.read_new() == 2
+    assert receipts.get(1, 0, 1) == WANTED
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        "{ broken StageOutReceipt",
+        '{ [ DeveloperData = [ StageOutReceipt = "x" ] ] }',
+        '{ [ DeveloperData = [ StageOutReceipt = [ Ticket = 7; ManagerName = "m1" ] ] ] }',
+        '{ 5, [ DeveloperData = "StageOutReceipt" ] }',
+    ],
+)
+def test_receipts_that_are_none(tmp_path: Path, results: str) -> None:
+    path = tmp_path / "epoch_history"
+    path.write_text(f"NumShadowStarts = 1\nOutputPluginResultList = {results}\n*** OUTPUT ClusterId=1 ProcId=0 X\n")
+    receipts = Receipts(path)
+    receipts.read_new()
+    found = receipts.get(1, 0, 1)
+    assert found is None or found.tickets == ()
+
+
+# ---- reports ------------------------------------------------------------------------------------------------------
+
+
+def _box(state: State, change: int, job: str = JOB) -> SandboxReport:
+    return SandboxReport(job, 1, "alice", state.value, change, "", 0, ("t1",), 2, 2, 5, 5, 0, 0, 0, 0)
+
+
+def _ad(number: int, *boxes: SandboxReport, manager: str = "m1", **more: Any) -> dict[str, Any]:
+    return {**report_ad(Report(manager, "k", number, 1, {"ap": number}, 0, boxes)), **more}
+
+
+def test_the_newest_report_counts_whatever_door_it_came_through() -> None:
+    board = Board("ap")
+    slot = {**_ad(5, _box(State.MOVING, 3)), "MyType": "Machine", "Name": "slot1@ep1"}
+    assert len(board.update([_ad(4, _box(State.ACCEPTED, 1)), slot])) == 2
+    assert board.by_job()[JOB][0].sandbox.state == State.MOVING
+    assert board.acknowledged("ap") == {"m1": 5}
+    assert not board.update([_ad(4, _box(State.ACCEPTED, 1))])
+    assert board.by_job()[JOB][0].sandbox.state == State.MOVING
+
+
+def test_states_do_not_go_back() -> None:
+    board = Board("ap")
+    board.update([_ad(1, _box(State.DELIVERED, 7))])
+    board.update([_ad(2, _box(State.MOVING, 6))])
+    assert board.by_job()[JOB][0].sandbox.state == State.DELIVERED
+
+
+def test_a_manager_without_an_ad_shows_nothing() -> None:
+    board = Board("ap")
+    board.update([_ad(1, _box(State.MOVING, 1))])
+    assert list(board.shown()) == [("m1", JOB)]
+    board.update([])
+    assert list(board.shown()) == []
+    assert board.by_job() == {}
+
+
+def test_jobs_of_other_schedds_and_nonsense_are_left_out() -> None:
+    board = Board("ap")
+    board.update(
+        [
+            _ad(1, _box(State.MOVING, 1, "other#7.0#1"), _box(State.MOVING, 1, "ap#evil"), _box(State.MOVING, 1)),
+            {"MyType": "StageOutManager", "Name": "x", "StageOutPayload": json.dumps({"manager": "x"})},
+            {"MyType": "StageOutManager", "Name": "y"},
+            _ad(9, _box(State.LOST, 9), Name="m2"),
+        ]
+    )
+    assert list(board.by_job()) == [JOB]
+    assert board.by_job()[JOB][0].sandbox.state == State.MOVING
+
+
+# ---- the queue's ads ----------------------------------------------------------------------------------------------
+
+
+def test_a_job_is_read_from_an_ad_of_any_release() -> None:
+    ad = {
+        "GlobalJobId": JOB, "ClusterId": 7, "ProcId": 0, "JobStatus": 5, "NumShadowStarts": 2, "HoldReasonCode": 12,
+        "HoldReasonSubCode": 20072, "TransferOutputStats": {"STAGEOUTFilesCountLastRun": 2}, "StageOutState": "Failed",
+        "StageOutBytesLeft": 5.0, "StageOutRequest": "retry", "StageOutAttempts": None,
+    }  # fmt: skip
+    job = parse_job(ad, candidate=True)
+    assert job.held_by_us
+    assert job.settling
+    assert (job.run, job.handed_off, job.request, job.shown.state, job.shown.bytes_left) == (2, 2, "retry", "Failed", 5)
+
+
+def test_a_hold_by_policy_counts_as_an_end_only_at_the_exit() -> None:
+    ad = {"GlobalJobId": JOB, "JobStatus": 5, "HoldReasonCode": 3}
+    assert parse_job(ad, candidate=True).ended
+    assert not parse_job(ad, candidate=False).ended

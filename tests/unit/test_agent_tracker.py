@@ -1,0 +1,376 @@
+"""Decisions of the schedd agent: a table of situations, and what must hold in every one of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Optional
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedd_agent.model import (
+    ClearRequest,
+    Complete,
+    Dag,
+    Deliver,
+    Effect,
+    Hold,
+    Job,
+    LetGo,
+    Limits,
+    Past,
+    Record,
+    Remove,
+    Rerun,
+    Seen,
+    Send,
+    Show,
+    Shown,
+    Situation,
+    Status,
+    Ticket,
+)
+from schedd_agent.tracker import decide
+from stageout.core.states import FREED, State
+from stageout.wire.custody import Action, FileReport, SandboxReport
+
+NAME = "ap#7.0#1700000000"
+LIMITS = Limits()
+
+
+def ticket(name: str = "t1", manager: str = "m1", files: int = 2) -> Ticket:
+    return Ticket(name, manager, "", files, 10)
+
+
+def box(state: State, run: int = 1, tickets: tuple[str, ...] = ("t1",), **more: Any) -> SandboxReport:
+    done = state in (State.DELIVERED, State.RELEASED)
+    rows = (FileReport("a", "x://y/a", 10, state.value, verified="size"),)
+    facts: dict[str, Any] = {
+        "reason": "why", "error_code": 0, "files_total": 2, "files_left": 0 if done else 2, "bytes_total": 10,
+        "bytes_left": 0 if done else 10, "attempts": 1, "attempts_limit": 0, "next_attempt_at": 0, "accepted_at": 0,
+        "files": rows,
+    }  # fmt: skip
+    return SandboxReport(NAME, run, "alice", state.value, 1, tickets=tickets, **{**facts, **more})
+
+
+def seen(state: State, run: int = 1, tickets: tuple[str, ...] = ("t1",), manager: str = "m1", **more: Any) -> Seen:
+    return Seen(manager, "", box(state, run, tickets, **more))
+
+
+def job(status: int = Status.COMPLETED, run: int = 1, **more: Any) -> Job:
+    return Job(NAME, 7, 0, status, run, **{"handed_off": 2, "completions": 1, **more})
+
+
+def held(**more: Any) -> Job:
+    return job(Status.HELD, hold_code=12, hold_subcode=20072, **more)
+
+
+def situation(of: Optional[Job], *found: Seen, record: Optional[Record] = None, **more: Any) -> Situation:
+    if record is None and of is not None and "record_missing" not in more:
+        record = Record((ticket(),))
+    more.pop("record_missing", None)
+    return Situation(NAME, of, record=record, seen=found, **{"wall_s": 1000.0, **more})
+
+
+def confirm(run: int = 1, tickets: tuple[str, ...] = ("t1",), files: int = 2, manager: str = "m1") -> Send:
+    return Send(manager, Action.CONFIRM, run, tickets, files)
+
+
+def send(action: Action, run: int = 1) -> Send:
+    return Send("m1", action, run)
+
+
+def kinds(effects: list[Effect]) -> list[str]:
+    return [effect.action.value if isinstance(effect, Send) else type(effect).__name__ for effect in effects]
+
+
+DONE = frozenset({("m1", Action.CONFIRM, 1)})
+
+TABLE: list[tuple[str, Situation, list[str]]] = [
+    ("completed, manager not heard of", situation(job()), ["confirm", "Show"]),
+    ("completed, accepted", situation(job(), seen(State.ACCEPTED)), ["confirm", "Show"]),
+    ("completed, confirmed before", situation(job(), seen(State.ACCEPTED), done=DONE), ["Show"]),
+    ("moving", situation(job(), seen(State.MOVING)), ["Show"]),
+    ("moving, edited just now", situation(job(), seen(State.MOVING), edited_s_ago=1.0), []),
+    ("delivered", situation(job(), seen(State.DELIVERED)), ["Deliver"]),
+    ("delivered, released", situation(job(), seen(State.RELEASED)), ["Deliver"]),
+    ("delivered and written", situation(job(shown=Shown("Delivered", 1)), seen(State.DELIVERED)), ["forget"]),
+    ("delivered and forgotten", situation(job(shown=Shown("Delivered", 1))), []),
+    ("an older run's delivery written", situation(job(run=2, shown=Shown("Delivered", 1))), ["confirm", "Show"]),
+    ("failed", situation(job(), seen(State.FAILED)), ["Hold"]),
+    ("failed, retry asked", situation(job(request="retry"), seen(State.FAILED)), ["retry", "Show"]),
+    ("failed, held", situation(held(), seen(State.FAILED)), ["Show"]),
+    ("held, retry asked", situation(held(request="retry"), seen(State.FAILED)), ["retry", "Show"]),
+    (
+        "held, retry acknowledged",
+        situation(held(request="retry"), seen(State.MOVING), done=frozenset({("m1", Action.RETRY, 1)})),
+        ["ClearRequest", "Show"],
+    ),
+    ("held, delivered", situation(held(), seen(State.DELIVERED)), ["Complete", "Deliver"]),
+    ("held, given up", situation(held(), seen(State.CANCELLED)), ["Complete", "Show", "LetGo"]),
+    ("released, idle", situation(job(Status.IDLE), seen(State.FAILED)), ["supersede"]),
+    ("released, shown", situation(job(Status.IDLE, shown=Shown("Failed", 1)), seen(State.FAILED)), ["supersede", "Show"]),
+    ("runs again", situation(job(Status.RUNNING, run=2), seen(State.FAILED)), ["supersede"]),
+    ("runs, hands off", situation(job(Status.RUNNING), seen(State.ACCEPTED)), []),
+    ("runs again long since", situation(job(Status.RUNNING, run=2), seen(State.ACCEPTED)), ["supersede"]),
+    (
+        "AP restarted, run perhaps goes on",
+        situation(job(Status.RUNNING, run=2, shadow_since=990), seen(State.ACCEPTED)),
+        [],
+    ),
+    (
+        "AP restarted, run goes on",
+        situation(job(Status.RUNNING, run=2, reconnects=1), seen(State.ACCEPTED)),
+        [],
+    ),
+    ("AP restarted, run ended", situation(job(run=2, reconnects=1), seen(State.ACCEPTED)), ["confirm", "Show"]),
+    ("lost", situation(job(), seen(State.LOST)), ["Rerun"]),
+    ("lost too often", situation(job(reruns=2), seen(State.LOST)), ["Hold"]),
+    ("silent for a while", situation(job(), absent_s={"m1": 7199.0}, done=DONE), ["Show"]),
+    ("silent for too long", situation(job(), absent_s={"m1": 7200.0}, done=DONE), ["Rerun"]),
+    ("superseded by mistake", situation(job(), seen(State.SUPERSEDED)), ["Rerun"]),
+    ("removed", situation(job(Status.REMOVED), seen(State.MOVING)), ["cancel"]),
+    ("gone, unknown", situation(None, seen(State.MOVING)), []),
+    ("gone, removed", situation(None, seen(State.MOVING), past=Past(3, 1)), ["cancel"]),
+    ("gone, removed, freed", situation(None, seen(State.CANCELLED), past=Past(3, 1)), ["forget"]),
+    (
+        "gone, completed",
+        situation(None, seen(State.ACCEPTED), past=Past(4, 1), record=Record((ticket(),))),
+        ["confirm"],
+    ),
+    ("gone, completed, moving", situation(None, seen(State.MOVING), past=Past(4, 1), record=Record((ticket(),))), []),
+    (
+        "gone, completed with a newer run",
+        situation(None, seen(State.ACCEPTED), past=Past(4, 2), record=Record((ticket("t2"),))),
+        ["supersede"],
+    ),
+    ("gone, completed, no record", situation(None, seen(State.ACCEPTED), past=Past(4, 1)), []),
+    ("no record yet", situation(job(), seen(State.ACCEPTED), record_missing=True), []),
+    ("no record for long", situation(job(), seen(State.ACCEPTED), record_missing=True, waited_s=61.0), ["Show"]),
+    (
+        "no record, owner insists",
+        situation(job(request="retry"), seen(State.ACCEPTED), record_missing=True),
+        ["retry", "confirm", "Show"],
+    ),
+    ("record rotated away", situation(job(), seen(State.DELIVERED), record_missing=True), []),
+    ("record rotated away while moving", situation(job(), seen(State.MOVING), record_missing=True), ["Show"]),
+    (
+        "AP without records",
+        situation(job(), seen(State.ACCEPTED), record_missing=True, records_written=False),
+        ["confirm", "Show"],
+    ),
+    (
+        "AP without records, not all reported",
+        situation(job(handed_off=3), seen(State.ACCEPTED), record_missing=True, records_written=False),
+        [],
+    ),
+    (
+        "AP without records, nothing for too long",
+        situation(job(), record_missing=True, records_written=False, waited_s=7200.0),
+        ["Rerun"],
+    ),
+    ("a hand-off that no record names", situation(job(), seen(State.ACCEPTED, tickets=("t9",))), ["confirm"] * 2 + ["Show"]),
+    ("nothing handed off in the end", situation(job(handed_off=0), seen(State.ACCEPTED), record=Record()), ["confirm"]),
+    ("node, failed", situation(job(dag=5), seen(State.FAILED)), ["Show"]),
+    ("node, lost", situation(job(dag=5), seen(State.LOST)), ["Show"]),
+    (
+        "node, lost, its DAG ended",
+        situation(job(dag=5, shown=Shown("Lost", 1)), seen(State.LOST), dag=Dag.ENDED),
+        ["Show", "LetGo"],
+    ),
+    ("node, its DAG removed", situation(job(dag=5), seen(State.MOVING), dag=Dag.REMOVED), ["Remove"]),
+    ("node, delivered, DAG removed", situation(job(dag=5, shown=Shown("Delivered", 1)), dag=Dag.REMOVED), []),
+    ("given up", situation(job(), seen(State.CANCELLED)), ["Show", "LetGo"]),
+    ("giving up", situation(job(request="cancel"), seen(State.ACCEPTED)), ["cancel", "Show"]),
+    ("asks for nonsense", situation(job(request="fly"), seen(State.MOVING)), ["ClearRequest", "Show"]),
+    ("asks while it runs", situation(job(Status.RUNNING, request="retry")), ["ClearRequest"]),
+    ("held by its exit policy", situation(job(Status.HELD, held_at_exit=True), seen(State.ACCEPTED)), ["confirm", "Show"]),
+    ("held by its exit policy, failed", situation(job(Status.HELD, held_at_exit=True), seen(State.FAILED)), ["Show"]),
+    ("held by its owner", situation(job(Status.HELD, hold_code=1), seen(State.ACCEPTED)), []),
+    ("an older run beside", situation(job(run=2), seen(State.MOVING, 2), seen(State.MOVING, 1, ("t0",))), ["supersede", "Show"]),
+]
+
+
+@pytest.mark.parametrize(("what", "s", "expected"), TABLE, ids=[row[0] for row in TABLE])
+def test_table(what: str, s: Situation, expected: list[str]) -> None:
+    assert kinds(decide(s, LIMITS)) == expected
+
+
+def test_a_confirmation_names_tickets_and_files_of_the_record() -> None:
+    record = Record((ticket("t1"), ticket("t2", files=3), ticket("t3", "m2", 1)))
+    effects = decide(situation(job(priority=4), record=record), LIMITS)
+    assert effects[:2] == [
+        Send("m1", Action.CONFIRM, 1, ("t1", "t2"), 5, 4),
+        Send("m2", Action.CONFIRM, 1, ("t3",), 1, 4),
+    ]
+
+
+def test_a_run_that_went_on_over_a_restart_is_confirmed_under_the_managers_number() -> None:
+    effects = decide(situation(job(run=3, reconnects=1), seen(State.ACCEPTED, 2)), LIMITS)
+    assert effects[0] == confirm(run=2)
+
+
+def test_a_hand_off_whose_receipt_got_lost_is_dropped() -> None:
+    effects = decide(situation(job(), seen(State.ACCEPTED, tickets=("t9",))), LIMITS)
+    assert effects[0] == confirm(tickets=(), files=0)
+
+
+def test_a_hold_speaks_in_the_plugins_words() -> None:
+    (effect,) = decide(situation(job(), seen(State.FAILED, reason="quota exceeded", error_code=72)), LIMITS)
+    assert isinstance(effect, Hold)
+    assert (effect.subcode, effect.reason) == (20072, "Stage-out failed: quota exceeded")
+    assert "stageout retry" in effect.shown.reason
+    assert effect.shown.state == "Failed"
+
+
+def test_delivery_says_what_was_verified() -> None:
+    (effect,) = decide(situation(job(entered_at=900), seen(State.DELIVERED)), LIMITS)
+    assert isinstance(effect, Deliver)
+    assert effect.stats == {"Bytes": 10, "Files": 2, "Seconds": 100, "Attempts": 1, "VerifiedBy": "size"}
+    assert (effect.shown.state, effect.shown.run, effect.shown.files_left) == ("Delivered", 1, 0)
+
+
+def test_two_managers_are_delivered_only_together() -> None:
+    record = Record((ticket("t1"), ticket("t2", "m2")))
+    half = [seen(State.DELIVERED), seen(State.MOVING, tickets=("t2",), manager="m2")]
+    assert kinds(decide(situation(job(), *half, record=record), LIMITS)) == ["Show"]
+    both = [seen(State.DELIVERED), seen(State.DELIVERED, tickets=("t2",), manager="m2")]
+    (effect,) = decide(situation(job(), *both, record=record), LIMITS)
+    assert isinstance(effect, Deliver)
+    assert effect.stats["Files"] == 4
+
+
+def test_progress_shows_the_figures() -> None:
+    waiting = seen(State.RETRY_WAIT, reason="busy", attempts=3, next_attempt_at=1234)
+    (effect,) = decide(situation(job(), waiting), LIMITS)
+    assert effect == Show(Shown("RetryWait", 1, "busy", 10, 2, 3, 1234, "m1"))
+
+
+# ---- properties ---------------------------------------------------------------------------------------------------
+
+_TICKETS = ("t1", "t2", "t3")
+_SEEN = st.builds(
+    lambda state, run, names, manager, code: seen(state, run, tuple(names), manager, error_code=code),
+    st.sampled_from(list(State)), st.integers(1, 3), st.sets(st.sampled_from(_TICKETS), min_size=1),
+    st.sampled_from(["m1", "m2"]), st.integers(0, 99),
+)  # fmt: skip
+_SHOWN = st.builds(Shown, st.sampled_from(["None", *(state.value for state in State)]), st.integers(0, 3))
+_JOB = st.builds(
+    lambda status, run, **more: job(status, run, **more),
+    st.sampled_from(list(Status)), st.integers(1, 3), handed_off=st.sampled_from([0, 2, 4]),
+    dag=st.sampled_from([0, 5]), hold_code=st.sampled_from([1, 3, 12]), hold_subcode=st.sampled_from([0, 20072]),
+    held_at_exit=st.booleans(), request=st.sampled_from(["", "retry", "cancel", "pause", "resume", "?"]),
+    reruns=st.integers(0, 3), reconnects=st.integers(0, 1), shown=_SHOWN, shadow_since=st.sampled_from([0, 990]),
+)  # fmt: skip
+_RECORD = st.builds(
+    lambda names: Record(tuple(ticket(name, manager) for name, manager in names)),
+    st.lists(st.tuples(st.sampled_from(_TICKETS), st.sampled_from(["m1", "m2"])), unique_by=lambda pair: pair[0]),
+)
+_SITUATION = st.builds(
+    Situation,
+    name=st.just(NAME),
+    job=st.none() | _JOB,
+    past=st.none() | st.builds(Past, st.sampled_from([3, 4]), st.integers(1, 3)),
+    record=st.none() | _RECORD,
+    records_written=st.booleans(),
+    seen=st.lists(_SEEN, max_size=3, unique_by=lambda item: (item.manager, item.sandbox.number)).map(tuple),
+    absent_s=st.fixed_dictionaries({name: st.sampled_from([0.0, 7200.0]) for name in ("m1", "m2")}),
+    waited_s=st.sampled_from([0.0, 61.0, 7200.0]),
+    edited_s_ago=st.sampled_from([0.0, 1e9]),
+    dag=st.sampled_from(list(Dag)),
+    done=st.sets(
+        st.tuples(st.sampled_from(["m1", "m2"]), st.sampled_from(list(Action)), st.integers(1, 3)), max_size=3
+    ).map(frozenset),
+    wall_s=st.just(1000.0),
+)
+_EXAMPLES = settings(max_examples=600, deadline=None)
+
+
+@_EXAMPLES
+@given(_SITUATION)
+def test_never_two_contradictory_effects(s: Situation) -> None:
+    effects = decide(s, LIMITS)
+    ends = [effect for effect in effects if isinstance(effect, (Deliver, Hold, Rerun, Remove, LetGo))]
+    assert len(ends) <= 1
+    orders: dict[tuple[str, int], set[Action]] = {}
+    for effect in effects:
+        if isinstance(effect, Send):
+            orders.setdefault((effect.manager, effect.run), set()).add(effect.action)
+    finals = {Action.CONFIRM, Action.SUPERSEDE, Action.CANCEL, Action.FORGET}
+    assert all(len(actions & finals) <= 1 for actions in orders.values()), effects
+
+
+@_EXAMPLES
+@given(_SITUATION)
+def test_an_older_run_is_never_confirmed(s: Situation) -> None:
+    named = {(item.manager, item.name) for item in s.record.tickets} if s.record else None
+    run = s.job.run if s.job else s.past.run if s.past else 0
+    for effect in decide(s, LIMITS):
+        if not isinstance(effect, Send) or effect.action is not Action.CONFIRM or not effect.tickets:
+            continue
+        assert s.job is None or s.job.ended
+        if named is not None:
+            assert {(effect.manager, name) for name in effect.tickets} <= named
+        else:
+            assert effect.run == run or (s.job and s.job.reconnects)
+
+
+@_EXAMPLES
+@given(_SITUATION)
+def test_jobs_are_edited_only_when_they_may_be(s: Situation) -> None:
+    for effect in decide(s, LIMITS):
+        if isinstance(effect, Send):
+            continue
+        assert s.job is not None
+        if isinstance(effect, (Hold, Rerun, LetGo)):
+            assert s.job.status == Status.COMPLETED or (isinstance(effect, LetGo) and s.job.held_by_us | s.job.held_at_exit)
+        if isinstance(effect, (Hold, Rerun)):
+            assert not s.job.dag
+        if isinstance(effect, Complete):
+            assert s.job.held_by_us
+        if not s.job.settling:
+            assert isinstance(effect, (Show, ClearRequest))
+            assert not isinstance(effect, Show) or effect.shown.state == "None"
+
+
+@_EXAMPLES
+@given(_SITUATION)
+def test_cancelled_only_if_removed_or_asked(s: Situation) -> None:
+    cancels = [e for e in decide(s, LIMITS) if isinstance(e, Send) and e.action is Action.CANCEL]
+    removed = s.job.status == Status.REMOVED if s.job else s.past is not None and s.past.status == Status.REMOVED
+    asked = s.job is not None and s.job.request == "cancel"
+    assert not cancels or removed or asked
+
+
+@_EXAMPLES
+@given(_SITUATION)
+def test_delivered_only_if_all_of_the_record_is(s: Situation) -> None:
+    if not any(isinstance(effect, Deliver) for effect in decide(s, LIMITS)):
+        return
+    wanted = {(item.manager, item.name) for item in s.record.tickets} if s.record else set()
+    good = {
+        (item.manager, name)
+        for item in s.seen
+        for name in item.sandbox.tickets
+        if item.sandbox.state in (State.DELIVERED, State.RELEASED)
+    }
+    assert wanted <= good
+    assert good
+
+
+@_EXAMPLES
+@given(_SITUATION)
+def test_records_are_forgotten_only_when_nothing_is_left_to_say(s: Situation) -> None:
+    freed = {(item.manager, item.sandbox.number) for item in s.seen if item.sandbox.state in FREED}
+    for effect in decide(s, LIMITS):
+        if isinstance(effect, Send) and effect.action is Action.FORGET:
+            assert (effect.manager, effect.run) in freed
+
+
+@_EXAMPLES
+@given(_SITUATION)
+def test_a_decision_is_the_same_after_a_restart(s: Situation) -> None:
+    """Without the memory of what was acknowledged there are more orders, never other ones."""
+    fresh = decide(replace(s, done=frozenset()), LIMITS)
+    assert all(effect in fresh for effect in decide(s, LIMITS) if isinstance(effect, Send))
