@@ -337,7 +337,10 @@ class Intake:
         except OSError as problem:
             log.error("spool-sync", ticket=ticket, problem=problem)
             return
-        await self._custody.synced(ticket)
+        try:
+            await self._custody.synced(ticket)
+        except Exception as problem:
+            log.error("record-synced", ticket=ticket, problem=repr(problem))
 
 
 def _check_consent(facts: RunFacts, offer: _Offer, encrypted: bool) -> None:
