@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -222,13 +223,18 @@ def pool_settings(directory: Path) -> dict[str, str]:
     }
 
 
+@contextmanager
+def open_directory(name: str) -> Iterator[Path]:
+    """A temporary directory that every user can reach, unlike those of pytest."""
+    with tempfile.TemporaryDirectory(prefix=f"stageout-{name}-", ignore_cleanup_errors=True) as path:
+        Path(path).chmod(0o755)
+        yield Path(path)
+
+
 @pytest.fixture(scope="session")
-def destination(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Destination]:
+def destination() -> Iterator[Destination]:
     """One web server for all tests."""
-    home = tmp_path_factory.mktemp("destination")
-    for folder in (home, *home.parents[:3]):
-        folder.chmod(folder.stat().st_mode | 0o055)
-    with Destination(home) as server:
+    with open_directory("destination") as home, Destination(home) as server:
         yield server
 
 
@@ -263,13 +269,12 @@ def stageout_pools() -> Any:
 
 
 @pytest.fixture(scope="session")
-def main_pool(stageout_pools: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pool, Path]]:
+def main_pool(stageout_pools: Any) -> Iterator[tuple[Pool, Path]]:
     """A pool on the newest version with two execute points, the whole product and the gated plugin."""
-    shared = tmp_path_factory.mktemp("gated")
-    for folder in (shared, *shared.parents[:3]):
-        folder.chmod(folder.stat().st_mode | 0o055)
-    with stageout_pools(version="25.14", execute_points=2, cpus=8, binds=(shared,), **pool_settings(shared)) as pool:
-        yield pool, shared / "gates"
+    with open_directory("gates") as shared:
+        settings = {"version": "25.14", "execute_points": 2, "cpus": 8, "binds": (shared,), **pool_settings(shared)}
+        with stageout_pools(**settings) as pool:
+            yield pool, shared / "gates"
 
 
 @pytest.fixture

@@ -122,7 +122,7 @@ def test_removal_cancels_the_stage_out(site: Any) -> None:
     assert history["JobStatus"] == 3
     site.pool.wait(site.spool_is_empty, timeout_s=30, what="the cancelled output to be freed")
     site.destination.resume()
-    assert not [ep for ep in site.pool.eps if ep.pids("curl_plugin")]
+    assert not site.puts(job)
 
 
 def test_two_users_do_not_see_each_others_files(site: Any) -> None:

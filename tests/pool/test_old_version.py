@@ -7,18 +7,17 @@ from typing import Any
 
 import pytest
 
-from tests.pool.conftest import Site, pool_settings
+from tests.pool.conftest import Site, open_directory, pool_settings
 
 pytestmark = pytest.mark.pool
 
 
 @pytest.fixture(scope="module")
-def old(stageout_pools: Any, destination: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    shared = tmp_path_factory.mktemp("gated-old")
-    for folder in (shared, *shared.parents[:3]):
-        folder.chmod(folder.stat().st_mode | 0o055)
-    with stageout_pools(version="23.9", execute_points=1, cpus=4, binds=(shared,), **pool_settings(shared)) as pool:
-        yield Site(pool, destination, "old-version", shared / "gates")
+def old(stageout_pools: Any, destination: Any) -> Iterator[Site]:
+    with open_directory("gates-old") as shared:
+        settings = {"version": "23.9", "execute_points": 1, "cpus": 4, "binds": (shared,), **pool_settings(shared)}
+        with stageout_pools(**settings) as pool:
+            yield Site(pool, destination, "old-version", shared / "gates")
 
 
 def test_delivered(old: Site) -> None:

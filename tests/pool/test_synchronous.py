@@ -81,7 +81,7 @@ def test_second_run_is_synchronous_after_a_first_that_was_handed_off(site: Any) 
 
 def test_job_that_forges_its_consent(site: Any) -> None:
     """``StageOutGuard`` in the submit file is replaced by the transform; the job that opted out stays out."""
-    job = site.submit(extra="MY.StageOutAsync = false\nMY.StageOutGuard = true\nMY.StageOutState = \"Delivered\"")
+    job = site.submit(extra='MY.StageOutAsync = false\nMY.StageOutGuard = true\nMY.StageOutState = "Delivered"')
     _synchronous(site, job)
 
 
@@ -120,7 +120,9 @@ class TestWithoutAgent:
     def bare(self, stageout_pools: Any, destination: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         from tests.pool.conftest import QUICK_AP, QUICK_EP, Site
 
-        with stageout_pools(version="25.14", execute_points=1, agent=False, ap_config=QUICK_AP, ep_config=QUICK_EP) as pool:
+        with stageout_pools(
+            version="25.14", execute_points=1, agent=False, ap_config=QUICK_AP, ep_config=QUICK_EP
+        ) as pool:
             yield Site(pool, destination, "without-agent", tmp_path_factory.mktemp("no-gates"))
 
     def test_no_agent(self, bare: Any) -> None:
