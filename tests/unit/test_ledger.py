@@ -1,0 +1,397 @@
+"""The ledger: what is promised is on the disk, together and one by one."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from sandbox_manager import orders, records, recovery
+from sandbox_manager.ledger import Ledger, LedgerError, get_meta, set_meta
+from sandbox_manager.records import NewFile, NewSandbox
+from sandbox_manager.rules import read_rules
+from sandbox_manager.sandbox import Destination, FileState, SlotKey
+from stageout.core.config import mapping_settings
+from stageout.core.states import IllegalMove, State
+from stageout.wire.custody import Action, Order, OrderSheet, Run
+
+PLACE = Destination("/p", "https", "h")
+
+
+def new_sandbox(job: str = "ap#1.0#1", number: int = 1) -> NewSandbox:
+    return NewSandbox(Run(job, number), "a@x", "a", 5, 5, False, SlotKey("ep", 1, 1), "slot1_1@ep", 0)
+
+
+def new_files(count: int = 1, url: str = "https://h/d/{}", size: int = 10) -> list[NewFile]:
+    return [NewFile(i, url.format(i), f"f{i}", size, 1, 2**64 - 1 - i, 2, PLACE) for i in range(count)]
+
+
+def add(db: sqlite3.Connection, ticket: str, box: NewSandbox | None = None, files: list[NewFile] | None = None) -> int:
+    return records.add_ticket(db, box or new_sandbox(), ticket, "/p", files or new_files(), "boot", 100)
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Iterable[sqlite3.Connection]:
+    ledger = Ledger(tmp_path / "l")
+    connection = ledger._connection
+    connection.execute("BEGIN")
+    yield connection
+    connection.execute("ROLLBACK")
+    ledger.close()
+
+
+def sheet(*wanted: tuple[Action, int, tuple[str, ...], int], first: int = 1) -> OrderSheet:
+    return OrderSheet(
+        "agent", "m", 0,
+        tuple(
+            Order(first + index, action, "ap#1.0#1", number, tickets, files)
+            for index, (action, number, tickets, files) in enumerate(wanted)
+        ),
+    )  # fmt: skip
+
+
+# ---- writing -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_written_is_there_after_a_restart(tmp_path: Path) -> None:
+    async def write() -> None:
+        ledger = Ledger(tmp_path / "l")
+        await ledger.write(lambda db: add(db, "t1"), "record-accepted")
+        assert await ledger.read(lambda db: len(records.all_sandboxes(db))) == 1
+        ledger.close()
+
+    asyncio.run(write())
+    ledger = Ledger(tmp_path / "l")
+    box = asyncio.run(ledger.read(records.all_sandboxes))[0]
+    ledger.close()
+    assert (box.state, box.tickets, box.bytes_left, box.held_bytes) == (State.ACCEPTED, ("t1",), 10, 10)
+
+
+def test_the_ledger_is_written_through(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "l")
+    assert ledger._connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert ledger._connection.execute("PRAGMA synchronous").fetchone() == (2,)
+    ledger.close()
+
+
+def test_changes_that_come_together_are_committed_together(tmp_path: Path) -> None:
+    async def write() -> int:
+        ledger = Ledger(tmp_path / "l")
+        commits = 0
+
+        def count(text: str) -> None:
+            nonlocal commits
+            commits += text == "COMMIT"
+
+        ledger._connection.set_trace_callback(count)
+        await asyncio.gather(*(ledger.write(lambda db, i=i: set_meta(db, f"k{i}", "v")) for i in range(300)))
+        assert await ledger.read(lambda db: get_meta(db, "k299")) == "v"
+        ledger.close()
+        return commits
+
+    assert asyncio.run(write()) < 30
+
+
+def test_a_change_that_fails_takes_nothing_with_it(tmp_path: Path) -> None:
+    def bad(db: sqlite3.Connection) -> None:
+        set_meta(db, "bad", "half")
+        raise IllegalMove(State.RELEASED, State.MOVING)
+
+    async def write() -> None:
+        ledger = Ledger(tmp_path / "l")
+        one, two, three = await asyncio.gather(
+            ledger.write(lambda db: set_meta(db, "one", "1")),
+            ledger.write(bad),
+            ledger.write(lambda db: set_meta(db, "three", "3")),
+            return_exceptions=True,
+        )
+        assert (one, three) == (None, None)
+        assert isinstance(two, IllegalMove)
+        assert await ledger.read(lambda db: [get_meta(db, name) for name in ("one", "bad", "three")]) == ["1", "", "3"]
+        ledger.close()
+
+    asyncio.run(write())
+
+
+def test_a_failed_commit_is_told_to_everybody_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from stageout.core import durable
+
+    async def write() -> None:
+        ledger = Ledger(tmp_path / "l")
+        monkeypatch.setattr(durable, "_faults", durable.parse_faults("record-accepted=EIO"))
+        with pytest.raises(OSError, match="planned at record-accepted"):
+            await ledger.write(lambda db: add(db, "t1"), "record-accepted")
+        assert await ledger.read(records.all_sandboxes) == []
+        monkeypatch.setattr(durable, "_faults", {})
+        await ledger.write(lambda db: add(db, "t2"), "record-accepted")
+        assert [box.tickets for box in await ledger.read(records.all_sandboxes)] == [("t2",)]
+        ledger.close()
+
+    asyncio.run(write())
+
+
+def test_a_damaged_or_newer_ledger_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "bad").write_bytes(b"no database" * 1000)
+    with pytest.raises(LedgerError, match="move it aside"):
+        Ledger(tmp_path / "bad")
+    ledger = Ledger(tmp_path / "new")
+    ledger._connection.execute("PRAGMA user_version = 99")
+    ledger.close()
+    with pytest.raises(LedgerError, match="version 99"):
+        Ledger(tmp_path / "new")
+
+
+def test_many_hand_offs_a_second(tmp_path: Path) -> None:
+    """The design asks for 300/s; a slow disk and a busy machine leave some of it."""
+
+    async def write() -> float:
+        ledger = Ledger(tmp_path / "l")
+        started = time.monotonic()
+        await asyncio.gather(
+            *(
+                ledger.write(lambda db, i=i: add(db, f"t{i}", new_sandbox(f"ap#{i}.0#1"), new_files(3)), "record-accepted")
+                for i in range(600)
+            )
+        )
+        rate = 600 / (time.monotonic() - started)
+        ledger.close()
+        return rate
+
+    assert asyncio.run(write()) > 300
+
+
+def test_numbers_of_states_never_change() -> None:
+    names = (
+        "Offered Accepted Confirmed Leased Moving RetryWait HandedOver Delivered Released Failed Cancelled Superseded Lost"
+    )
+    assert [str(records.STATE_OF[number]) for number in range(13)] == names.split()
+
+
+# ---- which run, which files ----------------------------------------------------------------------------------------------
+
+
+def test_inode_numbers_of_all_sizes_come_back(db: sqlite3.Connection) -> None:
+    box = add(db, "t1")
+    assert next(records.files_of(db, box)).inode == 2**64 - 1
+
+
+def test_confirmation_names_all_hand_offs(db: sqlite3.Connection) -> None:
+    box = add(db, "t1")
+    add(db, "t2", files=new_files(2, "https://h/e/{}"))
+    orders.carry_out(db, sheet((Action.CONFIRM, 1, ("t1", "t2"), 3)), 5)
+    found = records.sandbox(db, box)
+    assert found and (found.state, found.files_left, found.confirmed_at) == (State.CONFIRMED, 3, 5)
+
+
+def test_a_hand_off_that_is_not_in_the_record_is_dropped(db: sqlite3.Connection) -> None:
+    box = add(db, "t1")
+    add(db, "t2", files=new_files(2, "https://h/e/{}"))
+    orders.carry_out(db, sheet((Action.CONFIRM, 1, ("t1",), 1)), 5)
+    found = records.sandbox(db, box)
+    assert found and (found.state, found.files_left, found.files_total) == (State.CONFIRMED, 1, 1)
+    assert records.dropped_tickets(db, box) == ["t2"]
+
+
+@pytest.mark.parametrize(("tickets", "files"), [(("t1", "elsewhere"), 3), (("t1",), 7)])
+def test_confirmation_waits_for_what_is_missing(db: sqlite3.Connection, tickets: tuple[str, ...], files: int) -> None:
+    box = add(db, "t1")
+    orders.carry_out(db, sheet((Action.CONFIRM, 1, tickets, files)), 5)
+    found = records.sandbox(db, box)
+    assert found and found.state is State.ACCEPTED
+    assert "this node" in found.reason
+
+
+def test_a_late_hand_off_completes_the_confirmation(db: sqlite3.Connection) -> None:
+    box = add(db, "t1")
+    orders.carry_out(db, sheet((Action.CONFIRM, 1, ("t1", "t2"), 2)), 5)
+    add(db, "t2", files=new_files(1, "https://h/e/{}"))
+    orders.confirm_late(db, box, 6)
+    assert records.state_of(db, box) is State.CONFIRMED
+
+
+def test_of_two_hand_offs_of_one_url_the_later_counts(db: sqlite3.Connection) -> None:
+    box = add(db, "t1", files=new_files(3))
+    add(db, "t2", files=new_files(2, size=20))
+    orders.carry_out(db, sheet((Action.CONFIRM, 1, ("t1", "t2"), 5)), 5)
+    wanted = {(item.ticket, item.position) for item in records.files_of(db, box)}
+    assert wanted == {("t1", 2), ("t2", 0), ("t2", 1)}
+
+
+def test_an_earlier_hand_off_counts_when_only_it_is_in_the_record(db: sqlite3.Connection) -> None:
+    box = add(db, "t1", files=new_files(2))
+    add(db, "t2", files=new_files(2, size=20))
+    orders.carry_out(db, sheet((Action.CONFIRM, 1, ("t1",), 2)), 5)
+    assert {item.ticket for item in records.files_of(db, box)} == {"t1"}
+
+
+def test_a_run_that_uploaded_itself_needs_nothing_of_ours(db: sqlite3.Connection) -> None:
+    box = add(db, "t1")
+    orders.carry_out(db, sheet((Action.CONFIRM, 1, (), 0)), 5)
+    assert records.state_of(db, box) is State.CANCELLED
+
+
+def test_a_run_that_is_not_here_is_lost_and_said_so(db: sqlite3.Connection) -> None:
+    (box,) = orders.carry_out(db, sheet((Action.CONFIRM, 1, ("t9",), 1)), 5)
+    found = records.sandbox(db, box)
+    assert found and found.state is State.LOST
+    assert "no record" in found.reason
+
+
+def test_orders_are_carried_out_once_and_in_order(db: sqlite3.Connection) -> None:
+    box = add(db, "t1")
+    confirm, cancel = (Action.CONFIRM, 1, ("t1",), 1), (Action.CANCEL, 1, (), 0)
+    orders.carry_out(db, sheet(confirm), 5)
+    assert orders.carry_out(db, sheet(confirm), 6) == set()
+    orders.carry_out(db, sheet(confirm, cancel), 7)
+    assert records.state_of(db, box) is State.CANCELLED
+    assert records.acknowledged(db) == {"agent": 2}
+    orders.carry_out(db, sheet(confirm, first=3), 8)
+    assert records.state_of(db, box) is State.CANCELLED
+
+
+@pytest.mark.parametrize("action", [Action.SUPERSEDE, Action.CANCEL])
+def test_runs_up_to_the_number_end(db: sqlite3.Connection, action: Action) -> None:
+    boxes = [add(db, f"t{number}", new_sandbox(number=number)) for number in (1, 2, 3)]
+    orders.carry_out(db, sheet((action, 2, (), 0)), 5)
+    ends = State.SUPERSEDED if action is Action.SUPERSEDE else State.CANCELLED
+    assert [records.state_of(db, box) for box in boxes] == [ends, ends, State.ACCEPTED]
+
+
+def test_confirming_a_newer_run_ends_the_older(db: sqlite3.Connection) -> None:
+    old, new = add(db, "t1"), add(db, "t2", new_sandbox(number=2))
+    orders.carry_out(db, sheet((Action.CONFIRM, 2, ("t2",), 1)), 5)
+    assert [records.state_of(db, box) for box in (old, new)] == [State.SUPERSEDED, State.CONFIRMED]
+
+
+def test_retry_never_confirms(db: sqlite3.Connection) -> None:
+    box = add(db, "t1")
+    records.set_state(db, box, State.FAILED, 5)
+    orders.carry_out(db, sheet((Action.RETRY, 1, (), 0)), 6)
+    assert records.state_of(db, box) is State.FAILED
+
+
+def test_retry_after_a_failure_starts_afresh(db: sqlite3.Connection) -> None:
+    box = add(db, "t1")
+    orders.carry_out(db, sheet((Action.CONFIRM, 1, ("t1",), 1)), 5)
+    records.set_state(db, box, State.LEASED, 5)
+    (item,) = records.take_files(db, box, 1, 6, 10, 10)
+    records.set_state(db, box, State.MOVING, 5)
+    failed = records.FileResult(item.ticket_id, item.position, FileState.FAILED, error_code=40, error="no")
+    records.record_results(db, [failed])
+    records.end(db, box, State.FAILED, 7, "no", 40)
+    orders.carry_out(db, sheet((Action.RETRY, 1, (), 0), first=2), 8)
+    found = records.sandbox(db, box)
+    assert found and (found.state, found.attempts, found.failed, found.ended_at) == (State.CONFIRMED, 0, 0, 0)
+
+
+def test_forget_waits_for_the_bytes(db: sqlite3.Connection) -> None:
+    box = add(db, "t1")
+    orders.carry_out(db, sheet((Action.CANCEL, 1, (), 0), (Action.FORGET, 1, (), 0)), 5)
+    assert records.sandbox(db, box) is not None
+    records.released(db, box, ["t1"], 6)
+    assert records.sandbox(db, box) is None
+    assert records.newest_run(db, "ap#1.0#1") == 1
+
+
+def test_forget_does_not_touch_what_is_not_at_its_end(db: sqlite3.Connection) -> None:
+    box = add(db, "t1")
+    orders.carry_out(db, sheet((Action.FORGET, 1, (), 0)), 5)
+    found = records.sandbox(db, box)
+    assert found and (found.state, found.forgettable) == (State.ACCEPTED, False)
+
+
+# ---- restart and deadlines -------------------------------------------------------------------------------------------------
+
+
+def moving(db: sqlite3.Connection, ticket: str = "t1") -> int:
+    box = add(db, ticket, files=new_files(2))
+    orders.carry_out(db, sheet((Action.CONFIRM, 1, (ticket,), 2)), 5)
+    records.set_state(db, box, State.LEASED, 5)
+    records.take_files(db, box, 1, 6, 1, 10)
+    records.set_state(db, box, State.MOVING, 5)
+    return box
+
+
+def test_after_a_restart_moving_files_wait_again(db: sqlite3.Connection) -> None:
+    box = moving(db)
+    records.mark_synced(db, "t1")
+    assert recovery.settle_ledger(db, ["t1"], "other boot", 9) == ({box}, [])
+    found = records.sandbox(db, box)
+    assert found and (found.state, found.moving, found.files_left, found.attempts) == (State.CONFIRMED, 0, 2, 0)
+
+
+def test_after_a_restart_of_the_manager_unsynced_data_is_synced(db: sqlite3.Connection) -> None:
+    box = add(db, "t1")
+    assert recovery.settle_ledger(db, ["t1"], "boot", 9) == (set(), ["t1"])
+    assert records.state_of(db, box) is State.ACCEPTED
+
+
+def test_after_a_restart_of_the_machine_unsynced_data_is_lost(db: sqlite3.Connection) -> None:
+    box = moving(db)
+    assert recovery.settle_ledger(db, ["t1"], "other boot", 9) == ({box}, [])
+    found = records.sandbox(db, box)
+    assert found and found.state is State.LOST
+    assert "before the output was safely on its disk" in found.reason
+
+
+def test_a_sandbox_without_its_directory_is_lost(db: sqlite3.Connection) -> None:
+    box = add(db, "t1")
+    records.mark_synced(db, "t1")
+    recovery.settle_ledger(db, [], "boot", 9)
+    assert records.state_of(db, box) is State.LOST
+
+
+def test_what_is_delivered_is_not_lost_with_its_directory(db: sqlite3.Connection) -> None:
+    box = moving(db)
+    records.record_results(db, [records.FileResult(1, 0, FileState.DELIVERED), records.FileResult(1, 1, FileState.DELIVERED)])
+    db.execute("UPDATE files SET state = 2")
+    records.end(db, box, State.DELIVERED, 9)
+    recovery.settle_ledger(db, [], "other boot", 9)
+    assert records.state_of(db, box) is State.DELIVERED
+
+
+def deadlines(db: sqlite3.Connection, now: int) -> set[int]:
+    rules = read_rules(mapping_settings({"STAGEOUT_RETENTION": "1000000", "STAGEOUT_CONFIRM_TIMEOUT": "60"}))
+    return set(recovery.pass_deadlines(db, rules, now, set(), lambda _: True))
+
+
+def test_unconfirmed_sandboxes_are_reported_and_later_lost(db: sqlite3.Connection) -> None:
+    box = add(db, "t1")
+    assert deadlines(db, 150) == set()
+    assert deadlines(db, 161) == {box}
+    found = records.sandbox(db, box)
+    assert found and (found.state, found.reason) == (State.ACCEPTED, "not confirmed by the access point within 60 s")
+    assert deadlines(db, 162) == set()
+    deadlines(db, 1_000_101)
+    assert records.state_of(db, box) is State.LOST
+
+
+def test_what_waits_too_long_fails_with_its_last_words(db: sqlite3.Connection) -> None:
+    box = add(db, "t1")
+    orders.carry_out(db, sheet((Action.CONFIRM, 1, ("t1",), 1)), 5)
+    assert deadlines(db, 100 + 259200) == set()
+    deadlines(db, 100 + 259200 + 1801)
+    found = records.sandbox(db, box)
+    assert found and (found.state, found.files_left) == (State.FAILED, 1)
+    assert "gave up after" in found.reason
+
+
+def test_bytes_of_a_failure_are_kept_for_the_retention_time(db: sqlite3.Connection) -> None:
+    box = add(db, "t1")
+    records.end(db, box, State.FAILED, 100, "no")
+    assert deadlines(db, 1_000_100) == set()
+    deadlines(db, 1_000_101)
+    found = records.sandbox(db, box)
+    assert found and (found.state, found.files_left) == (State.LOST, 0)
+
+
+def test_records_of_ends_go_at_last(db: sqlite3.Connection) -> None:
+    box = add(db, "t1")
+    records.end(db, box, State.CANCELLED, 100)
+    assert deadlines(db, 1_000_101) == {box}
+    records.released(db, box, ["t1"], 1_000_102)
+    assert records.sandbox(db, box) is None

@@ -1,0 +1,260 @@
+"""Movers with real plugin processes, good and bad ones."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from manager_site import ROOT, UID, Site, made
+
+from sandbox_manager.movers import MARK, Batch, Cargo, Mover, Stopped, end_leftovers, unique_names
+from sandbox_manager.plugins_table import Plugin, PluginsTable
+from sandbox_manager.results import PLUGINS_WORD, Answer, Delivered
+from sandbox_manager.retry import Failure
+from stageout.core.errors import ErrorClass
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with made() as found:
+        (found.base / "movers").mkdir()
+        (found.base / "movers").chmod(0o711)
+        (found.base / "held").mkdir()
+        yield found
+
+
+def batch(site: Site, *urls: str, plugin: Plugin | None = None, lifetime_s: float = 30, data: bytes = b"12345") -> Batch:
+    files = []
+    for position, url in enumerate(urls):
+        path = site.base / "held" / str(position)
+        path.write_bytes(data)
+        os.chown(path, UID, UID if ROOT else -1)
+        files.append(Cargo(path, url, url.rpartition("/")[2], len(data)))
+    used = plugin or Plugin(site.plugin, ("copy",), 4)
+    return Batch(site.base / "movers" / "1", used, UID, UID if ROOT else os.getegid(), tuple(files), lifetime_s)
+
+
+def run(site: Site, *urls: str, **more: Any) -> list[Answer]:
+    return Mover(batch(site, *urls, **more)).run()
+
+
+def failure(answer: Answer) -> Failure:
+    assert isinstance(answer, Failure), answer
+    return answer
+
+
+def test_files_are_delivered_as_the_job_s_user(site: Site) -> None:
+    answers = run(site, "copy://h/ok/one", "copy://h/ok/two")
+    assert answers == [Delivered("size", "md5:00")] * 2
+    assert (site.base / "dest/one").read_bytes() == b"12345"
+    (call,) = site.calls()
+    assert (call["uid"], call["umask"]) == (UID, 0o077)
+    assert call["cwd"] == str(site.base / "movers/1")
+    assert call["sid"] == call["pid"] != os.getsid(0)
+    assert call["nul"] == "/dev/null"
+    assert not (site.base / "movers/1").exists()
+    if ROOT:
+        assert 0 not in call["groups"]
+
+
+def test_the_environment_is_small(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CONDOR_INHERIT", "SECRET", "STAGEOUT_SPOOL", "_CONDOR_JOB_AD", "http_proxy", "STAGEOUT_CURL_KNOB"):
+        monkeypatch.setenv(name, "x")
+    run(site, "copy://h/ok/one")
+    env = site.calls()[0]["env"]
+    assert env["STAGEOUT_MOVER"] == "1"
+    assert env[MARK] == env["HOME"] == str(site.base / "movers/1")
+    assert env["STAGEOUT_PLUGIN_LIFETIME_S"] == "30"
+    assert env["http_proxy"] == env["STAGEOUT_CURL_KNOB"] == "x"
+    assert not {"CONDOR_INHERIT", "SECRET", "STAGEOUT_SPOOL", "_CONDOR_JOB_AD"} & set(env)
+
+
+def test_a_plugin_that_does_not_verify_is_believed_about_the_size(site: Site) -> None:
+    assert run(site, "copy://h/plain/one") == [Delivered(PLUGINS_WORD)]
+    assert failure(run(site, "copy://h/claim/one")[0]).kind is ErrorClass.SIZE_MISMATCH
+    assert failure(run(site, "copy://h/unsaid/one")[0]).kind is ErrorClass.NOT_VERIFIED
+
+
+def test_what_is_verified_counts_whatever_else_failed(site: Site) -> None:
+    refused, verified, word = run(site, "copy://h/refuse/a", "copy://h/ok/b", "copy://h/plain/c")
+    assert (failure(refused).kind, failure(refused).message) == (ErrorClass.PERMISSION_DENIED, "quota exceeded for alice")
+    assert verified == Delivered("size", "md5:00")
+    assert failure(word).at_once
+    assert "ended with status 1" in failure(word).message
+
+
+def test_a_missing_ad_is_a_failure_of_that_file(site: Site) -> None:
+    good, silent, more = run(site, "copy://h/ok/a", "copy://h/silent/b", "copy://h/ok/c")
+    assert isinstance(good, Delivered)
+    assert isinstance(more, Delivered)
+    assert failure(silent).kind is ErrorClass.PLUGIN_BROKEN
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        ("nothing", "ended with status 0"), ("die", "killed by signal 9"), ("garbage", "ended with status 0"),
+        ("secret", "ended with status 3"),
+    ],
+)  # fmt: skip
+def test_plugins_that_break(site: Site, mode: str, words: str) -> None:
+    (answer,) = run(site, f"copy://h/{mode}/a")
+    assert failure(answer).kind is ErrorClass.PLUGIN_BROKEN
+    assert words in failure(answer).message
+    assert "token" not in failure(answer).message
+
+
+def test_retry_after_of_a_foreign_plugin(site: Site) -> None:
+    (answer,) = run(site, "copy://h/busy/a")
+    assert failure(answer).kind.retryable
+    assert failure(answer).retry_after_s == 3600
+
+
+def test_a_plugin_that_hangs_is_ended_with_its_children(site: Site) -> None:
+    started = time.monotonic()
+    (answer,) = run(site, "copy://h/hang/a", lifetime_s=0.5)
+    assert failure(answer).kind is ErrorClass.DEADLINE
+    assert time.monotonic() - started < 8
+    leader = site.calls()[0]["pid"]
+    _until(lambda: not [pid for pid in _pids() if _group(pid) == leader and _is_alive(pid)])
+
+
+def test_a_mover_can_be_stopped(site: Site) -> None:
+    mover = Mover(batch(site, "copy://h/hang/a"))
+    seen: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            mover.run()
+        except Stopped as stopped:
+            seen.append(stopped)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    _until(lambda: site.calls())
+    mover.stop()
+    thread.join(10)
+    assert len(seen) == 1
+    assert not (site.base / "movers/1").exists()
+
+
+def test_a_plugin_that_cannot_be_started(site: Site) -> None:
+    (answer,) = run(site, "copy://h/ok/a", plugin=Plugin(site.base / "gone_plugin", ("copy",), 4))
+    assert failure(answer).kind is ErrorClass.PLUGIN_BROKEN
+    assert "status 126" in failure(answer).message
+
+
+def test_protocol_1_is_one_call_per_file(site: Site) -> None:
+    text = f"""#!/bin/sh
+case "$2" in
+*/bad) echo 'TransferError = "no such place"'; exit 1 ;;
+*/short) echo 'TransferFileBytes = 4' ;;
+esac
+cp "$1" {site.base}/dest/"${{2##*/}}"
+"""
+    old = Plugin(site.write_script("old_plugin", text), ("copy",), 1)
+    good, bad, short = run(site, "copy://h/good", "copy://h/bad", "copy://h/short", plugin=old)
+    assert good == Delivered(PLUGINS_WORD)
+    assert (site.base / "dest/good").read_bytes() == b"12345"
+    assert failure(bad).message == "no such place"
+    assert failure(short).kind is ErrorClass.SIZE_MISMATCH
+
+
+def test_odd_names_do_not_meet(site: Site) -> None:
+    names = unique_names(["out", "d/out", "", ".copy_plugin.in", "x" * 300, "1.out"])
+    assert len(set(names)) == 6
+    assert all(name and "/" not in name and not name.startswith(".") for name in names)
+    answers = run(site, "copy://a/ok/out", "copy://b/ok/out")
+    assert answers == [Delivered("size", "md5:00")] * 2
+
+
+@pytest.mark.skipif(not ROOT, reason="needs root: a user who is not the manager's")
+def test_only_a_plain_file_of_the_user_s_own_is_read_as_results(site: Site) -> None:
+    secret = site.base / "secret"
+    secret.write_text('[TransferSuccess=false; TransferFileName="a"; TransferError="root only"]')
+    secret.chmod(0o600)
+    text = f'#!/bin/sh\nrm "$4"\nln -s {secret} "$4"\nexit 1\n'
+    (answer,) = run(site, "copy://h/ok/a", plugin=Plugin(site.write_script("evil_plugin", text), ("copy",), 4))
+    assert "root only" not in failure(answer).message
+
+
+def test_what_an_earlier_manager_left_is_ended(site: Site) -> None:
+    mover = Mover(batch(site, "copy://h/hang/a"))
+
+    def work() -> None:
+        with contextlib.suppress(Stopped):
+            mover.run()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    _until(lambda: site.calls())
+    assert end_leftovers(site.base / "movers") >= 1
+    assert list((site.base / "movers").iterdir()) == []
+    mover.stop()
+    thread.join(10)
+
+
+# ---- the table -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_is_made_as_htcondor_makes_it(site: Site) -> None:
+    later = site.write_plugin("later_plugin", "other, Third", protocol=2, more="StageOutVerifies = true")
+    broken = site.write_script("broken_plugin", "#!/bin/sh\necho oops\n")
+    old = site.write_script("old_plugin", "#!/bin/sh\necho 'SupportedMethods = \"old\"'\n")
+    table = PluginsTable()
+    table.load([str(path) for path in (site.plugin, later, broken, old, site.base / "missing_plugin")])
+
+    def path(scheme: str, first: str = "/not/registered") -> Path | None:
+        found = table.find(first, scheme)
+        return found.path if found else None
+
+    assert path("copy") == site.plugin
+    assert path("other") == path("cred+OTHER") == later
+    assert path("other", str(site.plugin)) == site.plugin
+    assert path("third", str(site.plugin)) == later
+    assert path("fourth") is None
+    assert {plugin.path.name: (plugin.protocol, plugin.verifies) for plugin in table.plugins} == {
+        "copy_plugin": (4, False), "later_plugin": (2, True), "old_plugin": (1, False),
+    }  # fmt: skip
+    assert table.registered(str(broken)) is None
+
+
+def test_a_changed_plugin_is_asked_again(site: Site) -> None:
+    table = PluginsTable()
+    table.load([str(site.plugin)])
+    assert table.find("", "new") is None
+    site.write_plugin("copy_plugin", "copy,new")
+    table.load([str(site.plugin)])
+    assert table.find("", "new") is not None
+
+
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _is_alive(pid: int) -> bool:
+    """Not merely a dead process that nobody has reaped yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _group(pid: int) -> int:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return 0
+
+
+def _until(condition: Any) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end, "did not come about"
+        time.sleep(0.01)

@@ -1,0 +1,428 @@
+"""The way of one sandbox, with real spool, ledger and plugin processes; what happens when something is in the way."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from manager_site import SCHEDD, Site, made, run, until
+
+from sandbox_manager.intake import Refusal
+from sandbox_manager.rules import read_rules
+from stageout.core import durable
+from stageout.core.config import mapping_settings
+from stageout.core.errors import ErrorClass
+from stageout.core.states import State
+from stageout.wire.custody import Action
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with made() as found:
+        yield found
+
+
+def held(site: Site) -> list[str]:
+    return os.listdir(site.base / "spool" / "sandboxes")
+
+
+# ---- the way ------------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_sent_before_the_agent_s_word_and_everything_after_it(site: Site) -> None:
+    async def story() -> None:
+        async with site.manager() as node:
+            receipt = await node.hand_off({"copy://h/ok/a": b"aaa", "copy://h/ok/b": b""})
+            assert (receipt.files, receipt.size_bytes, receipt.manager_name) == (2, 3, "manager@ep")
+            assert node.state() is State.ACCEPTED
+            await asyncio.sleep(0.3)
+            assert site.calls() == []
+            await node.confirm(receipt)
+            box = await node.until_state(State.RELEASED)
+            assert (box.files_total, box.files_left, box.bytes_left, box.held_bytes) == (2, 0, 0, 0)
+            assert sorted(site.delivered()) == ["a", "b"]
+            assert (site.base / "dest/a").read_bytes() == b"aaa"
+            assert held(site) == []
+            assert node.pipeline.book.registry.bytes_at_risk == 0
+            await node.order(Action.FORGET)
+            await until(lambda: node.box() is None, "the record to go")
+
+    run(story())
+    assert len(site.calls()) == 1
+
+
+def test_one_call_for_files_of_several_jobs(site: Site) -> None:
+    async def story() -> None:
+        async with site.manager(moving=False) as node:
+            runs = [node.facts(f"{number}.0", dslot_id=number) for number in range(1, 5)]
+            for facts in runs:
+                await node.confirm(await node.hand_off({f"copy://h/ok/{facts.dslot_id}": b"x"}, facts), facts=facts)
+            moving = asyncio.ensure_future(node.pipeline.run())
+            for facts in runs:
+                await node.until_state(State.RELEASED, facts)
+            moving.cancel()
+
+    run(story())
+    assert [len(call["urls"]) for call in site.calls()] == [4]
+
+
+def test_several_hand_offs_of_one_run(site: Site) -> None:
+    async def story() -> None:
+        async with site.manager() as node:
+            one = await node.hand_off({"copy://h/ok/a": b"old", "copy://h/ok/b": b"b"})
+            two = await node.hand_off({"copy://h/ok/a": b"new"})
+            stray = await node.hand_off({"copy://h/ok/stray": b"s"})
+            await node.confirm(one, two)
+            await node.until_state(State.RELEASED)
+            await until(lambda: held(site) == [], f"the spool to be empty; stray is {stray.ticket}")
+
+    run(story())
+    assert sorted(site.delivered()) == ["a", "b"]
+    assert (site.base / "dest/a").read_bytes() == b"new"
+
+
+def test_a_newer_run_supersedes_at_once(site: Site) -> None:
+    async def story() -> None:
+        async with site.manager() as node:
+            old, new = node.facts(), node.facts(number=2)
+            first = await node.hand_off({"copy://h/ok/a": b"one"}, old)
+            second = await node.hand_off({"copy://h/ok/a": b"two"}, new)
+            assert node.state(old) is State.SUPERSEDED
+            await node.confirm(first, facts=old)
+            await node.confirm(second, facts=new)
+            await node.until_state(State.RELEASED, new)
+            assert node.state(old) is State.SUPERSEDED
+            await until(lambda: held(site) == [], "the spool to be empty")
+            refused = node.offer(old, ["copy://h/ok/a"])
+            assert isinstance(refused, Refusal)
+            assert "newer" in refused.reason
+
+    run(story())
+    assert site.delivered() == ["a"]
+    assert (site.base / "dest/a").read_bytes() == b"two"
+
+
+def test_cancel_ends_a_running_transfer_and_no_other(site: Site) -> None:
+    async def story() -> None:
+        site.flag("hold")
+        async with site.manager(moving=False) as node:
+            gone, stays = node.facts("1.0"), node.facts("2.0", dslot_id=2)
+            for facts, mode in ((gone, "wait"), (stays, "ok")):
+                await node.confirm(await node.hand_off({f"copy://h/{mode}/{mode}": b"x"}, facts), facts=facts)
+            moving = asyncio.ensure_future(node.pipeline.run())
+            await until(lambda: (site.base / "waiting").exists(), "the transfer to run")
+            assert node.state(gone) is State.MOVING
+            await node.order(Action.CANCEL, gone)
+            assert node.state(gone) is State.CANCELLED
+            box = await node.until_state(State.RELEASED, stays)
+            assert box.attempts == 0
+            moving.cancel()
+            await until(lambda: held(site) == [], "the spool to be empty")
+
+    run(story())
+    assert site.delivered() == ["ok"]
+
+
+def test_pause_and_resume(site: Site) -> None:
+    async def story() -> None:
+        async with site.manager() as node:
+            receipt = await node.hand_off({"copy://h/ok/a": b"x"})
+            await node.order(Action.PAUSE)
+            await node.confirm(receipt)
+            await asyncio.sleep(0.3)
+            assert node.state() is State.CONFIRMED
+            assert site.calls() == []
+            await node.order(Action.RESUME)
+            await node.until_state(State.RELEASED)
+
+    run(story())
+
+
+# ---- what is refused ----------------------------------------------------------------------------------------------------
+
+
+def refusal(node: Any, **changed: Any) -> str:
+    facts = node.facts(**{name: value for name, value in changed.items() if name not in ("urls", "plugin", "size_bytes")})
+    options = {name: changed[name] for name in ("plugin", "size_bytes") if name in changed}
+    answer = node.offer(facts, changed.get("urls", ["copy://h/ok/a"]), **options)
+    return answer.reason if isinstance(answer, Refusal) else ""
+
+
+def test_every_refusal_has_its_reason(site: Site) -> None:
+    site.knobs.update(STAGEOUT_SPOOL_QUOTA_MB="10", STAGEOUT_OWNER_QUOTA_MB="5")
+
+    async def story() -> None:
+        async with site.manager(moving=False) as node:
+            assert "StageOutGuard" in refusal(node, guard=False)
+            assert "no stageout agent" in refusal(node, run=replace(node.facts().run, job="other#1.0#1"))
+            assert "FILETRANSFER_PLUGINS" in refusal(node, plugin=Path("/bin/sh"))
+            assert "no plugin of this node moves ftp" in refusal(node, urls=["copy://h/a", "ftp://h/x"])
+            assert "STAGEOUT_SPOOL_QUOTA_MB" in refusal(node, size_bytes=11 << 20)
+            assert "STAGEOUT_OWNER_QUOTA_MB" in refusal(node, size_bytes=6 << 20)
+            node.pipeline.rules = replace(node.pipeline.rules, require_verified=True)
+            assert "STAGEOUT_REQUIRE_VERIFIED" in refusal(node)
+            node.pipeline.stop_accepting()
+            assert "stopping" in refusal(node)
+
+    run(story())
+
+
+def test_a_data_slot_has_a_depth(site: Site) -> None:
+    async def story() -> None:
+        async with site.manager(moving=False) as node:
+            for number in (1, 2):
+                await node.hand_off({"copy://h/ok/a": b"x"}, node.facts(f"{number}.0"))
+            third = node.facts("3.0")
+            promise = node.offer(third, ["copy://h/ok/a"])
+            assert not isinstance(promise, Refusal)
+            assert "is full" in refusal(node, job="4.0")
+            assert refusal(node, job="4.0", dslot_id=9) == ""
+            assert refusal(node, job="1.0") == ""  # a further hand-off of a run that has its place
+            node.pipeline.release(promise)
+            assert refusal(node, job="4.0") == ""
+
+    run(story())
+
+
+def test_an_agent_that_falls_silent_counts_as_gone(site: Site) -> None:
+    async def story() -> None:
+        async with site.manager(moving=False) as node:
+            node.agents.fresh_s = -1
+            assert f"schedd {SCHEDD}" in refusal(node)
+
+    run(story())
+
+
+def test_a_run_that_is_confirmed_takes_nothing_more(site: Site) -> None:
+    async def story() -> None:
+        async with site.manager(moving=False) as node:
+            await node.confirm(await node.hand_off({"copy://h/ok/a": b"x"}))
+            assert "Confirmed already" in refusal(node)
+
+    run(story())
+
+
+# ---- failures -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_refusal_for_good_fails_with_the_plugin_s_words_and_can_be_repaired(site: Site) -> None:
+    async def story() -> None:
+        async with site.manager() as node:
+            await node.confirm(await node.hand_off({"copy://h/refuse/a": b"x", "copy://h/ok/b": b"b"}))
+            box = await node.until_state(State.FAILED)
+            assert (box.reason, box.error_code) == ("quota exceeded for alice", ErrorClass.PERMISSION_DENIED.code)
+            assert (box.files_left, box.bytes_left) == (1, 1)
+            assert len(held(site)) == 1
+            site.plugin.write_text(site.plugin.read_text().replace('mode == "refuse"', 'mode == "never"'))
+            await node.order(Action.RETRY)
+            await node.until_state(State.RELEASED)
+
+    run(story())
+    assert sorted(site.delivered()) == ["a", "b"]
+
+
+def test_a_server_that_is_away_costs_no_attempts_and_is_probed_by_one_file(site: Site) -> None:
+    async def story() -> None:
+        site.flag("down")
+        async with site.manager() as node:
+            runs = [node.facts(f"{number}.0", dslot_id=number) for number in range(1, 5)]
+            for facts in runs:
+                await node.confirm(await node.hand_off({f"copy://h/ok/{facts.dslot_id}": b"x"}, facts), facts=facts)
+            for facts in runs[:1]:
+                box = await node.until_state(State.RETRY_WAIT, facts)
+                assert "connection refused" in box.reason
+                assert box.error_code == ErrorClass.CONNECT_FAILED.code
+            await until(lambda: len(site.calls()) >= 3, "probes")
+            assert [len(call["urls"]) for call in site.calls()[1:]] == [1] * (len(site.calls()) - 1)
+            site.flag("down", up=False)
+            for facts in runs:
+                await node.until_state(State.RELEASED, facts)
+
+    site.knobs["STAGEOUT_ATTEMPTS"] = "2"
+    run(story())
+    assert sorted(site.delivered()) == ["1", "2", "3", "4"]
+
+
+def test_while_a_server_is_away_its_data_slots_take_more(site: Site) -> None:
+    async def story() -> None:
+        site.flag("down")
+        async with site.manager() as node:
+            for number in range(1, 8):
+                facts = node.facts(f"{number}.0")
+                await until(lambda facts=facts: not refusal(node, run=facts.run), "a place in the data slot")
+                await node.confirm(await node.hand_off({f"copy://h/ok/{number}": b"x"}, facts), facts=facts)
+            site.flag("down", up=False)
+            for number in range(1, 8):
+                await node.until_state(State.RELEASED, node.facts(f"{number}.0"))
+
+    run(story())
+
+
+def test_another_destination_is_not_held_up(site: Site) -> None:
+    async def story() -> None:
+        async with site.manager() as node:
+            stuck, flows = node.facts("1.0"), node.facts("2.0")
+            await node.confirm(await node.hand_off({"copy://bad/busy/a": b"x"}, stuck), facts=stuck)
+            box = await node.until_state(State.RETRY_WAIT, stuck)
+            assert box.next_attempt_at > time.time() + 3000
+            await node.confirm(await node.hand_off({"copy://good/ok/b": b"x"}, flows), facts=flows)
+            await node.until_state(State.RELEASED, flows)
+
+    run(story())
+
+
+def test_attempts_end_in_a_failure_that_says_how_many(site: Site) -> None:
+    site.knobs["STAGEOUT_ATTEMPTS"] = "2"
+
+    async def story() -> None:
+        async with site.manager() as node:
+            await node.confirm(await node.hand_off({"copy://h/claim/a": b"x"}))
+            box = await node.until_state(State.FAILED)
+            assert "gave up after 2 attempts" in box.reason
+            assert box.attempts == 2
+
+    run(story())
+
+
+def test_a_plugin_s_word_is_not_lost_among_failures(site: Site) -> None:
+    async def story() -> None:
+        async with site.manager() as node:
+            await node.confirm(await node.hand_off({"copy://h/refuse/a": b"x", "copy://h/plain/b": b"x"}))
+            box = await node.until_state(State.FAILED)
+            assert (box.files_left, box.files_total) == (1, 2)
+
+    run(story())
+    assert [len(call["urls"]) for call in site.calls()] == [2, 1]
+
+
+@pytest.mark.parametrize("when", ["before", "while"])
+def test_a_file_that_the_owner_changes_is_not_delivered(site: Site, when: str) -> None:
+    async def story() -> None:
+        async with site.manager() as node:
+            mode = "edit" if when == "while" else "ok"
+            receipt = await node.hand_off({f"copy://h/{mode}/a": b"x"})
+            if when == "before":
+                (node.spool.root / "sandboxes" / receipt.ticket / "0").write_bytes(b"longer")
+            await node.confirm(receipt)
+            box = await node.until_state(State.FAILED)
+            assert box.error_code == ErrorClass.SOURCE_CHANGED.code
+
+    run(story())
+
+
+def test_a_ledger_that_cannot_be_written_accepts_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        async with site.manager() as node:
+            monkeypatch.setattr(durable, "_faults", durable.parse_faults("record-accepted=ENOSPC"))
+            with pytest.raises(OSError, match="record-accepted"):
+                await node.hand_off({"copy://h/ok/a": b"x"})
+            assert node.box() is None
+            monkeypatch.setattr(durable, "_faults", {})
+            await node.hand_off({"copy://h/ok/a": b"x"})
+
+    run(story())
+
+
+@pytest.mark.parametrize("label", ["record-leased", "record-moving", "record-delivered", "spool-release", "record-released"])
+def test_a_step_that_fails_is_done_again(site: Site, monkeypatch: pytest.MonkeyPatch, label: str) -> None:
+    armed = site.flag("armed")
+    monkeypatch.setattr("sandbox_manager.pipeline._AGAIN_S", 0.1)
+    monkeypatch.setattr("sandbox_manager.pipeline._FREE_AGAIN_S", 0.1)
+
+    async def story() -> None:
+        async with site.manager() as node:
+            receipt = await node.hand_off({"copy://h/ok/a": b"x"})
+            monkeypatch.setattr(durable, "_faults", durable.parse_faults(f"{label}=EIO@{armed}"))
+            await node.confirm(receipt)
+            await node.until_state(State.RELEASED)
+            assert not armed.exists()
+
+    run(story())
+    assert (site.base / "dest/a").read_bytes() == b"x"
+
+
+# ---- restarts -------------------------------------------------------------------------------------------------------------
+
+
+def test_an_accepted_sandbox_outlives_the_manager(site: Site) -> None:
+    async def before() -> Any:
+        async with site.manager() as node:
+            return await node.hand_off({"copy://h/ok/a": b"x"})
+
+    async def after() -> None:
+        async with site.manager() as node:
+            assert node.state() is State.ACCEPTED
+            await node.confirm(receipts[0])
+            await node.until_state(State.RELEASED)
+
+    receipts: list[Any] = []
+
+    async def first() -> None:
+        receipts.append(await before())
+
+    run(first())
+    run(after())
+    assert site.delivered() == ["a"]
+
+
+def test_a_graceful_stop_lets_a_transfer_end_and_a_fast_one_does_not(site: Site) -> None:
+    async def story(grace_s: float, name: str, job: str) -> None:
+        site.flag("hold")
+        async with site.manager() as node:
+            facts = node.facts(job)
+            if node.box(facts) is None:
+                await node.confirm(await node.hand_off({f"copy://h/wait/{name}": b"x"}, facts), facts=facts)
+            await until(lambda: (site.base / "waiting").exists(), "the transfer to run")
+            asyncio.get_running_loop().call_later(0.3, site.flag, "hold", False)
+            await node.pipeline.stop(grace_s)
+            assert (name in site.delivered()) == (grace_s > 0)
+            box = node.box(facts)
+            assert box.state in ((State.DELIVERED, State.RELEASED) if grace_s else (State.RETRY_WAIT, State.LEASED))
+            assert box.attempts == 0
+
+    run(story(10, "a", "1.0"))
+    (site.base / "waiting").unlink()
+    run(story(0, "b", "2.0"))
+
+    async def goes_on() -> None:
+        async with site.manager() as node:
+            await node.until_state(State.RELEASED, node.facts("2.0"))
+
+    site.flag("hold", up=False)
+    run(goes_on())
+    assert sorted(site.delivered()) == ["a", "b"]
+
+
+def test_strays_in_the_spool_are_removed_and_missing_directories_are_lost(site: Site) -> None:
+    async def before() -> None:
+        async with site.manager() as node:
+            receipt = await node.hand_off({"copy://h/ok/a": b"x"})
+            kept.append(node.spool.root / "sandboxes" / receipt.ticket)
+
+    async def after() -> None:
+        async with site.manager() as node:
+            assert held(site) == []
+            assert node.state() is State.LOST
+
+    kept: list[Path] = []
+    run(before())
+    kept[0].rename(kept[0].with_name("0" * 32))
+    run(after())
+
+
+def test_new_rules_are_followed(site: Site) -> None:
+    async def story() -> None:
+        async with site.manager(moving=False) as node:
+            for number in (1, 2, 3):
+                await node.hand_off({"copy://h/ok/a": b"x"}, node.facts(f"{number}.0"))
+            assert "is full" in refusal(node, job="4.0")
+            node.pipeline.new_rules(read_rules(mapping_settings({**site.knobs, "STAGEOUT_DATA_SLOT_DEPTH": "5"})))
+            assert refusal(node, job="4.0") == ""
+
+    run(story())

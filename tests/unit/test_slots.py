@@ -1,0 +1,271 @@
+"""Data slots, batches and gates: who is sent next, and who must not block whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sandbox_manager.retry import UNREACHABLE, Failure, Gate, Gates, RetryRules, judge
+from sandbox_manager.sandbox import Destination, FileState, Registry, Sandbox, SlotKey, Waiting, method_of, split_url
+from sandbox_manager.slots import BatchPlan, Limits, Load, Places, is_stuck, plan
+from stageout.core.errors import Advice, ErrorClass
+from stageout.core.states import State
+from stageout.wire.custody import Run
+
+LIMITS = Limits(active=1, depth=2, cpus=4, movers=4, movers_per_server=2, batch_files=10, batch_bytes=1000)
+PLACES = {1: Destination("/p", "https", "one"), 2: Destination("/p", "https", "two"), 3: Destination("/q", "dav", "one")}
+NOW = 1000
+
+
+def box(number: int, slot: int | None = None, state: State = State.CONFIRMED, **changed: Any) -> Sandbox:
+    facts: dict[str, Any] = dict(
+        id=number, run=Run(f"ap#{number}.0#1", 1), owner="a", user="a", uid=1, gid=1, shared_uid=False,
+        slot=SlotKey("ep", 1, number if slot is None else slot), slot_name="s", priority=0, state=state, change=1,
+        paused=False, reason="", error_code=0, named_tickets=(), accepted_at=number, confirmed_at=1, ended_at=0,
+        forgettable=False, tickets=("t",), freed=False, held_bytes=10, files_total=1, files_left=1, bytes_total=10,
+        bytes_left=10, moving=0, failed=0, attempts=0, excused=0, waiting=(Waiting(1, 1, 10, 0),),
+    )  # fmt: skip
+    return Sandbox(**{**facts, **changed})
+
+
+def planned(*boxes: Sandbox, limits: Limits = LIMITS, load: Load | None = None, gate: Callable[[str], Gate] | None = None) -> list[BatchPlan]:
+    open_gate: Callable[[str], Gate] = gate or (lambda server: Gate.OPEN)
+    places = Places(boxes, limits, lambda item: is_stuck(item, PLACES, open_gate))
+    return plan(boxes, PLACES, places, limits, load or Load(), open_gate, NOW)
+
+
+def sent(batches: list[BatchPlan]) -> list[list[int]]:
+    return [[part.sandbox for part in batch.parts] for batch in batches]
+
+
+def test_one_batch_across_jobs() -> None:
+    assert sent(planned(box(1), box(2), box(3))) == [[1, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        dict(owner="b"), dict(uid=2), dict(gid=2), dict(waiting=(Waiting(2, 1, 10, 0),)), dict(waiting=(Waiting(3, 1, 10, 0),)),
+    ],
+)  # fmt: skip
+def test_what_does_not_travel_together(other: dict[str, Any]) -> None:
+    assert sent(planned(box(1), box(2, **other))) == [[1], [2]]
+
+
+def test_order_is_priority_then_size_then_age() -> None:
+    big, small, urgent = box(1, bytes_left=500), box(3), box(4, priority=5, bytes_left=900)
+    assert sent(planned(big, small, box(2), urgent)) == [[4, 2, 3, 1]]
+
+
+def test_a_data_slot_sends_one_sandbox_at_a_time() -> None:
+    assert sent(planned(box(1, slot=7), box(2, slot=7), box(3, slot=8))) == [[1, 3]]
+    assert sent(planned(box(1, slot=7, state=State.MOVING, waiting=()), box(2, slot=7))) == []
+
+
+def test_a_sandbox_that_waits_for_a_time_gives_its_place_away() -> None:
+    waits = box(1, slot=7, state=State.RETRY_WAIT, waiting=(Waiting(1, 1, 10, NOW + 5),))
+    assert sent(planned(waits, box(2, slot=7))) == [[2]]
+    due = box(1, slot=7, state=State.RETRY_WAIT, waiting=(Waiting(1, 1, 10, NOW),))
+    assert sent(planned(due)) == [[1]]
+
+
+def test_data_slots_of_a_partitionable_slot_are_bounded_by_its_cpus() -> None:
+    boxes = [box(number, slot=number) for number in range(1, 9)]
+    assert sent(planned(*boxes)) == [[1, 2, 3, 4]]
+    static = [box(number, **{"slot": SlotKey("ep", number, 0)}) for number in ()]
+    assert sent(planned(*static)) == []
+
+
+def test_movers_of_the_node_and_of_a_server_are_bounded() -> None:
+    owners = [box(number, owner=f"o{number}") for number in range(1, 5)]
+    assert len(planned(*owners)) == 2
+    elsewhere = [box(number, owner=f"o{number}", waiting=(Waiting(2, 1, 10, 0),)) for number in range(5, 9)]
+    wide = Limits(active=1, depth=2, cpus=9, movers=3, movers_per_server=2, batch_files=10, batch_bytes=1000)
+    assert len(planned(*owners, *elsewhere, limits=wide)) == 3
+    assert planned(*owners, load=Load(movers=4)) == []
+
+
+def test_two_schemes_of_one_server_are_counted_apart_by_method() -> None:
+    assert PLACES[1].server != PLACES[3].server
+
+
+def test_batches_are_bounded_in_files_and_bytes() -> None:
+    many = box(1, waiting=(Waiting(1, 50, 10, 0),))
+    (batch,) = planned(many)
+    assert [(part.sandbox, part.files) for part in batch.parts] == [(1, 10)]
+    heavy = [box(number, waiting=(Waiting(1, 1, 600, 0),)) for number in (1, 2)]
+    assert sent(planned(*heavy)) == [[1]]
+    assert sent(planned(box(1, waiting=(Waiting(1, 1, 5000, 0),)))) == [[1]]
+
+
+def test_files_that_are_being_sent_are_not_sent_twice() -> None:
+    assert planned(box(1, state=State.MOVING), load=Load(running={(1, 1)})) == []
+
+
+def test_paused_sandboxes_wait_and_hold_no_place() -> None:
+    paused = box(1, slot=7, paused=True)
+    assert sent(planned(paused, box(2, slot=7))) == [[2]]
+    assert is_stuck(paused, PLACES, lambda server: Gate.OPEN)
+
+
+def test_a_shut_gate_lets_nobody_through_and_a_probe_is_one_file() -> None:
+    boxes = [box(number, waiting=(Waiting(1, 5, 10, 0),)) for number in (1, 2)]
+    assert planned(*boxes, gate=lambda server: Gate.SHUT) == []
+    (batch,) = planned(*boxes, gate=lambda server: Gate.PROBE)
+    assert (batch.probe, [(part.sandbox, part.files) for part in batch.parts]) == (True, [(1, 1)])
+    two_owners = [box(1), box(2, owner="b")]
+    assert len(planned(*two_owners, gate=lambda server: Gate.PROBE)) == 1
+
+
+def test_a_dead_destination_blocks_no_other() -> None:
+    def gate(server: str) -> Gate:
+        return Gate.SHUT if server.endswith("one") else Gate.OPEN
+
+    dead, alive = box(1, slot=7), box(2, slot=7, waiting=(Waiting(2, 1, 10, 0),))
+    assert sent(planned(dead, alive, gate=gate)) == [[2]]
+    assert Places([dead], LIMITS, lambda item: is_stuck(item, PLACES, gate)).free(dead.slot) == 3
+
+
+def test_places_of_a_data_slot() -> None:
+    slot = SlotKey("ep", 1, 7)
+    states = (State.ACCEPTED, State.CONFIRMED, State.MOVING, State.RETRY_WAIT, State.FAILED)
+    boxes = [box(number, slot=7, state=state) for number, state in enumerate(states)]
+    places = Places(boxes, LIMITS, lambda item: False)
+    assert places.free(slot) == 0
+    assert places.free(SlotKey("ep", 1, 8)) == 3
+    crowd = [box(number, slot=number) for number in range(12)]
+    assert Places(crowd, LIMITS, lambda item: False).free(SlotKey("ep", 1, 99)) == 0
+    assert Places(crowd, LIMITS, lambda item: False).free(SlotKey("other", 1, 99)) == 3
+
+
+def test_registry_keeps_its_lists_apart() -> None:
+    registry = Registry()
+    registry.put(box(1))
+    registry.put(box(2, state=State.ACCEPTED))
+    assert (set(registry.sendable), len(registry.occupying())) == ({1}, 2)
+    registry.put(box(1, state=State.RELEASED, held_bytes=0))
+    assert (set(registry.sendable), len(registry.occupying())) == (set(), 1)
+    assert registry.held_bytes() == {"a": 10}
+    assert registry.bytes_at_risk == 10
+    registry.drop(2)
+    assert (registry.of_run(Run("ap#2.0#1", 1)), registry.newest_run("ap#2.0#1")) == (None, 1)
+
+
+@pytest.mark.parametrize(
+    ("url", "scheme", "host", "method"),
+    [
+        ("https://h/x", "https", "h", "https"),
+        ("CRED+HTTPS://U:P@Host:80/x?y=//z", "cred+https", "host:80", "https"),
+        ("my-store.v2://h?x", "my-store.v2", "h", "v2"),
+        ("file:///tmp/x", "file", "", "file"),
+    ],
+)
+def test_urls(url: str, scheme: str, host: str, method: str) -> None:
+    assert split_url(url) == (scheme, host)
+    assert method_of(scheme) == method
+
+
+# ---- when again ----------------------------------------------------------------------------------------------------------
+
+RULES = RetryRules(attempts=5, first_s=20, longest_s=1800, give_up_s=1000)
+
+
+def verdict(kind: ErrorClass, attempts: int = 0, excused: int = 0, accepted_at: float = NOW, **more: Any) -> Any:
+    failure = Failure(kind, "words", **more)
+    return judge(RULES, failure, attempts, excused, accepted_at, NOW, spread=lambda: 1.0)
+
+
+@pytest.mark.parametrize("kind", ErrorClass)
+def test_every_class_has_an_answer(kind: ErrorClass) -> None:
+    found = verdict(kind)
+    assert (found.state is FileState.FAILED) == (kind.advice is Advice.NEEDS_PERSON)
+    assert found.excused == (kind in UNREACHABLE)
+
+
+def test_waits_double_up_to_the_longest() -> None:
+    waits = [verdict(ErrorClass.STALLED, attempts).next_attempt - NOW for attempts in range(4)]
+    assert waits == [20, 40, 80, 160]
+    assert verdict(ErrorClass.STALLED, 3, accepted_at=NOW + 10000).next_attempt - NOW == 160
+    long = RetryRules(attempts=0, first_s=20, longest_s=1800, give_up_s=1e9)
+    assert judge(long, Failure(ErrorClass.STALLED, ""), 500, 0, NOW, NOW, lambda: 1.0).next_attempt == NOW + 1800
+
+
+def test_the_server_s_own_wait_is_kept() -> None:
+    assert verdict(ErrorClass.SERVER_ERROR, retry_after_s=300).next_attempt == NOW + 300
+
+
+def test_attempts_end() -> None:
+    assert verdict(ErrorClass.STALLED, 3).state is FileState.WAITING
+    last = verdict(ErrorClass.STALLED, 4)
+    assert last.state is FileState.FAILED
+    assert last.message == "words (gave up after 5 attempts)"
+
+
+def test_an_unreachable_server_uses_up_no_attempts_only_time() -> None:
+    assert verdict(ErrorClass.CONNECT_FAILED, 500, 500).state is FileState.WAITING
+    assert verdict(ErrorClass.CONNECT_FAILED, 500, 500).next_attempt == NOW + 60
+    assert verdict(ErrorClass.STALLED, 500, 496).state is FileState.FAILED
+    assert verdict(ErrorClass.CONNECT_FAILED, 1, 1, accepted_at=NOW - 1000).state is FileState.FAILED
+
+
+def test_the_last_attempt_is_made_when_time_is_up() -> None:
+    found = verdict(ErrorClass.STALLED, 3, accepted_at=NOW - 950)
+    assert (found.state, found.next_attempt) == (FileState.WAITING, NOW + 50)
+
+
+def test_credentials_are_waited_for() -> None:
+    assert verdict(ErrorClass.CREDENTIAL_EXPIRED).next_attempt == NOW + 300
+
+
+class Ticks:
+    now = 0.0
+
+    def monotonic_s(self) -> float:
+        return self.now
+
+    def wall_s(self) -> float:
+        return self.now
+
+
+def test_a_gate_shuts_probes_and_opens() -> None:
+    clock = Ticks()
+    gates = Gates(clock, RULES)
+    assert gates.of("s") is Gate.OPEN
+    gates.unreachable("s")
+    assert (gates.of("s"), gates.opens_in_s("s"), gates.soonest_s()) == (Gate.SHUT, 20, 20)
+    gates.unreachable("s")  # a second batch that was under way says nothing new
+    assert gates.opens_in_s("s") == 20
+    clock.now = 20
+    assert gates.of("s") is Gate.PROBE
+    gates.started("s")
+    assert gates.of("s") is Gate.SHUT
+    gates.unreachable("s")
+    assert gates.opens_in_s("s") == 40
+    clock.now = 60
+    gates.started("s")
+    assert gates.reached("s")
+    assert (gates.of("s"), gates.reached("s")) == (Gate.OPEN, False)
+
+
+def test_a_probe_that_says_nothing_is_sent_again() -> None:
+    clock = Ticks()
+    gates = Gates(clock, RULES)
+    gates.unreachable("s")
+    clock.now = 20
+    gates.started("s")
+    gates.stopped("s")
+    assert gates.of("s") is Gate.PROBE
+
+
+def test_gates_listen_to_retry_after_and_do_not_wait_for_ever() -> None:
+    gates = Gates(Ticks(), RULES)
+    gates.unreachable("s", retry_after_s=500)
+    assert gates.opens_in_s("s") == 500
+    clock = Ticks()
+    gates = Gates(clock, RULES)
+    for _ in range(10):
+        clock.now += 1000
+        gates.unreachable("s")
+    assert gates.opens_in_s("s") == 60
