@@ -1,0 +1,90 @@
+"""The plugin as installed, and real servers on the loopback address."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+
+from stageout.testing.destination import Destination
+from stageout.testing.starter import PluginTable, installed
+from tests.curl.interposer import Interposer
+from tests.curl.plugin import Plugin
+from tests.curl.servers import S3, Ftp, WebDav
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def executable(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return installed(ROOT / "plugins" / "curl_plugin", tmp_path_factory.mktemp("libexec"))
+
+
+@pytest.fixture(scope="session")
+def plugin_table(executable: Path) -> PluginTable:
+    table = PluginTable([executable])
+    assert table.bad == {}
+    return table
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, plugin_table: PluginTable, executable: Path) -> Plugin:
+    return Plugin(tmp_path, plugin_table, executable)
+
+
+@pytest.fixture(scope="session")
+def nginx() -> Iterator[Destination]:
+    folder = Path(tempfile.mkdtemp(prefix="stageout-nginx-"))  # not below pytest's own: its user could not enter it
+    with Destination(folder) as server:
+        yield server
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def door(nginx: Destination) -> Iterator[Interposer]:
+    """nginx behind faults."""
+    server = Interposer(nginx.port)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def dav(tmp_path: Path) -> Iterator[WebDav]:
+    root = tmp_path / "dav"
+    root.mkdir()
+    server = WebDav(root)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def dav_door(dav: WebDav) -> Iterator[Interposer]:
+    """WsgiDAV behind faults."""
+    server = Interposer(dav.port)
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture
+def ftp(tmp_path: Path) -> Iterator[Ftp]:
+    root = tmp_path / "ftp"
+    root.mkdir()
+    server = Ftp(root)
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3]:
+    server = S3()
+    yield server
+    server.close()

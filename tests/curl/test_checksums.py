@@ -1,0 +1,154 @@
+"""Digests of servers, of owners and of nobody, under the three policies."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import zlib
+
+import pytest
+
+from stageout.core.errors import ErrorClass as K
+from tests.curl.interposer import changed, status
+from tests.curl.plugin import NO_RETRY
+
+DATA = os.urandom(50_000)
+SHA256 = hashlib.sha256(DATA)
+MD5 = hashlib.md5(DATA)
+BAD = hashlib.sha256(b"else")
+
+
+def b64(digest):
+    return base64.b64encode(digest.digest()).decode()
+
+
+OFFERS = [
+    ({"Repr-Digest": f"sha-256=:{b64(SHA256)}:"}, {"Repr-Digest": f"sha-256=:{b64(BAD)}:"}, "sha256"),
+    ({"Digest": f"SHA-256={b64(SHA256)}"}, {"Digest": f"SHA-256={b64(BAD)}"}, "sha256"),
+    ({"Digest": f"md5={b64(MD5)},SHA-256={b64(SHA256)}"}, {"Digest": f"md5={b64(MD5)},SHA-256={b64(BAD)}"}, "sha256"),
+    ({"Digest": f"adler32={zlib.adler32(DATA):08x}"}, {"Digest": "adler32=00000001"}, "adler32"),
+    ({"Content-MD5": b64(MD5)}, {"Content-MD5": b64(hashlib.md5(b"else"))}, "md5"),
+    ({"OC-Checksum": f"SHA1:{hashlib.sha1(DATA).hexdigest()}"}, {"OC-Checksum": "SHA1:" + "0" * 40}, "sha1"),
+    (
+        {"x-amz-request-id": "1", "ETag": f'"{MD5.hexdigest()}"'},
+        {"x-amz-request-id": "1", "ETag": '"' + "0" * 32 + '"'},
+        "md5",
+    ),
+]
+
+
+@pytest.fixture
+def url(nginx, door):
+    nginx.file("sums").write_bytes(DATA)
+    return door.url("sums")
+
+
+@pytest.mark.parametrize(("right", "wrong", "name"), OFFERS, ids=[",".join(right) for right, _, _ in OFFERS])
+def test_download(plugin, door, url, right, wrong, name):
+    door.always("GET", changed(**right))
+    result = plugin.get(url)
+    assert result.ok
+    assert result.verified == name
+    door.always("GET", changed(**wrong))
+    result = plugin.get(url, env=NO_RETRY)
+    assert result.failures == [K.CONTENT_MISMATCH]
+    assert plugin.leftovers() == []
+    assert plugin.get(url, env={"STAGEOUT_CHECKSUM_POLICY": "off"}).ok
+
+
+@pytest.mark.parametrize(("right", "wrong", "name"), OFFERS, ids=[",".join(right) for right, _, _ in OFFERS])
+def test_upload(plugin, door, right, wrong, name):
+    door.always("HEAD", changed(**right))
+    result = plugin.put(door.url("sums-up"), DATA)
+    assert result.ok
+    assert result.verified == name
+    door.always("HEAD", changed(**wrong))
+    result = plugin.put(door.url("sums-up"), DATA, env=NO_RETRY)
+    assert result.failures == [K.CONTENT_MISMATCH]
+    result = plugin.put(door.url("sums-up"), DATA, env={"STAGEOUT_CHECKSUM_POLICY": "off"})
+    assert result.ok
+    assert result.verified == "size"
+
+
+def test_damage_on_the_way(plugin, door, url):
+    """Same size, other bytes: only a digest sees it, and the next attempt brings the right ones."""
+    door.always("GET", changed(**OFFERS[0][0]))
+    door.next("GET", changed(lambda data: data[:-1] + b"?", **OFFERS[0][0]))
+    result = plugin.get(url)
+    assert result.ok
+    assert result.failures == [K.CONTENT_MISMATCH]
+    assert plugin.got() == DATA
+
+
+def test_damage_on_the_way_up(plugin, door, nginx):
+    def damage(asked, forward):
+        asked.body = asked.body[:-1] + b"?"
+        return forward()
+
+    def stated(asked, forward):
+        reply = forward()
+        stored = nginx.file("damaged-up").read_bytes()
+        reply.headers["Repr-Digest"] = f"sha-256=:{b64(hashlib.sha256(stored))}:"
+        return reply
+
+    door.next("PUT", damage)
+    door.always("HEAD", stated)
+    result = plugin.put(door.url("damaged-up"), DATA)
+    assert result.ok
+    assert result.failures == [K.CONTENT_MISMATCH]
+    assert nginx.file("damaged-up").read_bytes() == DATA
+
+
+def test_required(plugin, nginx, url):
+    """nginx states no digest: its ETag is none."""
+    policy = {"STAGEOUT_CHECKSUM_POLICY": "required"}
+    assert plugin.get(url, env=policy).failures == [K.NOT_VERIFIED]
+    assert plugin.leftovers() == []
+    assert plugin.put(nginx.url("req-up"), DATA, env=policy).failures == [K.NOT_VERIFIED]
+    stated = {"checksum": f"sha256:{SHA256.hexdigest()}"}
+    assert plugin.get(url, env=policy, job={"PluginData": stated}).verified == "sha256"
+
+
+def test_policy_of_the_job_and_of_the_machine(plugin, url):
+    assert plugin.get(url, job={"PluginData": {"checksum_policy": "required"}}).failures == [K.NOT_VERIFIED]
+    assert plugin.get(url, machine={"STAGEOUT_CHECKSUM_POLICY": "required"}).failures == [K.NOT_VERIFIED]
+    assert plugin.get(url, job={"PluginData": {"checksum_policy": "sometimes"}}).failures == [K.BAD_REQUEST]
+
+
+@pytest.mark.parametrize("name", ["md5", "sha1", "sha256", "sha512"])
+def test_owner_states_it(plugin, url, name):
+    value = hashlib.new(name, DATA).hexdigest()
+    for text in (f"{name}:{value}", f"{name.upper()}:{value.upper()}"):
+        result = plugin.get(url, job={"http_PluginData": {"checksum": text}})
+        assert result.ok
+        assert result.verified == name
+    result = plugin.get(url, env=NO_RETRY, job={"PluginData": {"checksum": f"{name}:{value[:-1]}"}})
+    assert result.failures == [K.BAD_REQUEST]
+
+
+def test_owner_states_another(plugin, door, url):
+    wrong = {"PluginData": {"checksum": f"sha256:{BAD.hexdigest()}"}}
+    assert plugin.get(url, env=NO_RETRY, job=wrong).failures == [K.CONTENT_MISMATCH]
+    assert plugin.leftovers() == []
+    assert plugin.put(door.url("owner"), DATA, env=NO_RETRY, job=wrong).failures == [K.SOURCE_CHANGED]
+
+
+def test_what_is_no_digest_is_not_taken_for_one(plugin, door, url):
+    """A body's digest in the answer to a PUT is of that answer; an ETag of 32 digits counts at S3 only."""
+    door.always("GET", changed(ETag=f'"{BAD.hexdigest()[:32]}"'))
+    assert plugin.get(url).verified == "size"
+    door.always("GET", changed(Repr_Digest="sha-256=:garbage:", Digest="unknown=xyz"))
+    assert plugin.get(url).verified == "size"
+    door.next("PUT", lambda asked, forward: changed(Repr_Digest=f"sha-256=:{b64(BAD)}:")(asked, forward))
+    assert plugin.put(door.url("answer"), DATA).verified == "size"
+
+
+def test_server_that_cannot_be_asked(plugin, door):
+    """HEAD refused: nothing confirms the upload, and it is said so; with ``required`` it is a failure."""
+    door.always("HEAD", status(405))
+    result = plugin.put(door.url("silent"), DATA)
+    assert result.ok
+    assert result.verified == ""
+    required = plugin.put(door.url("silent"), DATA, env={"STAGEOUT_CHECKSUM_POLICY": "required"})
+    assert required.failures == [K.NOT_VERIFIED]
