@@ -349,7 +349,7 @@ def _check_consent(facts: RunFacts, offer: _Offer, encrypted: bool) -> None:
         raise Refused("the job did not consent to delivery after its end (StageOutGuard is not true)")
     if encrypted or facts.encrypted:
         raise Refused("the execute directory is encrypted (ENCRYPT_EXECUTE_DIRECTORY), the spool is not")
-    checkpoints = facts.checkpoint_destination
+    checkpoints = facts.checkpoint_destination and facts.checkpoint_destination.rstrip("/") + "/"
     for item in offer.files:
         if checkpoints and item.url.startswith(checkpoints):
             raise Refused("a checkpoint must be at its destination before the job goes on")

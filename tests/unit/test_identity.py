@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pwd
 import shutil
 import socket
 import subprocess
@@ -199,9 +200,10 @@ def test_a_plugin_of_a_real_tree(tree: Tree) -> None:
 
 
 def _owner() -> str:
-    import pwd
-
-    return f"{pwd.getpwuid(NOBODY).pw_name}@pool"
+    try:
+        return f"{pwd.getpwuid(NOBODY).pw_name}@pool"
+    except KeyError:
+        return f"uid {NOBODY}@pool"
 
 
 @pytest.mark.parametrize(

@@ -409,7 +409,7 @@ def test_too_many_clients_are_told_so(site: Site) -> None:
     [
         ({"facts": {"guard": False}}, "did not consent"),
         ({"facts": {"encrypted": True}}, "ENCRYPT_EXECUTE_DIRECTORY"),
-        ({"facts": {"checkpoint_destination": "https://store.test/"}}, "a checkpoint"),
+        ({"facts": {"checkpoint_destination": "https://store.test/out"}}, "a checkpoint"),
         ({"refuse": "the data slot is full"}, "the data slot is full"),
         ({"accept_error": "no room for the ledger"}, "no room for the ledger"),
     ],
@@ -422,6 +422,13 @@ def test_refusals_reach_the_plugin(site: Site, control: dict[str, Any], reason: 
     assert not answer.accepted and reason in answer.reason
     ended(site)
     site.tell()
+    assert site.offer(scratch, ["out"]).accepted
+
+
+def test_output_beside_the_checkpoints_is_taken(site: Site) -> None:
+    scratch = site.scratch()
+    write_files(scratch, site.user, {"out": b"x"})
+    site.tell(facts={"checkpoint_destination": "https://store.test/ou"})
     assert site.offer(scratch, ["out"]).accepted
 
 
