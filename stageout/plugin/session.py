@@ -118,7 +118,7 @@ class Session:
 
     def _offer(self) -> str:
         """Offer the batch and report success if it was taken. Returns why not, "" when it was."""
-        requests = [(record.item.request.url, record.item.request.local_path) for record in self._records]
+        requests = [(record.item.request.encoded_url, record.item.request.local_path) for record in self._records]
         try:
             from stageout.handoff.client import offer
 
