@@ -157,3 +157,21 @@ def test_manager_off_in_the_middle_of_the_queue(site: Any) -> None:
         ep.run(["condor_on", "-subsystem", "SANDBOX_MANAGER"], check=False)
     site.wait_left(job)
     site.check_delivered(job)
+
+
+def test_odd_file_names_arrive_as_they_are(site: Any) -> None:
+    names = ["a b", "hash#1", "what?x=1", "100%", "50%25", "ünïcode", "plus+and&"]
+    lines = ["#!/bin/sh", "mkdir d", *(f"echo '{name}' > 'd/{name}'" for name in names)]
+    text = f"""
+executable = job.sh
+transfer_output_files = d
+output_destination = {site.url()}/$(Cluster).$(Process)
+request_memory = 50
+request_disk = 10M
+queue
+"""
+    job = site.pool.submit("alice", text, files={"job.sh": "\n".join(lines) + "\n"})
+    site.jobs.append(job)
+    history = site.wait_left(job)
+    assert history["TransferOutputStats"]["STAGEOUTFilesCountLastRun"] == len(names)
+    assert {path.name: path.read_text().strip() for path in site.file(job, "d").iterdir()} == {n: n for n in names}
