@@ -27,7 +27,7 @@ JOBS = 12
 
 def measure(quick: bool) -> list[Figure]:
     """Run it all."""
-    compute_s, rounds = (5, 1) if quick else (20, 3)
+    compute_s, rounds = (5, 1) if quick else (30, 2)
     load = Workload(JOBS, compute_s, 1, int(compute_s * LINK_MB_S / SLOTS * MB))
     bound_s = max(JOBS / SLOTS * compute_s, JOBS * load.job_bytes / MB / LINK_MB_S) + compute_s
     ours, stock = [], []
