@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Optional
 
 from schedd_agent.edits import edit_for
 from schedd_agent.leases import View
@@ -54,7 +53,7 @@ class Agent:
     _past: dict[str, Past] = field(default_factory=dict)
     _dags: dict[int, Dag] = field(default_factory=dict)
     _asked: dict[object, float] = field(default_factory=dict)
-    _refused: int = 0
+    _refused: dict[str, str] = field(default_factory=dict)
     _noticed_s: float = float("-inf")
     _trouble: str = ""
 
@@ -112,7 +111,7 @@ class Agent:
         self._publish_orders()
         self._edit_all(plans)
 
-    def _situation(self, name: str, job: Optional[Job], seen: Sequence[Seen]) -> Situation:
+    def _situation(self, name: str, job: Job | None, seen: Sequence[Seen]) -> Situation:
         now_s = self.clock.monotonic_s()
         past = None if job else self._past.get(name)
         run = job.run if job else past.run if past else 0
@@ -135,7 +134,7 @@ class Agent:
             wall_s=self.clock.wall_s(),
         )
 
-    def _record(self, name: str, run: int) -> Optional[Record]:
+    def _record(self, name: str, run: int) -> Record | None:
         cluster, proc = Run(name, run).job_id.split(".")
         return self.receipts.get(int(cluster), int(proc), run)
 
@@ -194,7 +193,7 @@ class Agent:
     def _notify(self) -> None:
         """Say that the agent is alive: managers take output over only while they hear that."""
         now_s = self.clock.monotonic_s()
-        if self._refused >= _REFUSALS or now_s - self._noticed_s < self.notice_interval_s:
+        if len(self._refused) >= _REFUSALS or now_s - self._noticed_s < self.notice_interval_s:
             return
         sent_at = int(self.clock.wall_s())
         facts = {"version": __version__, "records": self.records_written}
@@ -207,20 +206,11 @@ class Agent:
     def _edit_all(self, plans: Iterable[tuple[Job, Sequence[Effect]]]) -> None:
         """Carry out edits for a limited time; what is left is decided again in the next pass."""
         until_s = self.clock.monotonic_s() + _EDIT_BUDGET_S
-        done = refused = 0
         for job, effects in plans:
             if self.clock.monotonic_s() > until_s:
                 break
             if effects and self._edit_job(job, effects):
-                done += 1
-            elif effects:
-                refused += 1
-        if done:
-            self._refused = 0
-        elif refused:
-            self._refused += 1
-            if self._refused == _REFUSALS:
-                log.error("edits-refused", jobs=refused, advice="the agent's user must be in QUEUE_SUPER_USERS")
+                self._refused.clear()
 
     def _edit_job(self, job: Job, effects: Sequence[Effect]) -> bool:
         """Carry out the effects of one job in their order, up to the first that is refused (the job has moved on)."""
@@ -229,13 +219,22 @@ class Agent:
             try:
                 self._carry_out(job, effect)
             except QueueError as problem:
-                log.warn("edit-refused", job=job.name, run=job.run, effect=type(effect).__name__, problem=problem)
+                self._refuse(job, type(effect).__name__, str(problem))
                 return False
             shown = getattr(effect, "shown", None)
             state, reason = (shown.state, shown.reason) if shown else ("", "")
             kind = type(effect).__name__
             log.event("edit", job=job.name, run=job.run, effect=kind, state=state, reason=reason)
         return True
+
+    def _refuse(self, job: Job, effect: str, problem: str) -> None:
+        """One job that cannot be edited has moved on; several in a row and none that can: the agent has no right to."""
+        if self._refused.get(job.name) != problem:
+            log.warn("edit-refused", job=job.name, run=job.run, effect=effect, problem=problem)
+        known = len(self._refused)
+        self._refused[job.name] = problem
+        if known < _REFUSALS <= len(self._refused):
+            log.error("edits-refused", jobs=known + 1, advice="the agent's user must be in QUEUE_SUPER_USERS")
 
     def _carry_out(self, job: Job, effect: Effect) -> None:
         if isinstance(effect, Remove):
@@ -256,7 +255,7 @@ class Agent:
         self._trouble = problem
 
 
-def _key_agrees(item: Seen, record: Optional[Record]) -> bool:
+def _key_agrees(item: Seen, record: Record | None) -> bool:
     """False when the report was made with another key than the run's receipt names."""
     keys = {ticket.key for ticket in record.of(item.manager)} if record else set()
     return not any(keys) or item.key in keys

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Callable, Optional, TypeVar
+from typing import Callable, TypeVar
 
 from schedd_agent.agent import Agent
 from schedd_agent.leases import View
@@ -57,7 +57,7 @@ class Daemon:
         limits_of(self._settings)
         self._stop: asyncio.Event
         self._reload = False
-        self._agent: Optional[Agent] = None
+        self._agent: Agent | None = None
         # The bindings are not made for threads: one at a time, whatever blocks.
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="condor")
 
@@ -84,20 +84,24 @@ class Daemon:
             self._reload = False
             await self._call(self._read_settings)
         agent = self._agent or await self._made()
+        start_s = asyncio.get_running_loop().time()
         if agent is not None:
             self._agent = agent
             await self._call(agent.run_pass)
-        await self._pause(agent)
+        await self._pause(agent, asyncio.get_running_loop().time() - start_s)
 
-    async def _made(self) -> Optional[Agent]:
+    async def _made(self) -> Agent | None:
         try:
             return await self._call(lambda: self._make(self._settings))
         except QueueError as problem:
             log.warn("no-schedd", problem=problem)
             return None
 
-    async def _pause(self, agent: Optional[Agent]) -> None:
-        """Wait for the next round: a poll interval, or less when a run with receipts has just ended."""
+    async def _pause(self, agent: Agent | None, pass_s: float) -> None:
+        """Wait for the next round: a poll interval, or less when a run with receipts has just ended.
+
+        :param pass_s: seconds that the last pass took; a long queue is not asked all the time.
+        """
         loop = asyncio.get_running_loop()
         start = loop.time()
         while not self._stop.is_set() and not self._reload and loop.time() - start < self._poll_s:
@@ -106,7 +110,7 @@ class Daemon:
             early = agent is not None and await self._call(agent.read_receipts) > 0
             if early and not self._stop.is_set():
                 # The record is written just before the job is marked as completed.
-                await asyncio.sleep(max(0.0, start + _EARLIEST_S - loop.time()))
+                await asyncio.sleep(max(0.0, start + max(_EARLIEST_S, 2 * pass_s) - loop.time()))
                 return
 
     async def _call(self, function: Callable[[], T]) -> T:
@@ -164,7 +168,7 @@ def _open_log(settings: Settings) -> None:
     log.open_log(Path(path) if path else None, settings.flag("STAGEOUT_DEBUG"))
 
 
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Run the agent (``stageout-schedd-agent``); condor_master starts it."""
     parser = argparse.ArgumentParser("stageout-schedd-agent", description="Keeps the job queue true about stage-out.")
     parser.add_argument("-local-name", "--local-name", default="", help="read NAME.KNOB before KNOB")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Optional
 
 from schedd_agent.model import (
     HOLD_CODE,
@@ -55,7 +54,7 @@ class Edit:
         return f"{self.cluster}.{self.proc}"
 
 
-def edit_for(job: Job, effect: Effect, wall_s: float) -> Optional[Edit]:
+def edit_for(job: Job, effect: Effect, wall_s: float) -> Edit | None:
     """The edit that an effect asks for; None for effects that are no edit.
 
     :param wall_s: becomes EnteredCurrentStatus, always as a literal.
@@ -78,7 +77,7 @@ def edit_for(job: Job, effect: Effect, wall_s: float) -> Optional[Edit]:
 
 
 def _edit(
-    job: Job, label: str, shown: Optional[Shown] = None, more: tuple[Pair, ...] = (), atomic: tuple[Pair, ...] = ()
+    job: Job, label: str, shown: Shown | None = None, more: tuple[Pair, ...] = (), atomic: tuple[Pair, ...] = ()
 ) -> Edit:
     changed = tuple(_changes(job.shown, shown)) if shown else ()
     return Edit(

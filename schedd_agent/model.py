@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Optional, Union
+from typing import Union
 
 from stageout.core.states import State
 from stageout.wire.custody import Action, SandboxReport
@@ -90,9 +90,7 @@ class Job:
     @property
     def held_by_us(self) -> bool:
         """True when a failed stage-out is the reason of its hold."""
-        return (
-            self.status == Status.HELD and self.hold_code == HOLD_CODE and self.hold_subcode > HOLD_SUBCODE_BASE
-        )
+        return self.status == Status.HELD and self.hold_code == HOLD_CODE and self.hold_subcode > HOLD_SUBCODE_BASE
 
     @property
     def ended(self) -> bool:
@@ -171,9 +169,9 @@ class Situation:
     """
 
     name: str
-    job: Optional[Job]
-    past: Optional[Past] = None
-    record: Optional[Record] = None
+    job: Job | None
+    past: Past | None = None
+    record: Record | None = None
     records_written: bool = True
     seen: tuple[Seen, ...] = ()
     absent_s: Mapping[str, float] = field(default_factory=dict)
@@ -222,7 +220,7 @@ class Deliver:
     """
 
     shown: Shown
-    stats: Mapping[str, Union[int, str]]
+    stats: Mapping[str, int | str]
 
 
 @dataclass(frozen=True)

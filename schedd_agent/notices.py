@@ -10,9 +10,7 @@ from stageout.wire.custody import MANAGER_AD
 
 #: Generic ads are found only among all ads (the bindings' Generic type looks for ads of MyType "Generic"). Slots carry
 #: the report of a manager whose token does not allow generic ads; the collector's own ad tells its age.
-_WANTED = (
-    f'(StageOutPayload ?: "") != "" && (MyType == "{MANAGER_AD}" || MyType == "Machine") || MyType == "Collector"'
-)
+_WANTED = f'(StageOutPayload ?: "") != "" && (MyType == "{MANAGER_AD}" || MyType == "Machine") || MyType == "Collector"'
 _PROJECTION = ["MyType", "Name", "StageOutManager", "StageOutPayload", "StageOutSignature", "MonitorSelfAge"]
 
 

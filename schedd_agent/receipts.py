@@ -11,7 +11,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 from schedd_agent.model import Record, Ticket
 from stageout.core.classads import ClassAd, ClassAdSyntaxError, parse_ad
@@ -43,7 +43,7 @@ class Receipts:
         self._inode = 0
         self._offset = 0
 
-    def get(self, cluster: int, proc: int, run: int) -> Optional[Record]:
+    def get(self, cluster: int, proc: int, run: int) -> Record | None:
         """The record of a run; None when it was not found."""
         return self._records.get(RunKey(cluster, proc, run))
 

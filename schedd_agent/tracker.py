@@ -1,4 +1,4 @@
-"""What to do about one job: a pure function of what is known. No clock, no I/O.
+"""What to do about one job: a pure function of what is known. Reads no clock, does no I/O.
 
 Nothing is remembered between two decisions but what :class:`~schedd_agent.model.Situation` carries, so a decision
 after a crash is the same decision again. The rules are those of ``docs/SCHEDD.md``, "Decisions".
@@ -6,9 +6,9 @@ after a crash is the same decision again. The rules are those of ``docs/SCHEDD.m
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Optional, Union
 
 from schedd_agent.model import (
     GOOD_ENDS,
@@ -37,7 +37,7 @@ from schedd_agent.model import (
 )
 from stageout.core.errors import ErrorClass
 from stageout.core.states import ENDS, FREED, State
-from stageout.wire.custody import Action
+from stageout.wire.custody import Action, SandboxReport
 
 _RETRY_ADVICE = "`stageout retry` sends it again, `condor_release` runs the job again"
 
@@ -62,7 +62,7 @@ def decide(s: Situation, limits: Limits) -> list[Effect]:
 # ---- which sandboxes belong to the run that counts --------------------------------------------------------------
 
 
-def _effective_record(s: Situation, job: Job) -> Optional[Record]:
+def _effective_record(s: Situation, job: Job) -> Record | None:
     """The AP's record; where it writes none (or the owner insists), what the managers report, if the count agrees."""
     if not job.settling or (s.record is not None and s.record.tickets):
         return s.record
@@ -89,7 +89,7 @@ def _reported_tickets(item: Seen) -> Iterator[Ticket]:
         yield Ticket(name, item.manager, item.key, box.files_total if first else 0, box.bytes_total if first else 0)
 
 
-def _own(s: Situation, job: Job, record: Optional[Record]) -> tuple[Seen, ...]:
+def _own(s: Situation, job: Job, record: Record | None) -> tuple[Seen, ...]:
     if record is None:
         return ()
     names = {(ticket.manager, ticket.name) for ticket in record.tickets}
@@ -99,9 +99,7 @@ def _own(s: Situation, job: Job, record: Optional[Record]) -> tuple[Seen, ...]:
 # ---- sandboxes of other runs -------------------------------------------------------------------------------------
 
 
-def _fence(
-    s: Situation, job: Job, record: Optional[Record], own: Sequence[Seen], limits: Limits
-) -> Iterator[Effect]:
+def _fence(s: Situation, job: Job, record: Record | None, own: Sequence[Seen], limits: Limits) -> Iterator[Effect]:
     """Orders about sandboxes that are not part of the run that counts."""
     for item in s.seen:
         box = item.sandbox
@@ -120,7 +118,7 @@ def _fence(
             yield Send(item.manager, Action.CONFIRM, box.number, (), 0, job.priority)
 
 
-def _is_stale(s: Situation, job: Job, record: Optional[Record], item: Seen, limits: Limits) -> bool:
+def _is_stale(s: Situation, job: Job, record: Record | None, item: Seen, limits: Limits) -> bool:
     """True when the run that made the sandbox certainly does not count."""
     older = item.sandbox.number < job.run
     if job.status == Status.IDLE:
@@ -247,9 +245,30 @@ def _progress(s: Situation, job: Job, record: Record, own: Sequence[Seen], limit
         shown = replace(shown, manager=",".join(record.managers))
     else:
         behind = min((item.sandbox for item in own), key=lambda box: _URGENCY.get(State(box.state), 99))
-        state, reason = behind.state, behind.reason
+        state, reason = behind.state, _words(job, shown, behind)
     yield from _show(s, job, replace(shown, state=state, reason=reason), limits)
 
+
+def _words(job: Job, figures: Shown, box: SandboxReport) -> str:
+    """What is going on, for people. Figures alone do not change it: each change is an event in the job's log."""
+    words = box.reason or _MEANING.get(State(box.state), box.state)
+    if box.attempts > 1 or box.next_attempt_at:
+        words += f"; attempt {box.attempts}" + (f" of {box.attempts_limit}" if box.attempts_limit else "")
+    if box.next_attempt_at:
+        words += f", next at {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime(box.next_attempt_at))}"
+    if job.shown.state == box.state and job.shown.reason.startswith(f"{words};"):
+        return job.shown.reason
+    return f"{words}; {figures.files_left} files, {figures.bytes_left} bytes left"
+
+
+_MEANING = {
+    State.ACCEPTED: "accepted, waits until its manager has read that the job completed",
+    State.CONFIRMED: "waits for a data slot",
+    State.LEASED: "has a data slot",
+    State.MOVING: "being transferred",
+    State.RETRY_WAIT: "waits for the next attempt",
+    State.HANDED_OVER: "on its way through the overlay",
+}
 
 _URGENCY = {
     state: rank
@@ -307,7 +326,7 @@ def _deliver(s: Situation, job: Job, own: Sequence[Seen]) -> Iterator[Effect]:
     boxes = [item.sandbox for item in own]
     checks = sorted({file.verified for box in boxes for file in box.files if file.verified})
     verified = ", ".join(checks) or "nothing more than success"
-    stats: dict[str, Union[int, str]] = {
+    stats: dict[str, int | str] = {
         "Bytes": sum(box.bytes_total for box in boxes),
         "Files": sum(box.files_total for box in boxes),
         "Seconds": max(0, int(s.wall_s) - job.entered_at),

@@ -174,7 +174,9 @@ class Site:
     def report(self, state: State, run: int = 1, acknowledged: int = 0) -> None:
         self.number += 1
         left = 0 if state is State.DELIVERED else 2
-        box = SandboxReport(JOB, run, "alice", state.value, self.number, "why", 72, (f"t{run}",), 2, left, 5, left, 1, 0, 0, 0)
+        box = SandboxReport(
+            JOB, run, "alice", state.value, self.number, "why", 72, (f"t{run}",), 2, left, 5, left, 1, 0, 0, 0
+        )
         ad = report_ad(Report("m1", "", self.number, 1, {"ap": acknowledged}, 0, (box,)))
         self.collector.ads["StageOutManager", "m1"] = ad
 
@@ -203,7 +205,7 @@ def test_a_job_is_confirmed_shown_delivered_and_forgotten(site: Site) -> None:
     site.report(State.MOVING, acknowledged=order.number)
     site.passes(5)
     assert site.orders == []
-    assert site.job.shown == Shown("Moving", 1, "why", 2, 2, 1, 0, "m1")
+    assert site.job.shown == Shown("Moving", 1, "why; 2 files, 2 bytes left", 2, 2, 1, 0, "m1")
     site.report(State.DELIVERED, acknowledged=order.number)
     site.passes()
     assert site.queue.left[JOB] == Past(Status.COMPLETED, 1)
@@ -212,7 +214,9 @@ def test_a_job_is_confirmed_shown_delivered_and_forgotten(site: Site) -> None:
     assert [order.action for order in site.orders] == [Action.FORGET]
 
 
-@pytest.mark.parametrize("when", [State.ACCEPTED, State.CONFIRMED, State.MOVING, State.DELIVERED, State.FAILED, State.LOST])
+@pytest.mark.parametrize(
+    "when", [State.ACCEPTED, State.CONFIRMED, State.MOVING, State.DELIVERED, State.FAILED, State.LOST]
+)
 def test_a_restart_at_any_point_changes_nothing(tmp_path: Path, when: State) -> None:
     plain, restarted = Site(tmp_path / "a"), Site(tmp_path / "b")
     for site in (plain, restarted):
@@ -315,6 +319,12 @@ def test_an_agent_that_may_not_edit_stops_saying_that_it_is_alive(site: Site) ->
     site.queue.refuses = True
     site.complete()
     site.report(State.MOVING)
+    site.passes(60)
+    assert site.collector.ads["StageOutAgent", "ap"] != before, "one job may have moved on"
+    for cluster in (8, 9):
+        other = f"ap#{cluster}.0#1"
+        shown = Shown("Moving", 1)
+        site.queue.found[other] = Job(other, cluster, 0, Status.IDLE, 1, shown=shown)
     site.passes(60)
     stopped = site.collector.ads["StageOutAgent", "ap"]
     site.passes(60)
