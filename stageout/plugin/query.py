@@ -23,6 +23,8 @@ def query_ad(abilities: Abilities) -> dict[str, object]:
         "PluginVersion": abilities.version,
         "SupportedMethods": ",".join(abilities.methods),
     }
+    if abilities.verifies:
+        ad["StageOutVerifies"] = True  # read by the sandbox manager (STAGEOUT_REQUIRE_VERIFIED); others ignore it
     if abilities.startd_attributes:
         ad["StartdAttrs"] = ",".join(abilities.startd_attributes)
         ad.update(abilities.startd_attributes)

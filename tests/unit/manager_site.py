@@ -130,7 +130,7 @@ class Site:
     def __init__(self, knobs: Mapping[str, str] | None = None) -> None:
         self.base = Path(tempfile.mkdtemp(prefix="stageout-manager-"))
         self.base.chmod(0o1777)
-        for name in ("execute", "dest", "calls"):
+        for name in ("execute", "dest", "calls", "log"):
             (self.base / name).mkdir()
             (self.base / name).chmod(0o777)
         (self.base / "puts").touch()
@@ -143,9 +143,7 @@ class Site:
     def write_plugin(self, name: str, methods: str, protocol: int = 4, more: str = "") -> Path:
         """A copy of the test's plugin under another name."""
         path = self.base / name
-        path.write_text(
-            PLUGIN.format(base=str(self.base), methods=methods, protocol=protocol, more=more)
-        )
+        path.write_text(PLUGIN.format(base=str(self.base), methods=methods, protocol=protocol, more=more))
         path.chmod(0o755)
         return path
 
@@ -189,7 +187,7 @@ class Site:
 
     def calls(self) -> list[dict[str, Any]]:
         """What each call of the plugin was given, in the order of time."""
-        found = [eval(path.read_text()) for path in (self.base / "calls").iterdir() if path.read_text()]  # noqa: S307
+        found = [eval(path.read_text()) for path in (self.base / "calls").iterdir() if path.read_text()]
         return sorted(found, key=lambda call: call["at"])
 
     @asynccontextmanager
@@ -273,7 +271,9 @@ class Node:
 
     # ---- what an agent does ------------------------------------------------------------------------------------------
 
-    async def order(self, action: Action, facts: RunFacts | None = None, tickets: Sequence[str] = (), files: int = 0) -> None:
+    async def order(
+        self, action: Action, facts: RunFacts | None = None, tickets: Sequence[str] = (), files: int = 0
+    ) -> None:
         """Give one order."""
         run = (facts or self.facts()).run
         self.site.orders += 1

@@ -54,7 +54,7 @@ def sheet(*wanted: tuple[Action, int, tuple[str, ...], int], first: int = 1) -> 
     )  # fmt: skip
 
 
-# ---- writing -----------------------------------------------------------------------------------------------------------
+# ---- writing --------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_written_is_there_after_a_restart(tmp_path: Path) -> None:
@@ -153,7 +153,9 @@ def test_many_hand_offs_a_second(tmp_path: Path) -> None:
         started = time.monotonic()
         await asyncio.gather(
             *(
-                ledger.write(lambda db, i=i: add(db, f"t{i}", new_sandbox(f"ap#{i}.0#1"), new_files(3)), "record-accepted")
+                ledger.write(
+                    lambda db, i=i: add(db, f"t{i}", new_sandbox(f"ap#{i}.0#1"), new_files(3)), "record-accepted"
+                )
                 for i in range(600)
             )
         )
@@ -165,13 +167,12 @@ def test_many_hand_offs_a_second(tmp_path: Path) -> None:
 
 
 def test_numbers_of_states_never_change() -> None:
-    names = (
-        "Offered Accepted Confirmed Leased Moving RetryWait HandedOver Delivered Released Failed Cancelled Superseded Lost"
-    )
+    names = "Offered Accepted Confirmed Leased Moving RetryWait HandedOver Delivered Released Failed Cancelled "
+    names += "Superseded Lost"
     assert [str(records.STATE_OF[number]) for number in range(13)] == names.split()
 
 
-# ---- which run, which files ----------------------------------------------------------------------------------------------
+# ---- which run, which files -----------------------------------------------------------------------------------------
 
 
 def test_inode_numbers_of_all_sizes_come_back(db: sqlite3.Connection) -> None:
@@ -304,7 +305,7 @@ def test_forget_does_not_touch_what_is_not_at_its_end(db: sqlite3.Connection) ->
     assert found and (found.state, found.forgettable) == (State.ACCEPTED, False)
 
 
-# ---- restart and deadlines -------------------------------------------------------------------------------------------------
+# ---- restart and deadlines ------------------------------------------------------------------------------------------
 
 
 def moving(db: sqlite3.Connection, ticket: str = "t1") -> int:
@@ -347,7 +348,9 @@ def test_a_sandbox_without_its_directory_is_lost(db: sqlite3.Connection) -> None
 
 def test_what_is_delivered_is_not_lost_with_its_directory(db: sqlite3.Connection) -> None:
     box = moving(db)
-    records.record_results(db, [records.FileResult(1, 0, FileState.DELIVERED), records.FileResult(1, 1, FileState.DELIVERED)])
+    records.record_results(
+        db, [records.FileResult(1, 0, FileState.DELIVERED), records.FileResult(1, 1, FileState.DELIVERED)]
+    )
     db.execute("UPDATE files SET state = 2")
     records.end(db, box, State.DELIVERED, 9)
     recovery.settle_ledger(db, [], "other boot", 9)

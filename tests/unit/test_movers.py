@@ -29,7 +29,9 @@ def site() -> Iterator[Site]:
         yield found
 
 
-def batch(site: Site, *urls: str, plugin: Plugin | None = None, lifetime_s: float = 30, data: bytes = b"12345") -> Batch:
+def batch(
+    site: Site, *urls: str, plugin: Plugin | None = None, lifetime_s: float = 30, data: bytes = b"12345"
+) -> Batch:
     files = []
     for position, url in enumerate(urls):
         path = site.base / "held" / str(position)
@@ -83,7 +85,10 @@ def test_a_plugin_that_does_not_verify_is_believed_about_the_size(site: Site) ->
 
 def test_what_is_verified_counts_whatever_else_failed(site: Site) -> None:
     refused, verified, word = run(site, "copy://h/refuse/a", "copy://h/ok/b", "copy://h/plain/c")
-    assert (failure(refused).kind, failure(refused).message) == (ErrorClass.PERMISSION_DENIED, "quota exceeded for alice")
+    assert (failure(refused).kind, failure(refused).message) == (
+        ErrorClass.PERMISSION_DENIED,
+        "quota exceeded for alice",
+    )
     assert verified == Delivered("size", "md5:00")
     assert failure(word).at_once
     assert "ended with status 1" in failure(word).message
@@ -200,7 +205,7 @@ def test_what_an_earlier_manager_left_is_ended(site: Site) -> None:
     thread.join(10)
 
 
-# ---- the table -----------------------------------------------------------------------------------------------------------
+# ---- the table ------------------------------------------------------------------------------------------------------
 
 
 def test_the_table_is_made_as_htcondor_makes_it(site: Site) -> None:

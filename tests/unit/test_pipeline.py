@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -29,10 +28,10 @@ def site() -> Iterator[Site]:
 
 
 def held(site: Site) -> list[str]:
-    return os.listdir(site.base / "spool" / "sandboxes")
+    return [path.name for path in (site.base / "spool" / "sandboxes").iterdir()]
 
 
-# ---- the way ------------------------------------------------------------------------------------------------------------
+# ---- the way --------------------------------------------------------------------------------------------------------
 
 
 def test_nothing_is_sent_before_the_agent_s_word_and_everything_after_it(site: Site) -> None:
@@ -144,11 +143,13 @@ def test_pause_and_resume(site: Site) -> None:
     run(story())
 
 
-# ---- what is refused ----------------------------------------------------------------------------------------------------
+# ---- what is refused ------------------------------------------------------------------------------------------------
 
 
 def refusal(node: Any, **changed: Any) -> str:
-    facts = node.facts(**{name: value for name, value in changed.items() if name not in ("urls", "plugin", "size_bytes")})
+    facts = node.facts(
+        **{name: value for name, value in changed.items() if name not in ("urls", "plugin", "size_bytes")}
+    )
     options = {name: changed[name] for name in ("plugin", "size_bytes") if name in changed}
     answer = node.offer(facts, changed.get("urls", ["copy://h/ok/a"]), **options)
     return answer.reason if isinstance(answer, Refusal) else ""
@@ -208,7 +209,7 @@ def test_a_run_that_is_confirmed_takes_nothing_more(site: Site) -> None:
     run(story())
 
 
-# ---- failures -----------------------------------------------------------------------------------------------------------
+# ---- failures -------------------------------------------------------------------------------------------------------
 
 
 def test_a_refusal_for_good_fails_with_the_plugin_s_words_and_can_be_repaired(site: Site) -> None:
@@ -329,7 +330,9 @@ def test_a_ledger_that_cannot_be_written_accepts_nothing(site: Site, monkeypatch
     run(story())
 
 
-@pytest.mark.parametrize("label", ["record-leased", "record-moving", "record-delivered", "spool-release", "record-released"])
+@pytest.mark.parametrize(
+    "label", ["record-leased", "record-moving", "record-delivered", "spool-release", "record-released"]
+)
 def test_a_step_that_fails_is_done_again(site: Site, monkeypatch: pytest.MonkeyPatch, label: str) -> None:
     armed = site.flag("armed")
     monkeypatch.setattr("sandbox_manager.pipeline._AGAIN_S", 0.1)
@@ -347,7 +350,7 @@ def test_a_step_that_fails_is_done_again(site: Site, monkeypatch: pytest.MonkeyP
     assert (site.base / "dest/a").read_bytes() == b"x"
 
 
-# ---- restarts -------------------------------------------------------------------------------------------------------------
+# ---- restarts -------------------------------------------------------------------------------------------------------
 
 
 def test_an_accepted_sandbox_outlives_the_manager(site: Site) -> None:

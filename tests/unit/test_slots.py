@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,22 +16,32 @@ from stageout.core.states import State
 from stageout.wire.custody import Run
 
 LIMITS = Limits(active=1, depth=2, cpus=4, movers=4, movers_per_server=2, batch_files=10, batch_bytes=1000)
-PLACES = {1: Destination("/p", "https", "one"), 2: Destination("/p", "https", "two"), 3: Destination("/q", "dav", "one")}
+PLACES = {
+    1: Destination("/p", "https", "one"),
+    2: Destination("/p", "https", "two"),
+    3: Destination("/q", "dav", "one"),
+}
 NOW = 1000
 
 
-def box(number: int, slot: int | None = None, state: State = State.CONFIRMED, **changed: Any) -> Sandbox:
-    facts: dict[str, Any] = dict(
-        id=number, run=Run(f"ap#{number}.0#1", 1), owner="a", user="a", uid=1, gid=1, shared_uid=False,
-        slot=SlotKey("ep", 1, number if slot is None else slot), slot_name="s", priority=0, state=state, change=1,
-        paused=False, reason="", error_code=0, named_tickets=(), accepted_at=number, confirmed_at=1, ended_at=0,
-        forgettable=False, tickets=("t",), freed=False, held_bytes=10, files_total=1, files_left=1, bytes_total=10,
-        bytes_left=10, moving=0, failed=0, attempts=0, excused=0, waiting=(Waiting(1, 1, 10, 0),),
-    )  # fmt: skip
-    return Sandbox(**{**facts, **changed})
+TEMPLATE = Sandbox(
+    id=0, run=Run("ap#1.0#1", 1), owner="a", user="a", uid=1, gid=1, shared_uid=False, slot=SlotKey("ep", 1, 1),
+    slot_name="s", priority=0, state=State.CONFIRMED, change=1, paused=False, reason="", error_code=0,
+    named_tickets=(), accepted_at=0, confirmed_at=1, ended_at=0, forgettable=False, tickets=("t",), freed=False,
+    held_bytes=10, files_total=1, files_left=1, bytes_total=10, bytes_left=10, moving=0, failed=0, attempts=0,
+    excused=0, waiting=(Waiting(1, 1, 10, 0),),
+)  # fmt: skip
 
 
-def planned(*boxes: Sandbox, limits: Limits = LIMITS, load: Load | None = None, gate: Callable[[str], Gate] | None = None) -> list[BatchPlan]:
+def box(number: int, slot: int | SlotKey = 0, state: State = State.CONFIRMED, **changed: Any) -> Sandbox:
+    key = slot if isinstance(slot, SlotKey) else SlotKey("ep", 1, slot or number)
+    run = Run(f"ap#{number}.0#1", 1)
+    return replace(TEMPLATE, id=number, run=run, slot=key, state=state, **{"accepted_at": number, **changed})
+
+
+def planned(
+    *boxes: Sandbox, limits: Limits = LIMITS, load: Load | None = None, gate: Callable[[str], Gate] | None = None
+) -> list[BatchPlan]:
     open_gate: Callable[[str], Gate] = gate or (lambda server: Gate.OPEN)
     places = Places(boxes, limits, lambda item: is_stuck(item, PLACES, open_gate))
     return plan(boxes, PLACES, places, limits, load or Load(), open_gate, NOW)
@@ -47,9 +58,13 @@ def test_one_batch_across_jobs() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        dict(owner="b"), dict(uid=2), dict(gid=2), dict(waiting=(Waiting(2, 1, 10, 0),)), dict(waiting=(Waiting(3, 1, 10, 0),)),
+        {"owner": "b"},
+        {"uid": 2},
+        {"gid": 2},
+        {"waiting": (Waiting(2, 1, 10, 0),)},
+        {"waiting": (Waiting(3, 1, 10, 0),)},
     ],
-)  # fmt: skip
+)
 def test_what_does_not_travel_together(other: dict[str, Any]) -> None:
     assert sent(planned(box(1), box(2, **other))) == [[1], [2]]
 
@@ -74,8 +89,8 @@ def test_a_sandbox_that_waits_for_a_time_gives_its_place_away() -> None:
 def test_data_slots_of_a_partitionable_slot_are_bounded_by_its_cpus() -> None:
     boxes = [box(number, slot=number) for number in range(1, 9)]
     assert sent(planned(*boxes)) == [[1, 2, 3, 4]]
-    static = [box(number, **{"slot": SlotKey("ep", number, 0)}) for number in ()]
-    assert sent(planned(*static)) == []
+    static = [box(number, slot=SlotKey("ep", number, 0)) for number in range(1, 9)]
+    assert sent(planned(*static)) == [[1, 2, 3, 4, 5, 6, 7, 8]]
 
 
 def test_movers_of_the_node_and_of_a_server_are_bounded() -> None:
@@ -135,7 +150,7 @@ def test_places_of_a_data_slot() -> None:
     places = Places(boxes, LIMITS, lambda item: False)
     assert places.free(slot) == 0
     assert places.free(SlotKey("ep", 1, 8)) == 3
-    crowd = [box(number, slot=number) for number in range(12)]
+    crowd = [box(number + 1, slot=number + 1) for number in range(12)]
     assert Places(crowd, LIMITS, lambda item: False).free(SlotKey("ep", 1, 99)) == 0
     assert Places(crowd, LIMITS, lambda item: False).free(SlotKey("other", 1, 99)) == 3
 
@@ -167,7 +182,7 @@ def test_urls(url: str, scheme: str, host: str, method: str) -> None:
     assert method_of(scheme) == method
 
 
-# ---- when again ----------------------------------------------------------------------------------------------------------
+# ---- when again -----------------------------------------------------------------------------------------------------
 
 RULES = RetryRules(attempts=5, first_s=20, longest_s=1800, give_up_s=1000)
 

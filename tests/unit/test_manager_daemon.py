@@ -1,0 +1,572 @@
+"""The manager as a daemon: orders and reports through a collector, figures, the control socket, signals."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from manager_site import AGENT, SCHEDD, UID, Site, made, run, until
+
+from sandbox_manager import daemon as daemon_module
+from sandbox_manager import startd_cron
+from sandbox_manager.ads import shown_url
+from sandbox_manager.agents import AgentBook
+from sandbox_manager.collector import CollectorError, CollectorProcess
+from sandbox_manager.daemon import DO_NOT_RESTART, Daemon, Surroundings, manager_name
+from sandbox_manager.identity import RunFacts
+from sandbox_manager.peers import Peer
+from sandbox_manager.spool import SpoolBusy
+from stageout.core.clock import SystemClock
+from stageout.core.config import ConfigError, Settings, mapping_settings
+from stageout.core.states import diagram
+from stageout.wire.custody import (
+    Action,
+    AgentNotice,
+    Order,
+    OrderSheet,
+    Report,
+    Run,
+    notice_ad,
+    orders_ad,
+    payload_of,
+    read_report,
+)
+from stageout.wire.handoff import OfferedFile, offer_frames, receive_frame, send_frame, socket_name
+
+ROOT_DIR = Path(__file__).resolve().parents[2]
+
+
+class FakeCollector:
+    """A collector in memory, with an agent in it that confirms whatever is reported as accepted."""
+
+    def __init__(self) -> None:
+        self.refuses = self.silent = False
+        self.confirms = True
+        self.reports: list[Report] = []
+        self.extra: list[dict[str, Any]] = []
+        self._orders: dict[tuple[Run, tuple[str, ...]], Order] = {}
+        self._notices = 0
+
+    async def messages(self, manager: str) -> Sequence[Mapping[str, Any]]:
+        if self.silent:
+            raise CollectorError("no answer")
+        self._notices += 1
+        orders = tuple(self._orders.values())
+        return [
+            notice_ad(AgentNotice(AGENT, SCHEDD, "", self._notices, int(time.time()))),
+            orders_ad(OrderSheet(AGENT, manager, 1, orders)),
+            *self.extra,
+        ]
+
+    async def advertise(self, ad: Mapping[str, Any]) -> None:
+        if self.refuses:
+            raise CollectorError("access level DAEMON")
+        report = read_report(payload_of(ad))
+        self.reports.append(report)
+        for box in report.sandboxes:
+            key = (box.run, box.tickets)
+            if self.confirms and box.state == "Accepted" and key not in self._orders:
+                number = len(self._orders) + 1
+                self._orders[key] = Order(number, Action.CONFIRM, box.job, box.number, box.tickets, box.files_total)
+
+    async def close(self) -> None:
+        pass
+
+    def last(self) -> dict[str, str]:
+        """State of each run in the newest report."""
+        return {box.run.job_id: box.state for box in self.reports[-1].sandboxes} if self.reports else {}
+
+
+class FakeIdentity:
+    """Everybody who connects is run 1 of job 1.0."""
+
+    async def identify(self, peer: Peer) -> RunFacts:
+        return RunFacts(
+            run=Run(f"{SCHEDD}#1.0#1700000000", 1), owner="alice@test", user="alice", uid=UID, gid=UID,
+            startd_name="ep", slot_name="slot1_1@ep", slot_id=1, dslot_id=1, guard=True,
+        )  # fmt: skip
+
+
+class Served:
+    """A daemon in this process."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.collector = FakeCollector()
+        self.settings = {
+            **site.knobs,
+            "EXECUTE": str(site.base / "execute"),
+            "STAGEOUT_SPOOL": str(site.base / "spool"),
+            "STAGEOUT_ORDER_INTERVAL": "1",
+            "FILETRANSFER_PLUGINS": f"/nothing/here, {site.plugin}",
+            "FULL_HOSTNAME": "ep.test",
+        }
+        around = Surroundings(self._read, self.collector, SystemClock(), lambda settings: FakeIdentity())
+        self.daemon = Daemon(around)
+
+    def _read(self) -> Settings:
+        return mapping_settings(self.settings)
+
+    @property
+    def run_dir(self) -> Path:
+        return self.site.base / "spool" / "run"
+
+    @property
+    def socket(self) -> Path:
+        return self.run_dir / socket_name(str(self.site.base / "execute"))
+
+    def hand_off(self, *urls: str) -> dict[str, Any]:
+        """What a plugin does; returns the manager's last word."""
+        files = [OfferedFile(url, f"{self.site.base}/execute/dir_1/scratch/{url[-1]}", 3) for url in urls]
+        with socket.socket(socket.AF_UNIX) as talk:
+            talk.settimeout(10)
+            talk.connect(str(self.socket))
+            for frame in offer_frames(files, str(self.site.plugin)):
+                send_frame(talk, frame)
+            go = receive_frame(talk)
+            if go["op"] != "go":
+                return go
+            for position in range(len(urls)):
+                path = Path(go["directory"]) / str(position)
+                path.write_bytes(b"abc")
+                os.chown(path, UID, -1)
+            send_frame(talk, {"op": "linked", "files": len(urls)})
+            return receive_frame(talk)
+
+    def ask(self, **question: Any) -> list[dict[str, Any]]:
+        """Ask on the control socket."""
+        answers = []
+        with socket.socket(socket.AF_UNIX) as talk:
+            talk.settimeout(10)
+            talk.connect(str(self.run_dir / "control"))
+            send_frame(talk, question)
+            while True:
+                answers.append(receive_frame(talk))
+                if answers[-1]["op"] in ("end", "metrics", "refuse"):
+                    return answers
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with made() as found:
+        yield found
+
+
+@asynccontextmanager
+async def served(site: Site) -> AsyncIterator[Served]:
+    """A daemon that accepts, and is stopped at the end."""
+    found = Served(site)
+    task = asyncio.ensure_future(found.daemon.serve())
+    try:
+        await until(lambda: task.done() or (found.socket.exists() and found.collector.reports), "the daemon")
+        yield found
+    finally:
+        found.daemon.stop(fast=True)
+        await task
+
+
+async def in_thread(work: Any, *arguments: Any) -> Any:
+    return await asyncio.get_running_loop().run_in_executor(None, work, *arguments)
+
+
+async def accepted(node: Served, *urls: str) -> dict[str, Any]:
+    """Hand off as soon as the daemon has heard of the agent."""
+    answer: dict[str, Any] = {}
+
+    async def taken() -> bool:
+        answer.update(await in_thread(node.hand_off, *urls))
+        return answer["op"] == "accepted"
+
+    end = time.monotonic() + 10
+    while not await taken():
+        assert time.monotonic() < end, answer
+        await asyncio.sleep(0.1)
+    return answer["receipt"]  # type: ignore[no-any-return]
+
+
+def test_from_hand_off_to_delivery_through_the_collector(site: Site) -> None:
+    async def story() -> None:
+        async with served(site) as node:
+            receipt = await accepted(node, "copy://h/ok/a", "copy://h/ok/b")
+            assert receipt["manager_name"] == "manager@ep.test"
+            await until(lambda: node.collector.last() == {"1.0": "Released"}, node.collector.last)
+            report = node.collector.reports[-1]
+            assert report.acknowledged == {AGENT: 1}
+            assert report.bytes_at_risk == 0
+            assert {item.verified for item in report.sandboxes[0].files} == {"size"}
+            numbers = [item.number for item in node.collector.reports]
+            assert numbers == sorted(set(numbers))
+            changes = [box.change for item in node.collector.reports for box in item.sandboxes]
+            assert changes == sorted(changes)
+
+    run(story())
+    assert sorted(site.delivered()) == ["a", "b"]
+
+
+def test_report_numbers_grow_over_restarts(site: Site) -> None:
+    numbers: list[int] = []
+
+    async def story() -> None:
+        async with served(site) as node:
+            numbers.append(node.collector.reports[-1].number)
+
+    run(story())
+    run(story())
+    assert numbers[0] < numbers[1]
+
+
+def test_a_report_that_is_refused_goes_into_the_slot_ads(site: Site) -> None:
+    async def story() -> None:
+        async with served(site) as node:
+            node.collector.confirms = False
+            node.collector.refuses = True
+            await accepted(node, "copy://h/ok/a")
+            state = node.run_dir / "state.json"
+            await until(lambda: startd_cron.read_state(state)["report"].get("StageOutSandboxes") == 1, state.read_text)
+            text = startd_cron.blocks(startd_cron.read_state(state), time.time())
+            figures, report = text.split("- figures update:true\n")
+            assert "StageOutAccept = true" in figures
+            assert "StageOutDataSlotsFree = 11" in figures
+            assert "StageOutBytesAtRisk = 3" in figures
+            payload = re.search(r'StageOutPayload = "(.*)"\n', report)
+            assert payload
+            assert read_report(payload[1].replace('\\"', '"')).sandboxes[0].state == "Accepted"
+            node.collector.refuses = False
+            site.flag("x")
+            await in_thread(node.hand_off, "copy://h/ok/b")
+            await until(lambda: startd_cron.read_state(state)["report"] == {}, "the report to leave the slot ads")
+
+    run(story())
+
+
+def test_without_a_manager_a_node_takes_work_as_any_other() -> None:
+    assert "StageOutAccept = true" in startd_cron.blocks({}, 0)
+    old = {"figures": {"StageOutAccept": False, "StageOutHeartbeat": 1000}}
+    assert "StageOutAccept = false" in startd_cron.blocks(old, 1100)
+    assert "StageOutAccept = true" in startd_cron.blocks(old, 1200)
+
+
+def test_the_cron_streams_each_change(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    argv = [sys.executable, "-m", "sandbox_manager.startd_cron", str(tmp_path)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=ROOT_DIR) as cron:
+        try:
+            assert cron.stdout
+
+            def block() -> str:
+                assert cron.stdout
+                lines = [cron.stdout.readline()]
+                while not lines[-1].startswith("- report"):
+                    lines.append(cron.stdout.readline())
+                return "".join(lines)
+
+            assert "StageOutAccept = true" in block()
+            state = {"figures": {"StageOutAccept": False, "StageOutHeartbeat": int(time.time())}}
+            (tmp_path / "run" / "new").write_text(json.dumps(state))
+            (tmp_path / "run" / "new").rename(tmp_path / "run" / "state.json")
+            assert "StageOutAccept = false" in block()
+        finally:
+            cron.kill()
+
+
+def test_a_full_spool_stops_new_jobs_until_there_is_room(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.knobs["STAGEOUT_SPOOL_QUOTA_MB"] = "100"
+
+    async def story() -> None:
+        async with served(site) as node:
+            spool = node.daemon.spool
+            used: dict[str, int] = {"bytes": 0}
+            monkeypatch.setattr(spool, "used_bytes", lambda: used["bytes"])
+
+            async def accepting() -> bool:
+                (answer,) = await in_thread(lambda: node.ask(op="metrics"))
+                return bool(answer["metrics"]["StageOutAccept"])
+
+            for megabytes, expected in ((89, True), (91, False), (75, False), (69, True), (75, True)):
+                used["bytes"] = megabytes << 20
+                assert await accepting() is expected, megabytes
+
+    run(story())
+
+
+def test_messages_that_cannot_be_read_are_ignored(site: Site) -> None:
+    async def story() -> None:
+        async with served(site) as node:
+            node.collector.extra = [
+                {"MyType": "StageOutAgent", "Name": "x", "StageOutPayload": "{"},
+                {"MyType": "StageOutOrders", "Name": "y"},
+                orders_ad(
+                    OrderSheet("evil", "manager@other", 1, (Order(1, Action.CANCEL, f"{SCHEDD}#1.0#1700000000", 9),))
+                ),
+            ]
+            await accepted(node, "copy://h/ok/a")
+            await until(lambda: node.collector.last() == {"1.0": "Released"}, node.collector.last)
+
+    run(story())
+
+
+def test_a_silent_collector_stops_acceptance_when_agents_are_no_longer_fresh() -> None:
+    class Ticks:
+        now = 0.0
+
+        def monotonic_s(self) -> float:
+            return self.now
+
+        def wall_s(self) -> float:
+            return self.now
+
+    clock = Ticks()
+    book = AgentBook(clock, 180)
+    notice = AgentNotice(AGENT, SCHEDD, "", 1, 5)
+    book.heard(notice, age_s=200)
+    assert not book.is_fresh(SCHEDD)  # an old ad that the collector still had
+    book.heard(AgentNotice(AGENT, SCHEDD, "", 2, 6), age_s=1e9)  # new here, whatever the clocks say
+    assert book.fresh == [SCHEDD]
+    clock.now = 181
+    book.heard(AgentNotice(AGENT, SCHEDD, "", 2, 6), age_s=0)
+    assert not book.is_fresh(SCHEDD)
+    assert not book.is_fresh("other")
+
+
+def test_status_and_metrics_on_the_node(site: Site) -> None:
+    async def story() -> None:
+        async with served(site) as node:
+            node.collector.confirms = False
+            await accepted(node, "copy://user:pw@h/ok/a?sig=1", "copy://h/ok/b")
+            box, files, end = await in_thread(lambda: node.ask(op="status"))
+            assert (box["sandbox"]["state"], box["files"]) == ("Accepted", 2)
+            assert {item["url"] for item in files["files"]} == {"copy://h/ok/a", "copy://h/ok/b"}
+            assert end == {"op": "end", "manager": "manager@ep.test"}
+            assert len(await in_thread(lambda: node.ask(op="status", job="1.0"))) == 3
+            assert len(await in_thread(lambda: node.ask(op="status", job="2.0"))) == 1
+            (metrics,) = await in_thread(lambda: node.ask(op="metrics"))
+            assert metrics["metrics"]["Sandboxes"] == {"Accepted": 1}
+            (no,) = await in_thread(lambda: node.ask(op="dance"))
+            assert no["op"] == "refuse"
+
+    run(story())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: somebody else asks")
+def test_users_see_their_own(site: Site) -> None:
+    code = (
+        "import socket, sys; sys.path.insert(0, sys.argv[2]); import struct, json\n"
+        "s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])\n"
+        "body = b'{\"op\": \"status\"}'; s.sendall(struct.pack('>I', len(body)) + body)\n"
+        "print(s.makefile('rb').read().count(b'\"op\":\"sandbox\"'))\n"
+    )
+
+    async def story() -> None:
+        async with served(site) as node:
+            node.collector.confirms = False
+            await accepted(node, "copy://h/ok/a")
+            argv = ["/usr/bin/env", "python3", "-c", code, str(node.run_dir / "control"), "."]
+            for uid, expected in ((UID, "1"), (UID + 1, "0"), (0, "1")):
+                done = await in_thread(
+                    lambda uid=uid: subprocess.run(argv, user=uid, capture_output=True, text=True, cwd="/", check=True)
+                )
+                assert done.stdout.strip() == expected, uid
+
+    run(story())
+
+
+def test_reconfiguration_is_taken_over_and_nonsense_is_not(site: Site) -> None:
+    async def story() -> None:
+        async with served(site) as node:
+            node.settings["STAGEOUT_DATA_SLOT_DEPTH"] = "7"
+            node.daemon.reconfigure()
+            await until(lambda: node.daemon._rules.limits.depth == 7, "the new depth")
+            node.settings["STAGEOUT_DATA_SLOT_DEPTH"] = "many"
+            node.daemon.reconfigure()
+            await until(lambda: not node.daemon._reconfigure.is_set(), "the attempt")
+            assert node.daemon._rules.limits.depth == 7
+
+    run(story())
+
+
+def test_two_managers_never_share_a_spool(site: Site) -> None:
+    async def story() -> None:
+        async with served(site):
+            with pytest.raises(SpoolBusy, match="in use by another"):
+                await Served(site).daemon.serve()
+
+    run(story())
+
+
+def test_a_graceful_stop_says_what_is_left(site: Site) -> None:
+    async def story() -> None:
+        node = Served(site)
+        node.collector.confirms = False
+        task = asyncio.ensure_future(node.daemon.serve())
+        await until(lambda: node.socket.exists() and node.collector.reports, "the daemon")
+        await accepted(node, "copy://h/ok/a")
+        node.daemon.stop(fast=False)
+        await task
+        assert node.collector.reports[-1].bytes_at_risk == 3
+        assert not node.socket.exists()
+        figures = startd_cron.read_state(node.run_dir / "state.json")["figures"]
+        assert figures["StageOutAccept"] is False
+
+    run(story())
+
+
+def test_the_manager_s_name_is_the_startd_s() -> None:
+    def name(**values: str) -> str:
+        return manager_name(mapping_settings({"FULL_HOSTNAME": "h.test", **values}))
+
+    assert name() == "manager@h.test"
+    assert name(STARTD_NAME="ep1") == "manager@ep1@h.test"
+    assert name(STARTD_NAME="ep1@") == "manager@ep1"
+    assert name(STARTD_NAME="glidein_7@node") == "manager@glidein_7@node"
+
+
+def test_urls_are_shown_without_secrets() -> None:
+    assert shown_url("https://u:p@h/a/b?sig=x") == "https://h/a/b"
+    assert shown_url("https://h?x") == "https://h"
+
+
+# ---- as a process ----------------------------------------------------------------------------------------------------
+
+
+def environment(site: Site, **values: str) -> dict[str, str]:
+    settings = {
+        "EXECUTE": str(site.base / "execute"),
+        "LOG": str(site.base / "log"),
+        "STAGEOUT_SPOOL": str(site.base / "spool"),
+        "FILETRANSFER_PLUGINS": str(site.plugin),
+        "COLLECTOR_HOST": "127.0.0.1:9",
+        **values,
+    }
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("_CONDOR_")}
+    return {**ours, "CONDOR_CONFIG": "/dev/null", **{f"_CONDOR_{name}": value for name, value in settings.items()}}
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGQUIT])
+def test_signals_end_it_with_status_0(site: Site, how: int) -> None:
+    argv = [sys.executable, "-m", "sandbox_manager.daemon", "-f"]
+    with subprocess.Popen(argv, env=environment(site), cwd=ROOT_DIR) as process:
+        try:
+            text = site.base / "log" / "SandboxManagerLog"
+            _until(lambda: text.exists() and " started " in text.read_text())
+            process.send_signal(signal.SIGHUP)
+            _until(lambda: " reconfigured" in text.read_text())
+            process.send_signal(how)
+            assert process.wait(20) == 0
+            assert " stopped " in text.read_text()
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"STAGEOUT_MAX_MOVERS": "many"}, "STAGEOUT_MAX_MOVERS = many"),
+        ({"STAGEOUT_SPOOL": "/proc/nowhere"}, "STAGEOUT_SPOOL = /proc/nowhere"),
+    ],
+)
+def test_a_configuration_that_cannot_be_used_is_not_started_again(
+    site: Site, values: dict[str, str], words: str
+) -> None:
+    argv = [sys.executable, "-m", "sandbox_manager.daemon"]
+    done = subprocess.run(
+        argv, env=environment(site, **values), cwd=ROOT_DIR, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == DO_NOT_RESTART
+    assert words in done.stderr
+    assert words in (site.base / "log" / "SandboxManagerLog").read_text()
+
+
+def test_a_spool_inside_execute_is_refused(site: Site) -> None:
+    node = Served(site)
+    node.settings["STAGEOUT_SPOOL"] = str(site.base / "execute" / "spool")
+    again = Daemon(Surroundings(node._read, node.collector, SystemClock(), lambda settings: FakeIdentity()))
+    with pytest.raises(Exception, match="inside EXECUTE"):
+        asyncio.run(again.serve())
+    del node.settings["EXECUTE"]
+    with pytest.raises(ConfigError, match="EXECUTE is not set"):
+        Daemon(Surroundings(node._read, node.collector, SystemClock(), lambda settings: FakeIdentity()))
+
+
+def test_it_ends_with_its_master(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    parent = [4711]
+    monkeypatch.setattr(daemon_module.os, "getppid", lambda: parent[0])
+
+    async def story() -> None:
+        node = Served(site)
+        task = asyncio.ensure_future(node.daemon.serve())
+        await until(lambda: node.socket.exists(), "the daemon")
+        parent[0] = 1
+        await task
+
+    run(story())
+
+
+def test_a_collector_that_hangs_does_not_hold_up_the_manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections are taken and never answered."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("CONDOR_CONFIG", "/dev/null")
+        monkeypatch.setenv("_CONDOR_COLLECTOR_HOST", f"127.0.0.1:{server.getsockname()[1]}")
+
+        async def story() -> None:
+            collector = CollectorProcess(patience_s=1.5)
+            beats = 0
+            question = asyncio.ensure_future(collector.messages("m"))
+            while not question.done():
+                await asyncio.sleep(0.05)
+                beats += 1
+            assert beats > 15
+            with pytest.raises(CollectorError, match="did not answer within"):
+                question.result()
+            await collector.close()
+
+        run(story())
+
+
+def test_a_collector_that_is_away_is_an_error_with_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONDOR_CONFIG", "/dev/null")
+    monkeypatch.setenv("_CONDOR_COLLECTOR_HOST", "127.0.0.1:9")
+
+    async def story() -> None:
+        collector = CollectorProcess()
+        with pytest.raises(CollectorError):
+            await collector.messages("m")
+        with pytest.raises(CollectorError):
+            await collector.advertise(asdict(AgentNotice(AGENT, SCHEDD, "", 1, 1)))
+        await collector.close()
+
+    run(story())
+
+
+def test_the_diagram_in_the_documentation_is_current() -> None:
+    assert diagram() in (ROOT_DIR / "docs" / "CUSTODY.md").read_text()
+
+
+def test_labels_in_the_code_are_those_of_the_documentation() -> None:
+    documented = set(re.findall(r"^\| `([a-z-]+)` \|", (ROOT_DIR / "docs" / "ORDERING.md").read_text(), re.M))
+    code = "".join(path.read_text() for path in (ROOT_DIR / "sandbox_manager").glob("*.py"))
+    quoted = r'"((?:record|report)-[a-z]+|mover-exec|spool-(?:move|sync|release))"'
+    used = set(re.findall(quoted, code))
+    assert used <= documented
+    assert {
+        label for label in documented if label.split("-")[0] in ("record", "spool", "mover", "report")
+    } - used == set()
+
+
+def _until(condition: Any) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end, "did not come about"
+        time.sleep(0.02)
