@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from stageout.cli.exits import CommandError, Exit, UnknownJob
 from stageout.cli.jobs import STATUS_WORDS, Job, JobId, parse_job_ids
+from stageout.cli.render import clean
 from stageout.cli.verdict import GAVE_UP, judge_history
 from stageout.core.clock import Clock, SystemClock
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from stageout.cli.condor import Pool, Queue
 
 _ANSWER_TIMEOUT_S = 45.0
+_AGENT_TIMEOUT_S = 8.0
 _LOOK_INTERVAL_S = 0.5
 _NOTICE_FRESH_S = 180
 
@@ -85,20 +87,23 @@ def await_answers(
 
     :returns: exit status: OK, or TIMED_OUT when some requests were not taken.
     """
-    deadline_s = clock.monotonic_s() + _ANSWER_TIMEOUT_S
-    waiting = list(jobs)
+    started_s = clock.monotonic_s()
+    waiting, heard = list(jobs), False
     while True:
         now = {job.id: job for job in queue.jobs(waiting)[0]}
-        late = clock.monotonic_s() >= deadline_s
+        waited_s = clock.monotonic_s() - started_s
         for job_id in list(waiting):
             job = now.get(job_id)
-            if job is None or (job.request != verb and (late or not _still_failed(job, verb))):
+            if job is None or (job.request != verb and (waited_s >= _ANSWER_TIMEOUT_S or not _still_failed(job, verb))):
                 waiting.remove(job_id)
                 print(f"{job_id}: {verb} accepted{_state(job)}", flush=True)
         if not waiting:
             return Exit.OK
-        if late:
-            print(f"stageout: {no_answer(queue, pool, sorted(waiting))}", file=sys.stderr)
+        if waited_s >= _AGENT_TIMEOUT_S and not heard:
+            heard = agent_silence_s(queue, pool, clock.wall_s()) <= _NOTICE_FRESH_S
+        if waited_s >= (_ANSWER_TIMEOUT_S if heard else _AGENT_TIMEOUT_S):
+            silence_s = agent_silence_s(queue, pool, clock.wall_s())
+            print(f"stageout: {no_answer(queue.name(), silence_s, sorted(waiting))}", file=sys.stderr)
             return Exit.TIMED_OUT
         sleep(_LOOK_INTERVAL_S)
 
@@ -111,21 +116,31 @@ def _still_failed(job: Job, verb: str) -> bool:
 def _state(job: Job | None) -> str:
     if job is None:
         return "; the job has left the queue"
-    return f"; its output is now {job.state}" + (f": {job.reason}" if job.reason else "")
+    return f"; its output is now {job.state}" + (f": {clean(job.reason)}" if job.reason else "")
 
 
-def no_answer(queue: Queue, pool: Pool, jobs: list[JobId]) -> str:
-    """What to tell when no answer came: is there an agent at all?"""
-    schedd = queue.name()
+def agent_silence_s(queue: Queue, pool: Pool, now: float) -> float:
+    """For how long the schedd's agent has said nothing, in seconds; infinite when the collector knows none.
+
+    :param now: wall clock, seconds.
+    """
+    newest = max((notice.sent_at for notice in pool.notices(queue.name())), default=0)
+    return now - newest if newest else float("inf")
+
+
+def no_answer(schedd: str, silence_s: float, jobs: Sequence[JobId]) -> str:
+    """What to tell when no answer came: is there an agent at all?
+
+    :param silence_s: see :func:`agent_silence_s`.
+    """
     which = ", ".join(map(str, jobs))
-    newest = max((notice.sent_at for notice in pool.notices(schedd)), default=0)
     kept = f"The request stays in the job's ad ({which}) and is acted upon when the agent is back"
-    if not newest:
+    if silence_s == float("inf"):
         return f"no schedd agent answers for {schedd}: the collector knows none. {kept}; tell its administrator."
-    silent_s = int(time.time()) - newest
-    if silent_s > _NOTICE_FRESH_S:
-        return f"the schedd agent of {schedd} was last heard of {silent_s} s ago. {kept}; tell its administrator."
+    if silence_s > _NOTICE_FRESH_S:
+        return f"the schedd agent of {schedd} was last heard of {silence_s:.0f} s ago. {kept}; tell its administrator."
     return (
-        f"the schedd agent of {schedd} runs, but has not taken the request within {_ANSWER_TIMEOUT_S:.0f} s. {kept}; "
-        "its log (STAGEOUT_AGENT_LOG) says why it waits."
+        f"the schedd agent of {schedd} runs, but the request was not carried out within {_ANSWER_TIMEOUT_S:.0f} s: "
+        f"is the custodian reachable (stageout status {jobs[0]})? The request stays in the job's ad ({which}); "
+        "ScheddAgentLog on the access point says why it waits."
     )

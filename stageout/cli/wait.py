@@ -10,12 +10,14 @@ from typing import Protocol
 
 from stageout.cli.exits import Unavailable, UnknownJob
 from stageout.cli.jobs import Job, JobId, makes_more_jobs, parse_job_ids
+from stageout.cli.render import clean
 from stageout.cli.verdict import Outcome, Verdict, judge_history, judge_queued, own_status, wait_status
 from stageout.core.classads import ClassAd
 from stageout.core.clock import Clock, SystemClock
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 15.0
+_LONGEST_TEXT = 500
 #: Looks at the history in which a job that has left the queue must show up.
 _LOOKS_AT_HISTORY = 6
 #: DAGMan's $RETURN when the submission failed, and when a PRE script did.
@@ -140,7 +142,7 @@ class _Said:
                 continue
             self._told[job] = text
             where = sys.stderr if outcome is Outcome.WAITING else sys.stdout
-            print(f"{job} {outcome.value}: {text}", file=where, flush=True)
+            print(f"{job} {outcome.value}: {clean(text)[:_LONGEST_TEXT]}", file=where, flush=True)
 
     def trouble(self, text: str) -> None:
         if text != self._trouble:
@@ -149,5 +151,5 @@ class _Said:
 
     def timed_out(self, verdicts: dict[JobId, Verdict], timeout_s: float) -> None:
         waiting = [str(job) for job, verdict in sorted(verdicts.items()) if verdict.outcome is Outcome.WAITING]
-        what = ", ".join(waiting[:10]) + (", ..." if len(waiting) > 10 else "") if waiting else "the jobs"
+        what = ", ".join(waiting[:10]) + (", ..." if len(waiting) > 10 else "") if waiting else "the schedd"
         print(f"stageout: timed out after {timeout_s:g} s; still waiting for {what}", file=sys.stderr)

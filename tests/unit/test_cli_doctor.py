@@ -36,6 +36,8 @@ SETTINGS = {
     "StageOutBytesLeft StageOutFilesLeft StageOutAttempts StageOutNextAttempt StageOutManager StageOutReruns "
     "StageOutStats LeaveJobInQueue",
     "JOB_EPOCH_HISTORY": "/var/lib/condor/spool/epoch_history",
+    "VALID_SPOOL_FILES": "SCHEDD.lock, stageout_agent",
+    "START": "(TRUE) && (StageOutAccept =!= false || time() - (StageOutHeartbeat ?: 0) > 300)",
     "HISTORY": "/var/lib/condor/spool/history",
     "STARTD_JOB_ATTRS": "GlobalJobId RemoteUser NumShadowStarts StageOutGuard StageOutAsync OutputDestination "
     "CheckpointDestination EncryptExecuteDirectory JobPrio",
@@ -247,6 +249,8 @@ FAULTS: list[tuple[str, Level, str, Callable[[Fake], None]]] = [
     ("history", Level.WARN, "HISTORY is not set", values(HISTORY="")),
     ("startd-attributes", Level.FAIL, "NumShadowStarts", values(STARTD_JOB_ATTRS="StageOutGuard")),
     ("startd-attributes", Level.FAIL, "running startd", has(live={"STARTD_JOB_ATTRS": ""})),
+    ("start-expression", Level.WARN, "takes new jobs", values(START="TRUE")),
+    ("order-numbers", Level.FAIL, "condor_preen", values(VALID_SPOOL_FILES="SCHEDD.lock")),
     ("startd-cron", Level.FAIL, "no job", values(STARTD_CRON_JOBLIST="Other")),
     (
         "plugin curl_plugin",
@@ -266,6 +270,7 @@ FAULTS: list[tuple[str, Level, str, Callable[[Fake], None]]] = [
     ("spool-place", Level.FAIL, "inside EXECUTE", values(STAGEOUT_SPOOL="/var/lib/condor/execute/../execute/stageout")),
     ("spool-place", Level.FAIL, "inside SPOOL", values(STAGEOUT_SPOOL="/var/lib/condor/spool")),
     ("spool-place", Level.FAIL, "inside LOG", values(STAGEOUT_SPOOL="/var/log/condor/a/b")),
+    ("spool-known", Level.FAIL, "look into /var/lib/condor/stageout", values(STAGEOUT_SPOOL="/data/stageout")),
     ("spool-filesystem", Level.WARN, "copy", file("/var/lib/condor/stageout", seen_file(device=2))),
     ("spool-filesystem", Level.UNCHECKED, "not there yet", no_file("/var/lib/condor/stageout")),
     ("spool-owner", Level.FAIL, "belongs to uid 7", file("/var/lib/condor/stageout", seen_file(uid=7))),

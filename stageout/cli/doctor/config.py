@@ -131,6 +131,15 @@ def superuser(machine: Machine) -> Iterator[Finding]:
         yield fail("superuser", f"the agent runs as {account}, who may not edit jobs", "add it to QUEUE_SUPER_USERS")
 
 
+def order_numbers(machine: Machine) -> Iterator[Finding]:
+    """Is the agent's directory in SPOOL safe from condor_preen?"""
+    if "stageout_agent" in words(machine.settings.condor("VALID_SPOOL_FILES")):
+        yield ok("order-numbers", "condor_preen leaves the agent's directory in SPOOL alone")
+    else:
+        remedy = f"add stageout_agent to VALID_SPOOL_FILES ({_INSTALL_AP})"
+        yield fail("order-numbers", "condor_preen removes the agent's directory from SPOOL", remedy)
+
+
 def histories(machine: Machine) -> Iterator[Finding]:
     """Are the records written that the agent and ``stageout wait`` read?"""
     if machine.settings.condor("JOB_EPOCH_HISTORY"):
@@ -154,6 +163,15 @@ def startd_attributes(machine: Machine) -> Iterator[Finding]:
         yield fail(name, f"STARTD_JOB_ATTRS lacks {', '.join(missing)}: every transfer is synchronous", _INSTALL_EP)
         return
     yield from _in_effect(machine, name, "startd", "STARTD_JOB_ATTRS", [w for w in JOB_ATTRIBUTES if w in text.split()])
+
+
+def start_expression(machine: Machine) -> Iterator[Finding]:
+    """Does a node with a full spool take no new jobs?"""
+    if "stageoutaccept" in machine.settings.condor("START").lower():
+        yield ok("start-expression", "START heeds StageOutAccept")
+    else:
+        remedy = "START was set after our fragment: add the second line of START in 20-stageout-ep.conf to it"
+        yield warn("start-expression", "START does not look at StageOutAccept: a full node takes new jobs", remedy)
 
 
 def startd_cron(machine: Machine) -> Iterator[Finding]:
@@ -222,10 +240,10 @@ def _plugin(machine: Machine, path: str, owners: dict[str, str]) -> Iterator[Fin
         level = fail if is_ours(machine, path) else warn
         last = (ran.output.strip().splitlines() or [f"nothing, status {ran.status}"])[-1]
         said = complaint if methods else last
-        yield level(name, f"-classad is not usable: {said}", f"run '{path} -classad' as the user condor")
+        yield level(name, f"{path} -classad is not usable: {said}", f"run '{path} -classad' as the user condor")
         return
     owners.update(dict.fromkeys((method.lower() for method in methods), path))
-    text = f"{', '.join(methods)}; -classad in {ran.took_s * 1000:.0f} ms"
+    text = f"{path}: {', '.join(methods)}; -classad in {ran.took_s * 1000:.0f} ms"
     if ran.took_s > _CLASSAD_SLOW_S:
         yield warn(name, text, "every job waits for this: is the package on a slow network filesystem?")
     else:
@@ -253,5 +271,5 @@ def _is_attribute(line: str) -> bool:
 
 
 COMMON = (version, settings)
-ACCESS_POINT = (agent_daemon, transforms, protected_attributes, superuser, histories)
-EXECUTE_POINT = (manager_daemon, startd_attributes, startd_cron, plugins)
+ACCESS_POINT = (agent_daemon, transforms, protected_attributes, superuser, order_numbers, histories)
+EXECUTE_POINT = (manager_daemon, startd_attributes, startd_cron, start_expression, plugins)

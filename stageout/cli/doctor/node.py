@@ -36,6 +36,17 @@ def spool_place(machine: Machine) -> Iterator[Finding]:
     yield ok("spool-place", f"{spool}, outside EXECUTE, SPOOL and LOG")
 
 
+def spool_known(machine: Machine) -> Iterator[Finding]:
+    """Do plugins find the spool? They do not read HTCondor's configuration, which would cost every job time."""
+    spool, beside = spool_path(machine), machine.real(f"{machine.settings.condor('EXECUTE')}/../stageout")
+    told = machine.settings.condor("STARTD_ENVIRONMENT")
+    if spool == beside or f"STAGEOUT_SPOOL={machine.settings.text('STAGEOUT_SPOOL')}" in told:
+        yield ok("spool-known", "plugins find the spool")
+    else:
+        remedy = f'set STARTD_ENVIRONMENT = "STAGEOUT_SPOOL={spool}" and restart the startd'
+        yield fail("spool-known", f"plugins look into {beside}: every transfer is synchronous", remedy)
+
+
 def spool_filesystem(machine: Machine) -> Iterator[Finding]:
     """Can files be linked from the scratch directories into the spool?"""
     name, spool, execute = "spool-filesystem", spool_path(machine), machine.settings.condor("EXECUTE")
@@ -194,5 +205,5 @@ def _exists(machine: Machine, path: str) -> bool:
 
 
 EXECUTE_POINT = (
-    spool_place, spool_filesystem, spool_owner, space, encryption, manager, startd_answers, restart_risk,
+    spool_place, spool_known, spool_filesystem, spool_owner, space, encryption, manager, startd_answers, restart_risk,
 )  # fmt: skip

@@ -1,0 +1,113 @@
+"""What ``stageout retry`` and its like wait for, and what they say when nothing comes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from stageout.cli.jobs import Job, JobId
+from stageout.cli.request import await_answers, why_not
+from stageout.core.classads import ClassAd
+from stageout.wire.custody import AgentNotice
+from tests.unit.test_cli_jobs import job
+
+ID = JobId(12, 0)
+WALL_S = 1_800_000_000
+
+
+class Clock:
+    """Time that passes only while somebody sleeps."""
+
+    now_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def wall_s(self) -> float:
+        return WALL_S + self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+class Schedd:
+    """Shows the job as it is at each time."""
+
+    def __init__(self, clock: Clock, *changes: tuple[float, dict[str, Any] | None]) -> None:
+        self.clock = clock
+        self.changes = changes
+
+    def jobs(self, wanted: Sequence[JobId]) -> tuple[list[Job], list[ClassAd]]:
+        assert list(wanted) == [ID]
+        ad = [facts for since_s, facts in self.changes if since_s <= self.clock.now_s][-1]
+        return ([] if ad is None else [job(**ad)]), []
+
+    def name(self) -> str:
+        return "ap"
+
+
+class Collector:
+    """Knows one agent, or none."""
+
+    def __init__(self, silent_s: float | None) -> None:
+        self.silent_s = silent_s
+
+    def notices(self, schedd: str) -> list[AgentNotice]:
+        assert schedd == "ap"
+        if self.silent_s is None:
+            return []
+        return [AgentNotice("ap", "ap", "", 1, int(WALL_S - self.silent_s))]
+
+
+ASKED = {"StageOutRequest": "retry", "StageOutState": "Failed"}
+
+
+def outcome(*changes: tuple[float, dict[str, Any] | None], silent_s: float | None = 5, verb: str = "retry") -> Any:
+    clock = Clock()
+    schedd: Any = Schedd(clock, *changes)
+    collector: Any = Collector(silent_s)
+    return await_answers(schedd, collector, verb, [ID], clock, clock.sleep), clock.now_s
+
+
+def test_accepted_when_the_agent_has_taken_it(capsys: pytest.CaptureFixture[str]) -> None:
+    status, took_s = outcome((0, ASKED), (5, {"StageOutState": "Failed"}), (9, {"StageOutState": "Confirmed"}))
+    assert (status, took_s) == (0, 9), "a state of before the retry would end a wait at once"
+    assert capsys.readouterr().out == "12.0: retry accepted; its output is now Confirmed\n"
+
+
+def test_what_fails_again_at_once_is_not_waited_for_for_ever(capsys: pytest.CaptureFixture[str]) -> None:
+    status, took_s = outcome((0, ASKED), (5, {"StageOutState": "Failed", "StageOutReason": "403\n"}))
+    assert status == 0 and 40 < took_s < 60
+    assert capsys.readouterr().out == "12.0: retry accepted; its output is now Failed: 403\n"
+
+
+def test_a_cancelled_job_may_leave(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = {"StageOutRequest": "cancel", "StageOutState": "Moving"}
+    assert outcome((0, asked), (3, None), verb="cancel") == (0, 3)
+    assert "12.0: cancel accepted; the job has left the queue" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("silent_s", "words", "longest_s"),
+    [(None, "the collector knows none", 10), (4000, "was last heard of 4008 s ago", 10), (5, "is the custodian", 60)],
+)
+def test_no_answer(silent_s: float | None, words: str, longest_s: float, capsys: pytest.CaptureFixture[str]) -> None:
+    status, took_s = outcome((0, ASKED), silent_s=silent_s)
+    assert status == 2 and took_s <= longest_s
+    text = capsys.readouterr().err
+    assert words in text and "stays in the job's ad (12.0)" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "changes"),
+    [
+        ("its output is delivered", {"StageOutState": "Delivered", "StageOutRun": 1}),
+        ("was transferred before", {"TransferOutputStats": None}),
+        ("the job is Running; its output is handed off when it ends", {"JobStatus": 2}),
+    ],
+)
+def test_why_nothing_can_be_asked(words: str, changes: dict[str, Any]) -> None:
+    assert words in why_not(job(**changes))
+    assert not job(**changes).in_stage_out
