@@ -137,7 +137,7 @@ class Reader:
     def _local_refusal(self, url: str, file_name: str) -> TransferFailure | None:
         path = Path(file_name)
         if self._upload:
-            if path.is_file():
+            if path.is_file() or path.is_dir():
                 return None
             problem = "is not an ordinary file" if path.exists() else "does not exist"
             return TransferFailure(ErrorClass.LOCAL_FILE, f"{path.name} {problem}; check transfer_output_files")

@@ -14,7 +14,7 @@ from typing import Any
 from stageout.core.classads import unparse_old
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.plugin.abilities import Abilities
-from stageout.plugin.api import TransferProtocol
+from stageout.plugin.api import Outcome, TransferProtocol
 from stageout.plugin.context import Deadline, PluginLog, Surroundings
 from stageout.plugin.outfile import OutFile
 from stageout.plugin.quiet import Quiet
@@ -76,7 +76,7 @@ class Session:
         if self._call.problem and not self._call.outfile:
             self._quiet.to_stderr(self._scrubber.message(self._call.problem) + "\n")
             return FAILED_STATUS
-        self._records = [Record(item, item.refused) for item in self._items()]
+        self._records = [Record(item, item.refused or self._nothing_to_send(item)) for item in self._items()]
         try:
             self._report.promise(self._records)
         except OSError as error:
@@ -94,6 +94,12 @@ class Session:
         for item in items:
             self._scrubber.learn_url(item.request.url)
         return items
+
+    def _nothing_to_send(self, item: Item) -> Outcome | None:
+        """The result of a directory: HTCondor before 24 names directories beside each of the files in them."""
+        if self._call.upload and Path(item.file_name).is_dir():
+            return Outcome(0, developer={"Directory": True})
+        return None
 
     def _handed_off(self) -> bool:
         """Whether the node's sandbox manager has taken all files over. Why not stands in every result ad."""
@@ -118,7 +124,10 @@ class Session:
 
     def _offer(self) -> str:
         """Offer the batch and report success if it was taken. Returns why not, "" when it was."""
-        requests = [(record.item.request.encoded_url, record.item.request.local_path) for record in self._records]
+        waiting = [record for record in self._records if record.result is None]
+        if not waiting:
+            return "there is no file to hand off"
+        requests = [(record.item.request.encoded_url, record.item.request.local_path) for record in waiting]
         try:
             from stageout.handoff.client import offer
 
@@ -128,16 +137,15 @@ class Session:
             return f"hand-off failed: {type(error).__name__}: {error}"
         if not answer.accepted:
             return answer.reason or "no reason was given"
-        self._report.taken_over(self._records, sizes_bytes, answer.receipt)
+        self._report.taken_over(waiting, sizes_bytes, answer.receipt)
+        self._report_known()
         return ""
 
     def _move(self) -> None:
         from stageout.plugin.batch import Batch
 
         waiting = [record for record in self._records if record.result is None]
-        for record in self._records:
-            if record.result is not None:
-                self._report.finished(record)
+        self._report_known()
         if waiting:
             batch = Batch(
                 waiting,
@@ -149,6 +157,12 @@ class Session:
                 self._log,
             )
             batch.run(self._parallel())
+
+    def _report_known(self) -> None:
+        """Report what was known without moving a file."""
+        for record in self._records:
+            if record.result is not None:
+                self._report.finished(record)
 
     def _make_protocol(self) -> TransferProtocol:
         module, _, name = self._protocol.partition(":")
@@ -215,12 +229,12 @@ class Report:
         self._put(record.item.request.index, self._writer.ad(record))
 
     def taken_over(self, records: list[Record], sizes_bytes: list[int], receipt: Mapping[str, Any]) -> None:
-        """Write success for all files: the receipt in the first ad, its ticket in the others."""
+        """Write success for these files: the receipt in the first ad, its ticket in the others."""
         now_s = time.time()
         ticket = {"Ticket": receipt.get("Ticket", "")}
-        for index, (record, size_bytes) in enumerate(zip(records, sizes_bytes)):
-            ad = self._writer.taken_over(record.item, size_bytes, ticket if index else receipt, now_s)
-            self._put(index, ad)
+        for number, (record, size_bytes) in enumerate(zip(records, sizes_bytes)):
+            ad = self._writer.taken_over(record.item, size_bytes, ticket if number else receipt, now_s)
+            self._put(record.item.request.index, ad)
 
     def _put(self, index: int, ad: Ad) -> None:
         if self._file is None:

@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import classad2
@@ -72,20 +71,6 @@ def test_methods_that_condor_cannot_find_are_refused(method):
 def test_startd_attributes_that_break_the_slot_are_refused(attributes):
     with pytest.raises(ValueError, match="startd attribute"):
         Abilities(("demo",), "1", startd_attributes=attributes)
-
-
-def test_query_within_60_ms(tmp_path):
-    """The goal of the median is measured by a benchmark; here the best of several on a loaded machine."""
-    plugin = tmp_path / "lean_plugin"
-    code = "from stageout.plugin import Abilities, run\nrun(Abilities(('demo',), '1'), 'no.such:Thing')\n"
-    plugin.write_text(f"#!{sys.executable}\n{code}")
-    plugin.chmod(0o755)
-    times_s = []
-    for _ in range(10):
-        started = time.monotonic()
-        subprocess.run([plugin, "-classad"], stdout=subprocess.DEVNULL, check=True)
-        times_s.append(time.monotonic() - started)
-    assert min(times_s) < 0.06
 
 
 def test_a_later_plugin_wins_a_method(tmp_path):

@@ -464,13 +464,23 @@ def test_single_file_form(bench):
 
 def test_upload_of_a_missing_file_fails_alone(bench):
     (bench.scratch / "f1").write_bytes(b"1")
-    (bench.scratch / "d").mkdir()
-    names = ["f0", "f1", "d"]
+    os.mkfifo(bench.scratch / "pipe")
+    names = ["f0", "f1", "pipe"]
     (run,) = bench.starter().upload([Wanted("script://h/ok", name) for name in names])
     assert [ad["TransferSuccess"] for ad in run.ads] == [False, True, False]
     assert "f0 does not exist" in run.ads[0]["TransferError"]
-    assert "d is not an ordinary file" in run.ads[2]["TransferError"]
+    assert "pipe is not an ordinary file" in run.ads[2]["TransferError"]
     assert run.exit_code == 1
+
+
+def test_a_directory_is_nothing_to_send(bench):
+    """HTCondor 23.9 names directories beside each of the files in them."""
+    (bench.scratch / "d").mkdir()
+    (bench.scratch / "d/f").write_bytes(b"1")
+    (run,) = bench.starter().upload([Wanted("script://h/fail/NOT_FOUND", "d"), Wanted("script://h/ok", "d/f")])
+    assert [ad["TransferSuccess"] for ad in run.ads] == [True, True]
+    assert run.ads[0]["TransferTotalBytes"] == 0
+    assert run.exit_code == 0
 
 
 def test_raw_names_are_encoded_behind_the_output_destination(bench):
