@@ -202,7 +202,7 @@ class Reporter:
             "StageOutSpoolMB": used >> 20,
             "StageOutSpoolFreeMB": max(0, min(quota - used, self._spool.free_bytes())) >> 20,
             "StageOutBytesAtRisk": self._pipeline.book.registry.bytes_at_risk,
-            "StageOutAccept": self._accepting and not admission.stopping,
+            "StageOutAccept": self._accepting,
             "StageOutHeartbeat": int(self._clock.wall_s()),
         }
 
