@@ -279,7 +279,8 @@ _URGENCY = {
 
 
 def _show(s: Situation, job: Job, shown: Shown, limits: Limits) -> Iterator[Effect]:
-    at_once = shown.state in ENDS and shown.state != job.shown.state
+    # An end that no longer holds (a retry) is as urgent as a new one: whoever waits looks at it.
+    at_once = shown.state != job.shown.state and (shown.state in ENDS or job.shown.state in ENDS)
     if shown != job.shown and (at_once or s.edited_s_ago >= limits.edit_interval_s):
         yield Show(shown)
 

@@ -103,6 +103,11 @@ TABLE: list[tuple[str, Situation, list[str]]] = [
     ("failed, held", situation(held(), seen(State.FAILED)), ["Show"]),
     ("held, retry asked", situation(held(request="retry"), seen(State.FAILED)), ["retry", "Show"]),
     (
+        "held as failed, tried again, edited just now",
+        situation(held(shown=Shown("Failed", 1)), seen(State.MOVING), edited_s_ago=1.0),
+        ["Show"],
+    ),
+    (
         "held, retry acknowledged",
         situation(held(request="retry"), seen(State.MOVING), done=frozenset({("m1", Action.RETRY, 1)})),
         ["ClearRequest", "Show"],
