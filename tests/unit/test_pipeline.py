@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -429,3 +430,47 @@ def test_new_rules_are_followed(site: Site) -> None:
             assert refusal(node, job="4.0") == ""
 
     run(story())
+
+
+STEPS = ["record-accepted", "record-order", "record-leased", "record-moving", "mover-exec", "record-delivered"]
+
+
+@pytest.mark.parametrize("label", [*STEPS, "spool-release", "record-released"])
+@pytest.mark.parametrize("what", ["kill-before", "kill-after"])
+def test_killed_at_any_step_it_delivers_once_and_whole(site: Site, label: str, what: str) -> None:
+    facts: list[Any] = []
+
+    async def until_killed() -> None:
+        async with site.manager() as node:
+            durable._faults.update(durable.parse_faults(f"{label}={what}"))
+            await node.confirm(await node.hand_off({"copy://h/ok/a": b"aaa", "copy://h/ok/b": b"b"}))
+            await node.until_state(State.RELEASED)
+            await asyncio.sleep(5)
+
+    child = os.fork()
+    if child == 0:
+        try:
+            run(until_killed())
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status), "the step was not come to"
+
+    async def again() -> None:
+        async with site.manager() as node:
+            facts.append(node.state())
+            box = node.box()
+            if box is None:
+                assert (label, what) == ("record-accepted", "kill-before")
+                assert held(site) == []
+                return
+            if box.state is State.ACCEPTED:
+                assert not site.delivered()
+                await node.order(Action.CONFIRM, None, box.tickets, box.files_total)
+            await node.until_state(State.RELEASED)
+            await until(lambda: held(site) == [], "the spool to be empty")
+            assert (site.base / "dest/a").read_bytes() == b"aaa"
+
+    run(again())
+    if facts[0] in (State.DELIVERED, State.RELEASED):
+        assert sorted(site.delivered()) == ["a", "b"]
