@@ -74,13 +74,20 @@ def authority() -> trustme.CA:
     return trustme.CA()
 
 
-@pytest.fixture
-def ftp(tmp_path: Path) -> Iterator[Ftp]:
-    root = tmp_path / "ftp"
-    root.mkdir()
-    server = Ftp(root)
+@pytest.fixture(scope="session")
+def ftp_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ftp]:
+    """One for all: pyftpdlib has one loop in a process."""
+    server = Ftp(tmp_path_factory.mktemp("ftp"))
     yield server
     server.close()
+
+
+@pytest.fixture
+def ftp(ftp_server: Ftp) -> Iterator[Ftp]:
+    """Empty."""
+    yield ftp_server
+    for path in ftp_server.root.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 @pytest.fixture(scope="session")

@@ -70,7 +70,9 @@ def changed(body: Callable[[bytes], bytes] = lambda data: data, **headers: str |
     def fault(asked: Asked, forward: Callable[[], Reply]) -> Reply:
         reply = forward()
         for name, value in headers.items():
-            reply.headers = {key: kept for key, kept in reply.headers.items() if key.lower() != name.replace("_", "-")}
+            reply.headers = {
+                key: kept for key, kept in reply.headers.items() if key.lower() != name.replace("_", "-").lower()
+            }
             if value is not None:
                 reply.headers[name.replace("_", "-")] = value
         reply.body = body(reply.body)

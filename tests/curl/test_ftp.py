@@ -1,0 +1,93 @@
+"""FTP: under a temporary name, size checked, then renamed."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from stageout.core.errors import ErrorClass as K
+from tests.curl.plugin import NO_RETRY
+
+DATA = os.urandom(100_000)
+ALICE = "alice:wonder-land"
+
+
+def names(ftp):
+    return sorted(str(path.relative_to(ftp.root)) for path in ftp.root.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("user", ["", ALICE])
+@pytest.mark.parametrize("name", ["file", "a/b/file", "with blank", "ü", "100%", "a#b"])
+def test_there_and_back(plugin, ftp, user, name):
+    from urllib.parse import quote
+
+    address = ftp.url(quote(name), user)
+    result = plugin.put(address, DATA)
+    assert result.ok
+    assert result.verified == "size"
+    assert names(ftp) == [name]
+    assert (ftp.root / name).read_bytes() == DATA
+    result = plugin.get(address)
+    assert result.ok
+    assert plugin.got() == DATA
+    assert "wonder-land" not in result.everything
+
+
+def test_replaces(plugin, ftp):
+    (ftp.root / "file").write_bytes(b"older")
+    assert plugin.put(ftp.url("file"), DATA).ok
+    assert names(ftp) == ["file"]
+    assert (ftp.root / "file").read_bytes() == DATA
+
+
+def test_empty(plugin, ftp):
+    assert plugin.put(ftp.url("file"), b"").ok
+    assert plugin.get(ftp.url("file")).ok
+    assert plugin.got() == b""
+
+
+def test_wrong_password(plugin, ftp):
+    for move in (plugin.get, plugin.put):
+        result = move(ftp.url("file", "alice:wrong-pass"), env=NO_RETRY)
+        assert result.failures == [K.CREDENTIAL_REFUSED]
+        assert "wrong-pass" not in result.everything
+
+
+@pytest.mark.parametrize(
+    ("folder", "kind"), [("quota", K.QUOTA_EXCEEDED), ("nospace", K.NO_SPACE_REMOTE), ("never", K.PERMISSION_DENIED)]
+)
+def test_refused(plugin, ftp, folder, kind):
+    (ftp.root / folder).mkdir()
+    assert plugin.put(ftp.url(f"{folder}/file"), DATA, env=NO_RETRY).failures == [kind]
+    assert names(ftp) == []
+
+
+def test_missing(plugin, ftp):
+    assert plugin.get(ftp.url("missing"), env=NO_RETRY).failures == [K.NOT_FOUND]
+    assert plugin.get(ftp.url("a/b/missing"), env=NO_RETRY).kind in (K.NOT_FOUND, K.PERMISSION_DENIED)
+    assert plugin.leftovers() == []
+
+
+def test_line_break_in_a_name(plugin, ftp):
+    """It would be a command of its own."""
+    result = plugin.put(ftp.url("a%0d%0aDELE%20b"), DATA, env=NO_RETRY)
+    assert result.failures == [K.BAD_URL]
+    assert names(ftp) == []
+    assert plugin.get(ftp.url("a%0d%0aDELE%20b"), env=NO_RETRY).failures == [K.BAD_URL]
+
+
+def test_checksum_of_the_owner(plugin, ftp):
+    import hashlib
+
+    (ftp.root / "file").write_bytes(DATA)
+    right = {"PluginData": {"checksum": "sha256:" + hashlib.sha256(DATA).hexdigest()}}
+    wrong = {"PluginData": {"checksum": "sha256:" + hashlib.sha256(b"").hexdigest()}}
+    assert plugin.get(ftp.url("file"), job=right).verified == "sha256"
+    assert plugin.get(ftp.url("file"), job=wrong, env=NO_RETRY).failures == [K.CONTENT_MISMATCH]
+
+
+def test_policy_required(plugin, ftp):
+    result = plugin.put(ftp.url("file"), DATA, env={"STAGEOUT_CHECKSUM_POLICY": "required"})
+    assert result.failures == [K.NOT_VERIFIED]
+    assert names(ftp) == []
