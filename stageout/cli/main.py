@@ -17,6 +17,8 @@ _DESCRIPTION = """\
 Shows and steers the delivery of job output that was handed off when the job ended.
 JOB is a cluster (1234) or a job of it (1234.0), as condor_q shows them."""
 
+_JOB = "a cluster (1234) or a job of it (1234.0)"
+
 _STATUS = """\
 Without JOB: every job of yours whose output was handed off, one line each. With JOB: that job, file by file.
 Reads the job queue and, for the newest figures, what the sandbox managers tell the collector."""
@@ -38,6 +40,11 @@ _ASK = {
     "pause": "Sends nothing more of a job's output until 'stageout resume'. A file on its way is finished.",
     "resume": "Goes on with the delivery after 'stageout pause'.",
 }
+
+_ASK_STATUS = """
+
+The agent of the schedd carries it out; this command waits until it has, and says what became of the output.
+exit status: 0 carried out, 1 refused, 2 no answer in time (the request stays), 3 unknown job"""
 
 _HISTORY = """\
 Jobs that have left the queue and whose output was handed off, newest first; with JOB, every run of that job with the
@@ -67,8 +74,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_status(commands)
     _add_wait(commands)
     for verb, text in _ASK.items():
-        command = _add(commands, verb, text.split(".")[0].split(";")[0].lower(), text, "request")
-        command.add_argument("jobs", metavar="JOB", nargs="+")
+        command = _add(commands, verb, text.split(".")[0].split(";")[0].lower(), text + _ASK_STATUS, "request")
+        command.add_argument("jobs", metavar="JOB", nargs="+", help=_JOB)
         _add_schedd(command)
     _add_history(commands)
     _add_doctor(commands)
@@ -92,7 +99,7 @@ def _add_schedd(command: argparse.ArgumentParser) -> None:
 
 def _add_status(commands: argparse._SubParsersAction[_Parser]) -> None:
     command = _add(commands, "status", "shows what is delivered, what waits and why", _STATUS, "status")
-    command.add_argument("jobs", metavar="JOB", nargs="*")
+    command.add_argument("jobs", metavar="JOB", nargs="*", help=_JOB)
     command.add_argument("-a", "--all", "-allusers", dest="all_users", action="store_true", help="jobs of all users")
     command.add_argument("--json", action="store_true", help="print JSON (its fields: docs/COMMANDS.md)")
     command.add_argument("--watch", action="store_true", help="show it anew every 2 s until all is delivered or Ctrl-C")
@@ -102,7 +109,7 @@ def _add_status(commands: argparse._SubParsersAction[_Parser]) -> None:
 
 def _add_wait(commands: argparse._SubParsersAction[_Parser]) -> None:
     command = _add(commands, "wait", "waits until output is delivered (for scripts and DAGs)", _WAIT, "wait")
-    command.add_argument("jobs", metavar="JOB", nargs="+")
+    command.add_argument("jobs", metavar="JOB", nargs="+", help=_JOB)
     command.add_argument("--timeout", metavar="S", type=_seconds, help="give up after so many seconds (exit status 2)")
     command.add_argument(
         "--return", metavar="STATUS", type=int, default=0, dest="returned",
@@ -123,7 +130,7 @@ _seconds.__name__ = "number of seconds"
 
 def _add_history(commands: argparse._SubParsersAction[_Parser]) -> None:
     command = _add(commands, "history", "shows what was delivered, and what was not", _HISTORY, "history")
-    command.add_argument("jobs", metavar="JOB", nargs="*")
+    command.add_argument("jobs", metavar="JOB", nargs="*", help=_JOB)
     command.add_argument("-a", "--all", "-allusers", dest="all_users", action="store_true", help="jobs of all users")
     command.add_argument("--limit", metavar="N", type=int, default=100, help="at most so many jobs (default: 100)")
     command.add_argument("--json", action="store_true", help="print JSON (its fields: docs/COMMANDS.md)")

@@ -114,8 +114,11 @@ def jobs_table(rows: Sequence[Row], now: float, width: int = 0) -> list[str]:
 def total_line(rows: Sequence[Row]) -> str:
     """How much is left, in one line."""
     files, left = sum(row.files_left for row in rows), sum(row.bytes_left for row in rows)
-    plural = "" if len(rows) == 1 else "s"
-    return f"{len(rows)} job{plural}; {files} files, {size(left)} still to deliver"
+    return f"{_count(len(rows), 'job')}; {_count(files, 'file')}, {size(left)} still to deliver"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def job_details(row: Row, now: float, width: int = 0) -> list[str]:
@@ -126,7 +129,7 @@ def job_details(row: Row, now: float, width: int = 0) -> list[str]:
         lines += ["", *files_table(row.files, row.attempts_limit, now, width)]
     hidden = row.files_total - len(row.files)
     if hidden > 0 and row.state != "None":
-        lines.append(f"({hidden} files not shown here: the manager reports those in trouble first)")
+        lines.append(f"({_count(hidden, 'file')} not shown here: the manager reports those in trouble first)")
     return lines
 
 

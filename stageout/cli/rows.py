@@ -7,12 +7,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from stageout.cli.jobs import COMPLETED, STATUS_WORDS, Job
-from stageout.core.states import ENDS
+from stageout.core.states import ENDS, State
 from stageout.wire.custody import FileReport, Report, SandboxReport
 
 #: Version of the JSON that ``--json`` prints; grows when a field changes its meaning or goes.
 SCHEMA = 1
 _ENDED = frozenset(state.value for state in ENDS)
+
+_Said = tuple[SandboxReport, Report]
 
 
 @dataclass(frozen=True)
@@ -53,20 +55,35 @@ def merge(jobs: Iterable[Job], reports: Iterable[Report]) -> list[Row]:
     when the job's ad says so.
     """
     boxes = _newest_boxes(reports)
-    return [_row(job, boxes.get((job.global_id, job.run))) for job in sorted(jobs, key=lambda job: job.id)]
+    return [_row(job, _box_of(job, boxes)) for job in sorted(jobs, key=lambda job: job.id)]
 
 
-def _newest_boxes(reports: Iterable[Report]) -> dict[tuple[str, int], tuple[SandboxReport, Report]]:
-    boxes: dict[tuple[str, int], tuple[SandboxReport, Report]] = {}
+def _newest_boxes(reports: Iterable[Report]) -> dict[str, dict[int, _Said]]:
+    """What was said last about each run of each job."""
+    boxes: dict[str, dict[int, _Said]] = {}
     for report in reports:
         for box in report.sandboxes:
-            known = boxes.get((box.job, box.number))
+            runs = boxes.setdefault(box.job, {})
+            known = runs.get(box.number)
             if known is None or known[0].change < box.change:
-                boxes[box.job, box.number] = (box, report)
+                runs[box.number] = (box, report)
     return boxes
 
 
-def _row(job: Job, said: tuple[SandboxReport, Report] | None) -> Row:
+def _box_of(job: Job, boxes: Mapping[str, Mapping[int, _Said]]) -> _Said | None:
+    """What was said about the job's last run.
+
+    A job whose shadow reconnected after a restart of the access point has a higher run number there than at its
+    execute point, so the highest number that is not superseded serves too.
+    """
+    runs = boxes.get(job.global_id, {})
+    if job.run in runs or not job.handed_off:
+        return runs.get(job.run)
+    last = max((number for number, (box, _) in runs.items() if box.state != State.SUPERSEDED), default=0)
+    return runs.get(last) if last <= job.run else None
+
+
+def _row(job: Job, said: _Said | None) -> Row:
     facts = _from_ad(job) if said is None else _from_report(job, *said)
     return Row(
         job=str(job.id),

@@ -66,6 +66,13 @@ def test_reports_about_other_runs_and_jobs_are_not_mixed_in() -> None:
     assert (row.state, row.reported_at, row.files) == ("Confirmed", None, ())
 
 
+def test_a_run_that_went_on_over_a_restart_has_an_older_number_at_its_node() -> None:
+    old, last = box(number=1, state="Superseded", change=9), box(number=2, state="Moving")
+    for boxes in ((old, last), (last, old)):
+        assert merge([job(NumShadowStarts=3)], [report(*boxes)])[0].state == "Moving"
+    assert merge([job(NumShadowStarts=3, TransferOutputStats=None)], [report(last)])[0].state == "None"
+
+
 def test_without_a_report_the_jobs_ad_is_enough() -> None:
     (row,) = merge([job(StageOutState="Moving", StageOutBytesLeft=5, StageOutFilesLeft=2, StageOutAttempts=1)], [])
     assert (row.files_left, row.files_total, row.bytes_left, row.attempts) == (2, 3, 5, 1)
@@ -91,7 +98,7 @@ def test_overview() -> None:
         "JOB   OWNER  STATE      FILES           SIZE  ATTEMPT   NEXT  REASON",
         "12.0  alice  RetryWait    1/3  1.0 MB/3.0 MB  2 of 20  3m20s  507 from dest",
         "",
-        "1 job; 1 files, 1.0 MB still to deliver",
+        "1 job; 1 file, 1.0 MB still to deliver",
     ]
 
 
@@ -103,7 +110,7 @@ def test_file_by_file() -> None:
         r"b\.dat +1\.0 MB +RetryWait +curl_plugin +2 of 20 +3m20s +- +https://dest/b\.dat +507: full", text
     )
     assert re.search(r"a\.dat +2\.0 MB +Delivered +curl_plugin +1 of 20 +- +md5 +https://dest/a\.dat +-", text)
-    assert "(1 files not shown here" in text
+    assert "(1 file not shown here" in text
 
 
 def test_a_synchronous_job_says_so() -> None:

@@ -1,0 +1,126 @@
+"""``docs/COMMANDS.md`` shows what the command really prints, takes and means."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stageout.cli import render
+from stageout.cli.doctor import report
+from stageout.cli.doctor.findings import Role, fail, ok
+from stageout.cli.exits import Exit
+from stageout.cli.history import entry
+from stageout.cli.main import _protect_job_ids, build_parser
+from stageout.cli.rows import SCHEMA, Row
+from stageout.wire.custody import FileReport
+from tests.unit.test_cli_doctor import Fake
+from tests.unit.test_cli_jobs import job
+from tests.unit.test_cli_status import RECORD
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "docs" / "COMMANDS.md").read_text()
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", TEXT, re.S | re.M)
+WORDS = set(re.findall(r"`([^`\n]+)`", TEXT))
+
+
+def printed(command: str) -> list[str]:
+    """What the document shows as the output of a command."""
+    (block,) = [str(body) for _, body in BLOCKS if body.startswith(f"$ {command}\n")]
+    return block.splitlines()[1:]
+
+
+@pytest.fixture(scope="module")
+def sample() -> dict[str, Any]:
+    (text,) = [body for kind, body in BLOCKS if kind == "json"]
+    data: dict[str, Any] = json.loads(text)
+    return data
+
+
+@pytest.fixture(scope="module")
+def row(sample: dict[str, Any]) -> Row:
+    (item,) = sample["jobs"]
+    return Row(**{**item, "files": tuple(FileReport(**file) for file in item["files"])})
+
+
+def test_the_json_has_the_real_fields(sample: dict[str, Any], row: Row) -> None:
+    assert sample["schema"] == SCHEMA
+    assert list(sample["jobs"][0]) == [item.name for item in fields(Row)]
+    assert all(list(file) == [item.name for item in fields(FileReport)] for file in sample["jobs"][0]["files"])
+
+
+def test_the_text_is_what_is_printed_for_that_json(sample: dict[str, Any], row: Row) -> None:
+    assert render.jobs_table([row], sample["at"]) == printed("stageout status")
+    assert render.job_details(row, sample["at"]) == printed("stageout status 12.0")
+
+
+def test_every_field_is_explained() -> None:
+    names = [item.name for kind in (Row, FileReport) for item in fields(kind)]
+    item = entry(job(), [RECORD])
+    names += [*item, *item["runs"][0], *item["runs"][0]["files"][0]]
+    data = report.as_json([Role.AP], [ok("x", "y")])
+    names += [*data, "name", "level", "text", "remedy"]
+    assert [name for name in names if name not in WORDS] == []
+
+
+def test_every_check_is_listed() -> None:
+    names = {item.name for item in report.examine(Fake(), list(Role))}
+    named = {name for name in names if not name.startswith("plugin ")}
+    assert named <= WORDS, named - WORDS
+
+
+def test_every_exit_status_is_listed() -> None:
+    table = re.findall(r"^\| (\d+) \|", TEXT, re.M)
+    assert [int(number) for number in table] == sorted(Exit)
+
+
+def _calls() -> list[str]:
+    """Every call in the document, without the command's name."""
+    lines = [line for kind, body in BLOCKS if kind != "json" for line in body.splitlines()]
+    found = [re.search(r"(?:^|[\s/])stageout ([a-z][^&#]*)", line) for line in [*lines, *sorted(WORDS)]]
+    return sorted({call[1].strip() for call in found if call})
+
+
+@pytest.mark.parametrize("call", _calls())
+def test_every_call_is_understood(call: str) -> None:
+    values = {"JOB": "12.0", "COMMAND": "wait", "$RETURN": "0", "$JOBID": "12.0", "${1%.*}": "12", "SCHEDD": "ap"}
+    words = [values.get(word, word) for word in shlex.split(call)]
+    assert build_parser().parse_args(_protect_job_ids(words)).command == words[0]
+
+
+def test_there_are_calls() -> None:
+    assert len(_calls()) >= 15
+
+
+def test_the_doctor_looks_like_that() -> None:
+    shown = printed("stageout doctor --role ap")
+    findings = [
+        ok("version", "HTCondor 25.14.1"),
+        fail(
+            "agent-notice",
+            "the agent of ap.example.org was last heard of 412 s ago",
+            "is the agent running (condor_who -daemons)? Its log is in the LOG directory",
+        ),
+    ]
+    assert report.as_text([Role.AP], findings, colour=False) == shown
+
+
+def test_the_dag_of_the_help_is_the_one_of_the_document(capsys: pytest.CaptureFixture[str]) -> None:
+    (dag,) = [body for kind, body in BLOCKS if kind == "dag"]
+    (line,) = [line for line in dag.splitlines() if line.startswith("SCRIPT")]
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["wait", "--help"])
+    assert line in capsys.readouterr().out
+
+
+def test_other_documents_call_the_command_as_it_is() -> None:
+    for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*")]:
+        for verb in re.findall(r"`stageout ([a-z]+)|^stageout ([a-z]+)", path.read_text(), re.M):
+            assert (verb[0] or verb[1]) in {
+                "status", "wait", "retry", "cancel", "pause", "resume", "history", "doctor", "help",
+            }, f"{path}: stageout {verb}"  # fmt: skip
