@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 
 from stageout.testing.destination import Destination
-from stageout.testing.pool import Pool, Submission
+from stageout.testing.pool import Node, Pool, Submission
 from stageout.testing.pool.errors import PoolUnavailable
 from stageout.testing.pool.image import find_image
 from stageout.testing.pool.pytest_plugin import keep_logs
@@ -85,7 +85,7 @@ class Site:
         env: str = "",
         queue: str = "queue",
         options: tuple[str, ...] = (),
-        destination: Optional[str] = None,
+        destination: str | None = None,
     ) -> Submission:
         """Submit a job (or several) that writes ``outputs`` and names this test's folder as its output_destination.
 
@@ -190,11 +190,23 @@ class Site:
 
 
 #: Steps (docs/ORDERING.md) at which tests can make a daemon die, each once per arming.
-MANAGER_FAULTS = tuple(
-    f"{label}.{when}"
-    for label in ("intake-claim", "spool-move", "record-accepted", "record-order", "record-moving", "record-delivered")
-    for when in ("kill-before", "kill-after")
-) + ("handoff-reply.kill-before", "spool-release.kill-before", "record-released.kill-before")
+MANAGER_FAULTS = (
+    *tuple(
+        f"{label}.{when}"
+        for label in (
+            "intake-claim",
+            "spool-move",
+            "record-accepted",
+            "record-order",
+            "record-moving",
+            "record-delivered",
+        )
+        for when in ("kill-before", "kill-after")
+    ),
+    "handoff-reply.kill-before",
+    "spool-release.kill-before",
+    "record-released.kill-before",
+)
 AGENT_FAULTS = tuple(
     f"{label}.{when}"
     for label in ("agent-number", "orders-advertise", "edit-delivered")
@@ -247,13 +259,14 @@ def _running(**settings: Any) -> Iterator[Pool]:
 
 
 def wait_until_acquainted(pool: Pool) -> None:
-    """Wait until every manager knows that the schedd has an agent; before that it takes nothing."""
+    """Wait until every manager that was started last knows that the schedd has an agent; before that it takes nothing."""
+
+    def ready(ep: Node) -> bool:
+        log = ep.log("SandboxManagerLog")
+        return bool(ep.pids("sandbox-manager")) and "agent-heard" in log[log.rfind(" started ") :]
+
     for ep in pool.eps:
-        pool.wait(
-            lambda ep=ep: "agent-heard" in ep.log("SandboxManagerLog"),
-            timeout_s=60,
-            what=f"{ep.name} to hear the agent",
-        )
+        pool.wait(lambda ep=ep: ready(ep), timeout_s=60, what=f"the manager of {ep.name} to hear of the agent")
 
 
 @pytest.fixture(scope="session")

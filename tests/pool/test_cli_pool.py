@@ -7,6 +7,7 @@ reports files as handed off. What command, agent and manager do together is at t
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import time
@@ -241,11 +242,14 @@ def test_wait_for_a_factory(desk: Desk) -> None:
     assert done.stdout.count(" delivered: ") == 3
 
 
-_DAG = """
-JOB A node.sub
-RETRY A 1
-SCRIPT POST A /opt/stageout/bin/stageout wait --return $RETURN $JOBID
-"""
+def documented_dag() -> str:
+    """The DAG of docs/COMMANDS.md, in a hurry."""
+    text = (Path(__file__).resolve().parents[2] / "docs" / "COMMANDS.md").read_text()
+    (dag,) = re.findall(r"^```dag\n(.*?)^```$", text, re.S | re.M)
+    for slow, quick in (("DEFER 2 60", "DEFER 2 1"), ("--timeout 20", "--timeout 1")):
+        assert slow in dag
+        dag = dag.replace(slow, quick)
+    return dag
 
 
 def test_wait_as_post_script(desk: Desk) -> None:
@@ -255,7 +259,7 @@ def test_wait_as_post_script(desk: Desk) -> None:
         extra="MY.StageOutAsync = true\nlog = node.log",
         queue="queue",
     )
-    dag = desk.pool.submit_dag("alice", _DAG, files={"node.sub": node})
+    dag = desk.pool.submit_dag("alice", documented_dag(), files={"node.sub": node})
     desk.jobs.append(dag)
     mine = f"DAGManJobId == {dag.cluster} && JobStatus == 4"
     (first,) = desk.pool.wait(lambda: desk.pool.jobs(mine), what="the node's job to complete")
@@ -390,3 +394,107 @@ def test_everything_says_that_the_schedd_is_down(desk: Desk) -> None:
     finally:
         desk.pool.ap.start()
         desk.wait_for_schedd()
+
+
+# ---- command, agent and manager together -----------------------------------------------------------------------------
+
+
+def custodian(site: Site) -> Any:
+    """The execute point that holds output."""
+    return next(ep for ep in site.pool.eps if any((ep.home / "stageout" / "sandboxes").glob("*/*")))
+
+
+def seen(site: Site, job: Any) -> dict[str, Any]:
+    """The job's row in ``stageout status``."""
+    (row,) = json.loads(site.stageout("status", "--json", str(job)).stdout)["jobs"]
+    assert isinstance(row, dict)
+    return row
+
+
+def test_a_failure_is_shown_file_by_file_and_repaired(site: Site) -> None:
+    site.destination.refuse("quota exceeded at dest")
+    try:
+        job = site.submit()
+        done = site.stageout("wait", str(job), "--timeout", "80", check=False, timeout_s=90)
+        assert done.returncode == 1, done
+        assert "quota exceeded at dest" in done.stdout
+        site.pool.wait(lambda: seen(site, job)["files"], what="the manager's report")
+        row = seen(site, job)
+        assert (row["state"], row["files_left"], row["files_total"]) == ("Failed", 2, 2)
+        assert sorted(file["name"] for file in row["files"]) == ["out1", "out2"]
+        for file in row["files"]:
+            assert "quota exceeded at dest" in file["error"] and file["error_code"] > 0
+            assert file["url"].endswith(f"/{job}/{file['name']}") and file["attempts"] >= 1
+        node = custodian(site).run([STAGEOUT, "status", "--node", str(job)])
+        assert "quota exceeded at dest" in node.stdout and f"Job {job} of alice" in node.stdout
+    finally:
+        site.destination.accept()
+    assert "retry accepted" in site.stageout("retry", str(job)).stdout
+    assert site.stageout("wait", str(job), "--timeout", "50").returncode == 0
+    site.wait_left(job)
+    (item,) = json.loads(site.stageout("history", "--json", str(job)).stdout)["jobs"]
+    assert item["delivered"] is True and item["stats"]["Files"] == 2
+    assert [len(run["tickets"]) for run in item["runs"]] == [1]
+
+
+def test_pause_and_resume(site: Site) -> None:
+    site.destination.stop()
+    try:
+        job = site.submit()
+        site.wait_state(job, "RetryWait")
+        assert "pause accepted" in site.stageout("pause", str(job)).stdout
+    finally:
+        site.destination.start()
+    time.sleep(6)  # longer than the longest pause between two attempts on this pool
+    assert not site.puts(job)
+    assert "resume accepted" in site.stageout("resume", str(job)).stdout
+    assert site.stageout("wait", str(job), "--timeout", "50").returncode == 0
+    site.check_delivered(job)
+
+
+def test_cancel_lets_the_job_go_without_its_output(site: Site) -> None:
+    site.destination.stop()
+    try:
+        job = site.submit()
+        site.wait_state(job, "RetryWait")
+        assert "cancel accepted" in site.stageout("cancel", str(job)).stdout
+        history = site.wait_left(job)
+    finally:
+        site.destination.start()
+    assert (history["JobStatus"], history["StageOutState"]) == (4, "Cancelled")
+    done = site.stageout("wait", str(job), check=False)
+    assert done.returncode == 1
+    assert "Cancelled" in done.stdout
+    assert not site.puts(job)
+
+
+def test_a_user_sees_only_ones_own_sandboxes_on_the_node(site: Site) -> None:
+    site.destination.stop()
+    try:
+        job = site.submit()
+        site.wait_state(job, "RetryWait")
+        ep = custodian(site)
+        jobs = {
+            user: {
+                row["job"]
+                for row in json.loads(ep.run([STAGEOUT, "status", "--node", "--json"], user=user).stdout)["jobs"]
+            }
+            for user in ("root", "alice", "bob")
+        }
+        assert str(job) in jobs["root"] and str(job) in jobs["alice"] and str(job) not in jobs["bob"]
+    finally:
+        site.destination.start()
+
+
+def test_doctor_finds_nothing_wrong_with_a_whole_pool(site: Site) -> None:
+    job = site.submit(env="SLEEP=600")
+    site.pool.wait_status(job, "Running")
+    names: set[str] = set()
+    for node in site.pool.nodes:
+        done = node.run([STAGEOUT, "doctor", "--json"], check=False)
+        checks = json.loads(done.stdout)["checks"]
+        assert [item for item in checks if item["level"] == "fail"] == []
+        assert done.returncode == 0
+        names |= {item["name"] for item in checks if item["level"] == "ok"}
+    assert {"agent-notice", "reporting-door", "manager", "startd-answers", "slot-attributes", "clock"} <= names
+    assert "Traceback" not in site.stageout("doctor", check=False).stderr, "an ordinary user may ask too"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -36,7 +37,8 @@ def _kill_shadow(site: Any, job: Any) -> None:
     killed = [p for p in site.pool.ap.processes() if p.is_named("shadow") and f"{job}" in " ".join(p.argv)]
     assert killed, f"no shadow of {job} among {[p.argv for p in site.pool.ap.processes()]}"
     for process in killed:
-        os.kill(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # the first takes the others along
+            os.kill(process.pid, signal.SIGKILL)
 
 
 def _kill_starter(site: Any, job: Any) -> None:
@@ -46,7 +48,8 @@ def _kill_starter(site: Any, job: Any) -> None:
     killed = [p for p in node.processes() if p.is_named("starter") and name in p.argv]
     assert killed, f"no starter of {slot} among {[p.argv for p in node.processes()]}"
     for process in killed:
-        os.kill(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # the first takes the others along
+            os.kill(process.pid, signal.SIGKILL)
 
 
 ACTS: dict[str, Act] = {

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.pool.conftest import QUICK_AP, QUICK_EP, Site, wait_until_acquainted
+
 pytestmark = pytest.mark.pool
 
 
@@ -46,7 +48,7 @@ def test_no_manager(site: Any) -> None:
     finally:
         for ep in site.pool.eps:
             ep.run(["condor_on", "-subsystem", "SANDBOX_MANAGER"])
-            site.pool.wait(lambda ep=ep: ep.pids("sandbox-manager"), what="the manager to start")
+        wait_until_acquainted(site.pool)
 
 
 def test_a_manager_that_says_nothing(site: Any) -> None:
@@ -118,7 +120,6 @@ class TestWithoutAgent:
 
     @pytest.fixture(scope="class")
     def bare(self, stageout_pools: Any, destination: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-        from tests.pool.conftest import QUICK_AP, QUICK_EP, Site
 
         with stageout_pools(
             version="25.14", execute_points=1, agent=False, ap_config=QUICK_AP, ep_config=QUICK_EP
@@ -136,26 +137,47 @@ class TestWithoutAgent:
         assert "STAGEOUTFilesCountLastRun" not in history["TransferOutputStats"]
         bare.check_delivered(job)
 
-    def test_stock_plugins_beside_ours_still_work(self, bare: Any) -> None:
-        ad = bare.pool.startd_ads("true", ["HasFileTransferPluginMethods"])[0]
-        methods = set(ad["HasFileTransferPluginMethods"].split(","))
-        assert {"data", "box", "gdrive", "onedrive", "http", "https", "dav"} <= methods
-        script = '#!/bin/sh\ncat hello > out1\necho "$(sha256sum < out1 | cut -d" " -f1) out1"\n'
+    def test_other_plugins_beside_ours_still_work(self, bare: Any) -> None:
+        """HTCondor's own are advertised, and one of another maker (protocol 1, as ``data_plugin``) serves its scheme."""
+        plugin = bare.pool.dir / "words_plugin"
+        plugin.write_text(_WORDS_PLUGIN)
+        plugin.chmod(0o755)
+        node = bare.pool.eps[0]
+        node.configure(f"FILETRANSFER_PLUGINS = $(FILETRANSFER_PLUGINS), {plugin}", reconfig=False)
+        node.restart()
+        bare.pool.wait(
+            lambda: {"words", "data", "box", "gdrive", "onedrive", "http", "https", "dav"} <= _methods(bare.pool),
+            what="all plugins to be advertised",
+        )
+        bare.destination.file(bare.prefix).mkdir(exist_ok=True)
+        bare.destination.file(bare.prefix).chmod(0o777)
+        bare.destination.file(f"{bare.prefix}/hello").write_text("hello from the server\n")
+        script = '#!/bin/sh\ncat hello greeting > out1\necho "$(sha256sum < out1 | cut -d" " -f1) out1"\n'
         text = f"""
 executable = job.sh
-transfer_input_files = data:hello,world, {bare.url()}/hello
+transfer_input_files = words://any/greeting, {bare.url()}/hello
 transfer_output_files = out1
 output_destination = {bare.url()}/$(Cluster).$(Process)
 request_memory = 50
 request_disk = 10M
 queue
 """
-        path = bare.destination.file(f"{bare.prefix}/hello")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("hello from the server\n")
-        path.parent.chmod(0o777)
-        text = text.replace("data:hello,world, ", "")
         job = bare.pool.submit("alice", text, files={"job.sh": script})
         bare.jobs.append(job)
         bare.wait_left(job)
         bare.check_delivered(job)
+        assert bare.file(job, "out1").read_text() == "hello from the server\nwords of another plugin\n"
+
+
+_WORDS_PLUGIN = """#!/bin/sh
+if [ "$1" = -classad ]; then
+    echo 'PluginVersion = "1"'; echo 'PluginType = "FileTransfer"'; echo 'SupportedMethods = "words"'
+else
+    echo words of another plugin > "$2"
+fi
+"""
+
+
+def _methods(pool: Any) -> set[str]:
+    ads = pool.startd_ads("true", ["HasFileTransferPluginMethods"])
+    return set(str(ads[0]["HasFileTransferPluginMethods"]).split(",")) if ads else set()
