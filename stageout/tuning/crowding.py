@@ -1,0 +1,112 @@
+"""A controller that looks at what a transfer gets, not only at whether the rate rose or fell.
+
+The printed client (:mod:`stageout.tuning.adaptive`) cannot tell the effect of its own step from anything else: after a
+step down the rate falls, so it steps down again, and on a link that is full it stays wherever it was when the rate
+stopped changing. This one knows what one transfer reached when it was not in the way of others. ``rate / best`` is the
+number of transfers that would carry the present rate on an empty link; the transfers beyond that only wait for each
+other. It keeps this excess small: none means that there is room, many mean that the link, the disks or the CPUs are
+full, whoever fills them. Clients that share a link so come to similar numbers without knowing of each other.
+
+What one transfer reaches is measured at the start, with one transfer, and again from time to time with half of them: a
+link that became slower for good is not taken for a crowded one. Against noise it takes the mean of several
+measurements at one level (more when they differ more), and the more they differ the wider is the band of no step.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from stageout.tuning.adaptive import Knobs, Step, within_grant
+
+_ROOM = 0.4
+_FULL = 1.0
+_OLD = 16
+_MOST_SAMPLES = 4
+_QUIET = 0.04
+
+
+@dataclass(frozen=True)
+class Crowding:
+    """State of :func:`control`.
+
+    :param best: rate of one transfer that is not in the way of others; 0 before the first measurement.
+    :param age: measurements since then. :param testing: this level is for measuring ``best`` anew.
+    :param mean: of the rates at this level. :param samples: how many of them.
+    :param noise: mean deviation of a measurement from the mean of its level, as a fraction.
+    :param starting: doubling until the link is first seen full.
+    """
+
+    concurrency: int = 0
+    best: float = 0.0
+    age: int = 0
+    testing: bool = True
+    mean: float = 0.0
+    samples: int = 0
+    noise: float = 0.0
+    starting: bool = True
+
+
+def control(state: Crowding, rate: float, streams: int, knobs: Knobs) -> tuple[Crowding, Step]:
+    """One step, to be taken after every ``knobs.delay`` finished transfers.
+
+    Starts with one transfer: ``knobs.initial`` and ``knobs.threshold`` are the printed client's.
+
+    :param rate: seen since the last step, in any unit; without meaning while nothing is granted.
+    :param streams: granted now.
+    """
+    if streams <= 0:
+        return Crowding(), Step(0, knobs.parallelism, "Nothing is granted, so nothing is sent.")
+    if state.concurrency == 0:
+        _, parallelism = within_grant(1, streams, knobs)
+        return Crowding(1), Step(1, parallelism, "Start with 1 to learn what one transfer reaches.")
+    state = _measured(state, rate)
+    state, wish, reason = _decide(state, knobs)
+    concurrency, parallelism = within_grant(wish, streams, knobs)
+    if concurrency != wish:
+        reason += f" {concurrency} is what the grant of {streams} streams and the limits allow."
+    if concurrency != state.concurrency:
+        state = replace(state, mean=0.0, samples=0, concurrency=concurrency)
+    return state, Step(concurrency, parallelism, reason)
+
+
+def _measured(state: Crowding, rate: float) -> Crowding:
+    noise = state.noise
+    if state.samples and state.mean > 0:
+        noise += (min(1.0, abs(rate - state.mean) / state.mean) - noise) / 4
+    samples = min(state.samples + 1, 2 * _MOST_SAMPLES)
+    return replace(
+        state, mean=state.mean + (rate - state.mean) / samples, samples=samples, noise=noise, age=state.age + 1
+    )
+
+
+def _decide(state: Crowding, knobs: Knobs) -> tuple[Crowding, int, str]:
+    here = state.concurrency
+    if state.samples < min(_MOST_SAMPLES, 1 + int(state.noise / _QUIET)):
+        return state, here, f"Measurements differ by {state.noise:.0%}: one more at {here} before a step."
+    each = state.mean / here
+    if state.testing or each > state.best:
+        state = replace(state, best=each, age=0, testing=False)
+    if state.best <= 0:
+        return state, here, "Nothing has arrived yet: no step."
+    if state.age >= _OLD:
+        lower = (here + 1) // 2
+        return (
+            replace(state, testing=True, samples=0),
+            lower,
+            f"{here} to {lower} to see what one transfer reaches now.",
+        )
+    return _compared(state, knobs)
+
+
+def _compared(state: Crowding, knobs: Knobs) -> tuple[Crowding, int, str]:
+    here, alone = state.concurrency, state.mean / state.best
+    band = here * state.noise / math.sqrt(state.samples)
+    seen = f"{here} transfers carry what {alone:.1f} would alone"
+    if here - alone > _FULL + band:
+        lower = max(1, min(here - knobs.increment, math.ceil(alone + _ROOM)))
+        return replace(state, starting=False), lower, f"{seen}: the way is full, {here} to {lower}."
+    if here - alone < _ROOM + band:
+        higher = here + (max(knobs.increment, here) if state.starting else knobs.increment)
+        return state, higher, f"{seen}: there is room, {here} to {higher}."
+    return replace(state, starting=False), here, f"{seen}: no step."
