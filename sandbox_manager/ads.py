@@ -165,7 +165,7 @@ class Reporter:
                 wanted[box.id] = share
             room = max(0, room - min(share, box.files_total))
         files = await self._pipeline.book.ledger.read(
-            lambda db: {box: list(records.files_of(db, box, limit)) for box, limit in wanted.items()}
+            lambda db: {box: records.files_in_trouble_first(db, box, limit) for box, limit in wanted.items()}
         )
         limit = self._pipeline.rules.retry.attempts
         places = self._pipeline.book.registry.destinations

@@ -75,7 +75,7 @@ class Control:
         await _send(writer, {"op": "end", "manager": self._pipeline.manager.name})
 
     async def _one(self, box: Sandbox, writer: asyncio.StreamWriter) -> None:
-        files = await self._pipeline.book.ledger.read(lambda db: list(records.files_of(db, box.id)))
+        files = await self._pipeline.book.ledger.read(lambda db: list(records.all_files(db, box.id)))
         places = self._pipeline.book.registry.destinations
         report = sandbox_report(box, self._pipeline.rules.retry.attempts, ())
         await _send(writer, {"op": "sandbox", "sandbox": asdict(report), "files": len(files)})

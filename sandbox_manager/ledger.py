@@ -2,7 +2,8 @@
 
 One thread writes. Changes that come in while it waits for the disk are committed together, so the rate of hand-offs
 is not bound by the rate of disk flushes. Each change sees all earlier ones, and a change that fails takes nothing
-with it. Questions are answered by a second thread from the last committed state.
+with it. Questions are answered by a second thread from the last committed state. Sums over a sandbox's files are kept
+by triggers: a sandbox may have a million of them.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ CREATE TABLE sandboxes (
     startd TEXT NOT NULL, slot_id INTEGER NOT NULL, dslot_id INTEGER NOT NULL, slot_name TEXT NOT NULL,
     priority INTEGER NOT NULL, state INTEGER NOT NULL, change INTEGER NOT NULL, paused INTEGER NOT NULL DEFAULT 0,
     reason TEXT NOT NULL DEFAULT '', error_code INTEGER NOT NULL DEFAULT 0,
+    attempts INTEGER NOT NULL DEFAULT 0, excused INTEGER NOT NULL DEFAULT 0,
     named_tickets TEXT NOT NULL DEFAULT '', named_files INTEGER NOT NULL DEFAULT 0,
     accepted_at INTEGER NOT NULL, confirmed_at INTEGER NOT NULL DEFAULT 0, ended_at INTEGER NOT NULL DEFAULT 0,
     forgettable INTEGER NOT NULL DEFAULT 0,
@@ -55,6 +57,20 @@ CREATE TABLE files (
     error TEXT NOT NULL DEFAULT '', verified TEXT NOT NULL DEFAULT '', digest TEXT NOT NULL DEFAULT '',
     PRIMARY KEY (ticket, position)) WITHOUT ROWID;
 CREATE INDEX files_due ON files (sandbox, state, destination, next_attempt, size);
+CREATE INDEX files_troubled ON files (sandbox, state) WHERE error_code != 0;
+CREATE TABLE sums (
+    sandbox INTEGER NOT NULL, destination INTEGER NOT NULL, state INTEGER NOT NULL,
+    files INTEGER NOT NULL, size INTEGER NOT NULL, PRIMARY KEY (sandbox, destination, state)) WITHOUT ROWID;
+CREATE TRIGGER sums_insert AFTER INSERT ON files BEGIN
+    INSERT INTO sums VALUES (NEW.sandbox, NEW.destination, NEW.state, 1, NEW.size)
+    ON CONFLICT DO UPDATE SET files = files + 1, size = size + NEW.size;
+END;
+CREATE TRIGGER sums_update AFTER UPDATE OF state ON files WHEN NEW.state != OLD.state BEGIN
+    UPDATE sums SET files = files - 1, size = size - OLD.size
+    WHERE sandbox = OLD.sandbox AND destination = OLD.destination AND state = OLD.state;
+    INSERT INTO sums VALUES (NEW.sandbox, NEW.destination, NEW.state, 1, NEW.size)
+    ON CONFLICT DO UPDATE SET files = files + 1, size = size + NEW.size;
+END;
 """
 
 

@@ -342,6 +342,8 @@ class Pipeline:
             touched = set(sandboxes)
             if back:
                 touched |= records.wake(db, others, same, UNREACHABLE, self._now())
+            for item in files:
+                records.keep_attempts(db, item.sandbox, item.attempts, item.excused + judged.unreachable)
             for sandbox in sandboxes:
                 settle(db, sandbox, self._is_open, self.rules.retry.attempts, self._now())
             return touched

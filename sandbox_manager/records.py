@@ -341,6 +341,14 @@ def record_results(db: sqlite3.Connection, results: Iterable[FileResult]) -> Non
     )  # fmt: skip
 
 
+def keep_attempts(db: sqlite3.Connection, sandbox: int, attempts: int, excused: int) -> None:
+    """A file of this sandbox has come to so many attempts, of which so many do not count."""
+    db.execute(
+        "UPDATE sandboxes SET attempts = max(attempts, ?), excused = max(excused, ?) WHERE id = ?",
+        (attempts, excused, sandbox),
+    )
+
+
 def wake(
     db: sqlite3.Connection, sandboxes: Iterable[int], destinations: Iterable[int], codes: Iterable[ErrorClass], now: int
 ) -> set[int]:
@@ -372,6 +380,7 @@ def fresh_attempts(db: sqlite3.Connection, sandbox: int) -> None:
         "WHERE sandbox = ? AND state IN (0, 3)",
         (sandbox,),
     )
+    db.execute("UPDATE sandboxes SET attempts = 0, excused = 0, change = change + 1 WHERE id = ?", (sandbox,))
 
 
 def moving_back(db: sqlite3.Connection, sandbox: int, destination: int | None = None) -> int:
@@ -451,6 +460,7 @@ def may_forget(db: sqlite3.Connection, sandbox: int) -> None:
 def forget(db: sqlite3.Connection, sandbox: int) -> None:
     """Remove all records of a sandbox."""
     db.execute("DELETE FROM files WHERE ticket IN (SELECT id FROM tickets WHERE sandbox = ?)", (sandbox,))
+    db.execute("DELETE FROM sums WHERE sandbox = ?", (sandbox,))
     db.execute("DELETE FROM tickets WHERE sandbox = ?", (sandbox,))
     db.execute("DELETE FROM sandboxes WHERE id = ?", (sandbox,))
 
@@ -484,7 +494,7 @@ def sandboxes_of(db: sqlite3.Connection, job: str, up_to: int) -> list[tuple[int
 _SANDBOX_COLUMNS = (
     "id, job, number, owner, user, uid, gid, shared_uid, startd, slot_id, dslot_id, slot_name, priority, state, "
     "change, paused, reason, error_code, named_tickets, accepted_at, confirmed_at, ended_at, "
-    "forgettable"
+    "forgettable, attempts, excused"
 )
 
 
@@ -510,13 +520,6 @@ def all_sandboxes(db: sqlite3.Connection) -> list[Sandbox]:
 def _sandbox(db: sqlite3.Connection, row: Sequence[Any]) -> Sandbox:
     sums = _sums(db, row[0])
     tickets = db.execute("SELECT ticket, freed, size FROM tickets WHERE sandbox = ? ORDER BY id", (row[0],)).fetchall()
-    attempts, excused = (0, 0)
-    if any(sums.files.get(state) for state in (FileState.WAITING, FileState.MOVING, FileState.FAILED)):
-        attempts, excused = db.execute(
-            "SELECT coalesce(max(attempts), 0), coalesce(max(excused), 0) FROM files "
-            "WHERE sandbox = ? AND state IN (0, 1, 3)",
-            (row[0],),
-        ).fetchone()
     return Sandbox(
         id=row[0], run=Run(row[1], row[2]), owner=row[3], user=row[4], uid=row[5], gid=row[6],
         shared_uid=bool(row[7]), slot=SlotKey(row[8], row[9], row[10]), slot_name=row[11], priority=row[12],
@@ -530,22 +533,24 @@ def _sandbox(db: sqlite3.Connection, row: Sequence[Any]) -> Sandbox:
         bytes_total=sum(size for state, size in sums.size.items() if state != FileState.DROPPED),
         bytes_left=sum(sums.size.get(state, 0) for state in _LEFT),
         moving=sums.files.get(FileState.MOVING, 0), failed=sums.files.get(FileState.FAILED, 0),
-        attempts=attempts, excused=excused, waiting=tuple(sums.waiting),
+        attempts=row[23], excused=row[24], waiting=tuple(sums.waiting),
     )  # fmt: skip
 
 
 def _sums(db: sqlite3.Connection, sandbox_id: int) -> _Sums:
     sums = _Sums()
-    for state, destination, files, size, ready_at in db.execute(
-        "SELECT state, destination, count(*), sum(size), min(next_attempt) FROM files INDEXED BY files_due "
-        "WHERE sandbox = ? GROUP BY state, destination",
-        (sandbox_id,),
-    ):
+    rows = db.execute("SELECT state, destination, files, size FROM sums WHERE sandbox = ? AND files > 0", (sandbox_id,))
+    for state, destination, files, size in rows.fetchall():
         sums.files[state] = sums.files.get(state, 0) + files
         sums.size[state] = sums.size.get(state, 0) + size
         if state == FileState.WAITING:
-            sums.waiting.append(Waiting(destination, files, size, ready_at))
+            sums.waiting.append(Waiting(destination, files, size, _ready_at(db, sandbox_id, destination)))
     return sums
+
+
+def _ready_at(db: sqlite3.Connection, sandbox_id: int, destination: int) -> int:
+    query = "SELECT min(next_attempt) FROM files WHERE sandbox = ? AND state = 0 AND destination = ?"
+    return int(db.execute(query, (sandbox_id, destination)).fetchone()[0])
 
 
 def destinations(db: sqlite3.Connection) -> dict[int, Destination]:
@@ -559,22 +564,37 @@ def fences(db: sqlite3.Connection) -> dict[str, int]:
     return dict(db.execute("SELECT job, number FROM fences").fetchall())
 
 
-def files_of(db: sqlite3.Connection, sandbox_id: int, limit: int = -1) -> Iterator[FileRow]:
-    """Files of a sandbox, those in trouble first; all of them unless limited."""
-    cursor = db.execute(
-        f"SELECT {_FILE_COLUMNS} FROM files f JOIN tickets t ON t.id = f.ticket WHERE f.sandbox = ? AND f.state != 4 "
-        "ORDER BY f.state = 3 DESC, f.state = 0 AND f.attempts > 0 DESC, f.state = 1 DESC, f.state, f.ticket, "
-        "f.position LIMIT ?",
-        (sandbox_id, limit),
+_FILES = f"SELECT {_FILE_COLUMNS} FROM files f JOIN tickets t ON t.id = f.ticket WHERE f.sandbox = ? AND "
+
+
+def all_files(db: sqlite3.Connection, sandbox_id: int) -> Iterator[FileRow]:
+    """Files of a sandbox that are part of its run, in the order of their hand-off."""
+    return map(_file, db.execute(f"{_FILES} f.state != 4 ORDER BY f.ticket, f.position", (sandbox_id,)))
+
+
+def files_in_trouble_first(db: sqlite3.Connection, sandbox_id: int, limit: int) -> list[FileRow]:
+    """At most so many files of a sandbox: failed ones, those to be tried again, then those that are being sent."""
+    found: list[FileRow] = []
+    wanted = (
+        "f.state = 3",
+        "f.state = 0 AND f.error_code != 0",
+        "f.state = 1",
+        "f.state = 0 AND f.error_code = 0",
+        "f.state = 2",
     )
-    return map(_file, cursor)
+    for condition in wanted:
+        if len(found) < limit:
+            rows = db.execute(f"{_FILES} {condition} LIMIT ?", (sandbox_id, limit - len(found)))
+            found += map(_file, rows)
+    return found
 
 
 def first_error(db: sqlite3.Connection, sandbox_id: int) -> FileRow | None:
     """The file whose failure says most about a sandbox: one that failed for good, else one that was tried."""
-    for item in files_of(db, sandbox_id, 1):
-        if item.error_code and item.state in (FileState.FAILED, FileState.WAITING):
-            return item
+    for state in (FileState.FAILED, FileState.WAITING):
+        row = db.execute(f"{_FILES} f.state = ? AND f.error_code != 0 LIMIT 1", (sandbox_id, state)).fetchone()
+        if row:
+            return _file(row)
     return None
 
 

@@ -177,7 +177,7 @@ def test_numbers_of_states_never_change() -> None:
 
 def test_inode_numbers_of_all_sizes_come_back(db: sqlite3.Connection) -> None:
     box = add(db, "t1")
-    assert next(records.files_of(db, box)).inode == 2**64 - 1
+    assert next(records.all_files(db, box)).inode == 2**64 - 1
 
 
 def test_confirmation_names_all_hand_offs(db: sqlite3.Connection) -> None:
@@ -218,7 +218,7 @@ def test_of_two_hand_offs_of_one_url_the_later_counts(db: sqlite3.Connection) ->
     box = add(db, "t1", files=new_files(3))
     add(db, "t2", files=new_files(2, size=20))
     orders.carry_out(db, sheet((Action.CONFIRM, 1, ("t1", "t2"), 5)), 5)
-    wanted = {(item.ticket, item.position) for item in records.files_of(db, box)}
+    wanted = {(item.ticket, item.position) for item in records.all_files(db, box)}
     assert wanted == {("t1", 2), ("t2", 0), ("t2", 1)}
 
 
@@ -226,7 +226,7 @@ def test_an_earlier_hand_off_counts_when_only_it_is_in_the_record(db: sqlite3.Co
     box = add(db, "t1", files=new_files(2))
     add(db, "t2", files=new_files(2, size=20))
     orders.carry_out(db, sheet((Action.CONFIRM, 1, ("t1",), 2)), 5)
-    assert {item.ticket for item in records.files_of(db, box)} == {"t1"}
+    assert {item.ticket for item in records.all_files(db, box)} == {"t1"}
 
 
 def test_a_run_that_uploaded_itself_needs_nothing_of_ours(db: sqlite3.Connection) -> None:

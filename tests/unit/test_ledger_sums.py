@@ -1,0 +1,72 @@
+"""Sums that triggers keep are those that counting gives, whatever happens to the files."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from pathlib import Path
+
+from sandbox_manager import records
+from sandbox_manager.ledger import Ledger
+from sandbox_manager.records import FileResult, NewFile, NewSandbox
+from sandbox_manager.sandbox import Destination, FileState, SlotKey
+from stageout.core.states import State
+from stageout.wire.custody import Run
+
+
+def counted(db: sqlite3.Connection) -> list[tuple[int, ...]]:
+    query = "SELECT sandbox, destination, state, count(*), sum(size) FROM files GROUP BY 1, 2, 3 ORDER BY 1, 2, 3"
+    return db.execute(query).fetchall()
+
+
+def kept(db: sqlite3.Connection) -> list[tuple[int, ...]]:
+    query = "SELECT sandbox, destination, state, files, size FROM sums WHERE files > 0 ORDER BY 1, 2, 3"
+    return db.execute(query).fetchall()
+
+
+def test_sums_are_always_those_of_the_files(tmp_path: Path) -> None:
+    dice = random.Random(7)
+    ledger = Ledger(tmp_path / "l")
+    db = ledger._connection
+    boxes = []
+    for number in range(1, 4):
+        owner = NewSandbox(Run(f"ap#{number}.0#1", 1), "a", "a", 1, 1, False, SlotKey("ep", 1, 1), "s", 0)
+        for part in range(2):
+            files = [
+                NewFile(
+                    i,
+                    f"https://h/{part}/{i}",
+                    "f",
+                    dice.randrange(1000),
+                    1,
+                    1,
+                    1,
+                    Destination("/p", "https", str(i % 2)),
+                )
+                for i in range(10)
+            ]
+            box = records.add_ticket(db, owner, f"t{number}.{part}", "/p", files, "boot", 1)
+        boxes.append(box)
+        assert kept(db) == counted(db)
+    for _ in range(200):
+        box, place = dice.choice(boxes), dice.randrange(1, 3)
+        taken = records.take_files(db, box, place, 10, dice.randrange(1, 5), 2000)
+        results = [
+            FileResult(
+                item.ticket_id, item.position, dice.choice((FileState.DELIVERED, FileState.FAILED, FileState.WAITING))
+            )
+            for item in taken
+            if dice.random() < 0.8
+        ]
+        records.record_results(db, results)
+        if dice.random() < 0.2:
+            records.moving_back(db, box)
+        if dice.random() < 0.1:
+            records.fresh_attempts(db, box)
+        assert kept(db) == counted(db)
+    records.end(db, boxes[0], State.CANCELLED, 5)
+    assert kept(db) == counted(db)
+    records.forget(db, boxes[1])
+    assert kept(db) == counted(db)
+    assert db.execute("SELECT count(*) FROM sums WHERE sandbox = ?", (boxes[1],)).fetchone() == (0,)
+    ledger.close()
