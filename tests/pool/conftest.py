@@ -190,19 +190,9 @@ class Site:
 
 
 #: Steps (docs/ORDERING.md) at which tests can make a daemon die, each once per arming.
+_STEPS = ("intake-claim", "spool-move", "record-accepted", "record-order", "record-moving", "record-delivered")
 MANAGER_FAULTS = (
-    *tuple(
-        f"{label}.{when}"
-        for label in (
-            "intake-claim",
-            "spool-move",
-            "record-accepted",
-            "record-order",
-            "record-moving",
-            "record-delivered",
-        )
-        for when in ("kill-before", "kill-after")
-    ),
+    *(f"{label}.{when}" for label in _STEPS for when in ("kill-before", "kill-after")),
     "handoff-reply.kill-before",
     "spool-release.kill-before",
     "record-released.kill-before",
@@ -259,7 +249,7 @@ def _running(**settings: Any) -> Iterator[Pool]:
 
 
 def wait_until_acquainted(pool: Pool) -> None:
-    """Wait until every manager that was started last knows that the schedd has an agent; before that it takes nothing."""
+    """Wait until every manager knows, since its last start, that the schedd has an agent: before it takes nothing."""
 
     def ready(ep: Node) -> bool:
         log = ep.log("SandboxManagerLog")
@@ -296,7 +286,10 @@ def site(main_pool: tuple[Pool, Path], destination: Destination, request: pytest
     pool, gates = main_pool
     name = "".join(char if char.isalnum() else "-" for char in request.node.name.lower())[:60]
     made = Site(pool, destination, name, gates)
+    wait_until_acquainted(pool)
     yield made
+    for fault in (gates.parent / "faults").iterdir():
+        fault.unlink()
     destination.resume()
     keep_logs(request, [pool])
     for job in made.jobs:

@@ -29,7 +29,7 @@ def test_max_materialize_is_synchronous_and_goes_on(site: Any) -> None:
 
 
 def test_spooled_job(site: Any) -> None:
-    """It is delivered, and stays until its owner has fetched the rest; HTCondor sends that to output_destination too."""
+    """It is delivered, and stays until its owner has fetched the rest (HTCondor sends that to the URL too)."""
     job = site.submit(options=("-spool",), outputs=("out1",))
     site.wait_state(job, "Delivered", timeout_s=90)
     assert site.pool.status(job) == "Completed"
@@ -41,7 +41,8 @@ def test_spooled_job(site: Any) -> None:
 
 def test_job_set(site: Any) -> None:
     text = (
-        "name = stageout-set\n\niterator = table word {\n    one\n}\n\njob {\nexecutable = job.sh\narguments = out1\ntransfer_output_files = out1\n"
+        "name = stageout-set\n\niterator = table word {\n    one\n}\n\njob {\n"
+        "executable = job.sh\narguments = out1\ntransfer_output_files = out1\n"
         f"output_destination = {site.url()}/$(Cluster).$(Process)\nlog = job.log\noutput = job.out\n"
         "request_memory = 50\nrequest_disk = 10M\nqueue\n}\n"
     )
