@@ -68,7 +68,7 @@ class Agent:
             seen = self.board.by_job()
             self._work({job.name: job for job in self.queue.jobs(seen.keys())}, seen)
             self._notify()
-        except (QueueError, CollectorError) as problem:
+        except (QueueError, CollectorError, OSError) as problem:
             self._say_trouble(str(problem))
             return False
         self._say_trouble("")
@@ -100,14 +100,14 @@ class Agent:
         self._ask_history([name for name in seen if name not in jobs])
         self._ask_dags({job.dag for job in jobs.values() if job.dag and job.settling})
         plans: list[tuple[Job, list[Effect]]] = []
+        sends: list[tuple[str, Send]] = []
         for name in sorted(names):
             job = jobs.get(name)
             effects = decide(self._situation(name, job, seen.get(name, ())), self.limits)
-            for effect in effects:
-                if isinstance(effect, Send):
-                    self._order(name, effect)
+            sends += [(name, effect) for effect in effects if isinstance(effect, Send)]
             if job:
                 plans.append((job, [effect for effect in effects if not isinstance(effect, Send)]))
+        self._order(sends)
         self._publish_orders()
         self._edit_all(plans)
 
@@ -169,15 +169,16 @@ class Agent:
 
     # ---- orders --------------------------------------------------------------------------------------------------
 
-    def _order(self, name: str, send: Send) -> None:
+    def _order(self, sends: Sequence[tuple[str, Send]]) -> None:
+        forgets = any(send.action is Action.FORGET for _, send in sends)
         try:
             # An end is in the job's ad before its record may go: see docs/ORDERING.md.
-            with step("orders-forget") if send.action is Action.FORGET else nullcontext():
-                new = self.book.add(name, send)
+            with step("orders-forget") if forgets else nullcontext():
+                new = self.book.add(sends)
         except OSError as problem:
-            log.error("order-not-stored", job=name, problem=problem, advice="make room in SPOOL")
+            log.error("orders-not-stored", orders=len(sends), problem=problem, advice="make room in SPOOL")
             return
-        if new:
+        for name, send in new:
             log.event("order", action=send.action.value, manager=send.manager, job=name, run=send.run, files=send.files)
 
     def _publish_orders(self) -> None:

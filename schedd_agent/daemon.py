@@ -8,6 +8,7 @@ import contextlib
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -72,6 +73,10 @@ class Daemon:
         try:
             while not self._stop.is_set():
                 await self._one_round()
+        except Exception:
+            # condor_master starts it again; the reason must not be lost with stderr.
+            log.error("unexpected", trace=traceback.format_exc())
+            raise
         finally:
             self._worker.shutdown(wait=False)
         log.event("stop")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +10,6 @@ from schedd_agent.model import Send
 from stageout.core.durable import write_file
 from stageout.wire.custody import AD_LIFETIME_S, Action, Order, OrderSheet
 
-_BLOCK = 1000
 REFRESH_S = AD_LIFETIME_S / 3
 
 
@@ -26,8 +25,6 @@ class Key(NamedTuple):
 class Numbers:
     """Order numbers that only grow, over restarts too.
 
-    A block of numbers is on the disk before its first one is used; a restart skips what is left of the block.
-
     :param path: file with the first number that was never used.
     :param wall_s: where the file is missing, numbers start at this time in milliseconds, above all used before.
     """
@@ -35,18 +32,16 @@ class Numbers:
     def __init__(self, path: Path, wall_s: float) -> None:
         self._path = path
         try:
-            self._next = self._limit = int(path.read_text())
+            self._next = int(path.read_text())
         except (FileNotFoundError, ValueError):
-            self._next = self._limit = int(wall_s * 1000)
+            self._next = int(wall_s * 1000)
 
-    def take(self) -> int:
-        """The next number. On return it will never be given again. :raises OSError: it cannot be stored."""
-        if self._next >= self._limit:
-            limit = self._next + _BLOCK
-            write_file("agent-number", self._path, f"{limit}\n".encode())
-            self._limit = limit
-        self._next += 1
-        return self._next - 1
+    def take(self, count: int) -> range:
+        """The next numbers. On return it is on the disk that they are used. :raises OSError: it cannot be stored."""
+        taken = range(self._next, self._next + count)
+        write_file("agent-number", self._path, f"{taken.stop}\n".encode())
+        self._next = taken.stop
+        return taken
 
 
 class Book:
@@ -63,19 +58,23 @@ class Book:
         self._changed: set[str] = set()
         self._published: dict[str, float] = {}
 
-    def add(self, job: str, send: Send) -> bool:
-        """Take an order, unless the same one is open or done; True when it is new.
+    def add(self, orders: Iterable[tuple[str, Send]]) -> list[tuple[str, Send]]:
+        """Take orders about jobs, but those that are open or done; returns the new ones.
 
-        :raises OSError: its number cannot be stored; the order was not taken.
+        :raises OSError: their numbers cannot be stored; no order was taken.
         """
+        new = [(job, send) for job, send in orders if self._is_new(job, send)]
+        for number, (job, send) in zip(self._numbers.take(len(new)) if new else (), new):
+            order = Order(number, send.action, job, send.run, send.tickets, send.files, send.priority)
+            self._open[Key(send.manager, job, send.action, send.run)] = order
+            self._changed.add(send.manager)
+        return new
+
+    def _is_new(self, job: str, send: Send) -> bool:
         key = Key(send.manager, job, send.action, send.run)
         known = self._open.get(key)
-        if key in self._done.get(job, ()) or (known and (known.tickets, known.files) == (send.tickets, send.files)):
-            return False
-        number = self._numbers.take()
-        self._open[key] = Order(number, send.action, job, send.run, send.tickets, send.files, send.priority)
-        self._changed.add(send.manager)
-        return True
+        same = known is not None and (known.tickets, known.files) == (send.tickets, send.files)
+        return not same and key not in self._done.get(job, ())
 
     def acknowledged(self, manager: str, number: int) -> list[Key]:
         """The manager carried out all orders up to this number; returns those that were open."""

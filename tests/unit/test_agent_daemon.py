@@ -22,6 +22,7 @@ from schedd_agent.notices import CollectorError, Look
 from schedd_agent.orders import Book, Numbers
 from schedd_agent.queue import QueueError
 from schedd_agent.receipts import Receipts
+from stageout.core import durable
 from stageout.core.config import ConfigError, mapping_settings
 from stageout.core.states import State
 from stageout.wire.custody import Action, Order, Report, SandboxReport, read_notice, read_orders, report_ad
@@ -340,6 +341,20 @@ def test_without_a_schedd_nothing_is_decided_and_no_notice_goes_out(site: Site) 
     assert not site.passes(20)
     assert ("StageOutAgent", "ap") not in site.collector.ads
     assert site.orders == []
+
+
+def test_a_full_disk_gives_no_orders_and_loses_none(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.complete()
+    site.report(State.ACCEPTED)
+    with monkeypatch.context() as patch:
+        patch.setitem(durable._faults, "agent-number", durable.Fault("ENOSPC", None))
+        site.passes(2)
+        assert site.orders == []
+        patch.setitem(durable._faults, "orders-advertise", durable.Fault("EIO", None))
+        patch.delitem(durable._faults, "agent-number")
+        assert not site.passes()
+    assert site.passes()
+    assert [order.action for order in site.orders] == [Action.CONFIRM]
 
 
 def test_a_report_with_another_key_than_the_receipts_does_not_count(site: Site) -> None:

@@ -71,19 +71,19 @@ def test_a_run_waits_from_its_own_beginning() -> None:
 def test_numbers_are_never_used_twice(tmp_path: Path) -> None:
     path = tmp_path / "number"
     first = Numbers(path, 1000.0)
-    used = [first.take() for _ in range(3)]
+    used = [*first.take(2), *first.take(1)]
     again = Numbers(path, 5.0)
-    used += [again.take() for _ in range(1500)]
-    used += [Numbers(path, 5.0).take()]
+    used += [*again.take(1500), *again.take(1)]
+    used += Numbers(path, 5.0).take(1)
     assert used == sorted(set(used))
 
 
 def test_numbers_that_were_lost_begin_above_all_that_was_used(tmp_path: Path) -> None:
     path = tmp_path / "number"
     old = Numbers(path, 1000.0)
-    last = [old.take() for _ in range(50)][-1]
+    last = old.take(50)[-1]
     path.unlink()
-    assert Numbers(path, 1010.0).take() > last
+    assert Numbers(path, 1010.0).take(1)[0] > last
 
 
 def _book(tmp_path: Path) -> Book:
@@ -93,29 +93,29 @@ def _book(tmp_path: Path) -> Book:
 def test_the_same_order_is_given_once(tmp_path: Path) -> None:
     book = _book(tmp_path)
     order = Send("m1", Action.CONFIRM, 1, ("t1",), 2)
-    assert book.add(JOB, order)
-    assert not book.add(JOB, order)
-    assert book.add(JOB, Send("m1", Action.CONFIRM, 1, ("t1", "t2"), 3))
+    assert book.add([(JOB, order)])
+    assert not book.add([(JOB, order)])
+    assert book.add([(JOB, Send("m1", Action.CONFIRM, 1, ("t1", "t2"), 3))])
     ((_, kept),) = book.open.items()
     assert kept.tickets == ("t1", "t2")
     assert [key.job for key in book.acknowledged("m1", kept.number)] == [JOB]
-    assert not book.add(JOB, order)
+    assert not book.add([(JOB, order)])
     assert book.done(JOB) == {("m1", Action.CONFIRM, 1)}
 
 
 def test_a_request_can_be_made_again(tmp_path: Path) -> None:
     book = _book(tmp_path)
     retry = Send("m1", Action.RETRY, 1)
-    book.add(JOB, retry)
+    book.add([(JOB, retry)])
     book.acknowledged("m1", 10**15)
-    assert not book.add(JOB, retry)
+    assert not book.add([(JOB, retry)])
     book.again(JOB)
-    assert book.add(JOB, retry)
+    assert book.add([(JOB, retry)])
 
 
 def test_sheets_are_repeated_until_acknowledged(tmp_path: Path) -> None:
     book = _book(tmp_path)
-    book.add(JOB, Send("m1", Action.CANCEL, 1))
+    book.add([(JOB, Send("m1", Action.CANCEL, 1))])
     (sheet,) = book.due(0.0, 50.0)
     assert (sheet.agent, sheet.manager, sheet.sent_at, len(sheet.orders)) == ("ap", "m1", 50, 1)
     assert book.due(0.0, 50.0), "not published yet"
@@ -131,7 +131,7 @@ def test_sheets_are_repeated_until_acknowledged(tmp_path: Path) -> None:
 
 def test_orders_about_forgotten_jobs_are_taken_back(tmp_path: Path) -> None:
     book = _book(tmp_path)
-    book.add(JOB, Send("m1", Action.FORGET, 1))
+    book.add([(JOB, Send("m1", Action.FORGET, 1))])
     book.keep_only(set())
     assert not book.open
     assert [sheet.orders for sheet in book.due(0.0, 0.0)] == [()]
