@@ -235,20 +235,21 @@ def test_a_server_that_is_away_costs_no_attempts_and_is_probed_by_one_file(site:
         async with site.manager() as node:
             runs = [node.facts(f"{number}.0", dslot_id=number) for number in range(1, 5)]
             for facts in runs:
-                await node.confirm(await node.hand_off({f"copy://h/ok/{facts.dslot_id}": b"x"}, facts), facts=facts)
-            for facts in runs[:1]:
-                box = await node.until_state(State.RETRY_WAIT, facts)
-                assert "connection refused" in box.reason
-                assert box.error_code == ErrorClass.CONNECT_FAILED.code
-            await until(lambda: len(site.calls()) >= 3, "probes")
-            assert [len(call["urls"]) for call in site.calls()[1:]] == [1] * (len(site.calls()) - 1)
+                files = {f"copy://h/ok/{facts.dslot_id}{part}": b"x" for part in "ab"}
+                await node.confirm(await node.hand_off(files, facts), facts=facts)
+                if facts is runs[0]:
+                    box = await node.until_state(State.RETRY_WAIT, facts)
+                    assert "connection refused" in box.reason
+                    assert box.error_code == ErrorClass.CONNECT_FAILED.code
+            await until(lambda: len(site.calls()) >= 4, "probes")
+            assert {len(call["urls"]) for call in site.calls()[1:]} == {1}
             site.flag("down", up=False)
             for facts in runs:
                 await node.until_state(State.RELEASED, facts)
 
     site.knobs["STAGEOUT_ATTEMPTS"] = "2"
     run(story())
-    assert sorted(site.delivered()) == ["1", "2", "3", "4"]
+    assert sorted(site.delivered()) == [f"{number}{part}" for number in range(1, 5) for part in "ab"]
 
 
 def test_while_a_server_is_away_its_data_slots_take_more(site: Site) -> None:
