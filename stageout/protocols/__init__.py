@@ -1,1 +1,1 @@
-"""Transfer protocols, one package each; the executables in ``plugins/`` name their classes."""
+"""Transfer protocols: one package each, loaded only when a file has to be moved here and now."""

@@ -1,10 +1,19 @@
-"""What the curl plugin says of itself; imports nothing heavy, for the ``-classad`` query."""
+"""What the plugin declares. Imported for every ``-classad``: nothing heavy here."""
 
 from __future__ import annotations
 
-from stageout import __version__
-from stageout.plugin import Abilities
+import os
+from collections.abc import Mapping
 
-ABILITIES = Abilities(
-    methods=("http", "https", "ftp", "file", "dav", "davs"), version=__version__, verifies=True, parallel=4
-)
+from stageout.plugin.abilities import Abilities
+
+METHODS = ("http", "https", "ftp", "file", "dav", "davs")
+
+
+def proxies(environment: Mapping[str, str]) -> dict[str, object]:
+    """The ``<method>_proxy`` attributes for the slot ads; a proxy that needs a password is not told to everybody."""
+    found = {f"{method}_proxy": environment.get(f"{method}_proxy", "") for method in METHODS}
+    return {name: value for name, value in found.items() if value and "@" not in value}
+
+
+ABILITIES = Abilities(methods=METHODS, version="1.0", verifies=True, parallel=4, startd_attributes=proxies(os.environ))

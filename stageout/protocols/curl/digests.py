@@ -1,185 +1,171 @@
-"""Digests that servers offer, and what to do when they do or do not agree.
+"""Digests: computing them while data passes, and reading those that servers and users state.
 
-Sources: RFC 9530 (Repr-Digest), RFC 3230 (Digest), RFC 1864 (Content-MD5), Amazon S3's ETag and x-amz-checksum-*
-headers, and the OC-Checksum header of ownCloud and Nextcloud.
+Names are ``md5``, ``sha1``, ``sha256``, ``sha512``, ``adler32``, ``crc32``; values are lower-case hexadecimal.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import enum
 import hashlib
 import re
 import zlib
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Protocol, Union
 
-from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.plugin.api import Context, Request
+Data = Union[bytes, bytearray, memoryview]
 
-#: Wire names of algorithms -> ours. Strongest first.
+#: strongest first; length in bytes of a value.
+LENGTHS_BYTES = {"sha512": 64, "sha256": 32, "sha1": 20, "md5": 16, "crc32": 4, "adler32": 4}
+
+#: What servers are asked to state: those first that they are likely to keep, and not to compute by reading the file.
+WANTED = (
+    "Want-Repr-Digest: sha-256=9, md5=5, sha-512=3, adler=2",
+    "Want-Digest: adler32;q=1, md5;q=0.9, sha-256;q=0.8, sha;q=0.7",
+)
+
+# RFC 9530, RFC 3230 and the headers of ownCloud, Google and Amazon have a name each for the same thing.
 _NAMES = {
-    "sha-512": "sha512", "sha512": "sha512", "sha-256": "sha256", "sha256": "sha256", "sha": "sha1", "sha-1": "sha1",
-    "sha1": "sha1", "md5": "md5", "adler32": "adler32", "crc32": "crc32",
-}  # fmt: skip
-_STRENGTH = ("sha512", "sha256", "sha1", "md5", "crc32", "adler32")
-_HEX_BYTES = {"sha512": 64, "sha256": 32, "sha1": 20, "md5": 16, "crc32": 4, "adler32": 4}
-_S3_ETAG = re.compile(r'^"?([0-9a-fA-F]{32})"?$')
-
-
-class Policy(str, enum.Enum):
-    """What to ask of digests."""
-
-    OFF = "off"
-    IF_AVAILABLE = "if-available"
-    REQUIRED = "required"
-
-
-def policy_of(request: Request, context: Context) -> Policy:
-    """The file's ``checksum_policy`` in PluginData, else the knob CHECKSUM_POLICY, else "if-available".
-
-    :raises TransferFailure: BAD_REQUEST for another word.
-    """
-    word = str(request.data.get("checksum_policy") or context.setting("CHECKSUM_POLICY", Policy.IF_AVAILABLE.value))
-    try:
-        return Policy(word.lower())
-    except ValueError:
-        allowed = ", ".join(member.value for member in Policy)
-        raise TransferFailure(ErrorClass.BAD_REQUEST, f"checksum policy {word!r}: write one of {allowed}") from None
-
-
-def wanted_by_owner(request: Request) -> dict[str, str]:
-    """``checksum = "sha256:HEX"`` in PluginData, as name -> hexadecimal value.
-
-    :raises TransferFailure: BAD_REQUEST when it cannot be read.
-    """
-    text = request.data.get("checksum")
-    if not text:
-        return {}
-    name, _, value = str(text).partition(":")
-    known = _NAMES.get(name.strip().lower())
-    if known is None or not re.fullmatch(f"[0-9a-fA-F]{{{2 * _HEX_BYTES[known]}}}", value.strip()):
-        names = ", ".join(_STRENGTH)
-        raise TransferFailure(ErrorClass.BAD_REQUEST, f"checksum {text!r}: write NAME:HEX with one of {names}")
-    return {known: value.strip().lower()}
-
-
-def offered(headers: Mapping[str, str], whole: bool = True) -> dict[str, str]:
-    """Digests of the whole file in a response's headers, name -> hexadecimal value.
-
-    :param whole: the response carries the whole file (a part's Content-MD5 is of the part).
-    """
-    found: dict[str, str] = {}
-    for field in ("repr-digest", "digest"):
-        for item in headers.get(field, "").split(","):
-            name, mark, value = item.strip().partition("=")
-            _add(found, name, value.strip(" :") if mark else "")
-    if whole:
-        _add(found, "md5", headers.get("content-md5", ""))
-    for item in headers.get("oc-checksum", "").split():
-        name, _, value = item.partition(":")
-        _add(found, name, value)
-    for field, value in headers.items():
-        for prefix in ("x-checksum-", "x-amz-checksum-"):
-            if field.startswith(prefix) and "-" not in value:
-                _add(found, field[len(prefix) :], value)
-    etag = _S3_ETAG.match(headers.get("etag", ""))
-    if etag and _is_s3(headers):
-        found.setdefault("md5", etag[1].lower())
-    return found
-
-
-def _is_s3(headers: Mapping[str, str]) -> bool:
-    """S3's ETag is the MD5 unless the object is multipart (its form differs) or encrypted with a key of its own."""
-    encrypted = headers.get("x-amz-server-side-encryption", "AES256") != "AES256"
-    customer = "x-amz-server-side-encryption-customer-algorithm" in headers
-    return "x-amz-request-id" in headers and not encrypted and not customer
-
-
-def _add(found: dict[str, str], name: str, value: str) -> None:
-    known = _NAMES.get(name.strip().lower())
-    value = value.strip()
-    if known is None or not value:
-        return
-    size = _HEX_BYTES[known]
-    if re.fullmatch(f"[0-9a-fA-F]{{{2 * size}}}", value):
-        found.setdefault(known, value.lower())
-        return
-    try:
-        raw = base64.b64decode(value, validate=True)
-    except (binascii.Error, ValueError):
-        return
-    if len(raw) == size:
-        found.setdefault(known, raw.hex())
+    "md5": "md5",
+    "sha": "sha1",
+    "sha1": "sha1",
+    "sha-1": "sha1",
+    "sha256": "sha256",
+    "sha-256": "sha256",
+    "sha512": "sha512",
+    "sha-512": "sha512",
+    "adler": "adler32",
+    "adler32": "adler32",
+    "crc32": "crc32",
+}
+_HEX = re.compile(r"[0-9A-Fa-f]+")
+_S3_MD5_TAG = re.compile(r'"?([0-9a-fA-F]{32})"?')
 
 
 class _Running(Protocol):
-    def update(self, data: bytes, /) -> None: ...
+    def update(self, data: Data, /) -> None: ...
     def hexdigest(self) -> str: ...
 
 
-class _Checksum32:
-    """zlib's 32-bit checksums in the form of hashlib."""
+class _Checksum:
+    """A checksum of zlib in the form of a hash."""
 
-    def __init__(self, name: str) -> None:
-        self._step = zlib.crc32 if name == "crc32" else zlib.adler32
-        self._value = 0 if name == "crc32" else 1
+    def __init__(self, function: Callable[[Data, int], int], start: int) -> None:
+        self._function = function
+        self._value = start
 
-    def update(self, data: bytes, /) -> None:
-        self._value = self._step(data, self._value)
+    def update(self, data: Data, /) -> None:
+        self._value = self._function(data, self._value)
 
     def hexdigest(self) -> str:
         return f"{self._value:08x}"
 
 
-class Digester:
-    """Computes digests while a file passes by.
+def _start(name: str) -> _Running:
+    if name == "adler32":
+        return _Checksum(zlib.adler32, 1)
+    if name == "crc32":
+        return _Checksum(zlib.crc32, 0)
+    return hashlib.new(name, usedforsecurity=False)
 
-    :param names: which; sha1 and md5 only serve to compare with what servers offer.
+
+class Digests:
+    """Digests of the data that passes.
+
+    :param names: which ones.
     """
 
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self._running: dict[str, _Running] = {name: _make(name) for name in names}
+    def __init__(self, names: Iterable[str]) -> None:
+        self._running = {name: _start(name) for name in names}
 
-    def update(self, data: bytes) -> None:
-        """The next piece."""
+    def update(self, data: Data) -> None:
+        """Take the next piece."""
         for running in self._running.values():
             running.update(data)
 
     def values(self) -> dict[str, str]:
-        """Digests of all that passed, name -> hexadecimal value."""
+        """Name -> value of the data so far."""
         return {name: running.hexdigest() for name, running in self._running.items()}
 
 
-def _make(name: str) -> _Running:
-    if name in ("crc32", "adler32"):
-        return _Checksum32(name)
-    return hashlib.new(name, usedforsecurity=False) if name in ("md5", "sha1") else hashlib.new(name)
+def strongest(names: Iterable[str]) -> str | None:
+    """The one to compare when several are known; None of none."""
+    known = set(names)
+    return next((name for name in LENGTHS_BYTES if name in known), None)
 
 
-def compare(ours: Mapping[str, str], theirs: Mapping[str, str], what: str) -> str:
-    """Name of the strongest digest that both have, "" when there is none.
+def read_value(name: str, text: str) -> str | None:
+    """A value written in base64 or hexadecimal (servers mix them up) as hexadecimal; None when it is neither."""
+    length_bytes = LENGTHS_BYTES[name]
+    text = text.strip().strip('"').strip(":")
+    if _HEX.fullmatch(text) and len(text) <= 2 * length_bytes and (length_bytes == 4 or len(text) == 2 * length_bytes):
+        return text.lower().rjust(2 * length_bytes, "0")
+    try:
+        raw = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    return raw.hex() if len(raw) == length_bytes else None
 
-    :raises TransferFailure: CONTENT_MISMATCH when one that both have differs.
+
+def _listed(header: str, mark: str) -> Iterator[tuple[str, str]]:
+    """Items of ``sha-256=:...:, md5=...`` (mark ``=``) or ``MD5:... ADLER32:...`` (mark ``:``)."""
+    for item in re.split(r"[,\s]+", header):
+        name, found, value = item.partition(mark)
+        known = _NAMES.get(name.strip().lower())
+        if found and known:
+            yield known, value
+
+
+def stated_by_user(text: str) -> dict[str, str]:
+    """Digests as PluginData gives them: ``"sha-256:<hexadecimal>"``, several separated by blanks or commas.
+
+    :raises ValueError: for a name or value that cannot be read: it must not be passed over.
     """
-    common = [name for name in _STRENGTH if name in ours and name in theirs]
-    for name in common:
-        if ours[name] != theirs[name]:
-            text = f"{what}: {name} is {theirs[name]} there and {ours[name]} here"
-            raise TransferFailure(ErrorClass.CONTENT_MISMATCH, text)
-    return common[0] if common else ""
+    found = {}
+    for item in re.split(r"[,\s]+", text.strip()):
+        name, _, value = item.replace("=", ":", 1).partition(":")
+        known = _NAMES.get(name.lower())
+        read = read_value(known, value) if known else None
+        if known is None or read is None:
+            raise ValueError(f"checksum {item!r}: write for example sha-256:<hexadecimal digits>")
+        found[known] = read
+    return found
 
 
-def require(policy: Policy, verified: str, why: str) -> None:
-    """:raises TransferFailure: NOT_VERIFIED when the policy is "required" and no digest was compared."""
-    if policy is Policy.REQUIRED and verified not in _STRENGTH:
-        text = f"{why}; the checksum policy is 'required' (set it to if-available to accept the size alone)"
-        raise TransferFailure(ErrorClass.NOT_VERIFIED, text)
+def stated_by_server(headers: Mapping[str, str], whole_body: bool, about_upload: bool = False) -> dict[str, str]:
+    """The digests of a file that the headers of an answer state.
+
+    :param headers: names in lower case.
+    :param whole_body: the answer's own body is (or would be) the whole file; then headers about the body count too.
+    :param about_upload: the answer is the one to a PUT: its ``Repr-Digest`` is about the answer, not about the file.
+    """
+    found: list[tuple[str, str]] = []
+    for header in ("oc-checksum", "x-oc-checksum"):
+        found += _listed(headers.get(header, ""), ":")
+    for header in ("repr-digest", "digest", "x-goog-hash"):
+        if not about_upload or header == "x-goog-hash":
+            found += _listed(headers.get(header, ""), "=")
+    if whole_body and not about_upload:
+        found += _listed(headers.get("content-digest", ""), "=")
+        found += [("md5", headers["content-md5"])] if "content-md5" in headers else []
+    for name, known in _NAMES.items():
+        found += [(known, headers[key]) for key in (f"x-checksum-{name}",) if key in headers]
+    found += _s3(headers)
+    read = ((name, read_value(name, value)) for name, value in reversed(found))
+    return {name: value for name, value in read if value}
 
 
-def chosen(policy: Policy, owner: Mapping[str, str], hints: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Which digests to compute: those the owner gave, those the server hints at, else MD5 (what most servers offer)."""
-    if policy is Policy.OFF and not owner:
-        return ()
-    return tuple(dict.fromkeys((*owner, *hints, *(() if policy is Policy.OFF or hints else ("md5",)))))
+def _s3(headers: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Checksums of S3; an ETag only where it is the MD5: not of several parts, not encrypted with a key of its own."""
+    if headers.get("x-amz-checksum-type", "FULL_OBJECT").upper() == "FULL_OBJECT":
+        for name in ("sha256", "sha1", "crc32"):
+            if f"x-amz-checksum-{name}" in headers:
+                yield name, headers[f"x-amz-checksum-{name}"]
+    if not any(name.startswith("x-amz-") for name in headers) and headers.get("server") not in ("AmazonS3", "MinIO"):
+        return
+    encrypted = headers.get("x-amz-server-side-encryption", "AES256") != "AES256"
+    encrypted = encrypted or "x-amz-server-side-encryption-customer-algorithm" in headers
+    random_tag = headers.get("x-amz-storage-class", "").upper() == "EXPRESS_ONEZONE"
+    tag = _S3_MD5_TAG.fullmatch(headers.get("etag", ""))
+    if tag and not encrypted and not random_tag:
+        yield "md5", tag[1]

@@ -1,93 +1,96 @@
-"""ftp: whole files, under a temporary name first, verified by size."""
+"""FTP requests about one file."""
 
 from __future__ import annotations
 
-import secrets
-from urllib.parse import unquote, urlsplit, urlunsplit
+import re
+from typing import Any
+from urllib.parse import quote
 
 import pycurl
 
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.plugin.api import Context, Outcome, Request
-from stageout.protocols.curl import digests
-from stageout.protocols.curl.digests import Digester
-from stageout.protocols.curl.exchange import Exchanger, server_of
-from stageout.protocols.curl.files import PartFile, SourceFile
-from stageout.protocols.curl.retrying import with_retries
-from stageout.protocols.curl.web import target_of
+from stageout.protocols.curl.address import Address
+from stageout.protocols.curl.digests import LENGTHS_BYTES, read_value
+from stageout.protocols.curl.localfile import SourceFile
+from stageout.protocols.curl.task import Task
+from stageout.protocols.curl.transport import Query, Receiver, Reply
+
+_CREATE_AND_RETRY = 2  # CURLFTP_CREATE_DIR_RETRY
+_HASH_REPLY = re.compile(r"213 (\S+) \d+-\d+ ([0-9A-Fa-f]+)\b")
+_HASH_NAMES = {"SHA-512": "sha512", "SHA-256": "sha256", "SHA-1": "sha1", "MD5": "md5", "CRC32": "crc32"}
 
 
-def download(exchanger: Exchanger, request: Request, context: Context) -> Outcome:
-    """Fetch a file. An interrupted one starts again: FTP cannot say whether the server's file is still the same."""
-    url = target_of(request, context, upload=False).url
-    policy, owner = digests.policy_of(request, context), digests.wanted_by_owner(request)
-    with PartFile(request.local_path) as part:
-        moved = 0
+class Ftp:
+    """Requests for one file, as the user of its URL, or as anonymous."""
 
-        def once() -> Digester:
-            nonlocal moved
-            part.restart()
-            digester = Digester(digests.chosen(policy, owner))
+    def __init__(self, task: Task) -> None:
+        self._task = task
 
-            def write(chunk: bytes) -> None:
-                part.write(chunk)
-                digester.update(chunk)
+    def retrieve(self, receiver: Receiver) -> Reply:
+        """RETR."""
+        return self._perform(self._task.address, receiver=receiver)
 
-            answer = exchanger.run("GET", url, context, write=write, before_bytes=moved)
-            moved += answer.received_bytes
-            digests.compare(digester.values(), owner, "checksum in PluginData")
-            return digester
+    def store(self, address: Address, source: SourceFile) -> Reply:
+        """STOR; directories that are missing are made."""
+        options = {pycurl.FTP_CREATE_MISSING_DIRS: _CREATE_AND_RETRY}
+        return self._perform(address, source=source, options=options)
 
-        digester = with_retries(context, once)
-        verified = digests.compare(digester.values(), owner, "checksum in PluginData")
-        digests.require(policy, verified, "FTP servers offer no digests; give one as checksum in PluginData")
-        part.finish()
-    return Outcome(part.size_bytes, moved, 0.0, verified or "size", digester.values())
+    def look(self, address: Address, with_digest: bool) -> tuple[int | None, dict[str, str]]:
+        """Size of a file (SIZE), and its digest where the server can say it (HASH).
 
+        :returns: size in bytes, None when the server does not tell; digests.
+        """
+        commands = [f"*HASH {address.name}"] if with_digest else []
+        reply = self._perform(address, options={pycurl.NOBODY: 1, **_after(commands)})
+        return (reply.length_bytes if reply.length_bytes >= 0 else None), _hashes(reply.lines)
 
-def upload(exchanger: Exchanger, request: Request, context: Context) -> Outcome:
-    """Send a file; missing directories are made."""
-    url = target_of(request, context, upload=True).url
-    policy, owner = digests.policy_of(request, context), digests.wanted_by_owner(request)
-    digests.require(policy, "", "FTP servers offer no digests")
-    moved = 0
+    def rename(self, source: Address, target: Address) -> None:
+        """RNFR, RNTO; an older file of that name is replaced."""
+        rename = [f"RNFR {source.name}", f"RNTO {target.name}"]
+        try:
+            self._command(target, rename)
+        except TransferFailure as failure:
+            if failure.developer.get("LibcurlReturnCode") != pycurl.E_QUOTE_ERROR:
+                raise
+            self._command(target, [f"*DELE {target.name}", *rename])  # some servers replace nothing by themselves
 
-    def once() -> None:
-        nonlocal moved
-        source.rewind()
-        moved += _put(exchanger, url, source, context, moved)
-        source.check_unchanged()
-        digests.compare(source.complete_digests(), owner, "checksum in PluginData")
-        size = _size(exchanger, url, context)
-        if size != source.size_bytes:
-            text = f"{server_of(url)} has {size} bytes, {source.size_bytes} were sent"
-            raise TransferFailure(ErrorClass.SIZE_MISMATCH, text, server_of(url))
+    def delete(self, address: Address) -> None:
+        """DELE; a file that is not there is no error."""
+        self._command(address, [f"*DELE {address.name}"])
 
-    with SourceFile(request.local_path, digests.chosen(policy, owner)) as source:
-        with_retries(context, once)
-        return Outcome(source.size_bytes, moved, 0.0, "size", dict(source.digests))
+    def _command(self, address: Address, commands: list[str]) -> Reply:
+        folder = address.parent() or address
+        return self._perform(folder, options={pycurl.NOBODY: 1, **_after(commands)})
 
-
-def _put(exchanger: Exchanger, url: str, source: SourceFile, context: Context, moved: int) -> int:
-    parts = urlsplit(url)
-    folder, _, name = parts.path.rpartition("/")
-    temporary = f".{secrets.token_hex(8)}.part"
-    plain = unquote(name)
-    if "\r" in plain or "\n" in plain:
-        raise TransferFailure(ErrorClass.BAD_URL, "FTP cannot carry a line break in a file name")
-    options = {
-        pycurl.READFUNCTION: source.read,
-        pycurl.SEEKFUNCTION: source.seek,
-        pycurl.INFILESIZE_LARGE: source.size_bytes,
-        pycurl.FTP_CREATE_MISSING_DIRS: 2,
-        pycurl.POSTQUOTE: [f"RNFR {temporary}", f"RNTO {plain}"],
-    }
-    target = urlunsplit(parts._replace(path=f"{folder}/{temporary}"))
-    size = source.size_bytes
-    return exchanger.run("PUT", target, context, options=options, upload_bytes=size, before_bytes=moved).sent_bytes
+    def _perform(
+        self,
+        address: Address,
+        source: SourceFile | None = None,
+        receiver: Receiver | None = None,
+        options: dict[int, Any] | None = None,
+    ) -> Reply:
+        options = dict(options or {})
+        if self._task.address.user:
+            options.update({pycurl.USERNAME: self._task.address.user, pycurl.PASSWORD: self._task.address.password})
+        query = Query("", address.url, source=source, receiver=receiver, options=options)
+        task = self._task
+        task.mileage.begin()
+        return task.transport.perform(query, task.context, task.settings, task.mileage.moved)
 
 
-def _size(exchanger: Exchanger, url: str, context: Context) -> int:
-    answer = exchanger.run("HEAD", url, context)
-    length = answer.headers.get("content-length", "")
-    return int(length) if length.isdigit() else -1
+def _after(commands: list[str]) -> dict[int, Any]:
+    """Commands to be given when the connection stands in the directory of the URL."""
+    for command in commands:
+        if any(ord(char) < 32 for char in command):
+            raise TransferFailure(ErrorClass.BAD_URL, f"FTP cannot carry the file name {quote(command)}; rename it")
+    return {pycurl.POSTQUOTE: [command.encode("utf-8", "surrogateescape") for command in commands]} if commands else {}
+
+
+def _hashes(lines: list[str]) -> dict[str, str]:
+    for line in lines:
+        found = _HASH_REPLY.match(line)
+        name = _HASH_NAMES.get(found[1].upper()) if found else None
+        if found and name and len(found[2]) == 2 * LENGTHS_BYTES[name]:
+            value = read_value(name, found[2])
+            return {name: value} if value else {}
+    return {}

@@ -1,71 +1,179 @@
-"""file: copies to and from a mounted filesystem, whole or not at all."""
+"""``file`` URLs: the far end is a directory of this machine, often a shared file system."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.plugin.api import Context, Outcome, Request
-from stageout.protocols.curl import digests
-from stageout.protocols.curl.digests import Digester
-from stageout.protocols.curl.exchange import local_failure
-from stageout.protocols.curl.files import READ_BYTES, PartFile, SourceFile
-from stageout.protocols.curl.web import target_of
+from stageout.plugin.api import Outcome
+from stageout.protocols.curl.address import Address
+from stageout.protocols.curl.attempts import Movement
+from stageout.protocols.curl.failures import remote_failure
+from stageout.protocols.curl.localfile import PartFile, SourceFile, file_digest, temporary_name
+from stageout.protocols.curl.task import Task
+
+_PIECE_BYTES = 1 << 20
+_LOCAL_HOSTS = ("", "localhost", "127.0.0.1")
+_DIGEST = "md5"
 
 
-def _path(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.netloc not in ("", "localhost"):
-        raise TransferFailure(ErrorClass.BAD_URL, f"file://{parts.netloc}: write file:///absolute/path")
-    return unquote(parts.path, errors="surrogateescape")
+def path_of(address: Address) -> Path:
+    """The path that a ``file`` URL names.
+
+    :raises TransferFailure: BAD_URL when it is on another host, or none.
+    """
+    parts = urlsplit(address.url)
+    if parts.netloc not in _LOCAL_HOSTS:
+        text = f"a file URL names a path of this machine: write file:///path, not file://{parts.netloc}/"
+        raise TransferFailure(ErrorClass.BAD_URL, text)
+    path = Path(os.fsdecode(unquote_to_bytes(parts.path)))
+    if not path.name or "\0" in str(path):
+        raise TransferFailure(ErrorClass.BAD_URL, f"{address.shown} names no file")
+    return path
 
 
-def download(request: Request, context: Context) -> Outcome:
-    """Copy from the URL's path into the sandbox."""
-    source = _path(target_of(request, context, upload=False).url)
-    if not Path(source).is_file():
-        raise TransferFailure(ErrorClass.NOT_FOUND, f"{source} is not a file on this execute point")
-    return _copy(source, request.local_path, request, context)
+class LocalDownload(Movement):
+    """From a ``file`` URL into the sandbox."""
 
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self._path = path_of(task.address)
+        self._expected = task.user_digests()
+        self._part = PartFile(task.path)
 
-def upload(request: Request, context: Context) -> Outcome:
-    """Copy from the sandbox to the URL's path; missing directories are made."""
-    target = _path(target_of(request, context, upload=True).url)
-    try:
-        Path(target).parent.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        kind = ErrorClass.PERMISSION_DENIED if isinstance(problem, PermissionError) else ErrorClass.CONFLICT
-        raise TransferFailure(kind, f"cannot make {Path(target).parent}: {problem.strerror}") from None
-    return _copy(request.local_path, target, request, context)
-
-
-def _copy(source_path: str, target_path: str, request: Request, context: Context) -> Outcome:
-    policy, owner = digests.policy_of(request, context), digests.wanted_by_owner(request)
-    names = digests.chosen(policy, owner)
-    with SourceFile(source_path, names) as source, PartFile(target_path) as part:
+    def attempt(self) -> Outcome:
+        """Copy, compare, give it its name."""
         try:
-            while chunk := source.read(READ_BYTES):
-                part.write(chunk)
-                context.progress(part.size_bytes)
-        except OSError as problem:
-            raise local_failure(problem) from None
-        source.check_unchanged()
-        if part.size_bytes != source.size_bytes:
-            raise TransferFailure(ErrorClass.SIZE_MISMATCH, f"copied {part.size_bytes} of {source.size_bytes} bytes")
-        digests.compare(source.complete_digests(), owner, "checksum in PluginData")
-        part.finish()
-        verified = _read_back(target_path, source.digests, names, context)
-        return Outcome(source.size_bytes, source.size_bytes, 0.0, verified, dict(source.digests))
+            with _opened(self._path) as descriptor:
+                before = os.fstat(descriptor)
+                self._copy(descriptor)
+                after = os.fstat(descriptor)
+        except OSError as error:
+            raise remote_failure(error, str(self._path)) from None
+        if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+            raise TransferFailure(ErrorClass.CONTENT_MISMATCH, f"{self._path} changed while it was read")
+        if self._part.size_bytes != after.st_size:
+            text = f"{self._part.size_bytes} of {after.st_size} bytes of {self._path} could be read"
+            raise TransferFailure(ErrorClass.SIZE_MISMATCH, text)
+        verified = self._verify()
+        self._part.commit()
+        size_bytes = self._part.size_bytes
+        return Outcome(size_bytes, self._task.mileage.total_bytes, verified=verified, digests=self._part.digests())
+
+    def abandon(self) -> None:
+        """Remove the part."""
+        self._part.discard()
+
+    def _copy(self, descriptor: int) -> None:
+        self._part.restart({_DIGEST, *self._expected} if not self._task.no_digests else self._expected)
+        self._task.mileage.begin()
+        while piece := os.read(descriptor, _PIECE_BYTES):
+            self._part.write(piece)
+            self._task.mileage.moved(self._part.size_bytes)
+
+    def _verify(self) -> str:
+        verified = "size"
+        for name, value in self._expected.items():
+            if self._part.digest(name) != value:
+                text = f"{self._path} does not have the {name} that the job's PluginData states"
+                raise TransferFailure(ErrorClass.CONTENT_MISMATCH, text)
+            verified = name
+        if self._task.digest_required and verified == "size":
+            text = f"nobody states a digest of {self._path} and the checksum policy is required; give one in PluginData"
+            raise TransferFailure(ErrorClass.NOT_VERIFIED, text)
+        return verified
 
 
-def _read_back(path: str, ours: dict[str, str], names: tuple[str, ...], context: Context) -> str:
-    """What the file says that was written: its digest (read again), or its size when digests are off."""
-    if Path(path).stat().st_size == 0 or not names:
-        return "size"
-    digester = Digester(names)
-    with open(path, "rb", buffering=0) as stream:
-        while chunk := stream.read(READ_BYTES):
-            digester.update(chunk)
-            context.progress(0)
-    return digests.compare(digester.values(), ours, "what was written") or "size"
+class LocalUpload(Movement):
+    """From the sandbox to a ``file`` URL."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self._path = path_of(task.address)
+        self._part = self._path.with_name(temporary_name(self._path.name))
+        self._expected = task.user_digests()
+        names = {_DIGEST, *self._expected} if not self._task.no_digests else self._expected
+        self._source = SourceFile(task.path, names)
+
+    def attempt(self) -> Outcome:
+        """Copy, bring to the disk, read back, give it its name. On return data and name are on the disk."""
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._write()
+            self._source.check_unchanged()
+            verified = self._verify()
+            self._part.replace(self._path)
+            _sync_folder(self._path.parent)
+        except OSError as error:
+            raise remote_failure(error, str(self._path)) from None
+        size_bytes, moved_bytes = self._source.size_bytes, self._task.mileage.total_bytes
+        return Outcome(size_bytes, moved_bytes, verified=verified, digests=self._source.digests())
+
+    def abandon(self) -> None:
+        """Remove the part."""
+        try:
+            self._part.unlink(missing_ok=True)
+        except OSError:
+            return  # the failure that led here is the one to report
+
+    def close(self) -> None:
+        """Let go of the local file."""
+        self._source.close()
+
+    def _write(self) -> None:
+        self._source.rewind()
+        self._task.mileage.begin()
+        written_bytes = 0
+        with self._part.open("wb", buffering=0) as file:
+            while piece := self._source.read(_PIECE_BYTES):
+                view = memoryview(piece)
+                while view:
+                    view = view[file.write(view) :]
+                written_bytes += len(piece)
+                self._task.mileage.moved(written_bytes)
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # so that the check reads the disk
+
+    def _verify(self) -> str:
+        size_bytes = self._part.stat().st_size
+        if size_bytes != self._source.size_bytes:
+            text = f"{self._path} has {size_bytes} bytes, {self._source.size_bytes} were written"
+            raise TransferFailure(ErrorClass.SIZE_MISMATCH, text)
+        for name, value in self._expected.items():
+            if self._source.digest(name) != value:
+                text = f"{self._path.name} does not have the {name} that the job's PluginData states"
+                raise TransferFailure(ErrorClass.SOURCE_CHANGED, text)
+        if self._task.no_digests:
+            return "size"
+        if file_digest(self._part, _DIGEST) != self._source.digest(_DIGEST):
+            raise TransferFailure(ErrorClass.CONTENT_MISMATCH, f"{self._path} reads back otherwise than it was written")
+        return _DIGEST
+
+
+class _opened:
+    """A source, which must be an ordinary file: a pipe could block for ever."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+
+    def __enter__(self) -> int:
+        self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        if not os.path.isfile(f"/proc/self/fd/{self._descriptor}"):  # noqa: PTH113
+            os.close(self._descriptor)
+            raise TransferFailure(ErrorClass.NOT_SUPPORTED, f"{self._path} is not an ordinary file")
+        return self._descriptor
+
+    def __exit__(self, *_: object) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,41 +1,51 @@
-"""The curl plugin's protocol: sends each request to the part that knows its scheme."""
+"""The protocol class of ``plugins/curl_plugin``: which kind of movement a URL needs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.plugin.api import Context, Outcome, Request, TransferProtocol
-from stageout.plugin.urls import split_scheme
-from stageout.protocols.curl import ftp, local, web
-from stageout.protocols.curl.exchange import Exchanger
+from stageout.protocols.curl.address import Address, address_of
+from stageout.protocols.curl.attempts import Movement, carry_out
+from stageout.protocols.curl.dav import DavUpload
+from stageout.protocols.curl.download import FtpDownload, HttpDownload
+from stageout.protocols.curl.local import LocalDownload, LocalUpload
+from stageout.protocols.curl.servers import Servers
+from stageout.protocols.curl.settings import read_settings
+from stageout.protocols.curl.task import Mileage, Task
+from stageout.protocols.curl.transport import Transport
+from stageout.protocols.curl.upload import FtpUpload, HttpUpload
+
+_DOWNLOADS: dict[str, Callable[[Task], Movement]] = {"file": LocalDownload, "ftp": FtpDownload}
+_UPLOADS: dict[str, Callable[[Task], Movement]] = {
+    "file": LocalUpload,
+    "ftp": FtpUpload,
+    "dav": DavUpload,
+    "davs": DavUpload,
+}
 
 
 class CurlProtocol(TransferProtocol):
-    """http, https, dav, davs, ftp and file."""
+    """http, https, ftp, file, dav and davs."""
 
     def __init__(self) -> None:
-        self._exchanger = Exchanger()
+        self._transport = Transport()
+        self._servers = Servers()
 
     def download(self, request: Request, context: Context) -> Outcome:
-        """Fetch one file. :raises TransferFailure: classified."""
-        method = split_scheme(request.url).method
-        if method == "file":
-            return local.download(request, context)
-        if method == "ftp":
-            return ftp.download(self._exchanger, request, context)
-        self._check(method)
-        return web.download(self._exchanger, request, context)
+        """Fetch a file: temporary name, verified as the checksum policy says, synced, renamed."""
+        task = self._task(request, address_of(request.url), context)
+        return carry_out(_DOWNLOADS.get(task.address.method, HttpDownload)(task), task)
 
     def upload(self, request: Request, context: Context) -> Outcome:
-        """Send one file. :raises TransferFailure: classified."""
-        method = split_scheme(request.url).method
-        if method == "file":
-            return local.upload(request, context)
-        if method == "ftp":
-            return ftp.upload(self._exchanger, request, context)
-        self._check(method)
-        return web.upload(self._exchanger, request, context)
+        """Send a file, ask the server what it has, and give it its name where it was sent under another one."""
+        task = self._task(request, address_of(request.encoded_url), context)
+        if not task.address.name:
+            text = f"{task.address.shown} names no file to write"
+            raise TransferFailure(ErrorClass.BAD_URL, text, task.address.host)
+        return carry_out(_UPLOADS.get(task.address.method, HttpUpload)(task), task)
 
-    @staticmethod
-    def _check(method: str) -> None:
-        if method not in ("http", "https", "dav", "davs"):
-            raise TransferFailure(ErrorClass.BAD_URL, f"{method}:// is not a scheme of the curl plugin")
+    def _task(self, request: Request, address: Address, context: Context) -> Task:
+        settings = read_settings(context, request.data)
+        return Task(request, address, context, settings, self._transport, self._servers, Mileage(context))

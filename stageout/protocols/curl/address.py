@@ -1,0 +1,135 @@
+"""Where a URL leads: the URL for the wire, who may see the credential, and the names around a path."""
+
+from __future__ import annotations
+
+import time
+from calendar import timegm
+from dataclasses import dataclass, replace
+from urllib.parse import parse_qsl, quote, unquote, urljoin, urlsplit, urlunsplit
+
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.plugin.urls import as_written, bare_url, safe_url, split_scheme
+
+_WIRE_SCHEMES = {"dav": "http", "davs": "https"}
+_DEFAULT_PORTS = {"http": 80, "https": 443, "ftp": 21}
+# Keys of a query that is a signature over one method: any other request with it is refused.
+_SIGNED = {"x-amz-signature", "x-goog-signature", "x-oss-signature", "signature", "sig"}
+_SAFE_IN_NAME = "-._~!$&'()*+,=:@"
+
+
+@dataclass(frozen=True)
+class Address:
+    """One place on a server.
+
+    :param url: for the wire, without userinfo and fragment.
+    :param method: as HTCondor sees it (``davs``).
+    :param service: of the credential, "" for none. :param handle: likewise.
+    :param user: from the URL, decoded. :param password: likewise.
+    """
+
+    url: str
+    method: str
+    service: str = ""
+    handle: str = ""
+    user: str = ""
+    password: str = ""
+
+    @property
+    def host(self) -> str:
+        """Host and port, for messages."""
+        return urlsplit(self.url).netloc
+
+    @property
+    def shown(self) -> str:
+        """The URL without its query, for messages."""
+        return safe_url(self.url)
+
+    @property
+    def origin(self) -> tuple[str, str, int]:
+        """Scheme, host and port: what a credential belongs to."""
+        return origin_of(self.url)
+
+    @property
+    def signed(self) -> bool:
+        """The query is a signature that allows one method only."""
+        return any(key.lower() in _SIGNED for key, _ in parse_qsl(urlsplit(self.url).query, keep_blank_values=True))
+
+    @property
+    def signature_expired(self) -> bool:
+        """The signature's own time is over (Amazon's and Google's form tell it)."""
+        query = {key.lower(): value for key, value in parse_qsl(urlsplit(self.url).query)}
+        for vendor in ("amz", "goog"):
+            try:
+                start_s = timegm(time.strptime(query[f"x-{vendor}-date"], "%Y%m%dT%H%M%SZ"))
+                return time.time() > start_s + int(query[f"x-{vendor}-expires"])
+            except (KeyError, ValueError):
+                continue
+        return False
+
+    @property
+    def name(self) -> str:
+        """Last part of the path, decoded as the server will."""
+        return unquote(urlsplit(self.url).path.rpartition("/")[2], errors="surrogateescape")
+
+    def beside(self, name: str) -> Address:
+        """The place with another name in the same collection; the query stays."""
+        parts = urlsplit(self.url)
+        path = parts.path.rpartition("/")[0] + "/" + quote(name, safe=_SAFE_IN_NAME, errors="surrogateescape")
+        return replace(self, url=urlunsplit(parts._replace(path=path)))
+
+    def parent(self) -> Address | None:
+        """The collection around it, with ``/`` at its end; None for the root."""
+        parts = urlsplit(self.url)
+        path = parts.path.rstrip("/").rpartition("/")[0] + "/"
+        return (
+            None
+            if path == parts.path or not parts.path.strip("/")
+            else replace(self, url=urlunsplit(parts._replace(path=path)))
+        )
+
+    def redirected(self, location: str) -> Address:
+        """Where a redirect leads. The credential stays behind unless host, port and scheme are the same.
+
+        :raises TransferFailure: BAD_URL when that is no place for this protocol.
+        """
+        url, user, password = _apart(urljoin(self.url, as_written(location)))
+        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+            text = f"{self.host} redirects to {safe_url(url)}, which is not an http or https URL"
+            raise TransferFailure(ErrorClass.BAD_URL, text, server=self.host)
+        if origin_of(url) == self.origin:
+            return replace(self, url=url)
+        return Address(url, self.method, user=user, password=password)
+
+
+def origin_of(url: str) -> tuple[str, str, int]:
+    """Scheme, host and port of a URL."""
+    parts = urlsplit(url)
+    return parts.scheme, (parts.hostname or "").lower(), parts.port or _DEFAULT_PORTS.get(parts.scheme, 0)
+
+
+def address_of(url: str) -> Address:
+    """Take the URL of a request apart.
+
+    :raises TransferFailure: BAD_URL when it names no host, or no file.
+    """
+    scheme = split_scheme(url)
+    bare = as_written(bare_url(url))
+    rest = bare.partition("://")[2]
+    try:
+        wire, user, password = _apart(f"{_WIRE_SCHEMES.get(scheme.method, scheme.method)}://{rest}")
+        origin_of(wire)
+    except ValueError as error:
+        raise TransferFailure(ErrorClass.BAD_URL, f"{safe_url(url)}: {error}") from None
+    parts = urlsplit(wire)
+    if scheme.method != "file" and not parts.hostname:
+        raise TransferFailure(ErrorClass.BAD_URL, f"{safe_url(url)} names no host")
+    return Address(wire, scheme.method, scheme.service, scheme.handle, user, password)
+
+
+def _apart(url: str) -> tuple[str, str, str]:
+    """URL without userinfo and fragment, user, password."""
+    parts = urlsplit(url)
+    userinfo, _, host = parts.netloc.rpartition("@")
+    user, _, password = userinfo.partition(":")
+    bare = urlunsplit(parts._replace(netloc=host, path=parts.path or "/", fragment=""))
+    return bare, unquote(user), unquote(password)

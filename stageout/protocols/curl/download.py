@@ -1,0 +1,193 @@
+"""Downloads by HTTP and FTP: under a temporary name, resumed only when it is surely the same version, verified."""
+
+from __future__ import annotations
+
+import re
+from email.utils import parsedate_to_datetime
+
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.plugin.api import Outcome
+from stageout.protocols.curl.attempts import Movement
+from stageout.protocols.curl.digests import WANTED, stated_by_server, strongest
+from stageout.protocols.curl.ftp import Ftp
+from stageout.protocols.curl.http import Http
+from stageout.protocols.curl.localfile import PartFile
+from stageout.protocols.curl.task import Task
+from stageout.protocols.curl.transport import Reply
+
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_STRONG_AGE_S = 60.0
+_PLAIN_DIGESTS = ("md5",)  # when nobody states one: for the result ad
+
+
+class Download(Movement):
+    """One file on its way in: what HTTP and FTP have in common."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self._address = task.address
+        self._expected = task.user_digests()
+        self._part = PartFile(task.path)
+        self._announced_bytes: int | None = None
+        self._stated: dict[str, str] = {}
+        self._first_byte_s = 0.0
+        self._most_bytes = 0
+
+    @property
+    def milestone(self) -> int:
+        """The most that was ever here of the file."""
+        self._most_bytes = max(self._most_bytes, self._part.size_bytes if self.resumable else 0)
+        return self._most_bytes
+
+    @property
+    def resumable(self) -> bool:
+        """The bytes here may be continued."""
+        return False
+
+    def abandon(self) -> None:
+        """Remove the part, unless the disk is full."""
+        self._part.discard()
+
+    def write(self, data: bytes) -> None:
+        """Take data from the network."""
+        self._part.write(data)
+
+    def _restart(self, stated: dict[str, str], announced_bytes: int | None) -> None:
+        self._stated = stated if not self._task.no_digests else {}
+        self._announced_bytes = announced_bytes
+        wanted = {name for name in (strongest(self._stated), strongest(self._expected)) if name}
+        self._part.restart(wanted or (() if self._task.no_digests else _PLAIN_DIGESTS))
+
+    def _finish(self) -> Outcome:
+        """Verify, then give the file its name."""
+        try:
+            verified = self._verify()
+        except TransferFailure:
+            self._forget()
+            raise
+        self._part.commit()
+        return Outcome(
+            size_bytes=self._part.size_bytes,
+            transferred_bytes=self._task.mileage.total_bytes,
+            connection_s=self._first_byte_s,
+            verified=verified,
+            digests=self._part.digests(),
+        )
+
+    def _forget(self) -> None:
+        """What is here is worth nothing: the next attempt begins anew."""
+        self._part.restart(())
+
+    def _verify(self) -> str:
+        size_bytes, host = self._part.size_bytes, self._address.host
+        if self._announced_bytes is not None and size_bytes != self._announced_bytes:
+            text = f"{host} announced {self._announced_bytes} bytes and sent {size_bytes}"
+            raise TransferFailure(ErrorClass.SIZE_MISMATCH, text, host)
+        verified = "" if self._announced_bytes is None else "size"
+        for digests, whose in ((self._stated, host), (self._expected, "the job's PluginData")):
+            name = strongest(digests)
+            if name is None:
+                continue
+            if self._part.digest(name) != digests[name]:
+                text = f"the file from {host} does not have the {name} that {whose} states"
+                raise TransferFailure(ErrorClass.CONTENT_MISMATCH, text, host, developer={"Expected": digests[name]})
+            verified = name
+        if self._task.digest_required and verified in ("", "size"):
+            text = f"{host} states no digest of this file and the checksum policy is required; give one in PluginData"
+            raise TransferFailure(ErrorClass.NOT_VERIFIED, text, host)
+        return verified
+
+
+class HttpDownload(Download):
+    """Over HTTP."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self._http = Http(task)
+        self._validator = ""
+
+    @property
+    def resumable(self) -> bool:
+        """The server gave a strong name for the version that these bytes are of."""
+        return bool(self._validator)
+
+    def attempt(self) -> Outcome:
+        """One GET, of what is still missing where that is safe."""
+        headers = () if self._task.no_digests else WANTED
+        if self._part.size_bytes and self._validator:
+            headers = (*headers, f"Range: bytes={self._part.size_bytes}-", f"If-Range: {self._validator}")
+        reply = self._http.ask("GET", self._address, headers, receiver=self)
+        if reply.status not in (200, 203, 206):
+            if reply.status == 416:
+                self._forget()
+            raise self._http.failure(reply, f"download of {self._address.name}")
+        self._first_byte_s = reply.first_byte_s
+        outcome = self._finish()
+        outcome.developer.update(self._http.facts)
+        return outcome
+
+    def begin(self, reply: Reply) -> None:
+        """The head of a successful answer: is it the rest of what is here, or the whole?"""
+        if reply.status == 206 and self._part.size_bytes:
+            self._continue(reply)
+        elif reply.status in (200, 203):
+            text = reply.headers.get("content-length", "")
+            length = int(text) if text.isdigit() and "transfer-encoding" not in reply.headers else None
+            self._validator = _strong_validator(reply.headers)
+            self._restart(stated_by_server(reply.headers, whole_body=True), length)
+        else:
+            raise self._http.failure(reply, f"download of {self._address.name}")
+
+    def _continue(self, reply: Reply) -> None:
+        found = _CONTENT_RANGE.fullmatch(reply.headers.get("content-range", "").strip())
+        fits = found is not None and int(found[1]) == self._part.size_bytes
+        if found and found[3] != "*" and self._announced_bytes is not None:
+            fits = fits and int(found[3]) == self._announced_bytes
+        if not fits or not _same_version(self._validator, reply.headers):
+            self._forget()
+            text = f"{self._address.host} continued another version of {self._address.name}; begun again"
+            raise TransferFailure(ErrorClass.CONTENT_MISMATCH, text, self._address.host)
+        self._task.context.log("resumed", at_bytes=self._part.size_bytes)
+
+    def _forget(self) -> None:
+        self._validator = ""
+        super()._forget()
+
+
+class FtpDownload(Download):
+    """Over FTP. A server has no names for versions, so nothing is continued."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self._ftp = Ftp(task)
+
+    def attempt(self) -> Outcome:
+        """One RETR."""
+        reply = self._ftp.retrieve(self)
+        self._first_byte_s = reply.first_byte_s
+        self._announced_bytes = reply.length_bytes if reply.length_bytes >= 0 else None
+        return self._finish()
+
+    def begin(self, reply: Reply) -> None:
+        """Data comes."""
+        self._restart({}, None)
+
+
+def _strong_validator(headers: dict[str, str]) -> str:
+    """What ``If-Range`` may name (RFC 9110, 8.8): a strong ETag, or a date that was old when the answer was made."""
+    tag = headers.get("etag", "")
+    if tag:
+        return tag if tag.startswith('"') and tag.endswith('"') and len(tag) > 2 else ""
+    try:
+        modified = parsedate_to_datetime(headers["last-modified"])
+        answered = parsedate_to_datetime(headers["date"])
+        old = (answered - modified).total_seconds() >= _STRONG_AGE_S
+    except (KeyError, TypeError, ValueError):
+        return ""
+    return headers["last-modified"] if old else ""
+
+
+def _same_version(validator: str, headers: dict[str, str]) -> bool:
+    """Whether a partial answer agrees with the version that was begun; one that says nothing keeps its promise."""
+    name = "etag" if validator.startswith('"') else "last-modified"
+    return headers.get(name, validator) == validator

@@ -1,0 +1,212 @@
+"""Which error class each failure of libcurl, HTTP, FTP and the local system is: tables, and nothing else decides."""
+
+from __future__ import annotations
+
+import errno
+import re
+
+import pycurl
+
+from stageout.core.errors import ErrorClass, TransferFailure
+
+_K = ErrorClass
+_WORDS_CHARS = 200
+_TAGS = re.compile(r"<[^<>]*>")
+
+CURL_CODES: dict[int, ErrorClass] = {
+    pycurl.E_UNSUPPORTED_PROTOCOL: _K.NOT_SUPPORTED,
+    pycurl.E_FAILED_INIT: _K.PLUGIN_BROKEN,
+    pycurl.E_URL_MALFORMAT: _K.BAD_URL,
+    pycurl.E_NOT_BUILT_IN: _K.PLUGIN_BROKEN,
+    pycurl.E_COULDNT_RESOLVE_PROXY: _K.NAME_LOOKUP_FAILED,
+    pycurl.E_COULDNT_RESOLVE_HOST: _K.NAME_LOOKUP_FAILED,
+    pycurl.E_COULDNT_CONNECT: _K.CONNECT_FAILED,
+    pycurl.E_FTP_WEIRD_SERVER_REPLY: _K.SERVER_ERROR,
+    pycurl.E_REMOTE_ACCESS_DENIED: _K.PERMISSION_DENIED,
+    pycurl.E_FTP_ACCEPT_FAILED: _K.CONNECTION_LOST,
+    pycurl.E_FTP_WEIRD_PASS_REPLY: _K.SERVER_ERROR,
+    pycurl.E_FTP_ACCEPT_TIMEOUT: _K.TIMED_OUT,
+    pycurl.E_FTP_WEIRD_PASV_REPLY: _K.SERVER_ERROR,
+    pycurl.E_FTP_WEIRD_227_FORMAT: _K.SERVER_ERROR,
+    pycurl.E_FTP_CANT_GET_HOST: _K.SERVER_ERROR,
+    pycurl.E_HTTP2: _K.CONNECTION_LOST,
+    pycurl.E_FTP_COULDNT_SET_TYPE: _K.NOT_SUPPORTED,
+    pycurl.E_PARTIAL_FILE: _K.CONNECTION_LOST,
+    pycurl.E_FTP_COULDNT_RETR_FILE: _K.NOT_FOUND,
+    pycurl.E_QUOTE_ERROR: _K.SERVER_ERROR,
+    pycurl.E_UPLOAD_FAILED: _K.PERMISSION_DENIED,
+    pycurl.E_OUT_OF_MEMORY: _K.PLUGIN_BROKEN,
+    pycurl.E_OPERATION_TIMEDOUT: _K.TIMED_OUT,
+    pycurl.E_FTP_PORT_FAILED: _K.CONNECT_FAILED,
+    pycurl.E_SSL_CONNECT_ERROR: _K.CONNECT_FAILED,
+    pycurl.E_TOO_MANY_REDIRECTS: _K.BAD_URL,
+    pycurl.E_GOT_NOTHING: _K.CONNECTION_LOST,
+    pycurl.E_SEND_ERROR: _K.CONNECTION_LOST,
+    pycurl.E_RECV_ERROR: _K.CONNECTION_LOST,
+    pycurl.E_SSL_CERTPROBLEM: _K.CREDENTIAL_REFUSED,
+    pycurl.E_SSL_CIPHER: _K.NOT_SUPPORTED,
+    pycurl.E_PEER_FAILED_VERIFICATION: _K.TLS_UNTRUSTED,
+    pycurl.E_USE_SSL_FAILED: _K.CONNECT_FAILED,
+    pycurl.E_SEND_FAIL_REWIND: _K.CONNECTION_LOST,
+    pycurl.E_LOGIN_DENIED: _K.CREDENTIAL_REFUSED,
+    pycurl.E_REMOTE_DISK_FULL: _K.NO_SPACE_REMOTE,
+    pycurl.E_REMOTE_FILE_EXISTS: _K.CONFLICT,
+    pycurl.E_SSL_CACERT_BADFILE: _K.PLUGIN_BROKEN,
+    pycurl.E_REMOTE_FILE_NOT_FOUND: _K.NOT_FOUND,
+    pycurl.E_SSL_SHUTDOWN_FAILED: _K.CONNECTION_LOST,
+    pycurl.E_SSL_CRL_BADFILE: _K.PLUGIN_BROKEN,
+    pycurl.E_SSL_ISSUER_ERROR: _K.TLS_UNTRUSTED,
+    pycurl.E_SSL_PINNEDPUBKEYNOTMATCH: _K.TLS_UNTRUSTED,
+    pycurl.E_SSL_INVALIDCERTSTATUS: _K.TLS_UNTRUSTED,
+}
+
+HTTP_STATUSES: dict[int, ErrorClass] = {
+    202: _K.SERVER_BUSY,
+    400: _K.BAD_REQUEST,
+    401: _K.CREDENTIAL_REFUSED,
+    403: _K.PERMISSION_DENIED,
+    404: _K.NOT_FOUND,
+    405: _K.NOT_SUPPORTED,
+    406: _K.NOT_SUPPORTED,
+    407: _K.PERMISSION_DENIED,
+    408: _K.TIMED_OUT,
+    409: _K.CONFLICT,
+    410: _K.NOT_FOUND,
+    411: _K.NOT_SUPPORTED,
+    412: _K.CONFLICT,
+    413: _K.TOO_LARGE,
+    414: _K.BAD_URL,
+    415: _K.NOT_SUPPORTED,
+    416: _K.SIZE_MISMATCH,
+    421: _K.SERVER_ERROR,
+    423: _K.SERVER_BUSY,
+    424: _K.CONFLICT,
+    425: _K.SERVER_BUSY,
+    426: _K.NOT_SUPPORTED,
+    428: _K.CONFLICT,
+    429: _K.THROTTLED,
+    451: _K.PERMISSION_DENIED,
+    500: _K.SERVER_ERROR,
+    501: _K.NOT_SUPPORTED,
+    502: _K.SERVER_ERROR,
+    503: _K.SERVER_BUSY,
+    504: _K.TIMED_OUT,
+    505: _K.NOT_SUPPORTED,
+    507: _K.NO_SPACE_REMOTE,
+    508: _K.CONFLICT,
+    509: _K.THROTTLED,
+    511: _K.PERMISSION_DENIED,
+}
+_HTTP_HUNDREDS = {3: _K.BAD_URL, 4: _K.BAD_REQUEST, 5: _K.SERVER_ERROR}
+
+FTP_REPLIES: dict[int, ErrorClass] = {
+    421: _K.SERVER_BUSY,
+    425: _K.CONNECTION_LOST,
+    426: _K.CONNECTION_LOST,
+    430: _K.CREDENTIAL_REFUSED,
+    450: _K.SERVER_BUSY,
+    451: _K.SERVER_ERROR,
+    452: _K.NO_SPACE_REMOTE,
+    502: _K.NOT_SUPPORTED,
+    530: _K.CREDENTIAL_REFUSED,
+    532: _K.CREDENTIAL_MISSING,
+    552: _K.QUOTA_EXCEEDED,
+    553: _K.PERMISSION_DENIED,
+}
+# Codes of libcurl that only say "the server answered no": there the FTP reply decides, if it says more than 550.
+_FTP_REFUSALS = frozenset(
+    {
+        pycurl.E_REMOTE_ACCESS_DENIED,
+        pycurl.E_FTP_COULDNT_RETR_FILE,
+        pycurl.E_QUOTE_ERROR,
+        pycurl.E_UPLOAD_FAILED,
+        pycurl.E_LOGIN_DENIED,
+        pycurl.E_PARTIAL_FILE,
+        pycurl.E_FTP_WEIRD_SERVER_REPLY,
+        pycurl.E_REMOTE_FILE_NOT_FOUND,
+    }
+)
+
+# On this machine, where a job's sandbox is.
+LOCAL_ERRNOS: dict[int, ErrorClass] = {
+    errno.ENOSPC: _K.NO_SPACE_LOCAL,
+    errno.EDQUOT: _K.NO_SPACE_LOCAL,
+    errno.EFBIG: _K.NO_SPACE_LOCAL,
+    errno.EIO: _K.PLUGIN_BROKEN,
+    errno.EROFS: _K.PLUGIN_BROKEN,
+    errno.EMFILE: _K.PLUGIN_BROKEN,
+    errno.ENFILE: _K.PLUGIN_BROKEN,
+    errno.ENOMEM: _K.PLUGIN_BROKEN,
+}
+# At the far end of a ``file`` URL.
+REMOTE_ERRNOS: dict[int, ErrorClass] = {
+    errno.ENOENT: _K.NOT_FOUND,
+    errno.ENOTDIR: _K.NOT_FOUND,
+    errno.EACCES: _K.PERMISSION_DENIED,
+    errno.EPERM: _K.PERMISSION_DENIED,
+    errno.EROFS: _K.PERMISSION_DENIED,
+    errno.EISDIR: _K.CONFLICT,
+    errno.EEXIST: _K.CONFLICT,
+    errno.ENAMETOOLONG: _K.BAD_URL,
+    errno.EINVAL: _K.BAD_URL,
+    errno.ENOSPC: _K.NO_SPACE_REMOTE,
+    errno.EDQUOT: _K.QUOTA_EXCEEDED,
+    errno.EFBIG: _K.TOO_LARGE,
+    errno.ETIMEDOUT: _K.TIMED_OUT,
+}
+
+
+def of_status(status: int) -> ErrorClass:
+    """Class of an HTTP status that is not a success; one that is not in the table counts as its hundred."""
+    return HTTP_STATUSES.get(status) or _HTTP_HUNDREDS.get(status // 100, _K.SERVER_ERROR)
+
+
+def of_curl(code: int, ftp_reply: int = 0) -> ErrorClass:
+    """Class of a code of libcurl.
+
+    :param ftp_reply: last reply of an FTP server, 0 when there was none.
+    """
+    if code in _FTP_REFUSALS and ftp_reply in FTP_REPLIES:
+        return FTP_REPLIES[ftp_reply]
+    return CURL_CODES.get(code, _K.UNKNOWN)
+
+
+def local_failure(error: OSError, name: str) -> TransferFailure:
+    """A file of the sandbox could not be read or written.
+
+    :param name: of the file, without its directory.
+    """
+    kind = LOCAL_ERRNOS.get(error.errno or 0, _K.LOCAL_FILE)
+    hint = "; ask for more with request_disk" if kind is _K.NO_SPACE_LOCAL else ""
+    return TransferFailure(kind, f"{name} in the sandbox: {error.strerror or error}{hint}")
+
+
+def remote_failure(error: OSError, path: str) -> TransferFailure:
+    """A file behind a ``file`` URL could not be read or written."""
+    kind = REMOTE_ERRNOS.get(error.errno or 0, _K.SERVER_ERROR)
+    return TransferFailure(kind, f"{path}: {error.strerror or error}")
+
+
+def server_words(body: bytes) -> str:
+    """The first printable characters of an error page: what the server itself says."""
+    text = _TAGS.sub(" ", body.decode("utf-8", "replace"))
+    text = " ".join("".join(char if char.isprintable() else " " for char in text).split())
+    return text[:_WORDS_CHARS]
+
+
+def certificate_problem(verify_result: int) -> str | None:
+    """What OpenSSL's verification code says about a server's certificate; None when it has no objection itself."""
+    return _VERIFY_RESULTS.get(verify_result, f"its certificate is not accepted (OpenSSL code {verify_result})")
+
+
+_VERIFY_RESULTS: dict[int, str | None] = {
+    0: None,
+    9: "its certificate is not valid yet: check both clocks",
+    10: "its certificate has expired",
+    18: "its certificate is signed by itself and not trusted here",
+    19: "its certificate authority is not trusted here",
+    20: "its certificate authority is not known here",
+    21: "its certificate authority is not known here",
+    23: "its certificate has been revoked",
+    62: "its certificate is for another name",
+}

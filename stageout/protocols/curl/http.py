@@ -1,0 +1,146 @@
+"""HTTP requests about one file: credential, redirects, and what an error status means."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import time
+from calendar import timegm
+from email.utils import parsedate_tz
+from typing import Any
+
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.protocols.curl.address import Address
+from stageout.protocols.curl.failures import of_status, server_words
+from stageout.protocols.curl.localfile import SourceFile
+from stageout.protocols.curl.task import Task
+from stageout.protocols.curl.transport import Query, Receiver, Reply
+
+MOST_REDIRECTS = 10
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_EXPECT_BYTES = 1 << 20
+
+
+class Http:
+    """Requests for one file; its credential goes to its host only."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._home = task.address
+        self._context = task.context
+        self.facts: dict[str, Any] = {"TransferHostName": task.address.host}
+
+    def ask(
+        self,
+        method: str,
+        address: Address,
+        headers: tuple[str, ...] = (),
+        source: SourceFile | None = None,
+        receiver: Receiver | None = None,
+        options: dict[int, Any] | None = None,
+    ) -> Reply:
+        """Make a request and follow redirects; an HTTP error is an answer.
+
+        :raises TransferFailure: no answer, too many redirects, or no credential.
+        """
+        task = self._task
+        for _ in range(MOST_REDIRECTS + 1):
+            lines = [*headers, *self._authorisation(address), *_expect(source)]
+            query = Query(method, address.url, lines, source, receiver, dict(options or {}))
+            task.mileage.begin()
+            reply = task.transport.perform(query, task.context, task.settings, task.mileage.moved)
+            self._note(method, address, reply)
+            if reply.status not in _REDIRECTS or "location" not in reply.headers:
+                return reply
+            if reply.status == 303 and method == "PUT":
+                return reply
+            address = address.redirected(reply.headers["location"])
+        text = f"{self._home.host} redirects more than {MOST_REDIRECTS} times; check the URL"
+        raise TransferFailure(ErrorClass.BAD_URL, text, server=self._home.host)
+
+    def _authorisation(self, address: Address) -> list[str]:
+        if address.origin != self._home.origin:
+            return [f"Authorization: Basic {_basic(address)}"] if address.user else []
+        if self._home.service:
+            token = self._context.credential(self._home.service, self._home.handle)
+            if not token.isascii() or not token.isprintable():
+                text = f"the credential {self._home.service} holds characters that no token has; renew it"
+                raise TransferFailure(ErrorClass.CREDENTIAL_REFUSED, text, server=self._home.host)
+            return [f"Authorization: Bearer {token}"]
+        return [f"Authorization: Basic {_basic(self._home)}"] if self._home.user else []
+
+    def _note(self, method: str, address: Address, reply: Reply) -> None:
+        self.facts["TransferHTTPStatusCode"] = reply.status
+        for header, name in (("x-cache", "HttpCacheHitOrMiss"), ("via", "HttpCacheHost")):
+            if header in reply.headers:
+                self.facts[name] = reply.headers[header]
+        if address.origin != self._home.origin:
+            self.facts["RedirectedTo"] = address.host
+        self._context.log(f"{method} {reply.status}", place=address.shown, first_byte_s=round(reply.first_byte_s, 3))
+
+    def failure(self, reply: Reply, deed: str) -> TransferFailure:
+        """The failure that an unwelcome answer is.
+
+        :param deed: what was tried, as in "upload of NAME".
+        """
+        kind = self._kind(reply)
+        words = server_words(reply.text)
+        reason = reply.lines[0].partition(" ")[2] if reply.lines else str(reply.status)
+        text = f"{self._home.host} answered {reason} to the {deed}" + (f": {words}" if words else "")
+        hint = _HINTS.get(kind, "")
+        if hint:
+            text += f"; {hint}"
+        facts = {"TransferHTTPStatusCode": reply.status}
+        return TransferFailure(kind, text, self._home.host, retry_after_s(reply.headers), facts)
+
+    def _kind(self, reply: Reply) -> ErrorClass:
+        kind = of_status(reply.status)
+        if kind not in (ErrorClass.CREDENTIAL_REFUSED, ErrorClass.PERMISSION_DENIED):
+            return kind
+        if self._home.signature_expired or (self._home.service and self._token_expired()):
+            return ErrorClass.CREDENTIAL_EXPIRED
+        if kind is ErrorClass.CREDENTIAL_REFUSED and not (self._home.service or self._home.user or self._home.signed):
+            return ErrorClass.CREDENTIAL_MISSING
+        return kind
+
+    def _token_expired(self) -> bool:
+        """The token is a JWT whose own time is over."""
+        try:
+            token = self._context.credential(self._home.service, self._home.handle)
+            claims = token.split(".")[1]
+            expires_s = json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["exp"]
+            return time.time() >= float(expires_s)
+        except (TransferFailure, IndexError, KeyError, TypeError, ValueError, binascii.Error):
+            return False
+
+
+_HINTS = {
+    ErrorClass.CREDENTIAL_MISSING: "name a credential in the URL, as in service+https://",
+    ErrorClass.CREDENTIAL_REFUSED: "check the credential that the URL names",
+    ErrorClass.CREDENTIAL_EXPIRED: "the credential is past its own end: renew it",
+}
+
+
+def _basic(address: Address) -> str:
+    return base64.b64encode(f"{address.user}:{address.password}".encode()).decode()
+
+
+def _expect(source: SourceFile | None) -> list[str]:
+    """Ask before sending much, and do not lose a round trip over little."""
+    if source is None:
+        return []
+    return ["Expect: 100-continue"] if source.size_bytes >= _EXPECT_BYTES else ["Expect:"]
+
+
+def retry_after_s(headers: dict[str, str]) -> float | None:
+    """The wait that a server asks for, in seconds from now; None when it asks for none."""
+    text = headers.get("retry-after", "").strip()
+    if text.isdigit():
+        return float(text)
+    when = parsedate_tz(text) if text else None
+    if when is None:
+        return None
+    now = parsedate_tz(headers.get("date", ""))
+    now_s = timegm((*now[:6], 0, 0, 0)) - (now[9] or 0) if now else time.time()
+    return max(0.0, timegm((*when[:6], 0, 0, 0)) - (when[9] or 0) - now_s)

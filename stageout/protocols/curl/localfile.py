@@ -1,0 +1,201 @@
+"""The local end: a file that is being received, and a file that is being sent."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.protocols.curl.digests import Data, Digests
+from stageout.protocols.curl.failures import local_failure
+
+_PIECE_BYTES = 1 << 20
+_NAME_BYTES = 200  # of a temporary name, below NAME_MAX
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def temporary_name(name: str) -> str:
+    """A name beside ``name`` that no other transfer uses."""
+    kept = os.fsdecode(os.fsencode(name)[:_NAME_BYTES])
+    return f".{kept}.{secrets.token_hex(4)}.part"
+
+
+def file_digest(path: Path, name: str) -> str:
+    """One digest of a file, by reading it.
+
+    :raises OSError: it cannot be read.
+    """
+    digests = Digests([name])
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(_PIECE_BYTES):
+            digests.update(piece)
+    return digests.values()[name]
+
+
+class PartFile:
+    """A file being received, under a temporary name in the directory of the final one.
+
+    :param path: the final name.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._part = path.with_name(temporary_name(path.name))
+        self._descriptor = -1
+        self._digests = Digests(())
+        self._keep = False
+        self.size_bytes = 0
+
+    def restart(self, digests: Iterable[str]) -> None:
+        """Begin from nothing; the digests named are computed as data comes."""
+        try:
+            if self._descriptor < 0:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+                self._descriptor = os.open(self._part, flags, 0o666)
+            os.ftruncate(self._descriptor, 0)
+            os.lseek(self._descriptor, 0, os.SEEK_SET)
+        except OSError as error:
+            raise self._failure(error) from None
+        self.size_bytes = 0
+        self._digests = Digests(digests)
+
+    def write(self, data: Data) -> None:
+        """Append.
+
+        :raises TransferFailure: NO_SPACE_LOCAL and the like.
+        """
+        view = memoryview(data)
+        self._digests.update(view)
+        try:
+            while view:
+                written = os.write(self._descriptor, view)
+                self.size_bytes += written
+                view = view[written:]
+        except OSError as error:
+            raise self._failure(error) from None
+
+    def digest(self, name: str) -> str:
+        """A digest of what is there, computed on the way or by reading."""
+        try:
+            return self._digests.values().get(name) or file_digest(self._part, name)
+        except OSError as error:
+            raise self._failure(error) from None
+
+    def digests(self) -> dict[str, str]:
+        """Those that were computed on the way."""
+        return self._digests.values()
+
+    def commit(self) -> None:
+        """Give the file its final name. On return its data and its name are on the disk."""
+        try:
+            os.fsync(self._descriptor)
+            self._close()
+            self._part.replace(self._path)
+        except OSError as error:
+            raise self._failure(error) from None
+
+    def discard(self) -> None:
+        """Remove what was received. After a full disk it stays: HTCondor wants to see who filled it."""
+        self._close()
+        if not self._keep:
+            try:
+                self._part.unlink(missing_ok=True)
+            except OSError:
+                return  # the failure that led here is the one to report
+
+    def _close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def _failure(self, error: OSError) -> TransferFailure:
+        self._keep = self._keep or error.errno in _FULL
+        return local_failure(error, self._path.name)
+
+
+class SourceFile:
+    """A file being sent: read once from front to end, digests on the way, and watched for changes.
+
+    :param path: the file.
+    :param digests: computed while it is read.
+    :raises TransferFailure: LOCAL_FILE when it cannot be opened.
+    """
+
+    def __init__(self, path: Path, digests: Iterable[str]) -> None:
+        self._path = path
+        self._names = tuple(digests)
+        self._digests = Digests(self._names)
+        self._position_bytes = 0
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+            status = os.fstat(self._descriptor)
+        except OSError as error:
+            raise local_failure(error, path.name) from None
+        self.size_bytes = status.st_size
+        self._modified_ns = status.st_mtime_ns
+
+    def read(self, most_bytes: int) -> bytes:
+        """The next piece, empty at the end.
+
+        :raises TransferFailure: SOURCE_CHANGED when the file has become shorter.
+        """
+        wanted = min(most_bytes, self.size_bytes - self._position_bytes)
+        if not wanted:
+            return b""
+        try:
+            piece = os.pread(self._descriptor, wanted, self._position_bytes)
+        except OSError as error:
+            raise local_failure(error, self._path.name) from None
+        if not piece:
+            raise self._changed()
+        self._position_bytes += len(piece)
+        self._digests.update(piece)
+        return piece
+
+    def rewind(self) -> None:
+        """Begin again."""
+        self._position_bytes = 0
+        self._digests = Digests(self._names)
+
+    @property
+    def read_to_end(self) -> bool:
+        """All of it was handed out."""
+        return self._position_bytes == self.size_bytes
+
+    def check_unchanged(self) -> None:
+        """Make sure that what was sent is one version of the file.
+
+        :raises TransferFailure: SOURCE_CHANGED.
+        """
+        status = os.fstat(self._descriptor)
+        if (status.st_size, status.st_mtime_ns) != (self.size_bytes, self._modified_ns):
+            raise self._changed()
+
+    def digest(self, name: str) -> str:
+        """A digest of the file, computed on the way or by reading it again."""
+        found: str | None = self._digests.values().get(name)
+        if found is None:
+            try:
+                found = file_digest(Path(f"/proc/self/fd/{self._descriptor}"), name)
+            except OSError as error:
+                raise local_failure(error, self._path.name) from None
+            self.check_unchanged()
+        return found
+
+    def digests(self) -> dict[str, str]:
+        """Those that were computed on the way."""
+        return self._digests.values()
+
+    def close(self) -> None:
+        """Close it."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _changed(self) -> TransferFailure:
+        text = f"{self._path.name} changed while it was being sent: let the job end its writing before it exits"
+        return TransferFailure(ErrorClass.SOURCE_CHANGED, text)

@@ -1,0 +1,40 @@
+"""Why a host name did not resolve. libcurl does not tell "there is no such name" from "nobody answered"."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+
+from stageout.core.errors import ErrorClass
+
+_PATIENCE_S = 5.0
+_DEFINITIVE = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
+
+
+def lookup_failure(host: str) -> tuple[ErrorClass, str]:
+    """Class and sentence for a name that libcurl could not resolve: the resolver is asked once more for its code."""
+    code = _ask(host)
+    if code in _DEFINITIVE:
+        return ErrorClass.NAME_NOT_RESOLVED, f"there is no host {host} in the DNS as seen from here; check the URL"
+    return ErrorClass.NAME_LOOKUP_FAILED, f"the DNS did not answer for {host}; check the node's resolver"
+
+
+def _ask(host: str) -> int | None:
+    """Code of the resolver; 0 when the name now resolves, None when it takes too long."""
+    answer: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def look() -> None:
+        try:
+            socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            answer.put(0)
+        except socket.gaierror as error:
+            answer.put(error.args[0])
+        except (OSError, UnicodeError):
+            answer.put(socket.EAI_NONAME)
+
+    threading.Thread(target=look, daemon=True).start()
+    try:
+        return answer.get(timeout=_PATIENCE_S)
+    except queue.Empty:
+        return None

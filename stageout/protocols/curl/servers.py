@@ -1,0 +1,39 @@
+"""What was learnt about servers during a batch. Safe to use from several threads."""
+
+from __future__ import annotations
+
+import threading
+
+Origin = tuple[str, str, int]
+
+#: What destinations can usually be asked for: S3 keeps MD5, grid storage Adler-32 or MD5.
+USUAL_DIGESTS = ("md5", "adler32")
+
+
+class Servers:
+    """Facts by scheme, host and port; they only save work, so forgetting them is harmless."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._moving: dict[Origin, bool] = {}
+        self._digests: dict[Origin, tuple[str, ...]] = {}
+
+    def moves(self, origin: Origin) -> bool | None:
+        """Whether a WebDAV server can MOVE; None when nobody has asked."""
+        with self._lock:
+            return self._moving.get(origin)
+
+    def learn_moving(self, origin: Origin, moves: bool) -> None:
+        """Remember it."""
+        with self._lock:
+            self._moving[origin] = moves
+
+    def digests(self, origin: Origin) -> tuple[str, ...]:
+        """What to compute while a file is read for this server."""
+        with self._lock:
+            return self._digests.get(origin, USUAL_DIGESTS)
+
+    def learn_digest(self, origin: Origin, name: str) -> None:
+        """A server states this digest: the next files need no other."""
+        with self._lock:
+            self._digests[origin] = (name,)

@@ -1,0 +1,80 @@
+"""The knobs of this plugin: ``STAGEOUT_<NAME>`` in the starter's environment or in the machine's ad."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.plugin.api import Context
+
+
+class ChecksumPolicy(enum.Enum):
+    """What is asked of a destination, or of a source, besides its answer to the transfer itself."""
+
+    OFF = "off"
+    IF_AVAILABLE = "if-available"
+    REQUIRED = "required"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The knobs that hold for one file.
+
+    :param connect_timeout_s: for name look-up, connection and TLS handshake together.
+    :param stall_window_s: a transfer that is slower than ``stall_bytes_per_s`` over so many seconds is given up.
+    :param stall_bytes_per_s: see above.
+    :param response_timeout_s: wait for the server's answer while no data has to move.
+    :param retry_budget_s: no further attempt later than this after the first failure (download: after the last one
+        that brought nothing).
+    :param checksum_policy: see :class:`ChecksumPolicy`.
+    """
+
+    connect_timeout_s: float = 30.0
+    stall_window_s: float = 30.0
+    stall_bytes_per_s: float = 1000.0
+    response_timeout_s: float = 300.0
+    retry_budget_s: float = 180.0
+    checksum_policy: ChecksumPolicy = ChecksumPolicy.IF_AVAILABLE
+
+
+def value_of(data: Mapping[str, Any], name: str) -> Any | None:
+    """A value of PluginData; names of ClassAds ignore case."""
+    return next((value for key, value in data.items() if key.lower() == name.lower()), None)
+
+
+def read_settings(context: Context, data: Mapping[str, Any]) -> Settings:
+    """The knobs for one file; a number that cannot be read is logged and its default holds.
+
+    :param data: PluginData of the file; its ``checksum_policy`` wins over the knob.
+    :raises TransferFailure: BAD_REQUEST for a checksum policy that does not exist: guessing could verify nothing.
+    """
+    numbers = {}
+    for name in ("connect_timeout_s", "stall_window_s", "stall_bytes_per_s", "response_timeout_s", "retry_budget_s"):
+        default: float = getattr(Settings, name)
+        numbers[name] = _number(context, name.upper(), default)
+    given = value_of(data, "checksum_policy")
+    word = context.setting("CHECKSUM_POLICY", ChecksumPolicy.IF_AVAILABLE.value) if given is None else given
+    return Settings(**numbers, checksum_policy=_policy(word))
+
+
+def _number(context: Context, name: str, default: float) -> float:
+    text = context.setting(name, str(default))
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if value >= 0:
+        return value
+    context.log(f"STAGEOUT_{name} is not a number of seconds or bytes; its default holds", given=text, default=default)
+    return default
+
+
+def _policy(word: object) -> ChecksumPolicy:
+    try:
+        return ChecksumPolicy(str(word).strip().lower().replace("_", "-"))
+    except ValueError:
+        text = f"checksum policy {word!r} does not exist: write off, if-available or required"
+        raise TransferFailure(ErrorClass.BAD_REQUEST, text) from None

@@ -1,0 +1,81 @@
+"""All that belongs to one file: what is asked, where, by which rules, and the means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.plugin.api import Context, Request
+from stageout.protocols.curl.address import Address
+from stageout.protocols.curl.digests import stated_by_user
+from stageout.protocols.curl.servers import Servers
+from stageout.protocols.curl.settings import ChecksumPolicy, Settings, value_of
+from stageout.protocols.curl.transport import Transport
+
+
+class Mileage:
+    """Bytes moved for one file over all its requests, told to the framework as they move."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._before_bytes = 0
+        self.total_bytes = 0
+
+    def begin(self) -> None:
+        """A request begins."""
+        self._before_bytes = self.total_bytes
+
+    def moved(self, request_bytes: int) -> None:
+        """So many bytes of the running request.
+
+        :raises TransferFailure: the plugin has to end.
+        """
+        self.total_bytes = self._before_bytes + request_bytes
+        self._context.progress(self.total_bytes)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One file to move.
+
+    :param address: where its URL leads. :param mileage: bytes moved for it so far.
+    """
+
+    request: Request
+    address: Address
+    context: Context
+    settings: Settings
+    transport: Transport
+    servers: Servers
+    mileage: Mileage
+
+    @property
+    def path(self) -> Path:
+        """The file in the sandbox."""
+        return Path(self.request.local_path)
+
+    @property
+    def no_digests(self) -> bool:
+        """The policy is not to compare digests that servers state."""
+        return self.settings.checksum_policy is ChecksumPolicy.OFF
+
+    @property
+    def digest_required(self) -> bool:
+        """The policy is to fail where no digest can be compared."""
+        return self.settings.checksum_policy is ChecksumPolicy.REQUIRED
+
+    def user_digests(self) -> dict[str, str]:
+        """What the job's owner states: ``checksum``, or ``checksums`` by file name, in PluginData.
+
+        :raises TransferFailure: BAD_REQUEST when it cannot be read.
+        """
+        data, by_name = self.request.data, value_of(self.request.data, "checksums")
+        stated = value_of(by_name, self.path.name) if isinstance(by_name, dict) else None
+        stated = value_of(data, "checksum") if stated is None else stated
+        if stated is None:
+            return {}
+        try:
+            return stated_by_user(str(stated))
+        except ValueError as error:
+            raise TransferFailure(ErrorClass.BAD_REQUEST, f"PluginData: {error}") from None

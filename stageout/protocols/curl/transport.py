@@ -1,0 +1,357 @@
+"""One request over libcurl: stalls, time limits, headers, error pages. Knows nothing of files and retries."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import ssl
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Protocol
+from urllib.parse import urlsplit
+
+import pycurl
+
+from stageout import __version__
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.plugin.api import Context
+from stageout.protocols.curl.failures import certificate_problem, of_curl
+from stageout.protocols.curl.localfile import SourceFile
+from stageout.protocols.curl.names import lookup_failure
+from stageout.protocols.curl.settings import Settings
+
+_BUFFER_BYTES = 512 * 1024
+_ERROR_PAGE_BYTES = 4096
+_LOOK_INTERVAL_S = 0.2
+_DRAIN_BYTES_PER_S = 20e6  # servers that compute a digest after the last byte are at least so fast
+_SUCCESS = range(200, 300)
+
+
+class Receiver(Protocol):
+    """Takes the body of a successful answer."""
+
+    def begin(self, reply: Reply) -> None:
+        """Status and headers are here, data follows."""
+
+    def write(self, data: bytes) -> None:
+        """The next piece."""
+
+
+@dataclass
+class Query:
+    """What to ask.
+
+    :param method: HTTP method; "" for FTP. :param url: for the wire.
+    :param headers: whole lines. :param source: what to send, None for nothing.
+    :param receiver: takes the body of a success; None: it is kept in ``Reply.text`` (first bytes).
+    :param options: further options of libcurl.
+    """
+
+    method: str
+    url: str
+    headers: list[str] = field(default_factory=list)
+    source: SourceFile | None = None
+    receiver: Receiver | None = None
+    options: dict[int, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Reply:
+    """What came back.
+
+    :param status: of HTTP, or the last reply of FTP; 0 when there was none.
+    :param headers: of the last answer, names in lower case. :param lines: all lines of an FTP dialogue.
+    :param text: first bytes of a body that no receiver took. :param length_bytes: announced by the server, -1 unknown.
+    :param first_byte_s: from the start of the request. :param server: address that was connected to.
+    """
+
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+    text: bytes = b""
+    length_bytes: int = -1
+    first_byte_s: float = 0.0
+    server: str = ""
+
+    @property
+    def success(self) -> bool:
+        """A final positive HTTP status."""
+        return self.status in _SUCCESS
+
+
+class Watch:
+    """Looks at the progress of one request: ends it when it stalls, or when the plugin has to end."""
+
+    def __init__(self, settings: Settings, size_bytes: int, moved: Callable[[int], None]) -> None:
+        self._settings = settings
+        self._size_bytes = size_bytes
+        self._moved = moved
+        self._samples: deque[tuple[float, int]] = deque()
+        self._last_s = time.monotonic()  # when anything moved, or the request began
+        self._looked_s = 0.0
+        self._bytes = 0
+        self.failure: BaseException | None = None
+
+    def __call__(self, down_total: float, down_now: float, up_total: float, up_now: float) -> int:
+        """Callback of libcurl, at least once a second. Returns 1 to end the request."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s < _LOOK_INTERVAL_S:
+            return 0
+        self._looked_s = now_s
+        try:
+            self._look(now_s, int(down_now + up_now))
+        except BaseException as error:
+            self.failure = error
+            return 1
+        return 0
+
+    def _look(self, now_s: float, moved_bytes: int) -> None:
+        self._moved(moved_bytes)
+        if moved_bytes != self._bytes:
+            self._bytes, self._last_s = moved_bytes, now_s
+        if moved_bytes == 0 or 0 < self._size_bytes <= moved_bytes:
+            self._check_answer(now_s)
+        else:
+            self._check_rate(now_s, moved_bytes)
+
+    def _check_answer(self, now_s: float) -> None:
+        limit_s = self._settings.response_timeout_s
+        if self._bytes:
+            limit_s += self._size_bytes / _DRAIN_BYTES_PER_S
+        if now_s - self._last_s > limit_s:
+            raise TransferFailure(ErrorClass.TIMED_OUT, f"no answer within {limit_s:.0f} s")
+
+    def _check_rate(self, now_s: float, moved_bytes: int) -> None:
+        window_s = self._settings.stall_window_s
+        self._samples.append((now_s, moved_bytes))
+        while len(self._samples) > 2 and now_s - self._samples[1][0] >= window_s:
+            self._samples.popleft()
+        since_s, before_bytes = self._samples[0]
+        age_s, gain_bytes = now_s - since_s, moved_bytes - before_bytes
+        if age_s >= window_s and gain_bytes < self._settings.stall_bytes_per_s * window_s:
+            text = f"stalled: {gain_bytes} bytes moved within {age_s:.0f} s, {moved_bytes} bytes so far"
+            raise TransferFailure(ErrorClass.STALLED, text)
+
+
+class _Exchange:
+    """The callbacks of one request."""
+
+    def __init__(self, query: Query, watch: Watch) -> None:
+        self._query = query
+        self._watch = watch
+        self._begun = False
+        self.reply = Reply()
+
+    def header(self, raw: bytes) -> None:
+        line = raw.decode("iso-8859-1").strip()
+        self.reply.lines.append(line)
+        if not self._query.method:
+            return
+        if line.startswith("HTTP/"):
+            code = line.split(" ", 2)[1:2]
+            self.reply.status = int(code[0]) if code and code[0].isdigit() else 0
+            self.reply.headers.clear()
+            self.reply.lines = [line]
+        elif ":" in line:
+            name, _, value = line.partition(":")
+            known = self.reply.headers.get(name.strip().lower())
+            value = value.strip()
+            self.reply.headers[name.strip().lower()] = f"{known}, {value}" if known else value
+
+    def body(self, data: bytes) -> int | None:
+        receiver = self._query.receiver
+        if receiver is None or (self._query.method and not self.reply.success):
+            room = _ERROR_PAGE_BYTES - len(self.reply.text)
+            self.reply.text += data[: max(room, 0)]
+            return None
+        try:
+            self.begin()
+            receiver.write(data)
+        except BaseException as error:
+            self._watch.failure = error
+            return -1
+        return None
+
+    def begin(self) -> None:
+        """Tell the receiver, once."""
+        if self._query.receiver is not None and not self._begun:
+            self._begun = True
+            self._query.receiver.begin(self.reply)
+
+    def read(self, most_bytes: int) -> object:
+        source = self._query.source
+        assert source is not None
+        try:
+            return source.read(most_bytes)
+        except BaseException as error:
+            self._watch.failure = error
+            return pycurl.READFUNC_ABORT
+
+    def seek(self, offset: int, origin: int) -> int:
+        source = self._query.source
+        if source is None or offset or origin:
+            return pycurl.SEEKFUNC_CANTSEEK
+        source.rewind()
+        return pycurl.SEEKFUNC_OK
+
+
+class Transport:
+    """Makes requests. Each thread has a handle of its own, whose connections are used again for the next file."""
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+        self._trust = _trust(os.environ)
+
+    def perform(
+        self,
+        query: Query,
+        context: Context,
+        settings: Settings,
+        moved: Callable[[int], None],
+    ) -> Reply:
+        """Make one request; HTTP errors are answers, not failures.
+
+        :param moved: called with the bytes moved so far by this request.
+        :raises TransferFailure: there was no complete answer, the receiver or source failed, or the plugin has to end.
+        """
+        curl = self._handle()
+        size_bytes = query.source.size_bytes if query.source else 0
+        watch = Watch(settings, size_bytes, moved)
+        exchange = _Exchange(query, watch)
+        self._prepare(curl, query, settings, context)
+        curl.setopt(pycurl.HEADERFUNCTION, exchange.header)
+        curl.setopt(pycurl.WRITEFUNCTION, exchange.body)
+        curl.setopt(pycurl.XFERINFOFUNCTION, watch)
+        if query.source:
+            query.source.rewind()
+            curl.setopt(pycurl.READFUNCTION, exchange.read)
+            curl.setopt(pycurl.SEEKFUNCTION, exchange.seek)
+        try:
+            curl.perform()
+        except pycurl.error as error:
+            self._fill(curl, query, exchange.reply)
+            self._note(curl, moved)
+            self._explain(curl, query, exchange.reply, watch, error)
+        else:
+            self._fill(curl, query, exchange.reply)
+            self._note(curl, moved)
+            if not query.method or exchange.reply.success:
+                exchange.begin()
+        return exchange.reply
+
+    def _handle(self) -> pycurl.Curl:
+        curl: pycurl.Curl | None = getattr(self._local, "curl", None)
+        if curl is None:
+            curl = self._local.curl = pycurl.Curl()
+        return curl
+
+    def _prepare(self, curl: pycurl.Curl, query: Query, settings: Settings, context: Context) -> None:
+        curl.reset()  # options only: connections stay
+        options: dict[int, Any] = {
+            pycurl.URL: query.url,
+            pycurl.NOSIGNAL: 1,
+            pycurl.NOPROGRESS: 0,
+            pycurl.PROTOCOLS: pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS | pycurl.PROTO_FTP,
+            pycurl.HTTP_VERSION: pycurl.CURL_HTTP_VERSION_1_1,  # one connection for each file that moves
+            pycurl.CONNECTTIMEOUT_MS: max(1, int(settings.connect_timeout_s * 1000)),
+            pycurl.FTP_RESPONSE_TIMEOUT: max(1, int(settings.response_timeout_s)),
+            pycurl.BUFFERSIZE: _BUFFER_BYTES,
+            pycurl.UPLOAD_BUFFERSIZE: _BUFFER_BYTES,
+            pycurl.TCP_KEEPALIVE: 1,
+            pycurl.USERAGENT: f"stageout/{__version__}",
+            pycurl.HTTPHEADER: query.headers,
+        }
+        options.update(self._trust)
+        options.update(_identity(query))
+        options.update(_method_options(query))
+        proxy = _proxy(query.url, context)
+        if proxy:
+            options[pycurl.PROXY] = proxy
+        options.update(query.options)
+        for option, value in options.items():
+            curl.setopt(option, value)
+
+    def _fill(self, curl: pycurl.Curl, query: Query, reply: Reply) -> None:
+        if not query.method:
+            reply.status = int(curl.getinfo(pycurl.RESPONSE_CODE))
+        reply.length_bytes = int(curl.getinfo(pycurl.CONTENT_LENGTH_DOWNLOAD))
+        reply.first_byte_s = float(curl.getinfo(pycurl.STARTTRANSFER_TIME))
+        reply.server = str(curl.getinfo(pycurl.PRIMARY_IP) or "")
+
+    def _note(self, curl: pycurl.Curl, moved: Callable[[int], None]) -> None:
+        with contextlib.suppress(TransferFailure):  # the plugin's own end is noticed at the next step
+            moved(int(curl.getinfo(pycurl.SIZE_DOWNLOAD) + curl.getinfo(pycurl.SIZE_UPLOAD)))
+
+    def _explain(self, curl: pycurl.Curl, query: Query, reply: Reply, watch: Watch, error: pycurl.error) -> None:
+        host = urlsplit(query.url).netloc
+        if isinstance(watch.failure, TransferFailure):
+            watch.failure.server = watch.failure.server or host
+            raise watch.failure from None
+        if watch.failure is not None:
+            raise watch.failure
+        if query.method and reply.status >= 300:
+            return  # the server's answer came before the connection broke: it says more than the break
+        code = int(error.args[0])
+        facts = {"LibcurlReturnCode": code, "TransferHTTPStatusCode": reply.status if query.method else 0}
+        kind, text = self._classify(curl, query, reply, code, str(error.args[1] if len(error.args) > 1 else ""))
+        raise TransferFailure(kind, f"{host}: {text}", server=host, developer=facts) from None
+
+    def _classify(self, curl: pycurl.Curl, query: Query, reply: Reply, code: int, words: str) -> tuple[ErrorClass, str]:
+        if code == pycurl.E_COULDNT_RESOLVE_HOST:
+            return lookup_failure(urlsplit(query.url).hostname or "")
+        if code == pycurl.E_OPERATION_TIMEDOUT and not curl.getinfo(pycurl.STARTTRANSFER_TIME):
+            if not curl.getinfo(pycurl.NAMELOOKUP_TIME):
+                return ErrorClass.NAME_LOOKUP_FAILED, "its name was not resolved in time; check the node's DNS"
+            return ErrorClass.CONNECT_FAILED, "no connection in time; is the server up, is a firewall in between?"
+        kind = of_curl(code, 0 if query.method else reply.status)
+        if kind is ErrorClass.TLS_UNTRUSTED:
+            problem = certificate_problem(int(curl.getinfo(pycurl.SSL_VERIFYRESULT)))
+            return kind, f"{problem or 'its certificate is for another name'} ({words})"
+        return kind, words or f"libcurl error {code}"
+
+
+def _method_options(query: Query) -> dict[int, Any]:
+    if query.source:
+        return {pycurl.UPLOAD: 1, pycurl.INFILESIZE_LARGE: query.source.size_bytes}
+    if query.method == "HEAD":
+        return {pycurl.NOBODY: 1}
+    if query.method not in ("", "GET"):
+        return {pycurl.CUSTOMREQUEST: query.method}
+    return {}
+
+
+def _proxy(url: str, context: Context) -> str:
+    """The proxy that the machine advertises; libcurl itself looks into the environment, which comes first."""
+    attribute = f"{urlsplit(url).scheme}_proxy"
+    if os.environ.get(attribute) or os.environ.get("all_proxy"):  # noqa: SIM112 - libcurl's names
+        return ""
+    found = context.machine_attribute(attribute)
+    return found if isinstance(found, str) else ""
+
+
+def _trust(environment: Mapping[str, str]) -> dict[int, Any]:
+    """Certificate authorities: those the environment names, else the system's.
+
+    libcurl may come with pycurl and then does not know where this system keeps them.
+    """
+    system = ssl.get_default_verify_paths()
+    bundle = environment.get("SSL_CERT_FILE") or environment.get("CURL_CA_BUNDLE") or system.cafile or ""
+    folder = environment.get("X509_CERT_DIR") or environment.get("SSL_CERT_DIR") or system.capath or ""
+    options: dict[int, Any] = {}
+    if Path(bundle).is_file():
+        options[pycurl.CAINFO] = bundle
+    if Path(folder).is_dir() and folder:
+        options[pycurl.CAPATH] = folder
+    return options
+
+
+def _identity(query: Query) -> dict[int, Any]:
+    """The job's X.509 proxy, when there is one and no token speaks for the job."""
+    path = os.environ.get("X509_USER_PROXY", "")
+    if not path or not Path(path).is_file() or any(line.startswith("Authorization:") for line in query.headers):
+        return {}
+    return {pycurl.SSLCERT: path, pycurl.SSLKEY: path}
