@@ -347,11 +347,10 @@ def test_a_full_disk_gives_no_orders_and_loses_none(site: Site, monkeypatch: pyt
     site.complete()
     site.report(State.ACCEPTED)
     with monkeypatch.context() as patch:
-        patch.setitem(durable._faults, "agent-number", durable.Fault("ENOSPC", None))
+        patch.setattr(durable, "_faults", durable.parse_faults("agent-number=ENOSPC"))
         site.passes(2)
         assert site.orders == []
-        patch.setitem(durable._faults, "orders-advertise", durable.Fault("EIO", None))
-        patch.delitem(durable._faults, "agent-number")
+        patch.setattr(durable, "_faults", durable.parse_faults("orders-advertise=EIO"))
         assert not site.passes()
     assert site.passes()
     assert [order.action for order in site.orders] == [Action.CONFIRM]
