@@ -21,10 +21,10 @@ root_only = pytest.mark.skipif(
 class NameServer:
     """Answers every question in the same way: "nothing", "no such name" or "broken"."""
 
-    def __init__(self, answer: str) -> None:
+    def __init__(self, answer: str, address: str) -> None:
         self._answer = answer
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self._socket.bind(("127.53.53.53", 53))
+        self._socket.bind((address, 53))
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
@@ -48,8 +48,9 @@ def resolving(tmp_path, executable):
     servers = []
 
     def make(answer):
-        servers.append(NameServer(answer))
-        (tmp_path / "resolv.conf").write_text("nameserver 127.53.53.53\noptions timeout:1 attempts:1\n")
+        address = f"127.53.{os.getpid() % 250 + 1}.{sum(map(ord, answer)) % 250 + 1}"
+        servers.append(NameServer(answer, address))
+        (tmp_path / "resolv.conf").write_text(f"nameserver {address}\noptions timeout:1 attempts:1\n")
         (tmp_path / "nsswitch.conf").write_text("hosts: files dns\n")
         wrapper = tmp_path / "curl_plugin"
         binds = "".join(

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from stageout.core.errors import ErrorClass as K
-from tests.curl.interposer import Drop, Hold, status
+from tests.curl.interposer import Drop, Hold, Reply, status
 from tests.curl.plugin import NO_RETRY
 
 DATA = os.urandom(100_000)
@@ -59,8 +59,8 @@ def test_collection_that_cannot_be_made(plugin, dav, dav_door):
 
 def test_collection_made_by_another_job_meanwhile(plugin, dav, dav_door):
     def raced(asked, forward):
-        forward()
-        return status(405)(asked, forward)
+        reply = forward()
+        return Reply(405) if reply.status == 201 else reply
 
     dav_door.always("MKCOL", raced)
     assert plugin.put(url(dav_door, "a/b/file"), DATA).ok
@@ -196,3 +196,18 @@ def test_stopped(plugin, dav, dav_door, executable, plugin_table):
     ads, _ = read_results((scratch / "out").read_text())
     assert K.from_code(ads[0]["TransferErrorData"][-1]["ErrorCode"]) is K.NOT_ATTEMPTED
     assert dav.names() == []
+
+
+def test_rename_to_another_place(plugin, dav, dav_door):
+    """A proxy that maps paths but not Destination: the rename succeeds, and the file is not where it should be."""
+
+    def elsewhere(asked, forward):
+        asked.headers["destination"] = asked.headers["destination"].replace("/in/", "/else/")
+        return forward()
+
+    (dav.root / "in").mkdir()
+    (dav.root / "else").mkdir()
+    dav_door.always("MOVE", elsewhere)
+    assert plugin.put(url(dav_door, "in/file"), DATA).ok
+    assert "in/file" in dav.names()
+    assert (dav.root / "in" / "file").read_bytes() == DATA

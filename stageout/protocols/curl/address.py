@@ -55,6 +55,16 @@ class Address:
         return any(key.lower() in _SIGNED for key, _ in parse_qsl(urlsplit(self.url).query, keep_blank_values=True))
 
     @property
+    def signed_for_amazon(self) -> bool:
+        """The signature is of S3's form."""
+        return any(key.lower() == "x-amz-signature" for key, _ in parse_qsl(urlsplit(self.url).query))
+
+    @property
+    def path(self) -> str:
+        """The path, decoded as the server will."""
+        return unquote(urlsplit(self.url).path, errors="surrogateescape")
+
+    @property
     def signature_expired(self) -> bool:
         """The signature's own time is over (Amazon's and Google's form tell it)."""
         query = {key.lower(): value for key, value in parse_qsl(urlsplit(self.url).query)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ElementTree
 
 import pycurl
@@ -21,6 +22,8 @@ _PROPERTIES = (
 _NO_COLLECTION = frozenset({404, 409})
 _EXISTS = frozenset({405})  # the answer to MKCOL of what is there
 _CANNOT_MOVE = frozenset({405, 501, 502})
+# There are servers that decode a Destination before they take it apart: "a?b" would be written over "a".
+_MISREAD = re.compile(r"[;?#%\x00-\x1f\x7f]")
 
 
 class DavUpload(HttpUpload):
@@ -56,7 +59,7 @@ class DavUpload(HttpUpload):
 
     def _can_move(self) -> bool:
         """Ask the server, once for all files: one that speaks WebDAV has MOVE."""
-        if self._address.signed:
+        if self._address.signed or _MISREAD.search(self._address.path):
             return False
         known = self._task.servers.moves(self._address.origin)
         if known is None:
@@ -84,9 +87,13 @@ class DavUpload(HttpUpload):
 
     def _look(self) -> Stored:
         stored = super()._look()
-        if stored.size_bytes is not None and (stored.digests or self._target.signed):
+        servers, origin = self._task.servers, self._address.origin
+        told = stored.digests or self._target.signed or self._task.no_digests or servers.silent(origin)
+        if stored.size_bytes is not None and told:
             return stored
         asked = self._properties()
+        if not asked.digests:
+            servers.learn_silent(origin)
         size_bytes = asked.size_bytes if stored.size_bytes is None else stored.size_bytes
         return Stored(size_bytes, {**asked.digests, **stored.digests})
 
@@ -101,18 +108,35 @@ class DavUpload(HttpUpload):
             return True
         reply = self._http.ask("MOVE", self._target, (f"Destination: {self._address.url}", "Overwrite: T"))
         if reply.status in _CANNOT_MOVE:
-            self._task.servers.learn_moving(self._address.origin, moves=False)
             self.abandon()
-            self._left_over = False
-            self._task.context.log(
-                "the server cannot rename files; sent again under the final name", status=reply.status
-            )
-            return False
+            return self._rename_no_more(f"the server cannot rename files ({reply.status})")
         if reply.status == 404:
             return self._published_before()
         if not reply.success or reply.status == 207:
             raise self._http.failure(reply, f"renaming of {self._path.name} to its final name")
         self._left_over = False
+        return self._arrived()
+
+    def _rename_no_more(self, why: str) -> bool:
+        """Send this file, and all others to this server, under the final name."""
+        self._left_over = False
+        self._task.servers.learn_moving(self._address.origin, moves=False)
+        self._task.context.log(f"{why}; sent again under the final name")
+        return False
+
+    def _arrived(self) -> bool:
+        """Look, after the first rename into a collection: what stands between may know it by another path."""
+        collection = (self._address.parent() or self._address).url
+        if self._task.servers.confirmed(collection):
+            return True
+        self._target = self._address
+        try:
+            self._compare(super()._look())
+        except TransferFailure as failure:
+            if failure.kind not in (ErrorClass.SIZE_MISMATCH, ErrorClass.CONTENT_MISMATCH):
+                raise
+            return self._rename_no_more("the server renamed the file to another place")
+        self._task.servers.confirm(collection)
         return True
 
     def _published_before(self) -> bool:

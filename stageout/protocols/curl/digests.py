@@ -132,12 +132,15 @@ def stated_by_user(text: str) -> dict[str, str]:
     return found
 
 
-def stated_by_server(headers: Mapping[str, str], whole_body: bool, about_upload: bool = False) -> dict[str, str]:
+def stated_by_server(
+    headers: Mapping[str, str], whole_body: bool, about_upload: bool = False, amazon: bool = False
+) -> dict[str, str]:
     """The digests of a file that the headers of an answer state.
 
     :param headers: names in lower case.
     :param whole_body: the answer's own body is (or would be) the whole file; then headers about the body count too.
     :param about_upload: the answer is the one to a PUT: its ``Repr-Digest`` is about the answer, not about the file.
+    :param amazon: the URL is signed as S3 wants it; not every such server shows itself in its headers.
     """
     found: list[tuple[str, str]] = []
     for header in ("oc-checksum", "x-oc-checksum"):
@@ -150,18 +153,19 @@ def stated_by_server(headers: Mapping[str, str], whole_body: bool, about_upload:
         found += [("md5", headers["content-md5"])] if "content-md5" in headers else []
     for name, known in _NAMES.items():
         found += [(known, headers[key]) for key in (f"x-checksum-{name}",) if key in headers]
-    found += _s3(headers)
+    found += _s3(headers, amazon)
     read = ((name, read_value(name, value)) for name, value in reversed(found))
     return {name: value for name, value in read if value}
 
 
-def _s3(headers: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _s3(headers: Mapping[str, str], amazon: bool) -> Iterator[tuple[str, str]]:
     """Checksums of S3; an ETag only where it is the MD5: not of several parts, not encrypted with a key of its own."""
     if headers.get("x-amz-checksum-type", "FULL_OBJECT").upper() == "FULL_OBJECT":
         for name in ("sha256", "sha1", "crc32"):
             if f"x-amz-checksum-{name}" in headers:
                 yield name, headers[f"x-amz-checksum-{name}"]
-    if not any(name.startswith("x-amz-") for name in headers) and headers.get("server") not in ("AmazonS3", "MinIO"):
+    amazon = amazon or any(name.startswith("x-amz-") for name in headers)
+    if not amazon and headers.get("server") not in ("AmazonS3", "MinIO"):
         return
     encrypted = headers.get("x-amz-server-side-encryption", "AES256") != "AES256"
     encrypted = encrypted or "x-amz-server-side-encryption-customer-algorithm" in headers

@@ -134,7 +134,8 @@ class HttpDownload(Download):
             text = reply.headers.get("content-length", "")
             length = int(text) if text.isdigit() and "transfer-encoding" not in reply.headers else None
             self._validator = _strong_validator(reply.headers)
-            self._restart(stated_by_server(reply.headers, whole_body=True), length)
+            amazon = self._address.signed_for_amazon
+            self._restart(stated_by_server(reply.headers, whole_body=True, amazon=amazon), length)
         else:
             raise self._http.failure(reply, f"download of {self._address.name}")
 

@@ -201,6 +201,7 @@ def certificate_problem(verify_result: int) -> str | None:
 
 _VERIFY_RESULTS: dict[int, str | None] = {
     0: None,
+    1: None,  # the chain is good and the name is not in the certificate: libcurl itself compares names
     9: "its certificate is not valid yet: check both clocks",
     10: "its certificate has expired",
     18: "its certificate is signed by itself and not trusted here",

@@ -17,6 +17,8 @@ class Servers:
         self._lock = threading.Lock()
         self._moving: dict[Origin, bool] = {}
         self._digests: dict[Origin, tuple[str, ...]] = {}
+        self._silent: set[Origin] = set()
+        self._confirmed: set[str] = set()
 
     def moves(self, origin: Origin) -> bool | None:
         """Whether a WebDAV server can MOVE; None when nobody has asked."""
@@ -37,3 +39,23 @@ class Servers:
         """A server states this digest: the next files need no other."""
         with self._lock:
             self._digests[origin] = (name,)
+
+    def silent(self, origin: Origin) -> bool:
+        """Whether a WebDAV server was asked for the checksums of a file and had none."""
+        with self._lock:
+            return origin in self._silent
+
+    def learn_silent(self, origin: Origin) -> None:
+        """Remember it."""
+        with self._lock:
+            self._silent.add(origin)
+
+    def confirmed(self, collection: str) -> bool:
+        """Whether a file was seen under its final name after a rename into this collection."""
+        with self._lock:
+            return collection in self._confirmed
+
+    def confirm(self, collection: str) -> None:
+        """Remember it."""
+        with self._lock:
+            self._confirmed.add(collection)

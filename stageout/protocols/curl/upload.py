@@ -156,7 +156,11 @@ class HttpUpload(Upload):
             raise self._http.failure(reply, f"upload of {self._path.name}")
         self._accepted = reply
         self._first_byte_s = reply.first_byte_s
-        return Stored(None, stated_by_server(reply.headers, whole_body=False, about_upload=True))
+        return Stored(None, self._stated(reply))
+
+    def _stated(self, reply: Reply) -> dict[str, str]:
+        amazon = self._target.signed_for_amazon
+        return stated_by_server(reply.headers, whole_body=False, about_upload=True, amazon=amazon)
 
     def _check(self) -> str:
         verified = super()._check()
