@@ -17,10 +17,10 @@ check: $(STAMP)
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
-	$(PY) -m pytest -q tests/unit
+	$(PY) -m pytest -q -n 2 tests/unit
 
 test: check
-	$(PY) -m pytest -q tests --ignore tests/unit
+	$(PY) -m pytest -q -n 2 --dist loadfile --durations=10 tests --ignore tests/unit
 
 bench: $(STAMP)
 	$(PY) benchmarks/run_all.py $(if $(QUICK),--quick)
