@@ -39,10 +39,12 @@ def run(options: argparse.Namespace) -> int:
     if options.returned in _NOT_SUBMITTED:
         print(f"stageout: the node's job was never submitted (its status is {options.returned})", file=sys.stderr)
         return own_status(options.returned)
+    wanted = parse_job_ids(options.jobs)
     from stageout.cli.condor import Queue
 
-    watcher = Watcher(Queue(options.name, options.pool), parse_job_ids(options.jobs))
-    return wait(watcher, options.timeout, options.returned, SystemClock(), time.sleep)
+    return wait(
+        Watcher(Queue(options.name, options.pool), wanted), options.timeout, options.returned, SystemClock(), time.sleep
+    )
 
 
 _BETWEEN = Verdict(Outcome.WAITING, "it has left the queue; looking for it in the history")
@@ -60,6 +62,7 @@ class Watcher:
         self._left: dict[JobId, Verdict] = {}
         self._seen: set[JobId] = set()
         self._missed: dict[JobId, int] = {}
+        self._factories: set[int] = set()
         self._looked_back = False
 
     def look(self) -> tuple[dict[JobId, Verdict], bool]:
@@ -70,30 +73,33 @@ class Watcher:
         """
         jobs, clusters = self._source.jobs(self._wanted)
         queued = {job.id: judge_queued(job) for job in jobs}
-        self._seen |= set(queued)
-        self._look_back(set(queued))
         factories = {ad.integer("ClusterId") for ad in clusters if makes_more_jobs(ad)}
-        self._refuse_unknown(queued, factories)
-        between = dict.fromkeys(self._seen - set(queued) - set(self._left), _BETWEEN)
-        return {**between, **self._left, **queued}, bool(factories & {one.cluster for one in self._wanted})
-
-    def _look_back(self, queued: set[JobId]) -> None:
-        """Ask the history for what is not in the queue: at first for all, later for what has just left."""
-        missing = sorted(self._seen - queued - set(self._left))
-        if not self._looked_back:
-            missing = [one for one in self._wanted if one.proc is None or one not in queued]
+        self._seen |= set(queued)
+        missing = self._missing(set(queued), factories)
         if missing:
             self._left.update({job.id: judge_history(job) for job in self._source.history(missing)})
-        self._looked_back = True
-        for job in self._seen - queued - set(self._left):
+        self._looked_back, self._factories = True, factories
+        gone = self._seen - set(queued) - set(self._left)
+        self._refuse_unknown(gone, factories)
+        return {**dict.fromkeys(gone, _BETWEEN), **self._left, **queued}, bool(factories)
+
+    def _missing(self, queued: set[JobId], factories: set[int]) -> list[JobId]:
+        """What to look up in the history: at first everything, later what has left since the last look."""
+        if not self._looked_back:
+            return [one for one in self._wanted if one.proc is None or one not in queued]
+        # A factory's jobs may come and go between two looks: when it has made its last one, all are looked up.
+        ended = self._factories - factories
+        unseen = [one for one in self._wanted if one.cluster in ended]
+        return [*unseen, *sorted(self._seen - queued - set(self._left))]
+
+    def _refuse_unknown(self, gone: set[JobId], factories: set[int]) -> None:
+        for job in gone:
             self._missed[job] = self._missed.get(job, 0) + 1
             if self._missed[job] >= _LOOKS_AT_HISTORY:
                 raise UnknownJob(
                     f"{job}: it left the queue, and the schedd's history does not have it; is HISTORY set?"
                 )
-
-    def _refuse_unknown(self, queued: dict[JobId, Verdict], factories: set[int]) -> None:
-        known = {*queued, *self._left, *self._seen}
+        known = self._seen | set(self._left)
         for one in self._wanted:
             if one.cluster not in factories and not any(one.covers(job) for job in known):
                 raise UnknownJob(f"{one}: no such job in the queue, nor in the schedd's history")

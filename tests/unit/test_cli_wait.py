@@ -171,6 +171,19 @@ def test_a_factory_is_waited_for_until_it_makes_no_more_jobs() -> None:
     assert (code, len(clock.slept)) == (0, 2)
 
 
+def test_jobs_of_a_factory_that_come_and_go_between_two_looks_count() -> None:
+    failed = job(ProcId=1, JobStatus=3)
+    schedd = Schedd([job(**DONE)], [], past=[job(**DONE), failed], clusters=[[FACTORY], []])
+    assert status(schedd, JobId(12))[0] == 1
+    schedd = Schedd([], [], past=[job(ProcId=7, **DONE)], clusters=[[FACTORY], []])
+    schedd.past, past = [], schedd.past
+    watcher = Watcher(schedd, [JobId(12, 7)])
+    assert watcher.look() == ({}, True)
+    schedd.past = past
+    verdicts, more = watcher.look()
+    assert (list(verdicts), more) == ([JobId(12, 7)], False)
+
+
 def test_a_job_that_its_factory_has_not_made_yet_is_not_unknown() -> None:
     schedd = Schedd([], [job(ProcId=7, **DONE)], clusters=[[FACTORY], []])
     assert status(schedd, JobId(12, 7))[0] == 0
