@@ -20,7 +20,7 @@ class Knob:
     """One setting.
 
     :param name: as in condor_config. :param default: fixes the type too.
-    :param role: "ep", "ap" or "both": the fragment that shows it.
+    :param role: "ep", "ap", "policy": the fragment that shows it; "both": all do.
     :param doc: one line; says the unit.
     """
 
@@ -63,6 +63,20 @@ KNOBS: dict[str, Knob] = {
         Knob("STAGEOUT_EDIT_INTERVAL", 20, "ap", "least s between two edits of one job's progress (ends are written at once)", 0),
         Knob("STAGEOUT_LEASE", 7200, "ap", "s of silence, while collector and agent are up, after which a manager's sandboxes are lost", 60),
         Knob("STAGEOUT_MAX_RERUNS", 2, "ap", "times that a job runs again because its output was lost; then it is held", 0),
+        Knob("STAGEOUT_POLICY", "greedy", "policy", "greedy, fair-share, priority, reserved, or the path of a module"),
+        Knob("STAGEOUT_POLICY_INITIAL", 4, "policy", "streams that the greedy policy gives a new client", 0),
+        Knob("STAGEOUT_POLICY_INCREMENT", 4, "policy", "streams that it adds when a client renews", 0),
+        Knob("STAGEOUT_POLICY_MAX_PAIR", 128, "policy", "most streams between a source and a destination", 0),
+        Knob("STAGEOUT_POLICY_MAX_CLIENT", 32, "policy", "of these, most of one client", 0),
+        Knob("STAGEOUT_POLICY_RESERVED", "", "policy", "reserved policy: OWNER=STREAMS, ... that only this owner gets"),
+        Knob("STAGEOUT_POLICY_PRIORITIES", "", "policy", "priority policy: OWNER=NUMBER, ...; larger first, else 0"),
+        Knob("STAGEOUT_POLICY_LEASE", 300.0, "policy", "s after which streams that are not renewed are free", 1),
+        Knob("STAGEOUT_POLICY_HOST", "127.0.0.1", "policy", "address to listen on; all but loopback need a certificate"),
+        Knob("STAGEOUT_POLICY_PORT", 9620, "policy", "TCP port; 0: any free one (see the log)", 0),
+        Knob("STAGEOUT_POLICY_CERT", "", "policy", "PEM file of the certificate and its chain"),
+        Knob("STAGEOUT_POLICY_KEY", "", "policy", "PEM file of its key; empty: in the same file"),
+        Knob("STAGEOUT_POLICY_TOKENS", "/etc/condor/stageout-policy.tokens", "policy", "one OWNER TOKEN a line"),
+        Knob("STAGEOUT_POLICY_DIR", "$(SPOOL)/stageout_policy", "policy", "where leases are kept over restarts"),
         Knob("STAGEOUT_DEBUG", False, "both", "true: more in the logs"),
     )
 }

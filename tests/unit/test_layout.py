@@ -76,7 +76,23 @@ def test_executables_are_short() -> None:
         assert len(path.read_text().splitlines()) < 15, path
 
 
-@pytest.mark.parametrize(("role", "fragment"), [("ep", "20-stageout-ep.conf"), ("ap", "20-stageout-ap.conf")])
+def test_tuning_is_pure() -> None:
+    """No sockets, no files, no clock: what :mod:`stageout.tuning` imports can do none of it."""
+    pure = {"__future__", "collections", "collections.abc", "dataclasses", "itertools", "math", "typing"}
+    for path in (ROOT / "stageout" / "tuning").glob("*.py"):
+        for imported in _imports(path):
+            ours = imported.startswith("stageout.tuning") or imported == "stageout.core.errors"
+            assert ours or imported in pure, f"{path} imports {imported}"
+
+
+_FRAGMENTS = [
+    ("ep", "20-stageout-ep.conf"),
+    ("ap", "20-stageout-ap.conf"),
+    ("policy", "20-stageout-policy.conf"),
+]
+
+
+@pytest.mark.parametrize(("role", "fragment"), _FRAGMENTS)
 def test_every_knob_is_shown_with_its_default(role: str, fragment: str) -> None:
     lines = (ROOT / "condor_config.d" / fragment).read_text().splitlines()
     shown = {line.lstrip("# ").split("=")[0].strip(): line.split("=", 1)[1] for line in lines if "=" in line}

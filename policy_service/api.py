@@ -1,0 +1,191 @@
+"""The REST interface: a table of operations, and what each does. Every answer but the page is JSON or plain text."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from aiohttp import web
+
+from policy_service import fields, openapi, views
+from policy_service.book import Book
+from policy_service.fields import Field, read_body
+from policy_service.model import Lease, Refused
+from policy_service.tokens import Tokens
+from stageout.core import log
+
+T = TypeVar("T")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_MOST_BODY_BYTES = 16_384
+_POLICY_FOR_PAGES = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One route. :param name: of the method of :class:`Api` that does it. :param open_to_all: no token needed."""
+
+    method: str
+    path: str
+    name: str
+    summary: str
+    answer: str
+    body: tuple[Field, ...] = ()
+    open_to_all: bool = False
+
+
+OPERATIONS = (
+    Operation(
+        "POST", "/v1/leases", "request", "Request streams; the same client asking again gets the same lease.", "lease",
+        (fields.CLIENT, fields.SOURCE, fields.DESTINATION, fields.WANTED),
+    ),
+    Operation("GET", "/v1/leases", "list_own", "The caller's own leases.", "leases"),
+    Operation(
+        "POST", "/v1/leases/{lease}/renew", "renew", "Another term, and the streams that are granted from now on.",
+        "lease", (fields.WANTED, fields.IN_USE),
+    ),
+    Operation(
+        "POST", "/v1/leases/{lease}/report", "report", "Say what is used and reached. Does not renew.", "lease",
+        (fields.REPORTED_IN_USE, fields.RATE),
+    ),
+    Operation("DELETE", "/v1/leases/{lease}", "release", "Give the streams back.", "nothing"),
+    Operation("GET", "/metrics", "metrics", "Figures for Prometheus.", "text", open_to_all=True),
+    Operation("GET", "/openapi.json", "describe", "This description.", "description", open_to_all=True),
+    Operation("GET", "/", "page", "Who has what, for people.", "html", open_to_all=True),
+)  # fmt: skip
+
+
+class Api:
+    """The service's routes over one book.
+
+    :param worker: its one thread does everything with the book.
+    """
+
+    def __init__(self, book: Book, tokens: Tokens, worker: ThreadPoolExecutor) -> None:
+        self.book = book
+        self.tokens = tokens
+        self._worker = worker
+        self._requests: Counter[tuple[str, int]] = Counter()
+
+    def application(self) -> web.Application:
+        """The application for aiohttp to serve."""
+        app = web.Application(middlewares=[self._answer], client_max_size=_MOST_BODY_BYTES)
+        for operation in OPERATIONS:
+            app.router.add_route(operation.method, operation.path, self._handler(operation), name=operation.name)
+        return app
+
+    async def call(self, work: Callable[[], T]) -> T:
+        """Do something with the book, in its thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._worker, work)
+
+    def _handler(self, operation: Operation) -> Handler:
+        method: Callable[..., Awaitable[web.StreamResponse]] = getattr(self, f"_{operation.name}")
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            if operation.open_to_all:
+                return await method()
+            owner = self._owner(request)
+            given: dict[str, Any] = dict(request.match_info)
+            given.update(read_body(await request.read(), operation.body))
+            return await method(owner, **given)
+
+        return handle
+
+    def _owner(self, request: web.Request) -> str:
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        owner = self.tokens.owner(token.strip()) if scheme.lower() == "bearer" else None
+        if owner is None:
+            raise Refused(401, "send 'Authorization: Bearer TOKEN' with a token that this service knows")
+        return owner
+
+    @web.middleware
+    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Turn every failure into a JSON answer with one sentence, and count."""
+        try:
+            response = await handler(request)
+        except Refused as problem:
+            response = _failed(problem.status, str(problem))
+        except web.HTTPException as problem:
+            response = _failed(problem.status, f"{problem.reason}: see /openapi.json")
+            if "Allow" in problem.headers:
+                response.headers["Allow"] = problem.headers["Allow"]
+        except (sqlite3.Error, OSError) as problem:
+            log.error("not-recorded", problem=problem, advice="see to the disk of STAGEOUT_POLICY_DIR")
+            response = _failed(
+                503, "the grant cannot be recorded: try again later, or tell the service's administrator"
+            )
+        name = request.match_info.route.name or "unknown"
+        self._requests[name, response.status] += 1
+        return response
+
+    async def _request(
+        self, owner: str, client: str, source: str, destination: str, wanted: int = fields.MOST_STREAMS
+    ) -> web.Response:
+        lease = await self.call(lambda: self.book.request(owner, client, source.lower(), destination.lower(), wanted))
+        return web.json_response(self._shown(lease), status=201)
+
+    async def _list_own(self, owner: str) -> web.Response:
+        leases = await self.call(self.book.leases)
+        return web.json_response({"leases": [self._shown(lease) for lease in leases if lease.owner == owner]})
+
+    async def _renew(
+        self, owner: str, lease: str, wanted: int | None = None, in_use: int | None = None
+    ) -> web.Response:
+        return web.json_response(self._shown(await self.call(lambda: self.book.renew(owner, lease, wanted, in_use))))
+
+    async def _report(self, owner: str, lease: str, in_use: int, rate_mb_s: float | None = None) -> web.Response:
+        return web.json_response(
+            self._shown(await self.call(lambda: self.book.report(owner, lease, in_use, rate_mb_s)))
+        )
+
+    async def _release(self, owner: str, lease: str) -> web.Response:
+        await self.call(lambda: self.book.release(owner, lease))
+        return web.Response(status=204)
+
+    async def _metrics(self) -> web.Response:
+        state = await self.call(lambda: views.Picture.of(self.book))
+        text = views.metrics(state, self._requests)
+        return web.Response(text=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    async def _describe(self) -> web.Response:
+        return web.json_response(openapi.description(OPERATIONS))
+
+    async def _page(self) -> web.Response:
+        state = await self.call(lambda: views.Picture.of(self.book))
+        headers = {"Content-Security-Policy": _POLICY_FOR_PAGES, "Refresh": "5"}
+        return web.Response(text=views.page(state), content_type="text/html", headers=headers)
+
+    def _shown(self, lease: Lease) -> dict[str, Any]:
+        left_s = self.book.left_s(lease)
+        return {
+            "lease": lease.id,
+            "client": lease.client,
+            "source": lease.source,
+            "destination": lease.destination,
+            "streams": lease.streams,
+            "in_use": lease.in_use,
+            "wanted": lease.wanted,
+            "ends_in_s": round(left_s, 3),
+            "renew_in_s": round(left_s / 3, 3),
+            "reason": _reason(lease, self.book.rules.limits.max_pair),
+        }
+
+
+def _reason(lease: Lease, max_pair: int) -> str:
+    way = f"from {lease.source} to {lease.destination}"
+    if lease.streams == 0 and lease.wanted == 0:
+        return "None are wanted: renew with what you want."
+    if lease.streams == 0:
+        return f"None of the {max_pair} streams {way} is yours for now: renew to ask again, before the lease ends."
+    if lease.in_use > lease.streams:
+        return f"{lease.streams} streams {way}: use no more for new transfers, and report when fewer are in use."
+    return f"{lease.streams} streams {way}."
+
+
+def _failed(status: int, text: str) -> web.Response:
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+    return web.json_response({"error": text}, status=status, headers=headers)

@@ -1,0 +1,154 @@
+"""Who has what. Every change is on the disk before it is told to anybody.
+
+Not for threads: whoever calls lets one thread do it all.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from policy_service.model import Lease, Refused
+from policy_service.site_policy import Decider
+from policy_service.store import Store
+from stageout.core import log
+from stageout.core.clock import Clock
+from stageout.tuning.policies import Limits
+
+_MOST_LEASES = 20_000
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the administrator set. :param lease_s: how long a grant holds. :param priorities: owner -> priority."""
+
+    limits: Limits
+    lease_s: float
+    priorities: Mapping[str, int] = field(default_factory=dict)
+
+
+class Book:
+    """All leases.
+
+    :param store: opened; what it holds counts on. :param decider: the policy in force.
+    """
+
+    def __init__(self, store: Store, clock: Clock, rules: Rules, decider: Decider) -> None:
+        self._store = store
+        self._clock = clock
+        self.rules = rules
+        self.decider = decider
+        self.expired = 0
+        loaded = store.load(clock.monotonic_s(), clock.wall_s(), rules.lease_s)
+        self._leases = {lease.id: lease for lease in loaded}
+        self._turn = max((lease.turn for lease in loaded), default=0)
+
+    def leases(self) -> list[Lease]:
+        """All that hold, in the order of pairs and names."""
+        self.expire()
+        return sorted(self._leases.values(), key=lambda lease: (lease.pair, lease.owner, lease.client))
+
+    def left_s(self, lease: Lease) -> float:
+        """Seconds until a lease ends."""
+        return max(0.0, lease.deadline_s - self._clock.monotonic_s())
+
+    def request(self, owner: str, client: str, source: str, destination: str, wanted: int) -> Lease:
+        """Streams for a client. On return the grant is on the disk.
+
+        Asked again (an answer was lost, a client was restarted), it is the same lease, renewed.
+
+        :returns: the lease; with 0 streams the client waits its turn, and asks again by renewing.
+        :raises Refused: too many leases.
+        """
+        self.expire()
+        key = (owner, client, source, destination)
+        known = next((one for one in self._leases.values() if _key(one) == key), None)
+        if known:
+            return self._decide(replace(known, wanted=wanted, in_use=known.counted))
+        if len(self._leases) >= _MOST_LEASES:
+            raise Refused(429, f"{_MOST_LEASES} leases are out: release some, or wait until they end")
+        self._turn += 1
+        return self._decide(Lease(secrets.token_hex(12), *key, 0, 0, wanted, self._turn, 0.0))
+
+    def renew(self, owner: str, name: str, wanted: int | None, in_use: int | None) -> Lease:
+        """Another term, and the policy's present view of the client's streams. On return it is on the disk.
+
+        :param in_use: streams that the client uses now; None: as many as it was granted at most.
+        :raises Refused: no such lease, or more in use than was granted.
+        """
+        lease = self._mine(owner, name)
+        lease = replace(lease, wanted=lease.wanted if wanted is None else wanted)
+        return self._decide(self._using(lease, lease.streams if in_use is None else in_use))
+
+    def report(self, owner: str, name: str, in_use: int, rate_mb_s: float | None) -> Lease:
+        """What a client uses and reaches. Streams that it no longer uses after it shrank are free on return.
+
+        :raises Refused: as :meth:`renew`.
+        """
+        lease = self._using(self._mine(owner, name), in_use)
+        lease = replace(lease, rate_mb_s=rate_mb_s)
+        if lease.in_use != self._leases[name].in_use:
+            self._save(lease)
+        self._leases[name] = lease
+        return lease
+
+    def release(self, owner: str, name: str) -> None:
+        """Give all streams of a lease back. :raises Refused: no such lease."""
+        self._mine(owner, name)
+        self._store.save([], [name])
+        del self._leases[name]
+
+    def expire(self) -> None:
+        """Give the streams of clients that did not renew back."""
+        now = self._clock.monotonic_s()
+        gone = [lease for lease in self._leases.values() if lease.deadline_s <= now]
+        if gone:
+            self._store.save([], [lease.id for lease in gone])
+        for lease in gone:
+            log.warn(
+                "expired", owner=lease.owner, client=lease.client, pair="->".join(lease.pair), streams=lease.counted
+            )
+            del self._leases[lease.id]
+        self.expired += len(gone)
+
+    def close(self) -> None:
+        """Close the database and end the policy."""
+        self._store.close()
+        self.decider.close()
+
+    def _mine(self, owner: str, name: str) -> Lease:
+        self.expire()
+        lease = self._leases.get(name)
+        if lease is None or lease.owner != owner:
+            raise Refused(404, "no such lease (it may have ended): stop using its streams and request new ones")
+        return lease
+
+    def _using(self, lease: Lease, in_use: int) -> Lease:
+        if in_use > lease.counted:
+            raise Refused(409, f"{in_use} streams in use, but only {lease.counted} are granted: use fewer")
+        return replace(lease, in_use=in_use)
+
+    def _decide(self, lease: Lease) -> Lease:
+        asker = lease.grant(self._priority(lease))
+        others = [one for one in self._leases.values() if one.pair == lease.pair and one.id != lease.id]
+        grants = [asker, *(one.grant(self._priority(one)) for one in others)]
+        streams = self.decider.decide(asker, grants, self.rules.limits)
+        if bool(streams) != bool(lease.streams):
+            self._turn += 1
+            lease = replace(lease, turn=self._turn)
+        lease = replace(lease, streams=streams, deadline_s=self._clock.monotonic_s() + self.rules.lease_s)
+        self._save(lease)
+        self._leases[lease.id] = lease
+        return lease
+
+    def _priority(self, lease: Lease) -> int:
+        return self.rules.priorities.get(lease.owner, 0)
+
+    def _save(self, lease: Lease) -> None:
+        left_s = lease.deadline_s - self._clock.monotonic_s()
+        self._store.save([(lease, self._clock.wall_s() + left_s)], [])
+
+
+def _key(lease: Lease) -> tuple[str, str, str, str]:
+    return lease.owner, lease.client, lease.source, lease.destination

@@ -1,0 +1,63 @@
+"""The process that a site's own policy runs in: one question per line in, one answer per line out."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from stageout.tuning.policies import Grant, Limits
+
+
+def _load(path: str) -> Callable[[Grant, list[Grant], Limits], object]:
+    spec = importlib.util.spec_from_file_location("site_policy_module", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file (its name must end in .py)")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    function = getattr(module, "grant", None)
+    if not callable(function):
+        raise ImportError("it has no function grant(asker, grants, limits)")
+    return function  # type: ignore[no-any-return]
+
+
+def _decide(function: Callable[[Grant, list[Grant], Limits], object], question: dict[str, Any]) -> object:
+    grants = [Grant(**grant) for grant in question["grants"]]
+    return function(grants[question["asker"]], grants, Limits(**question["limits"]))
+
+
+def _attempt(work: Callable[[], object]) -> dict[str, object]:
+    try:
+        streams = work()
+    except (Exception, SystemExit) as problem:
+        return {"problem": f"{type(problem).__name__}: {problem}"[:500]}
+    # Whole numbers only: JSON would quietly make one out of nothing else, and other types may not fit into it.
+    return {"streams": streams if type(streams) is int else repr(streams)[:100]}
+
+
+def main() -> None:
+    """Load the module that is named on the command line and answer until the service is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the module prints must not be taken for an answer
+    functions: list[Callable[[Grant, list[Grant], Limits], object]] = []
+
+    def load() -> int:
+        functions.append(_load(sys.argv[1]))
+        return 0
+
+    answer = _attempt(load)
+    print(json.dumps(answer), file=answers, flush=True)
+    if "problem" in answer:
+        return
+    for line in sys.stdin:
+        question = json.loads(line)
+        print(json.dumps(_attempt(lambda: _decide(functions[0], question))), file=answers, flush=True)  # noqa: B023
+
+
+if __name__ == "__main__":
+    main()

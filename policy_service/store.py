@@ -1,0 +1,85 @@
+"""Leases on the disk: SQLite, WAL, ``synchronous=FULL``, open in one process only."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from policy_service.model import Lease
+from stageout.core import durable
+from stageout.core.errors import StageoutError
+
+_VERSION = 1
+_SCHEMA = """
+CREATE TABLE leases (
+    id TEXT PRIMARY KEY, owner TEXT NOT NULL, client TEXT NOT NULL, source TEXT NOT NULL, destination TEXT NOT NULL,
+    streams INTEGER NOT NULL, in_use INTEGER NOT NULL, wanted INTEGER NOT NULL, turn INTEGER NOT NULL,
+    until REAL NOT NULL) WITHOUT ROWID
+"""
+_SAVE = "INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+
+
+class StoreError(StageoutError):
+    """The database cannot be used; the text says what to do."""
+
+
+class Store:
+    """The open database. Use from one thread.
+
+    :param path: of the database; made when it is missing, its directory too.
+    :raises StoreError: another process has it, it is damaged, or of a newer version.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._connection = sqlite3.connect(path, timeout=0.5, isolation_level=None, check_same_thread=False)
+            self._open()
+        except (OSError, sqlite3.Error) as problem:
+            raise StoreError(
+                f"{path}: {problem}. Stop the service that uses it, or mend its directory; a damaged file may be"
+                " removed: clients then ask for streams anew"
+            ) from problem
+
+    def _open(self) -> None:
+        run = self._connection.execute
+        run("PRAGMA locking_mode=EXCLUSIVE")
+        run("PRAGMA journal_mode=WAL")
+        run("PRAGMA synchronous=FULL")
+        run("BEGIN IMMEDIATE")
+        [version] = run("PRAGMA user_version").fetchone()
+        if version == 0:
+            run(_SCHEMA)
+            run(f"PRAGMA user_version={_VERSION}")
+        elif version != _VERSION:
+            raise sqlite3.DatabaseError(f"it is of version {version}, this program knows {_VERSION}")
+        run("COMMIT")
+
+    def load(self, now_mono_s: float, now_wall_s: float, most_s: float) -> list[Lease]:
+        """All leases. What is left of each is told by the wall clock, but is never more than ``most_s``."""
+        rows = self._connection.execute(
+            "SELECT id, owner, client, source, destination, streams, in_use, wanted, turn, until FROM leases"
+        )
+        found = (Lease(*row) for row in rows)
+        return [replace(one, deadline_s=now_mono_s + min(most_s, one.deadline_s - now_wall_s)) for one in found]
+
+    def save(self, changed: Iterable[tuple[Lease, float]], gone: Iterable[str]) -> None:
+        """Write leases with the wall time of their ends, and forget others. All or nothing; on the disk on return."""
+        run = self._connection.execute
+        run("BEGIN IMMEDIATE")
+        try:
+            for lease, until in changed:
+                values = (lease.id, lease.owner, lease.client, lease.source, lease.destination, lease.streams)
+                run(_SAVE, (*values, lease.in_use, lease.wanted, lease.turn, until))
+            for name in gone:
+                run("DELETE FROM leases WHERE id = ?", (name,))
+            durable.commit("policy-record", self._connection)
+        except BaseException:
+            self._connection.rollback()
+            raise
+
+    def close(self) -> None:
+        """Close the database."""
+        self._connection.close()

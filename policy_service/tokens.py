@@ -1,0 +1,59 @@
+"""Who may ask: bearer tokens from a file, one ``OWNER TOKEN`` a line."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from pathlib import Path
+
+from stageout.core.errors import StageoutError
+
+_LEAST_LENGTH = 16
+_OWNER = re.compile(r"[A-Za-z0-9._@+-]{1,64}")
+
+
+class TokenError(StageoutError):
+    """The file of tokens cannot be used; the text says what to do. Never holds a token."""
+
+
+class Tokens:
+    """The known tokens.
+
+    :param path: readable by its owner and group only. :raises TokenError: missing, open to all, empty or unreadable.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            if path.stat().st_mode & 0o007:
+                raise TokenError(f"{path} holds secrets and is open to all users: chmod o= it")
+            lines = path.read_text().splitlines()
+        except (OSError, UnicodeDecodeError) as problem:
+            raise TokenError(f"cannot read the tokens: {problem}; write one 'OWNER TOKEN' a line") from problem
+        self._owners: list[tuple[bytes, str]] = []
+        for number, line in enumerate(lines, 1):
+            words = line.split("#", 1)[0].split() if line.lstrip().startswith("#") else line.split()
+            if words:
+                self._owners.append(_entry(words, f"{path}, line {number}"))
+        if not self._owners:
+            raise TokenError(f"{path} has no token: write one 'OWNER TOKEN' a line")
+
+    def owner(self, token: str) -> str | None:
+        """Whose token this is. Takes as long for a wrong one as for a right one."""
+        digest, found = _digest(token), None
+        for known, owner in self._owners:
+            if hmac.compare_digest(known, digest):
+                found = owner
+        return found
+
+
+def _entry(words: list[str], place: str) -> tuple[bytes, str]:
+    if len(words) != 2 or not _OWNER.fullmatch(words[0]):
+        raise TokenError(f"{place}: write 'OWNER TOKEN'")
+    if len(words[1]) < _LEAST_LENGTH:
+        raise TokenError(f"{place}: the token is shorter than {_LEAST_LENGTH} characters; try 'openssl rand -hex 24'")
+    return _digest(words[1]), words[0]
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
