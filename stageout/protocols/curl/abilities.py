@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from stageout import __version__
 from stageout.plugin.abilities import Abilities
 
 METHODS = ("http", "https", "ftp", "file", "dav", "davs")
@@ -16,4 +17,6 @@ def proxies(environment: Mapping[str, str]) -> dict[str, object]:
     return {name: value for name, value in found.items() if value and "@" not in value}
 
 
-ABILITIES = Abilities(methods=METHODS, version="1.0", verifies=True, parallel=4, startd_attributes=proxies(os.environ))
+ABILITIES = Abilities(
+    methods=METHODS, version=__version__, verifies=True, parallel=4, startd_attributes=proxies(os.environ)
+)

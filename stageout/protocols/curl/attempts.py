@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import abc
 import os
-import random
 import time
-
-import tenacity
+from typing import TYPE_CHECKING
 
 from stageout.core.errors import Advice, ErrorClass, TransferFailure
 from stageout.plugin.api import Outcome
 from stageout.protocols.curl.task import Task
+
+if TYPE_CHECKING:  # loaded only when something has to be tried again
+    import tenacity
 
 _FIRST_WAIT_S = 1.0
 _LONGEST_WAIT_S = 30.0
@@ -67,6 +68,8 @@ class _Patience:
         return end_s - self._since_s > self._budget_s or self.wait_s >= self._task.context.remaining_s
 
     def _next_wait_s(self, state: tenacity.RetryCallState) -> float:
+        import random
+
         failure = state.outcome.exception() if state.outcome else None
         asked_s = failure.retry_after_s if isinstance(failure, TransferFailure) else None
         if asked_s is not None:
@@ -96,7 +99,34 @@ def carry_out(movement: Movement, task: Task) -> Outcome:
 
     :raises TransferFailure: the last one.
     """
+    try:
+        try:
+            return movement.attempt()
+        except TransferFailure as failure:
+            return _try_again(movement, task, failure)
+    except BaseException:
+        movement.abandon()
+        raise
+    finally:
+        movement.close()
+
+
+def _try_again(movement: Movement, task: Task, first: TransferFailure) -> Outcome:
+    """All attempts after the first, which has just failed.
+
+    :raises TransferFailure: the last one.
+    """
+    if not _may_help(first):
+        raise first
+    import tenacity
+
     patience = _Patience(movement, task)
+    known = [first]
+
+    def attempt() -> Outcome:
+        if known:
+            raise known.pop()
+        return movement.attempt()
 
     def note(state: tenacity.RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
@@ -111,10 +141,4 @@ def carry_out(movement: Movement, task: Task) -> Outcome:
         before_sleep=note,
         reraise=True,
     )
-    try:
-        return retrying(movement.attempt)
-    except BaseException:
-        movement.abandon()
-        raise
-    finally:
-        movement.close()
+    return retrying(attempt)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import xml.etree.ElementTree as ElementTree
 
 import pycurl
 
@@ -92,7 +91,7 @@ class DavUpload(HttpUpload):
         if stored.size_bytes is not None and told:
             return stored
         asked = self._properties()
-        if not asked.digests:
+        if stored.size_bytes is not None and not asked.digests:
             servers.learn_silent(origin)
         size_bytes = asked.size_bytes if stored.size_bytes is None else stored.size_bytes
         return Stored(size_bytes, {**asked.digests, **stored.digests})
@@ -155,6 +154,8 @@ class DavUpload(HttpUpload):
 
 def _stored_by_properties(body: bytes) -> Stored:
     """Size and digests out of a multi-status answer."""
+    from xml.etree import ElementTree
+
     try:
         tree = ElementTree.fromstring(body)
     except ElementTree.ParseError:

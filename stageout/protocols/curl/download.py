@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from email.utils import parsedate_to_datetime
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.plugin.api import Outcome
@@ -179,6 +178,8 @@ def _strong_validator(headers: dict[str, str]) -> str:
     tag = headers.get("etag", "")
     if tag:
         return tag if tag.startswith('"') and tag.endswith('"') and len(tag) > 2 else ""
+    from email.utils import parsedate_to_datetime
+
     try:
         modified = parsedate_to_datetime(headers["last-modified"])
         answered = parsedate_to_datetime(headers["date"])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
+import os
 import time
 from calendar import timegm
-from email.utils import parsedate_tz
+from pathlib import Path
 from typing import Any
+
+import pycurl
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.protocols.curl.address import Address
@@ -47,7 +49,7 @@ class Http:
         task = self._task
         for _ in range(MOST_REDIRECTS + 1):
             lines = [*headers, *self._authorisation(address), *_expect(source)]
-            query = Query(method, address.url, lines, source, receiver, dict(options or {}))
+            query = Query(method, address.url, lines, source, receiver, {**self._identity(address), **(options or {})})
             task.mileage.begin()
             reply = task.transport.perform(query, task.context, task.settings, task.mileage.moved)
             self._note(method, address, reply)
@@ -69,6 +71,14 @@ class Http:
                 raise TransferFailure(ErrorClass.CREDENTIAL_REFUSED, text, server=self._home.host)
             return [f"Authorization: Bearer {token}"]
         return [f"Authorization: Basic {_basic(self._home)}"] if self._home.user else []
+
+    def _identity(self, address: Address) -> dict[int, Any]:
+        """The job's X.509 proxy, when there is one and no token speaks for the job."""
+        path = os.environ.get("X509_USER_PROXY", "")
+        foreign = self._home.service or address.origin != self._home.origin
+        if foreign or not path or not Path(path).is_file():
+            return {}
+        return {pycurl.SSLCERT: path, pycurl.SSLKEY: path}
 
     def _note(self, method: str, address: Address, reply: Reply) -> None:
         self.facts["TransferHTTPStatusCode"] = reply.status
@@ -106,6 +116,8 @@ class Http:
 
     def _token_expired(self) -> bool:
         """The token is a JWT whose own time is over."""
+        import json
+
         try:
             token = self._context.credential(self._home.service, self._home.handle)
             claims = token.split(".")[1]
@@ -138,7 +150,11 @@ def retry_after_s(headers: dict[str, str]) -> float | None:
     text = headers.get("retry-after", "").strip()
     if text.isdigit():
         return float(text)
-    when = parsedate_tz(text) if text else None
+    if not text:
+        return None
+    from email.utils import parsedate_tz
+
+    when = parsedate_tz(text)
     if when is None:
         return None
     now = parsedate_tz(headers.get("date", ""))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -20,7 +19,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def temporary_name(name: str) -> str:
     """A name beside ``name`` that no other transfer uses."""
     kept = os.fsdecode(os.fsencode(name)[:_NAME_BYTES])
-    return f".{kept}.{secrets.token_hex(4)}.part"
+    return f".{kept}.{os.urandom(4).hex()}.part"
 
 
 def file_digest(path: Path, name: str) -> str:

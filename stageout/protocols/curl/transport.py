@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Callable, Protocol
 from urllib.parse import urlsplit
@@ -21,11 +20,11 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.plugin.api import Context
 from stageout.protocols.curl.failures import certificate_problem, of_curl
 from stageout.protocols.curl.localfile import SourceFile
-from stageout.protocols.curl.names import lookup_failure
 from stageout.protocols.curl.settings import Settings
 
 _BUFFER_BYTES = 512 * 1024
-_ERROR_PAGE_BYTES = 4096
+_TEXT_BYTES = 16 * 1024
+_MOST_TEXT_BYTES = 1 << 20  # an error page without end is not waited for
 _LOOK_INTERVAL_S = 0.2
 _DRAIN_BYTES_PER_S = 20e6  # servers that compute a digest after the last byte are at least so fast
 _SUCCESS = range(200, 300)
@@ -144,6 +143,7 @@ class _Exchange:
         self._query = query
         self._watch = watch
         self._begun = False
+        self._text_bytes = 0
         self.reply = Reply()
 
     def header(self, raw: bytes) -> None:
@@ -165,9 +165,9 @@ class _Exchange:
     def body(self, data: bytes) -> int | None:
         receiver = self._query.receiver
         if receiver is None or (self._query.method and not self.reply.success):
-            room = _ERROR_PAGE_BYTES - len(self.reply.text)
-            self.reply.text += data[: max(room, 0)]
-            return None
+            self.reply.text += data[: max(_TEXT_BYTES - len(self.reply.text), 0)]
+            self._text_bytes += len(data)
+            return None if self._text_bytes <= _MOST_TEXT_BYTES else -1
         try:
             self.begin()
             receiver.write(data)
@@ -204,7 +204,6 @@ class Transport:
 
     def __init__(self) -> None:
         self._local = threading.local()
-        self._trust = _trust(os.environ)
 
     def perform(
         self,
@@ -265,12 +264,12 @@ class Transport:
             pycurl.USERAGENT: f"stageout/{__version__}",
             pycurl.HTTPHEADER: query.headers,
         }
-        options.update(self._trust)
-        options.update(_identity(query))
-        options.update(_method_options(query))
         proxy = _proxy(query.url, context)
         if proxy:
             options[pycurl.PROXY] = proxy
+        if query.url.startswith("https:") or proxy or _proxied():
+            options.update(_trust())
+        options.update(_method_options(query))
         options.update(query.options)
         for option, value in options.items():
             curl.setopt(option, value)
@@ -302,6 +301,8 @@ class Transport:
 
     def _classify(self, curl: pycurl.Curl, query: Query, reply: Reply, code: int, words: str) -> tuple[ErrorClass, str]:
         if code == pycurl.E_COULDNT_RESOLVE_HOST:
+            from stageout.protocols.curl.names import lookup_failure
+
             return lookup_failure(urlsplit(query.url).hostname or "")
         if code == pycurl.E_OPERATION_TIMEDOUT and not curl.getinfo(pycurl.STARTTRANSFER_TIME):
             if not curl.getinfo(pycurl.NAMELOOKUP_TIME):
@@ -324,6 +325,11 @@ def _method_options(query: Query) -> dict[int, Any]:
     return {}
 
 
+def _proxied() -> bool:
+    """The environment names a proxy, which may be reached by TLS."""
+    return any(name.lower().endswith("_proxy") for name in os.environ)
+
+
 def _proxy(url: str, context: Context) -> str:
     """The proxy that the machine advertises; libcurl itself looks into the environment, which comes first."""
     attribute = f"{urlsplit(url).scheme}_proxy"
@@ -333,12 +339,15 @@ def _proxy(url: str, context: Context) -> str:
     return found if isinstance(found, str) else ""
 
 
-def _trust(environment: Mapping[str, str]) -> dict[int, Any]:
+@lru_cache(maxsize=1)
+def _trust() -> dict[int, Any]:
     """Certificate authorities: those the environment names, else the system's.
 
     libcurl may come with pycurl and then does not know where this system keeps them.
     """
-    system = ssl.get_default_verify_paths()
+    import ssl
+
+    system, environment = ssl.get_default_verify_paths(), os.environ
     bundle = environment.get("SSL_CERT_FILE") or environment.get("CURL_CA_BUNDLE") or system.cafile or ""
     folder = environment.get("X509_CERT_DIR") or environment.get("SSL_CERT_DIR") or system.capath or ""
     options: dict[int, Any] = {}
@@ -347,11 +356,3 @@ def _trust(environment: Mapping[str, str]) -> dict[int, Any]:
     if Path(folder).is_dir() and folder:
         options[pycurl.CAPATH] = folder
     return options
-
-
-def _identity(query: Query) -> dict[int, Any]:
-    """The job's X.509 proxy, when there is one and no token speaks for the job."""
-    path = os.environ.get("X509_USER_PROXY", "")
-    if not path or not Path(path).is_file() or any(line.startswith("Authorization:") for line in query.headers):
-        return {}
-    return {pycurl.SSLCERT: path, pycurl.SSLKEY: path}
