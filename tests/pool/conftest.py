@@ -25,6 +25,7 @@ QUICK_AP = """
 STAGEOUT_POLL_INTERVAL = 1
 STAGEOUT_NOTICE_INTERVAL = 5
 STAGEOUT_EDIT_INTERVAL = 1
+USE_JOBSETS = true
 """
 QUICK_EP = """
 STAGEOUT_ORDER_INTERVAL = 1
@@ -252,8 +253,9 @@ def wait_until_acquainted(pool: Pool) -> None:
     """Wait until every manager knows, since its last start, that the schedd has an agent: before it takes nothing."""
 
     def ready(ep: Node) -> bool:
-        log = ep.log("SandboxManagerLog")
-        return bool(ep.pids("sandbox-manager")) and "agent-heard" in log[log.rfind(" started ") :]
+        log, starts = ep.log("SandboxManagerLog"), ep.log("master").count('stageout-sandbox-manager", pid')
+        running = bool(ep.pids("sandbox-manager")) and log.count(" started ") == starts
+        return running and "agent-heard" in log[log.rfind(" started ") :]
 
     for ep in pool.eps:
         pool.wait(lambda ep=ep: ready(ep), timeout_s=60, what=f"the manager of {ep.name} to hear of the agent")
