@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Optional, Union
+from typing import Union
 
 from stageout.core.errors import StageoutError
 
@@ -28,14 +28,21 @@ class Knob:
     default: Value
     role: str
     doc: str
-    least: Optional[float] = None
+    least: float | None = None
 
 
 KNOBS: dict[str, Knob] = {
     knob.name: knob
     for knob in (
-        Knob("STAGEOUT_SPOOL", "$(EXECUTE)/../stageout", "ep", "where accepted output waits; same filesystem as EXECUTE, outside it"),
-        Knob("STAGEOUT_SPOOL_QUOTA_MB", 0, "ep", "most MB of accepted output on this node; 0: half of the filesystem", 0),
+        Knob(
+            "STAGEOUT_SPOOL",
+            "$(EXECUTE)/../stageout",
+            "ep",
+            "where accepted output waits; same filesystem as EXECUTE, outside it",
+        ),
+        Knob(
+            "STAGEOUT_SPOOL_QUOTA_MB", 0, "ep", "most MB of accepted output on this node; 0: half of the filesystem", 0
+        ),
         Knob("STAGEOUT_OWNER_QUOTA_MB", 0, "ep", "most MB of one owner; 0: no limit of its own", 0),
         Knob("STAGEOUT_SPOOL_HIGH_PERCENT", 90, "ep", "spool fullness in % at which the node takes no new jobs", 1),
         Knob("STAGEOUT_SPOOL_LOW_PERCENT", 70, "ep", "spool fullness in % at which it takes jobs again", 0),
@@ -48,11 +55,27 @@ KNOBS: dict[str, Knob] = {
         Knob("STAGEOUT_ATTEMPTS", 20, "ep", "attempts per file before it counts as failed; 0: only the time counts", 0),
         Knob("STAGEOUT_RETRY_FIRST", 20, "ep", "s before the second attempt; doubles each time", 1),
         Knob("STAGEOUT_RETRY_MAX", 1800, "ep", "most s between two attempts", 1),
-        Knob("STAGEOUT_GIVE_UP", 259200, "ep", "s after acceptance at which a file that still cannot be delivered fails", 60),
-        Knob("STAGEOUT_CONFIRM_TIMEOUT", 3600, "ep", "s without the agent's word after which the sandbox is reported as unconfirmed", 1),
+        Knob(
+            "STAGEOUT_GIVE_UP",
+            259200,
+            "ep",
+            "s after acceptance at which a file that still cannot be delivered fails",
+            60,
+        ),
+        Knob(
+            "STAGEOUT_CONFIRM_TIMEOUT",
+            3600,
+            "ep",
+            "s without the agent's word after which the sandbox is reported as unconfirmed",
+            1,
+        ),
         Knob("STAGEOUT_RETENTION", 604800, "ep", "s that the bytes of a failed or unconfirmed sandbox are kept", 0),
-        Knob("STAGEOUT_REQUIRE_VERIFIED", False, "ep", "true: only plugins that verify uploads may move accepted output"),
-        Knob("STAGEOUT_HANDOFF_TIMEOUT", 2.0, "ep", "s that a plugin waits for the manager before it uploads itself", 0.1),
+        Knob(
+            "STAGEOUT_REQUIRE_VERIFIED", False, "ep", "true: only plugins that verify uploads may move accepted output"
+        ),
+        Knob(
+            "STAGEOUT_HANDOFF_TIMEOUT", 2.0, "ep", "s that a plugin waits for the manager before it uploads itself", 0.1
+        ),
         Knob("STAGEOUT_STARTD_TIMEOUT", 0.25, "ep", "s that the startd has to say whose job a plugin serves", 0.05),
         Knob("STAGEOUT_AGENT_FRESH", 180, "ep", "s after which an agent that was not heard of counts as gone", 10),
         Knob("STAGEOUT_ORDER_INTERVAL", 5, "ep", "s between two looks at the agents' orders", 1),
@@ -60,9 +83,27 @@ KNOBS: dict[str, Knob] = {
         Knob("STAGEOUT_STOP_GRACE", 20, "ep", "s that running transfers get to end on a graceful stop", 0),
         Knob("STAGEOUT_POLL_INTERVAL", 5, "ap", "s between two looks at the job queue", 1),
         Knob("STAGEOUT_NOTICE_INTERVAL", 60, "ap", "s between two ads of the agent about itself", 5),
-        Knob("STAGEOUT_EDIT_INTERVAL", 20, "ap", "least s between two edits of one job's progress (ends are written at once)", 0),
-        Knob("STAGEOUT_LEASE", 7200, "ap", "s of silence, while collector and agent are up, after which a manager's sandboxes are lost", 60),
-        Knob("STAGEOUT_MAX_RERUNS", 2, "ap", "times that a job runs again because its output was lost; then it is held", 0),
+        Knob(
+            "STAGEOUT_EDIT_INTERVAL",
+            20,
+            "ap",
+            "least s between two edits of one job's progress (ends are written at once)",
+            0,
+        ),
+        Knob(
+            "STAGEOUT_LEASE",
+            7200,
+            "ap",
+            "s of silence, while collector and agent are up, after which a manager's sandboxes are lost",
+            60,
+        ),
+        Knob(
+            "STAGEOUT_MAX_RERUNS",
+            2,
+            "ap",
+            "times that a job runs again because its output was lost; then it is held",
+            0,
+        ),
         Knob("STAGEOUT_POLICY", "greedy", "policy", "greedy, fair-share, priority, reserved, or the path of a module"),
         Knob("STAGEOUT_POLICY_INITIAL", 4, "policy", "streams that the greedy policy gives a new client", 0),
         Knob("STAGEOUT_POLICY_INCREMENT", 4, "policy", "streams that it adds when a client renews", 0),
@@ -71,7 +112,9 @@ KNOBS: dict[str, Knob] = {
         Knob("STAGEOUT_POLICY_RESERVED", "", "policy", "reserved policy: OWNER=STREAMS, ... that only this owner gets"),
         Knob("STAGEOUT_POLICY_PRIORITIES", "", "policy", "priority policy: OWNER=NUMBER, ...; larger first, else 0"),
         Knob("STAGEOUT_POLICY_LEASE", 300.0, "policy", "s after which streams that are not renewed are free", 1),
-        Knob("STAGEOUT_POLICY_HOST", "127.0.0.1", "policy", "address to listen on; all but loopback need a certificate"),
+        Knob(
+            "STAGEOUT_POLICY_HOST", "127.0.0.1", "policy", "address to listen on; all but loopback need a certificate"
+        ),
         Knob("STAGEOUT_POLICY_PORT", 9620, "policy", "TCP port; 0: any free one (see the log)", 0),
         Knob("STAGEOUT_POLICY_CERT", "", "policy", "PEM file of the certificate and its chain"),
         Knob("STAGEOUT_POLICY_KEY", "", "policy", "PEM file of its key; empty: in the same file"),
@@ -92,7 +135,7 @@ class Settings:
     :param source: returns the text of a parameter, or None when it is not set.
     """
 
-    def __init__(self, source: Callable[[str], Optional[str]]) -> None:
+    def __init__(self, source: Callable[[str], str | None]) -> None:
         self._source = source
 
     def text(self, name: str) -> str:
@@ -148,7 +191,7 @@ def condor_settings(local_name: str = "") -> Settings:
     """
     import htcondor2
 
-    def look_up(name: str) -> Optional[str]:
+    def look_up(name: str) -> str | None:
         for key in ([f"{local_name}.{name}"] if local_name else []) + [name]:
             found = htcondor2.param.get(key)
             if found is not None:

@@ -16,7 +16,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, Optional, Union
+from typing import NamedTuple, Union
 
 AnyPath = Union[str, "os.PathLike[str]"]
 
@@ -25,7 +25,7 @@ class Fault(NamedTuple):
     """One planned fault: what happens, and the file that arms it (None: always armed)."""
 
     what: str
-    arming_file: Optional[str]
+    arming_file: str | None
 
 
 def parse_faults(text: str) -> dict[str, list[Fault]]:
@@ -67,7 +67,7 @@ def step(label: str) -> Iterator[None]:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _armed(label: str) -> Optional[str]:
+def _armed(label: str) -> str | None:
     return next((fault.what for fault in _faults[label] if _fires(fault)), None)
 
 
@@ -92,7 +92,7 @@ def write_file(label: str, path: AnyPath, data: bytes, mode: int = 0o600) -> Non
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        os.replace(temporary, target)
+        temporary.replace(target)
         _fsync_path(target.parent)
 
 
@@ -105,8 +105,8 @@ def _write_all(descriptor: int, data: bytes) -> None:
 def make_dir(label: str, path: AnyPath, mode: int) -> None:
     """Make a directory with exactly this mode (no umask). Not yet on the disk: sync the parent for that."""
     with step(label):
-        os.mkdir(path, mode)
-        os.chmod(path, mode)
+        Path(path).mkdir(mode)
+        Path(path).chmod(mode)
 
 
 def link(label: str, source: AnyPath, target: AnyPath) -> None:
@@ -118,7 +118,7 @@ def link(label: str, source: AnyPath, target: AnyPath) -> None:
 def rename(label: str, source: AnyPath, target: AnyPath) -> None:
     """Rename, replacing ``target``. On return both directories are on the disk."""
     with step(label):
-        os.replace(source, target)
+        Path(source).replace(target)
         _fsync_path(Path(target).parent)
         if Path(source).parent != Path(target).parent:
             _fsync_path(Path(source).parent)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 
 class Advice(enum.Enum):
@@ -27,7 +27,7 @@ class Row(NamedTuple):
 
     code: int
     error_type: str
-    failure_type: Optional[str]
+    failure_type: str | None
     advice: Advice
 
 
@@ -91,7 +91,7 @@ class ErrorClass(enum.Enum):
 _BY_CODE = {member.value.code: member for member in ErrorClass}
 
 # What the error ads of plugins that are not ours mean (ErrorType, FailureType): their codes are their own.
-_FOREIGN: dict[tuple[str, Optional[str]], ErrorClass] = {
+_FOREIGN: dict[tuple[str, str | None], ErrorClass] = {
     ("Parameter", None): ErrorClass.PLUGIN_BROKEN,
     ("Resolution", "Definitive"): ErrorClass.NAME_NOT_RESOLVED,
     ("Resolution", None): ErrorClass.NAME_LOOKUP_FAILED,
@@ -106,7 +106,7 @@ _FOREIGN: dict[tuple[str, Optional[str]], ErrorClass] = {
 }
 
 
-def classify_foreign(error_type: Optional[str], failure_type: Optional[str], retryable: Optional[int]) -> ErrorClass:
+def classify_foreign(error_type: str | None, failure_type: str | None, retryable: int | None) -> ErrorClass:
     """Class of a failure reported by a plugin that is not built on this framework.
 
     :param error_type: ``ErrorType`` of its newest TransferErrorData element, None when it gave none.
@@ -137,7 +137,7 @@ class TransferFailure(Exception):
     kind: ErrorClass
     message: str
     server: str = ""
-    retry_after_s: Optional[float] = None
+    retry_after_s: float | None = None
     developer: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:

@@ -7,13 +7,12 @@ import logging
 import logging.handlers
 import sys
 from pathlib import Path
-from typing import Optional
 
 _MAX_BYTES = 10_000_000
 _BACKUPS = 2
 
 
-def open_log(path: Optional[Path], debug: bool = False) -> None:
+def open_log(path: Path | None, debug: bool = False) -> None:
     """Send the log to ``path`` (rotated at 10 MB, two old files kept), or to stderr when it is None."""
     handler: logging.Handler
     if path is None:

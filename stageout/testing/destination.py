@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Optional
+from typing import Any
 
 from stageout.core.errors import StageoutError
 
@@ -61,7 +61,7 @@ class Destination:
 
     home: Path
     port: int = 0
-    _process: Optional[subprocess.Popen[bytes]] = field(default=None, repr=False)
+    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     def __enter__(self) -> Destination:
         for name in ("files", "body", "unused"):
@@ -76,7 +76,7 @@ class Destination:
         return self
 
     def __exit__(
-        self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
 

@@ -12,7 +12,7 @@ import enum
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Optional
+from typing import Any
 
 from stageout.core.states import State
 
@@ -248,7 +248,7 @@ def read_notice(payload: str) -> AgentNotice:
 
 def payload_of(ad: Mapping[str, Any]) -> str:
     """The payload string of an ad. :raises BadPayload: there is none."""
-    payload: Optional[object] = ad.get("StageOutPayload")
+    payload: object | None = ad.get("StageOutPayload")
     if not isinstance(payload, str):
         raise BadPayload("the ad has no StageOutPayload")
     return payload
