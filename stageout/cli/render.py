@@ -180,7 +180,7 @@ def bar(done: int, total: int, columns: int) -> str:
 def progress_lines(rows: Sequence[Row], now: float, width: int) -> list[str]:
     """For ``--watch`` on a terminal: a bar per job."""
     columns = max(10, min(40, width - 60))
-    lines = []
+    lines = [total_line(rows)]
     for row in rows:
         done = row.bytes_total - row.bytes_left
         share = 100 * done // row.bytes_total if row.bytes_total else 0
@@ -191,5 +191,12 @@ def progress_lines(rows: Sequence[Row], now: float, width: int) -> list[str]:
         if row.next_attempt_at > now:
             text += f"  next try in {until(row.next_attempt_at, now)}"
         text += f"  {clean(row.reason)}" if row.reason else ""
-        lines.append(text if _columns(text) <= width else _cut(text, width))
-    return [*lines, total_line(rows)]
+        lines.append(text)
+    return lines
+
+
+def fit(lines: Sequence[str], columns: int, rows: int) -> list[str]:
+    """The lines cut to a terminal's size, so that they can be drawn over: what has no room is counted."""
+    room = max(rows - 1, 2)
+    kept = list(lines) if len(lines) <= room else [*lines[: room - 1], f"... and {len(lines) - room + 1} more lines"]
+    return [line if _columns(line) <= columns else _cut(line, columns) for line in kept]

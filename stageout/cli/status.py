@@ -145,11 +145,13 @@ def _watch(look: Callable[[], Snapshot], show: Callable[[Snapshot], list[str]], 
         except Unavailable as problem:  # a restart is not the end of watching
             seen, shown = Snapshot([], []), [f"stageout: {problem}"]
         if live:
+            size = shutil.get_terminal_size()
+            shown = render.fit(shown, size.columns, size.lines)
             sys.stdout.write((f"\x1b[{len(drawn)}F\x1b[J" if drawn else "") + "\n".join(shown) + "\n")
         elif shown != drawn:
             print("\n".join(shown))
         sys.stdout.flush()
         drawn = shown
-        if seen.rows and all(row.bytes_left == 0 and row.files_left == 0 and row.files_total for row in seen.rows):
+        if seen.rows and all(row.files_total and not row.files_left for row in seen.rows):
             return Exit.OK
         time.sleep(_WATCH_INTERVAL_S)

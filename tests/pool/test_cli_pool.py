@@ -6,6 +6,7 @@ reports files as handed off. What command, agent and manager do together is at t
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import signal
@@ -19,8 +20,9 @@ import pytest
 
 from stageout.testing.pool import Pool, Submission
 from stageout.testing.pool.errors import PoolError
+from stageout.testing.pool.node import PILOT
 from stageout.testing.pool.pytest_plugin import keep_logs
-from tests.pool.conftest import Site
+from tests.pool.conftest import QUICK_AP, QUICK_EP, Site
 
 pytestmark = pytest.mark.pool
 
@@ -496,3 +498,27 @@ def test_doctor_finds_nothing_wrong_with_a_whole_pool(site: Site) -> None:
         names |= {item["name"] for item in checks if item["level"] == "ok"}
     assert {"agent-notice", "reporting-door", "manager", "startd-answers", "slot-attributes", "clock"} <= names
     assert "Traceback" not in site.stageout("doctor", check=False).stderr, "an ordinary user may ask too"
+
+
+def test_a_pilot_is_checked_and_its_reports_are_found_in_its_slots(
+    stageout_pools: Any, destination: Any, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    fragment = (Path(__file__).resolve().parents[2] / "condor_config.d" / "20-stageout-ep.conf").read_text()
+    pilot = dataclasses.replace(PILOT, config=f"{fragment}\n{QUICK_EP}")
+    with stageout_pools(version="25.14", execute_points=[pilot], ap_config=QUICK_AP) as pool:
+        site = Site(pool, destination, "cli-pilot", tmp_path)
+        destination.stop()
+        try:
+            job = site.submit()
+            site.wait_state(job, "RetryWait")
+            pool.wait(lambda: seen(site, job)["files"], what="the report in the slot's ad")
+            assert {file["plugin"] for file in seen(site, job)["files"]} == {"curl_plugin"}
+            done = pool.eps[0].run([STAGEOUT, "doctor", "--json"], user="pilot", check=False)
+            data = json.loads(done.stdout)
+            texts = {item["name"]: item["text"] for item in data["checks"]}
+            assert data["roles"] == ["pilot"] and data["healthy"], data
+            assert texts["reporting-door"].startswith("startd:")
+            assert "of output wait here" in texts["restart-risk"]
+        finally:
+            destination.start()
+            keep_logs(request, [pool])

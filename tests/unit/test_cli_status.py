@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import sys
+import time
 from dataclasses import fields
 from typing import Any
 
 import pytest
 
 from stageout.cli import render
+from stageout.cli import status as status_module
+from stageout.cli.exits import Unavailable
 from stageout.cli.history import details, entry, overview
 from stageout.cli.rows import Row, as_json, merge, rows_of_report
 from stageout.cli.status import Snapshot, lines
@@ -141,7 +146,6 @@ def test_lines_are_cut_to_the_terminal_and_never_elsewhere() -> None:
     narrow = lines(Snapshot(merge(jobs, []), []), NOW, 60, False)
     assert max(map(len, narrow)) == 60 and narrow[1].endswith("…")
     assert "r" * 300 in lines(Snapshot(merge(jobs, []), []), NOW, 0, False)[1]
-    assert max(map(len, lines(Snapshot(merge(jobs, []), []), NOW, 60, False, live=True))) == 60
 
 
 @pytest.mark.parametrize(
@@ -165,6 +169,55 @@ def test_a_bar_is_full_only_when_all_is_done() -> None:
     assert render.bar(999_999, 1_000_000, 10) == "#" * 9 + "."
     assert render.bar(100, 100, 10) == "#" * 10
     assert render.bar(0, 0, 10) == "." * 10
+
+
+def test_what_is_redrawn_fits_the_terminal() -> None:
+    assert render.fit(["a" * 100, "b"], 20, 24) == ["a" * 19 + "…", "b"]
+    assert render.fit([str(number) for number in range(50)], 40, 10) == [*map(str, range(8)), "... and 42 more lines"]
+    assert render.fit(["结" * 20], 20, 10) == ["结" * 9 + "…"]
+
+
+class Terminal(io.StringIO):
+    """Standard output that is a terminal, or is not."""
+
+    def __init__(self, live: bool) -> None:
+        super().__init__()
+        self.live = live
+
+    def isatty(self) -> bool:
+        return self.live
+
+
+def watched(live: bool, monkeypatch: Any) -> str:
+    """What ``--watch`` writes while a job is delivered, with the schedd away for a while."""
+    half, done = box(bytes_left=2 * MB, files_left=2), box(bytes_left=0, files_left=0, state="Delivered")
+    looks: list[Any] = [half, half, Unavailable("the schedd does not answer."), done]
+
+    def look() -> Snapshot:
+        seen = looks.pop(0)
+        if isinstance(seen, Exception):
+            raise seen
+        return Snapshot(merge([job()], [report(seen)]), [])
+
+    screen = Terminal(live)
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    monkeypatch.setenv("COLUMNS", "100")
+    assert status_module._watch(look, lambda seen: lines(seen, NOW, 100, False, live), live) == 0
+    assert not looks
+    return screen.getvalue()
+
+
+def test_watching_on_a_terminal_draws_bars_in_place(monkeypatch: Any) -> None:
+    text = watched(True, monkeypatch)
+    assert text.count("\x1b[2F\x1b[J") == 2 and text.count("\x1b[1F\x1b[J") == 1
+    assert "[#############" in text and "33%" in text and "100%" in text
+
+
+def test_watching_elsewhere_prints_changes_only(monkeypatch: Any) -> None:
+    text = watched(False, monkeypatch)
+    assert "\x1b" not in text
+    assert text.count("JOB ") == 2 and text.count("stageout: the schedd does not answer.") == 1
 
 
 def test_wide_characters_keep_the_columns_straight() -> None:
