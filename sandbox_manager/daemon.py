@@ -32,7 +32,8 @@ from sandbox_manager.pipeline import Manager, Pipeline
 from sandbox_manager.plugins_table import PluginsTable
 from sandbox_manager.rules import read_rules
 from sandbox_manager.spool import Spool, SpoolBusy, SpoolError
-from sandbox_manager.startd import SlotTable, ask_startd
+from sandbox_manager.startd import SlotTable
+from sandbox_manager.startd_process import StartdProcess
 from stageout import __version__
 from stageout.core import log
 from stageout.core.clock import Clock, SystemClock
@@ -270,7 +271,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _identity(settings: Settings, options: argparse.Namespace) -> Identifier:
-    slots = SlotTable(ask_startd(settings), settings.number("STAGEOUT_STARTD_TIMEOUT"))
+    slots = SlotTable(StartdProcess(options.local_name), settings.number("STAGEOUT_STARTD_TIMEOUT"))
     return Identity(slots, options.local_name)
 
 

@@ -29,6 +29,7 @@ from sandbox_manager.daemon import DO_NOT_RESTART, Daemon, Surroundings, manager
 from sandbox_manager.identity import RunFacts
 from sandbox_manager.peers import Peer
 from sandbox_manager.spool import SpoolBusy
+from sandbox_manager.startd_process import StartdError, StartdProcess
 from stageout.core.clock import SystemClock
 from stageout.core.config import ConfigError, Settings, mapping_settings
 from stageout.core.states import diagram
@@ -533,6 +534,37 @@ def test_a_collector_that_hangs_does_not_hold_up_the_manager(tmp_path: Path, mon
             await collector.close()
 
         run(story())
+
+
+def test_a_startd_that_hangs_does_not_hold_up_the_manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        (tmp_path / ".startd_address").write_text(f"<127.0.0.1:{server.getsockname()[1]}>\n$CondorVersion: 25.14.1 $\n")
+        monkeypatch.setenv("CONDOR_CONFIG", "/dev/null")
+        monkeypatch.setenv("_CONDOR_LOG", str(tmp_path))
+
+        async def story() -> None:
+            ask = StartdProcess(patience_s=1.5)
+            beats = 0
+            question = asyncio.ensure_future(in_thread(ask))
+            while not question.done():
+                await asyncio.sleep(0.05)
+                beats += 1
+            assert beats > 15
+            with pytest.raises(StartdError, match="did not answer within"):
+                question.result()
+            ask.close()
+
+        run(story())
+
+
+def test_a_startd_that_is_not_there_is_an_error_with_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONDOR_CONFIG", "/dev/null")
+    monkeypatch.setenv("_CONDOR_LOG", str(tmp_path))
+    ask = StartdProcess()
+    for _ in range(2):
+        with pytest.raises(StartdError, match="startd_address"):
+            ask()
+    ask.close()
 
 
 def test_a_collector_that_is_away_is_an_error_with_words(monkeypatch: pytest.MonkeyPatch) -> None:
