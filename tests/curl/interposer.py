@@ -180,6 +180,11 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
     door: Interposer
 
+    def server_bind(self) -> None:
+        """The kernel must not take for a stalled server what it has not taken itself."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 256 * 1024)
+        super().server_bind()
+
     def process_request(self, request: object, client_address: object) -> None:
         self.door.connections += 1
         super().process_request(request, client_address)  # type: ignore[arg-type]
