@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sandbox_manager import records
+from sandbox_manager import lookups
 from sandbox_manager.collector import Collector, CollectorError
 from sandbox_manager.ledger import get_meta, set_meta
+from sandbox_manager.lookups import FileRow
 from sandbox_manager.pipeline import Pipeline
-from sandbox_manager.records import FileRow
 from sandbox_manager.sandbox import Destination, FileState, Sandbox
 from sandbox_manager.spool import Spool
 from stageout.core import durable, log
@@ -165,7 +165,7 @@ class Reporter:
                 wanted[box.id] = share
             room = max(0, room - min(share, box.files_total))
         files = await self._pipeline.book.ledger.read(
-            lambda db: {box: records.files_in_trouble_first(db, box, limit) for box, limit in wanted.items()}
+            lambda db: {box: lookups.files_in_trouble_first(db, box, limit) for box, limit in wanted.items()}
         )
         limit = self._pipeline.rules.retry.attempts
         places = self._pipeline.book.registry.destinations

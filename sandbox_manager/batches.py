@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sandbox_manager import records
+from sandbox_manager import lookups, records
+from sandbox_manager.lookups import FileRow
 from sandbox_manager.movers import Batch, Cargo, Mover, Stopped
 from sandbox_manager.plugins_table import PluginsTable
-from sandbox_manager.records import FileResult, FileRow
+from sandbox_manager.records import FileResult
 from sandbox_manager.results import Answer, Delivered
 from sandbox_manager.retry import UNREACHABLE, Failure, RetryRules, judge
 from sandbox_manager.sandbox import Destination, FileState, method_of
@@ -162,7 +163,7 @@ def settle(db: sqlite3.Connection, sandbox: int, is_open: Callable[[int], bool],
 
     :param is_open: may files be sent to this destination now? :param limit: of attempts, 0 without one.
     """
-    box = records.sandbox(db, sandbox)
+    box = lookups.sandbox(db, sandbox)
     if box is None or box.state is not State.MOVING:
         return
     if box.moving:
@@ -171,7 +172,7 @@ def settle(db: sqlite3.Connection, sandbox: int, is_open: Callable[[int], bool],
     if not box.waiting and not box.failed:
         records.end(db, sandbox, State.DELIVERED, now)
         return
-    worst = records.first_error(db, sandbox)
+    worst = lookups.first_error(db, sandbox)
     reason, code = (worst.error, worst.error_code) if worst else ("", 0)
     if not box.waiting:
         records.end(db, sandbox, State.FAILED, now, reason, code)

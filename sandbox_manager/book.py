@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from sandbox_manager import records
+from sandbox_manager import lookups, records
 from sandbox_manager.ledger import Ledger
 from sandbox_manager.sandbox import Destination, Registry, Sandbox
 
@@ -34,7 +34,7 @@ class Book:
         """Read everything at start."""
         boxes, self.registry.destinations, fences, self.acknowledged = await self.ledger.read(
             lambda db: (
-                records.all_sandboxes(db), records.destinations(db), records.fences(db), records.acknowledged(db)
+                lookups.all_sandboxes(db), lookups.destinations(db), lookups.fences(db), records.acknowledged(db)
             )
         )  # fmt: skip
         self.registry.fences.update(fences)
@@ -61,6 +61,6 @@ class Book:
 
 
 def _changed(db: sqlite3.Connection, change: Change, known: frozenset[int]) -> _Fresh:
-    boxes = {sandbox_id: records.sandbox(db, sandbox_id) for sandbox_id in set(change(db))}
+    boxes = {sandbox_id: lookups.sandbox(db, sandbox_id) for sandbox_id in set(change(db))}
     places = {part.destination for box in boxes.values() if box for part in box.waiting}
-    return _Fresh(boxes, records.destinations(db) if places - known else {})
+    return _Fresh(boxes, lookups.destinations(db) if places - known else {})

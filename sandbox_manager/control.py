@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sandbox_manager import records
+from sandbox_manager import lookups
 from sandbox_manager.ads import file_report, sandbox_report
 from sandbox_manager.pipeline import Pipeline
 from sandbox_manager.sandbox import Sandbox
@@ -75,7 +75,7 @@ class Control:
         await _send(writer, {"op": "end", "manager": self._pipeline.manager.name})
 
     async def _one(self, box: Sandbox, writer: asyncio.StreamWriter) -> None:
-        files = await self._pipeline.book.ledger.read(lambda db: list(records.all_files(db, box.id)))
+        files = await self._pipeline.book.ledger.read(lambda db: list(lookups.all_files(db, box.id)))
         places = self._pipeline.book.registry.destinations
         report = sandbox_report(box, self._pipeline.rules.retry.attempts, ())
         await _send(writer, {"op": "sandbox", "sandbox": asdict(report), "files": len(files)})

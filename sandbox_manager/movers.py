@@ -337,17 +337,3 @@ def _marked(mark: bytes) -> Iterator[int]:
             with contextlib.suppress(OSError):
                 if any(item.startswith(mark) for item in (entry / "environ").read_bytes().split(b"\0")):
                     yield int(entry.name)
-
-
-def stop_all(movers: Sequence[Mover]) -> None:
-    """Stop several movers at once."""
-    for mover in movers:
-        mover.stop()
-
-
-def pwd_name(uid: int) -> str | None:
-    """Login name of a uid, None when there is none."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return None

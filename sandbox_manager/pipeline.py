@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from sandbox_manager import orders, records, recovery
+from sandbox_manager import lookups, orders, records, recovery
 from sandbox_manager.admission import Admission, Offer, schemes_of, slot_of
 from sandbox_manager.agents import AgentBook
 from sandbox_manager.batches import BatchRun, Judged, judge_batch, settle
@@ -109,7 +109,7 @@ class Pipeline:
 
         await self.book.write(change, "record-recovered")
         await self.book.load()
-        kept = await self.book.ledger.read(records.kept_tickets)
+        kept = await self.book.ledger.read(lookups.kept_tickets)
         strays = await self._in_disk_thread(self._spool.remove_strays, list(kept))
         for ticket in unsynced:
             self._background(self._sync_again(ticket))
@@ -273,8 +273,8 @@ class Pipeline:
 
         await self.book.write(change, "record-leased")
 
-    async def _take(self, batch: BatchPlan) -> list[records.FileRow]:
-        taken: list[records.FileRow] = []
+    async def _take(self, batch: BatchPlan) -> list[lookups.FileRow]:
+        taken: list[lookups.FileRow] = []
 
         def change(db: sqlite3.Connection) -> Iterable[int]:
             room = self.rules.limits.batch_bytes
@@ -292,7 +292,7 @@ class Pipeline:
         await self.book.write(change, "record-moving")
         return taken
 
-    async def _send(self, batch: BatchPlan, files: Sequence[records.FileRow]) -> bool:
+    async def _send(self, batch: BatchPlan, files: Sequence[lookups.FileRow]) -> bool:
         """Run the plugin and record its answers. False when it was stopped before it answered."""
         destination = self.book.registry.destinations[batch.destination]
         self._batch_number += 1
@@ -323,7 +323,7 @@ class Pipeline:
 
     # ---- 4. judged ---------------------------------------------------------------------------------------------------
 
-    async def _record(self, destination: Destination, files: Sequence[records.FileRow], judged: Judged) -> None:
+    async def _record(self, destination: Destination, files: Sequence[lookups.FileRow], judged: Judged) -> None:
         """Write what became of a batch and of its sandboxes; on return it is on the disk."""
         back = self._mind_gate(destination.server, judged)
         sandboxes = sorted({item.sandbox for item in files})
@@ -451,6 +451,7 @@ class Pipeline:
         self.rules = rules
         self._gates.rules = rules.retry
         self.book.wake.set()
+        self.book.changed.set()
 
     @property
     def busy_sandboxes(self) -> Collection[int]:

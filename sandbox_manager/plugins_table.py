@@ -37,6 +37,7 @@ class PluginsTable:
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, int, int], Plugin | None] = {}
+        self._missing: set[str] = set()
         self._by_path: dict[str, Plugin] = {}
         self._by_method: dict[str, Plugin] = {}
 
@@ -70,8 +71,11 @@ class PluginsTable:
         try:
             facts = Path(path).stat()
         except OSError as problem:
-            log.warn("plugin-missing", plugin=path, problem=problem)
+            if path not in self._missing:
+                log.warn("plugin-missing", plugin=path, problem=problem)
+            self._missing.add(path)
             return None
+        self._missing.discard(path)
         key = (path, facts.st_mtime_ns, facts.st_size)
         if key not in self._known:
             self._known[key] = ask(path)

@@ -1,26 +1,17 @@
-"""What stands in the ledger, and the changes of it. Plain SQL on a connection; every state change is checked here."""
+"""The changes of the ledger: plain SQL on a connection. Every change of a state is checked here."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from sandbox_manager.sandbox import Destination, FileState, Sandbox, SlotKey, Waiting
+from sandbox_manager.lookups import CODE_OF, FILE_COLUMNS, STATE_OF, FileRow, file_row
+from sandbox_manager.sandbox import Destination, FileState, SlotKey
 from stageout.core.errors import ErrorClass
 from stageout.core.states import ENDS, State, move
 from stageout.wire.custody import Run
-
-#: Numbers of the states in the ledger; never changed, only added to.
-CODE_OF: dict[State, int] = {
-    State.OFFERED: 0, State.ACCEPTED: 1, State.CONFIRMED: 2, State.LEASED: 3, State.MOVING: 4, State.RETRY_WAIT: 5,
-    State.HANDED_OVER: 6, State.DELIVERED: 7, State.RELEASED: 8, State.FAILED: 9, State.CANCELLED: 10,
-    State.SUPERSEDED: 11, State.LOST: 12,
-}  # fmt: skip
-STATE_OF = {code: state for state, code in CODE_OF.items()}
-_UNSIGNED = (1 << 64) - 1
-_LEFT = (FileState.WAITING, FileState.MOVING, FileState.FAILED)
 
 
 @dataclass(frozen=True)
@@ -53,31 +44,6 @@ class NewSandbox:
 
 
 @dataclass(frozen=True)
-class FileRow:
-    """One file as the ledger has it."""
-
-    ticket: str
-    ticket_id: int
-    position: int
-    sandbox: int
-    destination: int
-    state: FileState
-    next_attempt: int
-    size_bytes: int
-    url: str
-    name: str
-    mtime_ns: int
-    inode: int
-    device: int
-    attempts: int
-    excused: int
-    error_code: int
-    error: str
-    verified: str
-    digest: str
-
-
-@dataclass(frozen=True)
 class FileResult:
     """What became of one file in a batch.
 
@@ -95,19 +61,6 @@ class FileResult:
     digest: str = ""
     excused: bool = False
     attempted: bool = True
-
-
-_FILE_COLUMNS = (
-    "t.ticket, f.ticket, f.position, f.sandbox, f.destination, f.state, f.next_attempt, f.size, f.url, f.name, "
-    "f.mtime_ns, f.inode, f.device, f.attempts, f.excused, f.error_code, f.error, f.verified, f.digest"
-)
-
-
-def _file(row: Sequence[Any]) -> FileRow:
-    values = list(row)
-    values[5] = FileState(row[5])
-    values[11:13] = [row[11] & _UNSIGNED, row[12] & _UNSIGNED]
-    return FileRow(*values)
 
 
 # ---- acceptance ------------------------------------------------------------------------------------------------------
@@ -310,13 +263,13 @@ def take_files(
     The first is taken whatever its size, further ones up to the bounds.
     """
     cursor = db.execute(
-        f"SELECT {_FILE_COLUMNS} FROM files f JOIN tickets t ON t.id = f.ticket WHERE f.sandbox = ? AND f.state = 0 "
+        f"SELECT {FILE_COLUMNS} FROM files f JOIN tickets t ON t.id = f.ticket WHERE f.sandbox = ? AND f.state = 0 "
         "AND f.destination = ? AND f.next_attempt <= ? ORDER BY f.next_attempt, f.size LIMIT ?",
         (sandbox, destination, now, most_files),
     )
     taken: list[FileRow] = []
     room = most_bytes
-    for item in map(_file, cursor):
+    for item in map(file_row, cursor):
         if taken and item.size_bytes > room:
             break
         room -= item.size_bytes
@@ -487,118 +440,3 @@ def sandboxes_of(db: sqlite3.Connection, job: str, up_to: int) -> list[tuple[int
     """(id, run number, state) of the sandboxes of a job's runs up to this one."""
     rows = db.execute("SELECT id, number, state FROM sandboxes WHERE job = ? AND number <= ?", (job, up_to))
     return [(row[0], row[1], STATE_OF[row[2]]) for row in rows]
-
-
-# ---- reading ---------------------------------------------------------------------------------------------------------
-
-_SANDBOX_COLUMNS = (
-    "id, job, number, owner, user, uid, gid, shared_uid, startd, slot_id, dslot_id, slot_name, priority, state, "
-    "change, paused, reason, error_code, named_tickets, accepted_at, confirmed_at, ended_at, "
-    "forgettable, attempts, excused"
-)
-
-
-@dataclass
-class _Sums:
-    files: dict[int, int] = field(default_factory=dict)
-    size: dict[int, int] = field(default_factory=dict)
-    waiting: list[Waiting] = field(default_factory=list)
-
-
-def sandbox(db: sqlite3.Connection, sandbox_id: int) -> Sandbox | None:
-    """One sandbox with its sums."""
-    row = db.execute(f"SELECT {_SANDBOX_COLUMNS} FROM sandboxes WHERE id = ?", (sandbox_id,)).fetchone()
-    return _sandbox(db, row) if row else None
-
-
-def all_sandboxes(db: sqlite3.Connection) -> list[Sandbox]:
-    """Every sandbox (at start)."""
-    rows = db.execute(f"SELECT {_SANDBOX_COLUMNS} FROM sandboxes ORDER BY id").fetchall()
-    return [_sandbox(db, row) for row in rows]
-
-
-def _sandbox(db: sqlite3.Connection, row: Sequence[Any]) -> Sandbox:
-    sums = _sums(db, row[0])
-    tickets = db.execute("SELECT ticket, freed, size FROM tickets WHERE sandbox = ? ORDER BY id", (row[0],)).fetchall()
-    return Sandbox(
-        id=row[0], run=Run(row[1], row[2]), owner=row[3], user=row[4], uid=row[5], gid=row[6],
-        shared_uid=bool(row[7]), slot=SlotKey(row[8], row[9], row[10]), slot_name=row[11], priority=row[12],
-        state=STATE_OF[row[13]], change=row[14], paused=bool(row[15]), reason=row[16], error_code=row[17],
-        named_tickets=tuple(row[18].split()), accepted_at=row[19], confirmed_at=row[20], ended_at=row[21],
-        forgettable=bool(row[22]),
-        tickets=tuple(item[0] for item in tickets), freed=all(item[1] for item in tickets),
-        held_bytes=sum(item[2] for item in tickets if not item[1]),
-        files_total=sum(count for state, count in sums.files.items() if state != FileState.DROPPED),
-        files_left=sum(sums.files.get(state, 0) for state in _LEFT),
-        bytes_total=sum(size for state, size in sums.size.items() if state != FileState.DROPPED),
-        bytes_left=sum(sums.size.get(state, 0) for state in _LEFT),
-        moving=sums.files.get(FileState.MOVING, 0), failed=sums.files.get(FileState.FAILED, 0),
-        attempts=row[23], excused=row[24], waiting=tuple(sums.waiting),
-    )  # fmt: skip
-
-
-def _sums(db: sqlite3.Connection, sandbox_id: int) -> _Sums:
-    sums = _Sums()
-    rows = db.execute("SELECT state, destination, files, size FROM sums WHERE sandbox = ? AND files > 0", (sandbox_id,))
-    for state, destination, files, size in rows.fetchall():
-        sums.files[state] = sums.files.get(state, 0) + files
-        sums.size[state] = sums.size.get(state, 0) + size
-        if state == FileState.WAITING:
-            sums.waiting.append(Waiting(destination, files, size, _ready_at(db, sandbox_id, destination)))
-    return sums
-
-
-def _ready_at(db: sqlite3.Connection, sandbox_id: int, destination: int) -> int:
-    query = "SELECT min(next_attempt) FROM files WHERE sandbox = ? AND state = 0 AND destination = ?"
-    return int(db.execute(query, (sandbox_id, destination)).fetchone()[0])
-
-
-def destinations(db: sqlite3.Connection) -> dict[int, Destination]:
-    """All destinations by id."""
-    rows = db.execute("SELECT id, plugin, scheme, host FROM destinations")
-    return {row[0]: Destination(*row[1:]) for row in rows}
-
-
-def fences(db: sqlite3.Connection) -> dict[str, int]:
-    """Highest run number heard of, by job."""
-    return dict(db.execute("SELECT job, number FROM fences").fetchall())
-
-
-_FILES = f"SELECT {_FILE_COLUMNS} FROM files f JOIN tickets t ON t.id = f.ticket WHERE f.sandbox = ? AND "
-
-
-def all_files(db: sqlite3.Connection, sandbox_id: int) -> Iterator[FileRow]:
-    """Files of a sandbox that are part of its run, in the order of their hand-off."""
-    return map(_file, db.execute(f"{_FILES} f.state != 4 ORDER BY f.ticket, f.position", (sandbox_id,)))
-
-
-def files_in_trouble_first(db: sqlite3.Connection, sandbox_id: int, limit: int) -> list[FileRow]:
-    """At most so many files of a sandbox: failed ones, those to be tried again, then those that are being sent."""
-    found: list[FileRow] = []
-    wanted = (
-        "f.state = 3",
-        "f.state = 0 AND f.error_code != 0",
-        "f.state = 1",
-        "f.state = 0 AND f.error_code = 0",
-        "f.state = 2",
-    )
-    for condition in wanted:
-        if len(found) < limit:
-            rows = db.execute(f"{_FILES} {condition} LIMIT ?", (sandbox_id, limit - len(found)))
-            found += map(_file, rows)
-    return found
-
-
-def first_error(db: sqlite3.Connection, sandbox_id: int) -> FileRow | None:
-    """The file whose failure says most about a sandbox: one that failed for good, else one that was tried."""
-    for state in (FileState.FAILED, FileState.WAITING):
-        row = db.execute(f"{_FILES} f.state = ? AND f.error_code != 0 LIMIT 1", (sandbox_id, state)).fetchone()
-        if row:
-            return _file(row)
-    return None
-
-
-def kept_tickets(db: sqlite3.Connection) -> dict[str, tuple[int, bool, str]]:
-    """Tickets whose bytes are in the spool: sandbox, synced, boot id."""
-    rows = db.execute("SELECT ticket, sandbox, synced, boot FROM tickets WHERE freed = 0")
-    return {row[0]: (row[1], bool(row[2]), row[3]) for row in rows}

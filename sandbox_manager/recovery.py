@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Collection, Iterable
 
-from sandbox_manager import records
+from sandbox_manager import lookups, records
 from sandbox_manager.movers import end_leftovers
 from sandbox_manager.rules import Rules
 from sandbox_manager.spool import Spool
@@ -41,7 +41,7 @@ def settle_ledger(
         records.set_state(db, box, State.CONFIRMED, now)
         touched.add(box)
     unsynced = []
-    for ticket, (box, synced, its_boot) in records.kept_tickets(db).items():
+    for ticket, (box, synced, its_boot) in lookups.kept_tickets(db).items():
         if records.state_of(db, box) not in _NEEDS_BYTES or not records.is_wanted(db, ticket):
             continue
         if ticket not in directories:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -174,11 +174,6 @@ class Registry:
     def newest_run(self, job: str) -> int:
         """Highest number of any run of this job that was heard of, 0 for none."""
         return self.fences.get(job, 0)
-
-    def in_states(self, states: Iterable[State]) -> Iterator[Sandbox]:
-        """Sandboxes in one of these states."""
-        wanted = frozenset(states)
-        return (sandbox for sandbox in self.by_id.values() if sandbox.state in wanted)
 
     @property
     def bytes_at_risk(self) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox_manager import orders, records, recovery
+from sandbox_manager import lookups, orders, records, recovery
 from sandbox_manager.ledger import Ledger, LedgerError, get_meta, set_meta
 from sandbox_manager.records import NewFile, NewSandbox
 from sandbox_manager.rules import read_rules
@@ -61,12 +61,12 @@ def test_what_is_written_is_there_after_a_restart(tmp_path: Path) -> None:
     async def write() -> None:
         ledger = Ledger(tmp_path / "l")
         await ledger.write(lambda db: add(db, "t1"), "record-accepted")
-        assert await ledger.read(lambda db: len(records.all_sandboxes(db))) == 1
+        assert await ledger.read(lambda db: len(lookups.all_sandboxes(db))) == 1
         ledger.close()
 
     asyncio.run(write())
     ledger = Ledger(tmp_path / "l")
-    box = asyncio.run(ledger.read(records.all_sandboxes))[0]
+    box = asyncio.run(ledger.read(lookups.all_sandboxes))[0]
     ledger.close()
     assert (box.state, box.tickets, box.bytes_left, box.held_bytes) == (State.ACCEPTED, ("t1",), 10, 10)
 
@@ -125,10 +125,10 @@ def test_a_failed_commit_is_told_to_everybody_in_it(tmp_path: Path, monkeypatch:
         monkeypatch.setattr(durable, "_faults", durable.parse_faults("record-accepted=EIO"))
         with pytest.raises(OSError, match="planned at record-accepted"):
             await ledger.write(lambda db: add(db, "t1"), "record-accepted")
-        assert await ledger.read(records.all_sandboxes) == []
+        assert await ledger.read(lookups.all_sandboxes) == []
         monkeypatch.setattr(durable, "_faults", {})
         await ledger.write(lambda db: add(db, "t2"), "record-accepted")
-        assert [box.tickets for box in await ledger.read(records.all_sandboxes)] == [("t2",)]
+        assert [box.tickets for box in await ledger.read(lookups.all_sandboxes)] == [("t2",)]
         ledger.close()
 
     asyncio.run(write())
@@ -169,7 +169,7 @@ def test_many_hand_offs_a_second(tmp_path: Path) -> None:
 def test_numbers_of_states_never_change() -> None:
     names = "Offered Accepted Confirmed Leased Moving RetryWait HandedOver Delivered Released Failed Cancelled "
     names += "Superseded Lost"
-    assert [str(records.STATE_OF[number]) for number in range(13)] == names.split()
+    assert [str(lookups.STATE_OF[number]) for number in range(13)] == names.split()
 
 
 # ---- which run, which files -----------------------------------------------------------------------------------------
@@ -177,14 +177,14 @@ def test_numbers_of_states_never_change() -> None:
 
 def test_inode_numbers_of_all_sizes_come_back(db: sqlite3.Connection) -> None:
     box = add(db, "t1")
-    assert next(records.all_files(db, box)).inode == 2**64 - 1
+    assert next(lookups.all_files(db, box)).inode == 2**64 - 1
 
 
 def test_confirmation_names_all_hand_offs(db: sqlite3.Connection) -> None:
     box = add(db, "t1")
     add(db, "t2", files=new_files(2, "https://h/e/{}"))
     orders.carry_out(db, sheet((Action.CONFIRM, 1, ("t1", "t2"), 3)), 5)
-    found = records.sandbox(db, box)
+    found = lookups.sandbox(db, box)
     assert found and (found.state, found.files_left, found.confirmed_at) == (State.CONFIRMED, 3, 5)
 
 
@@ -192,7 +192,7 @@ def test_a_hand_off_that_is_not_in_the_record_is_dropped(db: sqlite3.Connection)
     box = add(db, "t1")
     add(db, "t2", files=new_files(2, "https://h/e/{}"))
     orders.carry_out(db, sheet((Action.CONFIRM, 1, ("t1",), 1)), 5)
-    found = records.sandbox(db, box)
+    found = lookups.sandbox(db, box)
     assert found and (found.state, found.files_left, found.files_total) == (State.CONFIRMED, 1, 1)
     assert records.dropped_tickets(db, box) == ["t2"]
 
@@ -201,7 +201,7 @@ def test_a_hand_off_that_is_not_in_the_record_is_dropped(db: sqlite3.Connection)
 def test_confirmation_waits_for_what_is_missing(db: sqlite3.Connection, tickets: tuple[str, ...], files: int) -> None:
     box = add(db, "t1")
     orders.carry_out(db, sheet((Action.CONFIRM, 1, tickets, files)), 5)
-    found = records.sandbox(db, box)
+    found = lookups.sandbox(db, box)
     assert found and found.state is State.ACCEPTED
     assert "this node" in found.reason
 
@@ -218,7 +218,7 @@ def test_of_two_hand_offs_of_one_url_the_later_counts(db: sqlite3.Connection) ->
     box = add(db, "t1", files=new_files(3))
     add(db, "t2", files=new_files(2, size=20))
     orders.carry_out(db, sheet((Action.CONFIRM, 1, ("t1", "t2"), 5)), 5)
-    wanted = {(item.ticket, item.position) for item in records.all_files(db, box)}
+    wanted = {(item.ticket, item.position) for item in lookups.all_files(db, box)}
     assert wanted == {("t1", 2), ("t2", 0), ("t2", 1)}
 
 
@@ -226,7 +226,7 @@ def test_an_earlier_hand_off_counts_when_only_it_is_in_the_record(db: sqlite3.Co
     box = add(db, "t1", files=new_files(2))
     add(db, "t2", files=new_files(2, size=20))
     orders.carry_out(db, sheet((Action.CONFIRM, 1, ("t1",), 2)), 5)
-    assert {item.ticket for item in records.all_files(db, box)} == {"t1"}
+    assert {item.ticket for item in lookups.all_files(db, box)} == {"t1"}
 
 
 def test_a_run_that_uploaded_itself_needs_nothing_of_ours(db: sqlite3.Connection) -> None:
@@ -237,7 +237,7 @@ def test_a_run_that_uploaded_itself_needs_nothing_of_ours(db: sqlite3.Connection
 
 def test_a_run_that_is_not_here_is_lost_and_said_so(db: sqlite3.Connection) -> None:
     (box,) = orders.carry_out(db, sheet((Action.CONFIRM, 1, ("t9",), 1)), 5)
-    found = records.sandbox(db, box)
+    found = lookups.sandbox(db, box)
     assert found and found.state is State.LOST
     assert "no record" in found.reason
 
@@ -285,23 +285,23 @@ def test_retry_after_a_failure_starts_afresh(db: sqlite3.Connection) -> None:
     records.record_results(db, [failed])
     records.end(db, box, State.FAILED, 7, "no", 40)
     orders.carry_out(db, sheet((Action.RETRY, 1, (), 0), first=2), 8)
-    found = records.sandbox(db, box)
+    found = lookups.sandbox(db, box)
     assert found and (found.state, found.attempts, found.failed, found.ended_at) == (State.CONFIRMED, 0, 0, 0)
 
 
 def test_forget_waits_for_the_bytes(db: sqlite3.Connection) -> None:
     box = add(db, "t1")
     orders.carry_out(db, sheet((Action.CANCEL, 1, (), 0), (Action.FORGET, 1, (), 0)), 5)
-    assert records.sandbox(db, box) is not None
+    assert lookups.sandbox(db, box) is not None
     records.released(db, box, ["t1"], 6)
-    assert records.sandbox(db, box) is None
+    assert lookups.sandbox(db, box) is None
     assert records.newest_run(db, "ap#1.0#1") == 1
 
 
 def test_forget_does_not_touch_what_is_not_at_its_end(db: sqlite3.Connection) -> None:
     box = add(db, "t1")
     orders.carry_out(db, sheet((Action.FORGET, 1, (), 0)), 5)
-    found = records.sandbox(db, box)
+    found = lookups.sandbox(db, box)
     assert found and (found.state, found.forgettable) == (State.ACCEPTED, False)
 
 
@@ -321,7 +321,7 @@ def test_after_a_restart_moving_files_wait_again(db: sqlite3.Connection) -> None
     box = moving(db)
     records.mark_synced(db, "t1")
     assert recovery.settle_ledger(db, ["t1"], "other boot", 9) == ({box}, [])
-    found = records.sandbox(db, box)
+    found = lookups.sandbox(db, box)
     assert found and (found.state, found.moving, found.files_left, found.attempts) == (State.CONFIRMED, 0, 2, 0)
 
 
@@ -334,7 +334,7 @@ def test_after_a_restart_of_the_manager_unsynced_data_is_synced(db: sqlite3.Conn
 def test_after_a_restart_of_the_machine_unsynced_data_is_lost(db: sqlite3.Connection) -> None:
     box = moving(db)
     assert recovery.settle_ledger(db, ["t1"], "other boot", 9) == ({box}, [])
-    found = records.sandbox(db, box)
+    found = lookups.sandbox(db, box)
     assert found and found.state is State.LOST
     assert "before the output was safely on its disk" in found.reason
 
@@ -366,7 +366,7 @@ def test_unconfirmed_sandboxes_are_reported_and_later_lost(db: sqlite3.Connectio
     box = add(db, "t1")
     assert deadlines(db, 150) == set()
     assert deadlines(db, 161) == {box}
-    found = records.sandbox(db, box)
+    found = lookups.sandbox(db, box)
     assert found and (found.state, found.reason) == (State.ACCEPTED, "not confirmed by the access point within 60 s")
     assert deadlines(db, 162) == set()
     deadlines(db, 1_000_101)
@@ -378,7 +378,7 @@ def test_what_waits_too_long_fails_with_its_last_words(db: sqlite3.Connection) -
     orders.carry_out(db, sheet((Action.CONFIRM, 1, ("t1",), 1)), 5)
     assert deadlines(db, 100 + 259200) == set()
     deadlines(db, 100 + 259200 + 1801)
-    found = records.sandbox(db, box)
+    found = lookups.sandbox(db, box)
     assert found and (found.state, found.files_left) == (State.FAILED, 1)
     assert "gave up after" in found.reason
 
@@ -388,7 +388,7 @@ def test_bytes_of_a_failure_are_kept_for_the_retention_time(db: sqlite3.Connecti
     records.end(db, box, State.FAILED, 100, "no")
     assert deadlines(db, 1_000_100) == set()
     deadlines(db, 1_000_101)
-    found = records.sandbox(db, box)
+    found = lookups.sandbox(db, box)
     assert found and (found.state, found.files_left) == (State.LOST, 0)
 
 
@@ -397,4 +397,4 @@ def test_records_of_ends_go_at_last(db: sqlite3.Connection) -> None:
     records.end(db, box, State.CANCELLED, 100)
     assert deadlines(db, 1_000_101) == {box}
     records.released(db, box, ["t1"], 1_000_102)
-    assert records.sandbox(db, box) is None
+    assert lookups.sandbox(db, box) is None
