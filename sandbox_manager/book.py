@@ -59,6 +59,11 @@ class Book:
             self.wake.set()
         return [box for box in fresh.sandboxes.values() if box is not None]
 
+    async def drop_old_fences(self, before: int) -> None:
+        """Forget the run numbers of jobs that nothing is held of and that were last heard of before this wall clock."""
+        await self.ledger.write(lambda db: records.drop_old_fences(db, before))
+        self.registry.fences = await self.ledger.read(lookups.fences)
+
 
 def _changed(db: sqlite3.Connection, change: Change, known: frozenset[int]) -> _Fresh:
     boxes = {sandbox_id: lookups.sandbox(db, sandbox_id) for sandbox_id in set(change(db))}

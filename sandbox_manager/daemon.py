@@ -45,6 +45,7 @@ from stageout.wire.handoff import socket_name
 
 DO_NOT_RESTART = 99
 _HOUSE_INTERVAL_S = 10.0
+_ROUNDS_TO_FORGET = 360
 _PLUGINS_INTERVAL_S = 60.0
 _PARENT_INTERVAL_S = 1.0
 _FAST_S = 1.0
@@ -199,9 +200,13 @@ class Daemon:
         self.stop(fast=True)
 
     async def _house(self, pipeline: Pipeline) -> None:
+        rounds = 0
         while True:
             await asyncio.sleep(_HOUSE_INTERVAL_S)
             await pipeline.keep_house()
+            rounds += 1
+            if rounds % _ROUNDS_TO_FORGET == 0:
+                await pipeline.forget_old_jobs()
 
     async def _settings_again(self, pipeline: Pipeline) -> None:
         while True:

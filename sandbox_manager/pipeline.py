@@ -413,11 +413,25 @@ class Pipeline:
 
     async def keep_house(self) -> None:
         """Let deadlines pass that nothing else looks at: unconfirmed, given up, kept long enough."""
-        busy = self.busy_sandboxes
-        boxes = await self.book.write(
-            lambda db: recovery.pass_deadlines(db, self.rules, self._now(), busy, self._is_runnable), "record-failed"
-        )
-        self._follow(boxes)
+        busy, now = self.busy_sandboxes, self._now()
+        due = [
+            box.id
+            for box in self.book.registry.by_id.values()
+            if box.id not in busy
+            and (
+                recovery.may_be_due(box, self.rules, now)
+                or (box.state is State.LEASED and not self._is_runnable(box.id))
+            )
+        ]
+        if due:
+            boxes = await self.book.write(
+                lambda db: recovery.pass_deadlines(db, due, self.rules, now, self._is_runnable), "record-failed"
+            )
+            self._follow(boxes)
+
+    async def forget_old_jobs(self) -> None:
+        """Forget jobs that nothing is held of and that were not heard of for the retention time."""
+        await self.book.drop_old_fences(int(self._clock.wall_s() - self.rules.retention_s))
 
     def _is_runnable(self, sandbox: int) -> bool:
         box = self.book.registry.by_id.get(sandbox)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable
 from sandbox_manager import lookups, records
 from sandbox_manager.movers import end_leftovers
 from sandbox_manager.rules import Rules
+from sandbox_manager.sandbox import Sandbox
 from sandbox_manager.spool import Spool
 from stageout.core import log
 from stageout.core.states import FREED, State
@@ -62,25 +63,32 @@ def _lose(db: sqlite3.Connection, box: int, now: int, reason: str) -> None:
     records.end(db, box, State.LOST, now, reason)
 
 
-def pass_deadlines(
-    db: sqlite3.Connection, rules: Rules, now: int, busy: Collection[int], is_runnable: Callable[[int], bool]
-) -> Iterable[int]:
-    """Change what has waited long enough. Returns the sandboxes touched.
+def may_be_due(box: Sandbox, rules: Rules, now: int) -> bool:
+    """Is it worth while to look at this sandbox's deadlines in the ledger?"""
+    if box.ended_at:
+        return not box.forgettable and now - box.ended_at > rules.retention_s
+    waits_s = now - box.accepted_at
+    if box.state is State.ACCEPTED and not box.reason:
+        return waits_s > min(rules.confirm_timeout_s, rules.retention_s)
+    return waits_s > min(rules.retention_s, rules.retry.give_up_s)
 
-    :param busy: sandboxes with files in a mover: their time comes with the mover's end.
+
+def pass_deadlines(
+    db: sqlite3.Connection, boxes: Iterable[int], rules: Rules, now: int, is_runnable: Callable[[int], bool]
+) -> Iterable[int]:
+    """Change those of these sandboxes that have waited long enough. Returns the ones touched.
+
     :param is_runnable: could files of this leased sandbox be sent now?
     """
     touched = set()
-    for box, state in records.ids_and_states(db, frozenset(State) - {State.OFFERED}):
-        if box in busy:
-            continue
+    for box in boxes:
+        state = records.state_of(db, box)
         due = _DEADLINES.get(state, _ended)
         if state is State.LEASED and not is_runnable(box):
             records.set_state(db, box, State.CONFIRMED, now)
             touched.add(box)
         elif due(db, box, rules, now):
             touched.add(box)
-    records.drop_old_fences(db, int(now - rules.retention_s))
     return touched
 
 

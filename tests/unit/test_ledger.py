@@ -359,7 +359,10 @@ def test_what_is_delivered_is_not_lost_with_its_directory(db: sqlite3.Connection
 
 def deadlines(db: sqlite3.Connection, now: int) -> set[int]:
     rules = read_rules(mapping_settings({"STAGEOUT_RETENTION": "1000000", "STAGEOUT_CONFIRM_TIMEOUT": "60"}))
-    return set(recovery.pass_deadlines(db, rules, now, set(), lambda _: True))
+    boxes = lookups.all_sandboxes(db)
+    touched = set(recovery.pass_deadlines(db, [box.id for box in boxes], rules, now, lambda _: True))
+    assert touched <= {box.id for box in boxes if recovery.may_be_due(box, rules, now)}
+    return touched
 
 
 def test_unconfirmed_sandboxes_are_reported_and_later_lost(db: sqlite3.Connection) -> None:
@@ -398,3 +401,12 @@ def test_records_of_ends_go_at_last(db: sqlite3.Connection) -> None:
     assert deadlines(db, 1_000_101) == {box}
     records.released(db, box, ["t1"], 1_000_102)
     assert lookups.sandbox(db, box) is None
+
+
+def test_jobs_that_nothing_is_held_of_are_forgotten_in_time(db: sqlite3.Connection) -> None:
+    add(db, "t1")
+    records.raise_fence(db, Run("ap#2.0#1", 4), 100)
+    records.drop_old_fences(db, 100)
+    assert lookups.fences(db) == {"ap#1.0#1": 1, "ap#2.0#1": 4}
+    records.drop_old_fences(db, 101)
+    assert lookups.fences(db) == {"ap#1.0#1": 1}

@@ -433,6 +433,32 @@ def test_new_rules_are_followed(site: Site) -> None:
     run(story())
 
 
+def test_deadlines_pass_while_it_runs(site: Site) -> None:
+    site.knobs.update(STAGEOUT_CONFIRM_TIMEOUT="1", STAGEOUT_RETENTION="2")
+
+    async def story() -> None:
+        async with site.manager() as node:
+            await node.hand_off({"copy://h/ok/a": b"x"})
+
+            async def kept_house(done: Any) -> None:
+                end = time.monotonic() + 20
+                while not done():
+                    assert time.monotonic() < end, node.box()
+                    await node.pipeline.keep_house()
+                    await asyncio.sleep(0.05)
+
+            await kept_house(lambda: "not confirmed" in node.box().reason)
+            assert node.state() is State.ACCEPTED
+            await kept_house(lambda: node.state() is State.LOST)
+            await until(lambda: held(site) == [], "the spool to be empty")
+            await kept_house(lambda: node.box() is None)
+            node.pipeline.rules = replace(node.pipeline.rules, retention_s=-10)
+            await node.pipeline.forget_old_jobs()
+            assert node.pipeline.book.registry.newest_run(node.facts().run.job) == 0
+
+    run(story())
+
+
 STEPS = ["record-accepted", "record-order", "record-leased", "record-moving", "mover-exec", "record-delivered"]
 
 
