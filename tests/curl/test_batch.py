@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 import time
+import zlib
 
 import pytest
 
@@ -141,10 +141,10 @@ def test_large_file(plugin, nginx, large, executable):
         assert file.read() == b"end"
     digests = dict(item.split(":") for item in result.ad["DeveloperData"]["StageOutDigests"].split())
     with stored.open("rb") as file:
-        digest = hashlib.md5()
+        digest = 1
         while piece := file.read(1 << 20):
-            digest.update(piece)
-    assert digests["md5"] == digest.hexdigest()
+            digest = zlib.adler32(piece, digest)
+    assert digests["adler32"] == f"{digest:08x}"
     stored.unlink()
 
 

@@ -36,7 +36,7 @@ class Servers:
             return self._digests.get(origin, USUAL_DIGESTS)
 
     def learn_digest(self, origin: Origin, name: str) -> None:
-        """A server states this digest: the next files need no other."""
+        """The next files to this server need this digest and no other."""
         with self._lock:
             self._digests[origin] = (name,)
 

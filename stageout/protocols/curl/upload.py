@@ -19,6 +19,7 @@ from stageout.protocols.curl.transport import Reply
 # A server that answers so cannot say what it has; any other refusal is a failure.
 _SAYS_NOTHING = frozenset({401, 403, 405, 406, 411, 415, 501})
 _GONE = frozenset({404, 410})
+_CHEAP_DIGEST = "adler32"  # for the result ad, where the server states none
 
 
 class Stored(NamedTuple):
@@ -118,7 +119,10 @@ class Upload(Movement):
         if name:
             return self._compare(self._answered)
         verified = self._compare(self._look())
-        if self._task.digest_required and verified in ("", "size"):
+        if verified not in ("", "size"):
+            return verified
+        self._task.servers.learn_digest(self._address.origin, _CHEAP_DIGEST)
+        if self._task.digest_required:
             text = f"{self._address.host or self._address.shown} states no digest of what it stored, and the checksum"
             raise TransferFailure(ErrorClass.NOT_VERIFIED, f"{text} policy is required", self._address.host)
         return verified
