@@ -7,9 +7,10 @@ number of transfers that would carry the present rate on an empty link; the tran
 other. It keeps this excess small: none means that there is room, many mean that the link, the disks or the CPUs are
 full, whoever fills them. Clients that share a link so come to similar numbers without knowing of each other.
 
-What one transfer reaches is measured at the start, with one transfer, and again from time to time with half of them: a
-link that became slower for good is not taken for a crowded one. Against noise it takes the mean of several
-measurements at one level (more when they differ more), and the more they differ the wider is the band of no step.
+What one transfer reaches is measured at the start, with one transfer, and again from time to time with half of them,
+and half again while that makes them faster: a link that became slower for good is not taken for a crowded one. Against
+noise it takes the mean of several measurements at one level (more when they differ more), and the more they differ the
+wider is the band of no step.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from stageout.tuning.adaptive import Knobs, Step, within_grant
 _ROOM = 0.4
 _FULL = 1.0
 _OLD = 16
+_BETTER = 0.1
+_WIDEST = 0.15
 _MOST_SAMPLES = 4
 _QUIET = 0.04
 
@@ -31,9 +34,11 @@ class Crowding:
     """State of :func:`control`.
 
     :param best: rate of one transfer that is not in the way of others; 0 before the first measurement.
-    :param age: measurements since then. :param testing: this level is for measuring ``best`` anew.
+    :param age: measurements since then. :param testing: ``best`` is being measured anew, with ever fewer transfers
+        until that makes no difference. :param before: rate of one transfer at the level before, while testing.
+    :param back: level to go back to when the first test makes no difference; 0 for none.
     :param mean: of the rates at this level. :param samples: how many of them.
-    :param noise: mean deviation of a measurement from the mean of its level, as a fraction.
+    :param last: the last of them. :param noise: mean difference of two in succession, as a fraction.
     :param starting: doubling until the link is first seen full.
     """
 
@@ -41,8 +46,11 @@ class Crowding:
     best: float = 0.0
     age: int = 0
     testing: bool = True
+    before: float = 0.0
+    back: int = 0
     mean: float = 0.0
     samples: int = 0
+    last: float = 0.0
     noise: float = 0.0
     starting: bool = True
 
@@ -73,11 +81,11 @@ def control(state: Crowding, rate: float, streams: int, knobs: Knobs) -> tuple[C
 def _measured(state: Crowding, rate: float) -> Crowding:
     noise = state.noise
     if state.samples and state.mean > 0:
-        noise += (min(1.0, abs(rate - state.mean) / state.mean) - noise) / 4
-    samples = min(state.samples + 1, 2 * _MOST_SAMPLES)
-    return replace(
-        state, mean=state.mean + (rate - state.mean) / samples, samples=samples, noise=noise, age=state.age + 1
-    )
+        # From one to the next: a level that has changed for good then counts as noise only once.
+        noise += (min(1.0, abs(rate - state.last) / state.mean) - noise) / 4
+    samples = min(state.samples + 1, _MOST_SAMPLES)
+    mean = state.mean + (rate - state.mean) / samples
+    return replace(state, mean=mean, samples=samples, last=rate, noise=noise, age=state.age + 1)
 
 
 def _decide(state: Crowding, knobs: Knobs) -> tuple[Crowding, int, str]:
@@ -85,23 +93,26 @@ def _decide(state: Crowding, knobs: Knobs) -> tuple[Crowding, int, str]:
     if state.samples < min(_MOST_SAMPLES, 1 + int(state.noise / _QUIET)):
         return state, here, f"Measurements differ by {state.noise:.0%}: one more at {here} before a step."
     each = state.mean / here
-    if state.testing or each > state.best:
-        state = replace(state, best=each, age=0, testing=False)
+    better = each > state.before * (1 + _BETTER + state.noise)
+    if here > 1 and (better if state.testing else state.age >= _OLD):
+        lower = (here + 1) // 2
+        state = replace(state, testing=True, before=each, back=0 if state.testing else here, samples=0)
+        return state, lower, f"{here} to {lower} to see what one transfer reaches now."
+    back = 0
+    if state.testing or each > state.best or state.age >= _OLD:
+        best = max(each, state.before) if state.testing else each
+        back = state.back
+        state = replace(state, best=best, before=0.0, back=0, age=0, testing=False)
     if state.best <= 0:
         return state, here, "Nothing has arrived yet: no step."
-    if state.age >= _OLD:
-        lower = (here + 1) // 2
-        return (
-            replace(state, testing=True, samples=0),
-            lower,
-            f"{here} to {lower} to see what one transfer reaches now.",
-        )
+    if back:
+        return state, back, f"One transfer reaches no more among {here} than among {back}: {here} back to {back}."
     return _compared(state, knobs)
 
 
 def _compared(state: Crowding, knobs: Knobs) -> tuple[Crowding, int, str]:
     here, alone = state.concurrency, state.mean / state.best
-    band = here * state.noise / math.sqrt(state.samples)
+    band = here * min(_WIDEST, state.noise / math.sqrt(state.samples))
     seen = f"{here} transfers carry what {alone:.1f} would alone"
     if here - alone > _FULL + band:
         lower = max(1, min(here - knobs.increment, math.ceil(alone + _ROOM)))

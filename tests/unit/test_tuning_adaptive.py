@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from itertools import islice
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from link_simulator import Link, all_at_once, as_printed, crowding, fairness, make_clients, run
+from link_simulator import Controller, Link, all_at_once, as_printed, crowding, fairness, make_clients, run
 
 from stageout.tuning.adaptive import Adaptive, Knobs, adapt, adapt_as_printed, client_as_printed
 from stageout.tuning.crowding import Crowding, control
@@ -129,10 +130,11 @@ LINKS = {
 }
 
 
-def _median_s(kind: object, link: Link, knobs: Knobs) -> float:
-    return statistics.median(
-        run(link, make_clients(kind, knobs, count=8, files=61, file_mb=533, streams=32), seed)  # type: ignore[arg-type]
-        for seed in range(3)
+def _median_s(kind: Callable[[Knobs], Controller], link: Link, knobs: Knobs) -> float:
+    return float(
+        statistics.median(
+            run(link, make_clients(kind, knobs, count=8, files=61, file_mb=533, streams=32), seed) for seed in range(3)
+        )
     )
 
 
@@ -167,3 +169,26 @@ def test_the_second_controller_is_fair_and_uses_a_roomy_link() -> None:
 def test_the_second_controller_follows_a_link_that_becomes_slower_for_good() -> None:
     link = Link(1000, 10, 100, 0.5, noise=0.05, change_at_s=100, changed_mb_s=300)
     assert _median_s(crowding, link, FAST) < 0.65 * _median_s(all_at_once, link, FAST)
+
+
+def _settles(state: Crowding, rate: Callable[[int], float], samples: int) -> tuple[Crowding, list[int]]:
+    seen = []
+    for _ in range(samples):
+        state, step = control(state, rate(state.concurrency), 1000, Knobs(1, 64, 4, 2, 1, 0.0))
+        seen.append(step.concurrency)
+    return state, seen
+
+
+def test_the_second_controller_steps_down_when_others_fill_the_link() -> None:
+    state, seen = _settles(Crowding(1), lambda c: min(10.0 * c, 120.0), 14)
+    assert 12 <= seen[-1] <= 14
+    state, seen = _settles(state, lambda c: min(10.0 * c, 40.0), 10)
+    assert seen[-1] <= 5
+
+
+def test_the_second_controller_learns_that_every_transfer_became_slower() -> None:
+    """Else it would take the link for full for ever, and send with one transfer."""
+    state, seen = _settles(Crowding(1), lambda c: min(10.0 * c, 80.0), 14)
+    assert 8 <= seen[-1] <= 10
+    state, seen = _settles(state, lambda c: min(2.0 * c, 80.0), 120)
+    assert max(seen[-20:]) > 16

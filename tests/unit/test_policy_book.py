@@ -1,0 +1,213 @@
+"""The book of leases: what must hold whatever clients, clocks and restarts do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from policy_service.book import Book, Rules
+from policy_service.model import Lease, Refused
+from policy_service.site_policy import BuiltIn
+from policy_service.store import Store, StoreError
+from stageout.tuning.policies import BUILT_IN, Limits
+
+LEASE_S = 100.0
+
+
+class Hands:
+    """A clock that tests turn. :param wall: may jump."""
+
+    def __init__(self) -> None:
+        self.mono, self.wall = 1000.0, 1_700_000_000.0
+
+    def monotonic_s(self) -> float:
+        return self.mono
+
+    def wall_s(self) -> float:
+        return self.wall
+
+    def go_on(self, seconds: float) -> None:
+        self.mono += seconds
+        self.wall += seconds
+
+
+def _book(path: Path, clock: Hands, policy: str = "greedy", limits: Limits | None = None) -> Book:
+    rules = Rules(limits or Limits(4, 4, 16, 8), LEASE_S, {"a": 2})
+    return Book(Store(path), clock, rules, BuiltIn(policy))
+
+
+@contextmanager
+def _restarted(book: Book, path: Path, clock: Hands) -> Iterator[Book]:
+    book.close()
+    again = _book(path, clock)
+    yield again
+    again.close()
+
+
+def test_a_lease_ends_by_the_monotonic_clock_however_the_wall_clock_jumps(tmp_path: Path) -> None:
+    clock = Hands()
+    book = _book(tmp_path / "db", clock)
+    lease = book.request("a", "m", "x", "y", 8)
+    clock.wall += 10_000
+    assert book.renew("a", lease.id, None, None).streams == 8
+    clock.wall -= 50_000
+    clock.mono += LEASE_S - 1
+    assert book.leases() != []
+    clock.mono += 2
+    assert book.leases() == []
+    with pytest.raises(Refused, match="stop using"):
+        book.renew("a", lease.id, None, None)
+    book.close()
+
+
+def test_over_a_restart_the_wall_clock_tells_what_is_left(tmp_path: Path) -> None:
+    clock, path = Hands(), tmp_path / "db"
+    book = _book(path, clock)
+    lease = book.request("a", "m", "x", "y", 8)
+    clock.wall += 60
+    clock.mono = 5.0  # another boot
+    with _restarted(book, path, clock) as book:
+        [kept] = book.leases()
+        assert kept == replace(lease, deadline_s=kept.deadline_s)
+        assert book.left_s(kept) == pytest.approx(40)
+
+
+def test_a_wall_clock_that_was_set_back_does_not_lengthen_a_lease(tmp_path: Path) -> None:
+    clock, path = Hands(), tmp_path / "db"
+    book = _book(path, clock)
+    book.request("a", "m", "x", "y", 8)
+    clock.wall -= 1_000_000
+    with _restarted(book, path, clock) as book:
+        [kept] = book.leases()
+        assert book.left_s(kept) == pytest.approx(LEASE_S)
+
+
+def test_a_client_that_was_restarted_while_it_shrank_still_counts_with_what_it_used(tmp_path: Path) -> None:
+    book = _book(tmp_path / "db", Hands(), "fair-share", Limits(4, 4, 8, 8))
+    first = book.request("a", "m", "x", "y", 8)
+    book.request("a", "n", "x", "y", 8)
+    assert book.renew("a", first.id, None, 8).streams == 4
+    again = book.request("a", "m", "x", "y", 8)
+    assert (again.streams, again.counted) == (4, 8)
+    assert book.request("a", "n", "x", "y", 8).streams == 0
+    book.close()
+
+
+def test_turns_go_on_over_a_restart(tmp_path: Path) -> None:
+    clock, path = Hands(), tmp_path / "db"
+    book = _book(path, clock)
+    first = book.request("a", "m", "x", "y", 8)
+    with _restarted(book, path, clock) as book:
+        assert book.request("a", "n", "x", "y", 8).turn > first.turn
+
+
+def test_a_damaged_or_newer_database_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "db"
+    path.write_bytes(b"not a database, but long enough to be looked at" * 50)
+    with pytest.raises(StoreError, match="a damaged file may be removed"):
+        Store(path)
+    import sqlite3
+
+    newer = tmp_path / "newer"
+    connection = sqlite3.connect(newer)
+    connection.execute("PRAGMA user_version=7")
+    connection.close()
+    with pytest.raises(StoreError, match="version 7"):
+        Store(newer)
+
+
+class Clients(RuleBasedStateMachine):
+    """Well-behaved clients, dead ones, reconfigs, and restarts of the service at any moment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = TemporaryDirectory()
+        self.path = Path(self.folder.name) / "db"
+        self.clock = Hands()
+        self.using: dict[str, int] = {}
+
+    @initialize(policy=st.sampled_from(sorted(BUILT_IN)), most=st.integers(0, 24), client=st.integers(0, 12))
+    def begin(self, policy: str, most: int, client: int) -> None:
+        self.policy, self.limits = policy, Limits(4, 4, most, client, {"a": 5})
+        self.allowed = most
+        self.book = _book(self.path, self.clock, policy, self.limits)
+
+    @rule(owner=st.sampled_from("ab"), name=st.sampled_from("mno"), wanted=st.integers(0, 20))
+    def request(self, owner: str, name: str, wanted: int) -> None:
+        known = {lease.id for lease in self.book.leases()}
+        lease = self.book.request(owner, name, "x", "y", wanted)
+        if lease.id in known:
+            self.using[lease.id] = min(self.using[lease.id], lease.counted)
+        else:
+            self.using[lease.id] = 0
+        assert lease.streams <= min(wanted, self.limits.max_client)
+
+    @precondition(lambda self: self.using)
+    @rule(choice=st.integers(0, 100), full=st.booleans(), less=st.integers(0, 3))
+    def renew(self, choice: int, full: bool, less: int) -> None:
+        lease = self._one(choice)
+        if lease is not None:
+            in_use = max(0, self.using[lease.id] - less)
+            self.using[lease.id] = in_use
+            lease = self.book.renew(lease.owner, lease.id, None, in_use)
+            if full:
+                self.using[lease.id] = max(in_use, lease.streams)
+
+    @precondition(lambda self: self.using)
+    @rule(choice=st.integers(0, 100))
+    def release(self, choice: int) -> None:
+        lease = self._one(choice)
+        if lease is not None:
+            self.book.release(lease.owner, lease.id)
+            del self.using[lease.id]
+
+    @rule(seconds=st.sampled_from([1, 30, 99, 101]))
+    def time_passes(self, seconds: int) -> None:
+        self.clock.go_on(seconds)
+
+    @rule(most=st.integers(0, 24))
+    def reconfig(self, most: int) -> None:
+        self.limits = replace(self.limits, max_pair=most)
+        self.allowed = max(self.allowed, most)
+        self.book.rules = replace(self.book.rules, limits=self.limits)
+
+    @rule(seconds=st.sampled_from([0, 50, 200]))
+    def restart(self, seconds: int) -> None:
+        self.book.close()
+        self.clock.go_on(seconds)
+        self.clock.mono = 7.0
+        self.book = _book(self.path, self.clock, self.policy, self.limits)
+
+    def _one(self, choice: int) -> Lease | None:
+        leases = self.book.leases()
+        return leases[choice % len(leases)] if leases else None
+
+    @invariant()
+    def never_above_the_maximum(self) -> None:
+        if not hasattr(self, "book"):
+            return
+        leases = self.book.leases()
+        alive = {lease.id for lease in leases}
+        self.using = {name: number for name, number in self.using.items() if name in alive}
+        assert all(lease.streams >= 0 for lease in leases)
+        assert sum(lease.counted for lease in leases) <= self.allowed
+        assert sum(self.using.values()) <= self.allowed, "clients use more than was ever allowed"
+
+    def teardown(self) -> None:
+        if hasattr(self, "book"):
+            self.clock.go_on(2 * LEASE_S)
+            assert self.book.leases() == [], "streams leaked"
+            self.book.close()
+        self.folder.cleanup()
+
+
+TestClients = Clients.TestCase
+TestClients.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
