@@ -79,11 +79,11 @@ def hold(venv: Path) -> int:
 def fragments(checkout: Path | None, role: str) -> list[Path]:
     """The product's configuration fragments for a role, in their order.
 
-    :param role: "ap", "ep" or "pilot". A fragment with ``-ap``, ``-ep`` or ``-pilot`` in its name is for that role,
+    :param role: "ap", "ep", "pilot" or "policy". A fragment with ``-ROLE`` of one in its name is for that role,
         any other for all.
     """
     directory = checkout / "condor_config.d" if checkout else _installed_share() / "condor_config.d"
-    others = {"-ap", "-ep", "-pilot"} - {f"-{role}"}
+    others = {"-ap", "-ep", "-pilot", "-policy"} - {f"-{role}"}
     found = sorted(path for path in directory.glob("*") if path.is_file() and path.suffix in ("", ".conf", ".config"))
     found = [path for path in found if not path.name.startswith(("README", "."))]
     return [path for path in found if not any(other in path.stem for other in others)]
