@@ -41,6 +41,7 @@ class WebDav:
         self._server.ConnectionClass = self._connection
         if certificate:
             self._server.ssl_adapter = BuiltinSSLAdapter(str(certificate), str(certificate))
+        self._server.expiration_interval = 0.05  # how soon it notices that it shall end
         self._server.error_log = lambda *args, **named: None  # type: ignore[method-assign]
         self._server.prepare()
         self.port: int = self._server.bind_addr[1]
