@@ -30,6 +30,7 @@ from stageout.plugin.results import (
     least_bytes,
 )
 from stageout.plugin.text import Scrubber
+from stageout.plugin.urls import split_scheme
 
 _LOG_CHARS = 12_000
 
@@ -120,6 +121,10 @@ class Session:
             return "a file of this batch cannot be uploaded at all"
         if any(record.item.request.data for record in self._records):
             return "the job gives PluginData, which a hand-off does not carry"
+        if any(split_scheme(record.item.request.url).service for record in self._records if not record.result):
+            return "the URL needs a credential of the job, which is gone when the job has ended"
+        if os.environ.get("X509_USER_PROXY"):
+            return "the job has a proxy certificate, which is gone when the job has ended"
         return ""
 
     def _offer(self) -> str:

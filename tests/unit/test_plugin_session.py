@@ -588,6 +588,12 @@ def test_never_offered(bench, client, tmp_path):
     bench.job_ad = {}
     (run,) = bench.starter().upload([Wanted("script://h/ok", "f0"), Wanted("script://h/ok", "missing")])
     assert "cannot be uploaded" in run.ads[0]["DeveloperData"]["StageOutSynchronous"]
+    (bench.scratch / "f0").write_bytes(b"12345")
+    (run,) = bench.starter().upload([Wanted("vault.team+script://h/ok", "f0")])
+    assert "needs a credential" in run.ads[0]["DeveloperData"]["StageOutSynchronous"]
+    bench.environment["X509_USER_PROXY"] = str(tmp_path / "proxy")
+    (ad,) = bench.upload("ok").ads
+    assert "proxy certificate" in ad["DeveloperData"]["StageOutSynchronous"]
     assert not (tmp_path / "offers").exists()
 
 
