@@ -97,13 +97,16 @@ def _installed_share() -> Path:
 
 
 def _requirements(checkout: Path | None) -> list[str]:
-    """What pip has to install beside the product itself."""
+    """What pip has to install beside the product itself, for every daemon of it."""
     if checkout is None:
-        required = importlib.metadata.requires(DISTRIBUTION) or []
-        return [text for text in required if "extra ==" not in text] + _BUILD_TOOLS
+        required = [text.replace("'", '"') for text in importlib.metadata.requires(DISTRIBUTION) or []]
+        ours = [text for text in required if "extra ==" not in text]
+        ours += [text.partition(";")[0] for text in required if 'extra == "policy"' in text]
+        return ours + _BUILD_TOOLS
     parser = configparser.ConfigParser()
     parser.read(checkout / "setup.cfg")
     lines = parser.get("options", "install_requires", fallback="").splitlines()
+    lines += parser.get("options.extras_require", "policy", fallback="").splitlines()
     return [line.strip() for line in lines if line.strip()] + _BUILD_TOOLS
 
 
