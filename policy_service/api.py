@@ -79,8 +79,13 @@ class Api:
         return app
 
     async def call(self, work: Callable[[], T]) -> T:
-        """Do something with the book, in its thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._worker, work)
+        """Do something with the book, in its thread. :raises Refused: also when its disk fails (503)."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._worker, work)
+        except (sqlite3.Error, OSError) as problem:
+            log.error("not-recorded", problem=problem, advice="see to the disk of STAGEOUT_POLICY_DIR")
+            text = "the grant cannot be recorded: try again later, or tell the service's administrator"
+            raise Refused(503, text) from problem
 
     def _handler(self, operation: Operation) -> Handler:
         method: Callable[..., Awaitable[web.StreamResponse]] = getattr(self, f"_{operation.name}")
@@ -113,11 +118,6 @@ class Api:
             response = _failed(problem.status, f"{problem.reason}: see /openapi.json")
             if "Allow" in problem.headers:
                 response.headers["Allow"] = problem.headers["Allow"]
-        except (sqlite3.Error, OSError) as problem:
-            log.error("not-recorded", problem=problem, advice="see to the disk of STAGEOUT_POLICY_DIR")
-            response = _failed(
-                503, "the grant cannot be recorded: try again later, or tell the service's administrator"
-            )
         name = request.match_info.route.name or "unknown"
         self._requests[name, response.status] += 1
         return response

@@ -40,6 +40,8 @@ class Book:
         self.rules = rules
         self.decider = decider
         self.expired = 0
+        #: why the last reconfig was refused; "" when it was not
+        self.reconfig_problem = ""
         loaded = store.load(clock.monotonic_s(), clock.wall_s(), rules.lease_s)
         self._leases = {lease.id: lease for lease in loaded}
         self._turn = max((lease.turn for lease in loaded), default=0)

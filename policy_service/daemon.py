@@ -18,6 +18,7 @@ from aiohttp import web
 
 from policy_service.api import Api
 from policy_service.book import Book, Rules
+from policy_service.model import Refused
 from policy_service.site_policy import BuiltIn, Decider, PolicyError, open_policy
 from policy_service.store import Store
 from policy_service.tokens import TokenError, Tokens
@@ -141,18 +142,18 @@ class Daemon:
         while not stop.is_set():
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(stop.wait(), _SWEEP_S)
-            try:
+            with contextlib.suppress(Refused):  # it is in the log, and tried again in a second
                 await self._api.call(self._book.expire)
-            except Exception as problem:  # tried again in a second; requests get their own answer
-                log.error("not-recorded", problem=problem, advice="see to the disk of STAGEOUT_POLICY_DIR")
 
     async def _reload(self) -> None:
         """Settings, tokens and policy as they are now; what cannot be used is refused, and the old one goes on."""
         try:
             await self._api.call(self._read_again)
         except StageoutError as problem:
+            self._book.reconfig_problem = str(problem)
             log.error("reconfig-refused", problem=problem)
         else:
+            self._book.reconfig_problem = ""
             log.event("reconfig", policy=self._book.decider.name)
 
     def _read_again(self) -> None:

@@ -9,7 +9,7 @@ from stageout.tuning.policies import Grant
 
 
 class Refused(StageoutError):
-    """A request that cannot be served. :param status: of HTTP, 4xx; the text says what to do."""
+    """A request that cannot be served. :param status: of HTTP; the text says what to do."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)

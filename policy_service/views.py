@@ -23,14 +23,22 @@ class Picture:
     leases: tuple[tuple[Lease, float], ...]
     max_pair: int
     policy: str
-    problem: str
+    problems: tuple[str, ...]
+    policy_ok: bool
+    reconfig_ok: bool
     expired: int
 
     @classmethod
     def of(cls, book: Book) -> Picture:
         """Taken in the book's thread."""
         leases = tuple((lease, book.left_s(lease)) for lease in book.leases())
-        return cls(leases, book.rules.limits.max_pair, book.decider.name, book.decider.problem, book.expired)
+        chosen, reconfig = book.decider.problem, book.reconfig_problem
+        problems = (
+            *([f"{chosen}. The greedy policy decides."] if chosen else []),
+            *([f"The last reconfig was refused, the settings before it count: {reconfig}"] if reconfig else []),
+        )
+        policy, max_pair = book.decider.name, book.rules.limits.max_pair
+        return cls(leases, max_pair, policy, problems, not chosen, not reconfig, book.expired)
 
     def pairs(self) -> dict[tuple[str, str], list[Lease]]:
         """Leases by source and destination."""
@@ -55,7 +63,8 @@ def metrics(picture: Picture, requests: Mapping[tuple[str, int], int]) -> str:
             _metric("clients_holding", "gauge", "Clients that hold streams.", holding),
             _metric("clients_waiting", "gauge", "Clients that wait for streams.", waiting),
             _metric("rate_mb_per_second", "gauge", "Sum of the rates last reported.", rates),
-            _metric("policy_ok", "gauge", "1 while the chosen policy decides.", {"": int(not picture.problem)}),
+            _metric("policy_ok", "gauge", "1 while the chosen policy decides.", {"": int(picture.policy_ok)}),
+            _metric("reconfig_ok", "gauge", "0 after a reconfig was refused.", {"": int(picture.reconfig_ok)}),
             _metric("leases_expired_total", "counter", "Leases that were not renewed.", {"": picture.expired}),
             _metric("requests_total", "counter", "Requests by operation and status.", asked),
         )
@@ -85,8 +94,7 @@ def page(picture: Picture) -> str:
         f"<!doctype html><html lang=en><meta charset=utf-8><title>Streams</title><style>{_STYLE}</style>",
         f"<h1>Streams</h1><p>Policy: {html.escape(picture.policy)}, at most {picture.max_pair} between two sites.</p>",
     ]
-    if picture.problem:
-        parts.append(f"<p class=bad>{html.escape(picture.problem)}. The greedy policy decides.</p>")
+    parts += [f"<p class=bad>{html.escape(problem)}</p>" for problem in picture.problems]
     left = {lease.id: left_s for lease, left_s in picture.leases}
     for (source, destination), leases in picture.pairs().items():
         total = sum(lease.counted for lease in leases)

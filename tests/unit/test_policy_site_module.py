@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from textwrap import dedent
 import pytest
 from policy_site import ROOT_DIR, Service, until
 
+from policy_service.api import OPERATIONS
 from policy_service.site_policy import PolicyError, SitePolicy, fault, open_policy, trial_cases
 from stageout.tuning.policies import BUILT_IN, Grant, Limits
 
@@ -65,8 +67,14 @@ def test_a_changed_module_counts_after_reconfig_and_a_bad_one_is_refused(service
     _write(tmp_path / "site.py", "def grant(asker, grants, limits): return 1 / 0")
     service.signal(signal.SIGHUP)
     until(lambda: "ZeroDivisionError" in service.log.read_text(), "it is refused")
+    until(lambda: _metric(service, "reconfig_ok") == "0", "the refusal is shown")
+    assert "ZeroDivisionError" in service.ask("GET", "/", owner="").text
     assert service.lease("later")["streams"] == 3
     assert _metric(service, "policy_ok") == "1"
+    _write(tmp_path / "site.py", HALF)
+    service.signal(signal.SIGHUP)
+    until(lambda: _metric(service, "reconfig_ok") == "1", "a good one is taken")
+    assert service.lease("last")["streams"] == 2
 
 
 def test_the_service_starts_with_the_greedy_policy_when_the_module_is_bad(service: Service, tmp_path: Path) -> None:
@@ -160,3 +168,20 @@ def test_settings_of_htcondor_and_its_reconfig(tmp_path: Path) -> None:
         assert service.lease("c")["streams"] == 5
     finally:
         service.close()
+
+
+def test_the_example_in_the_documentation_is_a_good_policy(tmp_path: Path) -> None:
+    [example] = re.findall(r"```python\n(.*?)```", (ROOT_DIR / "docs" / "TUNING.md").read_text(), re.DOTALL)
+    policy = SitePolicy(_write(tmp_path / "site.py", example))
+    limits = Limits(4, 4, 100, 50)
+    for owner, streams in (("test", 8), ("cms", 50)):
+        asker = Grant(f"{owner}/m", 0, 1000, owner)
+        assert policy.decide(asker, [asker], limits) == streams
+    policy.close()
+
+
+def test_every_policy_and_operation_is_in_the_documentation() -> None:
+    text = (ROOT_DIR / "docs" / "TUNING.md").read_text()
+    assert all(f"| `{name}` |" in text for name in BUILT_IN)
+    paths = {one.path.replace("{lease}", "ID") for one in OPERATIONS}
+    assert all(f"{path}`" in text for path in paths)
