@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,3 +102,13 @@ def test_every_knob_is_shown_with_its_default(role: str, fragment: str) -> None:
             assert knob.name in shown, f"{fragment} does not show {knob.name}"
             default = str(knob.default).lower() if isinstance(knob.default, bool) else str(knob.default)
             assert shown[knob.name].split("#")[0].strip() == default, knob.name
+
+
+def test_labels_of_durable_steps_are_those_of_the_document() -> None:
+    document = set(re.findall(r"^\| `([a-z-]+)` \|", (ROOT / "docs" / "ORDERING.md").read_text(), re.M))
+    code = "\n".join(path.read_text() for path in _sources())
+    assert not {label for label in document if f'"{label}"' not in code}
+    names = "step|write_file|make_dir|link|rename|unlink|sync|commit"
+    steps = set(re.findall(rf'durable\.(?:{names})\(\s*"([a-z-]+)"', code))
+    assert len(steps) > 5
+    assert steps <= document
