@@ -4,7 +4,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check bench sim clean
 
 $(STAMP): setup.cfg pyproject.toml
 	tools/install
@@ -24,6 +24,9 @@ test: check
 
 bench: $(STAMP)
 	$(PY) benchmarks/run_all.py $(if $(QUICK),--quick)
+
+sim: $(STAMP)
+	$(PY) -m overlay_router.simulator --schedules $(or $(SCHEDULES),20000)
 
 clean:
 	rm -rf .venv out test-logs build dist *.egg-info

@@ -1,0 +1,76 @@
+"""The origin's dependency graph: which earlier operations must be final before one may execute (rule 6).
+
+Everything is a pure function of the operations that are not settled yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from overlay_router.states import MAX_AFTER, Kind, Op, Outcome
+
+# MKDIR too: an operation that fails for want of a directory must not succeed because a later MKDIR overtook it.
+SUBTREE = frozenset({Kind.RENAME, Kind.DELETE, Kind.MKDIR})
+
+
+def touched(op: Op) -> tuple[str, ...]:
+    """Names that the operation reads or changes."""
+    return (op.path, op.target) if op.kind is Kind.RENAME else (op.path,)
+
+
+def below(path: str, directory: str) -> bool:
+    """Whether ``path`` lies strictly below ``directory``."""
+    return path.startswith(directory + "/")
+
+
+def conflicts(later: Op, earlier: Op) -> bool:
+    """Rule 6: same path; a MKDIR, RENAME or DELETE of a directory, and everything below it, in either order."""
+    for mine in touched(later):
+        for other in touched(earlier):
+            if mine == other:
+                return True
+            if below(mine, other) and earlier.kind in SUBTREE:
+                return True
+            if below(other, mine) and later.kind in SUBTREE:
+                return True
+    return False
+
+
+def edges(op: Op, unsettled: Mapping[int, Op]) -> tuple[int, ...]:
+    """The ``after`` of a new operation: conflicting unsettled ones that no other edge implies (rule 6).
+
+    More than ``MAX_AFTER`` edges do not fit into an operation: see :func:`must_wait`.
+    """
+    kept: list[int] = []
+    implied: set[int] = set()
+    for seq in sorted(unsettled, reverse=True):
+        earlier = unsettled[seq]
+        if seq in implied:
+            implied.update(earlier.after)
+        elif conflicts(op, earlier):
+            kept.append(seq)
+            implied.update(earlier.after)
+    return tuple(reversed(kept))
+
+
+def must_wait(after: tuple[int, ...]) -> bool:
+    """Whether the operation has to wait at its origin because its edges do not fit (rule 6)."""
+    return len(after) > MAX_AFTER
+
+
+def overlaps(start: int, size_bytes: int, ranges: Iterable[tuple[int, int]]) -> bool:
+    """Whether data overlaps data still on its way (offset, bytes): such data waits at the sender (rule 6)."""
+    return any(start < other + other_bytes and other < start + size_bytes for other, other_bytes in ranges)
+
+
+def low_water(low: int, outcomes: Mapping[int, Outcome], unsettled: Mapping[int, Op]) -> int:
+    """The highest LOW that the origin may raise to (terminal rule, last sentence).
+
+    Never past a number that is not settled, nor past a FAILED one with unsettled dependents.
+    """
+    needed = {seq for op in unsettled.values() for seq in op.after}
+    while low + 1 in outcomes:
+        if outcomes[low + 1] is Outcome.FAILED and low + 1 in needed:
+            break
+        low += 1
+    return low

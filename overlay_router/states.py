@@ -1,0 +1,74 @@
+"""Words and tables of the overlay protocol: operations, results, block states. No behaviour beyond look-ups."""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+MAX_AFTER = 8
+
+
+class Kind(enum.Enum):
+    """The operations that touch names (rule 2). Data never does."""
+
+    PUBLISH = "publish"
+    RENAME = "rename"
+    DELETE = "delete"
+    MKDIR = "mkdir"
+    SETATTR = "setattr"
+
+
+class Outcome(enum.Enum):
+    """How an operation ends (invariant 6)."""
+
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    LOST = "lost"
+
+
+class Release(enum.Enum):
+    """When a sender may free its bytes (rule 3)."""
+
+    DELIVERED = "delivered"
+    CUSTODY = "custody"
+
+
+class Op(NamedTuple):
+    """One operation as its origin made it; the same on every route and every repetition (rule 1)."""
+
+    origin: int
+    seq: int
+    kind: Kind
+    path: str
+    target: str = ""
+    blocks: int = 0
+    expires: int = 0
+    after: tuple[int, ...] = ()
+    absent: bool = False
+
+
+class Result(NamedTuple):
+    """The final answer for an operation; ``reason`` says why it FAILED."""
+
+    outcome: Outcome
+    reason: str = ""
+    generation: int = 0
+
+
+class Block(enum.Enum):
+    """A block at whoever sends it."""
+
+    READY = "ready"
+    SENT = "sent"
+    STAGED = "staged"
+    FREED = "freed"
+
+
+LEGAL_MOVES: dict[Block, frozenset[Block]] = {
+    Block.READY: frozenset({Block.SENT, Block.STAGED, Block.FREED}),
+    Block.SENT: frozenset({Block.READY, Block.STAGED, Block.FREED}),
+    Block.STAGED: frozenset({Block.READY, Block.FREED}),
+    Block.FREED: frozenset(),
+}
