@@ -43,8 +43,10 @@ def sent(table: BlockTable, index: int, route: int) -> None:
 
 
 def staged(table: BlockTable, indices: Iterable[int]) -> None:
-    """STAGED(tid, bitmap) came: these blocks are durable at the next custodian or the terminal."""
+    """STAGED(tid, bitmap) came: these blocks are durable there. Raises IllegalMove for an unknown block."""
     for index in indices:
+        if not 0 <= index < table.count:
+            raise IllegalMove(f"block {index} of {table.count}")
         if table.state[index] is not Block.FREED:
             move(table, index, Block.STAGED)
             table.routes.pop(index, None)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from overlay_router.graph import below
+from overlay_router.graph import below, touched
 from overlay_router.states import Kind, Op
 
 
@@ -41,14 +42,22 @@ def trash(op: Op) -> str:
     return f".stageout/trash/{op.origin}.{op.seq}"
 
 
+def bumped(generations: Mapping[str, int], op: Op) -> dict[str, int]:
+    """New generations of the names that a DONE operation changed; to be stored with its result (rule 6)."""
+    return {path: generations.get(path, 0) + 1 for path in touched(op)}
+
+
 def _has_dir(names: Names, path: str) -> bool:
     return path == "" or (path in names and names[path].is_dir)
 
 
-def refusal(names: Names, op: Op) -> str:
-    """Why the operation cannot be executed on these names: "precondition", "conflict", or "" if it can."""
+def refusal(names: Names, op: Op, generation: int = 0) -> str:
+    """Why the operation cannot be executed on these names: "precondition", "conflict", or "" if it can.
+
+    ``generation`` is the present one of ``op.path``.
+    """
     here = names.get(op.path)
-    if op.absent and here is not None:
+    if (op.absent and here is not None) or op.generation not in (-1, generation):
         return "precondition"
     if op.kind is Kind.PUBLISH:
         good = _has_dir(names, parent(op.path)) and not (here is not None and here.is_dir)

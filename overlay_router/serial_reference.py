@@ -66,11 +66,15 @@ def run(ops: Iterable[Op], given: Mapping[int, Outcome]) -> tuple[dict[str, Any]
     """
     root: Directory = {}
     outcomes: dict[int, Outcome] = {}
+    generations: dict[str, int] = {}
     for op in ops:
         if given.get(op.seq) in (Outcome.CANCELLED, Outcome.EXPIRED):
             outcomes[op.seq] = given[op.seq]
-        elif any(outcomes[seq] is Outcome.FAILED for seq in op.after) or not _execute(root, op):
-            outcomes[op.seq] = Outcome.FAILED
-        else:
-            outcomes[op.seq] = Outcome.DONE
+            continue
+        possible = op.generation in (-1, generations.get(op.path, 0))
+        possible = possible and all(outcomes[seq] is not Outcome.FAILED for seq in op.after)
+        outcomes[op.seq] = Outcome.DONE if possible and _execute(root, op) else Outcome.FAILED
+        if outcomes[op.seq] is Outcome.DONE:
+            for path in {op.path, op.target or op.path}:
+                generations[path] = generations.get(path, 0) + 1
     return _flat(root), outcomes

@@ -1,236 +1,33 @@
-"""Origin, custodian and terminal as the simulator runs them: the pure core plus disks that lose what was not synced.
+"""Origin, custodian and terminal as the simulator runs them: the pure core plus disks and deaths.
 
-``step()`` stands after every durable action: the party may die there. Fields marked "volatile" are lost then.
+Fields marked "volatile" are lost at a restart.
 """
 
 from __future__ import annotations
 
-import enum
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from overlay_router import blocks, custody, graph, lots, names, terminal
+from overlay_router import custody, graph, lots, names, terminal
+from overlay_router.simulated_segment import (
+    TERMINAL,
+    Bug,
+    Intake,
+    Key,
+    Message,
+    Party,
+    Row,
+    Sender,
+    Tid,
+    key_of,
+    require,
+)
 from overlay_router.states import Kind, Op, Outcome, Release, Result
 from overlay_router.terminal import Step
 
 if TYPE_CHECKING:
     from overlay_router.simulator import World
 
-Key = tuple[int, int]
-Tid = tuple[tuple[str, int], int]  # a number means something only in the store (party, epoch) that granted it
-Message = tuple[Any, ...]
-TERMINAL = "terminal"
-ROUTES = 2
 CANCELLING = "cancelling"
-
-
-class Bug(enum.Enum):
-    """Faults that the tests plant to see that the simulator finds them."""
-
-    ACK_BEFORE_SYNC = "STAGED is sent before the data is synced"
-    ACK_BEFORE_RECORD = "DONE is sent before the result is durable"
-    FORGOTTEN_RESULT = "results are not durable"
-    FREED_TOO_EARLY = "the custodian frees its bytes when it has sent them"
-    NAME_BEFORE_NUMBER = "names are changed without a look at the operation's number"
-    LOW_IGNORED = "an operation under the low-water mark is executed"
-    AFTER_IGNORED = "the edges are not obeyed"
-    EDGE_MISSING = "a directory's rename or delete does not wait for what is below it"
-    TID_REUSED = "the counter of transfer numbers is not durable"
-    RECOVERY_REPEATS = "recovery repeats every INTENT"
-    CANCEL_OVERTAKES = "CANCELLED is final before the operation's own edges are"
-    CUSTODY_WITHOUT_BLOCKS = "CUSTODY is granted before all blocks are there"
-
-
-class Crash(Exception):
-    """The party dies here."""
-
-
-class Violation(Exception):
-    """An invariant does not hold."""
-
-
-def require(holds: bool, invariant: int, what: str) -> None:
-    """Raise Violation naming the invariant (section 2 of the protocol) unless it holds."""
-    if not holds:
-        raise Violation(f"invariant {invariant}: {what}")
-
-
-def key_of(op: Op) -> Key:
-    """The operation's identity."""
-    return op.origin, op.seq
-
-
-class Staging:
-    """One granted transfer: data in memory, synced data, durable bitmap."""
-
-    __slots__ = ("bitmap", "key", "op", "sender", "synced", "unsynced")
-
-    def __init__(self, op: Op, sender: str) -> None:
-        """Begin empty."""
-        self.op, self.key, self.sender = op, key_of(op), sender
-        self.unsynced: dict[int, Any] = {}
-        self.synced: dict[int, Any] = {}
-        self.bitmap: set[int] = set()
-
-
-class Party:
-    """Something with a name, a disk and a way to die."""
-
-    def __init__(self, world: World, name: str) -> None:
-        """Begin with an empty disk."""
-        self.world, self.name = world, name
-
-    def step(self) -> None:
-        """Between two durable actions: may raise Crash."""
-        world = self.world
-        if world.faulty and world.random() < world.crash_rate:
-            raise Crash
-
-    def send(self, to: str, *message: Any) -> None:
-        """Hand a frame to the network."""
-        self.world.send(self.name, to, message)
-
-
-class Intake(Party):
-    """The receiving half of a segment: tids, blocks, STAGED."""
-
-    def __init__(self, world: World, name: str) -> None:
-        """Begin a new store epoch."""
-        super().__init__(world, name)
-        self.epoch, self.next_tid = 0, 1
-        self.staging: dict[Tid, Staging] = {}
-
-    def restart_intake(self) -> None:
-        """Lose the data that was not synced."""
-        for held in self.staging.values():
-            held.unsynced.clear()
-        if self.world.bug is Bug.TID_REUSED:
-            self.next_tid = 1
-
-    def grant(self, op: Op, sender: str) -> None:
-        """Answer OPEN with the live tid of this sender or with a new one that was never used."""
-        for tid, held in self.staging.items():  # noqa: B007
-            if held.key == key_of(op) and held.sender == sender:
-                break
-        else:
-            tid = ((self.name, self.epoch), self.next_tid)
-            self.next_tid += 1
-            self.step()
-            held = self.staging[tid] = Staging(op, sender)
-        self.send(sender, "TID", key_of(op), tid, frozenset(held.bitmap))
-
-    def on_block(self, tid: Tid, index: int, content: Any, sender: str, key: Key) -> bool:
-        """Data -> fdatasync -> bitmap -> STAGED (invariant 3). Whether the transfer is complete."""
-        held = self.staging.get(tid)
-        if held is None:
-            self.send(sender, "STALETID", key, tid)
-            return False
-        if index not in held.bitmap:
-            held.unsynced[index] = content
-            self.step()
-            if self.world.bug is not Bug.ACK_BEFORE_SYNC:
-                held.synced[index] = held.unsynced.pop(index)
-            self.step()
-            held.bitmap.add(index)
-            self.step()
-        for done in held.bitmap:
-            require(held.synced.get(done) == (*held.key, done), 3, f"STAGED says block {done} of {held.key} is safe")
-        self.send(sender, "STAGED", held.key, tid, frozenset(held.bitmap))
-        return len(held.bitmap) == held.op.blocks
-
-    def close(self, key: Key) -> None:
-        """Forget every tid of an operation: what still comes for them is STALE."""
-        for tid in [tid for tid, held in self.staging.items() if held.key == key]:
-            del self.staging[tid]
-
-
-@dataclass
-class Row:
-    """An operation at a holder. Durable except the part from ``to`` on."""
-
-    op: Op
-    data: set[int]
-    release: Release = Release.DELIVERED
-    cancel: bool = False
-    result: Result | None = None
-    settled: bool = False
-    custodians: set[str] = field(default_factory=set)
-    to: str = TERMINAL
-    tid: Tid | None = None
-    table: blocks.BlockTable | None = None
-
-
-class Sender:
-    """The sending half of a segment, shared by origin and custodian."""
-
-    def __init__(self, party: Party) -> None:
-        """Begin without operations."""
-        self.party = party
-        self.rows: dict[Key, Row] = {}
-
-    def restart(self) -> None:
-        """Lose what is volatile."""
-        for row in self.rows.values():
-            row.tid, row.table = None, None
-
-    def push(self, row: Row) -> None:
-        """Send what an unsettled operation needs next; everything may be repeated."""
-        send, name, op = self.party.send, self.party.name, row.op
-        if row.cancel:
-            send(TERMINAL, "CANCEL", name, op)
-        elif op.kind is not Kind.PUBLISH:
-            send(row.to, "OP", name, op, None)
-        elif row.tid is None or row.table is None:
-            send(row.to, "OPEN", name, op)
-        elif blocks.complete(row.table):
-            send(row.to, "OP", name, op, row.tid)
-        else:
-            self._push_blocks(row, row.table)
-
-    def _push_blocks(self, row: Row, table: blocks.BlockTable) -> None:
-        world = self.party.world
-        route = int(world.random() * ROUTES)
-        for index in blocks.ready(table) or blocks.tail(table, route):
-            require(index in row.data, 2, f"block {index} of {key_of(row.op)} is needed and was freed")
-            if world.credit(route):
-                message = ("BLOCK", row.tid, index, (*key_of(row.op), index), self.party.name, key_of(row.op))
-                blocks.sent(table, index, route)
-                world.send(self.party.name, row.to, message, route)
-
-    def route_down(self, route: int) -> None:
-        """A relay died or fell silent."""
-        for row in self.rows.values():
-            if row.table is not None:
-                blocks.route_down(row.table, route)
-
-    def on_tid(self, key: Key, tid: Tid, bitmap: frozenset[int]) -> None:
-        """OPEN was granted."""
-        row = self.rows.get(key)
-        if row is not None and not row.settled and row.data and row.tid is None and tid[0][0] == row.to:
-            row.tid, row.table = tid, blocks.BlockTable(row.op.blocks)
-            blocks.reopened(row.table, bitmap)
-            self.push(row)
-
-    def on_staged(self, key: Key, tid: Tid, bitmap: frozenset[int]) -> None:
-        """Blocks are durable at the other side."""
-        row = self.rows.get(key)
-        if row is not None and row.tid == tid and row.table is not None and not row.settled:
-            blocks.staged(row.table, bitmap)
-            if blocks.complete(row.table):
-                self.push(row)
-
-    def on_stale_tid(self, key: Key, tid: Tid) -> None:
-        """The other side does not know this tid (any more): open again."""
-        row = self.rows.get(key)
-        if row is not None and row.tid == tid:
-            row.tid, row.table = None, None
-
-    def free(self, row: Row, final: bool) -> None:
-        """Free the bytes; asserts invariant 2."""
-        if row.data:
-            row.data = set()
-            row.tid, row.table = None, None
-            self.party.world.freed(key_of(row.op), final)
 
 
 class Origin(Party):
@@ -318,7 +115,8 @@ class Origin(Party):
         self.step()
         self.sender.free(row, final=True)
         outcomes = {key[1]: other.result.outcome for key, other in self.sender.rows.items() if other.result}
-        self.low = graph.low_water(self.low, outcomes, self.unsettled())
+        unsettled = {} if self.world.bug is Bug.LOW_PAST_FAILED else self.unsettled()
+        self.low = graph.low_water(self.low, outcomes, unsettled)
         self.send(TERMINAL, "LOW", self.number, self.low)
 
 
@@ -447,6 +245,7 @@ class Terminal(Intake):
         self.records: dict[int, terminal.OriginRecord] = {}
         self.tree: names.Names = {}
         self.synced_tree: names.Names | None = None  # set while a change of names is not synced
+        self.generations: dict[str, int] = {}
         self.journal: names.Intent | None = None
         self.next_inode = 1
         self.held: dict[tuple[Key, Any], tuple[str, Op]] = {}  # volatile
@@ -476,7 +275,7 @@ class Terminal(Intake):
     def _recover(self, todo: names.Intent) -> None:
         if names.happened(self.tree, todo) and self.world.bug is not Bug.RECOVERY_REPEATS:
             self._finish(todo.op, Result(Outcome.DONE))
-        elif names.refusal(self.tree, todo.op):
+        elif self._refusal(todo.op):
             self._finish(todo.op, Result(Outcome.FAILED, "conflict"))
         else:
             self._change(todo)
@@ -504,13 +303,16 @@ class Terminal(Intake):
 
     def _judge(self, op: Op) -> terminal.Verdict:
         record = self.record(op.origin)
-        if self.world.bug is Bug.NAME_BEFORE_NUMBER and op.kind is not Kind.PUBLISH:
-            return terminal.Verdict(Step.HOLD if names.refusal(self.tree, op) else Step.EXECUTE)
+        if self.world.bug is Bug.NAME_BEFORE_NUMBER and op.kind is not Kind.PUBLISH and not self._refusal(op):
+            return terminal.Verdict(Step.EXECUTE)
         if self.world.bug is Bug.LOW_IGNORED and op.seq <= record.low:
             return terminal.Verdict(Step.EXECUTE)
         if self.world.bug is Bug.AFTER_IGNORED:
             op = op._replace(after=())
         return terminal.judge(record, op, self.world.now, len(self.held))
+
+    def _refusal(self, op: Op) -> str:
+        return names.refusal(self.tree, op, self.generations.get(op.path, 0))
 
     def _answer(self, sender: str, op: Op, verdict: terminal.Verdict) -> bool:
         """Send the final answer if there is one. Whether there is."""
@@ -546,7 +348,7 @@ class Terminal(Intake):
             self._wake(op.origin)
 
     def _execute(self, op: Op, tid: Tid | None) -> None:
-        refused = names.refusal(self.tree, op)
+        refused = self._refusal(op)
         if refused:
             self._store(op, Result(Outcome.FAILED, refused))
             return
@@ -575,6 +377,10 @@ class Terminal(Intake):
         self._store(op, result)
 
     def _store(self, op: Op, result: Result) -> None:
+        if result.outcome is Outcome.DONE:
+            changed = names.bumped(self.generations, op)
+            self.generations.update(changed)
+            result = result._replace(generation=changed[op.target or op.path])
         self.record(op.origin).results[op.seq] = result
         self.journal = None  # the record of the result closes the INTENT
         self.world.ended(key_of(op), result)

@@ -14,19 +14,9 @@ from collections import Counter
 from typing import Any
 
 from overlay_router import serial_reference
-from overlay_router.simulated_parties import (
-    ROUTES,
-    TERMINAL,
-    Bug,
-    Crash,
-    Custodian,
-    Key,
-    Message,
-    Origin,
-    Terminal,
-    Violation,
-    require,
-)
+from overlay_router.blocks import IllegalMove
+from overlay_router.simulated_parties import Custodian, Origin, Terminal
+from overlay_router.simulated_segment import ROUTES, TERMINAL, Bug, Crash, Key, Message, Violation, require
 from overlay_router.states import Kind, Op, Outcome, Result
 
 RING_BLOCKS = 6
@@ -49,7 +39,8 @@ def wishes(origin: int, rng: random.Random) -> list[Op]:
         if kind is Kind.PUBLISH and path == top:
             path = top + "/x"
         size = 1 + int(rng.random() * 2.5) if kind is Kind.PUBLISH else 0
-        made.append(Op(0, 0, kind, path, target, size, absent=rng.random() < 0.1))
+        generation = int(rng.random() * 3) if rng.random() < 0.1 else -1
+        made.append(Op(0, 0, kind, path, target, size, absent=rng.random() < 0.1, generation=generation))
     return made
 
 
@@ -77,6 +68,7 @@ class World:
         self.executions: Counter[Key] = Counter()
         self.results: dict[Key, Result] = {}
         self.lost_disk = False
+        self.restarts = 0
 
     # The network and its relays
 
@@ -122,6 +114,7 @@ class World:
 
     def restart(self, party: Any) -> None:
         """Restart a party; it may die again while it recovers."""
+        self.restarts += 1
         while True:
             try:
                 party.restart()
@@ -300,7 +293,7 @@ def run_schedule(seed: int, bug: Bug | None = None) -> str:
     """Run one schedule; "" if it holds, else what was violated."""
     try:
         World(seed, bug).run()
-    except Violation as violation:
+    except (Violation, IllegalMove) as violation:
         return str(violation)
     return ""
 

@@ -36,7 +36,10 @@ class Release(enum.Enum):
 
 
 class Op(NamedTuple):
-    """One operation as its origin made it; the same on every route and every repetition (rule 1)."""
+    """One operation as its origin made it; the same on every route and every repetition (rule 1).
+
+    Preconditions: ``absent`` (the name is not there), ``generation`` (the name's, unless negative).
+    """
 
     origin: int
     seq: int
@@ -47,6 +50,7 @@ class Op(NamedTuple):
     expires: int = 0
     after: tuple[int, ...] = ()
     absent: bool = False
+    generation: int = -1
 
 
 class Result(NamedTuple):
