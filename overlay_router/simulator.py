@@ -15,6 +15,7 @@ from typing import Any
 
 from overlay_router import serial_reference
 from overlay_router.blocks import IllegalMove
+from overlay_router.graph import SUBTREE
 from overlay_router.simulated_parties import Custodian, Origin, Terminal
 from overlay_router.simulated_segment import ROUTES, TERMINAL, Bug, Crash, Key, Message, Violation, require
 from overlay_router.states import Kind, Op, Outcome, Result
@@ -23,8 +24,8 @@ RING_BLOCKS = 6
 DRAIN_ROUNDS = 80
 FAULTY_STEPS = 70
 EXPIRES = 1_000
-KINDS = (Kind.PUBLISH,) * 5 + (Kind.RENAME,) * 3 + (Kind.DELETE,) * 2 + (Kind.MKDIR,) * 2 + (Kind.SETATTR,)
-LEAVES = ("", "/x", "/y", "/x", "/d", "/d/x")
+KINDS = (Kind.PUBLISH,) * 7 + (Kind.RENAME,) * 3 + (Kind.DELETE,) * 2 + (Kind.MKDIR, Kind.SETATTR)
+LEAVES = ("/x", "/y", "/x", "/d/x", "/d/x", "/d")
 Frame = tuple[int, str, Message]
 
 
@@ -32,15 +33,19 @@ def wishes(origin: int, rng: random.Random) -> list[Op]:
     """A few operations on a few names, so that they collide; each origin below its own directory."""
     top = f"o{origin}"
     made = [Op(0, 0, Kind.MKDIR, top)]
+    if rng.random() < 0.6:
+        made.append(Op(0, 0, Kind.MKDIR, top + "/d"))
     for _ in range(2 + int(rng.random() * 5)):
         kind = KINDS[int(rng.random() * len(KINDS))]
-        path = top + LEAVES[int(rng.random() * len(LEAVES))]
-        target = top + LEAVES[1 + int(rng.random() * 5)] if kind is Kind.RENAME else ""
-        if kind is Kind.PUBLISH and path == top:
-            path = top + "/x"
+        leaf = LEAVES[int(rng.random() * len(LEAVES))]
+        if kind in SUBTREE and rng.random() < 0.1:
+            leaf = ""
+        if kind is Kind.MKDIR:
+            leaf = "/d" if rng.random() < 0.7 else leaf
+        target = top + LEAVES[int(rng.random() * len(LEAVES))] if kind is Kind.RENAME else ""
         size = 1 + int(rng.random() * 2.5) if kind is Kind.PUBLISH else 0
-        generation = int(rng.random() * 3) if rng.random() < 0.1 else -1
-        made.append(Op(0, 0, kind, path, target, size, absent=rng.random() < 0.1, generation=generation))
+        generation = int(rng.random() * 3) if rng.random() < 0.06 else -1
+        made.append(Op(0, 0, kind, top + leaf, target, size, absent=rng.random() < 0.04, generation=generation))
     return made
 
 
