@@ -19,6 +19,7 @@ from stageout.testing.pool import Node, Pool, Submission
 from stageout.testing.pool.errors import PoolUnavailable
 from stageout.testing.pool.image import find_image
 from stageout.testing.pool.pytest_plugin import keep_logs
+from stageout.testing.pool.waiting import wait_until
 
 #: Daemons look more often than on a real pool, so that tests need not wait for them.
 QUICK_AP = """
@@ -147,10 +148,11 @@ class Site:
 
     def wait_left(self, job: Any, timeout_s: float = 60) -> dict[str, Any]:
         """Wait until the job has left the queue and return its ad in the history."""
-        return self.pool.wait(
+        return wait_until(
             lambda: self.pool.q(job, ["JobStatus"]) is None and self.pool.history(job),
             timeout_s=timeout_s,
-            what=f"job {job} to leave the queue (state {self.state(job)}; {self.pool.why(job)})",
+            what=f"job {job} to leave the queue",
+            describe=lambda: f"State {self.state(job)}. {self.pool.why(job)}",
         )
 
     def wait_state(self, job: Any, state: str, timeout_s: float = 60) -> None:
