@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import tempfile
 from collections.abc import Iterator
@@ -299,8 +298,3 @@ def site(main_pool: tuple[Pool, Path], destination: Destination, request: pytest
     for job in made.jobs:
         if pool.q(job, ["JobStatus"]) is not None:
             pool.rm(job)
-
-
-def pretty(value: Any) -> str:
-    """For assertion messages."""
-    return json.dumps(value, indent=1, default=str)
