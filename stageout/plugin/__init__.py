@@ -26,8 +26,8 @@ def run(abilities: Abilities, protocol: str) -> NoReturn:
     """Be the plugin: do what the command line says and end the process with the right status.
 
     :param abilities: what ``-classad`` answers.
-    :param protocol: ``"module:Class"``, a :class:`stageout.plugin.api.TransferProtocol`; imported only when a file
-        has to be moved here and now (``"__main__:Class"`` for a class in the executable itself).
+    :param protocol: ``"module:Class"``, a TransferProtocol or BatchProtocol of :mod:`stageout.plugin.api`; loaded only
+        when a file has to be moved here and now (``"__main__:Class"`` for a class in the executable itself).
     """
     if sys.argv[1:] == ["-classad"]:
         from stageout.plugin.query import answer

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Callable, Protocol
 
+from stageout.core.errors import TransferFailure
 from stageout.plugin.abilities import Abilities
 
-__all__ = ["Abilities", "Context", "Outcome", "Request", "TransferProtocol"]
+__all__ = ["Abilities", "BatchProtocol", "Context", "Outcome", "Request", "Transfer", "TransferProtocol"]
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,10 @@ class Context(Protocol):
     def setting(self, name: str, default: str) -> str:
         """A knob for this plugin (``STAGEOUT_<name>`` in the starter's environment, or the machine ad)."""
 
+    @property
+    def parallelism(self) -> int:
+        """Streams that this file may use (``STAGEOUT_PARALLELISM``, 1 where nothing is set)."""
+
     def attempt_failed(self, failure: Exception) -> None:
         """Record a failed attempt that will be retried; it becomes an element of TransferErrorData."""
 
@@ -109,3 +114,27 @@ class TransferProtocol(abc.ABC):
 
     def close(self) -> None:  # noqa: B027 - most protocols have nothing to close
         """Called once after the last file."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One file of a batch that moves as a whole.
+
+    :param finish: called once with what became of the file, from any thread; further calls count for nothing.
+    """
+
+    request: Request
+    context: Context
+    finish: Callable[[Outcome | TransferFailure], None]
+
+
+class BatchProtocol(abc.ABC):
+    """Base of protocols that move all files of a call together: one list for one program, one task of a service."""
+
+    @abc.abstractmethod
+    def move(self, transfers: Sequence[Transfer], upload: bool, concurrency: int) -> None:
+        """Move all files, and ``finish`` each as soon as its fate is known. Called once, from one thread.
+
+        :param concurrency: files that may move at once (``STAGEOUT_CONCURRENCY``, else ``Abilities.parallel``).
+        :raises TransferFailure: for all files that are not finished.
+        """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import queue
 import signal
@@ -10,15 +12,17 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
+from typing import Union
 
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.plugin.api import Context, Outcome, TransferProtocol
-from stageout.plugin.context import Deadline, FileContext, PluginLog, Surroundings
+from stageout.plugin.api import BatchProtocol, Context, Outcome, Transfer, TransferProtocol
+from stageout.plugin.context import MOST_STREAMS, Deadline, FileContext, PluginLog, Surroundings
 from stageout.plugin.results import Record
 
 _LOOK_INTERVAL_S = 1.0  # at deadline and parent
+AnyProtocol = Union[TransferProtocol, BatchProtocol]
+
 _STOP_GRACE_S = 2.0  # for running transfers to remove their temporary files
-_MOST_PARALLEL = 64
 
 
 class Batch:
@@ -32,7 +36,7 @@ class Batch:
         self,
         records: Sequence[Record],
         upload: bool,
-        make_protocol: Callable[[], TransferProtocol],
+        make_protocol: Callable[[], AnyProtocol],
         finished: Callable[[Record], None],
         surroundings: Surroundings,
         deadline: Deadline,
@@ -45,20 +49,21 @@ class Batch:
         self._surroundings = surroundings
         self._deadline = deadline
         self._log = log
-        self._protocol: TransferProtocol | TransferFailure | None = None
+        self._protocol: AnyProtocol | TransferFailure | None = None
         self._lock = threading.Lock()
         self._done: queue.SimpleQueue[tuple[Record, Outcome | TransferFailure] | None] = queue.SimpleQueue()
         self._parent = os.getppid()
         self._left = 0
 
-    def run(self, parallel: int) -> None:
+    def run(self, concurrency: int) -> None:
         """Move all files; on return every record has a result, unless the plugin had to end."""
         turn = iter(self._records)
         self._left = len(self._records)
         former = signal.signal(signal.SIGTERM, self._on_signal)
         try:
-            for _ in range(min(self._left, max(1, parallel), _MOST_PARALLEL)):
-                threading.Thread(target=self._work, args=(turn,), daemon=True).start()
+            concurrency = min(max(1, concurrency), MOST_STREAMS)
+            for _ in range(min(self._left, concurrency)):
+                threading.Thread(target=self._work, args=(turn, concurrency), daemon=True).start()
             self._collect()
         finally:
             signal.signal(signal.SIGTERM, former)
@@ -112,7 +117,15 @@ class Batch:
         self._deadline.stop(TransferFailure(ErrorClass.NOT_ATTEMPTED, text))
         self._done.put(None)
 
-    def _work(self, turn: Iterator[Record]) -> None:
+    def _work(self, turn: Iterator[Record], concurrency: int) -> None:
+        with contextlib.suppress(TransferFailure):  # it is said file by file below
+            protocol = self._one_protocol()
+            if isinstance(protocol, BatchProtocol):
+                with self._lock:
+                    rest = list(turn)
+                if rest:
+                    self._move_all(protocol, rest, concurrency)
+                return
         while not self._deadline.stopped:
             with self._lock:
                 record = next(turn, None)
@@ -124,20 +137,46 @@ class Batch:
     def _move(self, record: Record) -> Outcome | TransferFailure:
         try:
             protocol = self._one_protocol()
+            assert isinstance(protocol, TransferProtocol)
             context: Context = FileContext(record, self._surroundings, self._deadline, self._log)
             move = protocol.upload if self._upload else protocol.download
             outcome: object = move(record.item.request, context)
-        except TransferFailure as failure:
-            return failure
-        except BaseException as error:  # a plugin that dies without an ad makes HTCondor run the job for ever
-            self._log.add("exception in the protocol", trace=traceback.format_exc(limit=-6))
-            return TransferFailure(ErrorClass.PLUGIN_BROKEN, f"{type(error).__name__} in the plugin: {error}")
+        except BaseException as error:
+            return self._failure(error)
         if isinstance(outcome, Outcome):
             return outcome
         text = f"the plugin's protocol class returned {type(outcome).__name__}, not an Outcome"
         return TransferFailure(ErrorClass.PLUGIN_BROKEN, text)
 
-    def _one_protocol(self) -> TransferProtocol:
+    def _failure(self, error: BaseException) -> TransferFailure:
+        """What a protocol raised; a plugin that dies without an ad makes HTCondor run the job for ever."""
+        if isinstance(error, TransferFailure):
+            return error
+        self._log.add("exception in the protocol", trace="".join(traceback.format_tb(error.__traceback__, limit=-6)))
+        return TransferFailure(ErrorClass.PLUGIN_BROKEN, f"{type(error).__name__} in the plugin: {error}")
+
+    def _move_all(self, protocol: BatchProtocol, records: list[Record], concurrency: int) -> None:
+        """Give all files to a protocol that moves them together; what it says nothing about has failed."""
+        waiting = {record.item.request.index: record for record in records}
+
+        def finish(record: Record, result: Outcome | TransferFailure) -> None:
+            if waiting.pop(record.item.request.index, None) is not None:
+                self._done.put((record, result))
+
+        transfers = []
+        for record in records:
+            record.start_s = time.time()
+            context: Context = FileContext(record, self._surroundings, self._deadline, self._log)
+            transfers.append(Transfer(record.item.request, context, functools.partial(finish, record)))
+        failure = TransferFailure(ErrorClass.PLUGIN_BROKEN, "the plugin's protocol class said nothing about this file")
+        try:
+            protocol.move(transfers, self._upload, concurrency)
+        except BaseException as error:
+            failure = self._failure(error)
+        for record in list(waiting.values()):
+            finish(record, failure)
+
+    def _one_protocol(self) -> AnyProtocol:
         with self._lock:
             if self._protocol is None:
                 try:

@@ -16,6 +16,9 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.plugin.results import Record
 from stageout.plugin.text import Scrubber, one_line
 
+MOST_STREAMS = 64
+"""Of one file, and files of one batch, whatever a setting says."""
+
 _LINES_KEPT = 150
 _LINE_CHARS = 300
 _DEFAULT_LIFETIME_S = 72000.0  # HTCondor's MAX_FILE_TRANSFER_PLUGIN_LIFETIME
@@ -70,6 +73,14 @@ class Surroundings:
         if value is None:
             value = self.ad("_CONDOR_MACHINE_AD").get(full)
         return default if value is None else str(value)
+
+    def count(self, name: str, default: int) -> int:
+        """A setting that is a number of 1 at least; the default where it is none."""
+        try:
+            value = int(self.setting(name, str(default)))
+        except ValueError:
+            return default
+        return value if value >= 1 else default
 
     def credential(self, service: str, handle: str) -> str:
         """The token in ``$_CONDOR_CREDS/service[_handle].use``: JSON with ``access_token``, or the token itself."""
@@ -161,6 +172,11 @@ class FileContext:
     def setting(self, name: str, default: str) -> str:
         """A knob."""
         return self._surroundings.setting(name, default)
+
+    @property
+    def parallelism(self) -> int:
+        """Streams that this file may use."""
+        return min(MOST_STREAMS, self._surroundings.count("PARALLELISM", 1))
 
     def attempt_failed(self, failure: Exception) -> None:
         """Record a failed attempt that will be retried."""

@@ -14,7 +14,7 @@ from typing import Any
 from stageout.core.classads import unparse_old
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.plugin.abilities import Abilities
-from stageout.plugin.api import Outcome, TransferProtocol
+from stageout.plugin.api import BatchProtocol, Outcome, TransferProtocol
 from stageout.plugin.context import Deadline, PluginLog, Surroundings
 from stageout.plugin.outfile import OutFile
 from stageout.plugin.quiet import Quiet
@@ -161,7 +161,7 @@ class Session:
                 self._deadline,
                 self._log,
             )
-            batch.run(self._parallel())
+            batch.run(self._surroundings.count("CONCURRENCY", self._abilities.parallel))
 
     def _report_known(self) -> None:
         """Report what was known without moving a file."""
@@ -169,18 +169,12 @@ class Session:
             if record.result is not None:
                 self._report.finished(record)
 
-    def _make_protocol(self) -> TransferProtocol:
+    def _make_protocol(self) -> TransferProtocol | BatchProtocol:
         module, _, name = self._protocol.partition(":")
         made = getattr(importlib.import_module(module), name)()
-        if not isinstance(made, TransferProtocol):
-            raise TypeError(f"{self._protocol} is not a TransferProtocol")
+        if not isinstance(made, (TransferProtocol, BatchProtocol)):
+            raise TypeError(f"{self._protocol} is neither a TransferProtocol nor a BatchProtocol")
         return made
-
-    def _parallel(self) -> int:
-        try:
-            return int(self._surroundings.setting("PARALLEL", str(self._abilities.parallel)))
-        except ValueError:
-            return self._abilities.parallel
 
     def _end(self) -> int:
         status = exit_status([record.failure for record in self._records if record.failure])

@@ -51,7 +51,7 @@ def test_connections_are_used_again(plugin, dav):
 
 def test_parallel(plugin, nginx):
     """Four at a time by default; the knob says otherwise."""
-    for parallel, env in ((4, {}), (1, {"STAGEOUT_PARALLEL": "1"}), (7, {"STAGEOUT_PARALLEL": "7"})):
+    for parallel, env in ((4, {}), (1, {"STAGEOUT_CONCURRENCY": "1"}), (7, {"STAGEOUT_CONCURRENCY": "7"})):
         door = Interposer(nginx.port)
         counter = Counter(most=parallel)
         door.always("GET", counter)

@@ -294,14 +294,14 @@ def test_plugin_data_protocol_2(bench):
 
 
 def test_files_move_in_parallel_and_results_keep_their_order(bench):
-    bench.environment["STAGEOUT_PARALLEL"] = "6"
+    bench.environment["STAGEOUT_CONCURRENCY"] = "6"
     run = bench.download(*["together/6"] * 6)
     assert run.succeeded
     assert [Path(ad["TransferFileName"]).name for ad in run.ads] == [f"f{index}" for index in range(6)]
 
 
-def test_parallelism_is_bounded(bench):
-    bench.environment["STAGEOUT_PARALLEL"] = "1"
+def test_concurrency_is_bounded(bench):
+    bench.environment["STAGEOUT_CONCURRENCY"] = "1"
     bench.environment["STAGEOUT_PLUGIN_LIFETIME_S"] = "1"
     run = bench.download(*["together/2"] * 2)
     assert [ad["TransferSuccess"] for ad in run.ads] == [False, False]
