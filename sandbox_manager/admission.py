@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
@@ -81,8 +80,7 @@ class Admission:
         """Most bytes in the spool."""
         if self.rules().quota_bytes:
             return self.rules().quota_bytes
-        found = os.statvfs(self.spool.root)
-        return found.f_blocks * found.f_frsize // 2
+        return self.spool.total_bytes() // 2
 
     def _stopping(self, offer: Offer) -> str:
         return "the sandbox manager is stopping" if self.stopping else ""

@@ -229,7 +229,7 @@ def _take_numbers(db: sqlite3.Connection) -> int:
 
 def _read_report(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(path.read_text())["report"]
+        found: dict[str, Any] = json.loads(durable.read_file(path))["report"]
     except (OSError, ValueError, KeyError):
         return {}
     return found
@@ -237,9 +237,12 @@ def _read_report(path: Path) -> dict[str, Any]:
 
 def _replace(path: Path, text: str, uid: int) -> None:
     aside = path.with_name(f".{path.name}.new")
-    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "w") as stream:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = durable.disk.open(aside, flags, 0o600)
+    try:
         if os.geteuid() == 0 and uid >= 0:
-            os.fchown(descriptor, uid, -1)
-        stream.write(text)
-    aside.replace(path)
+            durable.disk.fchown(descriptor, uid, -1)
+        durable.write_all(descriptor, text.encode("utf-8"))
+    finally:
+        durable.disk.close(descriptor)
+    durable.disk.replace(aside, path)

@@ -9,9 +9,8 @@ by triggers: a sandbox may have a million of them.
 from __future__ import annotations
 
 import asyncio
-import queue
 import sqlite3
-import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -109,11 +108,10 @@ class Ledger:
         with _explained(path):
             self._connection = _open(path)
             _create(self._connection)
-        self._changes: queue.SimpleQueue[_Change | None] = queue.SimpleQueue()
+        self._changes: deque[_Change] = deque()
+        self._writer = ThreadPoolExecutor(1, "ledger-write")
         self._readers = ThreadPoolExecutor(1, "ledger-read")
         self._reading: sqlite3.Connection | None = None
-        self._writer = threading.Thread(target=self._write_all, name="ledger-write", daemon=True)
-        self._writer.start()
 
     async def write(self, change: Callable[[sqlite3.Connection], T], *labels: str) -> T:
         """Run one change in the writer's thread. On return it is on the disk.
@@ -123,7 +121,8 @@ class Ledger:
         """
         loop = asyncio.get_running_loop()
         item = _Change(labels, change, loop, loop.create_future())
-        self._changes.put(item)
+        self._changes.append(item)
+        loop.run_in_executor(self._writer, self._write_next)
         result: T = await item.answer
         return result
 
@@ -133,8 +132,7 @@ class Ledger:
 
     def close(self) -> None:
         """Finish what was asked and close. Nothing may be written afterwards."""
-        self._changes.put(None)
-        self._writer.join()
+        self._writer.shutdown()
         self._readers.submit(self._close_reader).result()
         self._readers.shutdown()
         self._connection.close()
@@ -149,23 +147,13 @@ class Ledger:
             self._reading.execute("PRAGMA query_only = ON")
         return self._reading
 
-    def _write_all(self) -> None:
-        while True:
-            group, last = self._next_group()
-            if group:
-                self._write_group(group)
-            if last:
-                return
-
-    def _next_group(self) -> tuple[list[_Change], bool]:
-        item = self._changes.get()
+    def _write_next(self) -> None:
+        """Write what has come in, all in one commit; nothing when an earlier call has taken it along."""
         group: list[_Change] = []
-        while item is not None:
-            group.append(item)
-            if len(group) >= _GROUP or self._changes.empty():
-                return group, False
-            item = self._changes.get_nowait()
-        return group, True
+        while self._changes and len(group) < _GROUP:
+            group.append(self._changes.popleft())
+        if group:
+            self._write_group(group)
 
     def _write_group(self, group: Sequence[_Change]) -> None:
         try:
@@ -212,7 +200,8 @@ def _open(path: Path) -> sqlite3.Connection:
 def _create(connection: sqlite3.Connection) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version == 0:
-        connection.executescript(f"BEGIN;{_SCHEMA}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
+        with durable.step("ledger-make"):
+            connection.executescript(f"BEGIN;{_SCHEMA}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
     elif version != SCHEMA_VERSION:
         raise LedgerError(
             f"the ledger has version {version}, this program writes {SCHEMA_VERSION}: "

@@ -7,7 +7,6 @@ a file by its path, and nobody can list, remove or replace anything. Where every
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import stat
 from collections.abc import Iterable, Mapping, Sequence
@@ -75,31 +74,30 @@ class Spool:
         """
         self._check_place(forbidden)
         try:
-            self._make(self.root, 0o711)
-            for part in _PARTS:
-                self._make(self.root / part, 0o700 if part == "ledger" else 0o711)
-            self._take_lock()
+            with durable.step("spool-open"):
+                self._make(self.root, 0o711)
+                for part in _PARTS:
+                    self._make(self.root / part, 0o700 if part == "ledger" else 0o711)
+                self._take_lock()
         except OSError as problem:
             raise SpoolError(f"STAGEOUT_SPOOL = {self.root}: {problem}; give it a place that can be written") from None
-        for left in list((self.root / "intake").iterdir()):
-            self.withdraw(left.name)
+        for left in durable.disk.listdir(self.root / "intake"):
+            self.withdraw(left)
         self._used = {ticket: self._held_bytes(ticket) for ticket in self.directories()}
 
     def close(self) -> None:
         """Let another manager use the spool."""
         if self._lock >= 0:
-            os.close(self._lock)
+            durable.disk.close(self._lock)
             self._lock = -1
 
     def _take_lock(self) -> None:
-        descriptor = os.open(self.root / "ledger" / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
+        descriptor = durable.disk.open(self.root / "ledger" / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if not durable.lock(descriptor):
+            durable.disk.close(descriptor)
             raise SpoolBusy(
                 f"STAGEOUT_SPOOL = {self.root} is in use by another sandbox manager; give each startd's manager its own"
-            ) from None
+            )
         self._lock = descriptor
 
     def _check_place(self, forbidden: Mapping[str, str]) -> None:
@@ -120,18 +118,18 @@ class Spool:
 
     def _make(self, path: Path, mode: int) -> None:
         with contextlib.suppress(FileExistsError):
-            path.mkdir(0o700)
-        found = path.lstat()
+            durable.disk.mkdir(path, 0o700)
+        found = durable.disk.lstat(path)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
             raise SpoolError(
                 f"{path} is not a directory of uid {os.geteuid()}; remove it, or set STAGEOUT_SPOOL elsewhere"
             )
-        path.chmod(mode if self._root_mode else 0o700)
+        durable.disk.chmod(path, mode if self._root_mode else 0o700)
 
     @property
     def needs_copies(self) -> bool:
         """True when the spool is on another filesystem than EXECUTE: a hand-off then costs a copy of the data."""
-        return self.root.stat().st_dev != self.execute.stat().st_dev
+        return durable.disk.stat(self.root).st_dev != durable.disk.stat(self.execute).st_dev
 
     # ---- one hand-off ------------------------------------------------------------------------------------------------
 
@@ -140,7 +138,7 @@ class Spool:
         place = self.root / "intake" / ticket
         durable.make_dir("intake-mkdir", place, 0o700)
         if self._root_mode:
-            os.chown(place, uid, gid)
+            durable.disk.chown(place, uid, gid)
         return place
 
     def withdraw(self, ticket: str) -> None:
@@ -162,7 +160,7 @@ class Spool:
             with durable.step("intake-claim"):
                 files = self._checked(place, offered, uid, gid)
             with durable.step("spool-move"):
-                place.rename(self.root / "sandboxes" / ticket)
+                durable.disk.rename(place, self.root / "sandboxes" / ticket)
         except (OSError, NotClaimed) as problem:
             self.withdraw(ticket)
             raise NotClaimed(str(problem)) from problem
@@ -173,8 +171,8 @@ class Spool:
         with trees.opened(place) as directory:
             if self._root_mode:
                 # From here on the user can add and remove nothing, not even through a descriptor he holds.
-                os.fchown(directory, 0, gid)
-                os.fchmod(directory, 0o710)
+                durable.disk.fchown(directory, 0, gid)
+                durable.disk.fchmod(directory, 0o710)
             names = trees.names(directory)
             wanted = {str(position) for position in range(len(offered))}
             if set(names) != wanted:
@@ -182,7 +180,7 @@ class Spool:
             return [self._held(directory, at, item, uid) for at, item in enumerate(offered)]
 
     def _held(self, directory: int, position: int, offered: OfferedFile, uid: int) -> HeldFile:
-        found = os.stat(str(position), dir_fd=directory, follow_symlinks=False)
+        found = durable.disk.stat(str(position), dir_fd=directory, follow_symlinks=False)
         name = self.shown_name(offered.local_path)
         if not stat.S_ISREG(found.st_mode):
             raise NotClaimed(f"{name} is not a regular file")
@@ -215,15 +213,15 @@ class Spool:
             with trees.opened(place) as directory:
                 for name in trees.names(directory):
                     _fdatasync(name, directory)
-                os.fsync(directory)
+                durable.disk.fsync(directory)
             for parent in (place.parent, self.root / "intake"):
                 with trees.opened(parent) as directory:
-                    os.fsync(directory)
+                    durable.disk.fsync(directory)
 
     def unchanged(self, ticket: str, held: HeldFile) -> bool:
         """True while the file is the one that was accepted, with the content that it had then (by size and mtime)."""
         try:
-            found = self.path(ticket, held.position).lstat()
+            found = durable.disk.lstat(self.path(ticket, held.position))
         except OSError:
             return False
         return (found.st_size, found.st_mtime_ns, found.st_ino, found.st_dev) == (
@@ -238,7 +236,7 @@ class Spool:
 
         0 while it has other names (HTCondor removes those with the scratch directory, and that changes the ctime).
         """
-        found = self.path(ticket, position).lstat()
+        found = durable.disk.lstat(self.path(ticket, position))
         return found.st_ctime_ns if found.st_nlink == 1 else 0
 
     def discard(self, ticket: str) -> None:
@@ -264,7 +262,7 @@ class Spool:
 
     def directories(self) -> list[str]:
         """Tickets that have a directory."""
-        return [place.name for place in (self.root / "sandboxes").iterdir()]
+        return list(durable.disk.listdir(self.root / "sandboxes"))
 
     def used_bytes(self) -> int:
         """Sum of the sizes of all files in custody."""
@@ -272,15 +270,21 @@ class Spool:
 
     def free_bytes(self) -> int:
         """What the filesystem still takes."""
-        found = os.statvfs(self.root)
+        found = durable.disk.statvfs(self.root)
         return found.f_bavail * found.f_frsize
+
+    def total_bytes(self) -> int:
+        """Size of the filesystem."""
+        found = durable.disk.statvfs(self.root)
+        return found.f_blocks * found.f_frsize
 
     def _held_bytes(self, ticket: str) -> int:
         place = self.root / "sandboxes" / ticket
-        if not stat.S_ISDIR(place.lstat().st_mode):
+        if not stat.S_ISDIR(durable.disk.lstat(place).st_mode):
             return 0
         with trees.opened(place) as directory:
-            sizes = (os.stat(name, dir_fd=directory, follow_symlinks=False).st_size for name in trees.names(directory))
+            names = trees.names(directory)
+            sizes = (durable.disk.stat(name, dir_fd=directory, follow_symlinks=False).st_size for name in names)
             return sum(sizes)
 
 
@@ -291,8 +295,8 @@ def printable(text: str) -> str:
 
 
 def _fdatasync(name: str, directory: int) -> None:
-    descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    descriptor = durable.disk.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     try:
-        os.fdatasync(descriptor)
+        durable.disk.fdatasync(descriptor)
     finally:
-        os.close(descriptor)
+        durable.disk.close(descriptor)

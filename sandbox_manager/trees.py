@@ -9,22 +9,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from stageout.core import durable
+
 _ROUNDS = 100_000
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[int]:
     """A descriptor of a directory; a symbolic link in its place is an error."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    descriptor = durable.disk.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         yield descriptor
     finally:
-        os.close(descriptor)
+        durable.disk.close(descriptor)
 
 
 def names(directory: int) -> list[str]:
     """Names in an opened directory."""
-    with os.scandir(directory) as entries:
+    with durable.disk.scandir(directory) as entries:
         return [entry.name for entry in entries]
 
 
@@ -48,36 +50,36 @@ def remove(parent: Path, name: str) -> None:
 def _empty(top: int, name: str) -> list[str]:
     """Remove one file or directory of ``top``; directories in it are moved up to ``top``, their new names returned."""
     try:
-        found = os.stat(name, dir_fd=top, follow_symlinks=False)
+        found = durable.disk.stat(name, dir_fd=top, follow_symlinks=False)
     except FileNotFoundError:
         return []
     if not stat.S_ISDIR(found.st_mode):
-        os.unlink(name, dir_fd=top)
+        durable.disk.unlink(name, dir_fd=top)
         return []
     _make_ours(name, top)
     moved = []
-    descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top)
+    descriptor = durable.disk.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top)
     try:
         if os.geteuid() == 0:
             # Shuts its user out, a process of his that stands in the directory included.
-            os.fchown(descriptor, 0, 0)
-            os.fchmod(descriptor, 0o700)
-        with os.scandir(descriptor) as entries:
+            durable.disk.fchown(descriptor, 0, 0)
+            durable.disk.fchmod(descriptor, 0o700)
+        with durable.disk.scandir(descriptor) as entries:
             listed = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
         for inner, is_directory in listed:
             if is_directory:
                 _make_ours(inner, descriptor)
                 moved.append(f".stray-{secrets.token_hex(8)}")
-                os.rename(inner, moved[-1], src_dir_fd=descriptor, dst_dir_fd=top)
+                durable.disk.rename(inner, moved[-1], src_dir_fd=descriptor, dst_dir_fd=top)
             else:
-                os.unlink(inner, dir_fd=descriptor)
+                durable.disk.unlink(inner, dir_fd=descriptor)
     finally:
-        os.close(descriptor)
-    os.rmdir(name, dir_fd=top)
+        durable.disk.close(descriptor)
+    durable.disk.rmdir(name, dir_fd=top)
     return moved
 
 
 def _make_ours(name: str, parent: int) -> None:
     """Allow ourselves to read and move a directory. Root may anyway; where all is one user nobody can play tricks."""
     if os.geteuid() != 0:
-        os.chmod(name, 0o700, dir_fd=parent)
+        durable.disk.chmod(name, 0o700, dir_fd=parent)

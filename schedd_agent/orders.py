@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from schedd_agent.model import Send
-from stageout.core.durable import write_file
+from stageout.core.durable import read_file, write_file
 from stageout.wire.custody import AD_LIFETIME_S, Action, Order, OrderSheet
 
 REFRESH_S = AD_LIFETIME_S / 3
@@ -32,7 +32,7 @@ class Numbers:
     def __init__(self, path: Path, wall_s: float) -> None:
         self._path = path
         try:
-            self._next = int(path.read_text())
+            self._next = int(read_file(path))
         except (FileNotFoundError, ValueError):
             self._next = int(wall_s * 1000)
 

@@ -4,21 +4,30 @@ A label names one place in ``docs/ORDERING.md``. It appears in the log when the 
 process fail or die exactly there: the environment variable ``STAGEOUT_FAULTS`` holds ``label=what`` items
 separated by blanks. ``what`` is ``kill-before``, ``kill-after``, or an errno name such as ``EIO``; ``@FILE``
 behind it makes the fault happen only while FILE exists, and removes FILE when it does, so that it happens
-once although the daemon is restarted in the same environment.
+once although the daemon is restarted in the same environment. ``short-write`` writes half and then finds the disk
+full.
+
+The system calls themselves are those of :data:`disk`, which is the module ``os``. The simulation of ``tests/crash``
+puts a filesystem in its place that forgets what was not synced when the power goes.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, Union
 
 AnyPath = Union[str, "os.PathLike[str]"]
+
+#: Who carries out system calls on files that must survive.
+disk = os
+_KINDS = ("kill-before", "kill-after", "short-write")
 
 
 class Fault(NamedTuple):
@@ -37,8 +46,8 @@ def parse_faults(text: str) -> dict[str, list[Fault]]:
     for item in text.split():
         label, found, rest = item.partition("=")
         what, _, arming_file = rest.partition("@")
-        if not found or not (what in ("kill-before", "kill-after") or hasattr(errno, what)):
-            raise ValueError(f"STAGEOUT_FAULTS: cannot read {item!r}; write label=kill-before|kill-after|ERRNO[@FILE]")
+        if not found or not (what in _KINDS or hasattr(errno, what)):
+            raise ValueError(f"STAGEOUT_FAULTS: cannot read {item!r}; write label={'|'.join(_KINDS)}|ERRNO[@FILE]")
         faults.setdefault(label, []).append(Fault(what, arming_file or None))
     return faults
 
@@ -46,18 +55,41 @@ def parse_faults(text: str) -> dict[str, list[Fault]]:
 _faults = parse_faults(os.environ.get("STAGEOUT_FAULTS", ""))
 
 
+_short_write = False
+
+
 @contextmanager
 def step(label: str) -> Iterator[None]:
     """Surround one durable step. Does nothing unless a fault is planned for it."""
     fault = _armed(label) if label in _faults else None
+    if fault is None:
+        yield
+        return
+    with planned(label, fault):
+        yield
+
+
+@contextmanager
+def planned(label: str, fault: str) -> Iterator[None]:
+    """Let this fault happen to what is inside."""
+    global _short_write
     if fault == "kill-before":
-        os.kill(os.getpid(), signal.SIGKILL)
-    elif fault and fault != "kill-after":
+        die()
+    elif fault not in _KINDS:
         number = getattr(errno, fault)
         raise OSError(number, f"{os.strerror(number)} (planned at {label})")
-    yield
+    _short_write = fault == "short-write"
+    try:
+        yield
+    finally:
+        _short_write = False
     if fault == "kill-after":
-        os.kill(os.getpid(), signal.SIGKILL)
+        die()
+
+
+def die() -> None:
+    """End this process as a crash does."""
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _armed(label: str) -> str | None:
@@ -74,44 +106,60 @@ def _fires(fault: Fault) -> bool:
     return True
 
 
+def read_file(path: AnyPath) -> bytes:
+    """Content of a file. :raises FileNotFoundError: there is none."""
+    descriptor = disk.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        parts = []
+        while part := disk.read(descriptor, 65536):
+            parts.append(part)
+        return b"".join(parts)
+    finally:
+        disk.close(descriptor)
+
+
 def write_file(label: str, path: AnyPath, data: bytes, mode: int = 0o600) -> None:
     """Replace ``path`` by ``data``. On return the new content and its name are on the disk; never half of it."""
     target = Path(path)
     temporary = target.with_name(f".{target.name}.new")
     with step(label):
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        descriptor = disk.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
         try:
-            _write_all(descriptor, data)
-            os.fsync(descriptor)
+            write_all(descriptor, data)
+            disk.fsync(descriptor)
         finally:
-            os.close(descriptor)
-        temporary.replace(target)
+            disk.close(descriptor)
+        disk.replace(temporary, target)
         _fsync_path(target.parent)
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write everything, in as many calls as it takes."""
     view = memoryview(data)
+    if _short_write:
+        disk.write(descriptor, view[: len(view) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device (planned short write)")
     while view:
-        view = view[os.write(descriptor, view) :]
+        view = view[disk.write(descriptor, view) :]
 
 
 def make_dir(label: str, path: AnyPath, mode: int) -> None:
     """Make a directory with exactly this mode (no umask). Not yet on the disk: sync the parent for that."""
     with step(label):
-        Path(path).mkdir(mode)
-        Path(path).chmod(mode)
+        disk.mkdir(path, mode)
+        disk.chmod(path, mode)
 
 
 def link(label: str, source: AnyPath, target: AnyPath) -> None:
     """Hard-link; never follows a symbolic link. Not yet on the disk: sync the directory for that."""
     with step(label):
-        os.link(source, target, follow_symlinks=False)
+        disk.link(source, target, follow_symlinks=False)
 
 
 def rename(label: str, source: AnyPath, target: AnyPath) -> None:
     """Rename, replacing ``target``. On return both directories are on the disk."""
     with step(label):
-        Path(source).replace(target)
+        disk.replace(source, target)
         _fsync_path(Path(target).parent)
         if Path(source).parent != Path(target).parent:
             _fsync_path(Path(source).parent)
@@ -119,14 +167,8 @@ def rename(label: str, source: AnyPath, target: AnyPath) -> None:
 
 def unlink(label: str, path: AnyPath) -> None:
     """Remove a name; one that is already gone is no error."""
-    with step(label):
-        Path(path).unlink(missing_ok=True)
-
-
-def sync(label: str, path: AnyPath) -> None:
-    """Bring a file's data, or a directory's names, to the disk."""
-    with step(label):
-        _fsync_path(Path(path))
+    with step(label), suppress(FileNotFoundError):
+        disk.unlink(path)
 
 
 def commit(label: str, connection: sqlite3.Connection) -> None:
@@ -135,9 +177,24 @@ def commit(label: str, connection: sqlite3.Connection) -> None:
         connection.commit()
 
 
-def _fsync_path(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+def sync(label: str, path: AnyPath) -> None:
+    """Bring a file's data, or a directory's names, to the disk."""
+    with step(label):
+        _fsync_path(path)
+
+
+def lock(descriptor: int) -> bool:
+    """Take the lock of an opened file, which goes with the process; False when another has it."""
     try:
-        os.fsync(descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _fsync_path(path: AnyPath) -> None:
+    descriptor = disk.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        disk.fsync(descriptor)
     finally:
-        os.close(descriptor)
+        disk.close(descriptor)
