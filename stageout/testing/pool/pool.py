@@ -168,8 +168,13 @@ class Pool:
         self._act("Hold", "condor_hold", job, user, reason)
 
     def release(self, job: JobRef, *, user: str = "root") -> None:
-        """Release."""
+        """Release, after the held runs have ended: a schedd may never match a job released while its shadow lives."""
+        self.wait(lambda: not self._with_shadow(job), what=f"the held runs of {job} to end")
         self._act("Release", "condor_release", job, user)
+
+    def _with_shadow(self, job: JobRef) -> list[Ad]:
+        held = f"({job_constraint(job)}) && JobStatus == 5 && RemoteHost isnt undefined"
+        return self.jobs(held, ["ClusterId"])
 
     def rm(self, job: JobRef, *, user: str = "root") -> None:
         """Remove."""
