@@ -228,7 +228,7 @@ class Pipeline:
         )
         for batch in plan(
             registry.sendable.values(), registry.destinations, places, self.rules.limits, self._load, self._gates.of,
-            self._now(),
+            self._now(), batch_files=lambda place: self._table.batch_files(place.plugin, place.scheme),
         ):  # fmt: skip
             self._gates.started(registry.destinations[batch.destination].server)
             self._background(self._move(batch))

@@ -23,6 +23,7 @@ class Plugin:
     """One registered plugin.
 
     :param protocol: 1, 2 or 4: how it is called. :param verifies: it says what the destination has confirmed.
+    :param batch_files: files that it would rather have in one call, 0 when it does not mind.
     """
 
     path: Path
@@ -30,6 +31,7 @@ class Plugin:
     protocol: int
     verifies: bool = False
     version: str = ""
+    batch_files: int = 0
 
 
 class PluginsTable:
@@ -61,6 +63,11 @@ class PluginsTable:
         method = method_of(scheme)
         first = self.registered(path)
         return first if first is not None and method in first.methods else self._by_method.get(method)
+
+    def batch_files(self, path: str, scheme: str) -> int:
+        """Files that the plugin for a scheme would rather have in one call, 0 when it does not mind."""
+        plugin = self.find(path, scheme)
+        return plugin.batch_files if plugin is not None else 0
 
     @property
     def plugins(self) -> Iterable[Plugin]:
@@ -115,7 +122,8 @@ def read_abilities(path: str, output: str) -> Plugin | None:
     several = ad.get("MultipleFileSupport") is True
     version = ad.integer("ProtocolVersion", 2 if several else 1)
     protocol = version if several else 1
-    return Plugin(Path(path), methods, protocol, ad.get("StageOutVerifies") is True, ad.text("PluginVersion"))
+    verifies, batch_files = ad.get("StageOutVerifies") is True, max(0, ad.integer("StageOutBatchFiles", 0))
+    return Plugin(Path(path), methods, protocol, verifies, ad.text("PluginVersion"), batch_files)
 
 
 def _unprivileged() -> tuple[int, int]:

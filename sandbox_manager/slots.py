@@ -130,10 +130,12 @@ def plan(
     gate: Callable[[str], Gate],
     now: float,
     order: Order = usual_order,
+    batch_files: Callable[[Destination], int] = lambda place: 0,
 ) -> list[BatchPlan]:
     """Batches to start now, most urgent first. ``places`` and ``load`` are counted up for them.
 
     :param sandboxes: those that may be sent. :param now: wall clock.
+    :param batch_files: what a destination's plugin would rather have than ``limits.batch_files`` when it is more.
     """
     if load.movers >= limits.movers:
         return []
@@ -144,7 +146,7 @@ def plan(
     for box in first:
         for part in box.waiting:
             if part.ready_at <= now and (box.id, part.destination) not in load.running:
-                _offer(box, part, batches, started, _Scene(destinations, places, limits, load, gate))
+                _offer(box, part, batches, started, _Scene(destinations, places, limits, load, gate, batch_files))
     return [BatchPlan(*key, probe=batch.probe, parts=tuple(batch.parts)) for key, batch in batches.items()]
 
 
@@ -166,6 +168,11 @@ class _Scene:
     limits: Limits
     load: Load
     gate: Callable[[str], Gate]
+    batch_files: Callable[[Destination], int]
+
+    def most_files(self, destination: int) -> int:
+        """Of one batch."""
+        return max(self.limits.batch_files, self.batch_files(self.destinations[destination]))
 
 
 def _offer(box: Sandbox, part: Waiting, batches: dict[_Key, _Open], started: set[int], scene: _Scene) -> None:
@@ -179,7 +186,7 @@ def _offer(box: Sandbox, part: Waiting, batches: dict[_Key, _Open], started: set
         if batch is None:
             return
         batches[key] = batch
-    room = (1 if batch.probe else scene.limits.batch_files) - batch.files
+    room = (1 if batch.probe else scene.most_files(part.destination)) - batch.files
     if room <= 0 or (batch.files and batch.size_bytes + part.size_bytes > scene.limits.batch_bytes):
         return
     taken = min(room, part.files)

@@ -15,10 +15,24 @@ class Abilities:
     :param verifies: uploads end with a positive answer about the destination (size or digest).
     :param parallel: default number of files of one batch that move at once (the knob overrides it).
     :param startd_attributes: scalars to publish in the slot ads.
+    :param credentials: services whose tokens (``SERVICE.use``, ``SERVICE_HANDLE.use``) its transfers need although no
+        URL names them.
+    :param batch_files: most files of one call, of any number of jobs of one owner, where more than the sandbox
+        manager's STAGEOUT_BATCH_FILES is worth while: each call costs much by itself. 0: the manager's number holds.
     :raises ValueError: for a declaration that HTCondor would misread.
     """
 
-    __slots__ = ("download", "methods", "parallel", "startd_attributes", "upload", "verifies", "version")
+    __slots__ = (
+        "batch_files",
+        "credentials",
+        "download",
+        "methods",
+        "parallel",
+        "startd_attributes",
+        "upload",
+        "verifies",
+        "version",
+    )
 
     def __init__(
         self,
@@ -29,6 +43,8 @@ class Abilities:
         verifies: bool = False,
         parallel: int = 4,
         startd_attributes: Mapping[str, object] | None = None,
+        credentials: tuple[str, ...] = (),
+        batch_files: int = 0,
     ) -> None:
         self.methods = methods
         self.version = version
@@ -37,6 +53,8 @@ class Abilities:
         self.verifies = verifies
         self.parallel = parallel
         self.startd_attributes = dict(startd_attributes or {})
+        self.credentials = credentials
+        self.batch_files = batch_files
         self._check()
 
     def _check(self) -> None:

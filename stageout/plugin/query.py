@@ -25,6 +25,8 @@ def query_ad(abilities: Abilities) -> dict[str, object]:
     }
     if abilities.verifies:
         ad["StageOutVerifies"] = True  # read by the sandbox manager (STAGEOUT_REQUIRE_VERIFIED); others ignore it
+    if abilities.batch_files:
+        ad["StageOutBatchFiles"] = abilities.batch_files  # likewise
     if abilities.startd_attributes:
         ad["StartdAttrs"] = ",".join(abilities.startd_attributes)
         ad.update(abilities.startd_attributes)

@@ -123,6 +123,9 @@ class Session:
             return "the job gives PluginData, which a hand-off does not carry"
         if any(split_scheme(record.item.request.url).service for record in self._records if not record.result):
             return "the URL needs a credential of the job, which is gone when the job has ended"
+        if self._abilities.credentials:
+            services = " or ".join(self._abilities.credentials)
+            return f"the transfer needs a credential of the job ({services}), which is gone when the job has ended"
         if os.environ.get("X509_USER_PROXY"):
             return "the job has a proxy certificate, which is gone when the job has ended"
         return ""

@@ -209,7 +209,9 @@ def test_what_an_earlier_manager_left_is_ended(site: Site) -> None:
 
 
 def test_the_table_is_made_as_htcondor_makes_it(site: Site) -> None:
-    later = site.write_plugin("later_plugin", "other, Third", protocol=2, more="StageOutVerifies = true")
+    later = site.write_plugin(
+        "later_plugin", "other, Third", protocol=2, more="StageOutVerifies = true\\nStageOutBatchFiles = 500"
+    )
     broken = site.write_script("broken_plugin", "#!/bin/sh\necho oops\n")
     old = site.write_script("old_plugin", "#!/bin/sh\necho 'SupportedMethods = \"old\"'\n")
     table = PluginsTable()
@@ -224,6 +226,7 @@ def test_the_table_is_made_as_htcondor_makes_it(site: Site) -> None:
     assert path("other", str(site.plugin)) == site.plugin
     assert path("third", str(site.plugin)) == later
     assert path("fourth") is None
+    assert [table.batch_files("/not/registered", scheme) for scheme in ("copy", "third", "fourth")] == [0, 500, 0]
     assert {plugin.path.name: (plugin.protocol, plugin.verifies) for plugin in table.plugins} == {
         "copy_plugin": (4, False), "later_plugin": (2, True), "old_plugin": (1, False),
     }  # fmt: skip

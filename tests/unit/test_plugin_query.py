@@ -57,6 +57,11 @@ def test_query_answer_is_what_condor_reads(tmp_path):
     assert query(plugin)["ScriptedLevel"] == 3
 
 
+def test_the_sandbox_manager_is_told_how_large_batches_may_be():
+    assert query_ad(Abilities(("demo",), "1", batch_files=500))["StageOutBatchFiles"] == 500
+    assert "StageOutBatchFiles" not in query_ad(Abilities(("demo",), "1"))
+
+
 def test_no_startd_attrs_when_there_are_none():
     assert "StartdAttrs" not in query_ad(Abilities(("demo",), "1"))
 

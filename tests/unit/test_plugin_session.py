@@ -591,6 +591,10 @@ def test_never_offered(bench, client, tmp_path):
     (bench.scratch / "f0").write_bytes(b"12345")
     (run,) = bench.starter().upload([Wanted("vault.team+script://h/ok", "f0")])
     assert "needs a credential" in run.ads[0]["DeveloperData"]["StageOutSynchronous"]
+    bench.environment["SCRIPTED_CREDENTIALS"] = "vault"
+    (ad,) = bench.upload("ok").ads
+    assert "needs a credential of the job (vault)" in ad["DeveloperData"]["StageOutSynchronous"]
+    del bench.environment["SCRIPTED_CREDENTIALS"]
     bench.environment["X509_USER_PROXY"] = str(tmp_path / "proxy")
     (ad,) = bench.upload("ok").ads
     assert "proxy certificate" in ad["DeveloperData"]["StageOutSynchronous"]

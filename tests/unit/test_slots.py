@@ -74,6 +74,17 @@ def test_order_is_priority_then_size_then_age() -> None:
     assert sent(planned(big, small, box(2), urgent)) == [[4, 2, 3, 1]]
 
 
+def test_a_plugin_may_want_more_files_in_one_batch() -> None:
+    boxes = [box(number, waiting=(Waiting(number % 2 + 1, 6, 10, 0),)) for number in range(1, 7)]
+    places = Places(boxes, LIMITS, lambda item: False)
+
+    def wanted(place: Destination) -> int:
+        return 11 if place.host == "one" else 5
+
+    batches = plan(boxes, PLACES, places, LIMITS, Load(), lambda server: Gate.OPEN, NOW, batch_files=wanted)
+    assert {batch.destination: sum(part.files for part in batch.parts) for batch in batches} == {1: 11, 2: 10}
+
+
 def test_a_data_slot_sends_one_sandbox_at_a_time() -> None:
     assert sent(planned(box(1, slot=7), box(2, slot=7), box(3, slot=8))) == [[1, 3]]
     assert sent(planned(box(1, slot=7, state=State.MOVING, waiting=()), box(2, slot=7))) == []
