@@ -1,10 +1,11 @@
 # make demo    the main job on a real pool         make test   everything that CI runs
 # make check   style, types, unit tests            make bench  benchmarks (QUICK=1: short)
+# make storm   daemons die for MINUTES=10          make sim    overlay schedules (SCHEDULES=20000)
 SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: demo test check bench sim clean
+.PHONY: demo test check bench sim storm clean
 
 $(STAMP): setup.cfg pyproject.toml
 	tools/install
@@ -27,6 +28,9 @@ bench: $(STAMP)
 
 sim: $(STAMP)
 	$(PY) -m overlay_router.simulator --schedules $(or $(SCHEDULES),20000)
+
+storm: $(STAMP)
+	$(PY) -m tests.pool.storm --minutes $(or $(MINUTES),10)
 
 clean:
 	rm -rf .venv out test-logs build dist *.egg-info

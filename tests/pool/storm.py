@@ -1,0 +1,170 @@
+"""Daemons that die at random under load, on a real pool: ``make storm`` for ten minutes, test_storm.py for one."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stageout.testing.destination import Destination
+from stageout.testing.pool import Node, Pool, Submission
+from stageout.testing.pool.errors import PoolError
+from tests.pool.conftest import Site, open_directory, pool_settings, wait_until_acquainted
+
+#: A startd or schedd that died is given up after this many seconds instead of HTCondor's 40 minutes.
+JOB_LEASE_S = 40
+
+_AT_THE_ACCESS_POINT = ("schedd-agent", "schedd", "collector", "condor_master")
+_AT_AN_EXECUTE_POINT = ("sandbox-manager", "sandbox-manager", "startd", "condor_master")
+
+
+@dataclass
+class Storm:
+    """Jobs that come all the time while daemons and the destination are killed and come back.
+
+    :param jobs: how many are submitted, evenly over the time.
+    :param duration_s: seconds during which daemons die.
+    :param calm_s: mean seconds between two deaths.
+    """
+
+    site: Site
+    jobs: int
+    duration_s: float
+    calm_s: float
+    seed: int
+    deaths: Counter[str] = field(default_factory=Counter)
+    submitted: list[Submission] = field(default_factory=list)
+    released: int = 0
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+
+    def rage(self) -> None:
+        """Submit and kill until the time is over; afterwards everything is up again."""
+        start = time.monotonic()
+        next_death_s = self.calm_s
+        while (passed_s := time.monotonic() - start) < self.duration_s:
+            if len(self.submitted) < self.jobs * passed_s / self.duration_s + 1:
+                self._submit()
+            elif passed_s > next_death_s:
+                self._kill()
+                next_death_s = passed_s + self._random.expovariate(1 / self.calm_s)
+            else:
+                time.sleep(0.1)
+        self._calm_down()
+        while len(self.submitted) < self.jobs:
+            self._submit()
+
+    def wait_for_ends(self, timeout_s: float) -> None:
+        """Wait until every job has left the queue; those held with a reason are released, as their owners would."""
+        pool = self.site.pool
+
+        def done() -> bool:
+            waiting = pool.jobs("true", ["ClusterId", "ProcId", "JobStatus", "HoldReason"])
+            for ad in waiting:
+                if ad["JobStatus"] == 5:
+                    assert ad.get("HoldReason"), f"held without a reason: {ad}"
+                    pool.release(f"{ad['ClusterId']}.{ad['ProcId']}")
+                    self.released += 1
+            return not waiting
+
+        pool.wait(done, timeout_s=timeout_s, interval_s=1, what="all jobs to leave the queue")
+
+    def wrong(self) -> list[str]:
+        """What is not as it must be at the end, a line each; the spools are given a minute to become empty."""
+        found = []
+        for job in self.submitted:
+            try:
+                self.site.check_delivered(job)
+            except AssertionError as error:
+                found.append(f"{job}: {error} {self.site.pool.history(job)}")
+        with contextlib.suppress(PoolError):
+            self.site.pool.wait(self.site.spool_is_empty, timeout_s=60, what="the spools to be empty")
+        if not self.site.spool_is_empty():
+            found.append("the spools are not empty")
+        return found
+
+    def summary(self) -> str:
+        """One line with what happened."""
+        histories = [self.site.pool.history(job) or {} for job in self.submitted]
+        after = sum(ad.get("StageOutState") == "Delivered" for ad in histories)
+        again = sum(ad.get("NumShadowStarts", 0) > 1 for ad in histories)
+        dead = ", ".join(f"{name} {count}" for name, count in sorted(self.deaths.items()))
+        return (
+            f"{len(histories)} jobs: {after} delivered after their end, {len(histories) - after} synchronous, "
+            f"{again} run again, {self.released} released from hold; killed: {dead}"
+        )
+
+    def _submit(self) -> None:
+        env = f"SIZE={self._random.choice((10, 20_000, 3_000_000))} SLEEP={self._random.randint(0, 4)}"
+        outputs = tuple(f"out{n}" for n in range(1, self._random.randint(1, 3) + 1))
+        extra = f"job_lease_duration = {JOB_LEASE_S}"
+        with contextlib.suppress(PoolError):  # the schedd may be the one that is dead: tried again in a moment
+            self.site.submit(self._random.choice(("alice", "bob")), outputs, extra=extra, env=env)
+            self.submitted.append(self.site.jobs[-1])
+
+    def _kill(self) -> None:
+        pool = self.site.pool
+        if self._random.random() < 0.15:
+            self._strike_destination()
+            return
+        node = self._random.choice((pool.ap, *pool.eps))
+        daemon = self._random.choice(_AT_THE_ACCESS_POINT if node is pool.ap else _AT_AN_EXECUTE_POINT)
+        with contextlib.suppress(PoolError):  # it is not back yet from its last death
+            node.kill(daemon, signal.SIGKILL)
+            self.deaths[daemon] += 1
+        if daemon == "condor_master":
+            self._start_master(node)
+
+    def _strike_destination(self) -> None:
+        self.deaths["destination"] += 1
+        self.site.destination.stop()
+        time.sleep(self._random.uniform(0.5, 5))
+        self.site.destination.start()
+
+    def _start_master(self, node: Node) -> None:
+        """As the machine's init does: what the dead master left is ended first."""
+        for process in node.processes():
+            if any(part in " ".join(process.argv) for part in ("condor_", "stageout-", "/dir_")):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
+        node.start()
+
+    def _calm_down(self) -> None:
+        for node in (self.site.pool.ap, *self.site.pool.eps):
+            self.site.pool.wait(lambda node=node: node.pids("condor_master"), what=f"the master of {node.name}")
+        wait_until_acquainted(self.site.pool)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Ten minutes of it, with a line at the end; 1 when something was lost or wrong."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--minutes", type=float, default=10)
+    options.add_argument("--jobs", type=int, default=200)
+    options.add_argument("--seed", type=int, default=int(time.time()))
+    chosen = options.parse_args(argv)
+    with open_directory("storm") as shared, open_directory("destination") as home, Destination(home) as destination:
+        settings = {"version": "25.14", "execute_points": 2, "cpus": 8, "binds": (shared,), **pool_settings(shared)}
+        with Pool(**settings) as pool:
+            wait_until_acquainted(pool)
+            site = Site(pool, destination, "storm", shared / "gates")
+            storm = Storm(site, chosen.jobs, chosen.minutes * 60, calm_s=5, seed=chosen.seed)
+            storm.rage()
+            storm.wait_for_ends(timeout_s=600)
+            wrong = storm.wrong()
+            print("\n".join(wrong))
+            print(f"storm: seed {chosen.seed}: {storm.summary()}; {len(wrong)} wrong")
+            if wrong:
+                pool.collect_logs(Path("test-logs/storm"))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
