@@ -6,11 +6,12 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from sandbox_manager.agents import AgentBook
+from sandbox_manager.breaker import Breakers
 from sandbox_manager.identity import RunFacts
 from sandbox_manager.plugins_table import PluginsTable
-from sandbox_manager.retry import Gates
+from sandbox_manager.registry import Registry
 from sandbox_manager.rules import Rules
-from sandbox_manager.sandbox import Registry, Sandbox, SlotKey, method_of, split_url
+from sandbox_manager.sandbox import Occupant, SlotKey, method_of, split_url
 from sandbox_manager.slots import Places, is_stuck
 from sandbox_manager.spool import Spool
 from stageout.core.states import State
@@ -36,7 +37,7 @@ class Admission:
     registry: Registry
     agents: AgentBook
     table: PluginsTable
-    gates: Gates
+    breakers: Breakers
     spool: Spool
     rules: Callable[[], Rules]
     stopping: bool = False
@@ -70,10 +71,10 @@ class Admission:
     def places_taken(self) -> int:
         """Places taken in all data slots together."""
         runs = {item.facts.run for item in self._promised.values() if self.registry.of_run(item.facts.run) is None}
-        return len(runs) + sum(not self._is_stuck(box) for box in self.registry.occupying())
+        return len(runs) + sum(count for one, count in self.registry.occupying() if not self._is_stuck(one))
 
-    def _is_stuck(self, box: Sandbox) -> bool:
-        return is_stuck(box, self.registry.destinations, self.gates.of)
+    def _is_stuck(self, one: Occupant) -> bool:
+        return is_stuck(one, self.registry.destinations, self.breakers.flow)
 
     @property
     def quota_bytes(self) -> int:
@@ -128,7 +129,7 @@ class Admission:
             return f"the spool would hold {held >> 20} MB of {self.quota_bytes >> 20} MB (STAGEOUT_SPOOL_QUOTA_MB)"
         limit, owner = self.rules().owner_quota_bytes, offer.facts.owner
         if limit:
-            own = self.registry.held_bytes().get(owner, 0) + offer.size_bytes
+            own = self.registry.held_bytes[owner] + offer.size_bytes
             own += sum(item.size_bytes for item in self._promised.values() if item.facts.owner == owner)
             if own > limit:
                 return f"output of {owner} would take {own >> 20} MB of {limit >> 20} MB (STAGEOUT_OWNER_QUOTA_MB)"

@@ -121,6 +121,7 @@ class Judged:
     delivered: list[FileResult] = field(default_factory=list)
     waiting: list[FileResult] = field(default_factory=list)
     failed: list[FileResult] = field(default_factory=list)
+    delivered_bytes: int = 0
     unreachable: bool = False
     retry_after_s: float = 0.0
 
@@ -145,6 +146,7 @@ def judge_batch(
                 FileResult(item.ticket_id, item.position, FileState.DELIVERED, verified=answer.verified,
                            digest=answer.digest)
             )  # fmt: skip
+            judged.delivered_bytes += item.size_bytes
             continue
         verdict = judge(rules, answer, item.attempts - 1, item.excused, accepted_at(item.sandbox), now)
         result = FileResult(
@@ -177,7 +179,9 @@ def settle(db: sqlite3.Connection, sandbox: int, is_open: Callable[[int], bool],
     if not box.waiting:
         records.end(db, sandbox, State.FAILED, now, reason, code)
     elif any(part.ready_at <= now and is_open(part.destination) for part in box.waiting) and not box.paused:
-        records.set_state(db, sandbox, State.LEASED, now, reason, code)
+        # Its turn comes again; meanwhile the place in the data slot is free for others.
+        records.set_state(db, sandbox, State.LEASED, now)
+        records.set_state(db, sandbox, State.CONFIRMED, now, reason, code)
     else:
         of = f" of {limit + box.excused}" if limit else ""
         text = f"attempt {box.attempts}{of}: {reason}" if reason else "waits for the server"

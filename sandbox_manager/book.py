@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from sandbox_manager import lookups, records
+from sandbox_manager.backlog import Deadline
 from sandbox_manager.ledger import Ledger
-from sandbox_manager.sandbox import Destination, Registry, Sandbox
+from sandbox_manager.registry import Registry
+from sandbox_manager.sandbox import Destination, Sandbox
 
 Change = Callable[[sqlite3.Connection], Iterable[int]]
 
@@ -21,11 +23,14 @@ class _Fresh:
 
 
 class Book:
-    """Ledger and registry. :attr:`changed` is set with every change; who waits for it clears it."""
+    """Ledger and registry. :attr:`changed` is set with every change; who waits for it clears it.
 
-    def __init__(self, ledger: Ledger) -> None:
+    :param deadline: see :class:`sandbox_manager.backlog.Backlog`.
+    """
+
+    def __init__(self, ledger: Ledger, deadline: Deadline) -> None:
         self.ledger = ledger
-        self.registry = Registry()
+        self.registry = Registry(deadline)
         self.changed = asyncio.Event()
         self.wake = asyncio.Event()
         self.acknowledged: dict[str, int] = {}

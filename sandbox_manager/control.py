@@ -86,9 +86,7 @@ class Control:
     def metrics(self) -> dict[str, Any]:
         """Figures of the whole manager."""
         registry = self._pipeline.book.registry
-        states: dict[str, int] = {}
-        for box in registry.by_id.values():
-            states[str(box.state)] = states.get(str(box.state), 0) + 1
+        states = {str(state): count for state, count in registry.states.items() if count}
         return {**self._figures(), "Sandboxes": states, "MoversRunning": self._pipeline.movers_running}
 
 

@@ -1,7 +1,7 @@
 """The way of one sandbox through this node, top to bottom. Read this first.
 
 A plugin offers files (``intake.py``); :meth:`Pipeline.may_accept` and :meth:`Pipeline.accept` take them over. The
-schedd agent's word arrives as an order (:meth:`Pipeline.carry_out`). Only then the planner (``slots.py``) puts files
+schedd agent's word arrives as an order (:meth:`Pipeline.carry_out`). Only then the planner (``planner.py``) puts files
 into batches, a mover (``movers.py``) runs the plugin for each, the answers are judged (``results.py``, ``retry.py``),
 and when everything is delivered the bytes are released. Each change is in the ledger before anything is built on it
 (``docs/ORDERING.md``); what is in memory is a picture of the ledger (``book.py``).
@@ -22,15 +22,18 @@ from sandbox_manager.admission import Admission, Offer, schemes_of, slot_of
 from sandbox_manager.agents import AgentBook
 from sandbox_manager.batches import BatchRun, Judged, judge_batch, settle
 from sandbox_manager.book import Book
+from sandbox_manager.breaker import Breakers
 from sandbox_manager.identity import RunFacts
 from sandbox_manager.intake import Handoff, Refusal, Refused, Reservation
-from sandbox_manager.ledger import Ledger
+from sandbox_manager.ledger import Ledger, get_meta, set_meta
 from sandbox_manager.movers import Stopped
+from sandbox_manager.planner import BatchPlan, Load, Scene, plan
 from sandbox_manager.plugins_table import PluginsTable
-from sandbox_manager.retry import UNREACHABLE, Gates
-from sandbox_manager.rules import Rules
+from sandbox_manager.retry import UNREACHABLE, backoff_s
+from sandbox_manager.rules import Rules, deadline_of
 from sandbox_manager.sandbox import ACTIVE, Destination, Sandbox, split_url
-from sandbox_manager.slots import BatchPlan, Load, Places, is_stuck, plan
+from sandbox_manager.shares import Shares
+from sandbox_manager.slots import Places, is_stuck
 from sandbox_manager.spool import HeldFile, Spool
 from stageout.core import log
 from stageout.core.clock import Clock, boot_id
@@ -44,6 +47,7 @@ _IDLE_S = 30.0
 _COALESCE_S = 0.02
 _AGAIN_S = 5.0
 _FREE_AGAIN_S = 30.0
+_BREAKERS = "breakers"
 
 
 @dataclass(frozen=True)
@@ -76,15 +80,16 @@ class Pipeline:
         clock: Clock,
     ) -> None:
         self.manager = manager
-        self.book = Book(ledger)
+        self.book = Book(ledger, lambda box: deadline_of(box, self.rules))
         self.rules = rules
         self._spool = spool
         self._table = table
         self._clock = clock
-        self._gates = Gates(clock, rules.retry)
+        self.breakers = Breakers(clock, lambda failures: backoff_s(self.rules.retry, failures))
         self.admission = Admission(
-            self.book.registry, agents, table, self._gates, spool, rules=lambda: self.rules
+            self.book.registry, agents, table, self.breakers, spool, rules=lambda: self.rules
         )  # fmt: skip
+        self._shares = Shares()
         self._boot = boot_id()
         self._load = Load()
         self._batch_number = 0
@@ -109,6 +114,7 @@ class Pipeline:
 
         await self.book.write(change, "record-recovered")
         await self.book.load()
+        self.breakers.restore(await self.book.ledger.read(lambda db: get_meta(db, _BREAKERS)))
         kept = await self.book.ledger.read(lookups.kept_tickets)
         strays = await self._in_disk_thread(self._spool.remove_strays, list(kept))
         for ticket in unsynced:
@@ -222,44 +228,36 @@ class Pipeline:
     def _start_batches(self) -> None:
         if self.admission.stopping:
             return
-        registry = self.book.registry
-        places = Places(
-            registry.occupying(), self.rules.limits, lambda box: is_stuck(box, registry.destinations, self._gates.of)
-        )
-        for batch in plan(
-            registry.sendable.values(), registry.destinations, places, self.rules.limits, self._load, self._gates.of,
-            self._now(), batch_files=lambda place: self._table.batch_files(place.plugin, place.scheme),
-        ):  # fmt: skip
-            self._gates.started(registry.destinations[batch.destination].server)
+        registry, now_s = self.book.registry, self._clock.monotonic_s()
+        limits, flow = self.rules.limits, self.breakers.flow
+        places = Places(registry.occupying(), limits, lambda one: is_stuck(one, registry.destinations, flow))
+        scene = Scene(
+            registry.destinations, places, limits, self._load, flow, lambda owner: self._shares.of(owner, now_s),
+            self._now(), lambda place: self._table.batch_files(place.plugin, place.scheme),
+        )  # fmt: skip
+        for batch in plan(registry.backlog, scene):
+            self.breakers.started(batch.server)
             self._background(self._move(batch))
 
     def _until_next_s(self) -> float:
-        """Seconds until a waiting file is due or a gate lets a probe through."""
-        now = self._now()
-        times = (
-            part.ready_at - now
-            for box in self.book.registry.sendable.values()
-            for part in box.waiting
-            if part.ready_at > now
-        )
-        return max(0.05, min(_IDLE_S, self._gates.soonest_s() or _IDLE_S, *times, _IDLE_S))
+        """Seconds until a waiting file is due or a breaker lets a probe through."""
+        waits_s = (self.book.registry.backlog.wakes_at() - self._now(), self.breakers.soonest_s() or _IDLE_S, _IDLE_S)
+        return max(0.05, min(waits_s))
 
     async def _move(self, batch: BatchPlan) -> None:
         """One batch from lease to record; whatever goes wrong, its places are given back."""
-        server = self.book.registry.destinations[batch.destination].server
         judged = False
         try:
             await self._lease(batch)
             files = await self._take(batch)
             judged = bool(files) and await self._send(batch, files)
         except (OSError, sqlite3.Error) as problem:
-            log.error("batch-failed", server=server, problem=problem)
+            log.error("batch-failed", server=batch.server, problem=problem)
             await asyncio.sleep(_AGAIN_S)
         finally:
-            self._gates.stopped(server)
-            self._load.movers -= 1
-            self._load.by_server[server] -= 1
-            self._load.running -= {(part.sandbox, batch.destination) for part in batch.parts}
+            if batch.probe:
+                self.breakers.stopped(batch.server)
+            self._load.end(batch)
             if not judged:
                 await self._give_back(batch)
             self.book.wake.set()
@@ -301,7 +299,7 @@ class Pipeline:
         user = (batch.uid, batch.gid)
         run = BatchRun(self._spool, self._table, destination, user, files, directory, self.rules.lifetime_s)
         self._running[number] = run
-        log.event("mover-exec", batch=number, server=destination.server, plugin=destination.plugin, files=len(files),
+        log.event("mover-exec", batch=number, server=batch.server, plugin=destination.plugin, files=len(files),
                   sandboxes=len(run.sandboxes), owner=batch.owner)  # fmt: skip
         started_s = self._clock.monotonic_s()
         try:
@@ -312,8 +310,10 @@ class Pipeline:
         finally:
             del self._running[number]
         judged = judge_batch(files, answers, self.rules.retry, self._accepted_at, self._clock.wall_s())
+        now_s = self._clock.monotonic_s()
+        self._shares.give(batch.owner, len(judged.delivered), judged.delivered_bytes, now_s)
         log.event("mover-ended", batch=number, delivered=len(judged.delivered), waiting=len(judged.waiting),
-                  failed=len(judged.failed), s=round(self._clock.monotonic_s() - started_s, 3))  # fmt: skip
+                  failed=len(judged.failed), s=round(now_s - started_s, 3))  # fmt: skip
         await self._record(destination, files, judged)
         return True
 
@@ -325,7 +325,7 @@ class Pipeline:
 
     async def _record(self, destination: Destination, files: Sequence[lookups.FileRow], judged: Judged) -> None:
         """Write what became of a batch and of its sandboxes; on return it is on the disk."""
-        back = self._mind_gate(destination.server, judged)
+        back = self._mind_breaker(destination.server, judged)
         sandboxes = sorted({item.sandbox for item in files})
         named = {
             "record-delivered": judged.delivered,
@@ -335,13 +335,16 @@ class Pipeline:
         labels = [label for label, results in named.items() if results]
 
         same = self._same_server(destination.server)
-        others = self._waiting_for(same) if back else []
+        others = self.book.registry.backlog.waiting_for(same) if back else []
+        breakers = self.breakers.dump()
 
         def change(db: sqlite3.Connection) -> Iterable[int]:
             records.record_results(db, judged.all)
             touched = set(sandboxes)
             if back:
                 touched |= records.wake(db, others, same, UNREACHABLE, self._now())
+            if back or judged.unreachable:
+                set_meta(db, _BREAKERS, breakers)
             for item in files:
                 records.keep_attempts(db, item.sandbox, item.attempts, item.excused + judged.unreachable)
             for sandbox in sandboxes:
@@ -350,23 +353,25 @@ class Pipeline:
 
         self._follow(await self.book.write(change, *labels))
 
-    def _mind_gate(self, server: str, judged: Judged) -> bool:
-        """Tell the server's gate what the batch saw. True when a server that was away has come back."""
-        if judged.unreachable:
-            self._gates.unreachable(server, judged.retry_after_s)
-            return False
-        return self._gates.reached(server)
+    def _mind_breaker(self, server: str, judged: Judged) -> bool:
+        """Tell the server's breaker what the batch saw. True when a server that was away has come back."""
+        if not judged.unreachable:
+            back = self.breakers.reached(server)
+            if back:
+                log.event("breaker", server=server, circuit="closed")
+            return back
+        reason = judged.waiting[0].error if judged.waiting else judged.failed[0].error
+        if self.breakers.unreachable(server, reason, judged.retry_after_s):
+            probe_in_s = round(self.breakers.opens_in_s(server))
+            log.warn("breaker", server=server, circuit="open", reason=reason, probe_in_s=probe_in_s)
+        return False
 
     def _same_server(self, server: str) -> frozenset[int]:
         return frozenset(number for number, place in self.book.registry.destinations.items() if place.server == server)
 
-    def _waiting_for(self, destinations: frozenset[int]) -> list[int]:
-        boxes = self.book.registry.sendable.values()
-        return [box.id for box in boxes if any(part.destination in destinations for part in box.waiting)]
-
     def _is_open(self, destination: int) -> bool:
         place = self.book.registry.destinations.get(destination)
-        return place is None or self._gates.opens_in_s(place.server) <= 0
+        return place is None or self.breakers.opens_in_s(place.server) <= 0
 
     async def _give_back(self, batch: BatchPlan) -> None:
         """Files of the batch that were not judged wait again, and their sandboxes with them."""
@@ -417,25 +422,16 @@ class Pipeline:
         due = [
             box.id
             for box in self.book.registry.by_id.values()
-            if box.id not in busy
-            and (
-                recovery.may_be_due(box, self.rules, now)
-                or (box.state is State.LEASED and not self._is_runnable(box.id))
-            )
+            if box.id not in busy and recovery.may_be_due(box, self.rules, now)
         ]
         if due:
-            boxes = await self.book.write(
-                lambda db: recovery.pass_deadlines(db, due, self.rules, now, self._is_runnable), "record-failed"
-            )
+            boxes = await self.book.write(lambda db: recovery.pass_deadlines(db, due, self.rules, now), "record-failed")
             self._follow(boxes)
 
     async def forget_old_jobs(self) -> None:
         """Forget jobs that nothing is held of and that were not heard of for the retention time."""
+        self._shares.fade(self._clock.monotonic_s())
         await self.book.drop_old_fences(int(self._clock.wall_s() - self.rules.retention_s))
-
-    def _is_runnable(self, sandbox: int) -> bool:
-        box = self.book.registry.by_id.get(sandbox)
-        return box is not None and any(self._is_open(part.destination) for part in box.waiting)
 
     # ---- stopping and looking ----------------------------------------------------------------------------------------
 
@@ -463,7 +459,7 @@ class Pipeline:
     def new_rules(self, rules: Rules) -> None:
         """Take over a changed configuration; running batches are not touched."""
         self.rules = rules
-        self._gates.rules = rules.retry
+        self.book.registry.order_anew(lambda box: deadline_of(box, rules))
         self.book.wake.set()
         self.book.changed.set()
 

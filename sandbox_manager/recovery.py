@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 
 from sandbox_manager import lookups, records
 from sandbox_manager.movers import end_leftovers
@@ -73,21 +73,13 @@ def may_be_due(box: Sandbox, rules: Rules, now: int) -> bool:
     return waits_s > min(rules.retention_s, rules.retry.give_up_s)
 
 
-def pass_deadlines(
-    db: sqlite3.Connection, boxes: Iterable[int], rules: Rules, now: int, is_runnable: Callable[[int], bool]
-) -> Iterable[int]:
-    """Change those of these sandboxes that have waited long enough. Returns the ones touched.
-
-    :param is_runnable: could files of this leased sandbox be sent now?
-    """
+def pass_deadlines(db: sqlite3.Connection, boxes: Iterable[int], rules: Rules, now: int) -> Iterable[int]:
+    """Change those of these sandboxes that have waited long enough. Returns the ones touched."""
     touched = set()
     for box in boxes:
         state = records.state_of(db, box)
         due = _DEADLINES.get(state, _ended)
-        if state is State.LEASED and not is_runnable(box):
-            records.set_state(db, box, State.CONFIRMED, now)
-            touched.add(box)
-        elif due(db, box, rules, now):
+        if due(db, box, rules, now):
             touched.add(box)
     return touched
 

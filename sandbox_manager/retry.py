@@ -1,19 +1,18 @@
 """When a file is tried again, and when not: from the table of error classes, never from the text of a message.
 
 A failure to reach the server at all says nothing about the file. Such attempts are *excused*: they do not count
-against ``STAGEOUT_ATTEMPTS``, only the give-up time ends them; and the server's *gate* shuts, so that one file probes
-it now and then instead of all waiting files together. With the first answer the gate opens and all are due at once.
+against ``STAGEOUT_ATTEMPTS``, only the give-up time ends them; and the server's circuit breaker opens (``breaker.py``),
+so that one file probes it now and then instead of all waiting files together.
 """
 
 from __future__ import annotations
 
-import enum
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from sandbox_manager.breaker import PROBE_LONGEST_S
 from sandbox_manager.sandbox import FileState
-from stageout.core.clock import Clock
 from stageout.core.errors import Advice, ErrorClass
 
 #: The server was not reached, or it takes nothing now: no file's fault.
@@ -26,7 +25,6 @@ UNREACHABLE = frozenset(
         ErrorClass.THROTTLED,
     }
 )
-_PROBE_LONGEST_S = 60.0
 _CREDENTIAL_WAIT_S = 300.0
 
 
@@ -89,7 +87,7 @@ def judge(
     counted = attempts - excused + (0 if is_excused else 1)
     if rules.attempts and counted >= rules.attempts:
         return Verdict(FileState.FAILED, 0, is_excused, f"{failure.message} (gave up after {attempts + 1} attempts)")
-    wait_s = min(backoff_s(rules, attempts), _PROBE_LONGEST_S if is_excused else rules.longest_s)
+    wait_s = min(backoff_s(rules, attempts), PROBE_LONGEST_S if is_excused else rules.longest_s)
     wait_s = max(wait_s * spread(), failure.retry_after_s)
     if failure.kind.advice is Advice.NEEDS_CREDENTIAL:
         wait_s = max(wait_s, _CREDENTIAL_WAIT_S)
@@ -105,70 +103,3 @@ def judge(
 def backoff_s(rules: RetryRules, attempts: int) -> float:
     """Wait after so many earlier attempts: doubles from ``first_s`` up to ``longest_s``."""
     return float(min(rules.longest_s, rules.first_s * 2 ** min(attempts, 30)))
-
-
-class Gate(enum.Enum):
-    """May files be sent to a server?"""
-
-    OPEN = "open"
-    PROBE = "one file"
-    SHUT = "shut"
-
-
-@dataclass
-class _Trouble:
-    failures: int = 0
-    shut_until_s: float = 0.0
-    probing: bool = False
-
-
-@dataclass
-class Gates:
-    """The gates of all servers that could not be reached lately. Monotonic clock; not kept over a restart."""
-
-    clock: Clock
-    rules: RetryRules
-    _troubles: dict[str, _Trouble] = field(default_factory=dict)
-
-    def of(self, server: str) -> Gate:
-        """The gate of this server now."""
-        trouble = self._troubles.get(server)
-        if trouble is None:
-            return Gate.OPEN
-        ready = not trouble.probing and self.clock.monotonic_s() >= trouble.shut_until_s
-        return Gate.PROBE if ready else Gate.SHUT
-
-    def opens_in_s(self, server: str) -> float:
-        """Seconds until a probe may be sent; 0 for an open gate."""
-        trouble = self._troubles.get(server)
-        return max(0.0, trouble.shut_until_s - self.clock.monotonic_s()) if trouble else 0.0
-
-    def soonest_s(self) -> float:
-        """Seconds until the next gate lets a probe through; infinite when none is shut."""
-        waits = [self.opens_in_s(server) for server, trouble in self._troubles.items() if not trouble.probing]
-        return min(waits, default=float("inf"))
-
-    def started(self, server: str) -> None:
-        """A batch goes to this server; with the gate ajar it is the probe."""
-        if server in self._troubles:
-            self._troubles[server].probing = True
-
-    def unreachable(self, server: str, retry_after_s: float = 0.0) -> None:
-        """No file of a batch got an answer from this server."""
-        trouble = self._troubles.setdefault(server, _Trouble())
-        trouble.probing = False
-        now_s = self.clock.monotonic_s()
-        if now_s < trouble.shut_until_s:
-            return
-        wait_s = min(_PROBE_LONGEST_S, backoff_s(self.rules, trouble.failures))
-        trouble.failures += 1
-        trouble.shut_until_s = now_s + max(wait_s, retry_after_s)
-
-    def reached(self, server: str) -> bool:
-        """The server answered. True when its gate was not open before."""
-        return self._troubles.pop(server, None) is not None
-
-    def stopped(self, server: str) -> None:
-        """A batch ended without telling anything about the server."""
-        if server in self._troubles:
-            self._troubles[server].probing = False

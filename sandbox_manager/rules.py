@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 
 from sandbox_manager.retry import RetryRules
+from sandbox_manager.sandbox import Sandbox
 from sandbox_manager.slots import Limits
 from stageout.core.config import Settings
 
@@ -40,8 +41,10 @@ def read_rules(settings: Settings) -> Rules:
             cpus=_cpus(settings),
             movers=settings.count("STAGEOUT_MAX_MOVERS"),
             movers_per_server=settings.count("STAGEOUT_MAX_MOVERS_PER_DESTINATION"),
+            movers_per_owner=settings.count("STAGEOUT_MAX_MOVERS_PER_OWNER"),
             batch_files=settings.count("STAGEOUT_BATCH_FILES"),
             batch_bytes=settings.count("STAGEOUT_BATCH_MB") * _MB,
+            urgent_s=settings.number("STAGEOUT_URGENT"),
         ),
         retry=RetryRules(
             attempts=settings.count("STAGEOUT_ATTEMPTS"),
@@ -57,6 +60,12 @@ def read_rules(settings: Settings) -> Rules:
         stop_grace_s=settings.number("STAGEOUT_STOP_GRACE"),
         lifetime_s=_number(settings.condor("MAX_FILE_TRANSFER_PLUGIN_LIFETIME"), _LIFETIME_S),
     )
+
+
+def deadline_of(box: Sandbox, rules: Rules) -> float:
+    """Wall clock by which a sandbox must have been sent: the end of its credential, or the time at which it fails."""
+    given_up_at = box.accepted_at + rules.retry.give_up_s
+    return min(given_up_at, box.deadline_at) if box.deadline_at else given_up_at
 
 
 def _cpus(settings: Settings) -> int:

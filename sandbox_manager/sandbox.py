@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from stageout.core.states import FREED, State
+from stageout.core.states import State
 from stageout.wire.custody import Run
 
 
@@ -73,6 +72,7 @@ class Sandbox:
     :param attempts: most of any file. :param excused: of those, how many were only "the server cannot be reached".
     :param held_bytes: in the spool. :param freed: nothing of it is in the spool any more.
     :param forgettable: the access point has recorded its end.
+    :param deadline_at: wall clock at which its credential ends, 0 without one.
     """
 
     id: int
@@ -107,6 +107,7 @@ class Sandbox:
     attempts: int
     excused: int
     waiting: tuple[Waiting, ...]
+    deadline_at: int = 0
 
     @property
     def next_attempt_at(self) -> int:
@@ -122,70 +123,27 @@ SENDABLE = frozenset({State.CONFIRMED, State.LEASED, State.MOVING, State.RETRY_W
 ACTIVE = frozenset({State.LEASED, State.MOVING})
 
 
-@dataclass
-class Registry:
-    """All sandboxes by id, run and job; those that may be sent, and those in data slots, apart."""
+class Occupant(NamedTuple):
+    """What counts of a sandbox in a data slot. Many are alike, however many wait.
 
-    by_id: dict[int, Sandbox] = field(default_factory=dict)
-    destinations: dict[int, Destination] = field(default_factory=dict)
-    fences: dict[str, int] = field(default_factory=dict)
-    sendable: dict[int, Sandbox] = field(default_factory=dict)
-    _by_run: dict[Run, int] = field(default_factory=dict)
-    _occupying: dict[tuple[str, int], dict[int, Sandbox]] = field(default_factory=dict)
+    :param may_stick: it holds no place while it waits for its owner or for servers that cannot be reached.
+    :param destinations: that its files wait for.
+    """
 
-    def put(self, sandbox: Sandbox) -> None:
-        """Replace what is known of a sandbox."""
-        self._unlist(sandbox.id)
-        self.by_id[sandbox.id] = sandbox
-        self._by_run[sandbox.run] = sandbox.id
-        self.fence(sandbox.run)
-        if sandbox.state in SENDABLE:
-            self.sendable[sandbox.id] = sandbox
-        if sandbox.state in OCCUPYING:
-            self._occupying.setdefault(sandbox.slot.parent, {})[sandbox.id] = sandbox
+    slot: SlotKey
+    owner: str
+    active: bool
+    may_stick: bool
+    paused: bool
+    destinations: tuple[int, ...]
 
-    def drop(self, sandbox_id: int) -> None:
-        """Forget a sandbox whose record is gone."""
-        self._unlist(sandbox_id)
-        known = self.by_id.pop(sandbox_id, None)
-        if known is not None:
-            self._by_run.pop(known.run, None)
 
-    def _unlist(self, sandbox_id: int) -> None:
-        self.sendable.pop(sandbox_id, None)
-        old = self.by_id.get(sandbox_id)
-        if old is not None:
-            self._occupying.get(old.slot.parent, {}).pop(sandbox_id, None)
-
-    def occupying(self, slot: SlotKey | None = None) -> list[Sandbox]:
-        """Sandboxes in data slots: all, or those of one CPU slot and its siblings."""
-        if slot is not None:
-            return list(self._occupying.get(slot.parent, {}).values())
-        return [box for group in self._occupying.values() for box in group.values()]
-
-    def fence(self, run: Run) -> None:
-        """Remember that this run of its job exists."""
-        self.fences[run.job] = max(run.number, self.fences.get(run.job, 0))
-
-    def of_run(self, run: Run) -> Sandbox | None:
-        """The sandbox of a run."""
-        return self.by_id.get(self._by_run.get(run, -1))
-
-    def newest_run(self, job: str) -> int:
-        """Highest number of any run of this job that was heard of, 0 for none."""
-        return self.fences.get(job, 0)
-
-    @property
-    def bytes_at_risk(self) -> int:
-        """Accepted, not delivered and still wanted."""
-        return sum(box.bytes_left for box in self.by_id.values() if box.state not in FREED)
-
-    def held_bytes(self) -> Mapping[str, int]:
-        """Bytes in the spool by owner."""
-        held: dict[str, int] = {}
-        for box in self.by_id.values():
-            held[box.owner] = held.get(box.owner, 0) + box.held_bytes
-        return held
+def occupant_of(box: Sandbox) -> Occupant:
+    """A sandbox as its data slot sees it."""
+    return Occupant(
+        box.slot, box.owner, box.state in ACTIVE, box.state is State.CONFIRMED and bool(box.waiting), box.paused,
+        tuple(part.destination for part in box.waiting),
+    )  # fmt: skip
 
 
 def method_of(scheme: str) -> str:

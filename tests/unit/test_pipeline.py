@@ -388,7 +388,7 @@ def test_a_graceful_stop_lets_a_transfer_end_and_a_fast_one_does_not(site: Site)
             await node.pipeline.stop(grace_s)
             assert (name in site.delivered()) == (grace_s > 0)
             box = node.box(facts)
-            assert box.state in ((State.DELIVERED, State.RELEASED) if grace_s else (State.RETRY_WAIT, State.LEASED))
+            assert box.state in ((State.DELIVERED, State.RELEASED) if grace_s else (State.RETRY_WAIT, State.CONFIRMED))
             assert box.attempts == (1 if grace_s else 0)
 
     run(story(10, "a", "1.0"))

@@ -1,21 +1,38 @@
-"""Data slots, batches and gates: who is sent next, and who must not block whom."""
+"""Data slots and batches: who is sent next, and who must not block whom; when a failed file is tried again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from sandbox_manager.retry import UNREACHABLE, Failure, Gate, Gates, RetryRules, judge
-from sandbox_manager.sandbox import Destination, FileState, Registry, Sandbox, SlotKey, Waiting, method_of, split_url
-from sandbox_manager.slots import BatchPlan, Limits, Load, Places, is_stuck, plan
+from sandbox_manager.backlog import Backlog
+from sandbox_manager.breaker import Flow
+from sandbox_manager.planner import BatchPlan, Load, Part, Scene, plan
+from sandbox_manager.registry import Registry
+from sandbox_manager.retry import UNREACHABLE, Failure, RetryRules, judge
+from sandbox_manager.sandbox import (
+    OCCUPYING,
+    Destination,
+    FileState,
+    Sandbox,
+    SlotKey,
+    Waiting,
+    method_of,
+    occupant_of,
+    split_url,
+)
+from sandbox_manager.slots import Limits, Places, is_stuck
 from stageout.core.errors import Advice, ErrorClass
 from stageout.core.states import State
 from stageout.wire.custody import Run
 
-LIMITS = Limits(active=1, depth=2, cpus=4, movers=4, movers_per_server=2, batch_files=10, batch_bytes=1000)
+LIMITS = Limits(
+    active=1, depth=2, cpus=4, movers=4, movers_per_server=2, movers_per_owner=4, batch_files=10, batch_bytes=1000,
+    urgent_s=100,
+)  # fmt: skip
 PLACES = {
     1: Destination("/p", "https", "one"),
     2: Destination("/p", "https", "two"),
@@ -40,15 +57,37 @@ def box(number: int, slot: int | SlotKey = 0, state: State = State.CONFIRMED, **
 
 
 def planned(
-    *boxes: Sandbox, limits: Limits = LIMITS, load: Load | None = None, gate: Callable[[str], Gate] | None = None
+    *boxes: Sandbox,
+    limits: Limits = LIMITS,
+    load: Load | None = None,
+    flow: Callable[[str], Flow] = lambda server: Flow.ALL,
+    share: Callable[[str], float] = lambda owner: 0.0,
+    deadline: Callable[[Sandbox], float] = lambda item: float("inf"),
+    batch_files: Callable[[Destination], int] = lambda place: 0,
 ) -> list[BatchPlan]:
-    open_gate: Callable[[str], Gate] = gate or (lambda server: Gate.OPEN)
-    places = Places(boxes, limits, lambda item: is_stuck(item, PLACES, open_gate))
-    return plan(boxes, PLACES, places, limits, load or Load(), open_gate, NOW)
+    backlog = Backlog(deadline)
+    for item in boxes:
+        backlog.put(item)
+    places = places_of(boxes, limits, flow)
+    return plan(backlog, Scene(PLACES, places, limits, load or Load(), flow, share, NOW, batch_files))
+
+
+def places_of(
+    boxes: Iterable[Sandbox], limits: Limits = LIMITS, flow: Callable[[str], Flow] = lambda server: Flow.ALL
+) -> Places:
+    occupants = [(occupant_of(item), 1) for item in boxes if item.state in OCCUPYING]
+    return Places(occupants, limits, lambda one: is_stuck(one, PLACES, flow))
 
 
 def sent(batches: list[BatchPlan]) -> list[list[int]]:
     return [[part.sandbox for part in batch.parts] for batch in batches]
+
+
+def running(owner: str, server: str = "https://one", count: int = 1) -> Load:
+    load = Load()
+    for number in range(count):
+        load.start(BatchPlan(owner, 1, 1, 1, server, False, (Part(-number, 1),), 0))
+    return load
 
 
 def test_one_batch_across_jobs() -> None:
@@ -66,22 +105,63 @@ def test_one_batch_across_jobs() -> None:
     ],
 )
 def test_what_does_not_travel_together(other: dict[str, Any]) -> None:
-    assert sent(planned(box(1), box(2, **other))) == [[1], [2]]
+    assert sent(planned(box(1), box(2, **other), limits=replace(LIMITS, movers_per_server=3))) == [[1], [2]]
 
 
 def test_order_is_priority_then_size_then_age() -> None:
     big, small, urgent = box(1, bytes_left=500), box(3), box(4, priority=5, bytes_left=900)
-    assert sent(planned(big, small, box(2), urgent)) == [[4, 2, 3, 1]]
+    assert sent(planned(big, small, box(2), urgent, limits=replace(LIMITS, cpus=9))) == [[4, 2, 3, 1]]
+
+
+def test_what_is_begun_goes_on_before_what_is_not_of_the_same_priority() -> None:
+    begun = box(1, state=State.MOVING, bytes_left=500)
+    assert sent(planned(begun, box(2), box(3, priority=1))) == [[3, 1, 2]]
+
+
+def test_a_deadline_that_is_near_goes_first_of_all() -> None:
+    boxes = [box(1, priority=9), box(2), box(3, owner="b"), box(4, owner="b", priority=9)]
+    ends = {2: NOW + 50.0, 3: NOW + 20.0, 1: NOW + 5000.0}
+    batches = planned(*boxes, deadline=lambda item: ends.get(item.id, float("inf")), share=lambda owner: owner == "b")
+    assert sent(batches) == [[3, 4], [2, 1]]
+
+
+def test_the_owner_who_had_least_lately_goes_first() -> None:
+    boxes = [box(1, owner="much", priority=99), box(2, owner="little"), box(3, owner="none", bytes_left=10**9)]
+    shares = {"much": 5e9, "little": 1e9}
+    wide = replace(LIMITS, movers_per_server=9)
+    assert sent(planned(*boxes, share=lambda owner: shares.get(owner, 0.0), limits=wide)) == [[3], [2], [1]]
+
+
+def test_what_an_owner_has_under_way_counts_as_given() -> None:
+    load = running("a", server="https://two")
+    assert sent(planned(box(1), box(2, owner="b"), load=load)) == [[2], [1]]
+
+
+def test_one_owner_leaves_a_mover_and_a_place_of_each_server_to_others() -> None:
+    limits = replace(LIMITS, cpus=99, batch_files=1, movers=5, movers_per_server=3, movers_per_owner=9)
+    many = [box(number) for number in range(1, 20)]
+    assert len(planned(*many, limits=limits)) == 2
+    elsewhere = [box(number, waiting=(Waiting(2, 1, 10, 0),)) for number in range(20, 40)]
+    assert len(planned(*many, *elsewhere, limits=limits)) == 4
+    assert len(planned(*many, *elsewhere, limits=replace(limits, movers_per_owner=1))) == 1
+    other = box(50, owner="b")
+    assert sent(planned(*many, other, limits=limits, load=running("a", count=2))) == [[50]]
+    alone = replace(limits, movers=1, movers_per_server=1)
+    assert len(planned(*many, limits=alone)) == 1
+
+
+def test_the_first_sandbox_of_an_owner_waits_for_no_other_owner_s_place() -> None:
+    busy = [box(number, slot=7, state=State.MOVING, waiting=()) for number in (1, 2, 3, 4)]
+    assert sent(planned(*busy, box(5, slot=7), box(6, owner="b", slot=7), box(7, owner="b", slot=8))) == [[6]]
 
 
 def test_a_plugin_may_want_more_files_in_one_batch() -> None:
     boxes = [box(number, waiting=(Waiting(number % 2 + 1, 6, 10, 0),)) for number in range(1, 7)]
-    places = Places(boxes, LIMITS, lambda item: False)
 
     def wanted(place: Destination) -> int:
         return 11 if place.host == "one" else 5
 
-    batches = plan(boxes, PLACES, places, LIMITS, Load(), lambda server: Gate.OPEN, NOW, batch_files=wanted)
+    batches = planned(*boxes, batch_files=wanted)
     assert {batch.destination: sum(part.files for part in batch.parts) for batch in batches} == {1: 11, 2: 10}
 
 
@@ -100,6 +180,9 @@ def test_a_sandbox_that_waits_for_a_time_gives_its_place_away() -> None:
 def test_data_slots_of_a_partitionable_slot_are_bounded_by_its_cpus() -> None:
     boxes = [box(number, slot=number) for number in range(1, 9)]
     assert sent(planned(*boxes)) == [[1, 2, 3, 4]]
+    boxes = [box(number, slot=number, owner="ab"[number % 2]) for number in range(1, 9)]
+    wide = replace(LIMITS, movers_per_server=3)
+    assert sent(planned(*boxes, limits=wide)) == [[1, 3, 5, 7], [2]]
     static = [box(number, slot=SlotKey("ep", number, 0)) for number in range(1, 9)]
     assert sent(planned(*static)) == [[1, 2, 3, 4, 5, 6, 7, 8]]
 
@@ -108,8 +191,7 @@ def test_movers_of_the_node_and_of_a_server_are_bounded() -> None:
     owners = [box(number, owner=f"o{number}") for number in range(1, 5)]
     assert len(planned(*owners)) == 2
     elsewhere = [box(number, owner=f"o{number}", waiting=(Waiting(2, 1, 10, 0),)) for number in range(5, 9)]
-    wide = Limits(active=1, depth=2, cpus=9, movers=3, movers_per_server=2, batch_files=10, batch_bytes=1000)
-    assert len(planned(*owners, *elsewhere, limits=wide)) == 3
+    assert len(planned(*owners, *elsewhere, limits=replace(LIMITS, cpus=9, movers=3))) == 3
     assert planned(*owners, load=Load(movers=4)) == []
 
 
@@ -123,7 +205,8 @@ def test_batches_are_bounded_in_files_and_bytes() -> None:
     assert [(part.sandbox, part.files) for part in batch.parts] == [(1, 10)]
     heavy = [box(number, waiting=(Waiting(1, 1, 600, 0),)) for number in (1, 2)]
     assert sent(planned(*heavy)) == [[1]]
-    assert sent(planned(box(1, waiting=(Waiting(1, 1, 5000, 0),)))) == [[1]]
+    (large,) = planned(box(1, waiting=(Waiting(1, 1, 5000, 0),)))
+    assert (large.parts, large.size_bytes) == ((Part(1, 1),), LIMITS.batch_bytes)
 
 
 def test_files_that_are_being_sent_are_not_sent_twice() -> None:
@@ -133,50 +216,53 @@ def test_files_that_are_being_sent_are_not_sent_twice() -> None:
 def test_paused_sandboxes_wait_and_hold_no_place() -> None:
     paused = box(1, slot=7, paused=True)
     assert sent(planned(paused, box(2, slot=7))) == [[2]]
-    assert is_stuck(paused, PLACES, lambda server: Gate.OPEN)
+    assert is_stuck(occupant_of(paused), PLACES, lambda server: Flow.ALL)
 
 
-def test_a_shut_gate_lets_nobody_through_and_a_probe_is_one_file() -> None:
+def test_an_open_breaker_lets_nobody_through_and_a_probe_is_one_file() -> None:
     boxes = [box(number, waiting=(Waiting(1, 5, 10, 0),)) for number in (1, 2)]
-    assert planned(*boxes, gate=lambda server: Gate.SHUT) == []
-    (batch,) = planned(*boxes, gate=lambda server: Gate.PROBE)
+    assert planned(*boxes, flow=lambda server: Flow.NONE) == []
+    (batch,) = planned(*boxes, flow=lambda server: Flow.ONE)
     assert (batch.probe, [(part.sandbox, part.files) for part in batch.parts]) == (True, [(1, 1)])
     two_owners = [box(1), box(2, owner="b")]
-    assert len(planned(*two_owners, gate=lambda server: Gate.PROBE)) == 1
+    assert len(planned(*two_owners, flow=lambda server: Flow.ONE)) == 1
 
 
 def test_a_dead_destination_blocks_no_other() -> None:
-    def gate(server: str) -> Gate:
-        return Gate.SHUT if server.endswith("one") else Gate.OPEN
+    def flow(server: str) -> Flow:
+        return Flow.NONE if server.endswith("one") else Flow.ALL
 
     dead, alive = box(1, slot=7), box(2, slot=7, waiting=(Waiting(2, 1, 10, 0),))
-    assert sent(planned(dead, alive, gate=gate)) == [[2]]
-    assert Places([dead], LIMITS, lambda item: is_stuck(item, PLACES, gate)).free(dead.slot) == 3
+    assert sent(planned(dead, alive, flow=flow)) == [[2]]
+    assert places_of([dead], flow=flow).free(dead.slot) == 3
 
 
 def test_places_of_a_data_slot() -> None:
     slot = SlotKey("ep", 1, 7)
     states = (State.ACCEPTED, State.CONFIRMED, State.MOVING, State.RETRY_WAIT, State.FAILED)
     boxes = [box(number, slot=7, state=state) for number, state in enumerate(states)]
-    places = Places(boxes, LIMITS, lambda item: False)
+    places = places_of(boxes)
     assert places.free(slot) == 0
     assert places.free(SlotKey("ep", 1, 8)) == 3
     crowd = [box(number + 1, slot=number + 1) for number in range(12)]
-    assert Places(crowd, LIMITS, lambda item: False).free(SlotKey("ep", 1, 99)) == 0
-    assert Places(crowd, LIMITS, lambda item: False).free(SlotKey("other", 1, 99)) == 3
+    assert places_of(crowd).free(SlotKey("ep", 1, 99)) == 0
+    assert places_of(crowd).free(SlotKey("other", 1, 99)) == 3
 
 
 def test_registry_keeps_its_lists_apart() -> None:
     registry = Registry()
     registry.put(box(1))
     registry.put(box(2, state=State.ACCEPTED))
-    assert (set(registry.sendable), len(registry.occupying())) == ({1}, 2)
+    assert [set(lane) for lane in registry.backlog.lanes.values()] == [{1}]
+    assert sum(count for _, count in registry.occupying()) == 2
     registry.put(box(1, state=State.RELEASED, held_bytes=0))
-    assert (set(registry.sendable), len(registry.occupying())) == (set(), 1)
-    assert registry.held_bytes() == {"a": 10}
+    assert not registry.backlog.lanes
+    assert sum(count for _, count in registry.occupying()) == 1
+    assert registry.held_bytes == {"a": 10}
     assert registry.bytes_at_risk == 10
     registry.drop(2)
     assert (registry.of_run(Run("ap#2.0#1", 1)), registry.newest_run("ap#2.0#1")) == (None, 1)
+    assert (registry.bytes_at_risk, dict(registry.held_bytes), list(registry.occupying())) == (0, {}, [])
 
 
 @pytest.mark.parametrize(
@@ -243,55 +329,3 @@ def test_the_last_attempt_is_made_when_time_is_up() -> None:
 
 def test_credentials_are_waited_for() -> None:
     assert verdict(ErrorClass.CREDENTIAL_EXPIRED).next_attempt == NOW + 300
-
-
-class Ticks:
-    now = 0.0
-
-    def monotonic_s(self) -> float:
-        return self.now
-
-    def wall_s(self) -> float:
-        return self.now
-
-
-def test_a_gate_shuts_probes_and_opens() -> None:
-    clock = Ticks()
-    gates = Gates(clock, RULES)
-    assert gates.of("s") is Gate.OPEN
-    gates.unreachable("s")
-    assert (gates.of("s"), gates.opens_in_s("s"), gates.soonest_s()) == (Gate.SHUT, 20, 20)
-    gates.unreachable("s")  # a second batch that was under way says nothing new
-    assert gates.opens_in_s("s") == 20
-    clock.now = 20
-    assert gates.of("s") is Gate.PROBE
-    gates.started("s")
-    assert gates.of("s") is Gate.SHUT
-    gates.unreachable("s")
-    assert gates.opens_in_s("s") == 40
-    clock.now = 60
-    gates.started("s")
-    assert gates.reached("s")
-    assert (gates.of("s"), gates.reached("s")) == (Gate.OPEN, False)
-
-
-def test_a_probe_that_says_nothing_is_sent_again() -> None:
-    clock = Ticks()
-    gates = Gates(clock, RULES)
-    gates.unreachable("s")
-    clock.now = 20
-    gates.started("s")
-    gates.stopped("s")
-    assert gates.of("s") is Gate.PROBE
-
-
-def test_gates_listen_to_retry_after_and_do_not_wait_for_ever() -> None:
-    gates = Gates(Ticks(), RULES)
-    gates.unreachable("s", retry_after_s=500)
-    assert gates.opens_in_s("s") == 500
-    clock = Ticks()
-    gates = Gates(clock, RULES)
-    for _ in range(10):
-        clock.now += 1000
-        gates.unreachable("s")
-    assert gates.opens_in_s("s") == 60

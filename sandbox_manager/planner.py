@@ -1,0 +1,165 @@
+"""Which files are sent next, and in which batches. Pure: no clock, no I/O.
+
+Deadline first, then the owner who had least lately, then job priority, small before large. However much one owner has
+waiting, it uses neither all movers of the node nor all of one server, so another owner's first file never waits for
+the end of a batch; a server that is slow or away uses up only its own movers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from sandbox_manager.backlog import Backlog, Lane
+from sandbox_manager.breaker import Flow
+from sandbox_manager.sandbox import ACTIVE, Destination
+from sandbox_manager.shares import cost_bytes
+from sandbox_manager.slots import Limits, Places, most_of_one
+
+_LOOKED_AT = 2000
+
+
+@dataclass(frozen=True)
+class Part:
+    """Share of one sandbox in a batch: up to so many of its due files for the batch's destination."""
+
+    sandbox: int
+    files: int
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """One call of a plugin to come. :param size_bytes: about so much."""
+
+    owner: str
+    uid: int
+    gid: int
+    destination: int
+    server: str
+    probe: bool
+    parts: tuple[Part, ...]
+    size_bytes: int
+
+    @property
+    def cost_bytes(self) -> int:
+        """What it counts against its owner while it runs."""
+        return cost_bytes(sum(part.files for part in self.parts), self.size_bytes)
+
+
+@dataclass
+class Load:
+    """The batches that run now.
+
+    :param movers: how many; by server, by owner, by both. :param cost_bytes: of these, by owner.
+    :param running: (sandbox, destination) pairs with files in them.
+    """
+
+    movers: int = 0
+    by_server: Counter[str] = field(default_factory=Counter)
+    by_owner: Counter[str] = field(default_factory=Counter)
+    by_both: Counter[tuple[str, str]] = field(default_factory=Counter)
+    cost_bytes: Counter[str] = field(default_factory=Counter)
+    running: set[tuple[int, int]] = field(default_factory=set)
+
+    def start(self, batch: BatchPlan) -> None:
+        """A batch runs from now on."""
+        self._count(batch, 1)
+        self.running |= {(part.sandbox, batch.destination) for part in batch.parts}
+
+    def end(self, batch: BatchPlan) -> None:
+        """A batch has ended."""
+        self._count(batch, -1)
+        self.running -= {(part.sandbox, batch.destination) for part in batch.parts}
+
+    def _count(self, batch: BatchPlan, by: int) -> None:
+        self.movers += by
+        self.by_server[batch.server] += by
+        self.by_owner[batch.owner] += by
+        self.by_both[batch.owner, batch.server] += by
+        self.cost_bytes[batch.owner] += by * batch.cost_bytes
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a plan depends on beside the files.
+
+    :param flow: what may be sent to a server. :param share: bytes that an owner was given lately.
+    :param now: wall clock. :param batch_files: what a destination's plugin would rather have than the limit when it is
+    more.
+    """
+
+    destinations: Mapping[int, Destination]
+    places: Places
+    limits: Limits
+    load: Load
+    flow: Callable[[str], Flow]
+    share: Callable[[str], float]
+    now: float
+    batch_files: Callable[[Destination], int] = lambda place: 0
+
+
+def plan(backlog: Backlog, scene: Scene) -> list[BatchPlan]:
+    """Batches to start now, in their order. Places and load of the scene are counted up for them."""
+    batches: list[BatchPlan] = []
+    if scene.load.movers >= scene.limits.movers:
+        return batches
+    for lane in backlog.lanes.values():
+        lane.wake(scene.now)
+    lanes = [lane for lane in backlog.lanes.values() if lane.first]
+    while lanes and scene.load.movers < scene.limits.movers:
+        lane = min(lanes, key=lambda one: _rank(one, scene))
+        batch = _batch(lane, scene) if _may_start(lane, scene) else None
+        if batch is None:
+            lanes.remove(lane)
+            continue
+        scene.load.start(batch)
+        batches.append(batch)
+    return batches
+
+
+def _rank(lane: Lane, scene: Scene) -> tuple[float, float, tuple[int, ...]]:
+    deadline = lane.earliest_deadline()
+    urgent = deadline if deadline < scene.now + scene.limits.urgent_s else float("inf")
+    owner = lane.key.owner
+    return (urgent, scene.share(owner) + scene.load.cost_bytes[owner], lane.first or ())
+
+
+def _may_start(lane: Lane, scene: Scene) -> bool:
+    load, limits, owner = scene.load, scene.limits, lane.key.owner
+    server = scene.destinations[lane.key.destination].server
+    flow = scene.flow(server)
+    if flow is Flow.NONE or (flow is Flow.ONE and load.by_server[server]):
+        return False
+    return (
+        load.by_server[server] < limits.movers_per_server
+        and load.by_both[owner, server] < most_of_one(limits.movers_per_server)
+        and load.by_owner[owner] < min(limits.movers_per_owner, most_of_one(limits.movers))
+    )
+
+
+def _batch(lane: Lane, scene: Scene) -> BatchPlan | None:
+    """The next batch of a lane, None when all of its sandboxes wait for a place in their data slots."""
+    key, limits = lane.key, scene.limits
+    place = scene.destinations[key.destination]
+    is_probe = scene.flow(place.server) is Flow.ONE
+    most_files = 1 if is_probe else max(limits.batch_files, scene.batch_files(place))
+    parts: list[Part] = []
+    files = size_bytes = 0
+    for looked_at, (box, part) in enumerate(lane.due(scene.now + limits.urgent_s)):
+        if files >= most_files or looked_at >= _LOOKED_AT:
+            break
+        taken = min(most_files - files, part.files)
+        taken_bytes = part.size_bytes * taken // part.files
+        if (box.id, key.destination) in scene.load.running or (parts and size_bytes + taken_bytes > limits.batch_bytes):
+            continue
+        if box.state not in ACTIVE:
+            if not scene.places.has_active(box.slot, box.owner):
+                continue
+            scene.places.activate(box.slot, box.owner)
+        parts.append(Part(box.id, taken))
+        files += taken
+        size_bytes += taken_bytes
+    if not parts:
+        return None
+    return BatchPlan(*key, place.server, is_probe, tuple(parts), min(size_bytes, limits.batch_bytes))

@@ -1,0 +1,89 @@
+"""All sandboxes in memory, with the sums and lists that are asked for at every hand-off and every batch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from sandbox_manager.backlog import Backlog, Deadline
+from sandbox_manager.sandbox import OCCUPYING, Destination, Occupant, Sandbox, SlotKey, occupant_of
+from stageout.core.states import FREED, State
+from stageout.wire.custody import Run
+
+
+class Registry:
+    """All sandboxes by id, run and job. Nothing here takes longer when more sandboxes wait.
+
+    :param deadline: see :class:`sandbox_manager.backlog.Backlog`.
+    """
+
+    def __init__(self, deadline: Deadline = lambda box: float("inf")) -> None:
+        self.by_id: dict[int, Sandbox] = {}
+        self.destinations: dict[int, Destination] = {}
+        self.fences: dict[str, int] = {}
+        self.backlog = Backlog(deadline)
+        self.held_bytes: Counter[str] = Counter()
+        self.states: Counter[State] = Counter()
+        self.bytes_at_risk = 0
+        self._by_run: dict[Run, int] = {}
+        self._occupying: dict[tuple[str, int], Counter[Occupant]] = {}
+
+    def put(self, sandbox: Sandbox) -> None:
+        """Replace what is known of a sandbox."""
+        self._unlist(sandbox.id)
+        self.by_id[sandbox.id] = sandbox
+        self._by_run[sandbox.run] = sandbox.id
+        self.fence(sandbox.run)
+        self._count(sandbox, 1)
+        self.backlog.put(sandbox)
+
+    def drop(self, sandbox_id: int) -> None:
+        """Forget a sandbox whose record is gone."""
+        self._unlist(sandbox_id)
+        known = self.by_id.pop(sandbox_id, None)
+        if known is not None:
+            self._by_run.pop(known.run, None)
+
+    def _unlist(self, sandbox_id: int) -> None:
+        old = self.by_id.get(sandbox_id)
+        if old is not None:
+            self._count(old, -1)
+            self.backlog.drop(sandbox_id)
+
+    def _count(self, box: Sandbox, by: int) -> None:
+        self.states[box.state] += by
+        self.held_bytes[box.owner] += by * box.held_bytes
+        if not self.held_bytes[box.owner]:
+            del self.held_bytes[box.owner]
+        if box.state not in FREED:
+            self.bytes_at_risk += by * box.bytes_left
+        if box.state in OCCUPYING:
+            alike = self._occupying.setdefault(box.slot.parent, Counter())
+            one = occupant_of(box)
+            alike[one] += by
+            if not alike[one]:
+                del alike[one]
+
+    def order_anew(self, deadline: Deadline) -> None:
+        """Deadlines are reckoned in another way from now on."""
+        self.backlog = Backlog(deadline)
+        for box in self.by_id.values():
+            self.backlog.put(box)
+
+    def occupying(self, slot: SlotKey | None = None) -> Iterable[tuple[Occupant, int]]:
+        """What is in data slots, and how often: in all, or in those of one CPU slot and its siblings."""
+        if slot is not None:
+            return self._occupying.get(slot.parent, Counter()).items()
+        return [item for alike in self._occupying.values() for item in alike.items()]
+
+    def fence(self, run: Run) -> None:
+        """Remember that this run of its job exists."""
+        self.fences[run.job] = max(run.number, self.fences.get(run.job, 0))
+
+    def of_run(self, run: Run) -> Sandbox | None:
+        """The sandbox of a run."""
+        return self.by_id.get(self._by_run.get(run, -1))
+
+    def newest_run(self, job: str) -> int:
+        """Highest number of any run of this job that was heard of, 0 for none."""
+        return self.fences.get(job, 0)

@@ -1,0 +1,134 @@
+"""Circuit breakers: one probe at a time, never silent for ever, remembered over a restart."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandbox_manager.breaker import MOVES, PROBE_LONGEST_S, Breaker, Breakers, Circuit, Flow, IllegalTurn
+
+
+class Ticks:
+    now = 0.0
+    wall = 1_700_000_000.0
+
+    def monotonic_s(self) -> float:
+        return self.now
+
+    def wall_s(self) -> float:
+        return self.wall + self.now
+
+
+def doubling(failures: int) -> float:
+    return min(1800.0, 20.0 * 2 ** min(failures, 30))
+
+
+def made() -> tuple[Ticks, Breakers]:
+    clock = Ticks()
+    return clock, Breakers(clock, doubling)
+
+
+def test_it_opens_probes_and_closes() -> None:
+    clock, breakers = made()
+    assert breakers.flow("s") is Flow.ALL
+    assert breakers.unreachable("s", "refused")
+    assert (breakers.flow("s"), breakers.opens_in_s("s"), breakers.soonest_s()) == (Flow.NONE, 20, 20)
+    assert not breakers.unreachable("s", "a second batch that was under way")
+    assert breakers.opens_in_s("s") == 20
+    clock.now = 20
+    assert breakers.flow("s") is Flow.ONE
+    breakers.started("s")
+    assert breakers.flow("s") is Flow.NONE
+    assert [(one.circuit, one.probe_at) for one in breakers.troubles()] == [("half-open", 0)]
+    assert breakers.unreachable("s", "refused")
+    assert breakers.opens_in_s("s") == 40
+    clock.now = 60
+    breakers.started("s")
+    assert breakers.reached("s")
+    assert (breakers.flow("s"), breakers.reached("s"), breakers.troubles()) == (Flow.ALL, False, [])
+
+
+def test_a_probe_that_says_nothing_is_sent_again() -> None:
+    clock, breakers = made()
+    breakers.unreachable("s", "refused")
+    clock.now = 20
+    breakers.started("s")
+    breakers.stopped("s")
+    assert breakers.flow("s") is Flow.ONE
+
+
+def test_the_server_s_own_wait_is_kept_and_nobody_waits_for_ever() -> None:
+    clock, breakers = made()
+    breakers.unreachable("s", "503", retry_after_s=500)
+    assert breakers.opens_in_s("s") == 500
+    for _ in range(10):
+        clock.now += 1000
+        breakers.unreachable("s", "refused")
+    assert breakers.opens_in_s("s") == PROBE_LONGEST_S
+
+
+def test_a_restart_remembers_reason_and_time_of_the_next_probe() -> None:
+    clock, before = made()
+    before.unreachable("s", "connection refused")
+    before.unreachable("t", "busy", retry_after_s=300)
+    clock.now += 5
+    after = Breakers(clock, doubling)
+    after.restore(before.dump())
+    assert [(one.server, one.reason, one.failures) for one in after.troubles()] == [
+        ("s", "connection refused", 1),
+        ("t", "busy", 1),
+    ]
+    assert after.opens_in_s("s") == pytest.approx(15, abs=1)
+    assert after.opens_in_s("t") == pytest.approx(295, abs=1)
+    after.restore("")
+
+
+@given(st.floats(-1e9, 1e9))
+def test_a_clock_that_was_set_meanwhile_makes_nobody_wait_longer(jump_s: float) -> None:
+    clock, before = made()
+    before.unreachable("s", "refused")
+    dumped = before.dump()
+    clock.wall += jump_s
+    after = Breakers(clock, doubling)
+    after.restore(dumped)
+    assert 0 <= after.opens_in_s("s") <= 20
+
+
+def test_the_table_is_the_law() -> None:
+    for here in Circuit:
+        for there in Circuit:
+            breaker = Breaker(here)
+            if there in MOVES[here]:
+                breaker.turn(there)
+                assert breaker.circuit is there
+            else:
+                with pytest.raises(IllegalTurn):
+                    breaker.turn(there)
+
+
+@given(st.lists(st.sampled_from(["plan", "lost", "answer", "silent", "late", "tick"]), max_size=60))
+def test_one_probe_at_a_time_and_always_another(events: list[str]) -> None:
+    clock, breakers = made()
+    probing = False
+    for event in events:
+        flow = breakers.flow("s")
+        assert not (probing and flow is not Flow.NONE)
+        if event == "tick":
+            clock.now += 10
+        elif event == "plan" and flow is Flow.ONE:
+            breakers.started("s")
+            probing = True
+        elif event == "late":
+            breakers.unreachable("s", "an older batch")
+            probing = False
+        elif probing:
+            probing = False
+            if event == "lost":
+                breakers.unreachable("s", "refused")
+            elif event == "answer":
+                breakers.reached("s")
+            else:
+                breakers.stopped("s")
+        if not probing:
+            assert breakers.opens_in_s("s") <= PROBE_LONGEST_S
