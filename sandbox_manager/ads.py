@@ -22,7 +22,7 @@ from stageout.core import durable, log
 from stageout.core.clock import Clock
 from stageout.core.config import Settings
 from stageout.core.states import State
-from stageout.wire.custody import FILES_SHOWN, FileReport, Report, SandboxReport, report_ad
+from stageout.wire.custody import FILES_SHOWN, SERVERS_SHOWN, FileReport, Report, SandboxReport, report_ad
 
 _NUMBERS_AT_ONCE = 1000
 _FILES_IN_ALL = 1000
@@ -153,6 +153,7 @@ class Reporter:
         return Report(
             pipeline.manager.name, pipeline.manager.key, number, int(self._clock.wall_s()),
             dict(pipeline.book.acknowledged), pipeline.book.registry.bytes_at_risk, tuple(sandboxes),
+            tuple(pipeline.breakers.troubles()[:SERVERS_SHOWN]),
         )  # fmt: skip
 
     async def _sandboxes(self, boxes: Sequence[Sandbox]) -> list[SandboxReport]:

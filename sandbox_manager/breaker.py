@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
 from stageout.core.clock import Clock
+from stageout.wire.custody import ServerReport
 
 #: A server is probed at least so often (s), unless it asked for a longer wait itself.
 PROBE_LONGEST_S = 60.0
@@ -70,22 +71,6 @@ class Breaker:
         if new not in MOVES[self.circuit]:
             raise IllegalTurn(f"a breaker that is {self.circuit} cannot become {new}")
         self.circuit = new
-
-
-@dataclass(frozen=True)
-class Trouble:
-    """A breaker that is not closed, as it is shown and remembered.
-
-    :param since_at: wall clock; :param probe_at: wall clock of the next probe, 0 while one is under way.
-    """
-
-    server: str
-    circuit: str
-    reason: str
-    failures: int
-    since_at: int
-    probe_at: int
-    wait_s: float
 
 
 @dataclass
@@ -153,20 +138,20 @@ class Breakers:
         if breaker is not None and breaker.circuit is Circuit.HALF_OPEN:
             breaker.turn(Circuit.OPEN)
 
-    def troubles(self) -> list[Trouble]:
+    def troubles(self) -> list[ServerReport]:
         """The breakers that are not closed, by server."""
         now_s, now = self.clock.monotonic_s(), self.clock.wall_s()
         return [
-            Trouble(
+            ServerReport(
                 server, str(one.circuit), one.reason, one.failures, one.since_at,
-                0 if one.circuit is Circuit.HALF_OPEN else int(now + max(0.0, one.probe_s - now_s)), one.wait_s,
+                0 if one.circuit is Circuit.HALF_OPEN else int(now + max(0.0, one.probe_s - now_s)),
             )
             for server, one in sorted(self._known.items())
         ]  # fmt: skip
 
     def dump(self) -> str:
         """What :meth:`restore` needs after a restart."""
-        return json.dumps([asdict(trouble) for trouble in self.troubles()])
+        return json.dumps([{**asdict(one), "wait_s": self._known[one.server].wait_s} for one in self.troubles()])
 
     def restore(self, text: str) -> None:
         """Open the breakers that were not closed when ``text`` was dumped.
@@ -176,8 +161,9 @@ class Breakers:
         """
         now_s, now = self.clock.monotonic_s(), self.clock.wall_s()
         for item in json.loads(text or "[]"):
-            trouble = Trouble(**item)
-            left_s = min(max(0.0, trouble.probe_at - now), trouble.wait_s)
-            self._known[trouble.server] = Breaker(
-                Circuit.OPEN, trouble.failures, trouble.reason, trouble.since_at, now_s + left_s, trouble.wait_s
+            wait_s = item.pop("wait_s")
+            one = ServerReport(**item)
+            left_s = min(max(0.0, one.probe_at - now), wait_s)
+            self._known[one.server] = Breaker(
+                Circuit.OPEN, one.failures, one.reason, one.since_at, now_s + left_s, wait_s
             )

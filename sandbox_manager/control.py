@@ -72,7 +72,8 @@ class Control:
         for box in boxes:
             if job in ("", box.run.job, box.run.job_id):
                 await self._one(box, writer)
-        await _send(writer, {"op": "end", "manager": self._pipeline.manager.name})
+        servers = [asdict(one) for one in self._pipeline.breakers.troubles()]
+        await _send(writer, {"op": "end", "manager": self._pipeline.manager.name, "servers": servers})
 
     async def _one(self, box: Sandbox, writer: asyncio.StreamWriter) -> None:
         files = await self._pipeline.book.ledger.read(lambda db: list(lookups.all_files(db, box.id)))

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from stageout.cli.exits import CommandError, Unavailable
-from stageout.cli.rows import Row, rows_of_report
 from stageout.core.classads import ClassAd
 from stageout.core.config import Settings
-from stageout.wire.custody import FileReport, Report, SandboxReport
+from stageout.wire.custody import FileReport, Report, SandboxReport, ServerReport
 from stageout.wire.handoff import BadMessage, receive_frame, send_frame
 
 _TIMEOUT_S = 30.0
@@ -31,8 +30,8 @@ def control_socket(settings: Settings) -> Path:
     return Path(spool_directory(settings)) / "run" / "control"
 
 
-def local_rows(now: float) -> list[Row]:
-    """The sandboxes in this node's custody: all for root and the manager's user, one's own for others.
+def local_report(now: float) -> Report:
+    """What is in this node's custody: all for root and the manager's user, one's own for others.
 
     :param now: wall clock, seconds.
     :raises Unavailable: no manager answers here.
@@ -43,7 +42,7 @@ def local_rows(now: float) -> list[Row]:
     bindings()
     path = control_socket(condor_settings())
     try:
-        return rows_of_report(read_status(path, now))
+        return read_status(path, now)
     except (OSError, EOFError, BadMessage) as problem:
         raise Unavailable(
             f"no sandbox manager answers at {path} ({problem}). Is this an execute point, and does "
@@ -67,7 +66,9 @@ def read_status(path: Path, now: float) -> Report:
         if box is not None:
             boxes.append(_sandbox(box, files))
         if frame["op"] == "end":
-            return Report(str(frame.get("manager", "")), "", 0, int(now), {}, 0, tuple(boxes))
+            return Report(
+                str(frame.get("manager", "")), "", 0, int(now), {}, 0, tuple(boxes), _servers(frame.get("servers"))
+            )
         if frame["op"] != "sandbox":
             raise BadMessage(f"unexpected {frame['op']!r}: {frame.get('reason', '')}")
         box, files = frame.get("sandbox"), []
@@ -81,6 +82,13 @@ def _sandbox(item: object, files: list[FileReport]) -> SandboxReport:
         except (TypeError, KeyError) as problem:
             raise BadMessage(f"not a sandbox: {problem}") from None
     raise BadMessage("not a sandbox")
+
+
+def _servers(items: object) -> tuple[ServerReport, ...]:
+    try:
+        return tuple(ServerReport(**item) for item in items) if isinstance(items, list) else ()
+    except TypeError as problem:
+        raise BadMessage(f"not a server: {problem}") from None
 
 
 def _files(items: object) -> list[FileReport]:

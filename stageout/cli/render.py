@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 
 from stageout.cli.rows import Row
-from stageout.wire.custody import FileReport
+from stageout.wire.custody import FileReport, Report
 
 _UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]|\x1b")
@@ -53,6 +53,20 @@ def attempt(number: int, limit: int) -> str:
 def clean(text: str) -> str:
     """Text from elsewhere without anything that could move a terminal's cursor, in one line."""
     return " ".join(_CONTROL.sub(" ", text).split())
+
+
+def server_notes(reports: Iterable[Report], now: float) -> list[str]:
+    """A sentence for each server that cannot be reached, by manager. :param now: wall clock, seconds."""
+    return [
+        f"{clean(one.server)} cannot be reached from {clean(report.manager)} for {duration(now - one.since_at)} "
+        f"({one.circuit}, {_probe(one.probe_at, now)}): {clean(one.reason)}"
+        for report in reports
+        for one in report.servers
+    ]
+
+
+def _probe(at: int, now: float) -> str:
+    return f"next probe {'now' if at <= now else 'in ' + duration(at - now)}" if at else "being probed"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int = 0) -> list[str]:

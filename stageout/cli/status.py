@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from stageout.cli import render
 from stageout.cli.exits import CommandError, Exit, Unavailable, UnknownJob, UsageError
 from stageout.cli.jobs import Job, JobId, parse_job_ids
-from stageout.cli.rows import Row, as_json, merge
+from stageout.cli.rows import Row, as_json, merge, rows_of_report
 
 if TYPE_CHECKING:
     from stageout.cli.condor import Pool, Queue
@@ -72,7 +72,7 @@ def _look(queue: Queue, pool: Pool, wanted: list[JobId], owner: str | None) -> S
         reports = pool.reports(None if "" in managers else managers)
     except Unavailable as problem:
         return Snapshot(merge(jobs, []), [f"figures are from the job queue only: {problem}"])
-    return Snapshot(merge(jobs, reports), [])
+    return Snapshot(merge(jobs, reports), render.server_notes(reports, time.time()))
 
 
 def _wanted_jobs(queue: Queue, wanted: list[JobId]) -> list[Job]:
@@ -87,20 +87,21 @@ def _wanted_jobs(queue: Queue, wanted: list[JobId]) -> list[Job]:
 
 
 def _node_look(options: argparse.Namespace) -> Callable[[], Snapshot]:
-    from stageout.cli.node import local_rows
+    from stageout.cli.node import local_report
 
     if options.name or options.pool:
         raise UsageError("--node looks at this machine: leave out --name and --pool")
     wanted = parse_job_ids(options.jobs)
 
     def look() -> Snapshot:
-        rows = local_rows(time.time())
+        report = local_report(time.time())
+        rows, notes = rows_of_report(report), render.server_notes([report], time.time())
         if not wanted:
-            return Snapshot(rows, [])
+            return Snapshot(rows, notes)
         kept = [row for row in rows if any(one.covers(parse_job_ids([row.job])[0]) for one in wanted)]
         if not kept:
             raise UnknownJob(f"{', '.join(map(str, wanted))}: no output of it is on this node")
-        return Snapshot(kept, [])
+        return Snapshot(kept, notes)
 
     return look
 

@@ -21,6 +21,7 @@ AGENT_AD = "StageOutAgent"
 ORDERS_AD = "StageOutOrders"
 AD_LIFETIME_S = 900
 FILES_SHOWN = 50
+SERVERS_SHOWN = 20
 
 
 class BadPayload(Exception):
@@ -103,12 +104,28 @@ class SandboxReport:
 
 
 @dataclass(frozen=True)
+class ServerReport:
+    """A destination's server that cannot be reached, and when it is tried again.
+
+    :param circuit: "open" or "half-open". :param failures: probes in a row without an answer.
+    :param since_at: wall clock, seconds. :param probe_at: likewise, of the next probe; 0 while one is under way.
+    """
+
+    server: str
+    circuit: str
+    reason: str
+    failures: int
+    since_at: int
+    probe_at: int
+
+
+@dataclass(frozen=True)
 class Report:
     """All that one manager says at one time.
 
     :param number: grows with every report, over restarts too. :param sent_at: wall clock, seconds.
     :param acknowledged: agent name -> number of the last order of it that was carried out.
-    :param bytes_at_risk: accepted and not delivered.
+    :param bytes_at_risk: accepted and not delivered. :param servers: that cannot be reached, at most SERVERS_SHOWN.
     """
 
     manager: str
@@ -118,6 +135,7 @@ class Report:
     acknowledged: Mapping[str, int]
     bytes_at_risk: int
     sandboxes: tuple[SandboxReport, ...] = ()
+    servers: tuple[ServerReport, ...] = ()
 
 
 class Action(str, enum.Enum):
@@ -214,7 +232,8 @@ def read_report(payload: str) -> Report:
     data = _object(payload)
     try:
         boxes = tuple(_sandbox(item) for item in data.pop("sandboxes"))
-        return Report(**{**data, "acknowledged": dict(data["acknowledged"]), "sandboxes": boxes})
+        servers = tuple(ServerReport(**item) for item in data.pop("servers"))
+        return Report(**{**data, "acknowledged": dict(data["acknowledged"]), "sandboxes": boxes, "servers": servers})
     except (TypeError, KeyError, AttributeError, ValueError) as problem:
         raise BadPayload(f"not a report: {problem}") from None
 

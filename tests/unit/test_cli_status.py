@@ -7,7 +7,7 @@ import json
 import re
 import sys
 import time
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from stageout.cli.history import details, entry, overview
 from stageout.cli.rows import Row, as_json, merge, rows_of_report
 from stageout.cli.status import Snapshot, lines
 from stageout.core.classads import ClassAd
-from stageout.wire.custody import FileReport, Report, SandboxReport
+from stageout.wire.custody import FileReport, Report, SandboxReport, ServerReport, read_report, report_ad
 from tests.unit.test_cli_jobs import job
 
 NOW = 1_800_000_000.0
@@ -51,6 +51,17 @@ def test_the_report_is_newer_than_the_jobs_ad() -> None:
     assert (row.state, row.bytes_left, row.attempts_limit, row.manager) == ("RetryWait", MB, 20, "ep1")
     assert row.reported_at == NOW - 3
     assert row.files == FILES
+
+
+def test_a_server_that_is_away_is_named_with_reason_and_next_probe() -> None:
+    away = ServerReport("https://dest", "open", "connection\nrefused", 3, int(NOW) - 200, int(NOW) + 20)
+    probed = ServerReport("https://other", "half-open", "busy", 1, int(NOW) - 5, 0)
+    seen = replace(report(box()), servers=(away, probed))
+    assert read_report(report_ad(seen)["StageOutPayload"]) == seen
+    assert render.server_notes([seen], NOW) == [
+        "https://dest cannot be reached from ep1 for 3m20s (open, next probe in 20s): connection refused",
+        "https://other cannot be reached from ep1 for 5s (half-open, being probed): busy",
+    ]
 
 
 def test_an_end_is_true_only_when_the_jobs_ad_says_so() -> None:

@@ -350,7 +350,7 @@ def test_status_and_metrics_on_the_node(site: Site) -> None:
             box, files, end = await in_thread(lambda: node.ask(op="status"))
             assert (box["sandbox"]["state"], box["files"]) == ("Accepted", 2)
             assert {item["url"] for item in files["files"]} == {"copy://h/ok/a", "copy://h/ok/b"}
-            assert end == {"op": "end", "manager": "manager@ep.test"}
+            assert end == {"op": "end", "manager": "manager@ep.test", "servers": []}
             assert len(await in_thread(lambda: node.ask(op="status", job="1.0"))) == 3
             assert len(await in_thread(lambda: node.ask(op="status", job="2.0"))) == 1
             (metrics,) = await in_thread(lambda: node.ask(op="metrics"))

@@ -376,6 +376,29 @@ def test_an_accepted_sandbox_outlives_the_manager(site: Site) -> None:
     assert site.delivered() == ["a"]
 
 
+def test_a_restart_remembers_which_server_is_away_and_why(site: Site) -> None:
+    async def before() -> None:
+        async with site.manager() as node:
+            await node.confirm(await node.hand_off({"copy://h/ok/a": b"x"}))
+            await node.until_state(State.RETRY_WAIT)
+
+    async def after() -> None:
+        async with site.manager(moving=False) as node:
+            (away,) = node.pipeline.breakers.troubles()
+            assert (away.server, away.circuit, away.reason) == ("copy://h", "open", "connection refused")
+            site.flag("down", up=False)
+            moving = asyncio.ensure_future(node.pipeline.run())
+            await node.until_state(State.RELEASED)
+            assert node.pipeline.breakers.troubles() == []
+            moving.cancel()
+        async with site.manager(moving=False) as node:
+            assert node.pipeline.breakers.troubles() == []
+
+    site.flag("down")
+    run(before())
+    run(after())
+
+
 def test_a_graceful_stop_lets_a_transfer_end_and_a_fast_one_does_not(site: Site) -> None:
     async def story(grace_s: float, name: str, job: str) -> None:
         site.flag("hold")
