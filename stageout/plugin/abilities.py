@@ -14,6 +14,8 @@ class Abilities:
     :param download: likewise.
     :param verifies: uploads end with a positive answer about the destination (size or digest).
     :param parallel: default number of files of one batch that move at once (the knob overrides it).
+    :param lacks: what the plugin needs and this node has not, with the remedy; then it advertises no method and refuses
+        each file with this sentence. "" when all is there.
     :param startd_attributes: scalars to publish in the slot ads.
     :param credentials: services whose tokens (``SERVICE.use``, ``SERVICE_HANDLE.use``) its transfers need although no
         URL names them.
@@ -26,6 +28,7 @@ class Abilities:
         "batch_files",
         "credentials",
         "download",
+        "lacks",
         "methods",
         "parallel",
         "startd_attributes",
@@ -42,6 +45,7 @@ class Abilities:
         upload: bool = True,
         verifies: bool = False,
         parallel: int = 4,
+        lacks: str = "",
         startd_attributes: Mapping[str, object] | None = None,
         credentials: tuple[str, ...] = (),
         batch_files: int = 0,
@@ -52,6 +56,7 @@ class Abilities:
         self.upload = upload
         self.verifies = verifies
         self.parallel = parallel
+        self.lacks = lacks
         self.startd_attributes = dict(startd_attributes or {})
         self.credentials = credentials
         self.batch_files = batch_files

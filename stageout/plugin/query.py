@@ -21,7 +21,7 @@ def query_ad(abilities: Abilities) -> dict[str, object]:
         "ProtocolVersion": 4,
         "PluginType": "FileTransfer",
         "PluginVersion": abilities.version,
-        "SupportedMethods": ",".join(abilities.methods),
+        "SupportedMethods": "" if abilities.lacks else ",".join(abilities.methods),
     }
     if abilities.verifies:
         ad["StageOutVerifies"] = True  # read by the sandbox manager (STAGEOUT_REQUIRE_VERIFIED); others ignore it

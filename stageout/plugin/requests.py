@@ -121,6 +121,8 @@ class Reader:
         return encode_upload_url(url, given if isinstance(given, str) else self._destination())
 
     def _refusal(self, url: str, file_name: str, method: str) -> TransferFailure | None:
+        if self._abilities.lacks:
+            return TransferFailure(ErrorClass.PLUGIN_BROKEN, self._abilities.lacks)
         if not url or not file_name:
             return TransferFailure(ErrorClass.BAD_REQUEST, "Url and LocalFileName of a request must be strings")
         if not method:

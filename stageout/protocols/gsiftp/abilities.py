@@ -1,0 +1,31 @@
+"""What the plugin declares: nothing on a node without globus-url-copy. Imported for every ``-classad``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from stageout import __version__
+from stageout.plugin.abilities import Abilities
+
+PROGRAM = "globus-url-copy"
+METHODS = ("gsiftp", "ftp")
+
+
+def program_path(environment: Mapping[str, str]) -> str:
+    """Where globus-url-copy is, "" when it is not installed."""
+    for folder in environment.get("PATH", os.defpath).split(os.pathsep):
+        path = os.path.join(folder, PROGRAM)  # noqa: PTH118 - pathlib is not worth its import time here
+        if folder and os.access(path, os.X_OK):
+            return path
+    return ""
+
+
+_LACKS = f"{PROGRAM} is not installed on this node (Debian's package globus-gass-copy-progs has it)"
+ABILITIES = Abilities(
+    methods=METHODS,
+    version=__version__,
+    verifies=True,
+    parallel=4,
+    lacks="" if program_path(os.environ) else _LACKS,
+)

@@ -1,0 +1,54 @@
+"""A GridFTP server for the module, and the plugin under the embedded starter."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from stageout.testing.gridftp import GridFtpServer
+from stageout.testing.starter import EmbeddedStarter, PluginRun, PluginTable, Wanted, installed
+
+PLUGIN = Path(__file__).resolve().parents[2] / "plugins" / "gsiftp_plugin"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory):
+    """An anonymous server."""
+    home = tmp_path_factory.mktemp("gridftp")
+    for folder in (home, *home.parents[:3]):  # the server's user is another one
+        folder.chmod(folder.stat().st_mode | 0o055)
+    with GridFtpServer(home) as running:
+        yield running
+
+
+class Client:
+    """The plugin with a scratch directory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.scratch = folder / "scratch"
+        self.scratch.mkdir()
+        self.plugin = installed(PLUGIN, folder)
+        self.environment = {"PATH": os.environ["PATH"]}
+
+    def write(self, name: str, data: bytes) -> None:
+        (self.scratch / name).write_bytes(data)
+
+    def call(self, files: dict[str, str], upload: bool, **settings: str) -> PluginRun:
+        """Move files (name -> URL) in one call."""
+        environment = {**self.environment, **settings}
+        starter = EmbeddedStarter(self.scratch, PluginTable([self.plugin], environment), {}, {}, None, environment)
+        wanted = [Wanted(url, name) for name, url in files.items()]
+        (run,) = starter.upload(wanted) if upload else starter.download(wanted)
+        return run
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Client:
+    return Client(tmp_path)
+
+
+def codes(run: PluginRun) -> list[int | None]:
+    """Error codes of the result ads, None for success."""
+    return [ad["DeveloperData"].get("StageOutErrorCode") for ad in run.ads]
