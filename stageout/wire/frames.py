@@ -1,0 +1,191 @@
+"""Frames of the overlay: a header of 32 bytes and a payload, both checked. No I/O; described in docs/WIRE.md.
+
+Header, big-endian: version 1, type 1, flags 2, length 4, number 8, block 8, checksum of the payload 4, checksum of
+these 28 bytes 4. The first frame of each side (HELLO, WELCOME) is checked with CRC-32, all others with the checksum
+that WELCOME chose: CRC-32C where both sides have it (the package ``crc32c``), else CRC-32.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import importlib
+import json
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, Union
+
+VERSION = 1
+HEADER = struct.Struct(">BBHIQQII")
+HEADER_BYTES = HEADER.size
+_CHECKED = struct.Struct(">BBHIQQI")
+_META_LENGTH = struct.Struct(">I")
+
+Buffer = Union[bytes, bytearray, memoryview]
+Checksum = Callable[[Buffer], int]
+
+
+class BadFrame(Exception):
+    """The other side sent something that is not in the protocol: the connection is closed."""
+
+
+class Type(enum.IntEnum):
+    """What a frame carries."""
+
+    HELLO = 1
+    WELCOME = 2
+    REFUSE = 3
+    HEARTBEAT = 4
+    OPEN = 10
+    OPENED = 11
+    BLOCK = 12
+    STAGED = 13
+    CREDIT = 14
+    OPERATION = 20
+    PACK = 21
+    CUSTODY = 22
+    RESULT = 23
+    STATUS = 24
+    CANCEL = 25
+    LOW = 26
+    GET = 30
+    STAT = 31
+    LIST = 32
+    ANSWER = 33
+    LOT = 40
+    LINKS = 50
+
+
+#: Payloads of bytes, with or without meta data in front; all others are meta data alone.
+BULK = frozenset({Type.BLOCK, Type.PACK, Type.ANSWER})
+MAX_BULK_BYTES = 1024 * 1024 + 256 * 1024
+MAX_META_BYTES = 256 * 1024
+MAX_GREETING_BYTES = 16 * 1024
+
+
+class Header(NamedTuple):
+    """A checked header.
+
+    :param number: of the transfer (tid) or the request that this belongs to.
+    :param block: its position in the file; 0 in other frames.
+    :param checksum: of the payload.
+    """
+
+    type: Type
+    flags: int
+    length_bytes: int
+    number: int
+    block: int
+    checksum: int
+
+
+class Frame(NamedTuple):
+    """A whole frame whose payload has been checked."""
+
+    header: Header
+    payload: bytes
+
+
+def checksums() -> dict[str, Checksum]:
+    """Checksums that this machine can compute, best first."""
+    found: dict[str, Checksum] = {}
+    with contextlib.suppress(ImportError):  # a pilot may have nothing but Python
+        found["crc32c"] = importlib.import_module("crc32c").crc32c
+    found["crc32"] = zlib.crc32
+    return found
+
+
+def encode_header(kind: Type, payload: Buffer, checksum: Checksum, number: int = 0, block: int = 0) -> bytes:
+    """Header for a payload that is sent right after it, without copying the payload."""
+    return pack_header(kind, len(payload), checksum(payload), checksum, number, block)
+
+
+def pack_header(
+    kind: Type, length_bytes: int, payload_checksum: int, checksum: Checksum, number: int = 0, block: int = 0
+) -> bytes:
+    """Header for a payload whose checksum is known already, such as a block out of a spool."""
+    start = _CHECKED.pack(VERSION, kind, 0, length_bytes, number, block, payload_checksum)
+    return start + struct.pack(">I", checksum(start))
+
+
+def decode_header(data: Buffer, checksum: Checksum) -> Header:
+    """Check and take apart 32 bytes; raises BadFrame for anything that no peer of this version sends."""
+    version, kind, flags, length, number, block, payload_sum, header_sum = HEADER.unpack(data)
+    if checksum(bytes(data[: HEADER_BYTES - 4])) != header_sum:
+        raise BadFrame("a header does not fit its checksum")
+    if version != VERSION:
+        raise BadFrame(f"version {version} of the protocol; this side speaks {VERSION}")
+    try:
+        known = Type(kind)
+    except ValueError:
+        raise BadFrame(f"unknown type of frame {kind}") from None
+    if flags:
+        raise BadFrame(f"unknown flags {flags:#x}")
+    if length > max_bytes(known):
+        raise BadFrame(f"{known.name} of {length} bytes; at most {max_bytes(known)} are allowed")
+    return Header(known, flags, length, number, block, payload_sum)
+
+
+def max_bytes(kind: Type) -> int:
+    """Greatest length of a payload of this type."""
+    if kind in (Type.HELLO, Type.WELCOME, Type.REFUSE):
+        return MAX_GREETING_BYTES
+    return MAX_BULK_BYTES if kind in BULK else MAX_META_BYTES
+
+
+def encode_meta(meta: Mapping[str, Any], tail: Buffer = b"") -> bytes:
+    """Payload of meta data (JSON) and bytes behind it."""
+    text = json.dumps(meta, separators=(",", ":")).encode()
+    return b"".join((_META_LENGTH.pack(len(text)), text, tail))
+
+
+def decode_meta(payload: Buffer) -> tuple[dict[str, Any], memoryview]:
+    """Meta data and the bytes behind it; raises BadFrame."""
+    view = memoryview(payload)
+    if len(view) < _META_LENGTH.size:
+        raise BadFrame("a payload is too short for meta data")
+    (length,) = _META_LENGTH.unpack(view[: _META_LENGTH.size])
+    end = _META_LENGTH.size + length
+    if length > MAX_META_BYTES or end > len(view):
+        raise BadFrame("meta data are longer than their payload")
+    try:
+        meta = json.loads(bytes(view[_META_LENGTH.size : end]))
+    except (ValueError, RecursionError):
+        raise BadFrame("meta data are not JSON") from None
+    if not isinstance(meta, dict):
+        raise BadFrame("meta data are not an object")
+    return meta, view[end:]
+
+
+class Decoder:
+    """Bytes in, checked frames out. Holds at most one frame and what was fed with it.
+
+    :attr checksum: may be set between frames, after WELCOME.
+    """
+
+    def __init__(self, checksum: Checksum = zlib.crc32) -> None:
+        self.checksum = checksum
+        self._data = bytearray()
+
+    def feed(self, data: Buffer) -> None:
+        """Take bytes as they came."""
+        self._data += data
+
+    def frames(self) -> Iterator[Frame]:
+        """Frames that are whole; raises BadFrame, after which nothing of this connection can be trusted."""
+        while (frame := self._next()) is not None:
+            yield frame
+
+    def _next(self) -> Frame | None:
+        if len(self._data) < HEADER_BYTES:
+            return None
+        header = decode_header(self._data[:HEADER_BYTES], self.checksum)
+        end = HEADER_BYTES + header.length_bytes
+        if len(self._data) < end:
+            return None
+        payload = bytes(self._data[HEADER_BYTES:end])
+        if self.checksum(payload) != header.checksum:
+            raise BadFrame(f"a {header.type.name} does not fit its checksum")
+        del self._data[:end]
+        return Frame(header, payload)

@@ -1,0 +1,181 @@
+"""Frames and messages of the overlay: what was sent comes out, anything else is refused."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stageout.wire import frames, overlay
+from stageout.wire.frames import BadFrame, Decoder, Type
+
+_DOCUMENT = Path(__file__).parents[2] / "docs" / "WIRE.md"
+_SUMS = list(frames.checksums().values())
+sums = st.sampled_from(_SUMS)
+texts = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=40)
+numbers = st.integers(0, overlay.MAX_NUMBER)
+
+
+def _ranges(points: set[int]) -> tuple[tuple[int, int], ...]:
+    ordered = sorted(points)
+    return tuple(zip(ordered[::2], ordered[1::2]))
+
+
+_KINDS: dict[Any, st.SearchStrategy[Any]] = {
+    int: numbers,
+    bool: st.booleans(),
+    str: texts,
+    tuple[str, ...]: st.lists(texts, max_size=4).map(tuple),
+    tuple[int, ...]: st.lists(numbers, max_size=8).map(tuple),
+    tuple[tuple[int, int], ...]: st.sets(numbers, max_size=12).map(_ranges),
+}
+_WORDS = {"kind": st.just("rename"), "outcome": st.sampled_from(("done", "stale"))}
+
+
+def _messages(cls: Any) -> st.SearchStrategy[Any]:
+    hints = get_type_hints(cls)
+    return st.builds(cls, **{name: _WORDS.get(name, _KINDS[hint]) for name, hint in hints.items()})
+
+
+messages = st.one_of([_messages(cls) for cls in overlay.TYPES])
+
+
+def _encoded(message: Any, checksum: frames.Checksum, number: int = 0) -> bytes:
+    payload = frames.encode_meta(overlay.to_meta(message))
+    return frames.encode_header(overlay.TYPES[type(message)], payload, checksum, number) + payload
+
+
+@given(st.lists(messages, max_size=5), sums, st.integers(1, 50))
+def test_messages_come_out_as_they_went_in_however_the_bytes_are_cut(sent: Any, checksum: Any, cut: int) -> None:
+    data = b"".join(_encoded(message, checksum) for message in sent)
+    decoder, got = Decoder(checksum), []
+    for start in range(0, len(data), cut):
+        decoder.feed(data[start : start + cut])
+        for frame in decoder.frames():
+            meta, tail = frames.decode_meta(frame.payload)
+            assert not tail
+            got.append(overlay.from_meta(frame.header.type, meta))
+    assert got == sent
+
+
+@given(messages, sums, st.data())
+def test_no_flipped_bit_goes_unseen(message: Any, checksum: Any, data: Any) -> None:
+    whole = bytearray(_encoded(message, checksum))
+    bit = data.draw(st.integers(0, len(whole) * 8 - 1))
+    whole[bit // 8] ^= 1 << bit % 8
+    decoder = Decoder(checksum)
+    decoder.feed(whole)
+    with pytest.raises(BadFrame):
+        assert list(decoder.frames())
+        raise AssertionError("a damaged frame came out")
+
+
+@settings(max_examples=200)
+@given(st.binary(max_size=200), st.sampled_from(list(Type)), sums)
+def test_any_payload_is_read_or_refused(payload: bytes, kind: Type, checksum: Any) -> None:
+    decoder = Decoder(checksum)
+    decoder.feed(frames.encode_header(kind, payload, checksum) + payload)
+    (frame,) = decoder.frames()
+    assert frame.payload == payload
+    try:
+        meta, _ = frames.decode_meta(frame.payload)
+        overlay.from_meta(kind, meta)
+    except BadFrame:
+        pass
+
+
+@given(st.binary(min_size=frames.HEADER_BYTES, max_size=300))
+def test_noise_is_refused(data: bytes) -> None:
+    decoder = Decoder()
+    decoder.feed(data)
+    with pytest.raises(BadFrame):
+        list(decoder.frames())
+
+
+json_values: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=200)
+@given(messages, st.data())
+def test_a_field_of_another_kind_is_refused_or_is_allowed(message: Any, data: Any) -> None:
+    meta = json.loads(json.dumps(overlay.to_meta(message)))
+    name = data.draw(st.sampled_from(sorted(meta)))
+    meta[name] = data.draw(json_values)
+    try:
+        read = overlay.from_meta(overlay.TYPES[type(message)], meta)
+    except BadFrame as error:
+        assert name in str(error)
+        return
+    assert json.loads(json.dumps(overlay.to_meta(read)))[name] == meta[name]
+
+
+def _header(**changes: Any) -> bytes:
+    values = {"version": 1, "kind": Type.LOW, "flags": 0, "length": 0}
+    values.update(changes)
+    start = frames._CHECKED.pack(values["version"], values["kind"], values["flags"], values["length"], 0, 0, 0)
+    return start + zlib.crc32(start).to_bytes(4, "big")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"version": 2}, "version 2"),
+        ({"kind": 200}, "unknown type of frame 200"),
+        ({"flags": 1}, "unknown flags"),
+        ({"length": frames.MAX_META_BYTES + 1}, "LOW of 262145 bytes"),
+        ({"kind": Type.HELLO, "length": frames.MAX_GREETING_BYTES + 1}, "HELLO of"),
+        ({"kind": Type.BLOCK, "length": 2**32 - 1}, "BLOCK of"),
+    ],
+)
+def test_headers_that_are_refused_before_any_payload(changes: dict[str, Any], words: str) -> None:
+    decoder = Decoder()
+    decoder.feed(_header(**changes))
+    with pytest.raises(BadFrame, match=words):
+        list(decoder.frames())
+
+
+@pytest.mark.parametrize("ranges", [[[3, 2]], [[0, 2], [2, 4]], [[0, 2], [1, 4]], [[1]], [["0", 1]], {}, [[-1, 2]]])
+def test_ranges_must_be_in_order_and_apart(ranges: list[Any] | dict[str, Any]) -> None:
+    with pytest.raises(BadFrame, match="staged"):
+        overlay.from_meta(Type.STAGED, {"tid": 1, "staged": ranges})
+
+
+def test_a_missing_field_is_named() -> None:
+    with pytest.raises(BadFrame, match="CREDIT lacks one of size_bytes"):
+        overlay.from_meta(Type.CREDIT, {"tid": 1})
+
+
+def test_proofs_are_bound_to_side_nonces_and_choice() -> None:
+    hello = overlay.Hello("a", "1" * 32, ("crc32",), ("crc32",), 5, "k")
+    welcome = overlay.Welcome("b", "2" * 32, "crc32", "crc32", 5)
+    other = overlay.Welcome("b", "3" * 32, "crc32", "crc32", 5)
+    made = {
+        overlay.proof(key, side, hello, w)
+        for key in (b"x", b"y")
+        for side in ("hello", "welcome")
+        for w in (welcome, other)
+    }
+    assert len(made) == 8
+
+
+def test_crc32c_is_what_its_standard_says() -> None:
+    assert frames.checksums()["crc32c"](b"123456789") == 0xE3069283
+
+
+def test_the_document_has_every_message_with_its_fields() -> None:
+    rows = [line.split("|") for line in _DOCUMENT.read_text().splitlines() if line.startswith("| ")]
+    table = {row[1].strip(): (row[2].strip(), row[3]) for row in rows if row[2].strip().isdigit()}
+    for cls, kind in overlay.TYPES.items():
+        number, words = table[kind.name]
+        assert int(number) == kind
+        names = [word.split("=")[0].split("(")[0].strip() for word in words.split(", ")]
+        assert names == list(cls.__dataclass_fields__)
