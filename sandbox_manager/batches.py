@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sandbox_manager import lookups, records
+from sandbox_manager.credentials import HeldSurroundings
 from sandbox_manager.lookups import FileRow
-from sandbox_manager.movers import Batch, Cargo, Mover, Stopped
+from sandbox_manager.movers import Batch, Cargo, Equipment, Mover, Stopped
 from sandbox_manager.plugins_table import PluginsTable
 from sandbox_manager.records import FileResult
 from sandbox_manager.results import Answer, Delivered
 from sandbox_manager.retry import UNREACHABLE, Failure, RetryRules, judge
-from sandbox_manager.sandbox import Destination, FileState, method_of
+from sandbox_manager.sandbox import Destination, FileState, Sandbox, method_of
 from sandbox_manager.spool import HeldFile, Spool
-from stageout.core.errors import ErrorClass
+from stageout.core.classads import ClassAd, parse_ad
+from stageout.core.errors import Advice, ErrorClass
 from stageout.core.states import State
 
 _CHANGED = Failure(
@@ -29,6 +32,7 @@ class BatchRun:
     """A batch on its way. :meth:`run` blocks and belongs into a thread.
 
     :param directory: work directory to make. :param lifetime_s: limit of the plugin's call.
+    :param held: what all the files are sent with, None for nothing. :param now: wall clock.
     """
 
     def __init__(
@@ -40,7 +44,12 @@ class BatchRun:
         files: Sequence[FileRow],
         directory: Path,
         lifetime_s: float,
+        held: HeldSurroundings | None = None,
+        now: float = 0.0,
     ) -> None:
+        self.asked = False
+        self._held = held
+        self._now = now
         self.sandboxes = frozenset(item.sandbox for item in files)
         self._spool = spool
         self._plugin = table.find(destination.plugin, destination.scheme)
@@ -80,15 +89,32 @@ class BatchRun:
         if self._plugin is None:
             text = f"no plugin of this node moves {method_of(self._destination.scheme)} URLs any more"
             return [Failure(ErrorClass.PLUGIN_BROKEN, text)] * len(files)
+        try:
+            equipment = self._equipment()
+        except OSError as problem:
+            text = f"the spool has lost a credential: {problem.strerror}"
+            return [Failure(ErrorClass.CREDENTIAL_MISSING, text)] * len(files)
+        ended = self._held.expired(self._now) if self._held else None
+        if ended is not None:
+            text = f"{ended.shown} ended at {utc(ended.expires_at)}"
+            return [Failure(ErrorClass.CREDENTIAL_EXPIRED, text)] * len(files)
         cargo = tuple(
             Cargo(self._spool.path(item.ticket, item.position), item.url, item.name, item.size_bytes) for item in files
         )
         with self._lock:
             if self._stopped:
                 raise Stopped
-            batch = Batch(self._directory, self._plugin, *self._user, cargo, self._lifetime_s)
+            batch = Batch(self._directory, self._plugin, *self._user, cargo, self._lifetime_s, equipment)
             self._mover = Mover(batch)
+        self.asked = True
         return self._mover.run()
+
+    def _equipment(self) -> Equipment:
+        held = self._held
+        if held is None:
+            return Equipment()
+        ads = [parse_ad(text) if text else ClassAd() for text in (held.job_ad, held.plugin_data)]
+        return Equipment(self._spool.safe.contents(held), *ads)
 
     def _is_unchanged(self, item: FileRow) -> bool:
         return self._spool.unchanged(item.ticket, _held(item))
@@ -109,6 +135,11 @@ def _held(item: FileRow) -> HeldFile:
     return HeldFile(
         item.position, item.url, item.name, item.size_bytes, item.mtime_ns, item.inode, item.device
     )  # fmt: skip
+
+
+def utc(wall_s: float) -> str:
+    """A wall clock for people."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(wall_s))
 
 
 @dataclass
@@ -137,8 +168,12 @@ def judge_batch(
     rules: RetryRules,
     accepted_at: Callable[[int], float],
     now: float,
+    renewable: bool = False,
 ) -> Judged:
-    """Decide about every file of a batch that has ended. :param now: wall clock."""
+    """Decide about every file of a batch that has ended.
+
+    :param now: wall clock. :param renewable: the files are sent with credentials in custody.
+    """
     judged = Judged()
     for item, answer in zip(files, answers):
         if isinstance(answer, Delivered):
@@ -148,7 +183,8 @@ def judge_batch(
             )  # fmt: skip
             judged.delivered_bytes += item.size_bytes
             continue
-        verdict = judge(rules, answer, item.attempts - 1, item.excused, accepted_at(item.sandbox), now)
+        verdict = judge(rules, answer, item.attempts - 1, item.excused, accepted_at(item.sandbox), now,
+                        renewable=renewable)  # fmt: skip
         result = FileResult(
             item.ticket_id, item.position, verdict.state, verdict.next_attempt, answer.kind.code, verdict.message,
             excused=verdict.excused,
@@ -183,6 +219,12 @@ def settle(db: sqlite3.Connection, sandbox: int, is_open: Callable[[int], bool],
         records.set_state(db, sandbox, State.LEASED, now)
         records.set_state(db, sandbox, State.CONFIRMED, now, reason, code)
     else:
-        of = f" of {limit + box.excused}" if limit else ""
-        text = f"attempt {box.attempts}{of}: {reason}" if reason else "waits for the server"
+        text = _waits_for(box, limit, reason, code)
         records.set_state(db, sandbox, State.RETRY_WAIT, now, text, code)
+
+
+def _waits_for(box: Sandbox, limit: int, reason: str, code: int) -> str:
+    if code and ErrorClass.from_code(code).advice is Advice.NEEDS_CREDENTIAL:
+        return f"needs credential: {reason}"
+    of = f" of {limit + box.excused}" if limit else ""
+    return f"attempt {box.attempts}{of}: {reason}" if reason else "waits for the server"

@@ -67,7 +67,9 @@ class Book:
     async def drop_old_fences(self, before: int) -> None:
         """Forget the run numbers of jobs that nothing is held of and that were last heard of before this wall clock."""
         await self.ledger.write(lambda db: records.drop_old_fences(db, before))
-        self.registry.fences = await self.ledger.read(lookups.fences)
+        self.registry.fences, self.registry.destinations = await self.ledger.read(
+            lambda db: (lookups.fences(db), lookups.destinations(db))
+        )
 
 
 def _changed(db: sqlite3.Connection, change: Change, known: frozenset[int]) -> _Fresh:

@@ -18,11 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from sandbox_manager.credentials import BadCredential, HeldSurroundings
 from sandbox_manager.identity import RunFacts
 from sandbox_manager.link import Link
 from sandbox_manager.peers import NotIdentified, Peer, peer_of
 from sandbox_manager.spool import HeldFile, NotClaimed, Spool, SpoolError
 from stageout.core import durable, log
+from stageout.core.classads import ClassAdSyntaxError, parse_ad, unparse_ad
 from stageout.core.clock import Clock
 from stageout.core.config import Settings
 from stageout.wire import handoff as wire
@@ -50,6 +52,7 @@ class Handoff:
     """Files that the spool holds, to be recorded.
 
     :param ticket: 32 hexadecimal digits. :param plugin: executable that the starter called.
+    :param surroundings: what the plugin will need besides the files; None for nothing.
     """
 
     ticket: str
@@ -57,6 +60,7 @@ class Handoff:
     plugin: str
     files: Sequence[HeldFile]
     reservation: Reservation
+    surroundings: HeldSurroundings | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -113,6 +117,7 @@ class Refused(Exception):
 class _Offer:
     plugin: str
     files: Sequence[OfferedFile]
+    surroundings: wire.Surroundings
 
     @property
     def size_bytes(self) -> int:
@@ -208,7 +213,7 @@ class Intake:
                     peer = peer_of(connection)
                     with self._counted(peer):
                         await self._serve(link, peer)
-                except (Refused, NotIdentified, NotClaimed, wire.BadMessage) as no:
+                except (Refused, NotIdentified, NotClaimed, BadCredential, wire.BadMessage) as no:
                     log.event("refused", pid=peer and peer.pid, uid=peer and peer.uid, reason=no)
                     await link.send({"op": "refuse", "reason": str(no)})
         except (EOFError, OSError, asyncio.TimeoutError) as problem:
@@ -269,6 +274,7 @@ class Intake:
             raise wire.BadMessage("'offer' has the number of files and the plugin")
         if count > self._limits.files:
             raise Refused(f"{count} files are more than the {self._limits.files} of one hand-off")
+        surroundings = wire.offered_surroundings(head)
         files: list[OfferedFile] = []
         while len(files) < count:
             files += wire.offered_files(await link.receive("files"))
@@ -277,7 +283,7 @@ class Intake:
                 raise Refused("the sandbox manager has too many files on offer at once")
         if len(files) > count:
             raise wire.BadMessage(f"{len(files)} files came, {count} were announced")
-        return _Offer(plugin, files)
+        return _Offer(plugin, files, surroundings)
 
     async def _take(self, link: Link, facts: RunFacts, offer: _Offer) -> Receipt:
         """Let the plugin link, check what it linked, record it. Whatever fails leaves neither files nor reservation."""
@@ -290,16 +296,24 @@ class Intake:
             place = await self._in_thread(self._spool.prepare_intake, ticket, facts.uid, facts.gid)
             await link.send({"op": "go", "ticket": ticket, "directory": str(place)})
             await self._linked(link, offer)
-            files = await self._in_thread(self._spool.claim, ticket, offer.files, facts.uid, facts.gid)
+            credentials = offer.surroundings.credentials
+            files = await self._in_thread(self._spool.claim, ticket, offer.files, facts.uid, facts.gid, credentials)
+            surroundings = await self._in_thread(self._surroundings, ticket, offer.surroundings)
             if link.is_gone:
                 raise EOFError("the plugin ended before its files were accepted")
-            return await self._record(Handoff(ticket, facts, offer.plugin, files, reservation))
+            return await self._record(Handoff(ticket, facts, offer.plugin, files, reservation, surroundings))
         except BaseException:
             try:
                 await self._in_thread(self._spool.discard, ticket)
             finally:
                 self._custody.release(reservation)
             raise
+
+    def _surroundings(self, ticket: str, offered: wire.Surroundings) -> HeldSurroundings | None:
+        if offered == wire.Surroundings():
+            return None
+        found = self._spool.safe.take(ticket, offered.credentials, self._clock.wall_s())
+        return HeldSurroundings(ticket, _one_ad(offered.job_ad), _one_ad(offered.plugin_data), found)
 
     async def _record(self, handoff: Handoff) -> Receipt:
         try:
@@ -341,6 +355,14 @@ class Intake:
             await self._custody.synced(ticket)
         except Exception as problem:
             log.error("record-synced", ticket=ticket, problem=repr(problem))
+
+
+def _one_ad(text: str) -> str:
+    """The text of one ad, written anew: nothing else may come into a plugin's input. :raises BadMessage: it is none."""
+    try:
+        return unparse_ad(parse_ad(text)) if text else ""
+    except ClassAdSyntaxError as problem:
+        raise wire.BadMessage(f"not a ClassAd: {problem}") from None
 
 
 def _check_consent(facts: RunFacts, offer: _Offer, encrypted: bool) -> None:

@@ -22,7 +22,7 @@ from stageout.core import durable
 from stageout.core.errors import StageoutError
 
 T = TypeVar("T")
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _GROUP = 500
 
 _SCHEMA = """
@@ -43,11 +43,16 @@ CREATE TABLE sandboxes (
 CREATE TABLE tickets (
     id INTEGER PRIMARY KEY, ticket TEXT NOT NULL UNIQUE, sandbox INTEGER NOT NULL, plugin TEXT NOT NULL,
     boot TEXT NOT NULL, synced INTEGER NOT NULL DEFAULT 0, freed INTEGER NOT NULL DEFAULT 0,
-    files INTEGER NOT NULL, size INTEGER NOT NULL);
+    files INTEGER NOT NULL, size INTEGER NOT NULL,
+    job_ad TEXT NOT NULL DEFAULT '', plugin_data TEXT NOT NULL DEFAULT '',
+    credential_ends_at INTEGER NOT NULL DEFAULT 0);
 CREATE INDEX tickets_of ON tickets (sandbox);
+CREATE TABLE credentials (
+    ticket INTEGER NOT NULL, kind TEXT NOT NULL, service TEXT NOT NULL, expires_at INTEGER NOT NULL,
+    digest TEXT NOT NULL, PRIMARY KEY (ticket, kind, service)) WITHOUT ROWID;
 CREATE TABLE destinations (
-    id INTEGER PRIMARY KEY, plugin TEXT NOT NULL, scheme TEXT NOT NULL, host TEXT NOT NULL,
-    UNIQUE (plugin, scheme, host));
+    id INTEGER PRIMARY KEY AUTOINCREMENT, plugin TEXT NOT NULL, scheme TEXT NOT NULL, host TEXT NOT NULL,
+    surroundings TEXT NOT NULL, UNIQUE (plugin, scheme, host, surroundings));
 CREATE TABLE files (
     ticket INTEGER NOT NULL, position INTEGER NOT NULL, sandbox INTEGER NOT NULL, destination INTEGER NOT NULL,
     state INTEGER NOT NULL, next_attempt INTEGER NOT NULL DEFAULT 0, size INTEGER NOT NULL,
@@ -65,6 +70,12 @@ CREATE TRIGGER sums_insert AFTER INSERT ON files BEGIN
     ON CONFLICT DO UPDATE SET files = files + 1, size = size + NEW.size;
 END;
 CREATE TRIGGER sums_update AFTER UPDATE OF state ON files WHEN NEW.state != OLD.state BEGIN
+    UPDATE sums SET files = files - 1, size = size - OLD.size
+    WHERE sandbox = OLD.sandbox AND destination = OLD.destination AND state = OLD.state;
+    INSERT INTO sums VALUES (NEW.sandbox, NEW.destination, NEW.state, 1, NEW.size)
+    ON CONFLICT DO UPDATE SET files = files + 1, size = size + NEW.size;
+END;
+CREATE TRIGGER sums_readdress AFTER UPDATE OF destination ON files WHEN NEW.destination != OLD.destination BEGIN
     UPDATE sums SET files = files - 1, size = size - OLD.size
     WHERE sandbox = OLD.sandbox AND destination = OLD.destination AND state = OLD.state;
     INSERT INTO sums VALUES (NEW.sandbox, NEW.destination, NEW.state, 1, NEW.size)

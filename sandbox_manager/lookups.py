@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sandbox_manager.credentials import Credential, HeldSurroundings
 from sandbox_manager.sandbox import Destination, FileState, Sandbox, SlotKey, Waiting
 from stageout.core.states import State
 from stageout.wire.custody import Run
@@ -89,7 +90,8 @@ def all_sandboxes(db: sqlite3.Connection) -> list[Sandbox]:
 
 def _sandbox(db: sqlite3.Connection, row: Sequence[Any]) -> Sandbox:
     sums = _sums(db, row[0])
-    tickets = db.execute("SELECT ticket, freed, size FROM tickets WHERE sandbox = ? ORDER BY id", (row[0],)).fetchall()
+    query = "SELECT ticket, freed, size, credential_ends_at FROM tickets WHERE sandbox = ? ORDER BY id"
+    tickets = db.execute(query, (row[0],)).fetchall()
     return Sandbox(
         id=row[0], run=Run(row[1], row[2]), owner=row[3], user=row[4], uid=row[5], gid=row[6],
         shared_uid=bool(row[7]), slot=SlotKey(row[8], row[9], row[10]), slot_name=row[11], priority=row[12],
@@ -104,6 +106,7 @@ def _sandbox(db: sqlite3.Connection, row: Sequence[Any]) -> Sandbox:
         bytes_left=sum(sums.size.get(state, 0) for state in _LEFT),
         moving=sums.files.get(FileState.MOVING, 0), failed=sums.files.get(FileState.FAILED, 0),
         attempts=row[23], excused=row[24], waiting=tuple(sums.waiting),
+        deadline_at=min((item[3] for item in tickets if item[3] and not item[1]), default=0),
     )  # fmt: skip
 
 
@@ -125,7 +128,7 @@ def _ready_at(db: sqlite3.Connection, sandbox_id: int, destination: int) -> int:
 
 def destinations(db: sqlite3.Connection) -> dict[int, Destination]:
     """All destinations by id."""
-    rows = db.execute("SELECT id, plugin, scheme, host FROM destinations")
+    rows = db.execute("SELECT id, plugin, scheme, host, surroundings FROM destinations")
     return {row[0]: Destination(*row[1:]) for row in rows}
 
 
@@ -172,3 +175,26 @@ def kept_tickets(db: sqlite3.Connection) -> dict[str, tuple[int, bool, str]]:
     """Tickets whose bytes are in the spool: sandbox, synced, boot id."""
     rows = db.execute("SELECT ticket, sandbox, synced, boot FROM tickets WHERE freed = 0")
     return {row[0]: (row[1], bool(row[2]), row[3]) for row in rows}
+
+
+def surroundings(db: sqlite3.Connection, ticket: str) -> HeldSurroundings:
+    """What a ticket's files are sent with."""
+    number, job_ad, plugin_data = db.execute(
+        "SELECT id, job_ad, plugin_data FROM tickets WHERE ticket = ?", (ticket,)
+    ).fetchone()
+    rows = db.execute("SELECT kind, service, expires_at, digest FROM credentials WHERE ticket = ?", (number,))
+    return HeldSurroundings(ticket, job_ad, plugin_data, tuple(Credential(*row) for row in rows))
+
+
+def held(db: sqlite3.Connection, ticket: str) -> HeldSurroundings | None:
+    """The same of a ticket that may be gone from the spool."""
+    row = db.execute("SELECT 1 FROM tickets WHERE ticket = ? AND freed = 0", (ticket,)).fetchone()
+    return surroundings(db, ticket) if row else None
+
+
+def tickets_with_credentials(db: sqlite3.Connection) -> list[HeldSurroundings]:
+    """Surroundings of all tickets in the spool that have credentials."""
+    rows = db.execute(
+        "SELECT ticket FROM tickets t WHERE freed = 0 AND EXISTS (SELECT 1 FROM credentials c WHERE c.ticket = t.id)"
+    )
+    return [surroundings(db, row[0]) for row in rows.fetchall()]

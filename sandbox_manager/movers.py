@@ -11,7 +11,6 @@ import contextlib
 import os
 import pwd
 import select
-import shutil
 import signal
 import stat
 import subprocess
@@ -19,13 +18,16 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from sandbox_manager import trees
+from sandbox_manager.credentials import Secrets
 from sandbox_manager.plugins_table import Plugin
-from sandbox_manager.results import Answer, Ending, SentFile, read_answers, read_single
+from sandbox_manager.results import Answer, Delivered, Ending, SentFile, read_answers, read_single
 from stageout.core import durable, log
-from stageout.core.classads import decode, unparse_ad
+from stageout.core.classads import ClassAd, decode, unparse_ad, unparse_old
+from stageout.wire.handoff import OfferedCredential
 
 MARK = "STAGEOUT_MOVER_DIR"
 _LAUNCH = Path(__file__).with_name("launch.py")
@@ -38,6 +40,8 @@ _PASSED = frozenset(
     {"PATH", "TZ", "LANG", "LD_LIBRARY_PATH", "PYTHONPATH", "CONDOR_CONFIG", "X509_CERT_DIR", "SSL_CERT_FILE"}
     | {"SSL_CERT_DIR", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE"}
 )
+PROXY_NAME = OfferedCredential("proxy", "", 0).file_name
+_TOKENS, _PROXY, _JOB_AD = ".condor_creds", ".x509_proxy", ".job.ad"
 _NOT_PASSED = frozenset({"STAGEOUT_SPOOL", "STAGEOUT_FAULTS"})
 
 
@@ -49,6 +53,19 @@ class Cargo:
     url: str
     name: str
     size_bytes: int
+
+
+@dataclass(frozen=True)
+class Equipment:
+    """What a plugin gets besides files, as from the starter.
+
+    :param credentials: content by file name. :param job_ad: attributes that the plugin may read.
+    :param plugin_data: ``PluginData`` and ``METHOD_PluginData``.
+    """
+
+    credentials: Mapping[str, bytes] = field(default_factory=dict)
+    job_ad: ClassAd = field(default_factory=ClassAd)
+    plugin_data: ClassAd = field(default_factory=ClassAd)
 
 
 @dataclass(frozen=True)
@@ -64,6 +81,7 @@ class Batch:
     gid: int
     files: tuple[Cargo, ...]
     lifetime_s: float
+    equipment: Equipment = field(default_factory=Equipment)
 
 
 class Stopped(Exception):
@@ -78,6 +96,7 @@ class Mover:
         self._wake_out, self._wake_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._stop = threading.Event()
         self._names = unique_names([item.name for item in batch.files])
+        self._secrets = Secrets(batch.equipment.credentials.values())
 
     def stop(self) -> None:
         """Kill the plugin: :meth:`run` then raises :class:`Stopped`."""
@@ -92,12 +111,19 @@ class Mover:
         """
         try:
             self._prepare()
-            return self._run_single() if self._batch.plugin.protocol == 1 else self._run_multi()
+            answers = self._run_single() if self._batch.plugin.protocol == 1 else self._run_multi()
+            return [self._without_secrets(item) for item in answers]
         finally:
             os.close(self._wake_out)
             wake_in, self._wake_in = self._wake_in, -1
             os.close(wake_in)
-            shutil.rmtree(self._batch.directory, ignore_errors=True)
+            _remove(self._batch.directory)
+
+    def _without_secrets(self, answer: Answer) -> Answer:
+        if isinstance(answer, Delivered):
+            verified, digest = self._secrets.scrub(answer.verified), self._secrets.scrub(answer.digest)
+            return replace(answer, verified=verified, digest=digest)
+        return replace(answer, message=self._secrets.scrub(answer.message))
 
     # ---- the work directory ------------------------------------------------------------------------------------------
 
@@ -110,16 +136,44 @@ class Mover:
         home.mkdir(mode=0o700)
         for item, name in zip(self._batch.files, self._names):
             (home / name).symlink_to(item.source)
-        requests = [
-            unparse_ad({"Url": item.url, "LocalFileName": str(home / name)})
+        reserved = _OUTFILE_BASE + _OUTFILE_PER_FILE * len(self._batch.files)
+        self._put(self._infile, self._requests().encode("ascii"))
+        self._put(self._outfile, b" " * reserved)
+        self._equip(home)
+        self._give_away(home)
+
+    def _requests(self) -> str:
+        """The in-file; data of the whole call goes before it (protocol 4) or into each request, as HTCondor does."""
+        data = self._batch.equipment.plugin_data
+        several = self._batch.plugin.protocol >= 4
+        ads = [
+            ClassAd({name: value} if name == "PluginData" else {"Protocol": name.partition("_")[0], name: value})
+            for name, value in (data.items() if several else ())
+        ]
+        own = {} if several else dict(data)
+        ads += [
+            ClassAd({**own, "Url": item.url, "LocalFileName": str(self._batch.directory / name)})
             for item, name in zip(self._batch.files, self._names)
         ]
-        reserved = _OUTFILE_BASE + _OUTFILE_PER_FILE * len(requests)
-        for path, data in ((self._infile, "".join(requests).encode("ascii")), (self._outfile, b" " * reserved)):
-            path.write_bytes(data)
-            path.chmod(0o600)
-            self._give_away(path)
-        self._give_away(home)
+        return "".join(map(unparse_ad, ads))
+
+    def _equip(self, home: Path) -> None:
+        """Credentials and job ad where :func:`plugin_environment` says that they are."""
+        given = self._batch.equipment
+        tokens = home / _TOKENS
+        if given.credentials:
+            tokens.mkdir(mode=0o700)
+            self._give_away(tokens)
+        for name, content in given.credentials.items():
+            self._put(home / _PROXY if name == PROXY_NAME else tokens / name, content)
+        if given.job_ad:
+            self._put(home / _JOB_AD, unparse_old(given.job_ad).encode("utf-8", "surrogateescape"))
+
+    def _put(self, path: Path, data: bytes) -> None:
+        """Write a file that only the job's user can read."""
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as stream:
+            stream.write(data)
+        self._give_away(path)
 
     def _give_away(self, path: Path) -> None:
         if os.geteuid() == 0:
@@ -167,7 +221,8 @@ class Mover:
         if self._stop.is_set():
             raise Stopped
         if status != 0:
-            log.warn("mover-failed", plugin=self._batch.plugin.path, status=status, output=output.text[-2000:])
+            text = self._secrets.scrub(output.text)
+            log.warn("mover-failed", plugin=self._batch.plugin.path, status=status, output=text[-2000:])
         return Ending(status, 0.0 if in_time else self._batch.lifetime_s), output.text
 
     def _start(self, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -291,15 +346,30 @@ def plugin_environment(ours: Mapping[str, str], batch: Batch) -> dict[str, str]:
         or (name.startswith("STAGEOUT_") and name not in _NOT_PASSED)
     }
     home = str(batch.directory)
+    given = batch.equipment
+    places = {
+        "_CONDOR_CREDS": _TOKENS if any(name != PROXY_NAME for name in given.credentials) else "",
+        "X509_USER_PROXY": _PROXY if PROXY_NAME in given.credentials else "",
+        "_CONDOR_JOB_AD": _JOB_AD if given.job_ad else "",
+    }
     return {
         "PATH": os.defpath,
         **kept,
+        **{variable: f"{home}/{name}" for variable, name in places.items() if name},
         "HOME": home,
         "TMPDIR": home,
         "STAGEOUT_MOVER": "1",
         MARK: home,
         "STAGEOUT_PLUGIN_LIFETIME_S": str(int(batch.lifetime_s)),
     }
+
+
+def _remove(directory: Path) -> None:
+    """Remove a work directory, whatever its user has made of it: credentials were in it."""
+    try:
+        trees.remove(directory.parent, directory.name)
+    except OSError as problem:
+        log.error("mover-left", directory=directory, problem=problem)
 
 
 def group_list(uid: int, gid: int) -> list[int]:
@@ -327,7 +397,7 @@ def end_leftovers(movers: Path, timeout_s: float = 10.0) -> int:
             raise OSError(f"processes of earlier movers do not end: {sorted(found)}")
         time.sleep(0.02)
     for path in movers.iterdir():
-        shutil.rmtree(path, ignore_errors=True)
+        _remove(path)
     return len(killed)
 
 

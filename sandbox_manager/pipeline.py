@@ -23,12 +23,14 @@ from sandbox_manager.agents import AgentBook
 from sandbox_manager.batches import BatchRun, Judged, judge_batch, settle
 from sandbox_manager.book import Book
 from sandbox_manager.breaker import Breakers
+from sandbox_manager.credentials import HeldSurroundings
 from sandbox_manager.identity import RunFacts
 from sandbox_manager.intake import Handoff, Refusal, Refused, Reservation
 from sandbox_manager.ledger import Ledger, get_meta, set_meta
 from sandbox_manager.movers import Stopped
 from sandbox_manager.planner import BatchPlan, Load, Scene, plan
 from sandbox_manager.plugins_table import PluginsTable
+from sandbox_manager.renewal import Renewal
 from sandbox_manager.retry import UNREACHABLE, backoff_s
 from sandbox_manager.rules import Rules, deadline_of
 from sandbox_manager.sandbox import ACTIVE, Destination, Sandbox, split_url
@@ -82,6 +84,7 @@ class Pipeline:
         self.manager = manager
         self.book = Book(ledger, lambda box: deadline_of(box, self.rules))
         self.rules = rules
+        self.renewal = Renewal(self.book, spool.safe, self._now)
         self._spool = spool
         self._table = table
         self._clock = clock
@@ -115,6 +118,7 @@ class Pipeline:
         await self.book.write(change, "record-recovered")
         await self.book.load()
         self.breakers.restore(await self.book.ledger.read(lambda db: get_meta(db, _BREAKERS)))
+        await self.renewal.mend()
         kept = await self.book.ledger.read(lookups.kept_tickets)
         strays = await self._in_disk_thread(self._spool.remove_strays, list(kept))
         for ticket in unsynced:
@@ -166,22 +170,26 @@ class Pipeline:
             facts.run, facts.owner, facts.user, facts.uid, facts.gid, facts.shared_uid, slot_of(facts),
             facts.slot_name, facts.job_prio,
         )  # fmt: skip
-        files = [self._new_file(handoff.plugin, item) for item in handoff.files]
+        held = handoff.surroundings
+        digest = held.digest if held else ""
+        files = [self._new_file(handoff.plugin, item, digest) for item in handoff.files]
 
         def change(db: sqlite3.Connection) -> Iterable[int]:
             if records.newest_run(db, facts.run.job) > facts.run.number:
                 raise Refused("a newer run of the job came in meanwhile")
             box = records.add_ticket(db, owner, handoff.ticket, handoff.plugin, files, self._boot, now)
+            if held:
+                records.keep_surroundings(db, held)
             orders.confirm_late(db, box, now)
             return [box, *orders.supersede_older(db, facts.run, now)]
 
         self._follow(await self.book.write(change, "record-accepted"))
 
-    def _new_file(self, plugin: str, held: HeldFile) -> records.NewFile:
+    def _new_file(self, plugin: str, held: HeldFile, surroundings: str) -> records.NewFile:
         scheme, host = split_url(held.url)
         return records.NewFile(
             held.position, held.url, held.name, held.size_bytes, held.mtime_ns, held.inode, held.device,
-            Destination(plugin, scheme, host),
+            Destination(plugin, scheme, host, surroundings),
         )  # fmt: skip
 
     async def synced(self, ticket: str) -> None:
@@ -249,8 +257,8 @@ class Pipeline:
         judged = False
         try:
             await self._lease(batch)
-            files = await self._take(batch)
-            judged = bool(files) and await self._send(batch, files)
+            files, held = await self._take(batch)
+            judged = bool(files) and await self._send(batch, files, held)
         except (OSError, sqlite3.Error) as problem:
             log.error("batch-failed", server=batch.server, problem=problem)
             await asyncio.sleep(_AGAIN_S)
@@ -271,8 +279,9 @@ class Pipeline:
 
         await self.book.write(change, "record-leased")
 
-    async def _take(self, batch: BatchPlan) -> list[lookups.FileRow]:
+    async def _take(self, batch: BatchPlan) -> tuple[list[lookups.FileRow], HeldSurroundings | None]:
         taken: list[lookups.FileRow] = []
+        held: list[HeldSurroundings] = []
 
         def change(db: sqlite3.Connection) -> Iterable[int]:
             room = self.rules.limits.batch_bytes
@@ -286,18 +295,21 @@ class Pipeline:
                 if files and state is State.LEASED:
                     records.set_state(db, part.sandbox, State.MOVING, self._now())
                 yield part.sandbox
+            if taken and self.book.registry.destinations[batch.destination].surroundings:
+                held.append(lookups.surroundings(db, taken[0].ticket))  # that of all: it is part of the destination
 
         await self.book.write(change, "record-moving")
-        return taken
+        return taken, held[0] if held else None
 
-    async def _send(self, batch: BatchPlan, files: Sequence[lookups.FileRow]) -> bool:
+    async def _send(self, batch: BatchPlan, files: Sequence[lookups.FileRow], held: HeldSurroundings | None) -> bool:
         """Run the plugin and record its answers. False when it was stopped before it answered."""
         destination = self.book.registry.destinations[batch.destination]
         self._batch_number += 1
         number = self._batch_number
         directory = self._spool.root / "movers" / f"{number}-{files[0].ticket[:8]}"
         user = (batch.uid, batch.gid)
-        run = BatchRun(self._spool, self._table, destination, user, files, directory, self.rules.lifetime_s)
+        run = BatchRun(self._spool, self._table, destination, user, files, directory, self.rules.lifetime_s, held,
+                       self._clock.wall_s())  # fmt: skip
         self._running[number] = run
         log.event("mover-exec", batch=number, server=batch.server, plugin=destination.plugin, files=len(files),
                   sandboxes=len(run.sandboxes), owner=batch.owner)  # fmt: skip
@@ -309,12 +321,13 @@ class Pipeline:
             return False
         finally:
             del self._running[number]
-        judged = judge_batch(files, answers, self.rules.retry, self._accepted_at, self._clock.wall_s())
+        renewable = bool(held and held.credentials)
+        judged = judge_batch(files, answers, self.rules.retry, self._accepted_at, self._clock.wall_s(), renewable)
         now_s = self._clock.monotonic_s()
         self._shares.give(batch.owner, len(judged.delivered), judged.delivered_bytes, now_s)
         log.event("mover-ended", batch=number, delivered=len(judged.delivered), waiting=len(judged.waiting),
                   failed=len(judged.failed), s=round(now_s - started_s, 3))  # fmt: skip
-        await self._record(destination, files, judged)
+        await self._record(destination, files, judged, run.asked)
         return True
 
     def _accepted_at(self, sandbox: int) -> float:
@@ -323,9 +336,14 @@ class Pipeline:
 
     # ---- 4. judged ---------------------------------------------------------------------------------------------------
 
-    async def _record(self, destination: Destination, files: Sequence[lookups.FileRow], judged: Judged) -> None:
-        """Write what became of a batch and of its sandboxes; on return it is on the disk."""
-        back = self._mind_breaker(destination.server, judged)
+    async def _record(
+        self, destination: Destination, files: Sequence[lookups.FileRow], judged: Judged, asked: bool
+    ) -> None:
+        """Write what became of a batch and of its sandboxes; on return it is on the disk.
+
+        :param asked: a plugin ran; without that nothing was learnt about the server.
+        """
+        back = asked and self._mind_breaker(destination.server, judged)
         sandboxes = sorted({item.sandbox for item in files})
         named = {
             "record-delivered": judged.delivered,

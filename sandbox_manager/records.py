@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from sandbox_manager.credentials import HeldSurroundings
 from sandbox_manager.lookups import CODE_OF, FILE_COLUMNS, STATE_OF, FileRow, file_row
 from sandbox_manager.sandbox import Destination, FileState, SlotKey
-from stageout.core.errors import ErrorClass
+from stageout.core.errors import Advice, ErrorClass
 from stageout.core.states import ENDS, State, move
 from stageout.wire.custody import Run
 
@@ -112,9 +113,50 @@ def add_sandbox(db: sqlite3.Connection, new: NewSandbox, now: int) -> int:
 
 
 def _destination_id(db: sqlite3.Connection, target: Destination) -> int:
-    db.execute("INSERT OR IGNORE INTO destinations (plugin, scheme, host) VALUES (?, ?, ?)", target)
-    row = db.execute("SELECT id FROM destinations WHERE plugin = ? AND scheme = ? AND host = ?", target).fetchone()
-    return int(row[0])
+    db.execute("INSERT OR IGNORE INTO destinations (plugin, scheme, host, surroundings) VALUES (?, ?, ?, ?)", target)
+    query = "SELECT id FROM destinations WHERE plugin = ? AND scheme = ? AND host = ? AND surroundings = ?"
+    return int(db.execute(query, target).fetchone()[0])
+
+
+def keep_surroundings(db: sqlite3.Connection, held: HeldSurroundings) -> None:
+    """Record what a ticket's files are sent with."""
+    (number,) = db.execute("SELECT id FROM tickets WHERE ticket = ?", (held.ticket,)).fetchone()
+    db.execute(
+        "UPDATE tickets SET job_ad = ?, plugin_data = ?, credential_ends_at = ? WHERE id = ?",
+        (held.job_ad, held.plugin_data, held.expires_at, number),
+    )
+    db.executemany(
+        "INSERT OR REPLACE INTO credentials VALUES (?, ?, ?, ?, ?)",
+        ((number, item.kind, item.service, item.expires_at, item.digest) for item in held.credentials),
+    )
+
+
+def renew(db: sqlite3.Connection, held: HeldSurroundings, now: int) -> int | None:
+    """A ticket's credentials are others now: its files wait under the new ones, those that waited for them are due.
+
+    Returns the sandbox, None while one of the ticket's files is in a mover (with the old ones) or when it is gone.
+    """
+    row = db.execute("SELECT id, sandbox FROM tickets WHERE ticket = ? AND freed = 0", (held.ticket,)).fetchone()
+    if row is None or db.execute(
+        "SELECT EXISTS (SELECT 1 FROM files WHERE ticket = ? AND state = 1)", (row[0],)
+    ).fetchone()[0]:  # fmt: skip
+        return None
+    number, sandbox = row
+    keep_surroundings(db, held)
+    places = db.execute(
+        "SELECT DISTINCT d.id, d.plugin, d.scheme, d.host FROM files f JOIN destinations d ON d.id = f.destination "
+        "WHERE f.ticket = ?",
+        (number,),
+    )
+    for old, plugin, scheme, host in places.fetchall():
+        new = _destination_id(db, Destination(plugin, scheme, host, held.digest))
+        db.execute("UPDATE files SET destination = ? WHERE ticket = ? AND destination = ?", (new, number, old))
+    codes = ",".join(str(kind.code) for kind in ErrorClass if kind.advice is Advice.NEEDS_CREDENTIAL)
+    db.execute(
+        f"UPDATE files SET next_attempt = ? WHERE ticket = ? AND state = 0 AND error_code IN ({codes})", (now, number)
+    )
+    touch(db, sandbox)
+    return int(sandbox)
 
 
 def raise_fence(db: sqlite3.Connection, run: Run, now: int) -> None:
@@ -363,8 +405,9 @@ def fail_waiting(db: sqlite3.Connection, sandbox: int) -> None:
 
 
 def mark_freed(db: sqlite3.Connection, ticket: str) -> None:
-    """The bytes of this ticket are gone from the spool."""
+    """The bytes of this ticket, its credentials among them, are gone from the spool."""
     db.execute("UPDATE tickets SET freed = 1 WHERE ticket = ?", (ticket,))
+    db.execute("DELETE FROM credentials WHERE ticket = (SELECT id FROM tickets WHERE ticket = ?)", (ticket,))
 
 
 def released(db: sqlite3.Connection, sandbox: int, tickets: Iterable[str], now: int) -> list[int]:
@@ -413,13 +456,18 @@ def may_forget(db: sqlite3.Connection, sandbox: int) -> None:
 def forget(db: sqlite3.Connection, sandbox: int) -> None:
     """Remove all records of a sandbox."""
     db.execute("DELETE FROM files WHERE ticket IN (SELECT id FROM tickets WHERE sandbox = ?)", (sandbox,))
+    db.execute("DELETE FROM credentials WHERE ticket IN (SELECT id FROM tickets WHERE sandbox = ?)", (sandbox,))
     db.execute("DELETE FROM sums WHERE sandbox = ?", (sandbox,))
     db.execute("DELETE FROM tickets WHERE sandbox = ?", (sandbox,))
     db.execute("DELETE FROM sandboxes WHERE id = ?", (sandbox,))
 
 
 def drop_old_fences(db: sqlite3.Connection, before: int) -> None:
-    """Forget runs of jobs that nothing is held of and that were last heard of before this wall clock."""
+    """Forget runs of jobs that nothing is held of and that were last heard of before this wall clock.
+
+    Destinations that were reached with credentials nobody has any more go too.
+    """
+    db.execute("DELETE FROM destinations WHERE surroundings != '' AND id NOT IN (SELECT destination FROM sums)")
     db.execute("DELETE FROM fences WHERE at < ? AND job NOT IN (SELECT job FROM sandboxes)", (before,))
 
 

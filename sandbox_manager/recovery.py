@@ -11,6 +11,7 @@ from sandbox_manager.rules import Rules
 from sandbox_manager.sandbox import Sandbox
 from sandbox_manager.spool import Spool
 from stageout.core import log
+from stageout.core.errors import Advice, ErrorClass
 from stageout.core.states import FREED, State
 
 _NEEDS_BYTES = frozenset(State) - FREED - {State.OFFERED}
@@ -98,6 +99,8 @@ def _unconfirmed(db: sqlite3.Connection, box: int, rules: Rules, now: int) -> bo
 def _waiting(db: sqlite3.Connection, box: int, rules: Rules, now: int) -> bool:
     times = records.times(db, box)
     limit_s = rules.retention_s if times.paused else rules.retry.give_up_s + rules.retry.longest_s
+    if times.error_code and ErrorClass.from_code(times.error_code).advice is Advice.NEEDS_CREDENTIAL:
+        limit_s = max(limit_s, rules.retry.credential_s + rules.retry.longest_s)
     if now - times.accepted_at <= limit_s:
         return False
     reason = times.reason or "it was never its turn"

@@ -34,12 +34,14 @@ class RetryRules:
 
     :param attempts: that count, of one file; 0 without a limit. :param first_s: wait before the second attempt.
     :param longest_s: most between two attempts. :param give_up_s: after acceptance.
+    :param credential_s: likewise, of a file whose credential in custody has ended: it waits for a new one.
     """
 
     attempts: int
     first_s: float
     longest_s: float
     give_up_s: float
+    credential_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -74,28 +76,33 @@ def judge(
     accepted_at: float,
     now: float,
     spread: Callable[[], float] = lambda: random.uniform(0.8, 1.2),
+    renewable: bool = False,
 ) -> Verdict:
     """Decide about a file that just failed.
 
     :param attempts: made before this one. :param excused: of those.
     :param accepted_at: wall clock; :param now: wall clock.
     :param spread: factor that keeps many files from coming back at the same moment.
+    :param renewable: its credentials are in custody: a new one may come, and attempts until then do not count.
     """
     if failure.kind.advice is Advice.NEEDS_PERSON:
         return Verdict(FileState.FAILED, 0, False, failure.message)
-    is_excused = failure.kind in UNREACHABLE
+    needs_credential = failure.kind.advice is Advice.NEEDS_CREDENTIAL
+    waits_for_one = renewable and needs_credential
+    is_excused = failure.kind in UNREACHABLE or waits_for_one
     counted = attempts - excused + (0 if is_excused else 1)
     if rules.attempts and counted >= rules.attempts:
         return Verdict(FileState.FAILED, 0, is_excused, f"{failure.message} (gave up after {attempts + 1} attempts)")
-    wait_s = min(backoff_s(rules, attempts), PROBE_LONGEST_S if is_excused else rules.longest_s)
-    wait_s = max(wait_s * spread(), failure.retry_after_s)
-    if failure.kind.advice is Advice.NEEDS_CREDENTIAL:
+    longest_s = PROBE_LONGEST_S if failure.kind in UNREACHABLE else rules.longest_s
+    wait_s = max(min(backoff_s(rules, attempts), longest_s) * spread(), failure.retry_after_s)
+    if needs_credential:
         wait_s = max(wait_s, _CREDENTIAL_WAIT_S)
     if failure.at_once:
         wait_s = 0.0
-    last_chance = accepted_at + rules.give_up_s
+    limit_s = max(rules.give_up_s, rules.credential_s) if waits_for_one else rules.give_up_s
+    last_chance = accepted_at + limit_s
     if now >= last_chance:
-        hours = rules.give_up_s / 3600
+        hours = limit_s / 3600
         return Verdict(FileState.FAILED, 0, is_excused, f"{failure.message} (gave up after {hours:.3g} hours)")
     return Verdict(FileState.WAITING, int(min(now + wait_s, max(last_chance, now + 1))), is_excused, failure.message)
 

@@ -51,6 +51,7 @@ def read_rules(settings: Settings) -> Rules:
             first_s=settings.number("STAGEOUT_RETRY_FIRST"),
             longest_s=settings.number("STAGEOUT_RETRY_MAX"),
             give_up_s=settings.number("STAGEOUT_GIVE_UP"),
+            credential_s=settings.number("STAGEOUT_RETENTION"),
         ),
         quota_bytes=settings.count("STAGEOUT_SPOOL_QUOTA_MB") * _MB,
         owner_quota_bytes=settings.count("STAGEOUT_OWNER_QUOTA_MB") * _MB,

@@ -38,11 +38,13 @@ class Destination(NamedTuple):
 
     :param plugin: executable. :param scheme: whole scheme of the URLs, with the name of a credential in it.
     :param host: host and port, lower case, "" for URLs without one.
+    :param surroundings: digest of the credentials and data that they are sent with, "" for none.
     """
 
     plugin: str
     scheme: str
     host: str
+    surroundings: str = ""
 
     @property
     def server(self) -> str:

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandbox_manager import trees
+from sandbox_manager.credentials import DIRECTORY as CREDENTIALS
+from sandbox_manager.credentials import Safe
 from stageout.core import durable, log
 from stageout.core.errors import StageoutError
-from stageout.wire.handoff import OfferedFile
+from stageout.wire.handoff import OfferedCredential, OfferedFile, credential_link
 
 _PARTS = ("run", "intake", "sandboxes", "movers", "ledger")
 
@@ -63,6 +65,7 @@ class Spool:
         self._root_mode = os.geteuid() == 0
         self._lock = -1
         self._used: dict[str, int] = {}
+        self.safe = Safe(self.root / "sandboxes")
 
     # ---- at start ----------------------------------------------------------------------------------------------------
 
@@ -148,7 +151,14 @@ class Spool:
         except OSError as problem:
             log.warn("intake-left", ticket=ticket, problem=problem)
 
-    def claim(self, ticket: str, offered: Sequence[OfferedFile], uid: int, gid: int) -> list[HeldFile]:
+    def claim(
+        self,
+        ticket: str,
+        offered: Sequence[OfferedFile],
+        uid: int,
+        gid: int,
+        credentials: Sequence[OfferedCredential] = (),
+    ) -> list[HeldFile]:
         """Take the links away from their user, check them against the offer and move them to their place.
 
         Survives the manager's death on return; a power loss only after :meth:`sync`.
@@ -158,7 +168,7 @@ class Spool:
         place = self.root / "intake" / ticket
         try:
             with durable.step("intake-claim"):
-                files = self._checked(place, offered, uid, gid)
+                files = self._checked(place, offered, uid, gid, credentials)
             with durable.step("spool-move"):
                 durable.disk.rename(place, self.root / "sandboxes" / ticket)
         except (OSError, NotClaimed) as problem:
@@ -167,7 +177,14 @@ class Spool:
         self._used[ticket] = sum(item.size_bytes for item in files)
         return files
 
-    def _checked(self, place: Path, offered: Sequence[OfferedFile], uid: int, gid: int) -> list[HeldFile]:
+    def _checked(
+        self,
+        place: Path,
+        offered: Sequence[OfferedFile],
+        uid: int,
+        gid: int,
+        credentials: Sequence[OfferedCredential],
+    ) -> list[HeldFile]:
         with trees.opened(place) as directory:
             if self._root_mode:
                 # From here on the user can add and remove nothing, not even through a descriptor he holds.
@@ -175,9 +192,30 @@ class Spool:
                 durable.disk.fchmod(directory, 0o710)
             names = trees.names(directory)
             wanted = {str(position) for position in range(len(offered))}
+            wanted.update(map(credential_link, range(len(credentials))))
             if set(names) != wanted:
-                raise NotClaimed(f"{len(names)} names were linked where {len(offered)} files were offered")
+                raise NotClaimed(f"{len(names)} names were linked where {len(wanted)} files were offered")
+            if credentials:
+                self._lock_away(directory, credentials, uid)
             return [self._held(directory, at, item, uid) for at, item in enumerate(offered)]
+
+    def _lock_away(self, directory: int, credentials: Sequence[OfferedCredential], uid: int) -> None:
+        """Move the credentials of a ticket where nobody but the manager comes."""
+        durable.disk.mkdir(CREDENTIALS, 0o700, dir_fd=directory)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        inner = durable.disk.open(CREDENTIALS, flags, dir_fd=directory)
+        try:
+            for number, item in enumerate(credentials):
+                link = credential_link(number)
+                found = durable.disk.stat(link, dir_fd=directory, follow_symlinks=False)
+                if not stat.S_ISREG(found.st_mode) or found.st_uid != uid or found.st_nlink != 1:
+                    raise NotClaimed(f"{link} is not a file of the job's own")
+                if found.st_size != item.size_bytes:
+                    raise NotClaimed(f"{link} has {found.st_size} bytes, {item.size_bytes} were offered")
+                durable.disk.rename(link, item.file_name, src_dir_fd=directory, dst_dir_fd=inner)
+                durable.disk.chmod(item.file_name, 0o600, dir_fd=inner)
+        finally:
+            durable.disk.close(inner)
 
     def _held(self, directory: int, position: int, offered: OfferedFile, uid: int) -> HeldFile:
         found = durable.disk.stat(str(position), dir_fd=directory, follow_symlinks=False)
@@ -211,6 +249,11 @@ class Spool:
         with durable.step("spool-sync"):
             place = self.root / "sandboxes" / ticket
             with trees.opened(place) as directory:
+                for name in trees.names(directory):
+                    if name != CREDENTIALS:
+                        _fdatasync(name, directory)
+                durable.disk.fsync(directory)
+            with contextlib.suppress(FileNotFoundError), trees.opened(place / CREDENTIALS) as directory:
                 for name in trees.names(directory):
                     _fdatasync(name, directory)
                 durable.disk.fsync(directory)
@@ -283,9 +326,8 @@ class Spool:
         if not stat.S_ISDIR(durable.disk.lstat(place).st_mode):
             return 0
         with trees.opened(place) as directory:
-            names = trees.names(directory)
-            sizes = (durable.disk.stat(name, dir_fd=directory, follow_symlinks=False).st_size for name in names)
-            return sum(sizes)
+            names = (name for name in trees.names(directory) if name != CREDENTIALS)
+            return sum(durable.disk.stat(name, dir_fd=directory, follow_symlinks=False).st_size for name in names)
 
 
 def printable(text: str) -> str:

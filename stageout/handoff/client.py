@@ -16,6 +16,7 @@ from stageout.handoff.place import Place, find
 if TYPE_CHECKING:
     from stageout.handoff.links import Source
     from stageout.handoff.talk import Talk
+    from stageout.wire.handoff import Surroundings
 
 _ACCEPT_S = 30.0
 #: Files for which every limit is a second longer.
@@ -37,12 +38,26 @@ class Offer:
         self.receipt: Mapping[str, str | int] = receipt
 
 
-def offer(requests: Sequence[tuple[str, str]], plugin: str) -> Offer:
+class Carried:
+    """What goes along with the files.
+
+    :param surroundings: as it is offered. :param contents: of its credentials, in their order.
+    """
+
+    __slots__ = ("contents", "surroundings")
+
+    def __init__(self, surroundings: Surroundings, contents: Sequence[bytes]) -> None:
+        self.surroundings = surroundings
+        self.contents = contents
+
+
+def offer(requests: Sequence[tuple[str, str]], plugin: str, carried: Carried | None = None) -> Offer:
     """Try to hand off all files of one upload call, or none.
 
     When the answer is ``accepted``, the manager's record (ACCEPTED) is durable.
 
     :param requests: (URL, absolute local path) of each file. :param plugin: path of the plugin executable.
+    :param carried: what the plugin will need besides the files.
     """
     if "STAGEOUT_MOVER" in os.environ:
         return Offer(False, "this is the sandbox manager's own transfer", {})
@@ -50,12 +65,14 @@ def offer(requests: Sequence[tuple[str, str]], plugin: str) -> Offer:
         where = find(requests[0][1]) if requests else None
         if where is None:
             return Offer(False, "there is no sandbox manager for this execute directory", {})
-        return Offer(True, "", _hand_off(where, requests, plugin))
+        return Offer(True, "", _hand_off(where, requests, plugin, carried))
     except Exception as problem:
         return Offer(False, str(problem) or f"the hand-off failed: {type(problem).__name__}", {})
 
 
-def _hand_off(where: Place, requests: Sequence[tuple[str, str]], plugin: str) -> Mapping[str, Any]:
+def _hand_off(
+    where: Place, requests: Sequence[tuple[str, str]], plugin: str, carried: Carried | None
+) -> Mapping[str, Any]:
     from stageout.handoff import links, talk
     from stageout.wire import handoff as wire
 
@@ -64,8 +81,10 @@ def _hand_off(where: Place, requests: Sequence[tuple[str, str]], plugin: str) ->
         found = links.sources([path for _, path in requests], where.scratch)
         files = [wire.OfferedFile(url, path, item.size_bytes) for (url, path), item in zip(requests, found)]
         manager.extend(len(files) / _FILES_PER_S / 10)
-        go = manager.ask(list(wire.offer_frames(files, plugin)), "go")
+        surroundings = carried.surroundings if carried else wire.Surroundings()
+        go = manager.ask(list(wire.offer_frames(files, plugin, surroundings)), "go")
         _bring(manager, found, str(go["directory"]))
+        links.write_credentials(carried.contents if carried else (), str(go["directory"]))
         manager.limit(_ACCEPT_S + len(files) / _FILES_PER_S, "it accepted the files")
         accepted = manager.ask([{"op": "linked", "files": len(files)}], "accepted")
         return wire.accepted_receipt(accepted).as_attributes()

@@ -84,6 +84,31 @@ def bring(files: Sequence[Source], directory: str, progress: Callable[[], None])
         os.close(target)
 
 
+def write_credentials(contents: Sequence[bytes], directory: str) -> None:
+    """Write credentials beside the links, readable by this user only.
+
+    A copy, never a link: the job could change what is linked, and HTCondor overwrites what it renews.
+
+    :raises OSError: one cannot be written.
+    """
+    if not contents:
+        return
+    from stageout.wire.handoff import credential_link
+
+    step = _step()
+    target = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        for number, content in enumerate(contents):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            with (
+                step("handoff-credential"),
+                open(os.open(credential_link(number), flags, 0o600, dir_fd=target), "wb") as stream,
+            ):
+                stream.write(content)
+    finally:
+        os.close(target)
+
+
 def _linked(path: str, name: str, target: int) -> bool:
     try:
         os.link(path, name, dst_dir_fd=target, follow_symlinks=False)

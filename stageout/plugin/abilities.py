@@ -21,6 +21,9 @@ class Abilities:
         URL names them.
     :param batch_files: most files of one call, of any number of jobs of one owner, where more than the sandbox
         manager's STAGEOUT_BATCH_FILES is worth while: each call costs much by itself. 0: the manager's number holds.
+    :param job_attributes: of the job's ad that a transfer reads; others are not there when output is sent after the
+        job's end. Jobs that differ in one of them do not travel in the same call.
+    :param proxy_methods: methods for which the job's X.509 proxy is used when the URL names no credential.
     :raises ValueError: for a declaration that HTCondor would misread.
     """
 
@@ -28,9 +31,11 @@ class Abilities:
         "batch_files",
         "credentials",
         "download",
+        "job_attributes",
         "lacks",
         "methods",
         "parallel",
+        "proxy_methods",
         "startd_attributes",
         "upload",
         "verifies",
@@ -49,6 +54,8 @@ class Abilities:
         startd_attributes: Mapping[str, object] | None = None,
         credentials: tuple[str, ...] = (),
         batch_files: int = 0,
+        job_attributes: tuple[str, ...] = (),
+        proxy_methods: tuple[str, ...] = (),
     ) -> None:
         self.methods = methods
         self.version = version
@@ -60,6 +67,8 @@ class Abilities:
         self.startd_attributes = dict(startd_attributes or {})
         self.credentials = credentials
         self.batch_files = batch_files
+        self.job_attributes = job_attributes
+        self.proxy_methods = proxy_methods
         self._check()
 
     def _check(self) -> None:

@@ -70,7 +70,10 @@ class Context(Protocol):
         """
 
     def job_attribute(self, name: str) -> Any:
-        """Value of an attribute of the job's ad, None when absent. Written by the job: never for authorisation."""
+        """Value of an attribute of the job's ad, None when absent. Written by the job: never for authorisation.
+
+        After the job's end only what ``Abilities.job_attributes`` names is there.
+        """
 
     def machine_attribute(self, name: str) -> Any:
         """Value of an attribute of the machine's ad, None when absent."""

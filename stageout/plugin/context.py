@@ -84,7 +84,7 @@ class Surroundings:
 
     def credential(self, service: str, handle: str) -> str:
         """The token in ``$_CONDOR_CREDS/service[_handle].use``: JSON with ``access_token``, or the token itself."""
-        name = "_".join(part for part in (service, handle) if part).replace(".", "_")
+        name = credential_name(service, handle)
         folder = os.environ.get("_CONDOR_CREDS", "")
         if not folder or "/" in name:
             text = f"no credentials came with this job; ask for them with use_oauth_services = {service}"
@@ -99,6 +99,11 @@ class Surroundings:
             raise TransferFailure(ErrorClass.CREDENTIAL_MISSING, f"the credential {name}.use holds no access_token")
         self._scrubber.learn(token)
         return token
+
+
+def credential_name(service: str, handle: str) -> str:
+    """The name, without ``.use``, of the file of a ``service.handle+`` URL's token."""
+    return "_".join(part for part in (service, handle) if part).replace(".", "_")
 
 
 def _read_ad(path: str) -> ClassAd:

@@ -39,6 +39,7 @@ class Item:
 
     :param file_name: local name exactly as HTCondor gave it. :param method: what the statistics are kept under.
     :param shown_url: without secrets. :param refused: why it cannot even be tried.
+    :param given: ``PluginData`` and ``METHOD_PluginData`` as they came, for a hand-off.
     """
 
     request: Request
@@ -46,6 +47,7 @@ class Item:
     method: str
     shown_url: str
     refused: TransferFailure | None = field(default=None, compare=False)
+    given: ClassAd = field(default_factory=ClassAd, compare=False)
 
 
 def parse_arguments(arguments: list[str]) -> Call:
@@ -98,25 +100,28 @@ class Reader:
         """One file ad."""
         url, file_name = ad.text("Url"), ad.text("LocalFileName")
         method = split_scheme(url).method if is_url(url) else ""
-        data = self._data(ad, method)
+        given = self._given(ad, method)
+        data = _merged(given)
         encoded = self._encoded(url, data) if self._upload else url
         request = Request(url, os.path.join(os.getcwd(), file_name), index, data, encoded)  # noqa: PTH109,PTH118
-        return Item(request, file_name, method or "none", safe_url(encoded), self._refusal(url, file_name, method))
+        refused = self._refusal(url, file_name, method)
+        return Item(request, file_name, method or "none", safe_url(encoded), refused, given)
 
-    def _data(self, ad: ClassAd, method: str) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for source in (self._shared, ad):  # of the whole call (protocol 4), of the file (protocol 2)
+    def _given(self, ad: ClassAd, method: str) -> ClassAd:
+        """Data of the whole call (protocol 4), or of the file (protocol 2)."""
+        given = ClassAd()
+        for source in (self._shared, ad):
             for name in ("PluginData", f"{method}_PluginData"):
-                value = source.get(name)
-                if isinstance(value, ClassAd):
-                    found.update(value)
+                value, before = source.get(name), given.get(name)
+                if isinstance(value, ClassAd) and isinstance(before, ClassAd):
+                    given[name] = ClassAd({**before, **value})
                 elif value is not None:
-                    found[name] = value
-        return found
+                    given[name] = value
+        return given
 
     def _encoded(self, url: str, data: dict[str, Any]) -> str:
-        if not set(url) & set(" #?%") and url.isascii():
-            return encode_upload_url(url)
+        if os.environ.get("STAGEOUT_MOVER") or (not set(url) & set(" #?%") and url.isascii()):
+            return encode_upload_url(url)  # what was handed off is encoded already
         given = data.get("StageOutDestination")
         return encode_upload_url(url, given if isinstance(given, str) else self._destination())
 
@@ -148,6 +153,14 @@ class Reader:
             return None
         text = f"{safe_url(first)} is written to the same file {path.name}; rename one (transfer_input_remaps)"
         return TransferFailure(ErrorClass.CONFLICT, text)
+
+
+def _merged(given: ClassAd) -> dict[str, Any]:
+    """Attributes of all ads together; what is no ad keeps its name."""
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        found.update(value if isinstance(value, ClassAd) else {name: value})
+    return found
 
 
 def read_items(call: Call, abilities: Abilities, destination: Callable[[], str]) -> list[Item]:

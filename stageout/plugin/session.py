@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stageout.core.classads import unparse_old
 from stageout.core.errors import ErrorClass, TransferFailure
@@ -30,7 +30,9 @@ from stageout.plugin.results import (
     least_bytes,
 )
 from stageout.plugin.text import Scrubber
-from stageout.plugin.urls import split_scheme
+
+if TYPE_CHECKING:
+    from stageout.handoff.client import Carried
 
 _LOG_CHARS = 12_000
 
@@ -119,15 +121,6 @@ class Session:
         """Why this batch cannot be offered, "" when it can."""
         if any(record.failure for record in self._records if record.result is not None):
             return "a file of this batch cannot be uploaded at all"
-        if any(record.item.request.data for record in self._records):
-            return "the job gives PluginData, which a hand-off does not carry"
-        if any(split_scheme(record.item.request.url).service for record in self._records if not record.result):
-            return "the URL needs a credential of the job, which is gone when the job has ended"
-        if self._abilities.credentials:
-            services = " or ".join(self._abilities.credentials)
-            return f"the transfer needs a credential of the job ({services}), which is gone when the job has ended"
-        if os.environ.get("X509_USER_PROXY"):
-            return "the job has a proxy certificate, which is gone when the job has ended"
         return ""
 
     def _offer(self) -> str:
@@ -140,7 +133,9 @@ class Session:
             from stageout.handoff.client import offer
 
             sizes_bytes = [Path(path).stat().st_size for _, path in requests]
-            answer = offer(requests, self._executable)
+            answer = offer(requests, self._executable, self._carried([record.item for record in waiting]))
+        except TransferFailure as failure:
+            return failure.message
         except Exception as error:  # the way without a manager must always be open
             return f"hand-off failed: {type(error).__name__}: {error}"
         if not answer.accepted:
@@ -148,6 +143,20 @@ class Session:
         self._report.taken_over(waiting, sizes_bytes, answer.receipt)
         self._report_known()
         return ""
+
+    def _carried(self, items: list[Item]) -> Carried | None:
+        """What must go along with the files, because it vanishes with the job."""
+        abilities, has_proxy = self._abilities, "X509_USER_PROXY" in os.environ
+        if not (abilities.job_attributes or abilities.credentials) and not any(
+            item.given
+            or "+" in item.request.url.partition("://")[0]
+            or (has_proxy and item.method in abilities.proxy_methods)
+            for item in items
+        ):
+            return None
+        from stageout.plugin.carried import carried
+
+        return carried(self._abilities, items, self._surroundings)
 
     def _move(self) -> None:
         from stageout.plugin.batch import Batch

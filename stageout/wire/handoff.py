@@ -6,7 +6,8 @@ A frame is a 4-byte big-endian length and that many bytes of JSON. The talk is::
     offer  (files in chunks of <= 1000)  ->            who is the peer? consent? room? a data slot?
                                          <-  go        ticket and directory for the links   (or: refuse, reason)
     linking (at least every second)      ->            nothing: the plugin is alive
-    linked (names = positions in offer)  ->            moves the directory into its own tree, writes the ledger
+    linked (names = positions in offer,  ->            moves the directory into its own tree, writes the ledger
+      credential-N the Nth credential)
                                          <-  accepted  the receipt: ACCEPTED is durable      (or: refuse)
 
 The socket is ``SPOOL/run/NAME``; the name comes from the execute directory (:func:`socket_name`), so a plugin never
@@ -25,9 +26,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-VERSION = 1
+VERSION = 2
 MAX_FRAME_BYTES = 4 * 1024 * 1024
 FILES_PER_FRAME = 1000
+MAX_CREDENTIALS = 50
+MAX_CREDENTIAL_BYTES = 256 * 1024
+MAX_ADS_CHARS = 512 * 1024
 _LENGTH = struct.Struct(">I")
 
 
@@ -47,6 +51,42 @@ class OfferedFile:
     url: str
     local_path: str
     size_bytes: int
+
+
+@dataclass(frozen=True)
+class OfferedCredential:
+    """One credential of an offer; its content never travels in a message.
+
+    :param kind: "token" (``_CONDOR_CREDS/SERVICE.use``) or "proxy" (X.509).
+    :param service: name of the file without ``.use``; "" for a proxy.
+    """
+
+    kind: str
+    service: str
+    size_bytes: int
+
+    @property
+    def file_name(self) -> str:
+        """Its name in a directory of credentials."""
+        return f"{self.service}.use" if self.kind == "token" else "x509_proxy"
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What the plugin needs besides the files, and what is gone when the job has ended.
+
+    :param job_ad: attributes of the job's ad that the plugin may read, an ad in the new syntax; "" for none.
+    :param plugin_data: ``PluginData`` and ``METHOD_PluginData`` as HTCondor gave them, likewise.
+    """
+
+    credentials: tuple[OfferedCredential, ...] = ()
+    job_ad: str = ""
+    plugin_data: str = ""
+
+
+def credential_link(number: int) -> str:
+    """Name of the offer's credential of this number among the links."""
+    return f"credential-{number}"
 
 
 @dataclass(frozen=True)
@@ -154,13 +194,19 @@ def _receive_exactly(sock: socket.socket, count: int) -> bytes:
     return bytes(parts)
 
 
-def offer_frames(files: Sequence[OfferedFile], plugin: str) -> Iterator[dict[str, Any]]:
+def offer_frames(
+    files: Sequence[OfferedFile], plugin: str, surroundings: Surroundings = Surroundings()
+) -> Iterator[dict[str, Any]]:
     """The frames of an offer: a head with the totals, then the files in chunks.
 
     :param plugin: absolute path of the plugin executable that the starter called.
     """
     total = sum(item.size_bytes for item in files)
-    yield {"op": "offer", "version": VERSION, "plugin": plugin, "files": len(files), "size_bytes": total}
+    yield {
+        "op": "offer", "version": VERSION, "plugin": plugin, "files": len(files), "size_bytes": total,
+        "credentials": [[item.kind, item.service, item.size_bytes] for item in surroundings.credentials],
+        "job_ad": surroundings.job_ad, "plugin_data": surroundings.plugin_data,
+    }  # fmt: skip
     for start in range(0, len(files), FILES_PER_FRAME):
         chunk = files[start : start + FILES_PER_FRAME]
         yield {"op": "files", "files": [[item.url, item.local_path, item.size_bytes] for item in chunk]}
@@ -183,3 +229,36 @@ def _offered_file(row: Any) -> OfferedFile:
         if isinstance(url, str) and isinstance(local_path, str) and type(size_bytes) is int and size_bytes >= 0:
             return OfferedFile(url, local_path, size_bytes)
     raise BadMessage("a row of 'files' is [url, local path, size in bytes]")
+
+
+def offered_surroundings(message: dict[str, Any]) -> Surroundings:
+    """The surroundings in an ``offer`` frame.
+
+    :raises BadMessage: wrong shape, or too much.
+    """
+    rows = message.get("credentials", [])
+    ads = [message.get(name, "") for name in ("job_ad", "plugin_data")]
+    if not isinstance(rows, list) or len(rows) > MAX_CREDENTIALS:
+        raise BadMessage(f"'credentials' is a list of at most {MAX_CREDENTIALS} rows")
+    if not all(isinstance(text, str) and text.isascii() and len(text) <= MAX_ADS_CHARS for text in ads):
+        raise BadMessage(f"'job_ad' and 'plugin_data' are ASCII texts of at most {MAX_ADS_CHARS} characters")
+    credentials = tuple(_offered_credential(row) for row in rows)
+    if len({item.file_name for item in credentials}) < len(credentials):
+        raise BadMessage("a credential is offered twice")
+    return Surroundings(credentials, *ads)
+
+
+def _offered_credential(row: Any) -> OfferedCredential:
+    if isinstance(row, list) and len(row) == 3:
+        kind, service, size_bytes = row
+        if isinstance(service, str) and type(size_bytes) is int and 0 <= size_bytes <= MAX_CREDENTIAL_BYTES:
+            if kind == "token" and is_service(service):
+                return OfferedCredential(kind, service, size_bytes)
+            if kind == "proxy" and not service:
+                return OfferedCredential(kind, service, size_bytes)
+    raise BadMessage("a row of 'credentials' is [kind, service, size in bytes]")
+
+
+def is_service(name: str) -> bool:
+    """Letters, digits, ``_`` and ``-``: what is safe as the name of a file."""
+    return 0 < len(name) <= 200 and name.isascii() and name.replace("_", "a").replace("-", "a").isalnum()

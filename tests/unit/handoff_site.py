@@ -155,9 +155,14 @@ class FakeCustody:
             raise OSError(28, control["accept_error"])
         files = [[item.position, item.url, item.name, item.size_bytes] for item in handoff.files]
         self.release(handoff.reservation)
+        given = handoff.surroundings.credentials if handoff.surroundings else ()
         self._site.note(
-            "accepted", {"ticket": handoff.ticket, "uid": handoff.facts.uid, "plugin": handoff.plugin, "files": files}
-        )
+            "accepted",
+            {
+                "ticket": handoff.ticket, "uid": handoff.facts.uid, "plugin": handoff.plugin, "files": files,
+                "credentials": [[item.kind, item.service] for item in given],
+            },
+        )  # fmt: skip
         return Receipt(handoff.ticket, "sm@ep", "", len(handoff.files), handoff.size_bytes)
 
     async def synced(self, ticket: str) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sandbox_manager.agents import AgentBook
+from sandbox_manager.credentials import HeldSurroundings
 from sandbox_manager.identity import RunFacts
 from sandbox_manager.intake import Handoff, Refusal
 from sandbox_manager.ledger import Ledger
@@ -26,7 +27,7 @@ from stageout.core.clock import SystemClock
 from stageout.core.config import mapping_settings
 from stageout.core.states import State
 from stageout.wire.custody import Action, AgentNotice, Order, OrderSheet, Run
-from stageout.wire.handoff import OfferedFile, Receipt
+from stageout.wire.handoff import OfferedCredential, OfferedFile, Receipt, credential_link
 
 ROOT = os.geteuid() == 0
 #: The jobs' user: somebody else below a root manager.
@@ -47,8 +48,15 @@ if sys.argv[1:] == ["-classad"]:
 infile, outfile = sys.argv[2], sys.argv[4]
 text = Path(infile).read_text()
 requests = re.findall(r'Url = "([^"]*)"; LocalFileName = "([^"]*)"', text)
+def found(name):
+    path = os.environ.get(name, "")
+    if os.path.isdir(path):
+        return {{entry.name: (entry.read_text(), entry.stat().st_mode) for entry in Path(path).iterdir()}}
+    return Path(path).read_text() if path else None
 with open(BASE / "calls" / f"{{os.getpid()}}", "w") as stream:
-    stream.write(repr(dict(pid=os.getpid(), uid=os.getuid(), groups=os.getgroups(), cwd=os.getcwd(), argv=sys.argv,
+    stream.write(repr(dict(tokens=found("_CONDOR_CREDS"), proxy=found("X509_USER_PROXY"), job=found("_CONDOR_JOB_AD"),
+                           requests=text,
+                           pid=os.getpid(), uid=os.getuid(), groups=os.getgroups(), cwd=os.getcwd(), argv=sys.argv,
                            env=dict(os.environ), umask=os.umask(0o077), urls=[url for url, _ in requests],
                            sid=os.getsid(0), nul=os.readlink("/proc/self/fd/0"), at=time.time())))
 def ad(url, name, success, **facts):
@@ -100,6 +108,12 @@ for url, name in requests:
     if mode == "secret":
         print("token=abc" * 100000)
         sys.exit(3)
+    if mode == "leak":
+        told = " ".join(content for content, _ in found("_CONDOR_CREDS").values()) + (found("X509_USER_PROXY") or "")
+        print("sending", told)
+        ads.append(failed(url, name, "the server does not like " + told, "Transfer", 3600))
+        status = 1
+        continue
     if mode == "claim":
         ads.append(ad(url, name, True, TransferFileBytes=size + 1, TransferTotalBytes=size + 1))
         continue
@@ -248,9 +262,18 @@ class Node:
         return self.pipeline.may_accept(facts, len(urls), size_bytes, urls, str(plugin or self.site.plugin))
 
     async def hand_off(
-        self, files: Mapping[str, bytes], facts: RunFacts | None = None, plugin: Path | None = None
+        self,
+        files: Mapping[str, bytes],
+        facts: RunFacts | None = None,
+        plugin: Path | None = None,
+        credentials: Mapping[str, bytes] | None = None,
+        job_ad: str = "",
+        plugin_data: str = "",
     ) -> Receipt:
-        """Hand over files by URL, as the intake does. :raises AssertionError: refused."""
+        """Hand over files by URL, as the intake does. :raises AssertionError: refused.
+
+        :param credentials: tokens by service; "" is the proxy.
+        """
         facts = facts or self.facts()
         size = sum(map(len, files.values()))
         reservation = self.offer(facts, list(files), size, plugin)
@@ -265,8 +288,19 @@ class Node:
                 os.chown(path, facts.uid, facts.gid)
             name = f"{self.site.base}/execute/dir_1/scratch/{url.rpartition('/')[2]}"
             offered.append(OfferedFile(url, name, len(data)))
-        held = self.spool.claim(ticket, offered, facts.uid, facts.gid)
-        handoff = Handoff(ticket, facts, str(plugin or self.site.plugin), held, reservation)
+        given = [
+            OfferedCredential("token" if service else "proxy", service, len(content))
+            for service, content in (credentials or {}).items()
+        ]
+        for number, content in enumerate((credentials or {}).values()):
+            path = place / credential_link(number)
+            path.write_bytes(content)
+            if ROOT:
+                os.chown(path, facts.uid, facts.gid)
+        held = self.spool.claim(ticket, offered, facts.uid, facts.gid, given)
+        taken = self.spool.safe.take(ticket, given, self.clock.wall_s())
+        surroundings = HeldSurroundings(ticket, job_ad, plugin_data, taken)
+        handoff = Handoff(ticket, facts, str(plugin or self.site.plugin), held, reservation, surroundings)
         return await self.pipeline.accept(handoff)
 
     # ---- what an agent does ------------------------------------------------------------------------------------------

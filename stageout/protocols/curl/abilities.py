@@ -18,5 +18,10 @@ def proxies(environment: Mapping[str, str]) -> dict[str, object]:
 
 
 ABILITIES = Abilities(
-    methods=METHODS, version=__version__, verifies=True, parallel=4, startd_attributes=proxies(os.environ)
+    methods=METHODS,
+    version=__version__,
+    verifies=True,
+    parallel=4,
+    startd_attributes=proxies(os.environ),
+    proxy_methods=("https", "davs"),
 )

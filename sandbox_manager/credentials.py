@@ -1,0 +1,207 @@
+"""Credentials in custody: what a job's plugin needs to reach its destination after the job's end.
+
+They lie in ``sandboxes/TICKET/credentials/``, a directory of mode 0700 that is the manager's, each file 0600, and go
+with the ticket. The ledger has their kind, service, end and a digest, never their content. Nothing that a plugin says
+or prints leaves this process before :class:`Secrets` has been over it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stageout.core import durable
+from stageout.wire.handoff import MAX_CREDENTIAL_BYTES, OfferedCredential
+
+DIRECTORY = "credentials"
+_LEAST_SECRET_CHARS = 12
+_WORD = re.compile(r"[^\s\"',;:{}\[\]]+")
+
+
+class BadCredential(Exception):
+    """A credential cannot be used; the text says which, why and what to do, without its content."""
+
+
+@dataclass(frozen=True)
+class Credential:
+    """What the ledger says about one credential.
+
+    :param kind: "token" or "proxy". :param service: of a token, as in ``use_oauth_services``.
+    :param expires_at: wall clock of its end, 0 when it cannot be read. :param digest: of its content.
+    """
+
+    kind: str
+    service: str
+    expires_at: int
+    digest: str
+
+    @property
+    def file_name(self) -> str:
+        """Its name in the ticket's directory of credentials."""
+        return OfferedCredential(self.kind, self.service, 0).file_name
+
+    @property
+    def shown(self) -> str:
+        """For people."""
+        return shown(self.kind, self.service)
+
+
+def shown(kind: str, service: str) -> str:
+    """A credential in a message to its owner."""
+    return f"the token of {service}" if kind == "token" else "the X.509 proxy"
+
+
+@dataclass(frozen=True)
+class HeldSurroundings:
+    """What a ticket's files are sent with.
+
+    :param job_ad: attributes that the plugin may read, an ad in the new syntax; :param plugin_data: likewise; "" for
+    none.
+    """
+
+    ticket: str
+    job_ad: str
+    plugin_data: str
+    credentials: tuple[Credential, ...]
+
+    @property
+    def digest(self) -> str:
+        """The same for tickets whose files may travel in one call; "" when there is nothing."""
+        if not (self.job_ad or self.plugin_data or self.credentials):
+            return ""
+        parts = [self.job_ad, self.plugin_data, *(f"{item.file_name} {item.digest}" for item in self.credentials)]
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+    @property
+    def expires_at(self) -> int:
+        """When the first of its credentials ends (wall clock), 0 when none is known to."""
+        return min((item.expires_at for item in self.credentials if item.expires_at), default=0)
+
+    def expired(self, now: float) -> Credential | None:
+        """The credential that is past its end, if one is."""
+        return next((item for item in self.credentials if 0 < item.expires_at <= now), None)
+
+
+class Safe:
+    """The credentials' files. Methods block for as long as the disk does.
+
+    :param sandboxes: directory of the tickets.
+    """
+
+    def __init__(self, sandboxes: Path) -> None:
+        self._sandboxes = sandboxes
+
+    def take(self, ticket: str, offered: Sequence[OfferedCredential], now: float) -> tuple[Credential, ...]:
+        """Examine what the spool has claimed.
+
+        :raises BadCredential: one cannot be read or is past its end. :raises OSError: the disk fails.
+        """
+        found = []
+        for item in offered:
+            made = examine(item.kind, item.service, self.content(ticket, item.file_name))
+            if 0 < made.expires_at <= now:
+                raise BadCredential(f"{made.shown} is past its end; renew it and submit anew")
+            found.append(made)
+        return tuple(found)
+
+    def content(self, ticket: str, file_name: str) -> bytes:
+        """What a credential's file holds. :raises OSError: it is not there."""
+        return durable.read_file(self._sandboxes / ticket / DIRECTORY / file_name)
+
+    def contents(self, held: HeldSurroundings) -> dict[str, bytes]:
+        """All of a ticket, by file name."""
+        return {item.file_name: self.content(held.ticket, item.file_name) for item in held.credentials}
+
+    def replace(self, ticket: str, credential: Credential, content: bytes) -> None:
+        """Put a renewed credential in the place of the old one. On return it is on the disk."""
+        place = self._sandboxes / ticket / DIRECTORY / credential.file_name
+        durable.write_file("credential-replace", place, content, 0o600)
+
+    def examined(self, held: HeldSurroundings) -> tuple[Credential, ...]:
+        """The credentials of a ticket as their files are now.
+
+        :raises BadCredential: one cannot be used. :raises OSError: one cannot be read.
+        """
+        return tuple(
+            examine(item.kind, item.service, self.content(held.ticket, item.file_name)) for item in held.credentials
+        )
+
+
+def examine(kind: str, service: str, content: bytes) -> Credential:
+    """What can be said about a credential.
+
+    :raises BadCredential: there is none in the file.
+    """
+    if len(content) > MAX_CREDENTIAL_BYTES or not content.strip():
+        raise BadCredential(f"{shown(kind, service)} is empty or too large")
+    end = _token_end(service, content) if kind == "token" else _proxy_end(content)
+    return Credential(kind, service, end, hashlib.sha256(content).hexdigest())
+
+
+def _token_end(service: str, content: bytes) -> int:
+    """End of a token: its own claim (RFC 7519, ``exp``), else what the credmon wrote beside it; 0 when neither says."""
+    try:
+        text = content.decode("utf-8").strip()
+    except UnicodeDecodeError:
+        raise BadCredential(f"the token of {service} is no text") from None
+    beside: dict[str, Any] = {}
+    if text.startswith("{"):
+        with contextlib.suppress(ValueError):
+            beside = json.loads(text)
+        token = beside.get("access_token")
+        if not isinstance(token, str) or not token:
+            raise BadCredential(f"the file of the token of {service} holds no access_token")
+        text = token
+    return _claimed_end(text) or _seconds(beside.get("expires_at"))
+
+
+def _claimed_end(token: str) -> int:
+    try:
+        claims = token.split(".")[1]
+        return _seconds(json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["exp"])
+    except (IndexError, KeyError, TypeError, ValueError, binascii.Error):
+        return 0
+
+
+def _seconds(value: object) -> int:
+    return int(value) if isinstance(value, (int, float)) and 0 < value < 1 << 40 else 0
+
+
+def _proxy_end(content: bytes) -> int:
+    """The first end in the proxy's chain; 0 where no library reads certificates."""
+    if b"-----BEGIN CERTIFICATE-----" not in content:
+        raise BadCredential("the X.509 proxy's file holds no certificate")
+    try:
+        from cryptography.x509 import load_pem_x509_certificates
+    except ImportError:
+        return 0
+    try:
+        chain = load_pem_x509_certificates(content)
+    except ValueError:
+        raise BadCredential("the X.509 proxy's certificates cannot be read") from None
+    return min(int(item.not_valid_after_utc.timestamp()) for item in chain)
+
+
+class Secrets:
+    """Takes the content of credentials out of texts."""
+
+    def __init__(self, contents: Iterable[bytes]) -> None:
+        words: set[str] = set()
+        for content in contents:
+            words.update(_WORD.findall(content.decode("utf-8", "replace")))
+        # The longest first: a token may stand in another one.
+        self._words = sorted((word for word in words if len(word) >= _LEAST_SECRET_CHARS), key=len, reverse=True)
+
+    def scrub(self, text: str) -> str:
+        """The text with ``***`` for each word of a credential."""
+        for word in self._words:
+            text = text.replace(word, "***")
+        return text
