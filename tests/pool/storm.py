@@ -138,9 +138,11 @@ class Storm:
         node.start()
 
     def _calm_down(self) -> None:
-        for node in (self.site.pool.ap, *self.site.pool.eps):
-            self.site.pool.wait(lambda node=node: node.pids("condor_master"), what=f"the master of {node.name}")
-        wait_until_acquainted(self.site.pool)
+        """Every daemon is running again."""
+        pool = self.site.pool
+        for node in (pool.ap, *pool.eps):
+            for daemon in set(_AT_THE_ACCESS_POINT if node is pool.ap else _AT_AN_EXECUTE_POINT):
+                pool.wait(lambda n=node, d=daemon: n.pids(d), timeout_s=120, what=f"{daemon} of {node.name}")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -156,13 +158,16 @@ def main(argv: list[str] | None = None) -> int:
             wait_until_acquainted(pool)
             site = Site(pool, destination, "storm", shared / "gates")
             storm = Storm(site, chosen.jobs, chosen.minutes * 60, calm_s=5, seed=chosen.seed)
-            storm.rage()
-            storm.wait_for_ends(timeout_s=600)
-            wrong = storm.wrong()
-            print("\n".join(wrong))
-            print(f"storm: seed {chosen.seed}: {storm.summary()}; {len(wrong)} wrong")
-            if wrong:
-                pool.collect_logs(Path("test-logs/storm"))
+            wrong = ["it did not come to its end"]
+            try:
+                storm.rage()
+                storm.wait_for_ends(timeout_s=600)
+                wrong = storm.wrong()
+            finally:
+                if wrong:
+                    pool.collect_logs(Path("test-logs/storm"))
+                print("\n".join(wrong))
+                print(f"storm: seed {chosen.seed}: {storm.summary()}; {len(wrong)} wrong")
     return 1 if wrong else 0
 
 
