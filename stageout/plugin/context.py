@@ -193,6 +193,7 @@ class FileContext:
     def progress(self, transferred_bytes: int) -> None:
         """Bytes moved so far for this file, all attempts together."""
         self._record.moved_bytes = transferred_bytes
+        self._record.pace.note(transferred_bytes)
         if self._deadline.stopped:
             raise self._deadline.stopped
 

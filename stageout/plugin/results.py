@@ -11,6 +11,7 @@ from stageout import __version__
 from stageout.core.classads import unparse_ad
 from stageout.core.errors import Advice, ErrorClass, TransferFailure
 from stageout.plugin.api import Outcome
+from stageout.plugin.pace import Pace
 from stageout.plugin.requests import Item
 from stageout.plugin.text import Scrubber
 from stageout.plugin.urls import host_of
@@ -30,6 +31,7 @@ class Record:
     :param failed_attempts: before the last one. :param result: None while there is none.
     :param moved_bytes: over the network, all attempts together.
     :param start_s: wall clock; 0 when it was not begun. :param end_s: likewise.
+    :param pace: how the bytes moved.
     """
 
     item: Item
@@ -38,6 +40,7 @@ class Record:
     moved_bytes: int = 0
     start_s: float = 0.0
     end_s: float = 0.0
+    pace: Pace = field(default_factory=Pace)
 
     @property
     def failure(self) -> TransferFailure | None:
@@ -125,6 +128,10 @@ class AdWriter:
         if result is not None:
             own = result.developer
             facts["StageOutAttempts"] = len(record.failed_attempts) + (1 if record.start_s else 0)
+            facts["StageOutSeconds"] = round(max(0.0, record.end_s - record.start_s), 3)
+            steady = record.pace.bytes_per_s()
+            if steady is not None:
+                facts["StageOutBytesPerSecond"] = round(steady)
         if isinstance(result, Outcome):
             facts["StageOutVerified"] = result.verified
             facts["StageOutDigests"] = " ".join(f"{name}:{value}" for name, value in sorted(result.digests.items()))

@@ -105,6 +105,7 @@ def test_success_ad(bench):
     assert filtered(ad) == ad
     assert before <= ad.pop("TransferStartTime") <= ad.pop("TransferEndTime") <= time.time()
     developer = ad.pop("DeveloperData")
+    assert 0 <= developer.pop("StageOutSeconds") <= 60
     assert ad == {
         "TransferSuccess": True,
         "TransferFileName": str(bench.scratch / "f0"),

@@ -14,7 +14,7 @@ from stageout.protocols.curl.localfile import PartFile
 from stageout.protocols.curl.task import Task
 from stageout.protocols.curl.transport import Reply
 
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _STRONG_AGE_S = 60.0
 _PLAIN_DIGESTS = ("adler32",)  # when nobody states one: for the result ad, and cheap
 
@@ -132,18 +132,18 @@ class HttpDownload(Download):
         elif reply.status in (200, 203):
             text = reply.headers.get("content-length", "")
             length = int(text) if text.isdigit() and "transfer-encoding" not in reply.headers else None
-            self._validator = _strong_validator(reply.headers)
+            self._validator = strong_validator(reply.headers)
             amazon = self._address.signed_for_amazon
             self._restart(stated_by_server(reply.headers, whole_body=True, amazon=amazon), length)
         else:
             raise self._http.failure(reply, f"download of {self._address.name}")
 
     def _continue(self, reply: Reply) -> None:
-        found = _CONTENT_RANGE.fullmatch(reply.headers.get("content-range", "").strip())
+        found = CONTENT_RANGE.fullmatch(reply.headers.get("content-range", "").strip())
         fits = found is not None and int(found[1]) == self._part.size_bytes
         if found and found[3] != "*" and self._announced_bytes is not None:
             fits = fits and int(found[3]) == self._announced_bytes
-        if not fits or not _same_version(self._validator, reply.headers):
+        if not fits or not same_version(self._validator, reply.headers):
             self._forget()
             text = f"{self._address.host} continued another version of {self._address.name}; begun again"
             raise TransferFailure(ErrorClass.CONTENT_MISMATCH, text, self._address.host)
@@ -173,7 +173,7 @@ class FtpDownload(Download):
         self._restart({}, None)
 
 
-def _strong_validator(headers: dict[str, str]) -> str:
+def strong_validator(headers: dict[str, str]) -> str:
     """What ``If-Range`` may name (RFC 9110, 8.8): a strong ETag, or a date that was old when the answer was made."""
     tag = headers.get("etag", "")
     if tag:
@@ -189,7 +189,7 @@ def _strong_validator(headers: dict[str, str]) -> str:
     return headers["last-modified"] if old else ""
 
 
-def _same_version(validator: str, headers: dict[str, str]) -> bool:
+def same_version(validator: str, headers: dict[str, str]) -> bool:
     """Whether a partial answer agrees with the version that was begun; one that says nothing keeps its promise."""
     name = "etag" if validator.startswith('"') else "last-modified"
     return headers.get(name, validator) == validator

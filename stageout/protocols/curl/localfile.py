@@ -76,6 +76,25 @@ class PartFile:
         except OSError as error:
             raise self._failure(error) from None
 
+    def write_at(self, data: Data, place: int) -> None:
+        """Write somewhere; may be called from several threads. What is whole is said by :meth:`filled`.
+
+        :raises TransferFailure: NO_SPACE_LOCAL and the like.
+        """
+        view = memoryview(data)
+        try:
+            while view:
+                written = os.pwrite(self._descriptor, view, place)
+                place += written
+                view = view[written:]
+        except OSError as error:
+            raise self._failure(error) from None
+
+    def filled(self, size_bytes: int) -> None:
+        """All bytes up to here were written in some order; digests come from reading the file."""
+        self.size_bytes = size_bytes
+        self._digests = Digests(())
+
     def digest(self, name: str) -> str:
         """A digest of what is there, computed on the way or by reading."""
         try:

@@ -12,7 +12,7 @@ from stageout.protocols.curl.dav import DavUpload
 from stageout.protocols.curl.download import FtpDownload, HttpDownload
 from stageout.protocols.curl.local import LocalDownload, LocalUpload
 from stageout.protocols.curl.servers import Servers
-from stageout.protocols.curl.settings import read_settings
+from stageout.protocols.curl.settings import read_settings, value_of
 from stageout.protocols.curl.task import Mileage, Task
 from stageout.protocols.curl.transport import Transport
 from stageout.protocols.curl.upload import FtpUpload, HttpUpload
@@ -26,6 +26,17 @@ _UPLOADS: dict[str, Callable[[Task], Movement]] = {
 }
 
 
+def _download(task: Task) -> Movement:
+    made = _DOWNLOADS.get(task.address.method)
+    if made is not None:
+        return made(task)
+    if task.context.parallelism > 1 or value_of(task.request.data, "sample_bytes"):
+        from stageout.protocols.curl.ranges import RangedDownload
+
+        return RangedDownload(task, task.settings.split_bytes)
+    return HttpDownload(task)
+
+
 class CurlProtocol(TransferProtocol):
     """http, https, ftp, file, dav and davs."""
 
@@ -36,7 +47,7 @@ class CurlProtocol(TransferProtocol):
     def download(self, request: Request, context: Context) -> Outcome:
         """Fetch a file: temporary name, verified as the checksum policy says, synced, renamed."""
         task = self._task(request, address_of(request.url), context)
-        return carry_out(_DOWNLOADS.get(task.address.method, HttpDownload)(task), task)
+        return carry_out(_download(task), task)
 
     def upload(self, request: Request, context: Context) -> Outcome:
         """Send a file, ask the server what it has, and give it its name where it was sent under another one."""

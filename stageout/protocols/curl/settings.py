@@ -29,6 +29,7 @@ class Settings:
     :param response_timeout_s: wait for the server's answer while no data has to move.
     :param retry_budget_s: no further attempt later than this after the first failure (download: after the last one
         that brought nothing).
+    :param split_bytes: files up to this size move over one connection.
     :param checksum_policy: see :class:`ChecksumPolicy`.
     """
 
@@ -37,6 +38,7 @@ class Settings:
     stall_bytes_per_s: float = 1000.0
     response_timeout_s: float = 300.0
     retry_budget_s: float = 180.0
+    split_bytes: int = 32 << 20
     checksum_policy: ChecksumPolicy = ChecksumPolicy.IF_AVAILABLE
 
 
@@ -55,9 +57,10 @@ def read_settings(context: Context, data: Mapping[str, Any]) -> Settings:
     for name in ("connect_timeout_s", "stall_window_s", "stall_bytes_per_s", "response_timeout_s", "retry_budget_s"):
         default: float = getattr(Settings, name)
         numbers[name] = _number(context, name.upper(), default)
+    split_bytes = max(1, int(_number(context, "SPLIT_BYTES", Settings.split_bytes)))
     given = value_of(data, "checksum_policy")
     word = context.setting("CHECKSUM_POLICY", ChecksumPolicy.IF_AVAILABLE.value) if given is None else given
-    return Settings(**numbers, checksum_policy=_policy(word))
+    return Settings(**numbers, split_bytes=split_bytes, checksum_policy=_policy(word))
 
 
 def _number(context: Context, name: str, default: float) -> float:

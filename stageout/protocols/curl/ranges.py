@@ -1,0 +1,264 @@
+"""Downloads over several connections: each fetches another range of the same version of the file.
+
+The first request asks for the beginning only. Its answer says whether the server gives ranges at all (206), how long
+the file is and what names its version (a strong ETag or date, RFC 9110, 8.8); the other connections start as soon as it
+is there, and each of their requests holds the server to that version (``If-Range``). A server that answers 200 sends
+the whole file over this one connection, and nothing is lost.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.plugin.api import Context, Outcome
+from stageout.protocols.curl.digests import WANTED, stated_by_server
+from stageout.protocols.curl.download import CONTENT_RANGE, HttpDownload, same_version, strong_validator
+from stageout.protocols.curl.http import Http
+from stageout.protocols.curl.settings import value_of
+from stageout.protocols.curl.task import Mileage, Task
+from stageout.protocols.curl.transport import Reply
+
+_LEAST_PIECE_BYTES = 4 << 20
+_PIECES_PER_STREAM = 8
+Piece = tuple[int, int]  # from, to (not included)
+
+
+def pieces(start: int, end: int, streams: int, most_bytes: int) -> list[Piece]:
+    """Ranges for the rest of a file: several per stream, so that a slow stream does not keep the others waiting."""
+    size = max(min(_LEAST_PIECE_BYTES, most_bytes), min(most_bytes, (end - start) // (streams * _PIECES_PER_STREAM)))
+    return [(place, min(place + size, end)) for place in range(start, end, size)]
+
+
+class Tally(Mileage):
+    """Bytes of one file over several connections at once."""
+
+    def __init__(self, context: Context, total: Mileage) -> None:
+        super().__init__(context)
+        self._total = total
+        self._lock = threading.Lock()
+        self.stop: BaseException | None = None
+
+    def add(self, gain_bytes: int) -> None:
+        """Tell the framework.
+
+        :raises TransferFailure: the plugin has to end, or another connection of this file failed.
+        """
+        if self.stop is not None:
+            raise self.stop
+        with self._lock:
+            self._total.begin()
+            self._total.moved(gain_bytes)
+
+
+class _Share(Mileage):
+    """The part of one connection."""
+
+    def __init__(self, context: Context, tally: Tally) -> None:
+        super().__init__(context)
+        self._tally = tally
+        self._told_bytes = 0
+
+    def begin(self) -> None:
+        self._told_bytes = 0
+
+    def moved(self, request_bytes: int) -> None:
+        gain_bytes, self._told_bytes = request_bytes - self._told_bytes, request_bytes
+        self._tally.add(gain_bytes)
+
+
+class _Fetch:
+    """Receives one piece."""
+
+    def __init__(self, owner: RangedDownload, piece: Piece) -> None:
+        self._owner = owner
+        self.place, self.end = piece
+
+    def begin(self, reply: Reply) -> None:
+        self._owner.check_piece(reply, self.place)
+
+    def write(self, data: bytes) -> None:
+        if self.place + len(data) > self.end:
+            raise TransferFailure(ErrorClass.SERVER_ERROR, "the server sends more than the range that was asked for")
+        self._owner.put(data, self.place)
+        self.place += len(data)
+
+
+class RangedDownload(HttpDownload):
+    """The way of one file over several connections.
+
+    :param first_bytes: of the first request; a file that is not longer needs no other.
+    """
+
+    def __init__(self, task: Task, first_bytes: int) -> None:
+        super().__init__(task)
+        sample = value_of(task.request.data, "sample_bytes")
+        self._sample_bytes = sample if isinstance(sample, int) and sample > 0 else 0
+        self._streams = task.context.parallelism
+        self._first_bytes = min(first_bytes, self._sample_bytes or first_bytes)
+        self._tally = Tally(task.context, task.mileage)
+        self._http = self._connection()
+        self._lock = threading.Lock()
+        self._missing: list[Piece] = []
+        self._ranged = False
+        self._got_bytes = 0
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def milestone(self) -> int:
+        """Bytes that are here."""
+        return self._got_bytes if self._ranged else super().milestone
+
+    def attempt(self) -> Outcome:
+        """The first request, or, when that was answered, all pieces that are still missing."""
+        self._tally.stop = None
+        if self._ranged:
+            self._help(self._streams - 1)
+            self._wait()
+        elif self._part.size_bytes:
+            return super().attempt()  # a plain download that broke goes on as one
+        else:
+            self._begin_ranges()
+        return self._ended() if self._ranged else self._outcome(self._finish())
+
+    def begin(self, reply: Reply) -> None:
+        """The answer to the first request."""
+        found = CONTENT_RANGE.fullmatch(reply.headers.get("content-range", "").strip())
+        if reply.status != 206:
+            if self._sample_bytes:
+                text = f"{self._address.host} does not give parts of files, so no sample of one can be taken"
+                raise TransferFailure(ErrorClass.NOT_SUPPORTED, text, self._address.host)
+            super().begin(reply)
+            return
+        total = int(found[3]) if found and found[1] == "0" and found[3] != "*" else -1
+        self._validator = strong_validator(reply.headers)
+        if found is None or total < 0 or (not self._validator and int(found[2]) + 1 < total):
+            raise _NoRangesError
+        end = min(total, self._sample_bytes or total)
+        amazon = self._address.signed_for_amazon
+        self._restart({} if self._sample_bytes else stated_by_server(reply.headers, False, amazon=amazon), end)
+        self._ranged = True
+        self._missing = pieces(min(self._first_bytes, end), end, self._streams, self._first_bytes)
+        self._help(self._streams - 1)
+
+    def write(self, data: bytes) -> None:
+        """Data of the first request."""
+        if self._ranged:
+            self.put(data, self._first.place)
+            self._first.place += len(data)
+        else:
+            super().write(data)
+
+    def check_piece(self, reply: Reply, place: int) -> None:
+        """Make sure that an answer continues this version of the file.
+
+        :raises TransferFailure: CONTENT_MISMATCH when it does not; all is begun again.
+        """
+        found = CONTENT_RANGE.fullmatch(reply.headers.get("content-range", "").strip())
+        fits = reply.status == 206 and found is not None and int(found[1]) == place
+        if not fits or not same_version(self._validator, reply.headers):
+            self._ranged = False
+            text = f"{self._address.name} changed on {self._address.host} while it was fetched; begun again"
+            raise TransferFailure(ErrorClass.CONTENT_MISMATCH, text, self._address.host)
+
+    def put(self, data: bytes, place: int) -> None:
+        """Write to the file; called from all connections."""
+        self._part.write_at(data, place)
+        with self._lock:
+            self._got_bytes += len(data)
+
+    def _begin_ranges(self) -> None:
+        headers: Sequence[str] = () if self._task.no_digests or self._sample_bytes else WANTED
+        asked = f"Range: bytes=0-{self._first_bytes - 1}"
+        self._first = _Fetch(self, (0, self._first_bytes))
+        self._got_bytes = 0
+        try:
+            reply = self._http.ask("GET", self._address, (*headers, asked), receiver=self)
+            if reply.status == 416:  # an empty file has no first byte
+                raise _NoRangesError
+        except _NoRangesError:
+            self._forget()
+            reply = self._http.ask("GET", self._address, tuple(headers), receiver=self)
+        except TransferFailure as failure:
+            self._give_up(failure)
+            if self._ranged:
+                self._missing.append((self._first.place, min(self._first_bytes, self._announced_bytes or 0)))
+            raise
+        if reply.status not in (200, 203, 206):
+            raise self._http.failure(reply, f"download of {self._address.name}")
+        self._first_byte_s = reply.first_byte_s
+        self._wait()
+
+    def _connection(self) -> Http:
+        return Http(replace(self._task, mileage=_Share(self._task.context, self._tally)))
+
+    def _help(self, count: int) -> None:
+        for _ in range(min(count, len(self._missing))):
+            thread = threading.Thread(target=self._work, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _wait(self) -> None:
+        """Take pieces in this thread too, until none is left.
+
+        :raises TransferFailure: the first failure of any connection.
+        """
+        if self._ranged:
+            self._work()
+        for thread in self._threads:
+            thread.join()
+        self._threads.clear()
+        if self._tally.stop is not None:
+            raise self._tally.stop
+
+    def _give_up(self, failure: BaseException) -> None:
+        with self._lock:
+            self._tally.stop = self._tally.stop or failure
+        for thread in self._threads:
+            thread.join()
+        self._threads.clear()
+
+    def _work(self) -> None:
+        http = self._connection()
+        while self._tally.stop is None:
+            with self._lock:
+                piece = self._missing.pop(0) if self._missing else None
+            if piece is None:
+                return
+            fetch = _Fetch(self, piece)
+            try:
+                self._fetch(http, fetch)
+            except BaseException as failure:
+                with self._lock:
+                    self._tally.stop = self._tally.stop or failure
+            if fetch.place < fetch.end:
+                with self._lock:
+                    self._missing.append((fetch.place, fetch.end))
+
+    def _fetch(self, http: Http, fetch: _Fetch) -> None:
+        asked = (f"Range: bytes={fetch.place}-{fetch.end - 1}", f"If-Range: {self._validator}")
+        reply = http.ask("GET", self._address, asked, receiver=fetch)
+        if reply.status != 206:
+            raise http.failure(reply, f"download of {self._address.name}")
+        if fetch.place < fetch.end:
+            text = f"{self._address.host} sent less than the range that was asked for"
+            raise TransferFailure(ErrorClass.CONNECTION_LOST, text, self._address.host)
+
+    def _ended(self) -> Outcome:
+        self._part.filled(self._announced_bytes or 0)
+        return self._outcome(self._finish())
+
+    def _outcome(self, outcome: Outcome) -> Outcome:
+        outcome.developer.update(self._http.facts)
+        outcome.developer["Streams"] = self._streams if self._ranged else 1
+        return outcome
+
+    def _forget(self) -> None:
+        self._ranged, self._missing = False, []
+        super()._forget()
+
+
+class _NoRangesError(Exception):
+    """The server's ranges are of no use: it does not name the version, or not the length."""
