@@ -13,6 +13,7 @@ from sandbox_manager.registry import Registry
 from sandbox_manager.rules import Rules
 from sandbox_manager.sandbox import Occupant, SlotKey, method_of, split_url
 from sandbox_manager.slots import Places, is_stuck
+from sandbox_manager.space import Space
 from sandbox_manager.spool import Spool
 from stageout.core.states import State
 
@@ -40,6 +41,7 @@ class Admission:
     breakers: Breakers
     spool: Spool
     rules: Callable[[], Rules]
+    space: Space = field(default_factory=Space)
     stopping: bool = False
     _promised: dict[int, Offer] = field(default_factory=dict)
     _last: int = 0
@@ -124,12 +126,12 @@ class Admission:
 
     def _space(self, offer: Offer) -> str:
         promised = sum(item.size_bytes for item in self._promised.values())
-        held = self.spool.used_bytes() + promised + offer.size_bytes
+        held = self.space.used_bytes + promised + offer.size_bytes
         if held > self.quota_bytes:
             return f"the spool would hold {held >> 20} MB of {self.quota_bytes >> 20} MB (STAGEOUT_SPOOL_QUOTA_MB)"
         limit, owner = self.rules().owner_quota_bytes, offer.facts.owner
         if limit:
-            own = self.registry.held_bytes[owner] + offer.size_bytes
+            own = self.space.by_owner[owner] + offer.size_bytes
             own += sum(item.size_bytes for item in self._promised.values() if item.facts.owner == owner)
             if own > limit:
                 return f"output of {owner} would take {own >> 20} MB of {limit >> 20} MB (STAGEOUT_OWNER_QUOTA_MB)"

@@ -28,6 +28,7 @@ _NUMBERS_AT_ONCE = 1000
 _FILES_IN_ALL = 1000
 _LEAST_INTERVAL_S = 1.0
 _STATE_INTERVAL_S = 30.0
+_PAUSE_PER_REPORT = 10
 STATE_FILE = "state.json"
 _WORDS = {FileState.MOVING: State.MOVING, FileState.DELIVERED: State.DELIVERED, FileState.FAILED: State.FAILED}
 
@@ -109,9 +110,11 @@ class Reporter:
         while True:
             if book.changed.is_set() or self._clock.monotonic_s() - last_s >= self._interval_s:
                 book.changed.clear()
+                start_s = self._clock.monotonic_s()
                 await self.publish()
                 last_s = self._clock.monotonic_s()
-                await asyncio.sleep(_LEAST_INTERVAL_S)
+                # With very many sandboxes a report costs more: hand-offs must not wait for reports.
+                await asyncio.sleep(max(_LEAST_INTERVAL_S, _PAUSE_PER_REPORT * (last_s - start_s)))
             else:
                 self.write_state(None)
             left_s = min(_STATE_INTERVAL_S, self._interval_s)
@@ -192,7 +195,7 @@ class Reporter:
     def figures(self) -> dict[str, Any]:
         """Attributes for the slot ads."""
         admission, rules = self._pipeline.admission, self._pipeline.rules
-        used, quota = self._spool.used_bytes(), max(1, admission.quota_bytes)
+        used, quota = admission.space.used_bytes, max(1, admission.quota_bytes)
         percent = 100 * used / quota
         self._accepting = percent < self._high if self._accepting else percent <= self._low
         places = (rules.limits.active + rules.limits.depth) * rules.limits.cpus

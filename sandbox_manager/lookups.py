@@ -90,7 +90,7 @@ def all_sandboxes(db: sqlite3.Connection) -> list[Sandbox]:
 
 def _sandbox(db: sqlite3.Connection, row: Sequence[Any]) -> Sandbox:
     sums = _sums(db, row[0])
-    query = "SELECT ticket, freed, size, credential_ends_at FROM tickets WHERE sandbox = ? ORDER BY id"
+    query = "SELECT ticket, freed, credential_ends_at FROM tickets WHERE sandbox = ? ORDER BY id"
     tickets = db.execute(query, (row[0],)).fetchall()
     return Sandbox(
         id=row[0], run=Run(row[1], row[2]), owner=row[3], user=row[4], uid=row[5], gid=row[6],
@@ -99,14 +99,13 @@ def _sandbox(db: sqlite3.Connection, row: Sequence[Any]) -> Sandbox:
         named_tickets=tuple(row[18].split()), accepted_at=row[19], confirmed_at=row[20], ended_at=row[21],
         forgettable=bool(row[22]),
         tickets=tuple(item[0] for item in tickets), freed=all(item[1] for item in tickets),
-        held_bytes=sum(item[2] for item in tickets if not item[1]),
         files_total=sum(count for state, count in sums.files.items() if state != FileState.DROPPED),
         files_left=sum(sums.files.get(state, 0) for state in _LEFT),
         bytes_total=sum(size for state, size in sums.size.items() if state != FileState.DROPPED),
         bytes_left=sum(sums.size.get(state, 0) for state in _LEFT),
         moving=sums.files.get(FileState.MOVING, 0), failed=sums.files.get(FileState.FAILED, 0),
         attempts=row[23], excused=row[24], waiting=tuple(sums.waiting),
-        deadline_at=min((item[3] for item in tickets if item[3] and not item[1]), default=0),
+        deadline_at=min((item[2] for item in tickets if item[2] and not item[1]), default=0),
     )  # fmt: skip
 
 
@@ -169,6 +168,16 @@ def first_error(db: sqlite3.Connection, sandbox_id: int) -> FileRow | None:
         if row:
             return file_row(row)
     return None
+
+
+def held_files(db: sqlite3.Connection) -> Iterator[tuple[str, str, list[tuple[int, int]]]]:
+    """Ticket, owner, and (inode, size in bytes) of each file, of all tickets whose bytes are in the spool."""
+    rows = db.execute(
+        "SELECT t.id, t.ticket, s.owner FROM tickets t JOIN sandboxes s ON s.id = t.sandbox WHERE t.freed = 0"
+    )
+    for number, ticket, owner in rows.fetchall():
+        files = db.execute("SELECT inode, size FROM files WHERE ticket = ?", (number,))
+        yield ticket, owner, [(inode & _UNSIGNED, size) for inode, size in files.fetchall()]
 
 
 def kept_tickets(db: sqlite3.Connection) -> dict[str, tuple[int, bool, str]]:

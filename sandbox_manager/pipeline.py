@@ -120,11 +120,16 @@ class Pipeline:
         self.breakers.restore(await self.book.ledger.read(lambda db: get_meta(db, _BREAKERS)))
         await self.renewal.mend()
         kept = await self.book.ledger.read(lookups.kept_tickets)
+        await self.book.ledger.read(self._measure_space)
         strays = await self._in_disk_thread(self._spool.remove_strays, list(kept))
         for ticket in unsynced:
             self._background(self._sync_again(ticket))
         self._free([box for box in self.book.registry.by_id.values() if box.state in FREED])
         log.event("recovered", sandboxes=len(self.book.registry.by_id), strays=len(strays), unsynced=len(unsynced))
+
+    def _measure_space(self, db: sqlite3.Connection) -> None:
+        for ticket, owner, files in lookups.held_files(db):
+            self.admission.space.add(ticket, owner, files)
 
     async def _sync_again(self, ticket: str) -> None:
         try:
@@ -159,6 +164,8 @@ class Pipeline:
             await asyncio.shield(write)
         except asyncio.CancelledError:
             await write  # What is recorded is recorded: the files may not be taken away any more.
+        held = ((item.inode, item.size_bytes) for item in handoff.files)
+        self.admission.space.add(handoff.ticket, handoff.facts.owner, held)
         self.release(handoff.reservation)
         return Receipt(
             handoff.ticket, self.manager.name, self.manager.key, len(handoff.files), handoff.size_bytes
@@ -423,6 +430,7 @@ class Pipeline:
             tickets = await self.book.ledger.read(lambda db: records.dropped_tickets(db, sandbox))
             for ticket in tickets:
                 await self._in_disk_thread(self._spool.release, ticket)
+                self.admission.space.drop(ticket)
             left = await self.book.write(
                 lambda db: records.released(db, sandbox, tickets, self._now()), "record-released"
             )

@@ -22,7 +22,6 @@ class Registry:
         self.destinations: dict[int, Destination] = {}
         self.fences: dict[str, int] = {}
         self.backlog = Backlog(deadline)
-        self.held_bytes: Counter[str] = Counter()
         self.states: Counter[State] = Counter()
         self.bytes_at_risk = 0
         self._by_run: dict[Run, int] = {}
@@ -52,9 +51,6 @@ class Registry:
 
     def _count(self, box: Sandbox, by: int) -> None:
         self.states[box.state] += by
-        self.held_bytes[box.owner] += by * box.held_bytes
-        if not self.held_bytes[box.owner]:
-            del self.held_bytes[box.owner]
         if box.state not in FREED:
             self.bytes_at_risk += by * box.bytes_left
         if box.state in OCCUPYING:

@@ -72,7 +72,7 @@ class Sandbox:
     :param id: of its row. :param change: grows whenever anything of it changes.
     :param waiting: its files that wait, by destination; :param moving: number of files in movers.
     :param attempts: most of any file. :param excused: of those, how many were only "the server cannot be reached".
-    :param held_bytes: in the spool. :param freed: nothing of it is in the spool any more.
+    :param freed: nothing of it is in the spool any more.
     :param forgettable: the access point has recorded its end.
     :param deadline_at: wall clock at which its credential ends, 0 without one.
     """
@@ -99,7 +99,6 @@ class Sandbox:
     forgettable: bool
     tickets: tuple[str, ...]
     freed: bool
-    held_bytes: int
     files_total: int
     files_left: int
     bytes_total: int

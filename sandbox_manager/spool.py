@@ -64,13 +64,12 @@ class Spool:
         self.execute = Path(os.path.realpath(execute))
         self._root_mode = os.geteuid() == 0
         self._lock = -1
-        self._used: dict[str, int] = {}
         self.safe = Safe(self.root / "sandboxes")
 
     # ---- at start ----------------------------------------------------------------------------------------------------
 
     def open(self, forbidden: Mapping[str, str]) -> None:
-        """Make and check the directories, remove what earlier hand-offs left half done, count what is held.
+        """Make and check the directories, remove what earlier hand-offs left half done.
 
         :param forbidden: parameter -> directory whose content HTCondor deletes (EXECUTE, SPOOL, LOG).
         :raises SpoolError: a directory is in the wrong place or somebody else's.
@@ -86,7 +85,6 @@ class Spool:
             raise SpoolError(f"STAGEOUT_SPOOL = {self.root}: {problem}; give it a place that can be written") from None
         for left in durable.disk.listdir(self.root / "intake"):
             self.withdraw(left)
-        self._used = {ticket: self._held_bytes(ticket) for ticket in self.directories()}
 
     def close(self) -> None:
         """Let another manager use the spool."""
@@ -174,7 +172,6 @@ class Spool:
         except (OSError, NotClaimed) as problem:
             self.withdraw(ticket)
             raise NotClaimed(str(problem)) from problem
-        self._used[ticket] = sum(item.size_bytes for item in files)
         return files
 
     def _checked(
@@ -294,7 +291,6 @@ class Spool:
         """Remove the bytes of a ticket; one that is gone already is no error. :raises OSError: they cannot be."""
         with durable.step("spool-release"):
             trees.remove(self.root / "sandboxes", ticket)
-        self._used.pop(ticket, None)
 
     def remove_strays(self, known: Iterable[str]) -> list[str]:
         """Remove the directories of all tickets that the ledger does not know; their names."""
@@ -307,10 +303,6 @@ class Spool:
         """Tickets that have a directory."""
         return list(durable.disk.listdir(self.root / "sandboxes"))
 
-    def used_bytes(self) -> int:
-        """Sum of the sizes of all files in custody."""
-        return sum(list(self._used.values()))
-
     def free_bytes(self) -> int:
         """What the filesystem still takes."""
         found = durable.disk.statvfs(self.root)
@@ -320,14 +312,6 @@ class Spool:
         """Size of the filesystem."""
         found = durable.disk.statvfs(self.root)
         return found.f_blocks * found.f_frsize
-
-    def _held_bytes(self, ticket: str) -> int:
-        place = self.root / "sandboxes" / ticket
-        if not stat.S_ISDIR(durable.disk.lstat(place).st_mode):
-            return 0
-        with trees.opened(place) as directory:
-            names = (name for name in trees.names(directory) if name != CREDENTIALS)
-            return sum(durable.disk.stat(name, dir_fd=directory, follow_symlinks=False).st_size for name in names)
 
 
 def printable(text: str) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from stageout.core.states import State
@@ -198,7 +198,7 @@ def report_ad(report: Report, signature: str = "") -> dict[str, Any]:
     """The manager's ad."""
     busy = [s for s in report.sandboxes if s.state not in (State.RELEASED, State.SUPERSEDED, State.CANCELLED)]
     return {
-        **_envelope(MANAGER_AD, report.manager, asdict(report), signature),
+        **_envelope(MANAGER_AD, report.manager, report, signature),
         "StageOutManager": report.manager,
         "StageOutSandboxes": len(busy),
         "StageOutBytesAtRisk": report.bytes_at_risk,
@@ -208,21 +208,21 @@ def report_ad(report: Report, signature: str = "") -> dict[str, Any]:
 def orders_ad(sheet: OrderSheet, signature: str = "") -> dict[str, Any]:
     """The ad with one agent's orders for one manager."""
     name = f"{sheet.agent}/{sheet.manager}"
-    return {**_envelope(ORDERS_AD, name, asdict(sheet), signature), "StageOutManager": sheet.manager}
+    return {**_envelope(ORDERS_AD, name, sheet, signature), "StageOutManager": sheet.manager}
 
 
 def notice_ad(notice: AgentNotice, signature: str = "") -> dict[str, Any]:
     """The ad by which managers know that an agent is alive."""
-    return {**_envelope(AGENT_AD, notice.agent, asdict(notice), signature), "StageOutSchedd": notice.schedd}
+    return {**_envelope(AGENT_AD, notice.agent, notice, signature), "StageOutSchedd": notice.schedd}
 
 
-def _envelope(my_type: str, name: str, payload: dict[str, Any], signature: str) -> dict[str, Any]:
+def _envelope(my_type: str, name: str, said: Report | OrderSheet | AgentNotice, signature: str) -> dict[str, Any]:
     return {
         "MyType": my_type,
         "Name": name,
-        "StageOutPayload": json.dumps(payload, separators=(",", ":"), sort_keys=True),
+        "StageOutPayload": json.dumps(said, default=vars, separators=(",", ":"), sort_keys=True),
         "StageOutSignature": signature,
-        "StageOutSentAt": payload["sent_at"],
+        "StageOutSentAt": said.sent_at,
         "ClassAdLifetime": AD_LIFETIME_S,
     }
 

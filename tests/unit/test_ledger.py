@@ -68,7 +68,7 @@ def test_what_is_written_is_there_after_a_restart(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "l")
     box = asyncio.run(ledger.read(lookups.all_sandboxes))[0]
     ledger.close()
-    assert (box.state, box.tickets, box.bytes_left, box.held_bytes) == (State.ACCEPTED, ("t1",), 10, 10)
+    assert (box.state, box.tickets, box.bytes_left) == (State.ACCEPTED, ("t1",), 10)
 
 
 def test_the_ledger_is_written_through(tmp_path: Path) -> None:

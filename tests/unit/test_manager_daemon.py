@@ -28,6 +28,7 @@ from sandbox_manager.collector import CollectorError, CollectorProcess
 from sandbox_manager.daemon import DO_NOT_RESTART, Daemon, Surroundings, manager_name
 from sandbox_manager.identity import RunFacts
 from sandbox_manager.peers import Peer
+from sandbox_manager.space import Space
 from sandbox_manager.spool import SpoolBusy
 from sandbox_manager.startd_process import StartdError, StartdProcess
 from stageout.core.clock import SystemClock
@@ -285,12 +286,12 @@ def test_the_cron_streams_each_change(tmp_path: Path) -> None:
 
 def test_a_full_spool_stops_new_jobs_until_there_is_room(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.knobs["STAGEOUT_SPOOL_QUOTA_MB"] = "100"
+    used: dict[str, int] = {"bytes": 0}
+    fixed = property(lambda self: used["bytes"], lambda self, value: None)
+    monkeypatch.setattr(Space, "used_bytes", fixed, raising=False)
 
     async def story() -> None:
         async with served(site) as node:
-            spool = node.daemon.spool
-            used: dict[str, int] = {"bytes": 0}
-            monkeypatch.setattr(spool, "used_bytes", lambda: used["bytes"])
 
             async def accepting() -> bool:
                 (answer,) = await in_thread(lambda: node.ask(op="metrics"))

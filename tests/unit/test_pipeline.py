@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 from manager_site import SCHEDD, Site, made, run, until
 
-from sandbox_manager.intake import Refusal
+from sandbox_manager.intake import Handoff, Refusal
 from sandbox_manager.rules import read_rules
 from stageout.core import durable
 from stageout.core.config import mapping_settings
 from stageout.core.errors import ErrorClass
 from stageout.core.states import State
 from stageout.wire.custody import Action
+from stageout.wire.handoff import OfferedFile
 
 
 @pytest.fixture
@@ -45,7 +46,8 @@ def test_nothing_is_sent_before_the_agent_s_word_and_everything_after_it(site: S
             assert site.calls() == []
             await node.confirm(receipt)
             box = await node.until_state(State.RELEASED)
-            assert (box.files_total, box.files_left, box.bytes_left, box.held_bytes) == (2, 0, 0, 0)
+            assert (box.files_total, box.files_left, box.bytes_left) == (2, 0, 0)
+            assert node.pipeline.admission.space.used_bytes == 0
             assert sorted(site.delivered()) == ["a", "b"]
             assert (site.base / "dest/a").read_bytes() == b"aaa"
             assert held(site) == []
@@ -397,6 +399,31 @@ def test_a_restart_remembers_which_server_is_away_and_why(site: Site) -> None:
     site.flag("down")
     run(before())
     run(after())
+
+
+def test_a_file_with_two_destinations_takes_its_space_once_and_after_a_restart_too(site: Site) -> None:
+    async def story() -> None:
+        async with site.manager(moving=False) as node:
+            facts = node.facts()
+            reservation = node.offer(facts, ["copy://h/ok/a", "copy://i/ok/a"], 2000)
+            place = node.spool.prepare_intake("a" * 32, facts.uid, facts.gid)
+            (place / "0").write_bytes(b"x" * 1000)
+            os.chown(place / "0", facts.uid, facts.gid)
+            os.link(place / "0", place / "1")
+            offered = [OfferedFile(f"copy://{host}/ok/a", "a", 1000) for host in "hi"]
+            held = node.spool.claim("a" * 32, offered, facts.uid, facts.gid)
+            handoff = Handoff("a" * 32, facts, str(site.plugin), held, reservation)
+            receipts.append(await node.pipeline.accept(handoff))
+            assert node.pipeline.admission.space.used_bytes == 1000
+        async with site.manager() as node:
+            assert dict(node.pipeline.admission.space.by_owner) == {"alice@test": 1000}
+            await node.confirm(*receipts)
+            await node.until_state(State.RELEASED)
+            assert node.pipeline.admission.space.used_bytes == 0
+
+    receipts: list[Any] = []
+    run(story())
+    assert site.delivered() == ["a", "a"]
 
 
 def test_a_graceful_stop_lets_a_transfer_end_and_a_fast_one_does_not(site: Site) -> None:

@@ -45,7 +45,7 @@ TEMPLATE = Sandbox(
     id=0, run=Run("ap#1.0#1", 1), owner="a", user="a", uid=1, gid=1, shared_uid=False, slot=SlotKey("ep", 1, 1),
     slot_name="s", priority=0, state=State.CONFIRMED, change=1, paused=False, reason="", error_code=0,
     named_tickets=(), accepted_at=0, confirmed_at=1, ended_at=0, forgettable=False, tickets=("t",), freed=False,
-    held_bytes=10, files_total=1, files_left=1, bytes_total=10, bytes_left=10, moving=0, failed=0, attempts=0,
+    files_total=1, files_left=1, bytes_total=10, bytes_left=10, moving=0, failed=0, attempts=0,
     excused=0, waiting=(Waiting(1, 1, 10, 0),),
 )  # fmt: skip
 
@@ -255,14 +255,13 @@ def test_registry_keeps_its_lists_apart() -> None:
     registry.put(box(2, state=State.ACCEPTED))
     assert [set(lane) for lane in registry.backlog.lanes.values()] == [{1}]
     assert sum(count for _, count in registry.occupying()) == 2
-    registry.put(box(1, state=State.RELEASED, held_bytes=0))
+    registry.put(box(1, state=State.RELEASED))
     assert not registry.backlog.lanes
     assert sum(count for _, count in registry.occupying()) == 1
-    assert registry.held_bytes == {"a": 10}
     assert registry.bytes_at_risk == 10
     registry.drop(2)
     assert (registry.of_run(Run("ap#2.0#1", 1)), registry.newest_run("ap#2.0#1")) == (None, 1)
-    assert (registry.bytes_at_risk, dict(registry.held_bytes), list(registry.occupying())) == (0, {}, [])
+    assert (registry.bytes_at_risk, list(registry.occupying())) == (0, [])
 
 
 @pytest.mark.parametrize(
