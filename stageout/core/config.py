@@ -122,6 +122,7 @@ KNOBS: dict[str, Knob] = {
         Knob("STAGEOUT_POLICY_KEY", "", "policy", "PEM file of its key; empty: in the same file"),
         Knob("STAGEOUT_POLICY_TOKENS", "/etc/condor/stageout-policy.tokens", "policy", "one OWNER TOKEN a line"),
         Knob("STAGEOUT_POLICY_DIR", "$(SPOOL)/stageout_policy", "policy", "where leases are kept over restarts"),
+        Knob("STAGEOUT_PROFILES", "/var/lib/stageout/profiles", "ep", "what stageout profile measured about servers"),
         Knob("STAGEOUT_DEBUG", False, "both", "true: more in the logs"),
     )
 }

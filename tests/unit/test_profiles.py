@@ -1,0 +1,59 @@
+"""Stored profiles of servers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stageout.core.profiles import Best, Profile, Run, file_of, good_concurrency, load, save
+
+RUN = Run("upload", 1000, 2, 3, 0, 3000, 1.5, 2000.0, 0.2, 10_000_000)
+
+
+def _profile(at: int) -> Profile:
+    return Profile("dest.example.org:443", "https", at, {"upload": Best(2, 3, 2000.0)}, (RUN,))
+
+
+def test_what_is_kept_comes_back(tmp_path: Path) -> None:
+    profile = _profile(1_800_000_000)
+    path = save(tmp_path / "new" / "place", profile)
+    assert load(tmp_path / "new" / "place", "Dest.Example.org:443") == profile
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert json.loads(path.read_text())["schema"] == 1
+
+
+def test_a_good_start(tmp_path: Path) -> None:
+    import time
+
+    assert good_concurrency(tmp_path, "dest.example.org:443") == 0
+    save(tmp_path, _profile(int(time.time()) - 60))
+    assert good_concurrency(tmp_path, "dest.example.org:443") == 3
+    save(tmp_path, _profile(int(time.time()) - 40 * 86400))
+    assert good_concurrency(tmp_path, "dest.example.org:443") == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "7",
+        '{"schema": 2}',
+        '{"schema": 1, "best": 3, "runs": []}',
+        '{"schema": 1, "best": {}, "runs": [{}]}',
+    ],
+)
+def test_what_cannot_be_read_counts_as_none(tmp_path: Path, text: str) -> None:
+    file_of(tmp_path, "h").write_text(text)
+    assert load(tmp_path, "h") is None
+    assert good_concurrency(tmp_path, "h") == 0
+
+
+def test_every_field_is_explained() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "TUNING.md").read_text()
+    content = _profile(0).as_json()
+    names = [*content, *content["best"]["upload"], *content["runs"][0]]
+    assert [name for name in names if f"`{name}`" not in page] == []
