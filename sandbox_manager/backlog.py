@@ -84,6 +84,15 @@ class Lane:
         """Wall clock of the earliest deadline of those that are due; infinite without one."""
         return self._deadlines[0][0] if self._deadlines else float("inf")
 
+    def files_due(self, most: int) -> int:
+        """Files that are due, counted no further than ``most``."""
+        files = 0
+        for key in self._ready:
+            if files >= most:
+                break
+            files += self._parts[key[-1]][1].files
+        return files
+
     def wakes_at(self) -> float:
         """Wall clock at which the next one is due; infinite when none waits for a time."""
         return self._later[0][0] if self._later else float("inf")

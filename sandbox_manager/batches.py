@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,6 +32,7 @@ class BatchRun:
     """A batch on its way. :meth:`run` blocks and belongs into a thread.
 
     :param directory: work directory to make. :param lifetime_s: limit of the plugin's call.
+    :param settings: for its environment.
     :param held: what all the files are sent with, None for nothing. :param now: wall clock.
     """
 
@@ -44,6 +45,7 @@ class BatchRun:
         files: Sequence[FileRow],
         directory: Path,
         lifetime_s: float,
+        settings: Mapping[str, str],
         held: HeldSurroundings | None = None,
         now: float = 0.0,
     ) -> None:
@@ -58,6 +60,7 @@ class BatchRun:
         self._files = files
         self._directory = directory
         self._lifetime_s = lifetime_s
+        self._settings = settings
         self._lock = threading.Lock()
         self._mover: Mover | None = None
         self._stopped = False
@@ -104,7 +107,9 @@ class BatchRun:
         with self._lock:
             if self._stopped:
                 raise Stopped
-            batch = Batch(self._directory, self._plugin, *self._user, cargo, self._lifetime_s, equipment)
+            batch = Batch(
+                self._directory, self._plugin, *self._user, cargo, self._lifetime_s, equipment, self._settings
+            )
             self._mover = Mover(batch)
         self.asked = True
         return self._mover.run()

@@ -64,6 +64,9 @@ class Control:
             await self._status(str(question.get("job") or ""), uid, writer)
         elif question["op"] == "metrics":
             await _send(writer, {"op": "metrics", "metrics": self.metrics()})
+        elif question["op"] == "streams":
+            reports = [asdict(report) for report in self._pipeline.tuner.reports()]
+            await _send(writer, {"op": "streams", "streams": reports})
         else:
             await _send(writer, {"op": "refuse", "reason": f"unknown question {question['op']!r}"})
 

@@ -25,11 +25,13 @@ from sandbox_manager.ads import Reporter
 from sandbox_manager.agents import AgentBook
 from sandbox_manager.collector import Collector, CollectorError, CollectorProcess
 from sandbox_manager.control import Control, condor_uid
+from sandbox_manager.grants import Grants
 from sandbox_manager.identity import Identity
 from sandbox_manager.intake import Identifier, Intake
 from sandbox_manager.ledger import Ledger, LedgerError
 from sandbox_manager.pipeline import Manager, Pipeline
 from sandbox_manager.plugins_table import PluginsTable
+from sandbox_manager.policy_client import PolicyClient, address_of
 from sandbox_manager.rules import read_rules
 from sandbox_manager.spool import Spool, SpoolBusy, SpoolError
 from sandbox_manager.startd import SlotTable
@@ -74,6 +76,7 @@ class Daemon:
         self._around = around
         self._settings = settings = around.read()
         self._rules = read_rules(settings)
+        self._policy = address_of(settings)
         execute = Path(settings.condor("EXECUTE"))
         if not settings.condor("EXECUTE"):
             raise ConfigError("EXECUTE is not set; a sandbox manager runs where jobs run")
@@ -106,7 +109,8 @@ class Daemon:
     async def _serve(self, ledger: Ledger) -> None:
         around, settings = self._around, self._settings
         manager = Manager(manager_name(settings))
-        pipeline = Pipeline(manager, ledger, self.spool, self._table, self._rules, self._agents, around.clock)
+        grants = self._grants(manager.name, lambda: pipeline.book.wake.set())
+        pipeline = Pipeline(manager, ledger, self.spool, self._table, self._rules, self._agents, around.clock, grants)
         await self._load_plugins()
         await pipeline.recover()
         reporter = Reporter(pipeline, self.spool, around.collector, around.clock, settings, condor_uid())
@@ -123,10 +127,17 @@ class Daemon:
             self._forever("house", lambda: self._house(pipeline)),
             self._forever("settings", lambda: self._settings_again(pipeline)),
             self._forever("parent", self._parent),
+            *([self._forever("streams", grants.run)] if grants else []),
         ]
         tasks = [asyncio.get_running_loop().create_task(item) for item in work]
         await self._stop.wait()
         await self._shut_down(pipeline, intake, control, reporter, tasks)
+
+    def _grants(self, name: str, changed: Callable[[], None]) -> Grants | None:
+        """Of the policy service of the configuration, as it was at the start; None without one."""
+        if self._policy is None:
+            return None
+        return Grants(PolicyClient(self._policy), name, self._around.clock, changed)
 
     async def _shut_down(
         self, pipeline: Pipeline, intake: Intake, control: Control, reporter: Reporter, tasks: list[asyncio.Task[None]]
@@ -139,6 +150,8 @@ class Daemon:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if pipeline.tuner.grants is not None:
+            await pipeline.tuner.grants.close()
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(reporter.publish(), _FAST_S if self._fast else 5.0)
         await control.stop()

@@ -73,6 +73,7 @@ class Batch:
     """One call of a plugin.
 
     :param directory: work directory to make, below ``movers/``. :param uid: the job's user; :param gid: its group.
+    :param settings: for the plugin's environment; what the administrator has set there goes before them.
     """
 
     directory: Path
@@ -82,6 +83,7 @@ class Batch:
     files: tuple[Cargo, ...]
     lifetime_s: float
     equipment: Equipment = field(default_factory=Equipment)
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 class Stopped(Exception):
@@ -354,6 +356,7 @@ def plugin_environment(ours: Mapping[str, str], batch: Batch) -> dict[str, str]:
     }
     return {
         "PATH": os.defpath,
+        **batch.settings,
         **kept,
         **{variable: f"{home}/{name}" for variable, name in places.items() if name},
         "HOME": home,

@@ -12,31 +12,35 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from sandbox_manager import lookups, orders, records, recovery
+from sandbox_manager import lookups, orders, rates, records, recovery
 from sandbox_manager.admission import Admission, Offer, schemes_of, slot_of
 from sandbox_manager.agents import AgentBook
 from sandbox_manager.batches import BatchRun, Judged, judge_batch, settle
 from sandbox_manager.book import Book
-from sandbox_manager.breaker import Breakers
+from sandbox_manager.breaker import Breakers, Flow
 from sandbox_manager.credentials import HeldSurroundings
+from sandbox_manager.grants import Grants
 from sandbox_manager.identity import RunFacts
 from sandbox_manager.intake import Handoff, Refusal, Refused, Reservation
 from sandbox_manager.ledger import Ledger, get_meta, set_meta
 from sandbox_manager.movers import Stopped
 from sandbox_manager.planner import BatchPlan, Load, Scene, plan
 from sandbox_manager.plugins_table import PluginsTable
+from sandbox_manager.rates import Known, Rates, call_limits
 from sandbox_manager.renewal import Renewal
 from sandbox_manager.retry import UNREACHABLE, backoff_s
 from sandbox_manager.rules import Rules, deadline_of
-from sandbox_manager.sandbox import ACTIVE, Destination, Sandbox, split_url
+from sandbox_manager.sandbox import ACTIVE, Destination, Sandbox, method_of, split_url
 from sandbox_manager.shares import Shares
 from sandbox_manager.slots import Places, is_stuck
 from sandbox_manager.spool import HeldFile, Spool
+from sandbox_manager.tuner import Flight, Target, Tuner
 from stageout.core import log
 from stageout.core.clock import Clock, boot_id
 from stageout.core.states import FREED, State
@@ -68,7 +72,7 @@ class _Promise(Reservation):
 class Pipeline:
     """Custody of all sandboxes of this node. One event loop; :meth:`recover` first, then :meth:`run` beside everything.
 
-    :param ledger: opened. :param spool: opened. :param table: loaded.
+    :param ledger: opened. :param spool: opened. :param table: loaded. :param grants: of the policy service, if any.
     """
 
     def __init__(
@@ -80,6 +84,7 @@ class Pipeline:
         rules: Rules,
         agents: AgentBook,
         clock: Clock,
+        grants: Grants | None = None,
     ) -> None:
         self.manager = manager
         self.book = Book(ledger, lambda box: deadline_of(box, self.rules))
@@ -93,6 +98,8 @@ class Pipeline:
             self.book.registry, agents, table, self.breakers, spool, rules=lambda: self.rules
         )  # fmt: skip
         self._shares = Shares()
+        self._rates = Rates()
+        self.tuner = Tuner(rules.tuning, clock, lambda server: self._rates.level(server, clock.wall_s()), grants)
         self._boot = boot_id()
         self._load = Load()
         self._batch_number = 0
@@ -111,6 +118,7 @@ class Pipeline:
         unsynced: list[str] = []
 
         def change(db: sqlite3.Connection) -> Iterable[int]:
+            rates.make_table(db)
             touched, again = recovery.settle_ledger(db, directories, self._boot, self._now())
             unsynced[:] = again
             return touched
@@ -119,6 +127,7 @@ class Pipeline:
         await self.book.load()
         self.breakers.restore(await self.book.ledger.read(lambda db: get_meta(db, _BREAKERS)))
         await self.renewal.mend()
+        await self.book.ledger.read(self._rates.load)
         kept = await self.book.ledger.read(lookups.kept_tickets)
         await self.book.ledger.read(self._measure_space)
         strays = await self._in_disk_thread(self._spool.remove_strays, list(kept))
@@ -248,28 +257,57 @@ class Pipeline:
         places = Places(registry.occupying(), limits, lambda one: is_stuck(one, registry.destinations, flow))
         scene = Scene(
             registry.destinations, places, limits, self._load, flow, lambda owner: self._shares.of(owner, now_s),
-            self._now(), lambda place: self._table.batch_files(place.plugin, place.scheme),
+            self._now(), lambda place: self._table.batch_files(place.plugin, place.scheme), self._room,
         )  # fmt: skip
-        for batch in plan(registry.backlog, scene):
+        self._tell_tuner()
+        batches = plan(registry.backlog, scene)
+        for place, batch in enumerate(batches):
             self.breakers.started(batch.server)
-            self._background(self._move(batch))
+            later = sum(other.server == batch.server for other in batches[place + 1 :])
+            target = self._target(registry.destinations[batch.destination])
+            flight = self.tuner.start(target, batch.owner, sum(part.files for part in batch.parts), later)
+            self._background(self._move(batch, flight))
+
+    def _tell_tuner(self) -> None:
+        """How much waits for each server, so that the policy service is asked for streams."""
+        if self.tuner.grants is None:
+            return
+        files: Counter[str] = Counter()
+        for key, lane in self.book.registry.backlog.lanes.items():
+            lane.wake(self._now())
+            server = self.book.registry.destinations[key.destination].server
+            if self.breakers.flow(server) is not Flow.NONE:
+                files[server] += lane.files_due(self.rules.tuning.knobs.maximum)
+        self.tuner.waiting(files)
+
+    def _room(self, place: Destination, owner: str) -> int:
+        """Files that a further batch of an owner may move at once to a destination."""
+        planned = self._load.by_server[place.server] - self.tuner.flights(place.server)
+        return self.tuner.room(self._target(place), owner, planned)
+
+    def _target(self, place: Destination) -> Target:
+        plugin = self._table.find(place.plugin, place.scheme)
+        if plugin is None:
+            return Target(place.server)
+        return Target(place.server, plugin.several, method_of(place.scheme) in plugin.in_parts)
 
     def _until_next_s(self) -> float:
         """Seconds until a waiting file is due or a breaker lets a probe through."""
         waits_s = (self.book.registry.backlog.wakes_at() - self._now(), self.breakers.soonest_s() or _IDLE_S, _IDLE_S)
         return max(0.05, min(waits_s))
 
-    async def _move(self, batch: BatchPlan) -> None:
+    async def _move(self, batch: BatchPlan, flight: Flight) -> None:
         """One batch from lease to record; whatever goes wrong, its places are given back."""
         judged = False
         try:
             await self._lease(batch)
             files, held = await self._take(batch)
-            judged = bool(files) and await self._send(batch, files, held)
+            judged = bool(files) and await self._send(batch, files, held, flight)
         except (OSError, sqlite3.Error) as problem:
             log.error("batch-failed", server=batch.server, problem=problem)
             await asyncio.sleep(_AGAIN_S)
         finally:
+            self.tuner.end(flight)
             if batch.probe:
                 self.breakers.stopped(batch.server)
             self._load.end(batch)
@@ -308,18 +346,22 @@ class Pipeline:
         await self.book.write(change, "record-moving")
         return taken, held[0] if held else None
 
-    async def _send(self, batch: BatchPlan, files: Sequence[lookups.FileRow], held: HeldSurroundings | None) -> bool:
+    async def _send(
+        self, batch: BatchPlan, files: Sequence[lookups.FileRow], held: HeldSurroundings | None, flight: Flight
+    ) -> bool:
         """Run the plugin and record its answers. False when it was stopped before it answered."""
         destination = self.book.registry.destinations[batch.destination]
         self._batch_number += 1
         number = self._batch_number
         directory = self._spool.root / "movers" / f"{number}-{files[0].ticket[:8]}"
         user = (batch.uid, batch.gid)
-        run = BatchRun(self._spool, self._table, destination, user, files, directory, self.rules.lifetime_s, held,
-                       self._clock.wall_s())  # fmt: skip
+        known, now = self._rates.of(batch.server), self._clock.wall_s()
+        limit_s, settings = call_limits(known, files, flight, self.rules.lifetime_s, now)
+        run = BatchRun(self._spool, self._table, destination, user, files, directory, limit_s, settings, held, now)
         self._running[number] = run
         log.event("mover-exec", batch=number, server=batch.server, plugin=destination.plugin, files=len(files),
-                  sandboxes=len(run.sandboxes), owner=batch.owner)  # fmt: skip
+                  sandboxes=len(run.sandboxes), owner=batch.owner, files_at_once=flight.concurrency,
+                  streams_each=flight.parallelism, limit_s=round(limit_s))  # fmt: skip
         started_s = self._clock.monotonic_s()
         try:
             answers = await asyncio.get_running_loop().run_in_executor(self._movers, run.run)
@@ -331,10 +373,14 @@ class Pipeline:
         renewable = bool(held and held.credentials)
         judged = judge_batch(files, answers, self.rules.retry, self._accepted_at, self._clock.wall_s(), renewable)
         now_s = self._clock.monotonic_s()
+        took_s = now_s - started_s
         self._shares.give(batch.owner, len(judged.delivered), judged.delivered_bytes, now_s)
         log.event("mover-ended", batch=number, delivered=len(judged.delivered), waiting=len(judged.waiting),
-                  failed=len(judged.failed), s=round(now_s - started_s, 3))  # fmt: skip
-        await self._record(destination, files, judged, run.asked)
+                  failed=len(judged.failed), s=round(took_s, 3))  # fmt: skip
+        whole = run.asked and len(judged.delivered) == len(files)
+        self.tuner.end(flight, [item.size_bytes for item in files] if whole else ())
+        learnt = self._rates.after(batch.server, files, judged, took_s, self.tuner.level(batch.server), now + took_s)
+        await self._record(destination, files, judged, run.asked, learnt if run.asked else None)
         return True
 
     def _accepted_at(self, sandbox: int) -> float:
@@ -344,11 +390,12 @@ class Pipeline:
     # ---- 4. judged ---------------------------------------------------------------------------------------------------
 
     async def _record(
-        self, destination: Destination, files: Sequence[lookups.FileRow], judged: Judged, asked: bool
-    ) -> None:
+        self, destination: Destination, files: Sequence[lookups.FileRow], judged: Judged, asked: bool,
+        learnt: Known | None,
+    ) -> None:  # fmt: skip
         """Write what became of a batch and of its sandboxes; on return it is on the disk.
 
-        :param asked: a plugin ran; without that nothing was learnt about the server.
+        :param asked: a plugin ran; without that nothing was learnt about the server. :param learnt: about its rate.
         """
         back = asked and self._mind_breaker(destination.server, judged)
         sandboxes = sorted({item.sandbox for item in files})
@@ -365,6 +412,8 @@ class Pipeline:
 
         def change(db: sqlite3.Connection) -> Iterable[int]:
             records.record_results(db, judged.all)
+            if learnt is not None:
+                rates.keep(db, destination.server, learnt)
             touched = set(sandboxes)
             if back:
                 touched |= records.wake(db, others, same, UNREACHABLE, self._now())
@@ -486,6 +535,7 @@ class Pipeline:
         """Take over a changed configuration; running batches are not touched."""
         self.rules = rules
         self.book.registry.order_anew(lambda box: deadline_of(box, rules))
+        self.tuner.new_rules(rules.tuning)
         self.book.wake.set()
         self.book.changed.set()
 

@@ -86,7 +86,7 @@ class Scene:
 
     :param flow: what may be sent to a server. :param share: bytes that an owner was given lately.
     :param now: wall clock. :param batch_files: what a destination's plugin would rather have than the limit when it is
-    more.
+    more. :param room: files that a further batch of an owner may move at once to a destination; 0: none may start.
     """
 
     destinations: Mapping[int, Destination]
@@ -97,6 +97,7 @@ class Scene:
     share: Callable[[str], float]
     now: float
     batch_files: Callable[[Destination], int] = lambda place: 0
+    room: Callable[[Destination, str], int] = lambda place, owner: 1
 
 
 def plan(backlog: Backlog, scene: Scene) -> list[BatchPlan]:
@@ -127,14 +128,15 @@ def _rank(lane: Lane, scene: Scene) -> tuple[float, float, tuple[int, ...]]:
 
 def _may_start(lane: Lane, scene: Scene) -> bool:
     load, limits, owner = scene.load, scene.limits, lane.key.owner
-    server = scene.destinations[lane.key.destination].server
-    flow = scene.flow(server)
+    place = scene.destinations[lane.key.destination]
+    server, flow = place.server, scene.flow(place.server)
     if flow is Flow.NONE or (flow is Flow.ONE and load.by_server[server]):
         return False
     return (
         load.by_server[server] < limits.movers_per_server
         and load.by_both[owner, server] < most_of_one(limits.movers_per_server)
         and load.by_owner[owner] < min(limits.movers_per_owner, most_of_one(limits.movers))
+        and scene.room(place, owner) > 0
     )
 
 

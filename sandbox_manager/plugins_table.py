@@ -24,6 +24,7 @@ class Plugin:
 
     :param protocol: 1, 2 or 4: how it is called. :param verifies: it says what the destination has confirmed.
     :param batch_files: files that it would rather have in one call, 0 when it does not mind.
+    :param several: it heeds STAGEOUT_CONCURRENCY. :param in_parts: methods whose uploads heed STAGEOUT_PARALLELISM.
     """
 
     path: Path
@@ -32,6 +33,8 @@ class Plugin:
     verifies: bool = False
     version: str = ""
     batch_files: int = 0
+    several: bool = False
+    in_parts: tuple[str, ...] = ()
 
 
 class PluginsTable:
@@ -115,7 +118,7 @@ def ask(path: str) -> Plugin | None:
 def read_abilities(path: str, output: str) -> Plugin | None:
     """A plugin's ``-classad`` output, read as HTCondor does."""
     ad = parse_old(output)
-    methods = tuple(name.lower() for name in ad.text("SupportedMethods").replace(",", " ").split())
+    methods = _names(ad.text("SupportedMethods"))
     if not methods:
         log.warn("plugin-broken", plugin=path, problem="it names no SupportedMethods", output=output[-500:])
         return None
@@ -123,7 +126,12 @@ def read_abilities(path: str, output: str) -> Plugin | None:
     version = ad.integer("ProtocolVersion", 2 if several else 1)
     protocol = version if several else 1
     verifies, batch_files = ad.get("StageOutVerifies") is True, max(0, ad.integer("StageOutBatchFiles", 0))
-    return Plugin(Path(path), methods, protocol, verifies, ad.text("PluginVersion"), batch_files)
+    at_once, in_parts = ad.get("StageOutConcurrency") is True, _names(ad.text("StageOutInParts"))
+    return Plugin(Path(path), methods, protocol, verifies, ad.text("PluginVersion"), batch_files, at_once, in_parts)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.lower() for name in text.replace(",", " ").split())
 
 
 def _unprivileged() -> tuple[int, int]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from sandbox_manager.retry import RetryRules
 from sandbox_manager.sandbox import Sandbox
 from sandbox_manager.slots import Limits
+from sandbox_manager.tuner import TuningRules, read_tuning
 from stageout.core.config import Settings
 
 _MB = 1024 * 1024
@@ -18,10 +19,11 @@ _LIFETIME_S = 72000.0
 class Rules:
     """All knobs that the way of a sandbox depends on; durations in seconds.
 
-    :param quota_bytes: of the spool, 0: half of its filesystem. :param lifetime_s: of one call of a plugin.
+    :param quota_bytes: of the spool, 0: half of its filesystem. :param lifetime_s: of one call of a plugin, at most.
     """
 
     limits: Limits
+    tuning: TuningRules
     retry: RetryRules
     quota_bytes: int
     owner_quota_bytes: int
@@ -46,6 +48,7 @@ def read_rules(settings: Settings) -> Rules:
             batch_bytes=settings.count("STAGEOUT_BATCH_MB") * _MB,
             urgent_s=settings.number("STAGEOUT_URGENT"),
         ),
+        tuning=read_tuning(settings),
         retry=RetryRules(
             attempts=settings.count("STAGEOUT_ATTEMPTS"),
             first_s=settings.number("STAGEOUT_RETRY_FIRST"),

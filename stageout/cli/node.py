@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from stageout.cli.exits import CommandError, Unavailable
 from stageout.core.classads import ClassAd
 from stageout.core.config import Settings
+from stageout.wire.control import StreamsReport
 from stageout.wire.custody import FileReport, Report, SandboxReport, ServerReport
 from stageout.wire.handoff import BadMessage, receive_frame, send_frame
 
+T = TypeVar("T")
 _TIMEOUT_S = 30.0
 _CREDENTIALS = struct.Struct("3i")
 
@@ -36,13 +38,22 @@ def local_report(now: float) -> Report:
     :param now: wall clock, seconds.
     :raises Unavailable: no manager answers here.
     """
+    return _asked(lambda path: read_status(path, now))
+
+
+def local_streams() -> list[StreamsReport]:
+    """How much this node sends to each server at once, and why. :raises Unavailable: no manager answers here."""
+    return _asked(read_streams)
+
+
+def _asked(question: Callable[[Path], T]) -> T:
     from stageout.cli.condor import bindings
     from stageout.core.config import condor_settings
 
     bindings()
     path = control_socket(condor_settings())
     try:
-        return read_status(path, now)
+        return question(path)
     except (OSError, EOFError, BadMessage) as problem:
         raise Unavailable(
             f"no sandbox manager answers at {path} ({problem}). Is this an execute point, and does "
@@ -73,6 +84,18 @@ def read_status(path: Path, now: float) -> Report:
             raise BadMessage(f"unexpected {frame['op']!r}: {frame.get('reason', '')}")
         box, files = frame.get("sandbox"), []
     raise BadMessage("the manager stopped in the middle of its answer")
+
+
+def read_streams(path: Path) -> list[StreamsReport]:
+    """How much goes to each server at once, and why.
+
+    :raises OSError: nobody listens there. :raises BadMessage: it is no manager of this version.
+    """
+    (frame,) = _ask(path, {"op": "streams"})
+    try:
+        return [StreamsReport(**item) for item in frame["streams"]]
+    except (TypeError, KeyError) as problem:
+        raise BadMessage(f"not a report about streams: {problem}") from None
 
 
 def _sandbox(item: object, files: list[FileReport]) -> SandboxReport:
@@ -116,7 +139,7 @@ def manager_facts(settings: Settings) -> ClassAd:
 
 
 def _ask(path: Path, question: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Frames of the answer, each with the uid of who answers; "end" and "metrics" are the last ones."""
+    """Frames of the answer, each with the uid of who answers; "end", "metrics" and "streams" are the last ones."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(_TIMEOUT_S)
         sock.connect(str(path))
@@ -127,5 +150,5 @@ def _ask(path: Path, question: dict[str, Any]) -> Iterator[dict[str, Any]]:
             if frame["op"] == "refuse":
                 raise CommandError(f"the sandbox manager says: {frame.get('reason')}")
             yield {**frame, "peer_uid": uid}
-            if frame["op"] in ("end", "metrics"):
+            if frame["op"] in ("end", "metrics", "streams"):
                 return

@@ -7,11 +7,12 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 
 from stageout.cli.rows import Row
+from stageout.wire.control import StreamsReport
 from stageout.wire.custody import FileReport, Report
 
 _UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]|\x1b")
-_RIGHT = frozenset({"FILES", "SIZE", "ATTEMPT", "NEXT"})
+_RIGHT = frozenset({"FILES", "SIZE", "ATTEMPT", "NEXT", "AT ONCE", "STREAMS", "RATE"})
 
 
 def size(count_bytes: int) -> str:
@@ -179,6 +180,22 @@ def files_table(files: Sequence[FileReport], limit: int, now: float, width: int 
             item.error and f"{item.error} (error {item.error_code})",
         )
         for item in files
+    ]
+    return table(header, cells, width)
+
+
+def streams_table(streams: Iterable[StreamsReport], width: int = 0) -> list[str]:
+    """One line per server: what goes there at once, and the sentences that say why."""
+    header = ("SERVER", "AT ONCE", "STREAMS", "RATE", "WHY")
+    cells = [
+        (
+            item.server,
+            f"{item.files_in_flight}/{item.files_at_once}",
+            f"{item.streams_in_use}/{item.streams}",
+            f"{item.rate_mb_s:.3g} MB/s" if item.rate_mb_s else "",
+            f"{item.reason} {item.grant}",
+        )
+        for item in streams
     ]
     return table(header, cells, width)
 

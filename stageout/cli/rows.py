@@ -8,6 +8,7 @@ from typing import Any
 
 from stageout.cli.jobs import COMPLETED, STATUS_WORDS, Job
 from stageout.core.states import ENDS, State
+from stageout.wire.control import StreamsReport
 from stageout.wire.custody import FileReport, Report, SandboxReport
 
 #: Version of the JSON that ``--json`` prints; grows when a field changes its meaning or goes.
@@ -137,12 +138,16 @@ def _from_report(job: Job, box: SandboxReport, report: Report) -> dict[str, Any]
     }
 
 
-def as_json(rows: Iterable[Row], now: float, notes: Iterable[str] = ()) -> Mapping[str, Any]:
+def as_json(
+    rows: Iterable[Row], now: float, notes: Iterable[str] = (), streams: Iterable[StreamsReport] | None = None
+) -> Mapping[str, Any]:
     """What ``stageout status --json`` prints (``docs/COMMANDS.md`` says what each field means).
 
     :param now: wall clock, seconds. :param notes: what the reader must know about gaps in the answer.
+    :param streams: to each server, where a node was asked.
     """
-    return {"schema": SCHEMA, "at": int(now), "jobs": [asdict(row) for row in rows], "notes": list(notes)}
+    found = {"schema": SCHEMA, "at": int(now), "jobs": [asdict(row) for row in rows], "notes": list(notes)}
+    return found if streams is None else {**found, "streams": [asdict(one) for one in streams]}
 
 
 def rows_of_report(report: Report) -> list[Row]:

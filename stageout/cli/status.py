@@ -19,15 +19,20 @@ from stageout.cli.rows import Row, as_json, merge, rows_of_report
 
 if TYPE_CHECKING:
     from stageout.cli.condor import Pool, Queue
+    from stageout.wire.control import StreamsReport
 
 _WATCH_INTERVAL_S = 2.0
 
 
 class Snapshot(NamedTuple):
-    """What is known at one time, and what the reader must know about gaps in it."""
+    """What is known at one time, and what the reader must know about gaps in it.
+
+    :param streams: to each server, with ``--node``; else None.
+    """
 
     rows: list[Row]
     notes: list[str]
+    streams: list[StreamsReport] | None = None
 
 
 def run(options: argparse.Namespace) -> int:
@@ -87,28 +92,28 @@ def _wanted_jobs(queue: Queue, wanted: list[JobId]) -> list[Job]:
 
 
 def _node_look(options: argparse.Namespace) -> Callable[[], Snapshot]:
-    from stageout.cli.node import local_report
+    from stageout.cli.node import local_report, local_streams
 
     if options.name or options.pool:
         raise UsageError("--node looks at this machine: leave out --name and --pool")
     wanted = parse_job_ids(options.jobs)
 
     def look() -> Snapshot:
-        report = local_report(time.time())
+        report, streams = local_report(time.time()), local_streams()
         rows, notes = rows_of_report(report), render.server_notes([report], time.time())
         if not wanted:
-            return Snapshot(rows, notes)
+            return Snapshot(rows, notes, streams)
         kept = [row for row in rows if any(one.covers(parse_job_ids([row.job])[0]) for one in wanted)]
         if not kept:
             raise UnknownJob(f"{', '.join(map(str, wanted))}: no output of it is on this node")
-        return Snapshot(kept, notes)
+        return Snapshot(kept, notes, streams)
 
     return look
 
 
 def _shower(options: argparse.Namespace) -> Callable[[Snapshot], list[str]]:
     if options.json:
-        return lambda seen: [json.dumps(as_json(seen.rows, time.time(), seen.notes), indent=2)]
+        return lambda seen: [json.dumps(as_json(seen.rows, time.time(), seen.notes, seen.streams), indent=2)]
     in_detail = bool(options.jobs)
     live = options.watch and sys.stdout.isatty()
     return lambda seen: lines(seen, time.time(), terminal_width(), in_detail, live)
@@ -125,6 +130,9 @@ def lines(seen: Snapshot, now: float, width: int, in_detail: bool, live: bool = 
     :param now: wall clock, seconds. :param width: columns, 0: never cut.
     :param in_detail: file by file. :param live: bars, for a terminal that is redrawn.
     """
+    if seen.streams:
+        below = lines(seen._replace(streams=None), now, width, in_detail, live)
+        return [*below, "", *render.streams_table(seen.streams, width)]
     notes = [f"Note: {note}" for note in seen.notes]
     if not seen.rows:
         return [*notes, "No output is in stage-out."]

@@ -16,6 +16,7 @@ class Abilities:
     :param parallel: default number of files of one batch that move at once (the knob overrides it).
     :param lacks: what the plugin needs and this node has not, with the remedy; then it advertises no method and refuses
         each file with this sentence. "" when all is there.
+    :param in_parts: those of the methods whose uploads send one file over STAGEOUT_PARALLELISM streams.
     :param startd_attributes: scalars to publish in the slot ads.
     :param credentials: services whose tokens (``SERVICE.use``, ``SERVICE_HANDLE.use``) its transfers need although no
         URL names them.
@@ -31,6 +32,7 @@ class Abilities:
         "batch_files",
         "credentials",
         "download",
+        "in_parts",
         "job_attributes",
         "lacks",
         "methods",
@@ -56,6 +58,7 @@ class Abilities:
         batch_files: int = 0,
         job_attributes: tuple[str, ...] = (),
         proxy_methods: tuple[str, ...] = (),
+        in_parts: tuple[str, ...] = (),
     ) -> None:
         self.methods = methods
         self.version = version
@@ -69,6 +72,7 @@ class Abilities:
         self.batch_files = batch_files
         self.job_attributes = job_attributes
         self.proxy_methods = proxy_methods
+        self.in_parts = in_parts
         self._check()
 
     def _check(self) -> None:

@@ -27,6 +27,9 @@ def query_ad(abilities: Abilities) -> dict[str, object]:
         ad["StageOutVerifies"] = True  # read by the sandbox manager (STAGEOUT_REQUIRE_VERIFIED); others ignore it
     if abilities.batch_files:
         ad["StageOutBatchFiles"] = abilities.batch_files  # likewise
+    ad["StageOutConcurrency"] = True  # likewise: STAGEOUT_CONCURRENCY is heeded
+    if abilities.in_parts:
+        ad["StageOutInParts"] = ",".join(abilities.in_parts)  # likewise: uploads heed STAGEOUT_PARALLELISM
     if abilities.startd_attributes:
         ad["StartdAttrs"] = ",".join(abilities.startd_attributes)
         ad.update(abilities.startd_attributes)

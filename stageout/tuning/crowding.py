@@ -55,6 +55,14 @@ class Crowding:
     starting: bool = True
 
 
+def begin(concurrency: int) -> Crowding:
+    """The state to begin with at some number of transfers, such as one that was good before.
+
+    The first measurements are taken there and with half of it, then it goes back if that makes no difference.
+    """
+    return Crowding(1) if concurrency <= 1 else Crowding(concurrency, age=_OLD, testing=False)
+
+
 def control(state: Crowding, rate: float, streams: int, knobs: Knobs) -> tuple[Crowding, Step]:
     """One step, to be taken after every ``knobs.delay`` finished transfers.
 

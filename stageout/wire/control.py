@@ -5,12 +5,38 @@ Questions::
 
     {"op": "status", "job": "..."}     GlobalJobId or cluster.proc; without it all
     {"op": "metrics"}
+    {"op": "streams"}
 
 ``status`` is answered by a ``sandbox`` frame each (``sandbox``: the fields of SandboxReport; ``files``: how many
 follow), then ``files`` frames (``files``: lists of the fields of FileReport), and at last ``end`` (``manager``: its
-name). ``metrics`` is answered by one frame with an object ``metrics``.
+name). ``metrics`` is answered by one frame with an object ``metrics``, ``streams`` by one with a list ``streams`` of
+the fields of :class:`StreamsReport`.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 SOCKET_NAME = "control"
+
+
+@dataclass(frozen=True)
+class StreamsReport:
+    """How much goes to one server at once, and why.
+
+    :param server: method and host. :param tuning: name of the controller. :param files_at_once: that it has come to.
+    :param streams_each: of one file. :param files_in_flight: :param streams_in_use: that plugins were given.
+    :param streams: that may be used. :param rate_mb_s: at the last step, of all files together.
+    :param reason: of the last step. :param grant: where ``streams`` comes from.
+    """
+
+    server: str
+    tuning: str
+    files_at_once: int
+    streams_each: int
+    files_in_flight: int
+    streams_in_use: int
+    streams: int
+    rate_mb_s: float
+    reason: str
+    grant: str

@@ -7,7 +7,7 @@ import json
 import re
 import sys
 import time
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from stageout.cli.history import details, entry, overview
 from stageout.cli.rows import Row, as_json, merge, rows_of_report
 from stageout.cli.status import Snapshot, lines
 from stageout.core.classads import ClassAd
+from stageout.wire.control import StreamsReport
 from stageout.wire.custody import FileReport, Report, SandboxReport, ServerReport, read_report, report_ad
 from tests.unit.test_cli_jobs import job
 
@@ -127,6 +128,18 @@ def test_file_by_file() -> None:
     )
     assert re.search(r"a\.dat +2\.0 MB +Delivered +curl_plugin +1 of 20 +- +md5 +https://dest/a\.dat +-", text)
     assert "(1 file not shown here" in text
+
+
+def test_a_node_shows_what_goes_where_at_once_and_why() -> None:
+    one = StreamsReport("https://dest", "crowding", 4, 1, 3, 3, 8, 12.5, "4 transfers carry 3.9: no step.", "Granted.")
+    text = lines(Snapshot(merge([job()], [report(box())]), [], [one, replace(one, rate_mb_s=0.0)]), NOW, 0, False)
+    assert text[-3:] == [
+        "SERVER        AT ONCE  STREAMS       RATE  WHY",
+        "https://dest      3/4      3/8  12.5 MB/s  4 transfers carry 3.9: no step. Granted.",
+        "https://dest      3/4      3/8          -  4 transfers carry 3.9: no step. Granted.",
+    ]
+    assert as_json([], NOW, [], [one])["streams"] == [asdict(one)]
+    assert "streams" not in as_json([], NOW)
 
 
 def test_a_synchronous_job_says_so() -> None:

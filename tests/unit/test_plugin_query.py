@@ -51,6 +51,7 @@ def test_query_answer_is_what_condor_reads(tmp_path):
         "PluginType": "FileTransfer",
         "PluginVersion": "7.1",
         "SupportedMethods": "script,other",
+        "StageOutConcurrency": True,
         "StartdAttrs": "ScriptedLevel",
         "ScriptedLevel": 3,
     }

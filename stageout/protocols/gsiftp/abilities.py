@@ -27,5 +27,6 @@ ABILITIES = Abilities(
     version=__version__,
     verifies=True,
     parallel=4,
+    in_parts=METHODS,
     lacks="" if program_path(os.environ) else _LACKS,
 )

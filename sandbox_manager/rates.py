@@ -1,0 +1,113 @@
+"""What destinations have reached, kept over restarts: one row of the ledger per server, the last thousand of them."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sandbox_manager.batches import Judged
+from sandbox_manager.lookups import FileRow
+from sandbox_manager.tuner import Flight
+from stageout.core.errors import ErrorClass
+from stageout.tuning import deadlines
+from stageout.tuning.deadlines import Observed
+
+MOST_SERVERS = 1000
+_TABLE = """
+CREATE TABLE IF NOT EXISTS rates (
+    server TEXT PRIMARY KEY, log_rate REAL NOT NULL, spread REAL NOT NULL, at INTEGER NOT NULL,
+    level INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID
+"""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a server. :param level: files at once that were good last; 0: not known."""
+
+    observed: Observed
+    level: int = 0
+
+
+class Rates:
+    """The picture in memory, and the changes that keep it on the disk."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Known] = {}
+
+    def load(self, db: sqlite3.Connection) -> None:
+        """Read the table; made when it is missing, as in a ledger of an earlier version."""
+        rows = db.execute("SELECT server, log_rate, spread, at, level FROM rates")
+        self._known = {row[0]: Known(Observed(*row[1:4]), row[4]) for row in rows}
+
+    def of(self, server: str) -> Observed | None:
+        """What is known of a server's rate."""
+        known = self._known.get(server)
+        return known.observed if known else None
+
+    def level(self, server: str, now: float) -> int:
+        """Files at once that were good last; 0 when nobody knows (any more)."""
+        known = self._known.get(server)
+        return known.level if known and deadlines.is_fresh(known.observed, now) else 0
+
+    def after(
+        self, server: str, files: Sequence[FileRow], judged: Judged, took_s: float, level: int, now: float
+    ) -> Known | None:
+        """What is known after a batch; None when it told nothing.
+
+        :param took_s: time of the plugin's call. :param level: files at once that the tuner has come to.
+        """
+        observed = _after(self.of(server), files, judged, took_s, now)
+        if observed is None:
+            return None
+        self._known[server] = Known(observed, level)
+        return self._known[server]
+
+
+def _after(
+    known: Observed | None, files: Sequence[FileRow], judged: Judged, took_s: float, now: float
+) -> Observed | None:
+    codes = {result.error_code for result in (*judged.waiting, *judged.failed)}
+    size_bytes = sum(item.size_bytes for item in files)
+    if ErrorClass.DEADLINE.code in codes:
+        return deadlines.missed(known, len(files), size_bytes, took_s, now)
+    if ErrorClass.STALLED.code in codes:
+        return deadlines.stalled(known, now)
+    if codes or not judged.delivered:
+        return None
+    return deadlines.learn(known, len(files), size_bytes, took_s, now)
+
+
+def call_limits(
+    known: Observed | None, files: Sequence[FileRow], flight: Flight, most_s: float, now: float
+) -> tuple[float, dict[str, str]]:
+    """How long a call of a plugin may take, and what its environment says about streams and stalls.
+
+    :param most_s: the administrator's limit.
+    """
+    settings = {
+        "STAGEOUT_CONCURRENCY": str(flight.concurrency),
+        "STAGEOUT_PARALLELISM": str(flight.parallelism),
+    }
+    stall = deadlines.stall(known, flight.concurrency, now)
+    if stall is not None:
+        settings["STAGEOUT_STALL_BYTES_PER_S"] = f"{stall.bytes_per_s:.0f}"
+        settings["STAGEOUT_STALL_WINDOW_S"] = f"{stall.window_s:.0f}"
+    size_bytes = sum(item.size_bytes for item in files)
+    return deadlines.limit_s(known, len(files), size_bytes, most_s, now), settings
+
+
+def make_table(db: sqlite3.Connection) -> None:
+    """Make the table where it is missing. It belongs to no version of the ledger: without it only limits are wider."""
+    db.execute(_TABLE)
+
+
+def keep(db: sqlite3.Connection, server: str, known: Known) -> None:
+    """Write what is known of a server; of more than :data:`MOST_SERVERS` the oldest is forgotten."""
+    one = known.observed
+    row = (server, one.log_rate, one.spread, int(one.at), known.level)
+    db.execute("INSERT OR REPLACE INTO rates (server, log_rate, spread, at, level) VALUES (?, ?, ?, ?, ?)", row)
+    db.execute(
+        "DELETE FROM rates WHERE server IN (SELECT server FROM rates ORDER BY at DESC LIMIT -1 OFFSET ?)",
+        (MOST_SERVERS,),
+    )

@@ -1,0 +1,140 @@
+"""How long a transfer may take, and how slow it may become, from what its destination has reached before.
+
+One figure per destination is kept: the rate of one call of a plugin, as a decaying mean and mean deviation of its
+logarithm, because rates of one destination differ by factors. Every file counts as :data:`FILE_BYTES` more than it has,
+so that calls with many small files and calls with few large ones tell about each other.
+
+A limit is generous: :data:`MARGIN` times what a slow one of the earlier calls would have taken. One that was hit was
+too tight, so it teaches a lower rate, and the next limit is longer, up to the administrator's own.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+#: What a file costs beside its bytes.
+FILE_BYTES = 1_000_000
+MARGIN = 10.0
+LEAST_S = 600.0
+#: Knowledge that was not confirmed for so long is worth nothing.
+OLD_S = 30 * 86400.0
+
+_NEWEST_WEIGHT = 0.25
+_FIRST_SPREAD = 1.0
+_DAY_SPREAD = 0.1
+_DAY_S = 86400.0
+_LEAST_RATE = 1.0
+_MOST_RATE = 1e12
+_STALLED_PART = 0.01
+_STALL_WINDOW_S = 30.0
+_STALL_WINDOW_MOST_S = 600.0
+_STALL_BLOCKS_BYTES = 655_360.0
+_STALLS_TEACH_DOWN_TO = 10_000.0  # a server that hangs again and again must not teach to wait for ever
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What calls of a plugin to one destination have reached.
+
+    :param log_rate: decaying mean of ln(bytes per s), with :data:`FILE_BYTES` for each file.
+    :param spread: decaying mean deviation from it. :param at: wall clock of the last call, s.
+    """
+
+    log_rate: float
+    spread: float
+    at: float
+
+    @property
+    def rate_bytes_s(self) -> float:
+        """The usual rate."""
+        return math.exp(self.log_rate)
+
+    def slow_bytes_s(self, now: float) -> float:
+        """The rate of a slow call; the older the knowledge, the lower.
+
+        :param now: wall clock, s; a clock that was set back counts as no time.
+        """
+        days = max(0.0, now - self.at) / _DAY_S
+        return max(_LEAST_RATE, math.exp(self.log_rate - 2 * (self.spread + _DAY_SPREAD * days)))
+
+
+def work_bytes(files: int, size_bytes: int) -> int:
+    """What a call has to do, the cost of its files included."""
+    return size_bytes + files * FILE_BYTES
+
+
+def learn(known: Observed | None, files: int, size_bytes: int, took_s: float, now: float) -> Observed:
+    """What is known after a call that moved all its files.
+
+    :param took_s: time from start to end of the call. :param now: wall clock, s.
+    """
+    rate = work_bytes(files, size_bytes) / max(took_s, 1e-3)
+    return _mixed(known if is_fresh(known, now) else None, rate, now)
+
+
+def missed(known: Observed | None, files: int, size_bytes: int, took_s: float, now: float) -> Observed:
+    """What is known after a call that was given up because it took too long: the next limit is twice as long."""
+    slow = max(_LEAST_RATE, MARGIN * work_bytes(files, size_bytes) / max(took_s, 1e-3) / 2)
+    if known is None or not is_fresh(known, now):
+        return Observed(math.log(slow) + 2 * _FIRST_SPREAD, _FIRST_SPREAD, now)
+    return _slower(known, min(slow, known.slow_bytes_s(now) / 2), now)
+
+
+def stalled(known: Observed | None, now: float) -> Observed | None:
+    """What is known after a transfer was given up because it had stalled: the next one may be half as fast."""
+    if known is None or not is_fresh(known, now):
+        return None
+    slow = known.slow_bytes_s(now)
+    return _slower(known, min(slow, max(slow / 2, _STALLS_TEACH_DOWN_TO)), now)
+
+
+def _slower(known: Observed, slow: float, now: float) -> Observed:
+    return Observed(math.log(max(_LEAST_RATE, slow)) + 2 * known.spread, known.spread, now)
+
+
+def is_fresh(known: Observed | None, now: float) -> bool:
+    """Is there knowledge that still counts? :param now: wall clock, s."""
+    return known is not None and now - known.at < OLD_S
+
+
+def _mixed(known: Observed | None, rate: float, now: float) -> Observed:
+    value = math.log(min(_MOST_RATE, max(_LEAST_RATE, rate)))
+    if known is None:
+        return Observed(value, _FIRST_SPREAD, now)
+    off = value - known.log_rate
+    spread = known.spread + _NEWEST_WEIGHT * (abs(off) - known.spread)
+    return Observed(known.log_rate + _NEWEST_WEIGHT * off, spread, now)
+
+
+def limit_s(known: Observed | None, files: int, size_bytes: int, most_s: float, now: float) -> float:
+    """How long a call may take: never less than :data:`LEAST_S`, never more than ``most_s``.
+
+    :param most_s: the administrator's limit, which holds alone while nothing is known. :param now: wall clock, s.
+    """
+    if known is None or not is_fresh(known, now):
+        return most_s
+    usual_s = work_bytes(files, size_bytes) / known.slow_bytes_s(now)
+    return min(most_s, max(LEAST_S, MARGIN * usual_s))
+
+
+@dataclass(frozen=True)
+class Stall:
+    """A transfer that moves less than ``bytes_per_s`` over ``window_s`` seconds is given up."""
+
+    bytes_per_s: float
+    window_s: float
+
+
+def stall(known: Observed | None, files_at_once: int, now: float) -> Stall | None:
+    """When one of ``files_at_once`` files has stalled; None while nothing is known.
+
+    One per cent of what it would get of a slow call. On a slow way the window is longer, because data comes in blocks.
+
+    :param now: wall clock, s.
+    """
+    if known is None or not is_fresh(known, now):
+        return None
+    each = known.slow_bytes_s(now) / max(1, files_at_once)
+    window_s = min(_STALL_WINDOW_MOST_S, max(_STALL_WINDOW_S, _STALL_BLOCKS_BYTES / each))
+    return Stall(max(1.0, each * _STALLED_PART), window_s)

@@ -1,0 +1,168 @@
+"""What the tuner and the observed rates do to the calls of plugins, with real ledger and plugin processes."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from manager_site import Site, made, run, until
+
+from sandbox_manager import rates
+from sandbox_manager.batches import Judged
+from sandbox_manager.control import Control
+from sandbox_manager.rates import MOST_SERVERS, Known, Rates
+from sandbox_manager.records import FileResult
+from sandbox_manager.sandbox import FileState
+from stageout.cli.node import read_streams
+from stageout.core.errors import ErrorClass
+from stageout.core.states import State
+from stageout.tuning.deadlines import LEAST_S, Observed
+
+HEEDS = r'StageOutConcurrency = true\nStageOutInParts = "copy"'
+NOW = 1_800_000_000.0
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with made({"STAGEOUT_TUNING": "fixed", "STAGEOUT_TUNING_MAX": "3", "STAGEOUT_TUNING_STREAMS": "2"}) as found:
+        yield found
+
+
+async def _delivered(node: Any, job: str, *urls: str) -> None:
+    facts = node.facts(job)
+    await node.confirm(await node.hand_off(dict.fromkeys(urls, b"x"), facts), facts=facts)
+    await node.until_state(State.RELEASED, facts)
+
+
+def test_the_chosen_numbers_and_limits_reach_the_plugin(site: Site) -> None:
+    site.plugins = [site.write_plugin("copy_plugin", "copy,other", more=HEEDS)]
+
+    async def story() -> None:
+        async with site.manager() as node:
+            await _delivered(node, "1.0", *(f"copy://h/ok/{number}" for number in range(5)))
+            await _delivered(node, "2.0", "other://h/ok/a", "other://h/ok/b")
+
+    run(story())
+    first, second = (call["env"] for call in site.calls())
+    assert (first["STAGEOUT_CONCURRENCY"], first["STAGEOUT_PARALLELISM"]) == ("2", "2")
+    assert (second["STAGEOUT_CONCURRENCY"], second["STAGEOUT_PARALLELISM"]) == ("2", "1")
+    assert first["STAGEOUT_PLUGIN_LIFETIME_S"] == "72000"
+    assert "STAGEOUT_STALL_BYTES_PER_S" not in first, "nothing is known yet"
+
+
+def test_what_a_destination_reached_limits_the_next_call_also_after_a_restart(site: Site) -> None:
+    async def story() -> None:
+        for job in ("1.0", "2.0"):
+            async with site.manager() as node:
+                await _delivered(node, job, f"copy://h/ok/{job}")
+
+    run(story())
+    first, second = (call["env"] for call in site.calls())
+    assert first["STAGEOUT_PLUGIN_LIFETIME_S"] == "72000"
+    assert second["STAGEOUT_PLUGIN_LIFETIME_S"] == str(int(LEAST_S))
+    assert float(second["STAGEOUT_STALL_BYTES_PER_S"]) >= 1
+    assert second["STAGEOUT_STALL_WINDOW_S"] == "30"
+
+
+def test_what_the_administrator_says_about_stalls_goes_before(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAGEOUT_STALL_BYTES_PER_S", "7")
+
+    async def story() -> None:
+        async with site.manager() as node:
+            for job in ("1.0", "2.0"):
+                await _delivered(node, job, f"copy://h/ok/{job}")
+
+    run(story())
+    assert [call["env"]["STAGEOUT_STALL_BYTES_PER_S"] for call in site.calls()] == ["7", "7"]
+
+
+def test_the_node_says_what_goes_where_at_once(site: Site) -> None:
+    async def story() -> None:
+        async with site.manager() as node:
+            await _delivered(node, "1.0", "copy://h/ok/a")
+            control = Control(node.pipeline, dict)
+            path = Path(site.base / "control")
+            await control.start(path)
+            import asyncio
+
+            [report] = await asyncio.get_running_loop().run_in_executor(None, read_streams, path)
+            await control.stop()
+        assert (report.server, report.tuning, report.streams) == ("copy://h", "fixed", 3)
+        assert report.grant == "No policy service: the limits of this node."
+
+    run(story())
+
+
+def test_without_a_grant_nothing_is_sent_until_there_is_one(site: Site) -> None:
+    class Closed:
+        given = 0
+
+        def streams(self, server: str) -> int:
+            return self.given
+
+        def reason(self, server: str) -> str:
+            return ""
+
+        def note(self, *told: object) -> None:
+            pass
+
+    async def story() -> None:
+        grants = Closed()
+        async with site.manager(moving=False) as node:
+            node.pipeline.tuner.grants = grants
+            facts = node.facts()
+            await node.confirm(await node.hand_off({"copy://h/ok/a": b"x"}, facts), facts=facts)
+            node.pipeline._start_batches()
+            assert node.pipeline.movers_running == 0
+            assert node.state(facts) is State.CONFIRMED
+            grants.given = 1
+            node.pipeline._start_batches()
+            await until(lambda: site.delivered() == ["a"], "the file is sent")
+
+    run(story())
+
+
+# ---- the table ------------------------------------------------------------------------------------------------------
+
+
+def _after(kind: ErrorClass | None, known: Rates, took_s: float) -> Known | None:
+    class File:
+        size_bytes = 10**9
+
+    judged = Judged()
+    if kind is None:
+        judged.delivered.append(FileResult(1, 0, FileState.DELIVERED))
+    else:
+        judged.waiting.append(FileResult(1, 0, FileState.WAITING, error_code=kind.code))
+    return known.after("https://d", [File()], judged, took_s, 4, NOW)  # type: ignore[list-item]
+
+
+def test_deadlines_and_stalls_teach_other_failures_do_not() -> None:
+    known = Rates()
+    assert _after(ErrorClass.STALLED, known, 30) is None, "nothing known: nothing to correct"
+    assert _after(ErrorClass.CONNECT_FAILED, known, 30) is None
+    delivered = _after(None, known, 10)
+    assert delivered is not None
+    assert _after(ErrorClass.SERVER_ERROR, known, 1) is None
+    missed = _after(ErrorClass.DEADLINE, known, 600)
+    assert missed is not None
+    assert missed.observed.slow_bytes_s(NOW) < delivered.observed.slow_bytes_s(NOW) / 1.9
+    assert known.level("https://d", NOW) == 4
+    assert known.level("https://d", NOW + 40 * 86400) == 0
+
+
+def test_the_table_is_bounded_and_the_oldest_goes() -> None:
+    db = sqlite3.connect(":memory:")
+    rates.make_table(db)
+    rates.make_table(db)
+    for number in range(MOST_SERVERS + 5):
+        rates.keep(db, f"https://{number}", Known(Observed(1.5, 0.5, NOW + number), 7))
+    found = Rates()
+    found.load(db)
+    assert db.execute("SELECT count(*) FROM rates").fetchone() == (MOST_SERVERS,)
+    assert found.of("https://4") is None
+    assert found.of("https://5") == Observed(1.5, 0.5, NOW + 5)
+    assert found.level("https://5", NOW) == 7

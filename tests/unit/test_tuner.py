@@ -1,0 +1,249 @@
+"""The adaptive client of the manager: room within the grant, what is measured, and who never waits for whom."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandbox_manager.tuner import Flight, Target, Tuner, TuningRules, places_used, read_tuning
+from stageout.core.config import ConfigError, mapping_settings
+from stageout.tuning.adaptive import Knobs
+
+MB = 1_000_000
+KNOBS = Knobs(initial=4, maximum=16, parallelism=4, delay=4, increment=1, threshold=1.0)
+WEB = Target("https://dest", several=True)
+GRID = Target("gsiftp://dest", several=True, in_parts=True)
+STOCK = Target("https://dest", several=False)
+
+
+class Hands:
+    """A clock that tests turn."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic_s(self) -> float:
+        return self.now
+
+    def wall_s(self) -> float:
+        return self.now
+
+
+class Granted:
+    """Grants in the hands of the test."""
+
+    def __init__(self, streams: int | None) -> None:
+        self.given = streams
+        self.noted: list[tuple[int, int, float | None]] = []
+
+    def streams(self, server: str) -> int | None:
+        return self.given
+
+    def reason(self, server: str) -> str:
+        return "As the test wants."
+
+    def note(self, server: str, wanted: int, in_use: int, rate_mb_s: float | None = None) -> None:
+        self.noted.append((wanted, in_use, rate_mb_s))
+
+
+def _tuner(
+    controller: str = "fixed", knobs: Knobs = KNOBS, grants: Granted | None = None, start: int = 0
+) -> tuple[Tuner, Hands]:
+    clock = Hands()
+    return Tuner(TuningRules(controller, knobs), clock, lambda server: start, grants), clock  # type: ignore[arg-type]
+
+
+def test_without_a_service_the_nodes_own_limits_count() -> None:
+    tuner, _ = _tuner()
+    flight = tuner.start(WEB, "alice", files=100)
+    assert (flight.concurrency, flight.parallelism) == (15, 1)
+    assert tuner.room(WEB, "alice") == 0
+    assert tuner.room(WEB, "bob") == 1
+    tuner.end(flight)
+    assert tuner.room(WEB, "alice") == 15
+
+
+def test_a_plugin_that_does_not_heed_the_environment_counts_as_one_file_and_one_stream() -> None:
+    tuner, _ = _tuner()
+    flight = tuner.start(STOCK, "alice", files=100)
+    assert flight.streams == 1
+
+
+def test_streams_of_each_file_only_for_plugins_that_send_in_parts() -> None:
+    tuner, _ = _tuner(grants=Granted(32))
+    flight = tuner.start(GRID, "alice", files=100)
+    assert (flight.concurrency, flight.parallelism) == (7, 4)
+    assert tuner.start(replace(GRID, in_parts=False), "bob", files=9).parallelism == 1
+
+
+def test_a_grant_below_one_file_moves_one_with_fewer_streams() -> None:
+    tuner, _ = _tuner(grants=Granted(3))
+    flight = tuner.start(GRID, "alice", files=5)
+    assert flight.streams == 3
+    assert tuner.room(GRID, "bob") == 0
+
+
+def test_nothing_granted_means_nothing_starts() -> None:
+    tuner, _ = _tuner(grants=Granted(0))
+    assert tuner.room(WEB, "alice") == 0
+
+
+def test_another_owner_may_begin_beside_a_batch_that_takes_all_that_the_controller_wants() -> None:
+    tuner, _ = _tuner("crowding")
+    tuner.start(WEB, "alice", files=100)
+    assert tuner.room(WEB, "alice") == 0
+    beside = tuner.start(WEB, "bob", files=100)
+    assert beside.concurrency == 1
+    assert tuner.room(WEB, "bob") == 0
+
+
+def test_calls_that_start_together_share_the_room() -> None:
+    tuner, _ = _tuner("crowding")
+    first = tuner.start(WEB, "alice", files=100, later=1)
+    assert tuner.room(WEB, "bob", planned=1) >= 1
+    second = tuner.start(WEB, "bob", files=100)
+    assert first.concurrency + second.concurrency == 4
+
+
+def test_calls_that_are_planned_take_room() -> None:
+    tuner, _ = _tuner(grants=Granted(2))
+    assert tuner.room(WEB, "alice", planned=1) == 1
+    assert tuner.room(WEB, "alice", planned=2) == 0
+
+
+def test_one_more_beside_files_that_take_very_long() -> None:
+    tuner, clock = _tuner("crowding", start=1)
+    tuner.start(WEB, "alice", files=1)
+    assert tuner.room(WEB, "alice") == 0
+    clock.now += 61
+    assert tuner.room(WEB, "alice") == 1
+    tuner.start(WEB, "alice", files=1)
+    assert tuner.room(WEB, "alice") == 0
+
+
+def _round(tuner: Tuner, clock: Hands, took_s: float, size_bytes: int = 10 * MB) -> Flight:
+    """One call that fills what it is given: each of its files takes as long."""
+    flight = tuner.start(WEB, "alice", files=KNOBS.maximum - 1)
+    clock.now += took_s
+    tuner.end(flight, [size_bytes] * flight.concurrency)
+    return flight
+
+
+def test_the_controller_steps_after_so_many_files_and_says_why() -> None:
+    tuner, clock = _tuner("running")
+    assert _round(tuner, clock, 1.0).concurrency == 4
+    [report] = tuner.reports()
+    assert (report.rate_mb_s, report.files_at_once) == (40.0, 4)
+    assert "First measurement" in report.reason
+    _round(tuner, clock, 0.5)
+    [report] = tuner.reports()
+    assert (report.rate_mb_s, report.files_at_once) == (80.0, 5)
+    assert report.reason == "The rate rose from 40 to 80: 4 to 5."
+    _round(tuner, clock, 2.0)
+    assert tuner.level("https://dest") == 4
+
+
+def test_a_step_is_judged_by_what_began_after_it() -> None:
+    tuner, clock = _tuner("running", replace(KNOBS, delay=3))
+    old = tuner.start(WEB, "bob", files=1)
+    assert _round(tuner, clock, 1.0).concurrency == 3
+    assert tuner.reports()[0].rate_mb_s == 40.0
+    clock.now += 1000
+    tuner.end(old, [10 * MB] * 10)
+    assert tuner.reports()[0].rate_mb_s == 40.0
+
+
+def test_places_that_stay_empty_are_no_measurement() -> None:
+    tuner, clock = _tuner("running")
+    for _ in range(4):
+        flight = tuner.start(WEB, "alice", files=1)
+        clock.now += 1.0
+        tuner.end(flight, [10 * MB])
+    [report] = tuner.reports()
+    assert report.reason == "Only 1.0 of 4 places were used: no measurement."
+    assert report.rate_mb_s == 0
+
+
+def test_calls_that_failed_tell_nothing_about_the_rate() -> None:
+    tuner, clock = _tuner("running")
+    for _ in range(9):
+        flight = tuner.start(WEB, "alice", files=9)
+        clock.now += 1.0
+        tuner.end(flight)
+        tuner.end(flight, [10 * MB] * 9)
+    assert tuner.reports()[0].rate_mb_s == 0
+
+
+def test_what_was_good_before_is_the_start() -> None:
+    assert _tuner("crowding", start=9)[0].level("https://dest") == 9
+    assert _tuner("crowding", start=99)[0].level("https://dest") == KNOBS.maximum
+    assert _tuner("crowding")[0].level("https://dest") == KNOBS.initial
+
+
+def test_no_more_is_asked_for_than_can_be_used() -> None:
+    grants = Granted(8)
+    tuner, clock = _tuner("crowding", grants=grants)
+    tuner.waiting({"https://dest": 3})
+    assert grants.noted[-1] == (3, 0, None)
+    tuner.waiting({"https://dest": 500})
+    assert grants.noted[-1] == (8, 0, None), "twice the present number, so that there is room for a step"
+    _round(tuner, clock, 1.0)
+    assert grants.noted[-1] == (7, 0, 40.0)
+    tuner.waiting({})
+    assert grants.noted[-1] == (0, 0, None)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("ab"), st.integers(1, 50), st.booleans(), st.booleans(), st.integers(0, 40)),
+        max_size=40,
+    ),
+    st.sampled_from(["crowding", "running", "fixed"]),
+)
+def test_streams_never_pass_the_grant_of_their_start(
+    starts: list[tuple[str, int, bool, bool, int]], controller: str
+) -> None:
+    """However calls start and end and grants change: nothing starts above the grant of that moment."""
+    grants = Granted(0)
+    tuner, clock = _tuner(controller, grants=grants)
+    running: list[Flight] = []
+    for owner, files, in_parts, end, streams in starts:
+        grants.given = streams
+        clock.now += 1
+        if end and running:
+            tuner.end(running.pop(0), [MB] * files)
+        target = replace(GRID, in_parts=in_parts)
+        if tuner.room(target, owner) > 0:
+            running.append(tuner.start(target, owner, files))
+            assert sum(flight.streams for flight in running) <= streams
+        elif not running:
+            assert streams == 0, "something is granted, nothing runs, and nothing may start"
+
+
+@given(st.lists(st.integers(0, 10**9), min_size=1, max_size=50), st.integers(1, 20))
+def test_places_used_are_between_one_and_the_places(sizes: list[int], concurrency: int) -> None:
+    assert 0.999 <= places_used(sizes, concurrency) <= min(concurrency, len(sizes)) + 1e-9
+
+
+def test_the_tail_of_a_call_is_not_taken_for_a_slow_destination() -> None:
+    assert places_used([10 * MB] * 8, 4) == pytest.approx(4)
+    assert places_used([10 * MB] * 5, 4) == pytest.approx(2.5)
+
+
+def test_an_unknown_controller_is_said() -> None:
+    with pytest.raises(ConfigError, match="write one of crowding, running, fixed"):
+        read_tuning(mapping_settings({"STAGEOUT_TUNING": "fast"}))
+    assert read_tuning(mapping_settings({})).knobs.maximum == 16
+
+
+def test_new_rules_begin_anew_only_where_they_differ() -> None:
+    tuner, clock = _tuner("running")
+    _round(tuner, clock, 1.0)
+    _round(tuner, clock, 0.5)
+    tuner.new_rules(tuner.rules)
+    assert tuner.level("https://dest") == 5
+    tuner.new_rules(TuningRules("fixed", KNOBS))
+    assert tuner.level("https://dest") == 16
