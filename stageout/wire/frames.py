@@ -42,6 +42,7 @@ class Type(enum.IntEnum):
     BLOCK = 12
     STAGED = 13
     CREDIT = 14
+    NOSPACE = 15
     OPERATION = 20
     PACK = 21
     CUSTODY = 22

@@ -94,8 +94,21 @@ class Staged:
 
 
 @dataclass(frozen=True)
+class NoSpace:
+    """Instead of OPENED: the data find no room; ask again after so many seconds."""
+
+    origin: str
+    seq: int
+    retry_after_s: int
+
+
+@dataclass(frozen=True)
 class Operation:
-    """PUBLISH, RENAME, DELETE, MKDIR or SETATTR, the same on every route and every repetition."""
+    """PUBLISH, RENAME, DELETE, MKDIR or SETATTR, the same on every route and every repetition.
+
+    :param after: sequence numbers that must be final before. :param parents: directories above are made if missing.
+    :param manifest: SHA-256 over the digests of all blocks in order. :param mode: permissions.
+    """
 
     origin: str
     seq: int
@@ -110,6 +123,7 @@ class Operation:
     size_bytes: int = 0
     blocks: int = 0
     manifest: str = ""
+    parents: bool = False
     mode: int = 0o644
     priority: int = 0
 
@@ -166,7 +180,9 @@ class Credit:
     size_bytes: int
 
 
-Message = Union[Hello, Welcome, Refuse, Open, Opened, Staged, Operation, Result, Custody, Status, Cancel, Low, Credit]
+Message = Union[
+    Hello, Welcome, Refuse, Open, Opened, NoSpace, Staged, Operation, Result, Custody, Status, Cancel, Low, Credit
+]
 M = TypeVar("M")
 
 TYPES: dict[type[Any], Type] = {
@@ -175,6 +191,7 @@ TYPES: dict[type[Any], Type] = {
     Refuse: Type.REFUSE,
     Open: Type.OPEN,
     Opened: Type.OPENED,
+    NoSpace: Type.NOSPACE,
     Staged: Type.STAGED,
     Operation: Type.OPERATION,
     Result: Type.RESULT,

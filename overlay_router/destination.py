@@ -1,0 +1,288 @@
+"""The terminal: operations on the tree below a root, each executed once, in the order that its edges ask for.
+
+The way of a file, top to bottom: :meth:`Destination.open` grants a transfer number and its space;
+:meth:`Destination.staged` records blocks whose bytes are on the disk; :meth:`Destination.operate` judges the PUBLISH,
+waits for its data and for what must come before it, and changes the name between INTENT and DONE. No sockets and no
+threads: a call returns the messages to be sent.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from overlay_router import names, terminal
+from overlay_router.states import Kind, Op, Outcome, Result
+from overlay_router.store import Store, StoredIntent, Transfer
+from overlay_router.terminal import Step
+from overlay_router.tree import BadPath, Tree, checked
+from stageout.core import log
+from stageout.wire import overlay
+from stageout.wire.overlay import Message, Open, Opened, Operation, Range, Staged
+
+_NOSPACE_AGAIN_S = 5
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class Reply(NamedTuple):
+    """A message and the peer that it is for."""
+
+    to: str
+    message: Message
+
+
+@dataclass
+class _Held:
+    """An operation that waits for its edges or its data, and who wants its result."""
+
+    operation: Operation
+    peers: set[str] = field(default_factory=set)
+
+
+class Destination:
+    """One root directory and its store.
+
+    :param now: wall clock in seconds; ``expires`` of operations is in that time.
+    """
+
+    def __init__(self, store: Store, tree: Tree, now: Callable[[], int]) -> None:
+        self._store, self._tree, self._now = store, tree, now
+        self._held: dict[tuple[str, int], _Held] = {}
+        self._recover()
+
+    def open(self, ask: Open, peer: str) -> Reply:
+        """Grant a transfer number and its space: OPENED, NOSPACE, or the RESULT of an operation that is final."""
+        final = self._final(ask)
+        if final is not None:
+            return Reply(peer, final)
+        transfer = self._store.grant(ask, peer)
+        if not self._tree.inode(transfer.tid):
+            try:
+                self._tree.allocate(transfer.tid, transfer.ask.size_bytes)
+            except OSError as problem:
+                if problem.errno not in _NO_ROOM:
+                    raise
+                log.event("no-space", path=ask.path, size_bytes=ask.size_bytes)
+                return Reply(peer, overlay.NoSpace(ask.origin, ask.seq, _NOSPACE_AGAIN_S))
+        return self._opened(transfer)
+
+    def staged(self, tid: int, blocks: Iterable[tuple[int, bytes]]) -> list[Reply]:
+        """Blocks (position, digest) whose bytes are on the disk: recorded, said, and a PUBLISH may go on."""
+        transfer = self._store.transfer(tid)
+        if transfer is None:
+            return []
+        self._store.stage(tid, blocks)
+        replies = [Reply(transfer.sender, Staged(tid, self._ranges(tid)))]
+        held = self._held.get((transfer.ask.origin, transfer.ask.seq))
+        return replies + (self._consider(held) if held else [])
+
+    def operate(self, operation: Operation, peer: str) -> list[Reply]:
+        """Execute an operation, or hold it, or say what became of it. Nothing is sent for one that is held."""
+        held = self._held.get((operation.origin, operation.seq)) or _Held(operation)
+        held.peers.add(peer)
+        return self._consider(held)
+
+    def cancel(self, ask: overlay.Cancel, peer: str) -> list[Reply]:
+        """Remember the wish; an operation that waits here becomes CANCELLED when its edges are final."""
+        record = self._store.record(ask.origin)
+        if not terminal.is_final(record, ask.seq):
+            self._store.cancel(ask.origin, ask.seq)
+        held = self._held.get((ask.origin, ask.seq))
+        return self._consider(held) if held else self.status(overlay.Status(ask.origin, ask.seq), peer)
+
+    def status(self, ask: overlay.Status, peer: str) -> list[Reply]:
+        """The result of an operation, if it has one."""
+        record = self._store.record(ask.origin)
+        if ask.seq <= record.low:
+            return [Reply(peer, _message(ask.origin, ask.seq, None))]
+        stored = record.results.get(ask.seq)
+        return [Reply(peer, _message(ask.origin, ask.seq, stored))] if stored else []
+
+    def low(self, ask: overlay.Low) -> None:
+        """Results up to that number may be forgotten."""
+        gone = [held for key, held in self._held.items() if key[0] == ask.origin and key[1] <= ask.seq]
+        for held in gone:
+            del self._held[held.operation.origin, held.operation.seq]
+        self._store.raise_low(ask.origin, ask.seq)
+        self._discard_strays()
+
+    def expire(self) -> list[Reply]:
+        """End what is beyond its time: held operations are answered, data of dead transfers removed."""
+        now = self._now()
+        late = [held for held in self._held.values() if held.operation.expires < now]
+        replies = [reply for held in late for reply in self._consider(held)]
+        for tid in self._store.forget(now):
+            self._tree.discard(tid)
+        return replies
+
+    def _final(self, ask: Open) -> overlay.Result | None:
+        record = self._store.record(ask.origin)
+        if ask.seq <= record.low:
+            return _message(ask.origin, ask.seq, None)
+        if ask.seq in record.results:
+            return _message(ask.origin, ask.seq, record.results[ask.seq])
+        if self._now() > ask.expires:
+            return _message(ask.origin, ask.seq, Result(Outcome.EXPIRED))
+        try:
+            checked(ask.path)
+        except BadPath as problem:
+            return _message(ask.origin, ask.seq, Result(Outcome.FAILED, str(problem)))
+        return None
+
+    def _opened(self, transfer: Transfer) -> Reply:
+        return Reply(transfer.sender, Opened(transfer.tid, self._store.epoch, self._ranges(transfer.tid)))
+
+    def _ranges(self, tid: int) -> tuple[Range, ...]:
+        found: list[Range] = []
+        for block, _ in self._store.staged(tid):
+            if found and found[-1][1] == block:
+                found[-1] = (found[-1][0], block + 1)
+            else:
+                found.append((block, block + 1))
+        return tuple(found[: overlay.MAX_RANGES])
+
+    def _consider(self, held: _Held) -> list[Reply]:
+        operation = held.operation
+        op = _op(operation)
+        record = self._store.record(operation.origin)
+        step, result = terminal.judge(record, op, self._now(), len(self._held))
+        if step is Step.EXECUTE:
+            result, replies = self._execute(op, operation)
+            if result is None:
+                self._held[operation.origin, operation.seq] = held
+                return replies
+            return self._settle(held, op, result)
+        if step is Step.RECORD and result is not None:
+            return self._settle(held, op, result)
+        if step is Step.HOLD:
+            self._held[operation.origin, operation.seq] = held
+            return []
+        if step is Step.BUSY:
+            return []  # the peer asks again
+        self._held.pop((operation.origin, operation.seq), None)
+        return [Reply(peer, _message(operation.origin, operation.seq, result)) for peer in sorted(held.peers)]
+
+    def _execute(self, op: Op, operation: Operation) -> tuple[Result | None, list[Reply]]:
+        """The result, or None for a PUBLISH whose data are not all there."""
+        try:
+            for path in (op.path, op.target) if op.kind is Kind.RENAME else (op.path,):
+                checked(path)
+            transfer, replies = self._complete(operation) if op.kind is Kind.PUBLISH else (None, [])
+            if op.kind is Kind.PUBLISH and transfer is None:
+                return None, replies
+            if operation.parents:
+                self._tree.make_parents(op.path)
+            return self._change(op, operation, transfer.tid if transfer else 0), []
+        except BadPath as problem:
+            return Result(Outcome.FAILED, str(problem)), []
+        except OSError as problem:
+            log.error("name-not-changed", path=op.path, kind=op.kind.value, problem=problem)
+            return Result(Outcome.FAILED, problem.strerror or str(problem)), []
+
+    def _complete(self, operation: Operation) -> tuple[Transfer | None, list[Reply]]:
+        """The first transfer whose data are whole and right; one with wrong data begins again."""
+        replies = []
+        for transfer in self._store.transfers_of(operation.origin, operation.seq):
+            blocks = self._store.staged(transfer.tid)
+            if len(blocks) < operation.blocks or not self._tree.inode(transfer.tid):
+                continue
+            manifest = hashlib.sha256(b"".join(digest for _, digest in blocks)).hexdigest()
+            if manifest == operation.manifest and transfer.ask.size_bytes in (-1, operation.size_bytes):
+                return transfer, []
+            log.error("wrong-manifest", path=operation.path, tid=transfer.tid)
+            self._store.unstage(transfer.tid)
+            replies.append(self._opened(transfer))
+        return None, replies
+
+    def _change(self, op: Op, operation: Operation, tid: int) -> Result:
+        """INTENT, system call. DONE follows with the result."""
+        seen = self._tree.names(op)
+        refusal = names.refusal(seen, op, self._store.generation(op.path))
+        if refusal:
+            return Result(Outcome.FAILED, refusal)
+        inode = self._tree.prepare_dir(op, operation.mode) if op.kind is Kind.MKDIR else self._tree.inode(tid)
+        todo = names.intent(seen, op, inode, operation.size_bytes)
+        self._store.intend(operation, todo.entry.inode)
+        if op.kind is Kind.PUBLISH:
+            self._tree.publish(op, tid, operation.mode, operation.size_bytes)
+        elif op.kind is Kind.MKDIR:
+            self._tree.make_dir(op)
+        elif op.kind is Kind.RENAME:
+            self._tree.rename(op)
+        elif op.kind is Kind.DELETE:
+            self._tree.delete(op)
+        else:
+            self._tree.set_mode(op, operation.mode)
+        return Result(Outcome.DONE)
+
+    def _settle(self, held: _Held, op: Op, result: Result) -> list[Reply]:
+        """DONE (or FAILED, ...) durable; what that frees is freed; who waited for it goes on."""
+        operation = held.operation
+        generations: dict[str, int] = {}
+        if result.outcome is Outcome.DONE:
+            generations = names.bumped({path: self._store.generation(path) for path in (op.path, op.target)}, op)
+            result = result._replace(generation=generations[op.path])
+        tids = [transfer.tid for transfer in self._store.transfers_of(operation.origin, operation.seq)]
+        self._store.settle(operation, result, generations)
+        for tid in tids:
+            self._tree.discard(tid)
+        if op.kind is Kind.DELETE:
+            self._tree.empty(op)
+        self._held.pop((operation.origin, operation.seq), None)
+        message = _message(operation.origin, operation.seq, result)
+        return [Reply(peer, message) for peer in sorted(held.peers)] + self._wake(operation.origin, operation.seq)
+
+    def _wake(self, origin: str, seq: int) -> list[Reply]:
+        waiting = [held for key, held in self._held.items() if key[0] == origin and seq in held.operation.after]
+        return [reply for held in waiting for reply in self._consider(held)]
+
+    def _recover(self) -> None:
+        """After a restart: what was begun is finished or was never done; what nobody owns is removed."""
+        for stored in self._store.intents():
+            self._recover_one(stored)
+        for transfer in self._store.transfers():
+            if not self._tree.inode(transfer.tid):
+                self._store.unstage(transfer.tid)
+        self._discard_strays()
+        self._tree.empty_trash()
+
+    def _recover_one(self, stored: StoredIntent) -> None:
+        op = _op(stored.operation)
+        seen = self._tree.names(op)
+        todo = names.Intent(op, names.Entry(stored.inode))
+        if names.happened(seen, todo):
+            self._tree.sync(op)
+            self._settle(_Held(stored.operation), op, Result(Outcome.DONE))
+        else:
+            self._consider(_Held(stored.operation))
+
+    def _discard_strays(self) -> None:
+        live = {transfer.tid for transfer in self._store.transfers()}
+        for tid in set(self._tree.staged_numbers()) - live:
+            self._tree.discard(tid)
+
+
+def _op(operation: Operation) -> Op:
+    """The operation as the pure rules know it."""
+    return Op(
+        origin=int(operation.origin, 16),
+        seq=operation.seq,
+        kind=Kind(operation.kind),
+        path=operation.path,
+        target=operation.target,
+        blocks=operation.blocks,
+        expires=operation.expires,
+        after=operation.after,
+        absent=operation.absent,
+        generation=operation.generation,
+    )
+
+
+def _message(origin: str, seq: int, result: Result | None) -> overlay.Result:
+    """A result as it travels; None is STALE: settled by its origin, and forgotten here."""
+    if result is None:
+        return overlay.Result(origin, seq, "stale")
+    return overlay.Result(origin, seq, result.outcome.value, result.reason, result.generation)

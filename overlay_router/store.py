@@ -1,0 +1,266 @@
+"""What a terminal must not forget: transfers, blocks on the disk, results, intents (SQLite, WAL, synchronous=FULL).
+
+Each method is one transaction and durable when it returns. Use from one thread.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from overlay_router.states import Outcome, Result
+from overlay_router.terminal import OriginRecord
+from stageout.core import durable
+from stageout.core.errors import StageoutError
+from stageout.wire.overlay import Open, Operation
+
+_VERSION = 1
+_SCHEMA = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE transfers (
+    tid INTEGER PRIMARY KEY AUTOINCREMENT, origin TEXT NOT NULL, seq INTEGER NOT NULL, sender TEXT NOT NULL,
+    path BLOB NOT NULL, size INTEGER NOT NULL, block_bytes INTEGER NOT NULL, expires INTEGER NOT NULL,
+    UNIQUE (origin, seq, sender));
+CREATE TABLE staged (tid INTEGER NOT NULL, block INTEGER NOT NULL, digest BLOB NOT NULL, PRIMARY KEY (tid, block))
+    WITHOUT ROWID;
+CREATE TABLE origins (origin TEXT PRIMARY KEY, low INTEGER NOT NULL, expires INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE results (
+    origin TEXT NOT NULL, seq INTEGER NOT NULL, outcome TEXT NOT NULL, reason TEXT NOT NULL,
+    generation INTEGER NOT NULL, PRIMARY KEY (origin, seq)) WITHOUT ROWID;
+CREATE TABLE cancelled (origin TEXT NOT NULL, seq INTEGER NOT NULL, PRIMARY KEY (origin, seq)) WITHOUT ROWID;
+CREATE TABLE intents (
+    origin TEXT NOT NULL, seq INTEGER NOT NULL, operation TEXT NOT NULL, inode INTEGER NOT NULL,
+    PRIMARY KEY (origin, seq)) WITHOUT ROWID;
+CREATE TABLE generations (path BLOB PRIMARY KEY, generation INTEGER NOT NULL) WITHOUT ROWID;
+"""
+#: An origin is forgotten so long (s) after the last expiry of its operations (rule 1).
+FORGET_AFTER_S = 3600
+
+
+class StoreError(StageoutError):
+    """The database cannot be used; the text says what to do."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A granted transfer number and what it was granted for."""
+
+    tid: int
+    sender: str
+    ask: Open
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks the file has; of one whose size is not known, 0."""
+        return -(-max(0, self.ask.size_bytes) // self.ask.block_bytes)
+
+
+@dataclass(frozen=True)
+class StoredIntent:
+    """A change of names that was about to happen. :param inode: of the entry that is moved."""
+
+    operation: Operation
+    inode: int
+
+
+class Store:
+    """The open database.
+
+    :param path: made when it is missing. A new one has a new epoch: transfer numbers of another are unknown to it.
+    :raises StoreError: another process has it, it is damaged or of another version.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._connection = sqlite3.connect(path, timeout=0.5, isolation_level=None, check_same_thread=False)
+            self._open()
+        except sqlite3.Error as problem:
+            raise StoreError(
+                f"{path}: {problem}. Stop the router that uses it; a damaged one may be removed: origins then check"
+                " by size and digest what has arrived"
+            ) from problem
+        self.epoch = self._meta("epoch")
+        self._records: dict[str, OriginRecord] = {}
+
+    def close(self) -> None:
+        """Close the database."""
+        self._connection.close()
+
+    def record(self, origin: str) -> OriginRecord:
+        """What the terminal rule needs to know of an origin. Change it only by the methods below."""
+        if origin not in self._records:
+            self._records[origin] = self._read_record(origin)
+        return self._records[origin]
+
+    def grant(self, ask: Open, sender: str) -> Transfer:
+        """The live transfer of this sender for that operation, or a new number that was never used."""
+        run = self._connection.execute
+        key = (ask.origin, ask.seq, sender)
+        with self._transaction("overlay-grant"):
+            run("INSERT OR IGNORE INTO origins VALUES (?, 0, ?)", (ask.origin, ask.expires))
+            run("UPDATE origins SET expires = max(expires, ?) WHERE origin = ?", (ask.expires, ask.origin))
+            run(
+                "INSERT OR IGNORE INTO transfers (origin, seq, sender, path, size, block_bytes, expires)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (*key, os.fsencode(ask.path), ask.size_bytes, ask.block_bytes, ask.expires),
+            )
+        return next(self._transfers("origin = ? AND seq = ? AND sender = ?", key))
+
+    def transfer(self, tid: int) -> Transfer | None:
+        """A live transfer; None for a number that was closed or never granted here."""
+        return next(self._transfers("tid = ?", (tid,)), None)
+
+    def transfers(self) -> list[Transfer]:
+        """All live ones."""
+        return list(self._transfers("1", ()))
+
+    def transfers_of(self, origin: str, seq: int) -> list[Transfer]:
+        """Live ones of an operation, oldest first: two senders may race."""
+        return list(self._transfers("origin = ? AND seq = ? ORDER BY tid", (origin, seq)))
+
+    def stage(self, tid: int, blocks: Iterable[tuple[int, bytes]]) -> None:
+        """Blocks (position, digest) whose bytes are on the disk already."""
+        with self._transaction("overlay-stage"):
+            self._connection.executemany(
+                "INSERT OR REPLACE INTO staged VALUES (?, ?, ?)", ((tid, block, digest) for block, digest in blocks)
+            )
+
+    def unstage(self, tid: int) -> None:
+        """Forget all blocks of a transfer: they must come again."""
+        with self._transaction("overlay-unstage"):
+            self._connection.execute("DELETE FROM staged WHERE tid = ?", (tid,))
+
+    def staged(self, tid: int) -> list[tuple[int, bytes]]:
+        """Blocks on the disk with their digests, in order."""
+        return self._connection.execute(
+            "SELECT block, digest FROM staged WHERE tid = ? ORDER BY block", (tid,)
+        ).fetchall()
+
+    def intend(self, operation: Operation, inode: int) -> None:
+        """INTENT: durable before the system call."""
+        row = (operation.origin, operation.seq, json.dumps(asdict(operation)), inode)
+        with self._transaction("overlay-intent"):
+            self._connection.execute("INSERT OR REPLACE INTO intents VALUES (?, ?, ?, ?)", row)
+
+    def intents(self) -> list[StoredIntent]:
+        """Changes that were begun and have no result."""
+        rows = self._connection.execute("SELECT operation, inode FROM intents ORDER BY origin, seq").fetchall()
+        return [StoredIntent(_operation(text), inode) for text, inode in rows]
+
+    def generation(self, path: str) -> int:
+        """How often a name was changed."""
+        row = self._connection.execute(
+            "SELECT generation FROM generations WHERE path = ?", (os.fsencode(path),)
+        ).fetchone()
+        return int(row[0]) if row else 0
+
+    def settle(self, operation: Operation, result: Result, generations: dict[str, int]) -> None:
+        """The final result, the end of its INTENT and of its transfers, in one: nothing of it is repeated."""
+        run = self._connection.execute
+        key = (operation.origin, operation.seq)
+        with self._transaction("overlay-settle"):
+            run("INSERT OR IGNORE INTO origins VALUES (?, 0, ?)", (operation.origin, operation.expires))
+            run("UPDATE origins SET expires = max(expires, ?) WHERE origin = ?", (operation.expires, operation.origin))
+            run(
+                "INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?)",
+                (*key, result.outcome.value, result.reason, result.generation),
+            )
+            run("DELETE FROM intents WHERE origin = ? AND seq = ?", key)
+            self._close_transfers("origin = ? AND seq = ?", key)
+            rows = [(os.fsencode(path), number) for path, number in generations.items()]
+            self._connection.executemany("INSERT OR REPLACE INTO generations VALUES (?, ?)", rows)
+        self.record(operation.origin).results[operation.seq] = result
+
+    def cancel(self, origin: str, seq: int) -> None:
+        """Somebody asked for the cancellation of an operation."""
+        with self._transaction("overlay-cancel"):
+            self._connection.execute("INSERT OR IGNORE INTO cancelled VALUES (?, ?)", (origin, seq))
+        self.record(origin).cancelled.add(seq)
+
+    def raise_low(self, origin: str, low: int) -> None:
+        """Forget results up to a number that the origin has settled; a late, smaller one changes nothing."""
+        if low <= self.record(origin).low:
+            return
+        run = self._connection.execute
+        with self._transaction("overlay-low"):
+            run("UPDATE origins SET low = ? WHERE origin = ?", (low, origin))
+            for table in ("results", "cancelled"):
+                run(f"DELETE FROM {table} WHERE origin = ? AND seq <= ?", (origin, low))
+            self._close_transfers("origin = ? AND seq <= ?", (origin, low))
+        del self._records[origin]
+
+    def forget(self, now: int) -> list[int]:
+        """Drop expired transfers, whose numbers are returned, and origins whose last expiry is an hour ago."""
+        run = self._connection.execute
+        gone = [transfer.tid for transfer in self._transfers("expires < ?", (now,))]
+        with self._transaction("overlay-forget"):
+            self._close_transfers("expires < ?", (now,))
+            old = [row[0] for row in run("SELECT origin FROM origins WHERE expires < ?", (now - FORGET_AFTER_S,))]
+            for origin in old:
+                for table in ("origins", "results", "cancelled"):
+                    run(f"DELETE FROM {table} WHERE origin = ?", (origin,))
+        for origin in old:
+            self._records.pop(origin, None)
+        return gone
+
+    def _open(self) -> None:
+        run = self._connection.execute
+        run("PRAGMA locking_mode=EXCLUSIVE")
+        run("PRAGMA journal_mode=WAL")
+        run("PRAGMA synchronous=FULL")
+        run("BEGIN IMMEDIATE")
+        [version] = run("PRAGMA user_version").fetchone()
+        if version == 0:
+            for statement in _SCHEMA.split(";\n"):
+                run(statement)
+            run("INSERT INTO meta VALUES ('epoch', ?)", (os.urandom(16).hex(),))
+            run(f"PRAGMA user_version={_VERSION}")
+        elif version != _VERSION:
+            raise sqlite3.DatabaseError(f"it is of version {version}, this program knows {_VERSION}")
+        run("COMMIT")
+
+    @contextmanager
+    def _transaction(self, label: str) -> Iterator[None]:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            durable.commit(label, self._connection)
+        except BaseException:
+            self._connection.rollback()
+            raise
+
+    def _meta(self, name: str) -> str:
+        return str(self._connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()[0])
+
+    def _transfers(self, where: str, values: tuple[object, ...]) -> Iterator[Transfer]:
+        rows = self._connection.execute(
+            f"SELECT tid, sender, origin, seq, path, size, block_bytes, expires FROM transfers WHERE {where}", values
+        ).fetchall()
+        return (
+            Transfer(tid, sender, Open(origin, seq, os.fsdecode(path), *rest))
+            for tid, sender, origin, seq, path, *rest in rows
+        )
+
+    def _close_transfers(self, where: str, values: tuple[object, ...]) -> None:
+        run = self._connection.execute
+        run(f"DELETE FROM staged WHERE tid IN (SELECT tid FROM transfers WHERE {where})", values)
+        run(f"DELETE FROM transfers WHERE {where}", values)
+
+    def _read_record(self, origin: str) -> OriginRecord:
+        run = self._connection.execute
+        row = run("SELECT low FROM origins WHERE origin = ?", (origin,)).fetchone()
+        results = run("SELECT seq, outcome, reason, generation FROM results WHERE origin = ?", (origin,))
+        found = {seq: Result(Outcome(outcome), reason, number) for seq, outcome, reason, number in results}
+        cancelled = {seq for (seq,) in run("SELECT seq FROM cancelled WHERE origin = ?", (origin,))}
+        return OriginRecord(row[0] if row else 0, found, cancelled)
+
+
+def _operation(text: str) -> Operation:
+    values = json.loads(text)
+    values["after"] = tuple(values["after"])
+    return Operation(**values)

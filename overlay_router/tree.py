@@ -1,0 +1,220 @@
+"""The destination tree below a root: what names point to, and the system calls that change them (rules 2 and 7).
+
+Nothing leaves the root: every path is walked name by name from the root's descriptor, symbolic links are never
+followed, and ``..``, empty names and the router's own directory ``.stageout`` are refused.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from overlay_router.names import Entry, Names, parent, trash
+from overlay_router.states import Kind, Op
+from stageout.core import durable
+from stageout.core.errors import StageoutError
+
+OWN = ".stageout"
+_STAGING, _TRASH = f"{OWN}/staging", f"{OWN}/trash"
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class BadPath(StageoutError):
+    """A path that cannot be below the root; the text says why."""
+
+
+def checked(path: str) -> str:
+    """The path as it is used; raises BadPath unless it is names joined by single slashes."""
+    parts = path.split("/")
+    if any(part in ("", ".", "..") for part in parts) or "\0" in path:
+        raise BadPath(f"{path!r} is not a path below the root: no empty names, no . and no ..")
+    if parts[0] == OWN:
+        raise BadPath(f"{OWN} belongs to the router")
+    return path
+
+
+class Tree:
+    """A root directory of which this process alone makes, renames and deletes names.
+
+    :param root: must exist; ``.stageout`` is made in it, readable by nobody else.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for part in (OWN, _STAGING, _TRASH):
+            with suppress(FileExistsError):
+                (root / part).mkdir(mode=0o700)
+        self._root = os.open(root, _DIRECTORY)
+
+    def close(self) -> None:
+        """Let go of the root."""
+        os.close(self._root)
+
+    def staging(self, tid: int) -> Path:
+        """Where the data of a transfer are gathered; whoever holds the number writes there."""
+        return self.root / _STAGING / str(tid)
+
+    def allocate(self, tid: int, size_bytes: int) -> None:
+        """Make the staging file with its space. :raises OSError: ENOSPC and the like; nothing is left then."""
+        path = self.staging(tid)
+        with durable.step("overlay-allocate"):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            if size_bytes > 0:
+                os.posix_fallocate(descriptor, 0, size_bytes)
+        except OSError:
+            self.discard(tid)
+            raise
+        finally:
+            os.close(descriptor)
+
+    def discard(self, tid: int) -> None:
+        """Remove a transfer's data; twice is harmless."""
+        durable.unlink("overlay-discard", self.staging(tid))
+
+    def staged_numbers(self) -> Iterator[int]:
+        """Transfers that have data here."""
+        return (int(path.name) for path in (self.root / _STAGING).iterdir() if path.name.isdigit())
+
+    def inode(self, tid: int) -> int:
+        """Inode of a transfer's data; 0 when there are none."""
+        try:
+            return os.lstat(self.staging(tid)).st_ino
+        except FileNotFoundError:
+            return 0
+
+    def names(self, op: Op) -> Names:
+        """Those entries that decide about an operation: its paths, their parents and its place in the trash."""
+        wanted = {op.path, parent(op.path), trash(op)}
+        if op.kind is Kind.RENAME:
+            wanted |= {op.target, parent(op.target)}
+        found = ((path, self.entry(path)) for path in wanted if path)
+        return {path: entry for path, entry in found if entry is not None}
+
+    def entry(self, path: str) -> Entry | None:
+        """What a name points to, None for nothing. A symbolic link or device is a file here, never followed."""
+        try:
+            with self._parent(path) as (directory, name):
+                status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                return None
+            raise
+        return Entry(status.st_ino, None if stat.S_ISDIR(status.st_mode) else status.st_size)
+
+    def make_parents(self, path: str) -> None:
+        """Make the directories above a path that are missing. :raises OSError: a name on the way is a file."""
+        for directory in _above(path):
+            with self._parent(directory) as (descriptor, name), suppress(FileExistsError):
+                with durable.step("overlay-parents"):
+                    os.mkdir(name, 0o777, dir_fd=descriptor)
+                os.fsync(descriptor)
+
+    def publish(self, op: Op, tid: int, mode: int, size_bytes: int) -> None:
+        """Give a transfer's data, cut to their size, their name, replacing a file. On return it is on the disk."""
+        with durable.step("overlay-finish"):
+            self._finish(tid, mode, size_bytes)
+        with self._parent(op.path) as (directory, name), durable.step("overlay-publish"):
+            os.replace(self.staging(tid), name, dst_dir_fd=directory)
+            os.fsync(directory)
+
+    def prepare_dir(self, op: Op, mode: int) -> int:
+        """Make the directory of a MKDIR out of sight; returns its inode."""
+        path = self._prepared(op)
+        with suppress(FileExistsError):
+            durable.make_dir("overlay-prepare-dir", path, mode & 0o777)
+        return os.lstat(path).st_ino
+
+    def make_dir(self, op: Op) -> None:
+        """Give a prepared directory its name. On return it is on the disk."""
+        with self._parent(op.path) as (directory, name), durable.step("overlay-mkdir"):
+            os.rename(self._prepared(op), name, dst_dir_fd=directory)
+            os.fsync(directory)
+
+    def _prepared(self, op: Op) -> Path:
+        return self.root / _STAGING / f"{op.origin}.{op.seq}.dir"
+
+    def rename(self, op: Op) -> None:
+        """Rename; on return both directories are on the disk."""
+        self._move("overlay-rename", op.path, op.target)
+
+    def delete(self, op: Op) -> None:
+        """Move into the trash, where recovery finds it; :meth:`empty` frees the space."""
+        self._move("overlay-delete", op.path, trash(op))
+
+    def set_mode(self, op: Op, mode: int) -> None:
+        """Change the permissions of a file or directory; on return that is on the disk."""
+        with self._parent(op.path) as (directory, name), durable.step("overlay-setattr"):
+            descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+            try:
+                os.fchmod(descriptor, mode & 0o777)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def empty(self, op: Op) -> None:
+        """Remove what a DELETE moved into the trash; twice is harmless."""
+        _remove(self.root / trash(op))
+
+    def empty_trash(self) -> None:
+        """Remove all that is left in the trash."""
+        for path in (self.root / _TRASH).iterdir():
+            _remove(path)
+
+    def sync(self, op: Op) -> None:
+        """Bring a change that happened before a crash to the disk: the directories of its names."""
+        for path in (op.path, op.target) if op.kind is Kind.RENAME else (op.path,):
+            with self._parent(path) as (directory, _), durable.step("overlay-recover-sync"):
+                os.fsync(directory)
+
+    def _finish(self, tid: int, mode: int, size_bytes: int) -> None:
+        descriptor = os.open(self.staging(tid), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.ftruncate(descriptor, size_bytes)
+            os.fchmod(descriptor, mode & 0o777)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _move(self, label: str, source: str, target: str) -> None:
+        with self._parent(source) as (old, name), self._parent(target) as (new, new_name), durable.step(label):
+            os.rename(name, new_name, src_dir_fd=old, dst_dir_fd=new)
+            os.fsync(new)
+            os.fsync(old)
+
+    @contextmanager
+    def _parent(self, path: str) -> Iterator[tuple[int, str]]:
+        """Descriptor of the directory that holds a path's last name, and that name."""
+        *directories, name = path.split("/")
+        descriptor = os.dup(self._root)
+        try:
+            for part in directories:
+                inner = os.open(part, _DIRECTORY, dir_fd=descriptor)
+                os.close(descriptor)
+                descriptor = inner
+            yield descriptor, name
+        finally:
+            os.close(descriptor)
+
+
+def _above(path: str) -> list[str]:
+    parts = path.split("/")[:-1]
+    return ["/".join(parts[: count + 1]) for count in range(len(parts))]
+
+
+def _remove(path: Path) -> None:
+    """Remove a file, or a directory with all below it; symbolic links are removed, not followed."""
+    try:
+        is_directory = stat.S_ISDIR(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        return
+    if is_directory:
+        for inner in path.iterdir():
+            _remove(inner)
+        durable.disk.rmdir(path)
+    else:
+        durable.unlink("overlay-empty", path)

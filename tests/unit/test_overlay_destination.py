@@ -1,0 +1,376 @@
+"""The terminal on a real directory: each operation once, in order, whatever dies in between."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from overlay_router.destination import Destination, Reply
+from overlay_router.store import Store, StoreError
+from overlay_router.tree import Tree
+from stageout.core import durable
+from stageout.wire import overlay
+from stageout.wire.overlay import Open, Operation
+
+ORIGIN, PEER, BLOCK, EXPIRES = "0a" * 16, "site", 4, 1000
+
+
+class Crash(BaseException):
+    """The router dies here."""
+
+
+class Router:
+    """A destination that can be restarted, and an origin that repeats itself as one does."""
+
+    def __init__(self, home: Path) -> None:
+        self.root, self.path = home / "root", home / "store"
+        self.root.mkdir(parents=True)
+        self.now = 0
+        self.open()
+
+    def open(self) -> None:
+        self.store, self.tree = Store(self.path), Tree(self.root)
+        self.place = Destination(self.store, self.tree, lambda: self.now)
+
+    def close(self) -> None:
+        self.store.close()
+        self.tree.close()
+
+    def restart(self) -> None:
+        self.close()
+        self.open()
+
+    def send(self, operation: Operation, data: bytes = b"") -> str:
+        """Outcome of an operation, with its data if it needs them; "" while it is held."""
+        blocks = [data[start : start + BLOCK] for start in range(0, len(data), BLOCK)]
+        digests = [hashlib.sha256(block).digest()[:16] for block in blocks]
+        if operation.kind == "publish":
+            manifest = hashlib.sha256(b"".join(digests)).hexdigest()
+            operation = replace(operation, size_bytes=len(data), blocks=len(blocks), manifest=manifest)
+            answer = self.place.open(Open(ORIGIN, operation.seq, operation.path, len(data), BLOCK, EXPIRES), PEER)
+            if isinstance(answer.message, overlay.Opened):
+                self._write(answer.message.tid, list(zip(blocks, digests)))
+        return outcome(self.place.operate(operation, PEER), operation.seq)
+
+    def _write(self, tid: int, blocks: list[tuple[bytes, bytes]]) -> None:
+        for position, (block, digest) in enumerate(blocks):
+            with self.tree.staging(tid).open("r+b") as file:
+                os.pwrite(file.fileno(), block, position * BLOCK)
+            self.place.staged(tid, [(position, digest)])
+
+    def content(self) -> dict[str, str]:
+        """Every name below the root: text of files, "/" for directories."""
+        found = {}
+        for path in self.root.rglob("*"):
+            name = str(path.relative_to(self.root))
+            if not name.startswith(".stageout"):
+                found[name] = "/" if path.is_dir() else path.read_text()
+        return found
+
+    def leftovers(self) -> list[Path]:
+        return [*(self.root / ".stageout/staging").iterdir(), *(self.root / ".stageout/trash").iterdir()]
+
+
+def outcome(replies: list[Reply], seq: int) -> str:
+    found = [r.message.outcome for r in replies if isinstance(r.message, overlay.Result) and r.message.seq == seq]
+    return found[-1] if found else ""
+
+
+def op(seq: int, kind: str, path: str, **more: Any) -> Operation:
+    return Operation(ORIGIN, seq, kind, path, EXPIRES, **more)
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A directory in memory where there is one: these tests sync thousands of times."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as path:
+        yield Path(path)
+
+
+@pytest.fixture
+def router(home: Path) -> Iterator[Router]:
+    made = Router(home / "router")
+    yield made
+    made.close()
+
+
+def test_a_file_appears_whole_with_its_mode(router: Router) -> None:
+    assert router.send(op(1, "publish", "a/b/c.txt", parents=True, mode=0o640), b"ten bytes!") == "done"
+    assert router.content() == {"a": "/", "a/b": "/", "a/b/c.txt": "ten bytes!"}
+    assert (router.root / "a/b/c.txt").stat().st_mode & 0o777 == 0o640
+    assert not router.leftovers()
+
+
+def test_an_empty_file(router: Router) -> None:
+    assert router.send(op(1, "publish", "empty"), b"") == "done"
+    assert router.content() == {"empty": ""}
+
+
+def test_a_repeated_operation_changes_nothing_even_when_the_name_is_another_file_now(router: Router) -> None:
+    first = op(1, "publish", "f")
+    assert router.send(first, b"old") == "done"
+    assert router.send(op(2, "publish", "f", after=(1,)), b"new") == "done"
+    for again in range(2):
+        assert router.send(first, b"old") == "done"
+        assert router.content() == {"f": "new"}
+        if not again:
+            router.restart()
+    router.place.low(overlay.Low(ORIGIN, 2))
+    assert router.send(first, b"old") == "stale"
+    assert router.content() == {"f": "new"}
+
+
+def test_publish_waits_for_its_data_and_its_edges(router: Router) -> None:
+    waiting = op(2, "rename", "f", target="g", after=(1,))
+    assert router.place.operate(waiting, "other") == []
+    ask = router.place.open(Open(ORIGIN, 1, "f", 4, BLOCK, EXPIRES), PEER).message
+    assert isinstance(ask, overlay.Opened)
+    digest = b"d" * 16
+    publish = op(1, "publish", "f", size_bytes=4, blocks=1, manifest=hashlib.sha256(digest).hexdigest())
+    assert router.place.operate(publish, PEER) == []
+    router.tree.staging(ask.tid).write_bytes(b"data")
+    replies = router.place.staged(ask.tid, [(0, digest)])
+    assert [(reply.to, type(reply.message).__name__) for reply in replies] == [
+        (PEER, "Staged"),
+        (PEER, "Result"),
+        ("other", "Result"),
+    ]
+    assert router.content() == {"g": "data"}
+
+
+def test_resume_says_what_is_there_already(router: Router) -> None:
+    ask = Open(ORIGIN, 1, "f", 12, BLOCK, EXPIRES)
+    first = router.place.open(ask, PEER).message
+    assert isinstance(first, overlay.Opened)
+    router.place.staged(first.tid, [(0, b"x"), (2, b"y")])
+    router.restart()
+    again = router.place.open(ask, PEER).message
+    assert again == replace(first, staged=((0, 1), (2, 3)))
+
+
+def test_wrong_data_are_never_published(router: Router) -> None:
+    ask = router.place.open(Open(ORIGIN, 1, "f", 4, BLOCK, EXPIRES), PEER).message
+    assert isinstance(ask, overlay.Opened)
+    router.place.staged(ask.tid, [(0, b"wrong")])
+    digest = hashlib.sha256(b"good").digest()[:16]
+    publish = op(1, "publish", "f", size_bytes=4, blocks=1, manifest=hashlib.sha256(digest).hexdigest())
+    replies = router.place.operate(publish, PEER)
+    assert [reply.message for reply in replies] == [replace(ask, staged=())]
+    assert router.content() == {}
+    assert router.send(op(1, "publish", "f"), b"good") == "done"
+    assert router.content() == {"f": "good"}
+
+
+@pytest.mark.parametrize("path", ["../x", "a/../../x", "/etc/x", "", "a//b", ".stageout/x", "a/./b"])
+def test_paths_that_leave_the_root_are_refused(router: Router, path: str) -> None:
+    assert router.send(op(1, "publish", path), b"data") == "failed"
+    assert router.send(op(2, "mkdir", path)) == "failed"
+    assert router.send(op(3, "publish", "f"), b"data") == "done"
+    assert router.send(op(4, "rename", "f", target=path)) == "failed"
+    assert router.content() == {"f": "data"}
+
+
+def test_symbolic_links_are_never_followed(router: Router, tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/file").write_text("theirs")
+    (router.root / "out").symlink_to(tmp_path / "outside")
+    assert router.send(op(1, "publish", "out/file"), b"mine") == "failed"
+    assert router.send(op(2, "publish", "out/new/file", parents=True), b"mine") == "failed"
+    assert router.send(op(3, "delete", "out/file")) == "failed"
+    (router.root / "link").symlink_to(tmp_path / "outside/file")
+    assert router.send(op(4, "setattr", "link", mode=0o600)) == "failed"
+    assert router.send(op(5, "publish", "link"), b"mine") == "done"
+    assert (tmp_path / "outside/file").read_text() == "theirs"
+    assert [path.name for path in (tmp_path / "outside").iterdir()] == ["file"]
+
+
+def test_names_that_are_not_utf8(router: Router) -> None:
+    name = os.fsdecode(b"caf\xe9\n.txt")
+    assert router.send(op(1, "publish", name), b"data") == "done"
+    assert [os.fsencode(path.name) for path in router.root.glob("caf*")] == [b"caf\xe9\n.txt"]
+    router.restart()
+    assert router.send(op(1, "publish", name), b"data") == "done"
+
+
+def test_operations_on_what_is_not_there_fail_and_their_dependents_too(router: Router) -> None:
+    assert router.send(op(1, "delete", "nothing")) == "failed"
+    assert router.send(op(2, "publish", "f", after=(1,)), b"data") == "failed"
+    assert router.send(op(3, "publish", "no/such/f"), b"data") == "failed"
+    assert router.send(op(4, "publish", "g", generation=7), b"data") == "failed"
+    assert router.send(op(5, "publish", "g", absent=True), b"data") == "done"
+    assert router.send(op(6, "publish", "g", absent=True), b"data") == "failed"
+    assert router.send(op(7, "publish", "g", generation=1), b"more") == "done"
+    assert router.send(op(8, "mkdir", "g")) == "failed"
+    assert not router.leftovers()
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, start: int, length: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full)
+        answer = router.place.open(Open(ORIGIN, 1, "f", 4, BLOCK, EXPIRES), PEER)
+        assert isinstance(answer.message, overlay.NoSpace)
+        assert not router.leftovers()
+    assert router.send(op(1, "publish", "f"), b"data") == "done"
+
+
+def test_cancelled_and_expired(router: Router) -> None:
+    assert router.send(op(2, "publish", "f", after=(1,)), b"data") == ""
+    assert router.place.cancel(overlay.Cancel(ORIGIN, 2), PEER) == []
+    assert router.send(op(1, "mkdir", "d")) == "done"
+    assert outcome(router.place.status(overlay.Status(ORIGIN, 2), PEER), 2) == "cancelled"
+    assert router.send(op(4, "publish", "g", after=(3,)), b"data") == ""
+    router.now = EXPIRES + 1
+    assert outcome(router.place.expire(), 4) == "expired"
+    assert router.content() == {"d": "/"}
+    assert not router.leftovers()
+
+
+def test_a_database_that_another_router_has(router: Router) -> None:
+    with pytest.raises(StoreError, match="Stop the router"):
+        Store(router.path)
+
+
+def test_a_new_database_is_a_new_epoch(router: Router) -> None:
+    first = router.place.open(Open(ORIGIN, 1, "f", 4, BLOCK, EXPIRES), PEER).message
+    router.close()
+    router.path.unlink()
+    router.open()
+    second = router.place.open(Open(ORIGIN, 1, "f", 4, BLOCK, EXPIRES), PEER).message
+    assert isinstance(first, overlay.Opened)
+    assert isinstance(second, overlay.Opened)
+    assert first.epoch != second.epoch
+
+
+#: A history in which every kind of operation succeeds once, some on names that others made, replaced or removed.
+STORY: list[tuple[Operation, bytes]] = [
+    (op(1, "publish", "a", mode=0o600), b"first a"),
+    (op(2, "mkdir", "d"), b""),
+    (op(3, "rename", "a", target="d/a", after=(1, 2)), b""),
+    (op(4, "publish", "a", after=(3,)), b"second a"),
+    (op(5, "setattr", "d/a", mode=0o644, after=(3,)), b""),
+    (op(6, "publish", "x/y/z", parents=True), b"deep"),
+    (op(7, "delete", "a", after=(4,)), b""),
+    (op(8, "publish", "a", after=(7,)), b"third a, longer than the others"),
+    (op(9, "rename", "d", target="e", after=(5,)), b""),
+]
+TOLD = {"a": "third a, longer than the others", "e": "/", "e/a": "first a", "x": "/", "x/y": "/", "x/y/z": "deep"}
+_SOURCES = "".join(path.read_text() for path in Path(__file__).parents[2].glob("overlay_router/*.py"))
+ELSEWHERE = {"overlay-unstage", "overlay-cancel", "overlay-low", "overlay-forget", "overlay-recover-sync"}
+LABELS = sorted(set(re.findall(r"\"(overlay-[a-z-]+)\"", _SOURCES)) - ELSEWHERE)
+
+
+def _tell(router: Router) -> None:
+    """The origin repeats what has no result until all have one."""
+    for _ in range(len(STORY)):
+        outcomes = {router.send(operation, data) for operation, data in STORY}
+        if outcomes == {"done"}:
+            return
+    raise AssertionError("some operation never ended")
+
+
+@contextmanager
+def _dying(label: str, count: int, when: str) -> Iterator[list[str]]:
+    """The process dies before or after that label is passed for the ``count``-th time."""
+    passed: list[str] = []
+    real = durable.step
+
+    @contextmanager
+    def step(name: str) -> Iterator[None]:
+        passed.append(name)
+        hit = name == label and passed.count(label) == count
+        if hit and when == "before":
+            raise Crash
+        with real(name):
+            yield
+        if hit:
+            raise Crash
+
+    durable.step = step
+    try:
+        yield passed
+    finally:
+        durable.step = real
+
+
+def _check_told(router: Router) -> None:
+    assert router.content() == TOLD
+    assert (router.root / "e/a").stat().st_mode & 0o777 == 0o644
+    assert router.store.generation("a") == 5, "published three times, renamed away once, deleted once"
+    assert not router.leftovers()
+    assert router.store.intents() == []
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("label", LABELS)
+def test_death_at_every_step_changes_nothing_in_the_end(home: Path, label: str, when: str) -> None:
+    for count in (1, 2, 3):
+        router = Router(home / str(count))
+        with _dying(label, count, when) as passed:
+            try:
+                _tell(router)
+            except Crash:
+                router.restart()
+        assert label in passed, f"nobody passes {label}"
+        _tell(router)
+        router.restart()
+        _tell(router)
+        _check_told(router)
+        router.close()
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    order=st.permutations(range(len(STORY))), deaths=st.lists(st.tuples(st.integers(0, 150), st.booleans()), max_size=3)
+)
+def test_any_order_and_any_deaths(home: Path, order: Any, deaths: Any) -> None:
+    router = Router(Path(tempfile.mkdtemp(dir=home)) / "router")
+    for death, after in deaths:
+        try:
+            with _dying_at(death, after):
+                for number in order:
+                    router.send(*STORY[number])
+                router.restart()
+        except Crash:
+            router.restart()
+    _tell(router)
+    _check_told(router)
+    router.close()
+
+
+@contextmanager
+def _dying_at(number: int, after: bool) -> Iterator[None]:
+    left = number
+    real = durable.step
+
+    @contextmanager
+    def step(name: str) -> Iterator[None]:
+        nonlocal left
+        left -= 1
+        hit = left == 0
+        if hit and not after:
+            raise Crash
+        with real(name):
+            yield
+        if hit:
+            raise Crash
+
+    durable.step = step
+    try:
+        yield
+    finally:
+        durable.step = real
