@@ -93,7 +93,7 @@ class Admission:
             return "the access point does not stage out this job afterwards (StageOutGuard is not true)"
         if not self.agents.is_fresh(offer.facts.run.schedd):
             return f"no stageout agent of schedd {offer.facts.run.schedd} was heard of lately"
-        return ""
+        return self.agents.objection(offer.facts.run.schedd, offer.facts.agent_key)
 
     def _run(self, offer: Offer) -> str:
         run = offer.facts.run

@@ -21,6 +21,7 @@ from sandbox_manager.spool import Spool
 from stageout.core import durable, log
 from stageout.core.clock import Clock
 from stageout.core.config import Settings
+from stageout.core.signing import SigningKey
 from stageout.core.states import State
 from stageout.wire.custody import FILES_SHOWN, SERVERS_SHOWN, FileReport, Report, SandboxReport, report_ad
 
@@ -29,14 +30,9 @@ _FILES_IN_ALL = 1000
 _LEAST_INTERVAL_S = 1.0
 _STATE_INTERVAL_S = 30.0
 _PAUSE_PER_REPORT = 10
+_STANDING_INTERVAL_S = 15.0
 STATE_FILE = "state.json"
 _WORDS = {FileState.MOVING: State.MOVING, FileState.DELIVERED: State.DELIVERED, FileState.FAILED: State.FAILED}
-
-
-def sign(payload: str) -> str:
-    """Signature over a report. None yet: until reports are signed, execute points are trusted."""
-    del payload
-    return ""
 
 
 def shown_url(url: str) -> str:
@@ -83,11 +79,18 @@ class Reporter:
 
     Figures, and the report itself while the collector refuses it, go into ``run/state.json`` for the startd cron.
 
-    :param owner_uid: who may read that file (the startd's user); -1: nobody else.
+    :param owner_uid: who may read that file (the startd's user); -1: nobody else. :param key: signs the reports.
     """
 
     def __init__(
-        self, pipeline: Pipeline, spool: Spool, collector: Collector, clock: Clock, settings: Settings, owner_uid: int
+        self,
+        pipeline: Pipeline,
+        spool: Spool,
+        collector: Collector,
+        clock: Clock,
+        settings: Settings,
+        owner_uid: int,
+        key: SigningKey,
     ) -> None:
         self._pipeline = pipeline
         self._spool = spool
@@ -97,6 +100,8 @@ class Reporter:
         self._high = settings.number("STAGEOUT_SPOOL_HIGH_PERCENT")
         self._low = settings.number("STAGEOUT_SPOOL_LOW_PERCENT")
         self._owner_uid = owner_uid
+        self._key = key
+        self._standing = ""
         self._shown: dict[int, _Shown] = {}
         self._number = 0
         self._numbers_end = 0
@@ -127,18 +132,33 @@ class Reporter:
         """Build and publish one report now. A collector that refuses or is away is no error."""
         try:
             report = await self._report()
-            ad = report_ad(report)
-            ad["StageOutSignature"] = sign(ad["StageOutPayload"])
+            ad = report_ad(report, self._key)
         except (OSError, sqlite3.Error) as problem:
             log.error("report", problem=problem)
             return
         try:
             with durable.step("report-advertise"):
                 await self._collector.advertise(ad)
+            self._standing = ad["StageOutSignature"]
             self._tell(None)
         except (CollectorError, OSError) as problem:
+            self._standing = ""
             self._tell(str(problem))
         self.write_state(ad if self._refusal is not None else None)
+
+    async def keep_standing(self) -> None:
+        """Publish again when the report in the collector is not the one that was sent there: the collector was started
+        again, or another daemon wrote in this one's name. Until cancelled."""
+        while True:
+            await asyncio.sleep(_STANDING_INTERVAL_S)
+            try:
+                ours = self._standing
+                found = await self._collector.standing(self._pipeline.manager.name) if ours else ""
+            except (CollectorError, OSError):
+                continue
+            if ours and ours == self._standing != found:
+                log.warn("displaced", by="a report with another signature" if found else "nothing")
+                await self.publish()
 
     def _tell(self, refusal: str | None) -> None:
         if refusal != self._refusal:
@@ -185,7 +205,9 @@ class Reporter:
 
     async def _next_number(self) -> int:
         if self._number >= self._numbers_end:
-            end = await self._pipeline.book.ledger.write(_take_numbers, "report-number")
+            end = await self._pipeline.book.ledger.write(
+                lambda db: _take_numbers(db, int(self._clock.wall_s() * 1000)), "report-number"
+            )
             self._number, self._numbers_end = end - _NUMBERS_AT_ONCE, end
         self._number += 1
         return self._number
@@ -225,8 +247,9 @@ class Reporter:
             log.warn("state-file", problem=problem)
 
 
-def _take_numbers(db: sqlite3.Connection) -> int:
-    end = int(get_meta(db, "report_number", "0")) + _NUMBERS_AT_ONCE
+def _take_numbers(db: sqlite3.Connection, wall_ms: int) -> int:
+    """The end of the next numbers; a ledger out of a backup must not repeat what was used after it was made."""
+    end = max(int(get_meta(db, "report_number", "0")), wall_ms) + _NUMBERS_AT_ONCE
     set_meta(db, "report_number", str(end))
     return end
 

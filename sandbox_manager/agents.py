@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from stageout.core import log
@@ -24,10 +25,12 @@ class AgentBook:
     and execute point need not agree. Only for the first notice its age in the collector is believed.
 
     :param fresh_s: after which an agent counts as gone.
+    :param objection: why a job that brings this key of its schedd cannot be taken, "" when it can.
     """
 
     clock: Clock
     fresh_s: float
+    objection: Callable[[str, str], str] = lambda schedd, key: ""
     _seen: dict[str, _Seen] = field(default_factory=dict)
 
     def heard(self, notice: AgentNotice, age_s: float) -> None:

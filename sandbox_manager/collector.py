@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from stageout.wire.custody import AGENT_AD, ORDERS_AD
+from stageout.wire.custody import AGENT_AD, MANAGER_AD, ORDERS_AD
 
 ATTRIBUTES = ("MyType", "Name", "StageOutManager", "StageOutPayload", "StageOutSignature", "LastHeardFrom")
 _PATIENCE_S = 20.0
@@ -33,6 +33,9 @@ class Collector(Protocol):
 
     async def advertise(self, ad: Mapping[str, Any]) -> None:
         """Publish an ad. :raises CollectorError: it is refused, or there is no answer."""
+
+    async def standing(self, manager: str) -> str:
+        """Signature of the report in a manager's name, "" without one. :raises CollectorError: no answer."""
 
     async def close(self) -> None:
         """Ask nothing more."""
@@ -58,6 +61,12 @@ class CollectorProcess:
         answer = await self._ask({"op": "query", "constraint": constraint, "attributes": ATTRIBUTES})
         ads: list[Mapping[str, Any]] = answer["ads"]
         return ads
+
+    async def standing(self, manager: str) -> str:
+        """Signature of the report that is there in a manager's name."""
+        constraint = f'MyType == "{MANAGER_AD}" && Name == {json.dumps(manager)}'
+        answer = await self._ask({"op": "query", "constraint": constraint, "attributes": ["StageOutSignature"]})
+        return str(answer["ads"][0].get("StageOutSignature", "")) if answer["ads"] else ""
 
     async def advertise(self, ad: Mapping[str, Any]) -> None:
         """Publish an ad among the collector's generic ones."""

@@ -21,17 +21,25 @@ from stageout.core import log
 from stageout.wire.handoff import FILES_PER_FRAME, BadMessage, checked_length, decode_body, encode_frame
 
 _PATIENCE_S = 30.0
+_MOST_CLIENTS = 64
 
 
 class Control:
     """Answers on ``run/control``.
 
-    :param figures: returns the attributes that the slot ads show.
+    :param figures: returns the attributes that the slot ads show. :param trust: keys and what was refused.
     """
 
-    def __init__(self, pipeline: Pipeline, figures: Callable[[], Mapping[str, Any]]) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        figures: Callable[[], Mapping[str, Any]],
+        trust: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
         self._pipeline = pipeline
         self._figures = figures
+        self._trust = trust
+        self._clients = 0
         self._server: asyncio.Server | None = None
         self._path = Path()
 
@@ -49,12 +57,16 @@ class Control:
             self._server.close()
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._clients += 1
         try:
+            if self._clients > _MOST_CLIENTS:
+                raise BadMessage("too many clients at once")
             question = await asyncio.wait_for(_frame(reader), _PATIENCE_S)
             await asyncio.wait_for(self._answer(question, _peer_uid(writer), writer), _PATIENCE_S)
         except (BadMessage, OSError, EOFError, asyncio.TimeoutError) as problem:
             log.event("control-dropped", problem=repr(problem))
         finally:
+            self._clients -= 1
             with contextlib.suppress(OSError):
                 writer.close()
                 await writer.wait_closed()
@@ -91,7 +103,7 @@ class Control:
         """Figures of the whole manager."""
         registry = self._pipeline.book.registry
         states = {str(state): count for state, count in registry.states.items() if count}
-        return {**self._figures(), "Sandboxes": states, "MoversRunning": self._pipeline.movers_running}
+        return {**self._figures(), **self._trust(), "Sandboxes": states, "MoversRunning": self._pipeline.movers_running}
 
 
 def _may_see(uid: int, box: Sandbox) -> bool:

@@ -16,8 +16,7 @@ import signal
 import socket
 import sqlite3
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from sandbox_manager.control import Control, condor_uid
 from sandbox_manager.grants import Grants
 from sandbox_manager.identity import Identity
 from sandbox_manager.intake import Identifier, Intake
-from sandbox_manager.ledger import Ledger, LedgerError
+from sandbox_manager.ledger import Ledger, LedgerError, get_meta, set_meta
 from sandbox_manager.pipeline import Manager, Pipeline
 from sandbox_manager.plugins_table import PluginsTable
 from sandbox_manager.policy_client import PolicyClient, address_of
@@ -36,16 +35,18 @@ from sandbox_manager.rules import read_rules
 from sandbox_manager.spool import Spool, SpoolBusy, SpoolError
 from sandbox_manager.startd import SlotTable
 from sandbox_manager.startd_process import StartdProcess
+from sandbox_manager.trust import AgentKeys, Gatekeeper, read_listed
 from stageout import __version__
 from stageout.core import log
 from stageout.core.clock import Clock, SystemClock
 from stageout.core.config import ConfigError, Settings, condor_settings, reload_condor
 from stageout.core.errors import StageoutError
+from stageout.core.signing import KeyUnusable, load_or_make_key
 from stageout.wire.control import SOCKET_NAME
-from stageout.wire.custody import AGENT_AD, BadPayload, payload_of, read_notice, read_orders
 from stageout.wire.handoff import socket_name
 
 DO_NOT_RESTART = 99
+KEY_FILE = "manager_key"
 _HOUSE_INTERVAL_S = 10.0
 _ROUNDS_TO_FORGET = 360
 _PLUGINS_INTERVAL_S = 60.0
@@ -82,7 +83,8 @@ class Daemon:
             raise ConfigError("EXECUTE is not set; a sandbox manager runs where jobs run")
         self.spool = Spool(spool_directory(settings), execute)
         self._table = PluginsTable()
-        self._agents = AgentBook(around.clock, settings.number("STAGEOUT_AGENT_FRESH"))
+        self._keys = AgentKeys(around.clock, read_listed(settings.text("STAGEOUT_AGENT_KEYS")))
+        self._agents = AgentBook(around.clock, settings.number("STAGEOUT_AGENT_FRESH"), self._keys.claimed)
         self._stop = asyncio.Event()
         self._fast = False
         self._reconfigure = asyncio.Event()
@@ -108,22 +110,26 @@ class Daemon:
 
     async def _serve(self, ledger: Ledger) -> None:
         around, settings = self._around, self._settings
-        manager = Manager(manager_name(settings))
+        key = load_or_make_key("manager-key", self.spool.root / "ledger" / KEY_FILE)
+        manager = Manager(manager_name(settings), key.public)
         grants = self._grants(manager.name, lambda: pipeline.book.wake.set())
         pipeline = Pipeline(manager, ledger, self.spool, self._table, self._rules, self._agents, around.clock, grants)
         await self._load_plugins()
         await pipeline.recover()
-        reporter = Reporter(pipeline, self.spool, around.collector, around.clock, settings, condor_uid())
+        await self._know_keys(ledger, pipeline)
+        gate = Gatekeeper(manager.name, manager.key, self._agents, self._keys)
+        reporter = Reporter(pipeline, self.spool, around.collector, around.clock, settings, condor_uid(), key)
         intake = Intake(self.spool, around.identity(settings), pipeline, settings, around.clock)
-        control = Control(pipeline, reporter.figures)
+        control = Control(pipeline, reporter.figures, gate.facts)
         run = self.spool.root / "run"
         await control.start(run / SOCKET_NAME)
         await intake.start(run / socket_name(settings.condor("EXECUTE")))
-        log.event("started", version=__version__, manager=manager.name, spool=self.spool.root)
+        log.event("started", version=__version__, manager=manager.name, key=manager.key, spool=self.spool.root)
         work = [
             self._forever("move", pipeline.run),
-            self._forever("orders", lambda: self._orders(pipeline)),
+            self._forever("orders", lambda: self._orders(pipeline, gate)),
             self._forever("report", reporter.run),
+            self._forever("standing", reporter.keep_standing),
             self._forever("house", lambda: self._house(pipeline)),
             self._forever("settings", lambda: self._settings_again(pipeline)),
             self._forever("parent", self._parent),
@@ -169,7 +175,17 @@ class Daemon:
                 log.error("fault", part=name, problem=repr(problem))
                 await asyncio.sleep(5)
 
-    async def _orders(self, pipeline: Pipeline) -> None:
+    async def _know_keys(self, ledger: Ledger, pipeline: Pipeline) -> None:
+        """Read the agents' keys, and notice when the manager's own is not the one of what it holds."""
+        await ledger.write(self._keys.load)
+        key = pipeline.manager.key
+        before = await ledger.write(lambda db: _replace_meta(db, "manager_key", key))
+        if before not in ("", key) and pipeline.book.registry.by_id:
+            log.error("key-changed", before=before, now=key, sandboxes=len(pipeline.book.registry.by_id),
+                      advice="access points refuse reports about output that was taken over with the old key: put "
+                      f"{KEY_FILE} back from a backup, or its jobs run again (docs/SECURITY.md)")  # fmt: skip
+
+    async def _orders(self, pipeline: Pipeline, gate: Gatekeeper) -> None:
         """Look for agents and their orders."""
         answered = None
         while True:
@@ -183,26 +199,21 @@ class Daemon:
                 if answered is False:
                     log.event("collector-answers")
                 answered = True
-                for ad in ads:
-                    await self._message(pipeline, dict(ad))
+                await self._obey(pipeline, gate, ads)
             await asyncio.sleep(self._settings.number("STAGEOUT_ORDER_INTERVAL"))
 
-    async def _message(self, pipeline: Pipeline, ad: dict[str, object]) -> None:
+    async def _obey(self, pipeline: Pipeline, gate: Gatekeeper, ads: Sequence[Mapping[str, object]]) -> None:
+        held = frozenset(box.run.schedd for box in pipeline.book.registry.by_id.values())
+        sheets = gate.sheets(ads, held)
         try:
-            if ad.get("MyType") == AGENT_AD:
-                heard_at = ad.get("LastHeardFrom")
-                age_s = time.time() - heard_at if isinstance(heard_at, int) else 0.0
-                self._agents.heard(read_notice(payload_of(ad)), age_s)
-                return
-            sheet = read_orders(payload_of(ad))
-        except BadPayload as problem:
-            log.warn("message-ignored", ad=ad.get("Name"), problem=problem)
-            return
-        if sheet.manager == pipeline.manager.name:
-            try:
+            if self._keys.unsaved:
+                self._keys.unsaved = False
+                await pipeline.book.ledger.write(self._keys.save, "agent-pinned")
+            for sheet in sheets:
                 await pipeline.carry_out(sheet)
-            except (OSError, sqlite3.Error) as problem:
-                log.error("record-order", agent=sheet.agent, problem=problem)
+        except (OSError, sqlite3.Error) as problem:
+            self._keys.unsaved = True
+            log.error("record-order", problem=problem)
 
     async def _parent(self) -> None:
         """End with condor_master: the next one starts a manager of its own, which needs the spool."""
@@ -232,10 +243,11 @@ class Daemon:
             try:
                 settings = self._around.read()
                 rules = read_rules(settings)
+                listed = read_listed(settings.text("STAGEOUT_AGENT_KEYS"))
             except StageoutError as problem:
                 log.error("reconfigured", problem=f"{problem}; the old settings stay")
                 continue
-            self._settings, self._rules = settings, rules
+            self._settings, self._rules, self._keys.listed = settings, rules, listed
             pipeline.new_rules(rules)
             await self._load_plugins()
             log.event("reconfigured")
@@ -243,6 +255,12 @@ class Daemon:
     async def _load_plugins(self) -> None:
         paths = self._settings.condor("FILETRANSFER_PLUGINS").replace(",", " ").split()
         await asyncio.get_running_loop().run_in_executor(None, self._table.load, paths)
+
+
+def _replace_meta(db: sqlite3.Connection, name: str, value: str) -> str:
+    before = get_meta(db, name)
+    set_meta(db, name, value)
+    return before
 
 
 def spool_directory(settings: Settings) -> Path:
@@ -275,7 +293,7 @@ def main(argv: list[str] | None = None) -> int:
         asyncio.run(_run(around))
     except SpoolBusy as problem:
         return _complain(problem, 1)
-    except (ConfigError, SpoolError, LedgerError) as problem:
+    except (ConfigError, SpoolError, LedgerError, KeyUnusable) as problem:
         return _complain(problem, DO_NOT_RESTART)
     return 0
 

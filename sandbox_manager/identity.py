@@ -29,6 +29,7 @@ class RunFacts:
     :param checkpoint_destination: likewise; uploads there are no output.
     :param encrypted: the job asked for an encrypted scratch directory.
     :param shared_uid: all jobs of this node run under the manager's own uid, whoever owns them.
+    :param agent_key: public key of the job's access point, as the access point itself told the startd; "" without.
     """
 
     run: Run
@@ -47,6 +48,7 @@ class RunFacts:
     encrypted: bool = False
     job_prio: int = 0
     shared_uid: bool = False
+    agent_key: str = ""
 
     @property
     def job_id(self) -> str:
@@ -128,6 +130,7 @@ class Identity:
             encrypted=slot.get("EncryptExecuteDirectory") is True,
             job_prio=_count(slot, "JobPrio"),
             shared_uid=self._own_uid != 0,
+            agent_key=_text(slot, "StageOutAgentKey"),
         )
 
 

@@ -22,6 +22,7 @@ JOB_ATTRIBUTES = (
     "CheckpointDestination",
     "EncryptExecuteDirectory",
     "JobPrio",
+    "StageOutAgentKey",
 )
 SlotAd = Mapping[str, Any]
 _CACHED_S = 1.0

@@ -7,26 +7,45 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from schedd_agent.edits import edit_for
 from schedd_agent.leases import View
-from schedd_agent.model import ClearRequest, Dag, Effect, Job, Limits, Past, Record, Remove, Seen, Send, Situation
+from schedd_agent.model import (
+    ClearRequest,
+    Dag,
+    Effect,
+    Job,
+    Limits,
+    Past,
+    Record,
+    Remove,
+    Seen,
+    Send,
+    Situation,
+    name_of,
+)
 from schedd_agent.notices import CollectorError, Directory
-from schedd_agent.orders import Book
+from schedd_agent.orders import Book, Numbers
 from schedd_agent.queue import Queue, QueueError
 from schedd_agent.receipts import Receipts
-from schedd_agent.reports import Board
+from schedd_agent.reports import Board, Newest
 from schedd_agent.tracker import decide
 from stageout import __version__
 from stageout.core import log
 from stageout.core.clock import Clock
 from stageout.core.durable import step
+from stageout.core.signing import SigningKey
+from stageout.core.states import State
 from stageout.wire.custody import Action, AgentNotice, Run, notice_ad, orders_ad
 
 _EDIT_BUDGET_S = 20.0
 _HISTORY_INTERVAL_S = 60.0
 _REFUSALS = 3
+_REFUSALS_SHOWN = 10
+_AFTER_CONFIRMATION = frozenset(
+    {State.LEASED, State.MOVING, State.RETRY_WAIT, State.DELIVERED, State.RELEASED, State.FAILED, State.LOST}
+)
 
 
 @dataclass
@@ -34,11 +53,13 @@ class Agent:
     """State of the agent between two passes.
 
     :param name: of the schedd, and so of the agent.
+    :param key: signs orders and notices. :param numbers: of notices. :param newest: reports seen, over restarts.
     :param records_written: the AP has JOB_EPOCH_HISTORY.
     :param notice_interval_s: seconds between two notices.
     """
 
     name: str
+    key: SigningKey
     queue: Queue
     directory: Directory
     receipts: Receipts
@@ -46,6 +67,8 @@ class Agent:
     view: View
     clock: Clock
     limits: Limits
+    numbers: Numbers
+    newest: Newest = field(default_factory=Newest)
     records_written: bool = True
     notice_interval_s: float = 60.0
     board: Board = field(init=False)
@@ -58,7 +81,7 @@ class Agent:
     _trouble: str = ""
 
     def __post_init__(self) -> None:
-        self.board = Board(self.name)
+        self.board = Board(self.name, self.newest)
 
     def run_pass(self) -> bool:
         """Do what there is to do now; False when schedd or collector did not answer."""
@@ -89,10 +112,13 @@ class Agent:
             self.view.failed()
             raise
         self.board.update(look.ads)
-        self.view.looked(self.clock.monotonic_s(), look.collector_age_s, self.board.shown())
+        now_s = self.clock.monotonic_s()
+        self.view.looked(now_s, look.collector_age_s, self.board.shown())
+        self.view.disputed(self.board.disputed, now_s)
+        self.newest.store(now_s)
         for manager, number in self.board.acknowledged(self.name).items():
             for key in self.book.acknowledged(manager, number):
-                log.event("order-done", manager=manager, action=key.action.value, job=key.job, run=key.run)
+                log.event("order-done", manager=name_of(manager), action=key.action.value, job=key.job, run=key.run)
 
     def _work(self, jobs: Mapping[str, Job], seen: Mapping[str, Sequence[Seen]]) -> None:
         names = jobs.keys() | seen.keys()
@@ -118,14 +144,17 @@ class Agent:
         record = self._record(name, run)
         if job and job.settling:
             self.view.waiting(name, run, now_s)
+        record = adopted(record, seen)
         managers = record.managers if record else ()
+        if job and record:
+            self._name_impostors(name, record, seen)
         return Situation(
             name=name,
             job=job,
             past=past,
             record=record,
             records_written=self.records_written,
-            seen=tuple(item for item in seen if _key_agrees(item, record)),
+            seen=tuple(seen),
             absent_s={manager: self.view.absent_s(manager, name, run, now_s) for manager in managers},
             waited_s=self.view.waited_s(name, run, now_s),
             edited_s_ago=now_s - self._edited.get(name, float("-inf")),
@@ -133,6 +162,16 @@ class Agent:
             done=self.book.done(name),
             wall_s=self.clock.wall_s(),
         )
+
+    def _name_impostors(self, name: str, record: Record, seen: Sequence[Seen]) -> None:
+        """What is said about the run by others than those whom its record names is not believed; people hear of it."""
+        for item in seen:
+            tickets = {ticket.name for ticket in record.of(item.manager)}
+            if item.sandbox.state in _AFTER_CONFIRMATION and not tickets & set(item.sandbox.tickets):
+                named = ", ".join(f"{ticket.manager_name} {ticket.key}".strip() for ticket in record.tickets[:3])
+                problem = f"{item.sandbox.state} of run {item.sandbox.number} of {name} is not believed: the run's "
+                problem += f"record names {named or 'nobody'}"
+                self.board.refuse(f"{item.manager_name} {item.key or '(unsigned)'}", problem)
 
     def _record(self, name: str, run: int) -> Record | None:
         cluster, proc = Run(name, run).job_id.split(".")
@@ -179,7 +218,14 @@ class Agent:
             log.error("orders-not-stored", orders=len(sends), problem=problem, advice="make room in SPOOL")
             return
         for name, send in new:
-            log.event("order", action=send.action.value, manager=send.manager, job=name, run=send.run, files=send.files)
+            log.event(
+                "order",
+                action=send.action.value,
+                manager=name_of(send.manager),
+                job=name,
+                run=send.run,
+                files=send.files,
+            )
 
     def _publish_orders(self) -> None:
         now_s = self.clock.monotonic_s()
@@ -187,7 +233,7 @@ class Agent:
         if not sheets:
             return
         with step("orders-advertise"):
-            self.directory.publish([orders_ad(sheet) for sheet in sheets])
+            self.directory.publish([orders_ad(sheet, self.key) for sheet in sheets])
         for sheet in sheets:
             self.book.published(sheet, now_s)
 
@@ -197,9 +243,13 @@ class Agent:
         if len(self._refused) >= _REFUSALS or now_s - self._noticed_s < self.notice_interval_s:
             return
         sent_at = int(self.clock.wall_s())
-        facts = {"version": __version__, "records": self.records_written}
-        notice = AgentNotice(self.name, self.name, "", sent_at, sent_at, extra=facts)
-        self.directory.publish([notice_ad(notice)])
+        refused = [f"{what}: {problem}" for what, problem in list(self.board.refused.items())[-_REFUSALS_SHOWN:]]
+        facts = {"version": __version__, "records": self.records_written, "refused": refused}
+        (number,) = self.numbers.take(1)
+        notice = AgentNotice(
+            self.name, self.name, self.key.public, number, sent_at, extra=facts, vouches=self.key.vouches
+        )
+        self.directory.publish([notice_ad(notice, self.key)])
         self._noticed_s = now_s
 
     # ---- edits ---------------------------------------------------------------------------------------------------
@@ -256,7 +306,14 @@ class Agent:
         self._trouble = problem
 
 
-def _key_agrees(item: Seen, record: Record | None) -> bool:
-    """False when the report was made with another key than the run's receipt names."""
-    keys = {ticket.key for ticket in record.of(item.manager)} if record else set()
-    return not any(keys) or item.key in keys
+def adopted(record: Record | None, seen: Sequence[Seen]) -> Record | None:
+    """The record, with keys for receipts of managers that did not sign when they gave them and sign now."""
+    if record is None or all(ticket.key for ticket in record.tickets):
+        return record
+    keys = {(item.manager_name, name): item.key for item in seen for name in item.sandbox.tickets}
+    return Record(
+        tuple(
+            replace(ticket, key=ticket.key or keys.get((ticket.manager_name, ticket.name), ""))
+            for ticket in record.tickets
+        )
+    )

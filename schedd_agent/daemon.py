@@ -21,10 +21,12 @@ from schedd_agent.notices import CondorDirectory
 from schedd_agent.orders import Book, Numbers
 from schedd_agent.queue import CondorQueue, QueueError
 from schedd_agent.receipts import Receipts
+from schedd_agent.reports import Newest
 from stageout import __version__
 from stageout.core import log
 from stageout.core.clock import SystemClock
 from stageout.core.config import ConfigError, Settings, condor_settings, reload_condor
+from stageout.core.signing import KeyUnusable, SigningKey, load_key, load_or_make_key
 
 EXIT_NO_RESTART = 99
 """condor_master does not start a daemon again that exits with this status."""
@@ -132,6 +134,10 @@ class Daemon:
             return
         self._settings, self._poll_s = settings, poll_s
         if self._agent:
+            try:
+                self._agent.key = read_key(settings)
+            except (ConfigError, KeyUnusable) as problem:
+                log.error("reconfig-refused", problem=problem)
             self._agent.limits, self._agent.notice_interval_s = limits, notice_s
         log.event("reconfig")
 
@@ -147,9 +153,13 @@ def make_agent(settings: Settings) -> Agent:
     history = settings.condor("JOB_EPOCH_HISTORY")
     if not history:
         log.warn("no-records", advice="set JOB_EPOCH_HISTORY: without it managers are believed without receipts")
-    numbers = Numbers(Path(settings.condor("SPOOL")) / "stageout_agent", clock.wall_s())
+    spool = Path(settings.condor("SPOOL"))
+    numbers = Numbers(spool / "stageout_agent", clock.wall_s())
+    key = read_key(settings)
+    log.event("key", schedd=name, key=key.public)
     return Agent(
         name=name,
+        key=key,
         queue=queue,
         directory=CondorDirectory(),
         receipts=Receipts(Path(history or os.devnull)),
@@ -157,9 +167,29 @@ def make_agent(settings: Settings) -> Agent:
         view=View(hole_s=3 * settings.number("STAGEOUT_POLL_INTERVAL") + 60.0),
         clock=clock,
         limits=limits_of(settings),
+        numbers=numbers,
+        newest=Newest(spool / "stageout_agent_seen"),
         records_written=bool(history),
         notice_interval_s=settings.number("STAGEOUT_NOTICE_INTERVAL"),
     )
+
+
+def key_path(settings: Settings) -> Path:
+    """Where the agent's key is kept."""
+    return Path(settings.condor("SPOOL")) / "stageout_agent_key"
+
+
+def read_key(settings: Settings) -> SigningKey:
+    """The agent's key, made at the first start.
+
+    :raises KeyUnusable: it cannot be read or stored. :raises ConfigError: jobs would carry another key to the nodes.
+    """
+    key = load_or_make_key("agent-key", key_path(settings))
+    told = settings.text("STAGEOUT_AGENT_KEY")
+    if told and told != key.public:
+        raise ConfigError(f"STAGEOUT_AGENT_KEY = {told} is not this agent's key, which is {key.public}: set that one, "
+                          "and condor_reconfig the schedd")  # fmt: skip
+    return key
 
 
 def _load(local_name: str) -> Settings:
@@ -178,16 +208,39 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("stageout-schedd-agent", description="Keeps the job queue true about stage-out.")
     parser.add_argument("-local-name", "--local-name", default="", help="read NAME.KNOB before KNOB")
     parser.add_argument("-f", "-t", dest="ignored", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--key", action="store_true", help="print the agent's public key, for STAGEOUT_AGENT_KEY(S)")
+    parser.add_argument("--new-key", action="store_true", help="replace the key; the old one vouches for it")
     parser.add_argument("--version", action="version", version=__version__)
     options = parser.parse_args(argv)
     try:
+        if options.key or options.new_key:
+            _print_key(_load(options.local_name), options.new_key)
+            return
         _open_log(_load(options.local_name))
         daemon = Daemon(lambda: _load(options.local_name), make_agent)
-    except ConfigError as problem:
+        asyncio.run(daemon.run())
+    except (ConfigError, KeyUnusable) as problem:
         log.error("bad-configuration", problem=problem)
         print(f"stageout-schedd-agent: {problem}", file=sys.stderr)
         sys.exit(EXIT_NO_RESTART)
-    asyncio.run(daemon.run())
+
+
+def _print_key(settings: Settings, anew: bool) -> None:
+    """The public key, after a new one was made where that is wanted. The running agent takes it on condor_reconfig."""
+    path = key_path(settings)
+    if anew:
+        old = load_or_make_key("agent-key", path)
+        try:
+            owner = path.stat()
+            old.successor().store("agent-key", path)
+            if os.geteuid() == 0:
+                os.chown(path, owner.st_uid, owner.st_gid)
+        except OSError as problem:
+            raise KeyUnusable(f"the key {path} cannot be replaced: {problem}; run this as the agent's user") from None
+    key = load_key(path)
+    if key is None:
+        raise KeyUnusable(f"there is no key in {path} yet: start the agent first")
+    print(key.public)
 
 
 if __name__ == "__main__":

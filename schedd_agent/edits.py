@@ -99,6 +99,7 @@ def _changes(old: Shown, new: Shown) -> Iterator[Pair]:
         ("StageOutAttempts", old.attempts, new.attempts),
         ("StageOutNextAttempt", old.next_attempt_at, new.next_attempt_at),
         ("StageOutManager", old.manager, new.manager),
+        ("StageOutKeys", old.keys, new.keys),
         ("StageOutReason", old.reason, new.reason),
         ("StageOutState", old.state, new.state),
     ):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from schedd_agent.model import name_of
+
 
 class View:
     """Continuity of the agent's view of the collector, and when it last showed what.
@@ -21,18 +23,23 @@ class View:
         self._collector_age_s: float = 0.0
         self._shown: dict[tuple[str, str], float] = {}
         self._waiting: dict[tuple[str, int], float] = {}
+        self._disputed: dict[str, float] = {}
 
     def looked(self, now_s: float, collector_age_s: float, shown: Iterable[tuple[str, str]]) -> None:
         """The collector answered.
 
         :param collector_age_s: for how long it has been up: a smaller value means that it had forgotten all ads.
-        :param shown: (manager, job) of every sandbox in the reports.
+        :param shown: (custodian, job) of every sandbox in the reports.
         """
         if now_s - self._last_look > self._hole_s or collector_age_s < self._collector_age_s:
             self._whole_since = now_s
         self._last_look, self._collector_age_s = now_s, collector_age_s
         for key in shown:
             self._shown[key] = now_s
+
+    def disputed(self, names: Iterable[str], now_s: float) -> None:
+        """Others speak in the names of these managers now: their silence begins anew."""
+        self._disputed.update(dict.fromkeys(names, now_s))
 
     def failed(self) -> None:
         """The collector did not answer."""
@@ -47,8 +54,10 @@ class View:
         return self._since(self._waiting.get((job, run), now_s), now_s)
 
     def absent_s(self, manager: str, job: str, run: int, now_s: float) -> float:
-        """Seconds that the manager has not shown output of the job in a whole view."""
-        started = max(self._waiting.get((job, run), now_s), self._shown.get((manager, job), float("-inf")))
+        """Seconds that the manager (custodian) has not shown output of the job in a whole view."""
+        never = float("-inf")
+        heard = max(self._shown.get((manager, job), never), self._disputed.get(name_of(manager), never))
+        started = max(self._waiting.get((job, run), now_s), heard)
         return self._since(started, now_s)
 
     def keep_only(self, jobs: set[str]) -> None:

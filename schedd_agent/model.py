@@ -21,6 +21,21 @@ NOTHING_YET = "None"
 """StageOutState of a job that has handed nothing off."""
 
 
+def custodian(manager: str, key: str) -> str:
+    """One manager with one key. A name can be taken by anybody, so all that is decided goes by this."""
+    return f"{manager} {key}".rstrip()
+
+
+def name_of(custodian: str) -> str:
+    """The manager's name."""
+    return custodian.partition(" ")[0]
+
+
+def key_of(custodian: str) -> str:
+    """The manager's public key; "" when its reports are not signed."""
+    return custodian.partition(" ")[2]
+
+
 class Status(enum.IntEnum):
     """JobStatus."""
 
@@ -47,6 +62,7 @@ class Shown:
     """What the job's ad says about stage-out.
 
     :param run: StageOutRun. :param next_attempt_at: wall clock, seconds; 0 when none is planned.
+    :param keys: public keys of the managers that the run's record named.
     """
 
     state: str = NOTHING_YET
@@ -57,6 +73,7 @@ class Shown:
     attempts: int = 0
     next_attempt_at: int = 0
     manager: str = ""
+    keys: str = ""
 
 
 @dataclass(frozen=True)
@@ -113,13 +130,18 @@ class Past:
 
 @dataclass(frozen=True)
 class Ticket:
-    """One receipt out of the record of a run."""
+    """One receipt out of the record of a run. :param key: "" from a manager that did not sign."""
 
     name: str
-    manager: str
+    manager_name: str
     key: str
     files: int
     size_bytes: int
+
+    @property
+    def manager(self) -> str:
+        """The custodian."""
+        return custodian(self.manager_name, self.key)
 
 
 @dataclass(frozen=True)
@@ -130,11 +152,11 @@ class Record:
 
     @property
     def managers(self) -> tuple[str, ...]:
-        """Managers that have custody, in order of first mention."""
+        """Custodians, in order of first mention."""
         return tuple(dict.fromkeys(ticket.manager for ticket in self.tickets))
 
     def of(self, manager: str) -> tuple[Ticket, ...]:
-        """Receipts of one manager."""
+        """Receipts of one custodian."""
         return tuple(ticket for ticket in self.tickets if ticket.manager == manager)
 
 
@@ -142,9 +164,14 @@ class Record:
 class Seen:
     """A sandbox as its manager reports it. :param key: public key that the report was checked with."""
 
-    manager: str
+    manager_name: str
     key: str
     sandbox: SandboxReport
+
+    @property
+    def manager(self) -> str:
+        """The custodian."""
+        return custodian(self.manager_name, self.key)
 
 
 class Dag(enum.Enum):
@@ -162,10 +189,10 @@ class Situation:
     :param job: None when it is not in the queue; then ``past`` says how it left, None when that is not known.
     :param record: of the run that counts, None when there is none (yet).
     :param records_written: False on an AP that writes no records of transfers.
-    :param absent_s: manager -> for how long it has not shown this run, in a view without holes.
+    :param absent_s: custodian -> for how long it has not shown this run, in a view without holes.
     :param waited_s: for how long this run has been waiting, in a view without holes.
     :param edited_s_ago: since the last edit of this job by this agent.
-    :param done: orders about this job that were acknowledged: (manager, action, run number).
+    :param done: orders about this job that were acknowledged: (custodian, action, run number).
     """
 
     name: str
@@ -195,7 +222,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Send:
-    """Order a manager to do something about one run of the job."""
+    """Order a manager to do something about one run of the job. :param manager: custodian."""
 
     manager: str
     action: Action

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from schedd_agent.model import Send
+from schedd_agent.model import Send, custodian, key_of, name_of
 from stageout.core.durable import read_file, write_file
 from stageout.wire.custody import AD_LIFETIME_S, Action, Order, OrderSheet
 
@@ -14,7 +14,7 @@ REFRESH_S = AD_LIFETIME_S / 3
 
 
 class Key(NamedTuple):
-    """What an order is about; two orders with the same key are the same order."""
+    """What an order is about; two orders with the same key are the same order. :param manager: custodian."""
 
     manager: str
     job: str
@@ -102,8 +102,9 @@ class Book:
 
     def published(self, sheet: OrderSheet, now_s: float) -> None:
         """The sheet is in the collector."""
-        self._changed.discard(sheet.manager)
-        self._published[sheet.manager] = now_s
+        manager = custodian(sheet.manager, sheet.manager_key)
+        self._changed.discard(manager)
+        self._published[manager] = now_s
 
     def keep_only(self, jobs: set[str]) -> None:
         """Forget what was done for other jobs, and take back orders about them (nobody reports their output)."""
@@ -119,4 +120,4 @@ class Book:
 
     def _sheet(self, manager: str, wall_s: float) -> OrderSheet:
         orders = sorted((order for key, order in self._open.items() if key.manager == manager), key=lambda o: o.number)
-        return OrderSheet(self._agent, manager, int(wall_s), tuple(orders))
+        return OrderSheet(self._agent, name_of(manager), int(wall_s), tuple(orders), key_of(manager))

@@ -38,6 +38,7 @@ PROJECTION = [
     "ShadowBday", "EnteredCurrentStatus", "JobPrio", "DAGManJobId", "TransferOutputStats", "HoldReasonCode",
     "HoldReasonSubCode", "StageOutRequest", "StageOutReruns", "StageOutState", "StageOutRun", "StageOutReason",
     "StageOutBytesLeft", "StageOutFilesLeft", "StageOutAttempts", "StageOutNextAttempt", "StageOutManager",
+    "StageOutKeys",
 ]  # fmt: skip
 
 
@@ -93,7 +94,7 @@ def parse_job(ad: Mapping[str, Any], candidate: bool) -> Job:
             state=text("StageOutState") or NOTHING_YET, run=number("StageOutRun"), reason=text("StageOutReason"),
             bytes_left=number("StageOutBytesLeft"), files_left=number("StageOutFilesLeft"),
             attempts=number("StageOutAttempts"), next_attempt_at=number("StageOutNextAttempt"),
-            manager=text("StageOutManager"),
+            manager=text("StageOutManager"), keys=text("StageOutKeys"),
         ),
     )  # fmt: skip
 

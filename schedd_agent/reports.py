@@ -1,102 +1,195 @@
-"""What managers report, as far as it may be believed."""
+"""What managers report, as far as it may be believed.
+
+A report is believed about the key that signed it, never about the name in it: a *custodian* is a manager with a key
+(:func:`schedd_agent.model.custodian`). Which custodian counts for a run is in the AP's own record of that run.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from schedd_agent.model import Seen
+from schedd_agent.model import Seen, custodian, name_of
 from stageout.core import log
-from stageout.wire.custody import MANAGER_AD, BadPayload, Report, SandboxReport, payload_of, read_report
+from stageout.core.durable import read_file, write_file
+from stageout.wire.custody import (
+    MANAGER_AD,
+    BadPayload,
+    Report,
+    SandboxReport,
+    check_signature,
+    payload_of,
+    read_report,
+)
 
-UNSIGNED = "unsigned"
 _GLOBAL_JOB_ID = re.compile(r"[^#]+#\d+\.\d+#\d+\Z")
+_REFUSALS_KEPT = 100
+_STORE_INTERVAL_S = 60.0
+_NUMBERS_KEPT = 20_000
 
 
-def verify(payload: str, signature: str, key: str) -> str:
-    """How a payload is vouched for: until signatures exist, by the collector's authorisation of its sender alone.
+class _Old(BadPayload):
+    """A report that its custodian has replaced since."""
 
-    :raises BadPayload: the signature is wrong.
+    def __init__(self, report: Report, newest: int) -> None:
+        super().__init__(f"report {report.number} of {report.manager} is old: {newest} was seen already")
+        self.custodian = custodian(report.manager, report.key)
+
+
+class Newest:
+    """Number of the newest report of each custodian, over restarts: a report that was recorded is not played back.
+
+    :param path: file in which it is kept; None keeps nothing.
     """
-    del payload, signature, key
-    return UNSIGNED
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._stored_s = float("-inf")
+        self._numbers: dict[str, int] = {}
+        self._changed = False
+        try:
+            found = json.loads(read_file(path)) if path else {}
+            self._numbers = {str(name): int(number) for name, number in found.items()}
+        except (FileNotFoundError, ValueError, AttributeError, TypeError):
+            return
+
+    def get(self, custodian: str) -> int:
+        """The newest number, 0 for none."""
+        return self._numbers.get(custodian, 0)
+
+    def put(self, custodian: str, number: int) -> None:
+        """A report has come."""
+        self._numbers.pop(custodian, None)
+        self._numbers[custodian] = number
+        while len(self._numbers) > _NUMBERS_KEPT:
+            del self._numbers[next(iter(self._numbers))]
+        self._changed = True
+
+    def store(self, now_s: float) -> None:
+        """Write the file, at most once a minute. On return it is on the disk. :raises OSError: it is not."""
+        if self._path and self._changed and now_s - self._stored_s >= _STORE_INTERVAL_S:
+            write_file("reports-seen", self._path, json.dumps(self._numbers).encode("ascii"))
+            self._stored_s, self._changed = now_s, False
 
 
 @dataclass
 class Board:
-    """The newest report of each manager about the jobs of one schedd.
+    """The newest report of each custodian about the jobs of one schedd.
 
     :param schedd: name of the schedd, the first part of its jobs' GlobalJobIds.
     """
 
     schedd: str
+    newest: Newest = field(default_factory=Newest)
     _reports: dict[str, Report] = field(default_factory=dict)
-    _payloads: dict[str, str] = field(default_factory=dict)
-    _bad: dict[str, str] = field(default_factory=dict)
+    _read_before: dict[tuple[str, str], tuple[str, str, Report]] = field(default_factory=dict)
+    _refused: dict[str, str] = field(default_factory=dict)
     _changes: dict[tuple[str, str, int], SandboxReport] = field(default_factory=dict)
+    _disputed: frozenset[str] = frozenset()
 
     def update(self, ads: Iterable[Mapping[str, Any]]) -> list[Report]:
         """Take all ads that the collector has now; managers without an ad are gone. Returns reports that are new."""
         present: set[str] = set()
+        refused: list[tuple[Mapping[str, Any], BadPayload]] = []
         fresh: list[Report] = []
+        before, self._read_before = self._read_before, {}
         for ad in ads:
             try:
-                report = self._read(ad)
+                report = self._read(ad, before)
             except BadPayload as problem:
-                self._say_bad(str(ad.get("Name")), str(problem))
+                refused.append((ad, problem))
                 continue
-            present.add(report.manager)
-            known = self._reports.get(report.manager)
-            if known is None or report.number > known.number:
-                boxes = tuple(self._newest(report.manager, box) for box in report.sandboxes)
-                self._reports[report.manager] = replace(report, sandboxes=boxes)
+            whose = custodian(report.manager, report.key)
+            present.add(whose)
+            if self._take(whose, report):
                 fresh.append(report)
-        for manager in self._reports.keys() - present:
-            del self._reports[manager], self._payloads[manager]
+        old = {problem.custodian for _, problem in refused if isinstance(problem, _Old)}
+        for whose in self._reports.keys() - present - old:
+            del self._reports[whose]
+        self._disputed = self._settle(present, refused)
         self._forget_changes()
         return fresh
 
+    def _take(self, whose: str, report: Report) -> bool:
+        known = self._reports.get(whose)
+        if known is not None and report.number <= known.number:
+            return False
+        boxes = tuple(self._newest(whose, box) for box in report.sandboxes)
+        self._reports[whose] = replace(report, sandboxes=boxes)
+        self.newest.put(whose, report.number)
+        return True
+
+    def _settle(self, present: set[str], refused: list[tuple[Mapping[str, Any], BadPayload]]) -> frozenset[str]:
+        """Say what was refused; returns the names in which more than one voice speaks."""
+        voices = [name_of(whose) for whose in present]
+        for ad, problem in refused:
+            if isinstance(problem, _Old) and problem.custodian in present:
+                continue  # It has changed doors: the ad behind the other one expires by itself.
+            self.refuse(str(ad.get("Name")), str(problem))
+            voices += [_said_name(ad)] * 2
+        return frozenset(name for name in voices if voices.count(name) > 1)
+
+    @property
+    def disputed(self) -> frozenset[str]:
+        """Names in which others speak now, too: that such a manager cannot be heard is no evidence of anything."""
+        return self._disputed
+
     def shown(self) -> Iterator[tuple[str, str]]:
-        """(manager, job) of every sandbox that is in a report now."""
-        return ((manager, box.job) for manager, report in self._reports.items() for box in report.sandboxes)
+        """(custodian, job) of every sandbox that is in a report now."""
+        return ((whose, box.job) for whose, report in self._reports.items() for box in report.sandboxes)
 
     def by_job(self) -> dict[str, list[Seen]]:
         """Sandboxes of this schedd's jobs, newest believable state of each."""
         found: dict[str, list[Seen]] = {}
-        for manager, report in self._reports.items():
+        for report in self._reports.values():
             for box in report.sandboxes:
                 if _GLOBAL_JOB_ID.match(box.job) and box.run.schedd == self.schedd:
-                    found.setdefault(box.job, []).append(Seen(manager, report.key, box))
+                    found.setdefault(box.job, []).append(Seen(report.manager, report.key, box))
         return found
 
     def acknowledged(self, agent: str) -> dict[str, int]:
-        """Manager -> number of the last order of that agent that it carried out."""
+        """Custodian -> number of the last order of that agent that it carried out."""
         reports = self._reports.items()
-        return {name: report.acknowledged[agent] for name, report in reports if agent in report.acknowledged}
+        return {whose: report.acknowledged[agent] for whose, report in reports if agent in report.acknowledged}
 
-    def _read(self, ad: Mapping[str, Any]) -> Report:
-        payload = payload_of(ad)
-        name = str(ad.get("StageOutManager") or ad.get("Name"))
-        known = self._reports.get(name)
-        if known is not None and self._payloads.get(name) == payload:
-            return known
-        report = read_report(payload)
-        verify(payload, str(ad.get("StageOutSignature") or ""), report.key)
+    def refuse(self, what: str, problem: str) -> None:
+        """Name in the log, once, what is not believed and why."""
+        if self._refused.get(what) != problem:
+            log.warn("report-refused", ad=what, problem=problem)
+            while len(self._refused) >= _REFUSALS_KEPT:
+                del self._refused[next(iter(self._refused))]
+            self._refused[what] = problem
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """What was not believed, and why; the newest hundred."""
+        return self._refused
+
+    def _read(self, ad: Mapping[str, Any], known: Mapping[tuple[str, str], tuple[str, str, Report]]) -> Report:
+        payload, signature = payload_of(ad), str(ad.get("StageOutSignature") or "")
+        place = (str(ad.get("MyType")), str(ad.get("Name")))
+        before = known.get(place)
+        if before is not None and before[:2] == (payload, signature):
+            report = before[2]
+        else:
+            report = read_report(payload)
+            if report.key or signature:
+                check_signature(MANAGER_AD, ad, report.key)
         if ad.get("MyType") == MANAGER_AD and ad.get("Name") != report.manager:
             raise BadPayload(f"it speaks for {report.manager}")
-        self._payloads[report.manager] = payload
+        newest = self.newest.get(custodian(report.manager, report.key))
+        if report.number < newest:
+            raise _Old(report, newest)
+        self._read_before[place] = (payload, signature, report)
         return report
 
-    def _say_bad(self, ad: str, problem: str) -> None:
-        if self._bad.get(ad) != problem:
-            self._bad[ad] = problem
-            log.warn("bad-report", ad=ad, problem=problem)
-
-    def _newest(self, manager: str, box: SandboxReport) -> SandboxReport:
+    def _newest(self, whose: str, box: SandboxReport) -> SandboxReport:
         """States only go forward: an older one, from whatever source, does not count."""
-        key = (manager, box.job, box.number)
+        key = (whose, box.job, box.number)
         known = self._changes.get(key)
         if known is None or box.change >= known.change:
             self._changes[key] = box
@@ -104,7 +197,9 @@ class Board:
         return known
 
     def _forget_changes(self) -> None:
-        listed = {
-            (manager, box.job, box.number) for manager, report in self._reports.items() for box in report.sandboxes
-        }
+        listed = {(whose, box.job, box.number) for whose, report in self._reports.items() for box in report.sandboxes}
         self._changes = {key: box for key, box in self._changes.items() if key in listed}
+
+
+def _said_name(ad: Mapping[str, Any]) -> str:
+    return str(ad.get("StageOutManager") or ad.get("Name"))

@@ -34,6 +34,7 @@ from schedd_agent.model import (
     Situation,
     Status,
     Ticket,
+    name_of,
 )
 from stageout.core.errors import ErrorClass
 from stageout.core.states import ENDS, FREED, State
@@ -70,10 +71,15 @@ def _effective_record(s: Situation, job: Job) -> Record | None:
     if not found or sum(item.sandbox.files_total for item in found) != job.handed_off:
         return None
     # Beyond ACCEPTED it was confirmed by a record that has been rotated away since.
-    known = any(item.sandbox.state not in (State.ACCEPTED, *FREED) for item in found)
+    known = any(item.sandbox.state not in (State.ACCEPTED, *FREED) for item in found) and _by_known_keys(job, found)
     if s.records_written and job.request != Request.RETRY and not known:
         return None
     return Record(tuple(ticket for item in found for ticket in _reported_tickets(item)))
+
+
+def _by_known_keys(job: Job, found: Sequence[Seen]) -> bool:
+    """Are these the managers that the run's record named while it was there? The job's ad has kept their keys."""
+    return {item.key for item in found} <= set(job.shown.keys.split(","))
 
 
 def _reported_run(s: Situation, job: Job) -> int:
@@ -86,7 +92,9 @@ def _reported_tickets(item: Seen) -> Iterator[Ticket]:
     box = item.sandbox
     for at, name in enumerate(box.tickets):
         first = at == 0
-        yield Ticket(name, item.manager, item.key, box.files_total if first else 0, box.bytes_total if first else 0)
+        yield Ticket(
+            name, item.manager_name, item.key, box.files_total if first else 0, box.bytes_total if first else 0
+        )
 
 
 def _own(s: Situation, job: Job, record: Record | None) -> tuple[Seen, ...]:
@@ -204,13 +212,13 @@ def _lost(s: Situation, record: Record, own: Sequence[Seen], limits: Limits) -> 
     """Why output of the run is lost, "" when it is not."""
     for item in own:
         if item.sandbox.state == State.LOST:
-            return f"output lost at {item.manager}: {item.sandbox.reason or 'no reason given'}"
+            return f"output lost at {item.manager_name}: {item.sandbox.reason or 'no reason given'}"
         if item.sandbox.state == State.SUPERSEDED:
-            return f"output deleted at {item.manager} for a newer run that did not come to count"
+            return f"output deleted at {item.manager_name} for a newer run that did not come to count"
     for ticket in record.tickets:
         silent_s = s.absent_s.get(ticket.manager, 0.0)
         if not _shows(own, ticket) and silent_s >= limits.lease_s:
-            return f"nothing was heard of the output at {ticket.manager} for {silent_s:.0f} s"
+            return f"nothing was heard of the output at {ticket.manager_name} for {silent_s:.0f} s"
     return ""
 
 
@@ -233,16 +241,18 @@ def _sum(job: Job, own: Sequence[Seen]) -> Shown:
         files_left=sum(box.files_left for box in boxes),
         attempts=max((box.attempts for box in boxes), default=0),
         next_attempt_at=min(waits, default=0),
-        manager=",".join(dict.fromkeys(item.manager for item in own)),
+        manager=",".join(dict.fromkeys(item.manager_name for item in own)),
+        keys=",".join(sorted({item.key for item in own} - {""})) or job.shown.keys,
     )
 
 
 def _progress(s: Situation, job: Job, record: Record, own: Sequence[Seen], limits: Limits) -> Iterator[Effect]:
     shown = _sum(job, own)
-    missing = [ticket.manager for ticket in record.tickets if not _shows(own, ticket)]
+    missing = [ticket.manager_name for ticket in record.tickets if not _shows(own, ticket)]
     if missing:
         state, reason = State.ACCEPTED.value, f"no report yet from {', '.join(dict.fromkeys(missing))}"
-        shown = replace(shown, manager=",".join(record.managers))
+        keys = ",".join(sorted({ticket.key for ticket in record.tickets} - {""}))
+        shown = replace(shown, manager=",".join(dict.fromkeys(map(name_of, record.managers))), keys=keys)
     else:
         behind = min((item.sandbox for item in own), key=lambda box: _URGENCY.get(State(box.state), 99))
         state, reason = behind.state, _words(job, shown, behind)

@@ -7,7 +7,7 @@ what has no value is left out. Whatever goes wrong becomes a :class:`CommandErro
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from stageout.cli.exits import CommandError, Unavailable
 from stageout.cli.jobs import ATTRIBUTES, Job, JobId, constraint, is_cluster_ad
@@ -18,12 +18,11 @@ from stageout.wire.custody import (
     AgentNotice,
     BadPayload,
     Report,
+    check_signature,
     payload_of,
     read_notice,
     read_report,
 )
-
-Result = TypeVar("Result")
 
 
 def bindings() -> Any:
@@ -208,7 +207,9 @@ class Pool:
         self._errors = errors(self._htcondor)
 
     def reports(self, managers: Iterable[str] | None = None) -> list[Report]:
-        """What the managers said last, whichever door it came in by: their own ads, or slot ads.
+        """What the managers said last, whichever door it came in by (their own ads, or slot ads), if well signed.
+
+        A name can be taken by anybody: of two keys that speak in one name both are returned.
 
         :param managers: only of these; None for all.
         :raises Unavailable: the collector does not answer.
@@ -217,11 +218,17 @@ class Pool:
         if managers is not None:
             names = " || ".join(f"StageOutManager == {quote(name)}" for name in sorted(set(managers)))
             wanted += f" && ({names or 'false'})"
-        newest: dict[str, Report] = {}
-        for report in self._read(wanted, read_report):
-            known = newest.get(report.manager)
+        newest: dict[tuple[str, str], Report] = {}
+        for ad in self.ads(wanted):
+            try:
+                report = read_report(payload_of(ad))
+                if report.key:
+                    check_signature(MANAGER_AD, ad, report.key)
+            except BadPayload:
+                continue  # an ad of a newer version, or not one of ours; the doctor says so
+            known = newest.get((report.manager, report.key))
             if known is None or known.number < report.number:
-                newest[report.manager] = report
+                newest[report.manager, report.key] = report
         return list(newest.values())
 
     def notices(self, schedd: str) -> list[AgentNotice]:
@@ -229,15 +236,12 @@ class Pool:
 
         :raises Unavailable: the collector does not answer.
         """
-        return self._read(f'MyType == "{AGENT_AD}" && StageOutSchedd == {quote(schedd)}', read_notice)
-
-    def _read(self, wanted: str, read: Callable[[str], Result]) -> list[Result]:
         found = []
-        for ad in self.ads(wanted):
+        for ad in self.ads(f'MyType == "{AGENT_AD}" && StageOutSchedd == {quote(schedd)}'):
             try:
-                found.append(read(payload_of(ad)))
+                found.append(read_notice(payload_of(ad)))
             except BadPayload:
-                continue  # an ad of a newer version, or not one of ours; the doctor says so
+                continue
         return found
 
     def ads(self, wanted: str, projection: Sequence[str] = ()) -> list[ClassAd]:

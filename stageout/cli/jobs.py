@@ -17,7 +17,7 @@ ATTRIBUTES = (
     "ClusterId", "ProcId", "GlobalJobId", "Owner", "JobStatus", "EnteredCurrentStatus", "CompletionDate",
     "NumShadowStarts", "TransferOutputStats", "DAGManJobId", "HoldReason", "HoldReasonCode", "HoldReasonSubCode",
     "RemoveReason", "StageOutGuard", "StageOutState", "StageOutRun", "StageOutReason", "StageOutBytesLeft",
-    "StageOutFilesLeft", "StageOutAttempts", "StageOutNextAttempt", "StageOutManager", "StageOutReruns",
+    "StageOutFilesLeft", "StageOutAttempts", "StageOutNextAttempt", "StageOutManager", "StageOutKeys", "StageOutReruns",
     "StageOutStats", "StageOutRequest", "JobMaterializeLimit", "JobMaterializePaused",
 )  # fmt: skip
 
@@ -85,6 +85,7 @@ class Job:
     :param files_handed_off: of the last run; 0: its output was transferred synchronously, or there is none yet.
     :param state: StageOutState, "None" before and without hand-off. :param state_run: the run that it is about.
     :param next_attempt_at: wall clock, seconds; 0 when none is planned.
+    :param keys: of the managers that took the output over; empty before the agent has written them.
     """
 
     id: JobId
@@ -113,6 +114,7 @@ class Job:
     completed_at: int
     request: str
     stats: Mapping[str, Any]
+    keys: frozenset[str] = frozenset()
 
     @classmethod
     def from_ad(cls, ad: ClassAd) -> Job:
@@ -147,6 +149,7 @@ class Job:
             completed_at=ad.integer("CompletionDate"),
             request=ad.text("StageOutRequest"),
             stats=dict(stats) if isinstance(stats, ClassAd) else {},
+            keys=frozenset(filter(None, ad.text("StageOutKeys").split(","))),
         )
 
     @property

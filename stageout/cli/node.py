@@ -122,7 +122,7 @@ def _files(items: object) -> list[FileReport]:
 
 
 def manager_facts(settings: Settings) -> ClassAd:
-    """What the manager says about itself: Manager (its name), Uid (as the kernel says), BytesAtRisk.
+    """What the manager says about itself: name, Uid (as the kernel says), bytes at risk, and whom it does not obey.
 
     :raises OSError: no socket, or nobody listens.
     """
@@ -134,6 +134,8 @@ def manager_facts(settings: Settings) -> ClassAd:
             "Manager": figures.text("StageOutManager"),
             "Uid": frame["peer_uid"],
             "BytesAtRisk": figures.integer("StageOutBytesAtRisk"),
+            "AgentKeys": figures.get("AgentKeys") or [],
+            "Refused": figures.get("Refused") or [],
         }
     )
 

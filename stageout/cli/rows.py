@@ -53,17 +53,20 @@ def merge(jobs: Iterable[Job], reports: Iterable[Report]) -> list[Row]:
     """The rows of the jobs, in the order of their ids.
 
     The report is newer than the job's ad, which the agent edits at intervals; an end, though, is true only
-    when the job's ad says so.
+    when the job's ad says so. Only managers count whose key the access point's record of the run named.
     """
-    boxes = _newest_boxes(reports)
+    jobs = list(jobs)
+    boxes = _newest_boxes(reports, {job.global_id: job.keys for job in jobs if job.keys})
     return [_row(job, _box_of(job, boxes)) for job in sorted(jobs, key=lambda job: job.id)]
 
 
-def _newest_boxes(reports: Iterable[Report]) -> dict[str, dict[int, _Said]]:
-    """What was said last about each run of each job."""
+def _newest_boxes(reports: Iterable[Report], keys: Mapping[str, frozenset[str]]) -> dict[str, dict[int, _Said]]:
+    """What was said last about each run of each job. :param keys: by job, whose word counts; any otherwise."""
     boxes: dict[str, dict[int, _Said]] = {}
     for report in reports:
         for box in report.sandboxes:
+            if report.key not in keys.get(box.job, (report.key,)):
+                continue
             runs = boxes.setdefault(box.job, {})
             known = runs.get(box.number)
             if known is None or known[0].change < box.change:

@@ -90,9 +90,21 @@ KNOBS: dict[str, Knob] = {
         ),
         Knob("STAGEOUT_STARTD_TIMEOUT", 0.25, "ep", "s that the startd has to say whose job a plugin serves", 0.05),
         Knob("STAGEOUT_AGENT_FRESH", 180, "ep", "s after which an agent that was not heard of counts as gone", 10),
+        Knob(
+            "STAGEOUT_AGENT_KEYS",
+            "",
+            "ep",
+            "SCHEDD=KEY ...: access points that this node obeys; empty: see SECURITY.md",
+        ),
         Knob("STAGEOUT_ORDER_INTERVAL", 5, "ep", "s between two looks at the agents' orders", 1),
         Knob("STAGEOUT_REPORT_INTERVAL", 300, "ep", "s between two reports when nothing changed", 10),
         Knob("STAGEOUT_STOP_GRACE", 20, "ep", "s that running transfers get to end on a graceful stop", 0),
+        Knob(
+            "STAGEOUT_AGENT_KEY",
+            "",
+            "ap",
+            "public key of the agent (stageout-schedd-agent --key), told to nodes by jobs",
+        ),
         Knob("STAGEOUT_POLL_INTERVAL", 5, "ap", "s between two looks at the job queue", 1),
         Knob("STAGEOUT_NOTICE_INTERVAL", 60, "ap", "s between two ads of the agent about itself", 5),
         Knob(

@@ -3,7 +3,8 @@
 A manager publishes one ad (MyType ``StageOutManager``) with the states of its sandboxes; where the collector
 refuses generic ads from it, the same attributes go into its slot ads. An agent publishes an ad about itself
 (``StageOutAgent``, one per schedd) and one ad with orders per manager (``StageOutOrders``). What counts is inside
-one string, ``StageOutPayload`` (JSON), so that a signature covers exact bytes; the other attributes are for people.
+one string, ``StageOutPayload`` (JSON), which ``StageOutSignature`` covers byte by byte; the other attributes are for
+people. Who may say what is in ``docs/SECURITY.md``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from stageout.core.signing import BadSignature, SigningKey, Vouch, check
 from stageout.core.states import State
 
 MANAGER_AD = "StageOutManager"
@@ -21,6 +23,7 @@ AGENT_AD = "StageOutAgent"
 ORDERS_AD = "StageOutOrders"
 AD_LIFETIME_S = 900
 FILES_SHOWN = 50
+_NEWER = frozenset({"manager_key", "vouches"})
 SERVERS_SHOWN = 20
 
 
@@ -173,17 +176,24 @@ class Order:
 
 @dataclass(frozen=True)
 class OrderSheet:
-    """Orders of one agent for one manager that are not acknowledged yet, oldest first."""
+    """Orders of one agent for one manager that are not acknowledged yet, oldest first.
+
+    :param manager_key: public key of the manager that is meant: one that took another's name is not.
+    """
 
     agent: str
     manager: str
     sent_at: int
     orders: tuple[Order, ...] = ()
+    manager_key: str = ""
 
 
 @dataclass(frozen=True)
 class AgentNotice:
-    """An agent is alive and answers for this schedd."""
+    """An agent is alive and answers for this schedd.
+
+    :param number: grows with every notice, over restarts too. :param vouches: from the agent's earlier keys to this.
+    """
 
     agent: str
     schedd: str
@@ -192,36 +202,45 @@ class AgentNotice:
     sent_at: int
     renewal_url: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict)
+    vouches: tuple[Vouch, ...] = ()
 
 
-def report_ad(report: Report, signature: str = "") -> dict[str, Any]:
-    """The manager's ad."""
+def report_ad(report: Report, key: SigningKey | None = None) -> dict[str, Any]:
+    """The manager's ad. :param key: signs it; None only where signing is not the matter."""
     busy = [s for s in report.sandboxes if s.state not in (State.RELEASED, State.SUPERSEDED, State.CANCELLED)]
     return {
-        **_envelope(MANAGER_AD, report.manager, report, signature),
+        **_envelope(MANAGER_AD, report.manager, report, key),
         "StageOutManager": report.manager,
         "StageOutSandboxes": len(busy),
         "StageOutBytesAtRisk": report.bytes_at_risk,
     }
 
 
-def orders_ad(sheet: OrderSheet, signature: str = "") -> dict[str, Any]:
-    """The ad with one agent's orders for one manager."""
-    name = f"{sheet.agent}/{sheet.manager}"
-    return {**_envelope(ORDERS_AD, name, sheet, signature), "StageOutManager": sheet.manager}
+def orders_ad(sheet: OrderSheet, key: SigningKey | None = None) -> dict[str, Any]:
+    """The ad with one agent's orders for one manager, named after its key too: others can take a name, not a key."""
+    name = "/".join(part for part in (sheet.agent, sheet.manager, sheet.manager_key) if part)
+    return {**_envelope(ORDERS_AD, name, sheet, key), "StageOutManager": sheet.manager}
 
 
-def notice_ad(notice: AgentNotice, signature: str = "") -> dict[str, Any]:
+def notice_ad(notice: AgentNotice, key: SigningKey | None = None) -> dict[str, Any]:
     """The ad by which managers know that an agent is alive."""
-    return {**_envelope(AGENT_AD, notice.agent, notice, signature), "StageOutSchedd": notice.schedd}
+    return {**_envelope(AGENT_AD, notice.agent, notice, key), "StageOutSchedd": notice.schedd}
 
 
-def _envelope(my_type: str, name: str, said: Report | OrderSheet | AgentNotice, signature: str) -> dict[str, Any]:
+def _fields(said: object) -> dict[str, Any]:
+    """Without fields that say nothing and are unknown to readers from before they were invented."""
+    return {name: value for name, value in vars(said).items() if value or name not in _NEWER}
+
+
+def _envelope(
+    my_type: str, name: str, said: Report | OrderSheet | AgentNotice, key: SigningKey | None
+) -> dict[str, Any]:
+    text = json.dumps(said, default=_fields, separators=(",", ":"), sort_keys=True)
     return {
         "MyType": my_type,
         "Name": name,
-        "StageOutPayload": json.dumps(said, default=vars, separators=(",", ":"), sort_keys=True),
-        "StageOutSignature": signature,
+        "StageOutPayload": text,
+        "StageOutSignature": key.sign(my_type, text) if key else "",
         "StageOutSentAt": said.sent_at,
         "ClassAdLifetime": AD_LIFETIME_S,
     }
@@ -260,7 +279,9 @@ def read_orders(payload: str) -> OrderSheet:
 def read_notice(payload: str) -> AgentNotice:
     """Parse an agent's own payload. :raises BadPayload: not a notice."""
     try:
-        return AgentNotice(**_object(payload))
+        data = _object(payload)
+        vouches = tuple(Vouch(*map(str, row)) for row in data.pop("vouches", ()))
+        return AgentNotice(**data, vouches=vouches)
     except TypeError as problem:
         raise BadPayload(f"not an agent's notice: {problem}") from None
 
@@ -271,6 +292,15 @@ def payload_of(ad: Mapping[str, Any]) -> str:
     if not isinstance(payload, str):
         raise BadPayload("the ad has no StageOutPayload")
     return payload
+
+
+def check_signature(kind: str, ad: Mapping[str, Any], key: str) -> None:
+    """Is the ad's payload signed with this key? :param kind: MyType. :raises BadPayload: no, and why."""
+    signature: object = ad.get("StageOutSignature")
+    try:
+        check(kind, payload_of(ad), signature if isinstance(signature, str) else "", key)
+    except BadSignature as problem:
+        raise BadPayload(str(problem)) from None
 
 
 def _object(payload: str) -> dict[str, Any]:

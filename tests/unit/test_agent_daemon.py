@@ -22,16 +22,19 @@ from schedd_agent.notices import CollectorError, Look
 from schedd_agent.orders import Book, Numbers
 from schedd_agent.queue import QueueError
 from schedd_agent.receipts import Receipts
+from schedd_agent.reports import Newest
 from stageout.core import durable
 from stageout.core.config import ConfigError, mapping_settings
+from stageout.core.signing import SigningKey
 from stageout.core.states import State
 from stageout.wire.custody import Action, Order, Report, SandboxReport, read_notice, read_orders, report_ad
 
 JOB = "ap#7.0#1700000000"
+KEY, MANAGER_KEY, OTHER_KEY = (SigningKey(letter * 32) for letter in (b"a", b"m", b"o"))
 RECORD = (
     "NumShadowStarts = {run}\n"
     'OutputPluginResultList = {{ [ DeveloperData = [ StageOutReceipt = [ Ticket = "t{run}"; ManagerName = "m1"; '
-    'ManagerKey = ""; Files = 2; Bytes = 5 ] ] ] }}\n'
+    'ManagerKey = "{key}"; Files = 2; Bytes = 5 ] ] ] }}\n'
     "*** OUTPUT ClusterId=7 ProcId=0 RunInstanceId=0\n"
 )
 _SHOWN = {
@@ -43,6 +46,7 @@ _SHOWN = {
     "StageOutAttempts": "attempts",
     "StageOutNextAttempt": "next_attempt_at",
     "StageOutManager": "manager",
+    "StageOutKeys": "keys",
 }
 _JOB = {
     "JobStatus": "status",
@@ -131,7 +135,7 @@ class MemoryCollector:
         if self.down:
             raise CollectorError("the collector does not answer")
         self.age_s += 1
-        return Look([ad for ad in self.ads.values() if ad["MyType"] == "StageOutManager"], self.age_s)
+        return Look([ad for ad in self.ads.values() if ad["MyType"] in ("StageOutManager", "Machine")], self.age_s)
 
     def publish(self, ads: Sequence[Mapping[str, Any]]) -> None:
         if self.down:
@@ -151,8 +155,9 @@ class Site:
     def start(self) -> Agent:
         """A new process: only files, queue and collector are what they were."""
         self.agent = Agent(
-            "ap", self.queue, self.collector, Receipts(self.path / "epoch_history"),
+            "ap", KEY, self.queue, self.collector, Receipts(self.path / "epoch_history"),
             Book("ap", Numbers(self.path / "number", 1.0)), View(60.0), self.clock, Limits(lease_s=600.0),
+            Numbers(self.path / "notices", 1.0), Newest(self.path / "seen"),
         )  # fmt: skip
         return self.agent
 
@@ -163,23 +168,28 @@ class Site:
             good = self.agent.run_pass()
         return good
 
-    def complete(self, run: int = 1) -> None:
-        """The job ends a run that handed two files off."""
+    def complete(self, run: int = 1, key: str = "") -> None:
+        """The job ends a run that handed two files off to m1, whose public key is ``key``."""
         with open(self.path / "epoch_history", "a") as stream:
-            stream.write(RECORD.format(run=run))
+            stream.write(RECORD.format(run=run, key=key))
         old = self.queue.found.get(JOB) or Job(JOB, 7, 0, Status.RUNNING, run)
         self.queue.found[JOB] = replace(
             old, status=Status.COMPLETED, run=run, handed_off=2, completions=old.completions + 1
         )
 
-    def report(self, state: State, run: int = 1, acknowledged: int = 0) -> None:
+    def report(
+        self, state: State, run: int = 1, acknowledged: int = 0, key: SigningKey | None = None, place: str = "m1"
+    ) -> None:
+        """The manager (or who says so, with another key) puts its report into an ad called ``place``."""
         self.number += 1
         left = 0 if state is State.DELIVERED else 2
         box = SandboxReport(
             JOB, run, "alice", state.value, self.number, "why", 72, (f"t{run}",), 2, left, 5, left, 1, 0, 0, 0
         )
-        ad = report_ad(Report("m1", "", self.number, 1, {"ap": acknowledged}, 0, (box,)))
-        self.collector.ads["StageOutManager", "m1"] = ad
+        report = Report("m1", key.public if key else "", self.number, 1, {"ap": acknowledged}, 0, (box,))
+        ad = report_ad(report, key)
+        kind = {} if place == "m1" else {"MyType": "Machine", "Name": place}
+        self.collector.ads["StageOutManager", place] = {**ad, **kind}
 
     @property
     def job(self) -> Job:
@@ -187,7 +197,11 @@ class Site:
 
     @property
     def orders(self) -> list[Order]:
-        ad = self.collector.ads.get(("StageOutOrders", "ap/m1"))
+        return self.orders_for("")
+
+    def orders_for(self, key: str) -> list[Order]:
+        """Orders for m1, if it is the one with this key."""
+        ad = self.collector.ads.get(("StageOutOrders", f"ap/m1/{key}".rstrip("/")))
         return list(read_orders(ad["StageOutPayload"]).orders) if ad else []
 
 

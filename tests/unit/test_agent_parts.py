@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from schedd_agent.leases import View
-from schedd_agent.model import Record, Send, Ticket
+from schedd_agent.model import Record, Send, Ticket, custodian
 from schedd_agent.orders import REFRESH_S, Book, Numbers
 from schedd_agent.queue import parse_job
 from schedd_agent.receipts import Receipts
 from schedd_agent.reports import Board
+from stageout.core.signing import SigningKey
 from stageout.core.states import State
 from stageout.wire.custody import Action, Report, SandboxReport, report_ad
 
@@ -210,12 +211,15 @@ def test_receipts_that_are_none(tmp_path: Path, results: str) -> None:
 # ---- reports ------------------------------------------------------------------------------------------------------
 
 
+KEY = SigningKey(b"k" * 32)
+
+
 def _box(state: State, change: int, job: str = JOB) -> SandboxReport:
     return SandboxReport(job, 1, "alice", state.value, change, "", 0, ("t1",), 2, 2, 5, 5, 0, 0, 0, 0)
 
 
 def _ad(number: int, *boxes: SandboxReport, manager: str = "m1", **more: Any) -> dict[str, Any]:
-    return {**report_ad(Report(manager, "k", number, 1, {"ap": number}, 0, boxes)), **more}
+    return {**report_ad(Report(manager, KEY.public, number, 1, {"ap": number}, 0, boxes), KEY), **more}
 
 
 def test_the_newest_report_counts_whatever_door_it_came_through() -> None:
@@ -223,7 +227,7 @@ def test_the_newest_report_counts_whatever_door_it_came_through() -> None:
     slot = {**_ad(5, _box(State.MOVING, 3)), "MyType": "Machine", "Name": "slot1@ep1"}
     assert len(board.update([_ad(4, _box(State.ACCEPTED, 1)), slot])) == 2
     assert board.by_job()[JOB][0].sandbox.state == State.MOVING
-    assert board.acknowledged("ap") == {"m1": 5}
+    assert board.acknowledged("ap") == {custodian("m1", KEY.public): 5}
     assert not board.update([_ad(4, _box(State.ACCEPTED, 1))])
     assert board.by_job()[JOB][0].sandbox.state == State.MOVING
 
@@ -238,7 +242,7 @@ def test_states_do_not_go_back() -> None:
 def test_a_manager_without_an_ad_shows_nothing() -> None:
     board = Board("ap")
     board.update([_ad(1, _box(State.MOVING, 1))])
-    assert list(board.shown()) == [("m1", JOB)]
+    assert list(board.shown()) == [(custodian("m1", KEY.public), JOB)]
     board.update([])
     assert list(board.shown()) == []
     assert board.by_job() == {}

@@ -15,6 +15,7 @@ from stageout.cli.doctor import report
 from stageout.cli.doctor.findings import Finding, Level, Ran, Role, Unseen
 from stageout.core.classads import ClassAd
 from stageout.core.config import mapping_settings
+from stageout.core.signing import SigningKey
 from stageout.wire.custody import AgentNotice, Report, notice_ad, report_ad
 
 NOW = 1_800_000_000.0
@@ -58,12 +59,16 @@ def seen_file(uid: int = 0, mode: int = 0o755, device: int = 1, kind: int = stat
     return os.stat_result((kind | mode, 1, device, 1, uid, 0, 0, 0, 0, 0))
 
 
-def notice(age_s: float = 10) -> ClassAd:
-    return ClassAd(notice_ad(AgentNotice("agent@ap", "ap", "", 1, int(NOW - age_s))))
+def notice(age_s: float = 10, **extra: Any) -> ClassAd:
+    return ClassAd(notice_ad(AgentNotice("ap", "ap", KEY.public, 1, int(NOW - age_s), extra=extra), KEY))
 
 
-def manager_ad(signature: str = "") -> ClassAd:
-    return ClassAd(report_ad(Report("ep@node", "", 1, int(NOW), {}, 0), signature))
+KEY, OTHER_KEY = SigningKey(b"k" * 32), SigningKey(b"o" * 32)
+
+
+def manager_ad(key: SigningKey | None = None, **changed: Any) -> ClassAd:
+    report = Report("ep@node", key.public if key else "", 1, int(NOW), {}, 0)
+    return ClassAd({**report_ad(report, key), **changed})
 
 
 @dataclass
@@ -90,7 +95,7 @@ class Fake:
             "Collector": [ClassAd({"Name": "pool"})],
             "Scheduler": [ClassAd({"Name": "ap"})],
             "StageOutAgent": [notice()],
-            "StageOutManager": [manager_ad("signed")],
+            "StageOutManager": [manager_ad(KEY)],
             "Machine": [ClassAd({"Name": "slot1@node", "StageOutAccept": True, "StageOutHeartbeat": int(NOW)})],
         }
     )
@@ -202,6 +207,16 @@ def collector(**kinds: list[ClassAd]) -> Callable[[Fake], None]:
     return lambda machine: machine.in_collector.update(kinds)
 
 
+FORGED = (
+    manager_ad()["StageOutPayload"].replace('"key":""', f'"key":"{KEY.public}"').replace('"number":1', '"number":2')
+)
+
+
+def manager(**facts: Any) -> Callable[[Fake], None]:
+    said = ClassAd({"Manager": "ep@node", "Uid": 0, "BytesAtRisk": 0, **facts})
+    return lambda machine: setattr(machine, "manager", said)
+
+
 def answer(path: str, ran: Ran) -> Callable[[Fake], None]:
     return lambda machine: machine.answers.update({path: ran})
 
@@ -210,7 +225,7 @@ ATTRS = SETTINGS["PROTECTED_JOB_ATTRS"]
 BUSY = ClassAd({"Name": "slot1_1@node", "State": "Claimed", "Activity": "Busy", "RemoteUser": "alice@x"})
 SLOT_WITH_REPORT = ClassAd(
     {
-        **manager_ad("s"),
+        **manager_ad(KEY),
         "MyType": "Machine",
         "Name": "slot1@node",
         "StageOutAccept": False,
@@ -301,7 +316,13 @@ FAULTS: list[tuple[str, Level, str, Callable[[Fake], None]]] = [
     ("slot-attributes", Level.FAIL, "are old", collector(Machine=[ClassAd({"StageOutAccept": True})])),
     ("slot-attributes", Level.UNCHECKED, "no slot", collector(Machine=[])),
     ("trust", Level.WARN, "1 of 1 managers report unsigned", collector(StageOutManager=[manager_ad()])),
-    ("trust", Level.WARN, "cannot be read", collector(StageOutManager=[ClassAd({"StageOutPayload": "x"})])),
+    ("trust", Level.WARN, "is not believed: not JSON", collector(StageOutManager=[ClassAd({"StageOutPayload": "x"})])),
+    ("trust", Level.WARN, "not that of", collector(StageOutManager=[manager_ad(KEY, StageOutPayload=FORGED)])),
+    ("trust", Level.WARN, "is not signed", collector(StageOutManager=[manager_ad(KEY, StageOutSignature="")])),
+    ("trust", Level.FAIL, "2 keys speak as", collector(StageOutManager=[manager_ad(KEY), manager_ad(OTHER_KEY)])),
+    ("refused-reports", Level.WARN, "m1: forged", collector(StageOutAgent=[notice(refused=["m1: forged"])])),
+    ("refused-orders", Level.WARN, "evil: its key is", manager(Refused=[{"Ad": "evil", "Problem": "its key is x"}])),
+    ("agent-keys", Level.WARN, "came first", manager(AgentKeys=[{"Schedd": "ap", "Key": "k", "Learnt": "first"}])),
     ("trust", Level.UNCHECKED, "no manager reports", collector(StageOutManager=[])),
 ]
 

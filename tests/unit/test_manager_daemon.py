@@ -33,14 +33,17 @@ from sandbox_manager.spool import SpoolBusy
 from sandbox_manager.startd_process import StartdError, StartdProcess
 from stageout.core.clock import SystemClock
 from stageout.core.config import ConfigError, Settings, mapping_settings
+from stageout.core.signing import SigningKey
 from stageout.core.states import diagram
 from stageout.wire.custody import (
+    MANAGER_AD,
     Action,
     AgentNotice,
     Order,
     OrderSheet,
     Report,
     Run,
+    check_signature,
     notice_ad,
     orders_ad,
     payload_of,
@@ -48,6 +51,7 @@ from stageout.wire.custody import (
 )
 from stageout.wire.handoff import OfferedFile, offer_frames, receive_frame, send_frame, socket_name
 
+AGENT_KEY = SigningKey(b"a" * 32)
 ROOT_DIR = Path(__file__).resolve().parents[2]
 
 
@@ -57,6 +61,9 @@ class FakeCollector:
     def __init__(self) -> None:
         self.refuses = self.silent = False
         self.confirms = True
+        self.key = AGENT_KEY
+        self.manager_key = ""
+        self.signature = ""
         self.reports: list[Report] = []
         self.extra: list[dict[str, Any]] = []
         self._orders: dict[tuple[Run, tuple[str, ...]], Order] = {}
@@ -68,8 +75,8 @@ class FakeCollector:
         self._notices += 1
         orders = tuple(self._orders.values())
         return [
-            notice_ad(AgentNotice(AGENT, SCHEDD, "", self._notices, int(time.time()))),
-            orders_ad(OrderSheet(AGENT, manager, 1, orders)),
+            notice_ad(AgentNotice(SCHEDD, SCHEDD, self.key.public, self._notices, int(time.time())), self.key),
+            orders_ad(OrderSheet(SCHEDD, manager, 1, orders, self.manager_key), self.key),
             *self.extra,
         ]
 
@@ -77,12 +84,18 @@ class FakeCollector:
         if self.refuses:
             raise CollectorError("access level DAEMON")
         report = read_report(payload_of(ad))
+        check_signature(MANAGER_AD, ad, report.key)
+        self.signature = ad["StageOutSignature"]
+        self.manager_key = report.key
         self.reports.append(report)
         for box in report.sandboxes:
             key = (box.run, box.tickets)
             if self.confirms and box.state == "Accepted" and key not in self._orders:
                 number = len(self._orders) + 1
                 self._orders[key] = Order(number, Action.CONFIRM, box.job, box.number, box.tickets, box.files_total)
+
+    async def standing(self, manager: str) -> str:
+        return self.signature
 
     async def close(self) -> None:
         pass
@@ -206,7 +219,7 @@ def test_from_hand_off_to_delivery_through_the_collector(site: Site) -> None:
             assert receipt["manager_name"] == "manager@ep.test"
             await until(lambda: node.collector.last() == {"1.0": "Released"}, node.collector.last)
             report = node.collector.reports[-1]
-            assert report.acknowledged == {AGENT: 1}
+            assert report.acknowledged == {SCHEDD: 1}
             assert report.bytes_at_risk == 0
             assert {item.verified for item in report.sandboxes[0].files} == {"size"}
             numbers = [item.number for item in node.collector.reports]

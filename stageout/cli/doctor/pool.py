@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stageout.cli.condor import REPORTS
 from stageout.cli.doctor.findings import Finding, Machine, Unseen, fail, ok, unchecked, warn
-from stageout.core.classads import ClassAd, quote
-from stageout.wire.custody import AGENT_AD, MANAGER_AD, BadPayload, payload_of, read_notice, read_report
+from stageout.core.classads import quote
+from stageout.wire.custody import AGENT_AD, MANAGER_AD, BadPayload, payload_of, read_notice
 
 _SKEW_STEPS_S = (30, 120, 600, 3600, 86400)
 _SKEW_BAD_S = 120
@@ -133,32 +132,6 @@ def slot_attributes(machine: Machine) -> Iterator[Finding]:
         yield ok(name, text)
 
 
-def trust(machine: Machine) -> Iterator[Finding]:
-    """Are reports signed?"""
-    ads = machine.ads(REPORTS)
-    if not ads:
-        yield unchecked("trust", "no manager reports yet")
-        return
-    broken = [ad for ad in ads if not _readable(ad)]
-    if broken:
-        text = f"{len(broken)} of {len(ads)} reports cannot be read, such as that of {broken[0].text('Name')}"
-        yield warn("trust", text, "install the same version of stageout everywhere")
-    unsigned = sum(not ad.text("StageOutSignature") for ad in ads)
-    if unsigned:
-        remedy = "let only execute points that you run advertise in this pool (ALLOW_DAEMON, ALLOW_ADVERTISE_STARTD)"
-        yield warn("trust", f"{unsigned} of {len(ads)} managers report unsigned: execute points are trusted", remedy)
-    else:
-        yield ok("trust", f"{len(ads)} managers report, all signed")
-
-
-def _readable(ad: ClassAd) -> bool:
-    try:
-        read_report(payload_of(ad))
-    except BadPayload:
-        return False
-    return True
-
-
 COMMON = (collector, clock)
-ACCESS_POINT = (agent_notice, trust)
+ACCESS_POINT = (agent_notice,)
 EXECUTE_POINT = (agents_seen, reporting_door, slot_attributes)

@@ -8,16 +8,19 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from stageout.cli.doctor import config, node, pool
+from stageout.cli.doctor import config, node, pool, trust
 from stageout.cli.doctor.findings import Check, Finding, Level, Machine, Role, Unseen, fail, unchecked, words
 from stageout.cli.exits import CommandError, Exit
 from stageout.cli.render import clean
 from stageout.cli.rows import SCHEMA
 
+_EXECUTE_POINT: tuple[Check, ...] = (
+    *config.COMMON, *config.EXECUTE_POINT, *node.EXECUTE_POINT, *pool.COMMON, *pool.EXECUTE_POINT, *trust.EXECUTE_POINT,
+)  # fmt: skip
 CHECKS: dict[Role, tuple[Check, ...]] = {
-    Role.AP: (*config.COMMON, *config.ACCESS_POINT, *pool.COMMON, *pool.ACCESS_POINT),
-    Role.EP: (*config.COMMON, *config.EXECUTE_POINT, *node.EXECUTE_POINT, *pool.COMMON, *pool.EXECUTE_POINT),
-    Role.PILOT: (*config.COMMON, *config.EXECUTE_POINT, *node.EXECUTE_POINT, *pool.COMMON, *pool.EXECUTE_POINT),
+    Role.AP: (*config.COMMON, *config.ACCESS_POINT, *pool.COMMON, *pool.ACCESS_POINT, *trust.ACCESS_POINT),
+    Role.EP: _EXECUTE_POINT,
+    Role.PILOT: _EXECUTE_POINT,
 }
 
 

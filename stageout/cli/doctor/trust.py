@@ -1,0 +1,97 @@
+"""Checks of who is believed: are reports, notices and orders signed, by whom, and what was refused. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from stageout.cli.condor import REPORTS
+from stageout.cli.doctor.findings import Finding, Machine, Unseen, fail, ok, unchecked, warn
+from stageout.core.classads import ClassAd
+from stageout.wire.custody import AGENT_AD, MANAGER_AD, BadPayload, Report, check_signature, payload_of, read_report
+
+_SHOWN = 3
+_SAME_VERSION = "install the same version of stageout everywhere"
+
+
+def reports(machine: Machine) -> Iterator[Finding]:
+    """Are the managers' reports signed, each by the one key of its name?"""
+    name, ads = "trust", machine.ads(REPORTS)
+    if not ads:
+        yield unchecked(name, "no manager reports yet")
+        return
+    good: list[Report] = []
+    for ad in ads:
+        try:
+            good.append(_checked(ad))
+        except BadPayload as problem:
+            yield warn(name, f"the report of {ad.text('Name')} is not believed: {problem}", _SAME_VERSION)
+    unsigned = sorted({report.manager for report in good if not report.key})
+    if unsigned:
+        text = (
+            f"{len(unsigned)} of {len(ads)} managers report unsigned, such as {unsigned[0]}: nothing vouches for them"
+        )
+        yield warn(name, text, f"{_SAME_VERSION}; only output that they took over themselves depends on it")
+    yield from _disputed(good)
+    if good and not unsigned and len(good) == len(ads):
+        yield ok(name, f"{len(good)} managers report, all signed")
+
+
+def _checked(ad: ClassAd) -> Report:
+    report = read_report(payload_of(ad))
+    if report.key or ad.text("StageOutSignature"):
+        check_signature(MANAGER_AD, ad, report.key)
+    return report
+
+
+def _disputed(good: list[Report]) -> Iterator[Finding]:
+    keys: dict[str, set[str]] = {}
+    for report in good:
+        keys.setdefault(report.manager, set()).add(report.key)
+    for manager, found in sorted(keys.items()):
+        if len(found) > 1:
+            text = f"{len(found)} keys speak as {manager}: one of them is not it; its output is never taken for lost"
+            yield fail("trust", text, "look who may advertise (ALLOW_DAEMON), and at ScheddAgentLog (report-refused)")
+
+
+def refused_by_agent(machine: Machine) -> Iterator[Finding]:
+    """What did the agents not believe?"""
+    found = [(ad.text("Name"), text) for ad in machine.ads(f'MyType == "{AGENT_AD}"') for text in _refused_of(ad)]
+    yield from _refusals("refused-reports", found, "ScheddAgentLog (report-refused) names all")
+
+
+def _refused_of(ad: ClassAd) -> list[str]:
+    from stageout.wire.custody import read_notice
+
+    try:
+        told = read_notice(payload_of(ad)).extra.get("refused")
+    except BadPayload:
+        return []
+    return [str(text) for text in told] if isinstance(told, list) else []
+
+
+def refused_by_manager(machine: Machine) -> Iterator[Finding]:
+    """Whom does this node's manager obey, and what did it not obey?"""
+    try:
+        said = machine.manager_answer()
+    except OSError:
+        raise Unseen("no sandbox manager answers") from None
+    keys = [item for item in said.get("AgentKeys") or [] if isinstance(item, Mapping)]
+    first = sorted(str(item.get("Schedd")) for item in keys if item.get("Learnt") == "first")
+    if first:
+        text = f"the keys of {', '.join(first[:_SHOWN])} are believed because they came first"
+        yield warn("agent-keys", text, "set STAGEOUT_AGENT_KEY on the access point, or STAGEOUT_AGENT_KEYS here")
+    else:
+        yield ok("agent-keys", f"keys of {len(keys)} access points, from their jobs or from the configuration")
+    found = [(str(item.get("Ad")), str(item.get("Problem"))) for item in said.get("Refused") or []]
+    yield from _refusals("refused-orders", found, "SandboxManagerLog (message-refused) names all")
+
+
+def _refusals(name: str, found: list[tuple[str, str]], where: str) -> Iterator[Finding]:
+    for ad, problem in found[-_SHOWN:]:
+        yield warn(name, f"{ad}: {problem}", f"{where}; docs/SECURITY.md says what each means")
+    if not found:
+        yield ok(name, "nothing was refused")
+
+
+ACCESS_POINT = (reports, refused_by_agent)
+EXECUTE_POINT = (refused_by_manager,)
