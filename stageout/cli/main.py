@@ -11,6 +11,7 @@ from typing import NoReturn
 
 import stageout
 from stageout.cli.exits import CommandError, Exit
+from stageout.core.config import KNOBS
 from stageout.core.errors import StageoutError
 
 _DESCRIPTION = """\
@@ -58,6 +59,14 @@ what may not be looked at is reported as unchecked.
 exit status: 0 no check failed (warnings are allowed), 1 at least one failed"""
 
 
+_ESTIMATE = """\
+Answers ClassAds with dap_type = "Estimation", src_url, dest_url and filesize: how many streams the transfer needs, how
+fast it will be and how long it takes. Moves a few samples with the installed transfer plugins, at most a twentieth of
+filesize; samples of uploads stay at the destination as empty files named .stageout-sample-N.
+
+exit status: 0 all answered, 1 at least one could not be (its answer says why), 64 FILE cannot be read"""
+
+
 class _Parser(argparse.ArgumentParser):
     """Ends with EX_USAGE: 2 means 'timed out' here."""
 
@@ -79,6 +88,7 @@ def build_parser() -> argparse.ArgumentParser:
         _add_schedd(command)
     _add_history(commands)
     _add_doctor(commands)
+    _add_estimate(commands)
     command = _add(commands, "help", "explains a command", "Explains a command.", "")
     command.add_argument("topic", metavar="COMMAND", nargs="?")
     return parser
@@ -141,6 +151,36 @@ def _add_doctor(commands: argparse._SubParsersAction[_Parser]) -> None:
     command = _add(commands, "doctor", "checks the installation and says what to fix", _DOCTOR, "doctor")
     command.add_argument("--role", choices=("ap", "ep", "pilot"), action="append", help="default: what runs here")
     command.add_argument("--json", action="store_true", help="print JSON (its fields: docs/COMMANDS.md)")
+
+
+def _add_estimate(commands: argparse._SubParsersAction[_Parser]) -> None:
+    command = _add(commands, "estimate", "says how many streams a transfer needs, and how long", _ESTIMATE, "estimate")
+    command.add_argument("file", metavar="FILE", help="file of ClassAds, - for standard input")
+    command.add_argument("--most-streams", metavar="N", type=_streams, default=32, help="never more (default: 32)")
+    command.add_argument("--printed", action="store_true", help="choose by the curve alone, as the model was published")
+    command.add_argument("--fresh", action="store_true", help="sample even when there is a stored profile")
+    _add_measuring(command)
+
+
+def _add_measuring(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--profiles", metavar="DIR", default=str(KNOBS["STAGEOUT_PROFILES"].default),
+        help="directory of stored profiles (default: %(default)s)",
+    )  # fmt: skip
+    command.add_argument(
+        "--plugin", metavar="PATH", action="append", default=[],
+        help="transfer plugin to use (default: those of HTCondor's configuration, else those installed with stageout)",
+    )  # fmt: skip
+
+
+def _streams(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 64:
+        raise ValueError
+    return value
+
+
+_streams.__name__ = "number of streams (1 to 64)"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

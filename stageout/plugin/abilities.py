@@ -25,6 +25,8 @@ class Abilities:
     :param job_attributes: of the job's ad that a transfer reads; others are not there when output is sent after the
         job's end. Jobs that differ in one of them do not travel in the same call.
     :param proxy_methods: methods for which the job's X.509 proxy is used when the URL names no credential.
+    :param splits_downloads: those of the methods whose downloads fetch one file over STAGEOUT_PARALLELISM streams, and
+        only its first bytes when PluginData has ``sample_bytes``.
     :raises ValueError: for a declaration that HTCondor would misread.
     """
 
@@ -38,6 +40,7 @@ class Abilities:
         "methods",
         "parallel",
         "proxy_methods",
+        "splits_downloads",
         "startd_attributes",
         "upload",
         "verifies",
@@ -59,6 +62,7 @@ class Abilities:
         job_attributes: tuple[str, ...] = (),
         proxy_methods: tuple[str, ...] = (),
         in_parts: tuple[str, ...] = (),
+        splits_downloads: tuple[str, ...] = (),
     ) -> None:
         self.methods = methods
         self.version = version
@@ -71,6 +75,7 @@ class Abilities:
         self.credentials = credentials
         self.batch_files = batch_files
         self.job_attributes = job_attributes
+        self.splits_downloads = splits_downloads
         self.proxy_methods = proxy_methods
         self.in_parts = in_parts
         self._check()

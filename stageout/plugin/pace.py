@@ -7,6 +7,7 @@ import time
 _SPACING_S = 0.1
 _MOST_POINTS = 400
 _SHORTEST_S = 0.3
+_FROM, _TO = 0.4, 0.9  # of the bytes: behind the slow start, before the first of several streams has ended
 
 
 class Pace:
@@ -28,11 +29,13 @@ class Pace:
             self._spacing_s *= 2
 
     def bytes_per_s(self) -> float | None:
-        """Rate over the second half of the bytes; None when that was too short a time to tell."""
+        """Rate in the middle of the transfer; None when that was too short a time to tell."""
         if len(self._points) < 2:
             return None
-        end_s, all_bytes = self._points[-1]
-        half = next(point for point in self._points if point[1] * 2 >= all_bytes)
-        if end_s - half[0] < _SHORTEST_S:
-            return None
-        return (all_bytes - half[1]) / (end_s - half[0])
+        all_bytes = self._points[-1][1]
+        first = next(point for point in self._points if point[1] >= _FROM * all_bytes)
+        most = max(point for point in self._points if point == self._points[0] or point[1] <= _TO * all_bytes)
+        for last in (most, self._points[-1]):
+            if last[0] - first[0] >= _SHORTEST_S:
+                return (last[1] - first[1]) / (last[0] - first[0])
+        return None

@@ -30,6 +30,8 @@ def query_ad(abilities: Abilities) -> dict[str, object]:
     ad["StageOutConcurrency"] = True  # likewise: STAGEOUT_CONCURRENCY is heeded
     if abilities.in_parts:
         ad["StageOutInParts"] = ",".join(abilities.in_parts)  # likewise: uploads heed STAGEOUT_PARALLELISM
+    if abilities.splits_downloads:
+        ad["StageOutSplitsDownloads"] = ",".join(abilities.splits_downloads)  # read by estimator and profiler
     if abilities.startd_attributes:
         ad["StartdAttrs"] = ",".join(abilities.startd_attributes)
         ad.update(abilities.startd_attributes)

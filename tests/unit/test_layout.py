@@ -23,7 +23,8 @@ ALLOWED: dict[str, set[str]] = {
     "handoff": {"core", "wire"},
     "plugin": {"core", "wire", "handoff"},
     "protocols": {"core", "wire", "handoff", "plugin", "tuning"},
-    "cli": {"core", "wire", "tuning"},
+    "sampling": {"core", "tuning"},
+    "cli": {"core", "wire", "tuning", "sampling"},
     "testing": {"core", "wire", "handoff", "plugin"},
     **{daemon: {"core", "wire", "tuning"} for daemon in _DAEMONS},
 }

@@ -24,4 +24,5 @@ ABILITIES = Abilities(
     parallel=4,
     startd_attributes=proxies(os.environ),
     proxy_methods=("https", "davs"),
+    splits_downloads=("http", "https", "dav", "davs"),
 )

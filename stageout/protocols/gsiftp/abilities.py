@@ -28,5 +28,7 @@ ABILITIES = Abilities(
     verifies=True,
     parallel=4,
     in_parts=METHODS,
+    proxy_methods=("gsiftp",),
+    splits_downloads=METHODS,
     lacks="" if program_path(os.environ) else _LACKS,
 )

@@ -1,0 +1,237 @@
+"""One measured call of a transfer plugin: rate, CPU and memory of the plugin, and of the server when it is here."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from stageout.core.classads import ClassAd, ClassAdSyntaxError, decode, parse_ads, unparse_ad
+from stageout.core.errors import StageoutError
+from stageout.core.profiles import Run
+from stageout.sampling.plugins import Plugin
+from stageout.sampling.processes import Usage, usage_of
+
+_SAMPLE_NAME = ".stageout-sample-{}"
+_PATTERN_BYTES = 4 << 20
+_OUTFILE_BYTES = 19264
+_LOOK_S = 0.04
+_GRACE_S = 15.0
+_LEAST_SPLIT_BYTES = 64 << 10
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What to move, and how.
+
+    :param file_bytes: of each file. :param files: how many. :param streams: of each file.
+    :param concurrency: files at once. :param block_bytes: of reads and writes, 0: the plugin's choice.
+    """
+
+    file_bytes: int
+    files: int = 1
+    streams: int = 1
+    concurrency: int = 1
+    block_bytes: int = 0
+    reserve: bool | None = None
+
+
+@dataclass
+class Carrier:
+    """Moves samples between this machine and one URL.
+
+    :param url: a file to download; for an upload a place to write to: a directory (``/`` at its end), or a file beside
+        which the samples are put under names of their own.
+    :param folder: where the local ends are: on a disk, or in memory. :param limit_s: longest time of one call.
+    :param server_pid: of the server, when it runs on this machine; 0: not looked at.
+    :param settings: further environment of the plugin.
+    :ivar moved_bytes: over the network, all calls together. :ivar spent_s: time of all calls together.
+    """
+
+    plugin: Plugin
+    url: str
+    upload: bool
+    folder: Path
+    limit_s: float = 60.0
+    server_pid: int = 0
+    settings: Mapping[str, str] = field(default_factory=dict)
+    moved_bytes: int = 0
+    spent_s: float = 0.0
+
+    @property
+    def method(self) -> str:
+        """Scheme of the URL."""
+        return urlsplit(self.url).scheme.lower().rpartition("+")[2]
+
+    @property
+    def server(self) -> str:
+        """Host and port."""
+        return urlsplit(self.url).netloc.rpartition("@")[2].lower()
+
+    @property
+    def in_parts(self) -> bool:
+        """One file moves over several streams; else several files are moved at once."""
+        return self.plugin.in_parts(self.method, self.upload)
+
+    def streams(self, count: int, all_bytes: int) -> Setting:
+        """The setting that uses so many streams at once to move so many bytes in all."""
+        if self.in_parts:
+            return Setting(max(1, all_bytes), 1, count, 1)
+        return Setting(max(1, all_bytes // count), count, 1, count)
+
+    def run(self, setting: Setting) -> Run:
+        """Move what the setting says and measure it.
+
+        :raises StageoutError: it failed; the text is the plugin's.
+        """
+        with tempfile.TemporaryDirectory(prefix="stageout-sample-", dir=self.folder) as name:
+            place = Path(name)
+            if self.upload:
+                self._write_samples(place, setting)
+            (place / "in").write_text("".join(unparse_ad(ad) for ad in self._requests(place, setting)))
+            (place / "out").write_text(" " * _OUTFILE_BYTES)
+            before = usage_of(self.server_pid)
+            start_s = time.monotonic()
+            client, server = self._call(place, setting)
+            seconds = time.monotonic() - start_s
+            self.spent_s += seconds
+            ads = _results(place / "out")
+        return self._measured(setting, ads, seconds, client, before, server)
+
+    def tidy(self, most_files: int) -> None:
+        """Make the samples that uploads left behind empty: a transfer plugin cannot delete.
+
+        In a local directory they are removed. Does its best: a failure here costs nobody a measurement.
+        """
+        if not self.upload:
+            return
+        if self.method == "file":
+            for number in range(most_files):
+                Path(urlsplit(self._target(number)).path).unlink(missing_ok=True)
+            return
+        with contextlib.suppress(StageoutError):
+            self.run(Setting(0, most_files, 1, min(4, most_files)))
+
+    def _write_samples(self, place: Path, setting: Setting) -> None:
+        pattern = os.urandom(min(_PATTERN_BYTES, max(1, setting.file_bytes)))
+        for number in range(setting.files):
+            left = setting.file_bytes
+            with (place / str(number)).open("wb") as file:
+                while left > 0:
+                    left -= file.write(pattern[:left])
+
+    def _target(self, number: int) -> str:
+        return self.url[: self.url.rfind("/") + 1] + _SAMPLE_NAME.format(number)
+
+    def _requests(self, place: Path, setting: Setting) -> list[ClassAd]:
+        ads = []
+        for number in range(setting.files):
+            data: dict[str, object] = {"checksum_policy": "off"}
+            if not self.upload:
+                data["sample_bytes"] = setting.file_bytes
+            url = self._target(number) if self.upload else self.url
+            ads.append(ClassAd({"Url": url, "LocalFileName": str(place / str(number)), "PluginData": data}))
+        return ads
+
+    def _environment(self, setting: Setting) -> dict[str, str]:
+        split_bytes = max(_LEAST_SPLIT_BYTES, -(-setting.file_bytes // setting.streams))
+        known = {
+            "STAGEOUT_MOVER": "1",  # no hand-off, one attempt
+            "STAGEOUT_PARALLELISM": str(setting.streams),
+            "STAGEOUT_CONCURRENCY": str(setting.concurrency),
+            "STAGEOUT_SPLIT_BYTES": str(split_bytes),  # equal parts: as long a run for each stream as there can be
+            "STAGEOUT_PLUGIN_LIFETIME_S": f"{self.limit_s / 0.9:.1f}",
+            "STAGEOUT_CHECKSUM_POLICY": "off",
+        }
+        if setting.block_bytes:
+            known["STAGEOUT_GSIFTP_BLOCK_BYTES"] = known["STAGEOUT_BLOCK_BYTES"] = str(setting.block_bytes)
+        if setting.reserve is not None:
+            known["STAGEOUT_RESERVE_SPACE"] = "true" if setting.reserve else "false"
+        return {**os.environ, **known, **self.settings}
+
+    def _call(self, place: Path, setting: Setting) -> tuple[Usage, Usage]:
+        """Run the plugin; usage of the plugin, and of the server at the end."""
+        command = [str(self.plugin.path), "-infile", "in", "-outfile", "out", *(["-upload"] if self.upload else [])]
+        with (place / "log").open("wb") as log:
+            process = subprocess.Popen(
+                command, cwd=place, env=self._environment(setting), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+        end_s = time.monotonic() + self.limit_s + _GRACE_S
+        most_rss = server_rss = 0
+        try:
+            while True:
+                most_rss = max(most_rss, usage_of(process.pid).rss_bytes)
+                server_rss = max(server_rss, usage_of(self.server_pid).rss_bytes)
+                done, _, used = os.wait4(process.pid, os.WNOHANG)
+                if done:
+                    break
+                if time.monotonic() > end_s:
+                    raise StageoutError(f"{self.plugin.path.name} did not end within {self.limit_s + _GRACE_S:.0f} s")
+                time.sleep(_LOOK_S)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
+        process.returncode = 0  # already waited for
+        server = usage_of(self.server_pid)
+        own = Usage(used.ru_utime + used.ru_stime, max(most_rss, used.ru_maxrss * 1024))
+        return own, Usage(server.cpu_s, max(server_rss, server.rss_bytes))
+
+    def _measured(
+        self, setting: Setting, ads: list[ClassAd], seconds: float, client: Usage, before: Usage, after: Usage
+    ) -> Run:
+        moved = [ad.integer("TransferTotalBytes") for ad in ads]
+        self.moved_bytes += sum(moved)
+        steady = [_developer(ad).integer("StageOutBytesPerSecond") for ad in ads]
+        failed = next((ad for ad in ads if ad.get("TransferSuccess") is not True), None)
+        if not ads or (failed is not None and not any(steady)):
+            text = failed.text("TransferError") if failed is not None else "it said nothing about the files"
+            raise StageoutError(f"{self.plugin.path.name}: {text}")
+        if len(ads) <= setting.concurrency and all(steady):
+            rate = float(sum(steady))
+        else:
+            spans = [_seconds(ad) for ad in ads]
+            rate = sum(moved) / max(1e-3, sum(spans) / min(setting.concurrency, len(ads)))
+        here = self.server_pid != 0
+        return Run(
+            "upload" if self.upload else "download",
+            setting.file_bytes,
+            setting.streams,
+            setting.concurrency,
+            setting.block_bytes,
+            sum(moved),
+            round(seconds, 3),
+            rate,
+            round(client.cpu_s, 3),
+            client.rss_bytes,
+            round(after.cpu_s - before.cpu_s, 3) if here else None,
+            after.rss_bytes if here else None,
+            setting.reserve,
+        )
+
+
+def _developer(ad: ClassAd) -> ClassAd:
+    found = ad.get("DeveloperData")
+    return found if isinstance(found, ClassAd) else ClassAd()
+
+
+def _seconds(ad: ClassAd) -> float:
+    value = _developer(ad).get("StageOutSeconds")
+    if isinstance(value, (int, float)):
+        return float(value)
+    return float(ad.integer("TransferEndTime") - ad.integer("TransferStartTime"))
+
+
+def _results(path: Path) -> list[ClassAd]:
+    try:
+        return list(parse_ads(decode(path.read_bytes()).strip()))
+    except (OSError, ClassAdSyntaxError):
+        return []

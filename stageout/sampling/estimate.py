@@ -1,0 +1,232 @@
+"""The estimation service: samples a transfer with few bytes; answers how many streams it needs, how long it takes.
+
+A transfer between two servers passes through this machine, so each leg is sampled for itself and the slower one
+answers. At most a twentieth of the bytes of the transfer goes into sampling.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from stageout.core.classads import ClassAd
+from stageout.core.errors import StageoutError
+from stageout.core.profiles import Profile, Run, load
+from stageout.sampling.carrier import Carrier
+from stageout.sampling.plugins import Plugin
+from stageout.sampling.request import BadAd, Estimation, duration_text, stamp
+from stageout.tuning.choice import Choice, choose, choose_as_printed, next_sample
+from stageout.tuning.flow import Capacities, cpu_line, opt_b
+from stageout.tuning.streams import NoModelError, next_level
+
+SHARE = 0.05
+"""Most of a transfer's bytes that sampling may move."""
+
+MOST_STREAMS = 32
+_SAMPLE_S = 4.0
+_LONGEST_S = 60.0
+_LEAST_BYTES = 64 << 10
+_MBIT = 1e6 / 8
+_GROWTH = 1.6
+
+
+@dataclass
+class Leg:
+    """One side of a transfer and what was seen of it.
+
+    :param samples: streams -> bytes per second. :param spent_s: on sampling. :param sampled_bytes: likewise.
+    :param stored: they come from a stored profile.
+    """
+
+    url: str
+    upload: bool
+    samples: dict[int, float] = field(default_factory=dict)
+    runs: list[Run] = field(default_factory=list)
+    spent_s: float = 0.0
+    sampled_bytes: int = 0
+    stored: bool = False
+    in_parts: bool = True
+    choice: Choice = field(default_factory=lambda: Choice(1, 0.0, "samples"))
+
+
+@dataclass(frozen=True)
+class Means:
+    """What an estimate may use.
+
+    :param find: the plugin for a URL scheme. :param profiles: directory of stored profiles; None: not looked at.
+    :param most_streams: never sample or answer more. :param printed: choose as printed, not as the samples say.
+    """
+
+    find: Callable[[str], Plugin]
+    profiles: Path | None = None
+    most_streams: int = MOST_STREAMS
+    printed: bool = False
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+def estimate(asked: Estimation, means: Means) -> ClassAd:
+    """Answer one ad.
+
+    :raises StageoutError: no plugin, or the transfers failed; the text is the plugin's.
+    """
+    legs = [_leg(asked, url, upload, means) for url, upload in _sides(asked)]
+    return _answer(asked, legs, means)
+
+
+def _sides(asked: Estimation) -> list[tuple[str, bool]]:
+    """URL and direction of each leg over a network; of a copy between two directories the writing one."""
+    remote = [(url, up) for url, up in ((asked.source, False), (asked.target, True)) if not url.startswith("file://")]
+    return remote or [(asked.target, True)]
+
+
+def _leg(asked: Estimation, url: str, upload: bool, means: Means) -> Leg:
+    method = urlsplit(url).scheme.lower()
+    plugin = means.find(method)
+    leg = Leg(url, upload, in_parts=plugin.in_parts(method, upload))
+    known = load(means.profiles, urlsplit(url).netloc.lower()) if means.profiles else None
+    if known is not None and known.fresh() and _of_profile(leg, known):
+        leg.choice = _choose(leg, means)
+        return leg
+    if not upload and not leg.in_parts:
+        text = f"{plugin.path.name} cannot fetch a part of a {method}:// file: swap src_url and dest_url"
+        raise BadAd(f"{text}, or store a profile (stageout profile {url})")
+    with ExitStack() as stack:
+        carrier = _carrier(asked, plugin, leg, means, stack)
+        _sample(carrier, leg, asked, means)
+    leg.choice = _choose(leg, means)
+    return leg
+
+
+def _carrier(asked: Estimation, plugin: Plugin, leg: Leg, means: Means, stack: ExitStack) -> Carrier:
+    local = asked.source if leg.upload else asked.target
+    folder = _local_folder(local) if asked.disk and local.startswith("file://") else _memory()
+    place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".stageout-estimate-", dir=folder)))
+    settings = dict(means.settings)
+    if asked.proxy not in ("", "default"):
+        settings["X509_USER_PROXY"] = asked.proxy
+    carrier = Carrier(plugin, leg.url, leg.upload, place, _LONGEST_S, settings=settings)
+    stack.callback(carrier.tidy, 1 if leg.in_parts else means.most_streams)
+    return carrier
+
+
+def _local_folder(url: str) -> Path:
+    path = Path(unquote(urlsplit(url).path))
+    folder = path if path.is_dir() else path.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise BadAd(f'{url}: disk_transfer = "yes" needs a directory here that you may write to')
+    return folder
+
+
+def _memory() -> Path:
+    """A directory in memory where there is one."""
+    shared = Path("/dev/shm")
+    return shared if shared.is_dir() and os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
+
+
+def _sample(carrier: Carrier, leg: Leg, asked: Estimation, means: Means) -> None:
+    """Take samples until the rule says that they suffice, or the bytes are used up."""
+    budget_bytes = int(asked.file_bytes * SHARE)
+    following = next_level if means.printed else next_sample
+    while (streams := following(leg.samples, means.most_streams)) is not None:
+        size_bytes = _size(leg.samples, streams, asked, budget_bytes - carrier.moved_bytes, means.most_streams)
+        if leg.samples and size_bytes < _LEAST_BYTES:
+            break  # what is known must do
+        setting = carrier.streams(streams, max(size_bytes, streams))
+        run = carrier.run(setting)
+        leg.runs.append(run)
+        leg.samples[streams] = max(1.0, run.rate_bytes_per_s)
+        leg.spent_s, leg.sampled_bytes = carrier.spent_s, carrier.moved_bytes
+
+
+def _size(samples: Mapping[int, float], streams: int, asked: Estimation, left_bytes: int, most: int) -> int:
+    """Bytes of the next sample: a few seconds' worth, an even part of what is left of the budget, at most ``-s``."""
+    levels = max(2, most.bit_length() - streams.bit_length() + 2)
+    size_bytes = left_bytes // levels
+    if samples:
+        last = max(samples)
+        grown = _GROWTH if streams > last else 1.0
+        size_bytes = min(int(left_bytes // 2), int(_SAMPLE_S * grown * samples[last])) if left_bytes > 0 else 0
+    return min(size_bytes, asked.sample_bytes) if asked.sample_bytes else size_bytes
+
+
+def _of_profile(leg: Leg, known: Profile) -> bool:
+    """Take samples from a stored profile: of the largest files in it, with nothing else varied."""
+    wanted = [run for run in known.runs if run.direction == ("upload" if leg.upload else "download")]
+    wanted = [run for run in wanted if not run.block_bytes and run.reserved is None]
+    largest = max((run.file_bytes * (1 if leg.in_parts else run.concurrency) for run in wanted), default=0)
+    for run in wanted:
+        streams, others = (run.streams, run.concurrency) if leg.in_parts else (run.concurrency, run.streams)
+        if others == 1 and run.file_bytes * (1 if leg.in_parts else run.concurrency) >= largest // 2:
+            leg.samples[streams] = max(leg.samples.get(streams, 0.0), run.rate_bytes_per_s)
+            leg.runs.append(run)
+    leg.stored = len(leg.samples) >= 2
+    if not leg.stored:
+        leg.samples.clear()
+        leg.runs.clear()
+    return leg.stored
+
+
+def _choose(leg: Leg, means: Means) -> Choice:
+    return choose_as_printed(leg.samples) if means.printed else choose(leg.samples)
+
+
+def _answer(asked: Estimation, legs: list[Leg], means: Means) -> ClassAd:
+    slow = min(legs, key=lambda leg: leg.choice.rate)
+    rate, sampled_bytes = slow.choice.rate, sum(leg.sampled_bytes for leg in legs)
+    answer = ClassAd(
+        {
+            "status": "request_completed",
+            "dap_id": asked.dap_id,
+            "file_size_in_bytes": asked.file_bytes,
+            "max_throughput": rate / _MBIT,
+            "optimal_streams": slow.choice.streams,
+            "streams_are": "of one file" if slow.in_parts else "files at once",
+            "est_time": duration_text(asked.file_bytes / rate),
+            "optimization_cost": sum(leg.spent_s for leg in legs),
+            "sampled_bytes": sampled_bytes,
+            "sampled_share": sampled_bytes / asked.file_bytes,
+            "from_profile": all(leg.stored for leg in legs),
+            "samples": [
+                {"leg": "dest" if leg.upload else "src", "streams": streams, "throughput": value / _MBIT}
+                for leg in legs
+                for streams, value in sorted(leg.samples.items())
+            ],
+        }
+    )
+    if asked.nic:
+        _add_plan(answer, asked, slow)
+    answer["timestamp"] = stamp()
+    return answer
+
+
+def _add_plan(answer: ClassAd, asked: Estimation, leg: Leg) -> None:
+    """Stripes and nodes by the flow model, where the ad tells what the nodes' interfaces carry."""
+    rates = {streams: rate / _MBIT for streams, rate in leg.samples.items()}
+    cores = os.cpu_count() or 1
+    cpu_rate = float("inf")
+    pairs = [(run.rate_bytes_per_s / _MBIT, 100.0 * run.client_cpu_s / max(run.seconds, 1e-3)) for run in leg.runs]
+    try:
+        cpu_rate = cpu_line(pairs).rate_at(100.0 * cores)
+        plan = opt_b(rates, Capacities(asked.nic, asked.nodes, max(cpu_rate, 1e-3)), asked.stripes)
+    except (NoModelError, StageoutError) as problem:
+        answer["plan_problem"] = str(problem)
+        return
+    answer.update(
+        {
+            "optimal_stripes": plan.stripes,
+            "optimal_nodes": plan.nodes,
+            "streams_per_stripe": plan.streams,
+            "striped_throughput": plan.rate,
+            "bound_by": plan.bound_by,
+        }
+    )
+
+
+def refused(problem: Exception, dap_id: int = 0) -> ClassAd:
+    """The answer to an ad that could not be answered."""
+    return ClassAd({"status": "request_failed", "dap_id": dap_id, "error": str(problem), "timestamp": stamp()})

@@ -1,0 +1,80 @@
+"""Which plugin moves a URL, for a person at a command line: the node's, or those installed beside this program."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stageout.core.classads import decode, parse_old
+from stageout.core.errors import StageoutError
+
+_QUERY_S = 30.0
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A transfer plugin.
+
+    :param uploads_in_parts: methods whose uploads heed STAGEOUT_PARALLELISM. :param downloads_in_parts: likewise; these
+        also give the first bytes of a file when they are asked for a sample.
+    """
+
+    path: Path
+    methods: tuple[str, ...]
+    uploads_in_parts: tuple[str, ...] = ()
+    downloads_in_parts: tuple[str, ...] = ()
+
+    def in_parts(self, method: str, upload: bool) -> bool:
+        """Whether one file moves over several streams; else several files are moved at once."""
+        return method in (self.uploads_in_parts if upload else self.downloads_in_parts)
+
+
+def ask(path: Path) -> Plugin | None:
+    """Run a plugin with ``-classad``; None when it names no methods."""
+    try:
+        done = subprocess.run(
+            [str(path), "-classad"], stdin=subprocess.DEVNULL, capture_output=True, timeout=_QUERY_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    ad = parse_old(decode(done.stdout))
+    methods = _names(ad.text("SupportedMethods"))
+    if not methods:
+        return None
+    return Plugin(path, methods, _names(ad.text("StageOutInParts")), _names(ad.text("StageOutSplitsDownloads")))
+
+
+def find(method: str, candidates: Sequence[Path]) -> Plugin:
+    """The plugin for a URL scheme; of several the later one, as in HTCondor.
+
+    :raises StageoutError: there is none.
+    """
+    for path in reversed(candidates):
+        plugin = ask(path)
+        if plugin is not None and method in plugin.methods:
+            return plugin
+    tried = ", ".join(path.name for path in candidates) or "none is installed"
+    raise StageoutError(f"no transfer plugin for {method}:// ({tried}); name one with --plugin")
+
+
+def installed() -> list[Path]:
+    """Plugins of FILETRANSFER_PLUGINS where this machine has an HTCondor, else those beside this program."""
+    beside = sorted(Path(sys.executable).parent.glob("*_plugin"), reverse=True)  # curl_plugin last: it wins ftp
+    return [path for path in _of_the_node() if path.is_file()] or beside
+
+
+def _of_the_node() -> list[Path]:
+    try:
+        from stageout.core.config import condor_settings
+
+        listed = condor_settings().condor("FILETRANSFER_PLUGINS")
+    except (ImportError, OSError, RuntimeError):
+        return []
+    return [Path(word) for word in listed.replace(",", " ").split()]
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(word.lower() for word in text.replace(",", " ").split())
