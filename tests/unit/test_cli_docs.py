@@ -122,5 +122,6 @@ def test_other_documents_call_the_command_as_it_is() -> None:
     for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*")]:
         for verb in re.findall(r"`stageout ([a-z]+)|^stageout ([a-z]+)", path.read_text(), re.M):
             assert (verb[0] or verb[1]) in {
-                "status", "wait", "retry", "cancel", "pause", "resume", "history", "doctor", "help", "estimate", "profile",
+                "status", "wait", "retry", "cancel", "pause", "resume", "history", "doctor", "help",
+                "estimate", "profile",
             }, f"{path}: stageout {verb}"  # fmt: skip
