@@ -67,6 +67,14 @@ filesize; samples of uploads stay at the destination as empty files named .stage
 exit status: 0 all answered, 1 at least one could not be (its answer says why), 64 FILE cannot be read"""
 
 
+_PROFILE = """\
+Writes samples into a directory of a server and reads them again, with other block sizes, streams, files at once and
+file sizes; shows rate, CPU and memory, also of a server on this machine. What is found is kept for 'stageout estimate'
+and for the sandbox manager. Samples stay at the server as empty files named .stageout-sample-N.
+
+exit status: 0 measured, 1 it could not be (or not be kept), 64 the URL cannot be used"""
+
+
 class _Parser(argparse.ArgumentParser):
     """Ends with EX_USAGE: 2 means 'timed out' here."""
 
@@ -89,6 +97,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_history(commands)
     _add_doctor(commands)
     _add_estimate(commands)
+    _add_profile(commands)
     command = _add(commands, "help", "explains a command", "Explains a command.", "")
     command.add_argument("topic", metavar="COMMAND", nargs="?")
     return parser
@@ -160,6 +169,34 @@ def _add_estimate(commands: argparse._SubParsersAction[_Parser]) -> None:
     command.add_argument("--printed", action="store_true", help="choose by the curve alone, as the model was published")
     command.add_argument("--fresh", action="store_true", help="sample even when there is a stored profile")
     _add_measuring(command)
+
+
+def _add_profile(commands: argparse._SubParsersAction[_Parser]) -> None:
+    command = _add(commands, "profile", "measures how fast a server is, and what it costs", _PROFILE, "profile")
+    command.add_argument("url", metavar="URL", help="directory on the server that may be written to, with / at its end")
+    command.add_argument("--max-time", metavar="S", type=_seconds, default=120.0, help="default: 120 s")
+    command.add_argument("--max-bytes", metavar="SIZE", type=_size, default=4 << 30, help="default: 4G")
+    command.add_argument("--json", action="store_true", help="print JSON (its fields: docs/TUNING.md)")
+    command.add_argument("--plot", metavar="FILE", help="draw plots into FILE.png, or FILE.html with the table")
+    command.add_argument("--write-only", action="store_true", help="do not measure downloads")
+    command.add_argument("--no-store", action="store_true", help="do not keep the profile")
+    command.add_argument("--local", metavar="DIR", help="where the local files are (default: in memory)")
+    command.add_argument(
+        "--server-pid", metavar="PID", type=int, help="server on this machine (default: who listens on the URL's port)"
+    )
+    _add_measuring(command)
+
+
+def _size(text: str) -> int:
+    from stageout.sampling.request import BadAd, size_of
+
+    try:
+        return size_of(text, "")
+    except BadAd:
+        raise ValueError from None
+
+
+_size.__name__ = "size such as 500M"
 
 
 def _add_measuring(command: argparse.ArgumentParser) -> None:

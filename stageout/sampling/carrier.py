@@ -114,7 +114,7 @@ class Carrier:
             return
         if self.method == "file":
             for number in range(most_files):
-                Path(urlsplit(self._target(number)).path).unlink(missing_ok=True)
+                Path(urlsplit(self.target(number)).path).unlink(missing_ok=True)
             return
         with contextlib.suppress(StageoutError):
             self.run(Setting(0, most_files, 1, min(4, most_files)))
@@ -127,7 +127,8 @@ class Carrier:
                 while left > 0:
                     left -= file.write(pattern[:left])
 
-    def _target(self, number: int) -> str:
+    def target(self, number: int) -> str:
+        """URL of a sample that an upload leaves."""
         return self.url[: self.url.rfind("/") + 1] + _SAMPLE_NAME.format(number)
 
     def _requests(self, place: Path, setting: Setting) -> list[ClassAd]:
@@ -136,7 +137,7 @@ class Carrier:
             data: dict[str, object] = {"checksum_policy": "off"}
             if not self.upload:
                 data["sample_bytes"] = setting.file_bytes
-            url = self._target(number) if self.upload else self.url
+            url = self.target(number) if self.upload else self.url
             ads.append(ClassAd({"Url": url, "LocalFileName": str(place / str(number)), "PluginData": data}))
         return ads
 
@@ -151,7 +152,7 @@ class Carrier:
             "STAGEOUT_CHECKSUM_POLICY": "off",
         }
         if setting.block_bytes:
-            known["STAGEOUT_GSIFTP_BLOCK_BYTES"] = known["STAGEOUT_BLOCK_BYTES"] = str(setting.block_bytes)
+            known["STAGEOUT_GSIFTP_BLOCK_BYTES"] = str(setting.block_bytes)
         if setting.reserve is not None:
             known["STAGEOUT_RESERVE_SPACE"] = "true" if setting.reserve else "false"
         return {**os.environ, **known, **self.settings}

@@ -104,7 +104,7 @@ def _leg(asked: Estimation, url: str, upload: bool, means: Means) -> Leg:
 
 def _carrier(asked: Estimation, plugin: Plugin, leg: Leg, means: Means, stack: ExitStack) -> Carrier:
     local = asked.source if leg.upload else asked.target
-    folder = _local_folder(local) if asked.disk and local.startswith("file://") else _memory()
+    folder = _local_folder(local) if asked.disk and local.startswith("file://") else memory_folder()
     place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".stageout-estimate-", dir=folder)))
     settings = dict(means.settings)
     if asked.proxy not in ("", "default"):
@@ -122,7 +122,7 @@ def _local_folder(url: str) -> Path:
     return folder
 
 
-def _memory() -> Path:
+def memory_folder() -> Path:
     """A directory in memory where there is one."""
     shared = Path("/dev/shm")
     return shared if shared.is_dir() and os.access(shared, os.W_OK) else Path(tempfile.gettempdir())

@@ -127,6 +127,8 @@ class LocalUpload(Movement):
         self._task.mileage.begin()
         written_bytes = 0
         with self._part.open("wb", buffering=0) as file:
+            if self._task.settings.reserve_space and self._source.size_bytes:
+                os.posix_fallocate(file.fileno(), 0, self._source.size_bytes)
             while piece := self._source.read(_PIECE_BYTES):
                 view = memoryview(piece)
                 while view:

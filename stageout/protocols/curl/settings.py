@@ -30,6 +30,7 @@ class Settings:
     :param retry_budget_s: no further attempt later than this after the first failure (download: after the last one
         that brought nothing).
     :param split_bytes: files up to this size move over one connection.
+    :param reserve_space: the whole size is reserved on a ``file`` destination before anything is written.
     :param checksum_policy: see :class:`ChecksumPolicy`.
     """
 
@@ -39,6 +40,7 @@ class Settings:
     response_timeout_s: float = 300.0
     retry_budget_s: float = 180.0
     split_bytes: int = 32 << 20
+    reserve_space: bool = False
     checksum_policy: ChecksumPolicy = ChecksumPolicy.IF_AVAILABLE
 
 
@@ -60,7 +62,8 @@ def read_settings(context: Context, data: Mapping[str, Any]) -> Settings:
     split_bytes = max(1, int(_number(context, "SPLIT_BYTES", Settings.split_bytes)))
     given = value_of(data, "checksum_policy")
     word = context.setting("CHECKSUM_POLICY", ChecksumPolicy.IF_AVAILABLE.value) if given is None else given
-    return Settings(**numbers, split_bytes=split_bytes, checksum_policy=_policy(word))
+    reserve = context.setting("RESERVE_SPACE", "false").strip().lower() in ("true", "yes", "1")
+    return Settings(**numbers, split_bytes=split_bytes, reserve_space=reserve, checksum_policy=_policy(word))
 
 
 def _number(context: Context, name: str, default: float) -> float:

@@ -1,0 +1,188 @@
+"""Profiles a server: rate, CPU and memory against block size, streams, files at once and file size, within bounds.
+
+After G. Kola, T. Kosar, M. Livny, "Profiling Grid Data Transfer Protocols and Servers": block size against streams,
+files at once against streams (their figures 3 and 4), for writes and reads, and what space reservation costs writes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from stageout.core.errors import StageoutError
+from stageout.core.profiles import Best, Profile, Run
+from stageout.sampling.carrier import Carrier, Setting
+from stageout.tuning.choice import choose
+
+STREAMS = (1, 2, 4, 8)
+FILES_AT_ONCE = (1, 2, 4, 8)
+BLOCKS_BYTES = (64 << 10, 256 << 10, 1 << 20, 4 << 20)
+_SIZES_BYTES = (64 << 10, 1 << 20, 16 << 20)
+_PROBE_BYTES = 4 << 20
+_MOST_FILES = 32
+_MEASURES = 40  # how many runs of the usual size the limits should allow
+_RESERVED_PAIRS = 5
+_WITHIN = 0.03
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a profile may cost. :param time_s: start nothing after it. :param size_bytes: move no more."""
+
+    time_s: float = 120.0
+    size_bytes: int = 4 << 30
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A profile, and what was left out of the plan and why ("" for nothing)."""
+
+    profile: Profile
+    left_out: int
+    why: str
+
+
+class Profiler:
+    """Makes the profile of one server.
+
+    :param upload: writes samples. :param download: builds the carrier that reads them again, from a file's URL; None:
+        only writes are measured. :param blocks: the plugin lets its block size be set.
+    :param said: called with each result.
+    """
+
+    def __init__(
+        self,
+        upload: Carrier,
+        download: Callable[[str], Carrier] | None,
+        blocks: bool,
+        limits: Limits,
+        said: Callable[[Run], None] = lambda run: None,
+    ) -> None:
+        self._upload = upload
+        self._download = download
+        self._blocks = blocks
+        self._limits = limits
+        self._said = said
+        self._start_s = time.monotonic()
+        self._runs: list[Run] = []
+        self._moved_bytes = 0
+        self._why = ""
+
+    def run(self) -> Outcome:
+        """Measure as much of the plan as the limits allow; samples are made empty or removed at the end.
+
+        :raises StageoutError: not even the first transfer worked.
+        """
+        left_out = 0
+        try:
+            usual = self._usual_bytes()
+            plans = [(self._upload, self._plan(self._upload, usual))]
+            if self._download is not None:
+                self._upload.run(Setting(usual))  # what is read is what was written
+                reader = self._download(self._upload.target(0))
+                plans.append((reader, self._plan(reader, usual)))
+            left_out = self._measure(plans)
+        finally:
+            self._upload.tidy(_MOST_FILES)
+        best = {
+            way: _best(self._runs, way) for way in ("upload", "download") if any(r.direction == way for r in self._runs)
+        }
+        profile = Profile(self._upload.server, self._upload.method, int(time.time()), best, tuple(self._runs))
+        return Outcome(profile, left_out, self._why)
+
+    def _usual_bytes(self) -> int:
+        """Size of a file that moves for about a second, within what the limits allow for each measurement."""
+        probe = self._upload.run(Setting(min(_PROBE_BYTES, self._limits.size_bytes // _MEASURES)))
+        each_s = min(1.0, self._limits.time_s / (2 * _MEASURES))
+        size = min(int(probe.rate_bytes_per_s * each_s), self._limits.size_bytes // _MEASURES)
+        return max(64 << 10, 1 << (max(1, size).bit_length() - 1))
+
+    def _measure(self, plans: Sequence[tuple[Carrier, list[Setting]]]) -> int:
+        """Both directions in turn, so that a limit cuts both at the same place; returns what was left out."""
+        left_out = 0
+        for step in range(max(len(plan) for _, plan in plans)):
+            for carrier, plan in plans:
+                if step >= len(plan):
+                    continue
+                setting = plan[step]
+                if self._over(setting):
+                    left_out += 1
+                    continue
+                self._one(carrier, setting)
+        return left_out
+
+    def _one(self, carrier: Carrier, setting: Setting) -> None:
+        run = carrier.run(setting)
+        self._moved_bytes += run.moved_bytes
+        self._runs.append(run)
+        self._said(run)
+
+    def _over(self, setting: Setting) -> bool:
+        if time.monotonic() - self._start_s > self._limits.time_s:
+            self._why = f"the time was up ({self._limits.time_s:.0f} s)"
+            return True
+        if self._moved_bytes + setting.file_bytes * setting.files > self._limits.size_bytes:
+            self._why = f"the bytes were used up ({self._limits.size_bytes} bytes)"
+            return True
+        return False
+
+    def _plan(self, carrier: Carrier, usual: int) -> list[Setting]:
+        """What to measure, the most telling first."""
+        return list(dict.fromkeys(self._settings(carrier, usual)))
+
+    def _settings(self, carrier: Carrier, usual: int) -> Iterator[Setting]:
+        streams = STREAMS if carrier.in_parts else (1,)
+        for count in streams:
+            yield Setting(usual, 1, count, 1)
+        for count in FILES_AT_ONCE:
+            part = carrier.upload or carrier.in_parts  # else only whole files can be read
+            yield Setting(max(1, usual // count) if part else usual, count, 1, count)
+        if carrier.upload or carrier.in_parts:
+            for size in _SIZES_BYTES:
+                if size < usual:
+                    yield Setting(size, max(1, min(_MOST_FILES, usual // size)), 1, 4)
+        if carrier.upload and carrier.method == "file":
+            for _ in range(_RESERVED_PAIRS):
+                for reserve in (False, True):
+                    yield Setting(usual, 1, 1, 1, reserve=reserve)
+        if self._blocks:
+            for block in BLOCKS_BYTES:
+                for count in streams:
+                    yield Setting(usual, 1, count, 1, block_bytes=block)
+        for files in FILES_AT_ONCE[1:]:
+            for count in streams[1:]:
+                yield Setting(max(1, usual // files), files, count, files)
+
+
+def _best(runs: Sequence[Run], direction: str) -> Best:
+    """Fewest streams of one file, fewest files at once, and the best rate that either reaches."""
+    plain = [run for run in runs if run.direction == direction and not run.block_bytes and run.reserved is None]
+    largest = max(run.moved_bytes for run in plain)
+    plain = [run for run in plain if run.moved_bytes > largest // 2]
+    by_streams = {run.streams: run.rate_bytes_per_s for run in plain if run.concurrency == 1}
+    by_files = {run.concurrency: run.rate_bytes_per_s for run in plain if run.streams == 1}
+    if not by_streams or not by_files:
+        return Best(1, 1, max(run.rate_bytes_per_s for run in plain))
+    streams, files = choose(by_streams, _WITHIN), choose(by_files, _WITHIN)
+    return Best(streams.streams, files.streams, max(streams.rate, files.rate))
+
+
+def reservation_cost(runs: Sequence[Run]) -> float | None:
+    """Median share of the write rate that reserving the space first costs (negative: a gain); None if not measured."""
+    from statistics import median
+
+    rates = {kept: [run.rate_bytes_per_s for run in runs if run.reserved is kept] for kept in (True, False)}
+    if not all(rates.values()):
+        return None
+    return 1 - median(rates[True]) / median(rates[False])
+
+
+def writer(carrier: Carrier) -> Carrier:
+    """The same, for uploads into the directory of its URL.
+
+    :raises StageoutError: the URL names no directory.
+    """
+    if not carrier.url.endswith("/"):
+        raise StageoutError(f"{carrier.url} must name a directory that may be written to, with / at its end")
+    return replace(carrier, upload=True)

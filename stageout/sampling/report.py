@@ -1,0 +1,190 @@
+"""A profile for people: a table, plots, and a page with both."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from stageout.core.errors import StageoutError
+from stageout.core.profiles import Profile, Run
+from stageout.sampling.profiler import reservation_cost
+
+_HEAD = (
+    "",
+    "file",
+    "streams",
+    "files at once",
+    "block",
+    "MB/s",
+    "client CPU s/GB",
+    "client MB",
+    "server CPU s/GB",
+    "server MB",
+)
+_MB = 1e6
+
+
+def size_text(size_bytes: int) -> str:
+    """Bytes for a person, in powers of 1024 as they are chosen here."""
+    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if size_bytes >= 1 << power:
+            return f"{size_bytes / (1 << power):.3g} {unit}"
+    return f"{size_bytes} B"
+
+
+def row(run: Run) -> tuple[str, ...]:
+    """One line of the table."""
+    gigabytes = max(run.moved_bytes, 1) / 1e9
+    return (
+        run.direction + {True: ", space reserved", False: ", not reserved", None: ""}[run.reserved],
+        size_text(run.file_bytes),
+        str(run.streams),
+        str(run.concurrency),
+        size_text(run.block_bytes) if run.block_bytes else "-",
+        f"{run.rate_bytes_per_s / _MB:.1f}",
+        f"{run.client_cpu_s / gigabytes:.2f}",
+        f"{run.client_rss_bytes / _MB:.0f}",
+        "-" if run.server_cpu_s is None else f"{run.server_cpu_s / gigabytes:.2f}",
+        "-" if run.server_rss_bytes is None else f"{run.server_rss_bytes / _MB:.0f}",
+    )
+
+
+def table(profile: Profile) -> str:
+    """All runs, and the conclusions."""
+    rows = [_HEAD, *(row(run) for run in profile.runs)]
+    widths = [max(len(line[column]) for line in rows) for column in range(len(_HEAD))]
+    lines = []
+    for first, *others in rows:
+        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:])]
+        lines.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
+    return "\n".join([*lines, "", *conclusions(profile)])
+
+
+def conclusions(profile: Profile) -> list[str]:
+    """What follows, in sentences."""
+    found = [
+        f"{way}: {best.streams} streams of one file, or {best.concurrency} files at once, come within 3 % of the best;"
+        f" {best.rate_bytes_per_s / _MB:.1f} MB/s"
+        for way, best in profile.best.items()
+    ]
+    cost = reservation_cost(profile.runs)
+    if cost is not None:
+        word = "costs" if cost >= 0 else "gains"
+        found.append(f"reserving the space before writing {word} {abs(cost):.0%} of the rate (median)")
+    return found
+
+
+def picture(profile: Profile) -> bytes:
+    """Plots as PNG.
+
+    :raises StageoutError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+    except ImportError:
+        raise StageoutError("plots need matplotlib: pip install 'stageout[bench]', or leave --plot out") from None
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    ways = [way for way in ("upload", "download") if way in profile.best]
+    figure, panels = plt.subplots(
+        3, max(1, len(ways)), figsize=(5.5 * len(ways), 10), squeeze=False, layout="constrained"
+    )
+    for column, way in enumerate(ways):
+        runs = [run for run in profile.runs if run.direction == way and run.reserved is None]
+        _lines(panels[0][column], _series(runs, "concurrency"), f"{way}: files at once and streams", "MB/s")
+        blocks = [run for run in runs if run.block_bytes]
+        if blocks:
+            _lines(panels[1][column], _series(blocks, "block_bytes"), f"{way}: block size and streams", "MB/s")
+        else:
+            _sizes(panels[1][column], runs, way)
+        _cpu(panels[2][column], runs, way)
+    when = time.strftime("%Y-%m-%d", time.gmtime(profile.at))
+    figure.suptitle(f"{profile.scheme}://{profile.server}, {when}", fontsize=10)
+    kept = io.BytesIO()
+    figure.savefig(kept, format="png", dpi=110)
+    plt.close(figure)
+    return kept.getvalue()
+
+
+def _series(runs: Sequence[Run], name: str) -> dict[str, list[tuple[int, float]]]:
+    """A line for each value of an attribute: streams -> rate."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for run in runs:
+        if name == "concurrency" and run.block_bytes:
+            continue
+        value = getattr(run, name)
+        label = size_text(value) + " blocks" if name == "block_bytes" else f"{value} at once"
+        found.setdefault(label, []).append((run.streams, run.rate_bytes_per_s / _MB))
+    return {label: sorted(dict(points).items()) for label, points in found.items()}
+
+
+def _lines(panel: Any, series: dict[str, list[tuple[int, float]]], title: str, unit: str) -> None:
+    for label, points in series.items():
+        panel.plot([x for x, _ in points], [y for _, y in points], marker="o", markersize=4, label=label)
+    panel.set_title(title, fontsize=9)
+    panel.set_xlabel("streams of each file", fontsize=8)
+    panel.set_ylabel(unit, fontsize=8)
+    panel.set_ylim(bottom=0)
+    panel.legend(fontsize=7)
+
+
+def _sizes(panel: Any, runs: Sequence[Run], way: str) -> None:
+    points = sorted({run.file_bytes: run.rate_bytes_per_s / _MB for run in runs if run.streams == 1}.items())
+    panel.plot([size / (1 << 20) for size, _ in points], [rate for _, rate in points], marker="o", markersize=4)
+    panel.set_xscale("log", base=2)
+    panel.set_title(f"{way}: file size", fontsize=9)
+    panel.set_xlabel("MiB", fontsize=8)
+    panel.set_ylabel("MB/s", fontsize=8)
+    panel.set_ylim(bottom=0)
+
+
+def _cpu(panel: Any, runs: Sequence[Run], way: str) -> None:
+    """CPU of both ends for the same work, over streams."""
+    plain = sorted((run for run in runs if run.concurrency == 1 and not run.block_bytes), key=lambda run: run.streams)
+    for label, seconds in (
+        ("client", [run.client_cpu_s for run in plain]),
+        ("server", [run.server_cpu_s for run in plain]),
+    ):
+        points = [
+            (run.streams, spent / (run.moved_bytes / 1e9))
+            for run, spent in zip(plain, seconds)
+            if spent is not None and run.moved_bytes
+        ]
+        if points:
+            panel.plot([x for x, _ in points], [y for _, y in points], marker="o", markersize=4, label=label)
+    panel.set_title(f"{way}: CPU", fontsize=9)
+    panel.set_xlabel("streams of each file", fontsize=8)
+    panel.set_ylabel("s/GB", fontsize=8)
+    panel.set_ylim(bottom=0)
+    panel.legend(fontsize=7)
+
+
+def write_plot(profile: Profile, path: Path) -> None:
+    """Draw the plots into a ``.png``, or into a ``.html`` page with the table.
+
+    :raises StageoutError: another ending, no matplotlib, or the file cannot be written.
+    """
+    if path.suffix not in (".png", ".html"):
+        raise StageoutError(f"{path}: plots are written as .png or .html")
+    data = picture(profile)
+    if path.suffix == ".html":
+        data = _page(profile, data).encode()
+    try:
+        path.write_bytes(data)
+    except OSError as problem:
+        raise StageoutError(f"cannot write {path}: {problem.strerror}") from None
+
+
+def _page(profile: Profile, png: bytes) -> str:
+    name = html.escape(f"{profile.scheme}://{profile.server}")
+    image = base64.b64encode(png).decode()
+    return (
+        f'<!doctype html><meta charset="utf-8"><title>{name}</title><h1>{name}</h1>'
+        f'<img alt="plots" src="data:image/png;base64,{image}"><pre>{html.escape(table(profile))}</pre>\n'
+    )
