@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Union
@@ -13,6 +15,7 @@ from typing import Union
 from stageout.core.errors import StageoutError
 
 Value = Union[str, int, float, bool]
+_TOOL_TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class Knob:
     """One setting.
 
     :param name: as in condor_config. :param default: fixes the type too.
-    :param role: "ep", "ap", "policy": the fragment that shows it; "both": all do.
+    :param role: "ep", "ap", "policy", "globus": the fragment that shows it; "both": all do.
     :param doc: one line; says the unit.
     """
 
@@ -145,6 +148,49 @@ KNOBS: dict[str, Knob] = {
         Knob("STAGEOUT_POLICY_TOKENS", "/etc/condor/stageout-policy.tokens", "policy", "one OWNER TOKEN a line"),
         Knob("STAGEOUT_POLICY_DIR", "$(SPOOL)/stageout_policy", "policy", "where leases are kept over restarts"),
         Knob("STAGEOUT_PROFILES", "/var/lib/stageout/profiles", "ep", "what stageout profile measured about servers"),
+        Knob(
+            "STAGEOUT_GLOBUS_LOCAL",
+            "",
+            "globus",
+            "collection that sees this node's files: UUID /here=/there, ...; empty: HTTPS to the other collection",
+        ),
+        Knob("STAGEOUT_GLOBUS_COLLECTIONS", "", "globus", "names that URLs may use for collections: NAME=UUID, ..."),
+        Knob("STAGEOUT_GLOBUS_CREDENTIAL", "globus", "globus", "service of the credmon whose tokens are used"),
+        Knob(
+            "STAGEOUT_GLOBUS_LEASE",
+            2700.0,
+            "globus",
+            "s after which a task ends that no plugin watches any more; renewed meanwhile",
+            2,
+        ),
+        Knob("STAGEOUT_GLOBUS_POLL", 15.0, "globus", "most s between two looks at a running task", 0.05),
+        Knob("STAGEOUT_GLOBUS_TASKS", 2, "globus", "tasks of one plugin call that run at once; the others queue", 1),
+        Knob("STAGEOUT_GLOBUS_TASK_FILES", 10000, "globus", "most files in one task", 1),
+        Knob(
+            "STAGEOUT_GLOBUS_SYNC",
+            "checksum",
+            "globus",
+            "files that are there already are not sent again when they agree in: exists, size, mtime, checksum",
+        ),
+        Knob(
+            "STAGEOUT_GLOBUS_FAULT_PATIENCE",
+            60.0,
+            "globus",
+            "s without progress after which a denied path, a full quota or a missing file ends a task",
+            0.1,
+        ),
+        Knob("STAGEOUT_GLOBUS_STALL", 900.0, "globus", "s without progress after which any other task ends", 0.1),
+        Knob("STAGEOUT_GLOBUS_PAUSE", 3600.0, "globus", "s that a task which Globus has paused is waited for", 0.1),
+        Knob(
+            "STAGEOUT_GLOBUS_RATE_MB",
+            20.0,
+            "globus",
+            "MB/s that a task is expected to reach, until one was seen",
+            0.001,
+        ),
+        Knob(
+            "STAGEOUT_GLOBUS_TRANSFER_URL", "", "globus", "base URL of the Transfer service; empty: the public service"
+        ),
         Knob("STAGEOUT_DEBUG", False, "both", "true: more in the logs"),
     )
 }
@@ -224,6 +270,28 @@ def condor_settings(local_name: str = "") -> Settings:
         return None
 
     return Settings(look_up)
+
+
+def tool_settings(prefix: str) -> Settings:
+    """Settings of the HTCondor configuration for programs that must do without the bindings (plugins).
+
+    ``condor_config_val`` is asked once, about 20 ms. Where it is not installed or finds no configuration, the
+    environment counts, in HTCondor's ``_CONDOR_NAME`` form.
+
+    :param prefix: of the parameters that are wanted, such as ``STAGEOUT_GLOBUS_``.
+    """
+    tool = shutil.which("condor_config_val")
+    if tool is None:
+        return environment_settings()
+    command = [tool, "-dump", "-expanded", f"^{prefix}"]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TOOL_TIMEOUT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return environment_settings()
+    lines = (line.partition(" = ") for line in done.stdout.decode(errors="replace").splitlines())
+    return Settings({name.strip().upper(): value for name, mark, value in lines if mark}.get)
 
 
 def reload_condor() -> None:

@@ -62,9 +62,14 @@ class Batch:
         former = signal.signal(signal.SIGTERM, self._on_signal)
         try:
             concurrency = min(max(1, concurrency), MOST_STREAMS)
-            for _ in range(min(self._left, concurrency)):
-                threading.Thread(target=self._work, args=(turn, concurrency), daemon=True).start()
+            workers = [
+                threading.Thread(target=self._work, args=(turn, concurrency), daemon=True)
+                for _ in range(min(self._left, concurrency))
+            ]
+            for worker in workers:
+                worker.start()
             self._collect()
+            self._let_end(workers)
         finally:
             signal.signal(signal.SIGTERM, former)
         self._close()
@@ -80,6 +85,13 @@ class Batch:
             for record in self._records:
                 if record.result is None:
                     self._end(record, self._deadline.stopped)
+
+    def _let_end(self, workers: Sequence[threading.Thread]) -> None:
+        """A protocol that moves all files together may have something to put away behind the last of them."""
+        if isinstance(self._protocol, BatchProtocol) and not self._deadline.stopped:
+            end_s = time.monotonic() + _STOP_GRACE_S
+            for worker in workers:
+                worker.join(max(0.0, end_s - time.monotonic()))
 
     def _next(self, timeout_s: float) -> None:
         try:

@@ -11,6 +11,7 @@ from stageout.core.errors import ErrorClass
 from stageout.testing.starter import EmbeddedStarter, PluginRun, PluginTable, Wanted, installed
 
 _PLUGIN = """#!/usr/bin/env python3
+import time
 from pathlib import Path
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.plugin import Abilities, run
@@ -30,6 +31,8 @@ class Together(BatchProtocol):
                 f"{len(transfers)} {concurrency} {transfer.context.parallelism}")
             transfer.finish(Outcome(1, 1, verified="size"))
             transfer.finish(TransferFailure(ErrorClass.UNKNOWN, "too late"))
+        time.sleep(0.2)
+        Path("over").write_text("")
 
 run(Abilities(methods=("together",), version="1", parallel=3), "__main__:Together")
 """
@@ -45,7 +48,7 @@ def call(tmp_path: Path):
     plugin = installed(tmp_path / "together_plugin", tmp_path / "in")
 
     def download(*words: str, machine_ad: dict | None = None, **settings: str) -> tuple[PluginRun, Path]:
-        environment = {"PATH": os.defpath, **settings}
+        environment = {"PATH": os.defpath, "PYTHONPATH": os.environ.get("PYTHONPATH", ""), **settings}
         starter = EmbeddedStarter(
             tmp_path / "scratch", PluginTable([plugin], environment), {}, machine_ad or {}, None, environment
         )
@@ -64,6 +67,7 @@ def test_all_files_come_in_one_call_and_a_file_is_finished_once(call) -> None:
     result, scratch = call("a", "b", "c", "d", "e")
     assert result.succeeded
     assert {(scratch / f"f{index}").read_text() for index in range(5)} == {"5 3 1"}
+    assert (scratch / "over").exists(), "the protocol was not let end"
 
 
 def test_streams_come_from_the_environment_or_the_machine(call) -> None:

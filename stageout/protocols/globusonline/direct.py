@@ -1,0 +1,282 @@
+"""HTTPS to a collection, for nodes that no collection sees: ranges in parallel, resumed; uploads under another name."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import re
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import quote, urlsplit
+
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.plugin.api import Context, Outcome, Request
+from stageout.protocols.globusonline.address import Address
+from stageout.protocols.globusonline.service import Service, Stopped
+
+_TIMEOUT_S = 60.0
+_PIECE_BYTES = 1 << 18
+_RANGE_BYTES = 16 << 20  # smaller parts are not worth a connection
+_ATTEMPTS = 5
+_Result = TypeVar("_Result")
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_WORDS = {
+    ErrorClass.CREDENTIAL_REFUSED: "the collection does not accept the token: log in again with its https scope",
+    ErrorClass.CREDENTIAL_EXPIRED: "the token has expired: log in again",
+    ErrorClass.PERMISSION_DENIED: "the collection does not allow it: check path and permissions",
+    ErrorClass.NOT_FOUND: "there is no such file: check the path",
+    ErrorClass.NO_SPACE_REMOTE: "the destination is full",
+    ErrorClass.SERVER_ERROR: "the collection has trouble behind its server",
+}
+_TOTAL = re.compile(r"bytes (?:\d+-\d+|\*)/(\d+)")
+# A miss says so; other trouble behind a collection comes with status 404, too.
+_MISS = re.compile(rb"PATH_NOT_FOUND|GridFTP-Errno: 2\b")
+
+_STATUSES = {
+    401: ErrorClass.CREDENTIAL_REFUSED,
+    403: ErrorClass.PERMISSION_DENIED,
+    413: ErrorClass.TOO_LARGE,
+    429: ErrorClass.THROTTLED,
+    500: ErrorClass.SERVER_ERROR,
+    502: ErrorClass.CONNECT_FAILED,
+    503: ErrorClass.SERVER_BUSY,
+    504: ErrorClass.TIMED_OUT,
+    507: ErrorClass.NO_SPACE_REMOTE,
+}
+_AGAIN = (
+    ErrorClass.SERVER_ERROR,
+    ErrorClass.SERVER_BUSY,
+    ErrorClass.CONNECTION_LOST,
+    ErrorClass.CONNECT_FAILED,
+    ErrorClass.THROTTLED,
+    ErrorClass.TIMED_OUT,
+)
+
+
+class Servers:
+    """Base URLs of the collections' HTTPS sides, asked for once each."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[str, str] = {}
+
+    def base(self, service: Service, collection: str) -> str:
+        """The base URL.
+
+        :raises TransferFailure: there is none, or the service does not tell.
+        """
+        with self._lock:
+            if collection not in self._known:
+                found = service.ask("asking about the collection", lambda client: client.get_endpoint(collection))
+                self._known[collection] = _checked(str(found.get("https_server") or ""), collection)
+            return self._known[collection]
+
+
+def _checked(base: str, collection: str) -> str:
+    address = urlsplit(base)
+    if not base:
+        text = f"collection {collection} has no HTTPS side and this node no collection of its own: {_REMEDY}"
+        raise TransferFailure(ErrorClass.NOT_SUPPORTED, text)
+    if address.scheme != "https" and address.hostname not in _LOOPBACK:
+        text = f"collection {collection} wants its token over {address.scheme}, which anybody could read"
+        raise TransferFailure(ErrorClass.NOT_SUPPORTED, text)
+    return base.rstrip("/")
+
+
+_LOCAL_ONLY = "the node needs a collection of its own (STAGEOUT_GLOBUS_LOCAL)"
+_REMEDY = "ask the collection's administrator for HTTPS, or the pool's for STAGEOUT_GLOBUS_LOCAL"
+
+
+class Direct:
+    """One file over HTTPS. :param base: URL of the collection's HTTPS side."""
+
+    def __init__(self, service: Service, base: str, address: Address, request: Request, context: Context) -> None:
+        self._service = service
+        self._base = urlsplit(base)
+        self._address = address
+        self._local = Path(request.local_path)
+        self._context = context
+        self._lock = threading.Lock()
+        self._moved_bytes = 0
+
+    # ---- download ----------------------------------------------------------------------------------------------------
+
+    def download(self) -> Outcome:
+        """Fetch the file under a temporary name, in parallel ranges where it is large, and give it its name.
+
+        :raises TransferFailure: classified.
+        """
+        if self._address.is_folder:
+            text = f"{self._address.shown} is a directory, which cannot be read over HTTPS; {_LOCAL_ONLY}"
+            raise TransferFailure(ErrorClass.NOT_SUPPORTED, text)
+        size_bytes = self._persist(lambda: self._size_of(self._address.path))
+        part = self._local.with_name(f".{self._local.name[:200]}.{os.urandom(4).hex()}.part")
+        try:
+            self._fetch(part, size_bytes)
+            part.replace(self._local)
+        except OSError as error:
+            text = f"{self._local.name} cannot be written here: {error.strerror}"
+            raise TransferFailure(ErrorClass.NO_SPACE_LOCAL, text) from None
+        finally:
+            part.unlink(missing_ok=True)
+        return Outcome(size_bytes, self._moved_bytes, verified="size")
+
+    def _fetch(self, part: Path, size_bytes: int) -> None:
+        streams = max(1, min(self._context.parallelism, math.ceil(size_bytes / _RANGE_BYTES)))
+        width = math.ceil(size_bytes / streams)
+        with part.open("wb") as file, ThreadPoolExecutor(streams) as pool:
+            file.truncate(size_bytes)
+            starts = range(0, size_bytes, width) if width else ()
+            parts = [pool.submit(self._range, file.fileno(), at, min(at + width, size_bytes)) for at in starts]
+            for done in parts:
+                done.result()
+
+    def _range(self, descriptor: int, start: int, end: int) -> None:
+        """Fetch ``[start, end)``; after a cut what is left, over a new connection."""
+        position = start
+
+        def go_on() -> None:
+            nonlocal position
+            with self._exchange("GET", self._address.path, {"Range": f"bytes={position}-{end - 1}"}) as response:
+                if response.status != 206 and not (response.status == 200 and position == 0):
+                    raise self._refusal(response)
+                while position < end and (piece := response.read(min(_PIECE_BYTES, end - position))):
+                    os.pwrite(descriptor, piece, position)
+                    position += len(piece)
+                    self._count(len(piece))
+            if position < end:
+                raise self._failure(ErrorClass.CONNECTION_LOST, "the connection ended early")
+
+        self._persist(go_on, lambda: position)
+
+    def _size_of(self, path: str) -> int:
+        """Size of a file of the collection, from the answer to a range of one byte."""
+        with self._exchange("GET", path, {"Range": "bytes=0-0"}) as response:
+            total = _TOTAL.fullmatch(response.headers.get("Content-Range", ""))
+            if response.status in (206, 416) and total:
+                return int(total[1])
+            if response.status == 200:
+                return int(response.headers.get("Content-Length") or 0)
+            raise self._refusal(response)
+
+    # ---- upload ------------------------------------------------------------------------------------------------------
+
+    def upload(self) -> Outcome:
+        """Send the file under a temporary name, compare its size, and give it its name.
+
+        :raises TransferFailure: classified.
+        """
+        folder, _, name = self._address.path.rpartition("/")
+        part = f"{folder}/.{name[:200]}.{os.urandom(4).hex()}.part"
+        size_bytes = self._local.stat().st_size
+        try:
+            self._persist(lambda: self._send(part, size_bytes))
+            found = self._persist(lambda: self._size_of(part))
+            if found != size_bytes:
+                text = f"the collection has {found} bytes where {size_bytes} were sent"
+                raise self._failure(ErrorClass.SIZE_MISMATCH, text)
+            self._service.ask("giving the file its name", lambda client: client.operation_rename(
+                self._address.collection, oldpath=part, newpath=self._address.path))  # fmt: skip
+        except BaseException:
+            self._remove(part)
+            raise
+        return Outcome(size_bytes, self._moved_bytes, verified="size")
+
+    def _send(self, part: str, size_bytes: int) -> None:
+        with self._exchange("PUT", part, {"Content-Length": str(size_bytes)}, self._local) as response:
+            if response.status < 300:
+                return
+            refusal = self._refusal(response)
+        if refusal.kind is not ErrorClass.NOT_FOUND:
+            raise refusal
+        self._make_folders(part.rpartition("/")[0])
+        raise self._failure(ErrorClass.SERVER_BUSY, "its directory was made only now")
+
+    def _make_folders(self, folder: str) -> None:
+        """Make what is missing of a path, from the top; those above may be there and not ours."""
+        names = folder.strip("/").split("/")
+        for depth in range(1, len(names) + 1):
+            with self._exchange("PUT", "/" + "/".join(names[:depth]) + "/", {"Content-Length": "0"}) as response:
+                if response.status >= 300 and depth == len(names):
+                    raise self._refusal(response)
+
+    def _pieces(self, path: Path) -> Iterator[bytes]:
+        with path.open("rb") as file:
+            while piece := file.read(_PIECE_BYTES):
+                self._count(len(piece))
+                yield piece
+
+    def _remove(self, part: str) -> None:
+        """Try to; the failure that led here is the one to report."""
+        try:
+            with self._exchange("DELETE", part, {}):
+                return
+        except (TransferFailure, Stopped):
+            return
+
+    # ---- one request -------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _exchange(
+        self, method: str, path: str, headers: dict[str, str], body: Path | None = None
+    ) -> Iterator[HTTPResponse]:
+        """Send a request over a connection of its own: trouble of a collection sticks to connections."""
+        make = HTTPSConnection if self._base.scheme == "https" else HTTPConnection
+        connection = make(self._base.hostname or "", self._base.port, timeout=_TIMEOUT_S)
+        token = self._service.tokens.bearer(self._address.collection)
+        target = quote(self._base.path + path, safe="/~", errors="surrogateescape")
+        try:
+            connection.request(
+                method, target, self._pieces(body) if body else None, {**headers, "Authorization": f"Bearer {token}"}
+            )
+            yield connection.getresponse()
+        except (OSError, HTTPException) as error:
+            kind = ErrorClass.TIMED_OUT if isinstance(error, TimeoutError) else ErrorClass.CONNECTION_LOST
+            raise self._failure(kind, f"{type(error).__name__}: {error}") from None
+        finally:
+            connection.close()
+
+    def _persist(self, act: Callable[[], _Result], milestone: Callable[[], int] = lambda: 0) -> _Result:
+        """Do it again while that helps; attempts that brought something do not count.
+
+        :param milestone: grows with what is here for good.
+        """
+        attempt, best = 0, milestone()
+        while True:
+            try:
+                return act()
+            except TransferFailure as failure:
+                attempt = 0 if milestone() > best else attempt + 1
+                best = max(best, milestone())
+                if failure.kind not in _AGAIN or attempt >= _ATTEMPTS:
+                    raise
+                self._context.attempt_failed(failure)
+                wait_s = 0.2 * 2**attempt * random.uniform(0.8, 1.2) if attempt else 0.0
+                self._service.life.sleep(max(wait_s, failure.retry_after_s or 0.0))
+
+    def _count(self, moved_bytes: int) -> None:
+        with self._lock:
+            self._moved_bytes += moved_bytes
+        self._context.progress(self._moved_bytes)
+
+    def _refusal(self, response: HTTPResponse) -> TransferFailure:
+        """What an answer means. A 404 is a missing file only when its text is the one of a missing file."""
+        text = response.read(4096)
+        kind = _STATUSES.get(response.status, ErrorClass.UNKNOWN)
+        if response.status == 404:
+            kind = ErrorClass.NOT_FOUND if _MISS.search(text) else ErrorClass.SERVER_ERROR
+        elif response.status == 401 and self._service.tokens.has_expired(self._address.collection):
+            kind = ErrorClass.CREDENTIAL_EXPIRED
+        wait = response.headers.get("Retry-After", "")
+        failure = self._failure(kind, f"HTTP {response.status} {_WORDS.get(kind, '')}".strip())
+        failure.retry_after_s = float(wait) if wait.isdigit() else None
+        return failure
+
+    def _failure(self, kind: ErrorClass, what: str) -> TransferFailure:
+        return TransferFailure(kind, f"{self._address.shown}: {what}", self._base.netloc)

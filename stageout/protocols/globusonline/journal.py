@@ -1,0 +1,131 @@
+"""What was submitted, on the disk before it is submitted: whoever comes after a crash finds the task and not a second.
+
+One file per submission, ``SUBMISSION_ID.json``. Below a sandbox manager the directory outlives plugin and manager;
+else it is in the job's scratch directory and lives as long as that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stageout.core import durable
+from stageout.core.errors import ErrorClass, TransferFailure
+
+_STATE_DIRECTORY = "STAGEOUT_STATE_DIR"
+_NAME = "globusonline"
+_RATES = "rates.json"
+
+
+@dataclass
+class Entry:
+    """One submission. :param task: its id, "" while the service has not told it. :param document: as submitted."""
+
+    submission: str
+    task: str
+    document: dict[str, Any]
+
+    @property
+    def between(self) -> tuple[str, str]:
+        """Source and destination collection."""
+        return self.document["source_endpoint"], self.document["destination_endpoint"]
+
+    @property
+    def pairs(self) -> set[tuple[str, str]]:
+        """What it moves: pairs of paths."""
+        return {(item["source_path"], item["destination_path"]) for item in self.document["DATA"]}
+
+
+class Journal:
+    """The directory; made with the first submission."""
+
+    def __init__(self) -> None:
+        given = os.environ.get(_STATE_DIRECTORY)
+        self._is_scratch = not given
+        self.folder = Path(given) / _NAME if given else Path.cwd() / f".{_NAME}_plugin"
+
+    def entries(self) -> Iterator[Entry]:
+        """What was submitted and is not known to be over."""
+        for path in sorted(self.folder.glob("*-*.json")):
+            try:
+                document = json.loads(path.read_bytes())
+                yield Entry(path.stem, str(document["task"]), dict(document["document"]))
+            except (OSError, ValueError, KeyError, TypeError):
+                path.unlink(missing_ok=True)  # nothing that we wrote: our own files are whole or absent
+
+    def begin(self, submission: str, document: dict[str, Any]) -> Entry:
+        """Record a submission that is about to be made. On return it is on the disk.
+
+        :raises TransferFailure: the disk does not take it; then nothing may be submitted.
+        """
+        entry = Entry(submission, "", document)
+        self._make()
+        self._write("globus-submission", entry)
+        return entry
+
+    def submitted(self, entry: Entry, task: str) -> None:
+        """Record the task's id. On return it is on the disk."""
+        entry.task = task
+        self._write("globus-task", entry)
+
+    def close(self, entry: Entry) -> None:
+        """The task is over and its result known."""
+        durable.unlink("globus-over", self._path(entry))
+
+    def is_open(self, entry: Entry) -> bool:
+        """Nobody has closed it yet: another call of the plugin may watch the same task."""
+        return self._path(entry).exists()
+
+    def finish(self) -> None:
+        """Leave nothing behind in a job's scratch directory."""
+        if self._is_scratch:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _path(self, entry: Entry) -> Path:
+        return self.folder / f"{entry.submission}.json"
+
+    def _make(self) -> None:
+        try:
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError as problem:
+            raise _unwritable(problem) from None
+
+    def _write(self, label: str, entry: Entry) -> None:
+        data = json.dumps({"task": entry.task, "document": entry.document}).encode()
+        try:
+            durable.write_file(label, self._path(entry), data)
+        except OSError as problem:
+            raise _unwritable(problem) from None
+
+    # ---- rates: nice to have, so nothing is synced -------------------------------------------------------------------
+
+    def rate_bytes_s(self, between: tuple[str, str]) -> float | None:
+        """What the last task between two collections reached; None when none is known."""
+        found = self._rates().get(" ".join(between))
+        return float(found) if isinstance(found, (int, float)) and found > 0 else None
+
+    def learn_rate(self, between: tuple[str, str], rate_bytes_s: float) -> None:
+        """Remember what a task reached."""
+        try:
+            temporary = self.folder / f".{_RATES}.{os.getpid()}"
+            temporary.write_text(json.dumps({**self._rates(), " ".join(between): round(rate_bytes_s)}))
+            temporary.replace(self.folder / _RATES)
+        except OSError:
+            return
+
+    def _rates(self) -> dict[str, Any]:
+        try:
+            found = json.loads((self.folder / _RATES).read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+
+def _unwritable(problem: OSError) -> TransferFailure:
+    text = f"the submission cannot be recorded ({problem.strerror}), so it is not made: check the disk of the node"
+    return TransferFailure(ErrorClass.NO_SPACE_LOCAL, text)

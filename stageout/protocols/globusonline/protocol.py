@@ -1,0 +1,144 @@
+"""The protocol class of ``plugins/globusonline_plugin``: which way each file of a call goes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.plugin.api import BatchProtocol, Context, Transfer
+from stageout.plugin.text import one_line
+from stageout.protocols.globusonline.address import Address, address_of
+from stageout.protocols.globusonline.crew import Crew, Group
+from stageout.protocols.globusonline.direct import Direct, Servers
+from stageout.protocols.globusonline.journal import Journal
+from stageout.protocols.globusonline.plan import Move, Pair
+from stageout.protocols.globusonline.service import Life, Pace, Service, Stopped
+from stageout.protocols.globusonline.settings import GlobusSettings, read_settings
+from stageout.protocols.globusonline.tokens import Tokens
+
+_JOBS = "STAGEOUT_JOBS"  # of a batch; told by the sandbox manager
+
+
+class GlobusProtocol(BatchProtocol):
+    """globusonline and globus: one task for all files that a collection of this node sees, HTTPS for the others."""
+
+    def move(self, transfers: Sequence[Transfer], upload: bool, concurrency: int) -> None:
+        """Move all files. When the plugin has to end, running tasks are cancelled and what is left stays unfinished."""
+        call = _Call(transfers[0].context, read_settings(), upload)
+        try:
+            for transfer in transfers:
+                call.sort(transfer)
+            call.run(concurrency)
+        except Stopped:
+            raise TransferFailure(
+                ErrorClass.NOT_ATTEMPTED, "the plugin was stopped before this file was over"
+            ) from None
+        finally:
+            call.journal.finish()
+
+
+@dataclass(frozen=True)
+class _Straight:
+    """A file that goes over HTTPS."""
+
+    transfer: Transfer
+    address: Address
+    service: Service
+
+
+class _Call:
+    """One call of the plugin."""
+
+    def __init__(self, context: Context, settings: GlobusSettings, upload: bool) -> None:
+        self.journal = Journal()
+        self._context = context
+        self._settings = settings
+        self._upload = upload
+        self._pace = Pace()
+        self._services: dict[tuple[str, str], Service] = {}
+        self._groups: dict[tuple[str, str, Pair], Group] = {}
+        self._straight: list[_Straight] = []
+
+    def sort(self, transfer: Transfer) -> None:
+        """Choose the way of one file, or refuse it."""
+        request = transfer.request
+        try:
+            url = request.encoded_url if self._upload else request.url
+            address = address_of(url, self._settings.collections)
+            if self._upload and address.is_folder:
+                raise TransferFailure(ErrorClass.BAD_URL, f"{address.shown} names no file to write")
+            service = self._service(address)
+            move = self._move(transfer, address)
+        except TransferFailure as failure:
+            transfer.finish(failure)
+            return
+        if move is None:
+            transfer.context.log("by https", reason="no collection of this node sees the file")
+            self._straight.append(_Straight(transfer, address, service))
+            return
+        assert self._settings.local is not None
+        between = (self._settings.local.collection, address.collection)
+        between = between if self._upload else (between[1], between[0])
+        key = (address.service, address.handle, between)
+        self._groups.setdefault(key, Group(service, between)).moves.append(move)
+
+    def _service(self, address: Address) -> Service:
+        key = (address.service or self._settings.credential, address.handle)
+        if key not in self._services:
+            tokens = Tokens(self._context, *key)
+            self._services[key] = Service(tokens, self._settings.transfer_url, Life(self._context), self._pace)
+        return self._services[key]
+
+    def _move(self, transfer: Transfer, address: Address) -> Move | None:
+        """The file as part of a task; None when no collection of this node sees it."""
+        local = Path(transfer.request.local_path)
+        here = local.resolve() if self._upload else self._arrival(transfer, local)
+        there = self._settings.local.there(here) if self._settings.local else None
+        if there is None:
+            return None
+        size_bytes = here.stat().st_size if self._upload else 0
+        pair = (there, address.path) if self._upload else (address.path, there)
+        return Move(transfer, address, here, pair, size_bytes)
+
+    def _arrival(self, transfer: Transfer, local: Path) -> Path:
+        """Where a download arrives before it gets its name: the same place when the call is repeated."""
+        return self.journal.folder.resolve() / f"in-{transfer.request.index}" / (local.name or "all")
+
+    # ---- all of it ---------------------------------------------------------------------------------------------------
+
+    def run(self, concurrency: int) -> None:
+        """Carry out what was sorted.
+
+        :raises Stopped: the plugin has to end.
+        """
+        crew = Crew(self.journal, self._settings, self._upload, self._jobs())
+        servers = Servers()
+        with ThreadPoolExecutor(max(1, concurrency)) as pool:
+            going = [pool.submit(self._go, item, servers) for item in self._straight]
+            try:
+                crew.run(self._groups.values())
+            finally:
+                for one in going:
+                    one.result()
+
+    def _go(self, item: _Straight, servers: Servers) -> None:
+        context = item.transfer.context
+        if item.service.life.is_over:
+            return
+        try:
+            service = item.service.twin()
+            base = servers.base(service, item.address.collection)
+            direct = Direct(service, base, item.address, item.transfer.request, context)
+            item.transfer.finish(direct.upload() if self._upload else direct.download())
+        except TransferFailure as failure:
+            item.transfer.finish(failure)
+        except Stopped:
+            return
+
+    def _jobs(self) -> str:
+        """Whose files these are, for people."""
+        return one_line(os.environ.get(_JOBS) or str(self._context.job_attribute("GlobalJobId") or ""), 100)

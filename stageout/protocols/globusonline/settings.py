@@ -1,0 +1,119 @@
+"""The knobs of this plugin, from the HTCondor configuration: a job can change neither them nor where tokens go."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stageout.core.config import ConfigError, Settings, tool_settings
+from stageout.core.errors import ErrorClass, TransferFailure
+
+PREFIX = "STAGEOUT_GLOBUS_"
+UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_SYNC_LEVELS = ("exists", "size", "mtime", "checksum")
+
+
+@dataclass(frozen=True)
+class LocalCollection:
+    """The collection that sees this node's files.
+
+    :param paths: directories of this node, and where the collection has them.
+    """
+
+    collection: str
+    paths: tuple[tuple[Path, Path], ...]
+
+    def there(self, path: Path) -> str | None:
+        """Where the collection has a file of this node; None when it does not see it."""
+        fits = [(here, there) for here, there in self.paths if here == path or here in path.parents]
+        if not fits:
+            return None
+        here, there = max(fits, key=lambda pair: len(pair[0].parts))
+        return str(there / path.relative_to(here))
+
+
+@dataclass(frozen=True)
+class GlobusSettings:
+    """The knobs; names as in :data:`stageout.core.config.KNOBS` without the prefix, times in seconds."""
+
+    transfer_url: str
+    credential: str
+    sync: str
+    local: LocalCollection | None = None
+    collections: Mapping[str, str] = field(default_factory=dict)
+    lease_s: float = 2700.0
+    poll_s: float = 15.0
+    tasks: int = 2
+    task_files: int = 10000
+    fault_patience_s: float = 60.0
+    stall_s: float = 900.0
+    pause_s: float = 3600.0
+    rate_bytes_s: float = 20e6
+
+
+def read_settings(source: Settings | None = None) -> GlobusSettings:
+    """Read all knobs.
+
+    :param source: where they are; None: what the HTCondor configuration says.
+    :raises TransferFailure: PLUGIN_BROKEN for what cannot be used; the text names the knob.
+    """
+    found = source or tool_settings(PREFIX)
+    try:
+        return GlobusSettings(
+            transfer_url=found.text(f"{PREFIX}TRANSFER_URL"),
+            credential=found.text(f"{PREFIX}CREDENTIAL"),
+            sync=_sync_level(found.text(f"{PREFIX}SYNC").lower()),
+            local=local_collection(found.text(f"{PREFIX}LOCAL")),
+            collections=named_collections(found.text(f"{PREFIX}COLLECTIONS")),
+            lease_s=found.number(f"{PREFIX}LEASE"),
+            poll_s=found.number(f"{PREFIX}POLL"),
+            tasks=found.count(f"{PREFIX}TASKS"),
+            task_files=found.count(f"{PREFIX}TASK_FILES"),
+            fault_patience_s=found.number(f"{PREFIX}FAULT_PATIENCE"),
+            stall_s=found.number(f"{PREFIX}STALL"),
+            pause_s=found.number(f"{PREFIX}PAUSE"),
+            rate_bytes_s=found.number(f"{PREFIX}RATE_MB") * 1e6,
+        )
+    except ConfigError as problem:
+        raise TransferFailure(ErrorClass.PLUGIN_BROKEN, f"the node's configuration: {problem}") from None
+
+
+def local_collection(text: str) -> LocalCollection | None:
+    """Read ``UUID /here=/there, ...``; None for an empty text. Without paths it sees all under its own name.
+
+    :raises ConfigError: it cannot be read.
+    """
+    if not text.strip():
+        return None
+    uuid, _, rest = text.strip().partition(" ")
+    paths = []
+    for pair in filter(None, (part.strip() for part in rest.split(","))) if rest.strip() else ("/=/",):
+        here, mark, there = (word.strip() for word in pair.partition("="))
+        if not mark or not here.startswith("/") or not there.startswith("/"):
+            raise ConfigError(f"{PREFIX}LOCAL = {text}: write UUID /directory/here=/directory/there, ...")
+        paths.append((Path(here), Path(there)))
+    if not UUID.fullmatch(uuid.lower()):
+        raise ConfigError(f"{PREFIX}LOCAL = {text}: it must begin with the UUID of a collection")
+    return LocalCollection(uuid.lower(), tuple(paths))
+
+
+def named_collections(text: str) -> dict[str, str]:
+    """Read ``NAME=UUID, ...``; names in lower case.
+
+    :raises ConfigError: it cannot be read.
+    """
+    names = {}
+    for pair in filter(None, (part.strip() for part in re.split(r"[,\s]+", text))):
+        name, mark, uuid = pair.partition("=")
+        if not mark or not name or not UUID.fullmatch(uuid.lower()):
+            raise ConfigError(f"{PREFIX}COLLECTIONS: cannot read {pair!r}; write NAME=UUID, NAME=UUID, ...")
+        names[name.lower()] = uuid.lower()
+    return names
+
+
+def _sync_level(word: str) -> str:
+    if word not in _SYNC_LEVELS:
+        raise ConfigError(f"{PREFIX}SYNC = {word}: write one of {', '.join(_SYNC_LEVELS)}")
+    return word

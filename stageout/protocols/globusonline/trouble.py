@@ -1,0 +1,76 @@
+"""When a task that the service keeps trying should be given up. Pure: times come from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from stageout.core.errors import ErrorClass
+from stageout.protocols.globusonline.failures import Fault, fault_of
+from stageout.protocols.globusonline.settings import GlobusSettings
+
+_UNSEEN_POLLS = 4  # a longer time without a look says nothing about the task: the service was away
+
+
+class Look(NamedTuple):
+    """What one look at a task showed.
+
+    :param at_s: monotonic clock. :param progress: grows, or changes, with what was moved.
+    :param codes: of errors since the last look, newest first.
+    """
+
+    at_s: float
+    progress: tuple[int, ...]
+    is_queued: bool
+    is_paused: bool
+    is_suspended: bool
+    codes: tuple[str, ...] = ()
+
+
+class GiveUp(NamedTuple):
+    """Why. :param code: of the service, "" when it said nothing. :param waited_s: without progress."""
+
+    fault: Fault
+    code: str
+    waited_s: float
+
+
+@dataclass
+class Trouble:
+    """The patience with one task. :param settings: how much of it there is."""
+
+    settings: GlobusSettings
+    _progress: tuple[int, ...] | None = None
+    _looked_at_s: float = 0.0
+    _waited_s: float = 0.0
+    _codes: dict[str, None] = field(default_factory=dict)
+
+    def see(self, look: Look) -> GiveUp | None:
+        """Take in one look; a reason when the task should be ended now."""
+        if look.is_suspended:
+            return GiveUp(Fault(ErrorClass.CREDENTIAL_EXPIRED, True), "INACTIVE", 0.0)
+        between_s, self._looked_at_s = look.at_s - self._looked_at_s, look.at_s
+        if look.progress != self._progress or look.is_queued:
+            self._progress, self._waited_s = look.progress, 0.0
+            self._codes.clear()
+        else:
+            self._waited_s += min(between_s, _UNSEEN_POLLS * self.settings.poll_s)
+        self._note(look.codes)
+        waited_s = self._waited_s
+        if look.is_paused:
+            return self._after(waited_s, self.settings.pause_s, "PAUSED")
+        lasting = next((code for code in self._codes if fault_of(code).lasts), "")
+        if lasting:
+            return self._after(waited_s, self.settings.fault_patience_s, lasting)
+        return self._after(waited_s, self.settings.stall_s, next(iter(self._codes), ""))
+
+    def _note(self, codes: Iterable[str]) -> None:
+        newest = dict.fromkeys(codes)
+        self._codes = {**newest, **{code: None for code in self._codes if code not in newest}}
+
+    @staticmethod
+    def _after(waited_s: float, limit_s: float, code: str) -> GiveUp | None:
+        if waited_s < limit_s:
+            return None
+        return GiveUp(fault_of(code) if code else Fault(ErrorClass.STALLED, False), code, waited_s)
