@@ -23,7 +23,7 @@ class Figure:
     """One result.
 
     :param peer: what it stands beside; "" for nothing. :param peer_value: in the same unit.
-    :param goal: greatest value that is good enough; None where there is no goal.
+    :param goal: greatest value that is good enough, or the least one with ``more``; None where there is no goal.
     """
 
     what: str
@@ -32,6 +32,7 @@ class Figure:
     peer: str = ""
     peer_value: float | None = None
     goal: float | None = None
+    more: bool = False
 
     @property
     def ratio(self) -> float | None:
@@ -41,7 +42,9 @@ class Figure:
     @property
     def met(self) -> bool | None:
         """Whether the goal is met; None without a goal."""
-        return None if self.goal is None else self.value <= self.goal
+        if self.goal is None:
+            return None
+        return self.value >= self.goal if self.more else self.value <= self.goal
 
     def as_json(self) -> dict[str, Any]:
         """The form that ``run_all`` and the plots read."""
@@ -75,7 +78,8 @@ def table(figures: Sequence[Figure]) -> str:
     for figure in figures:
         peer = "" if figure.peer_value is None else f"{figure.peer_value:.4g}"
         ratio = "" if figure.ratio is None else f"{figure.ratio:.3g}"
-        goal = "" if figure.goal is None else f"<= {figure.goal:.4g}"
+        sign = ">=" if figure.more else "<="
+        goal = "" if figure.goal is None else f"{sign} {figure.goal:.4g}"
         met = {None: "", True: "yes", False: "NO"}[figure.met]
         lines.append(f"{figure.what:58}{figure.value:12.4g} {figure.unit:5}{peer:>12}{ratio:>8}{goal:>10}  {met}")
         if figure.peer:

@@ -75,7 +75,8 @@ class Identity:
         :raises NotIdentified: with the reason for a synchronous upload.
         """
         self._check_user(peer)
-        found = peers.lineage(peers.ancestors(peer.pid), self._master(), self._own_uid)
+        master = self._master()
+        found = peers.lineage(peers.ancestors(peer.pid, master), master, self._own_uid)
         if found.local_name != self._local_name:
             raise NotIdentified(
                 f"the job runs below the startd with local name {found.local_name!r}, "

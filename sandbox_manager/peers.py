@@ -111,11 +111,10 @@ TICK_S = 1.0 / _TICKS_PER_S
 
 def read_process(pid: int) -> Process:
     """Read one process from /proc. :raises NotIdentified: there is none (any more)."""
-    place = _PROC / str(pid)
+    place = f"{_PROC}/{pid}"
     try:
-        stat = (place / "stat").read_bytes()
-        status = (place / "status").read_bytes()
-        argv = tuple(os.fsdecode(word) for word in (place / "cmdline").read_bytes().split(b"\0")[:-1])
+        stat, status = _read(f"{place}/stat"), _read(f"{place}/status")
+        argv = tuple(os.fsdecode(word) for word in _read(f"{place}/cmdline").split(b"\0")[:-1])
     except OSError:
         raise NotIdentified(f"process {pid} has ended") from None
     fields = stat[stat.rindex(b")") + 2 :].split()
@@ -123,19 +122,32 @@ def read_process(pid: int) -> Process:
     return Process(pid, int(fields[1]), int(fields[19]), int(uids[1]), int(uids[2]), argv, _program(place, argv))
 
 
-def _program(place: Path, argv: Sequence[str]) -> str:
+def _read(path: str) -> bytes:
+    """A file of /proc. It is in the way of every hand-off several times over, so without the io module's objects."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        data = part = os.read(descriptor, 65536)
+        while part:
+            part = os.read(descriptor, 65536)
+            data += part
+        return data
+    finally:
+        os.close(descriptor)
+
+
+def _program(place: str, argv: Sequence[str]) -> str:
     with contextlib.suppress(OSError):
-        return Path(os.readlink(place / "exe").replace(" (deleted)", "")).name  # noqa: PTH115 - no Path of it is needed
+        return Path(os.readlink(f"{place}/exe").replace(" (deleted)", "")).name  # noqa: PTH115 - no Path of it is needed
     return Path(argv[0]).name if argv else ""
 
 
-def ancestors(pid: int, read: Callable[[int], Process] = read_process) -> list[Process]:
-    """The process and its parents, nearest first, up to one that this namespace does not show.
+def ancestors(pid: int, last: int, read: Callable[[int], Process] = read_process) -> list[Process]:
+    """The process and its parents, nearest first, up to the child of ``last`` or to one that is not shown here.
 
     :raises NotIdentified: the process has ended, or a pid was used again while we looked.
     """
     chain = [read(pid)]
-    while chain[-1].parent > 0 and len(chain) < _MAX_ANCESTORS:
+    while chain[-1].parent not in (0, last) and len(chain) < _MAX_ANCESTORS:
         parent = read(chain[-1].parent)
         if parent.started_ticks > chain[-1].started_ticks:
             raise NotIdentified(f"process {parent.pid} is younger than its child: its parent has ended")

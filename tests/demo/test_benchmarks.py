@@ -39,6 +39,7 @@ def test_goals_and_ratios() -> None:
         "met": True,
     }
     assert common.Figure("a", 0.31, "s", goal=0.3).met is False
+    assert common.Figure("a", 0.31, "1/s", goal=0.3, more=True).met is True
     assert common.Figure("a", 1, "s").as_json()["met"] is None
 
 

@@ -96,17 +96,17 @@ def test_a_starter_that_a_job_started_is_not_the_one() -> None:
 def test_used_pids_are_noticed() -> None:
     table = {40: PLUGIN, 31: CHILD._replace(started_ticks=99)}
     with pytest.raises(NotIdentified, match="younger than its child"):
-        ancestors(40, lambda pid: table[pid])
+        ancestors(40, 1, lambda pid: table[pid])
 
 
 def test_the_chain_ends() -> None:
-    assert len(ancestors(5, lambda pid: process(pid, pid, "loop"))) == 64
-    real = ancestors(os.getpid())
+    assert len(ancestors(5, 1, lambda pid: process(pid, pid, "loop"))) == 64
+    real = ancestors(os.getpid(), 0)
     assert real[0].pid == os.getpid() and real[0].parent == os.getppid() == real[1].pid
     assert real[0].real_uid == os.getuid() and real[0].argv
     assert 0 < real[0].started_s <= peers.boot_clock_s()
     with pytest.raises(NotIdentified, match="has ended"):
-        ancestors(2**22 + 1)
+        ancestors(2**22 + 1, 1)
 
 
 # ---- real processes and a real socket --------------------------------------------------------------------------------

@@ -1,0 +1,231 @@
+"""Runs on the access point of a pool, as the agent would: ``edits CLUSTER``, or ``view NODES EACH ROUNDS DIRECTORY``.
+
+``edits`` writes the progress of every job of a cluster, as the agent does, and prints how many a second.
+``view`` puts the reports of many nodes into the collector and lets the agent's daemon work on them, with a job queue
+made up to match. Then one run after the other ends somewhere, and the time until its node has the order is taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from sandbox_manager.collector import ATTRIBUTES
+from schedd_agent.agent import Agent
+from schedd_agent.daemon import Daemon
+from schedd_agent.edits import Edit, edit_for
+from schedd_agent.leases import View
+from schedd_agent.model import Dag, Job, Limits, Past, Show, Shown
+from schedd_agent.notices import CondorDirectory
+from schedd_agent.orders import Book, Numbers
+from schedd_agent.queue import CondorQueue, parse_job
+from schedd_agent.receipts import Receipts
+from stageout.core.clock import SystemClock
+from stageout.core.config import condor_settings
+from stageout.wire.custody import AGENT_AD, ORDERS_AD, Report, SandboxReport, read_orders, report_ad
+
+SCHEDD = "many.example.org"
+_ORDER_INTERVAL_S = 5.0
+_DEADLINE_S = 120.0
+
+
+def edits(cluster: int) -> None:
+    """Edit each job of the cluster once."""
+    import htcondor2
+
+    queue = CondorQueue()
+    ads = htcondor2.Schedd().query(f"ClusterId == {cluster}")
+    jobs = [parse_job(ad, True) for ad in ads]
+    start_s = time.monotonic()
+    for job in jobs:
+        shown = Shown("Moving", 1, "waits for its turn", 4096, 1, 1, 0, "manager@ep1.example.org")
+        edit = edit_for(job, Show(shown), time.time())
+        assert edit is not None
+        queue.apply(edit)
+    print(json.dumps({"edits_per_s": len(jobs) / (time.monotonic() - start_s)}))
+
+
+# ---- many nodes ------------------------------------------------------------------------------------------------------
+
+
+def job_name(cluster: int) -> str:
+    """GlobalJobId."""
+    return f"{SCHEDD}#{cluster}.0#1700000000"
+
+
+def ticket_of(cluster: int) -> str:
+    """32 hexadecimal digits."""
+    return f"{cluster:032x}"
+
+
+def manager_of(node: int) -> str:
+    """Name of a node's manager."""
+    return f"manager@ep{node}.example.org"
+
+
+def sandbox(cluster: int, state: str) -> SandboxReport:
+    """One sandbox of one file."""
+    return SandboxReport(
+        job=job_name(cluster), number=1, owner="alice@example.org", state=state, change=1, reason="", error_code=0,
+        tickets=(ticket_of(cluster),), files_total=1, files_left=1, bytes_total=4096, bytes_left=4096, attempts=0,
+        attempts_limit=20, next_attempt_at=0, accepted_at=1_700_000_000,
+    )  # fmt: skip
+
+
+def record(cluster: int, node: int) -> str:
+    """What the shadow writes when a run has ended."""
+    receipt = f'[ Ticket = "{ticket_of(cluster)}"; ManagerName = "{manager_of(node)}"; Files = 1; Bytes = 4096 ]'
+    results = f"{{ [ TransferSuccess = true; DeveloperData = [ StageOutReceipt = {receipt} ] ] }}"
+    banner = f"*** OUTPUT ClusterId={cluster} ProcId=0 RunInstanceId=1 Owner=alice CurrentTime=1"
+    return f"NumShadowStarts = 1\nOutputPluginResultList = {results}\n{banner}\n"
+
+
+class MadeUpQueue:
+    """The schedd's part: jobs that stand in a file, all of them completed."""
+
+    def __init__(self, ended: Path, settled: int, nodes: int) -> None:
+        self._ended = ended
+        self._jobs = [self._job(cluster, manager_of(cluster % nodes), "Confirmed") for cluster in range(1, settled + 1)]
+
+    def _job(self, cluster: int, manager: str, state: str) -> Job:
+        return Job(
+            job_name(cluster), cluster, 0, 4, 1, handed_off=1, entered_at=1_700_000_000, completions=1,
+            shown=Shown(state, 1 if manager else 0, "", 4096, 1, 0, 0, manager),
+        )  # fmt: skip
+
+    def jobs(self, reported: Collection[str]) -> list[Job]:
+        """All."""
+        new = [int(line) for line in self._ended.read_text().split()]
+        return [*self._jobs, *(self._job(cluster, "", "None") for cluster in new)]
+
+    def past(self, names: Collection[str]) -> dict[str, Past]:
+        """None has left."""
+        return {}
+
+    def dags(self, clusters: Collection[int]) -> dict[int, Dag]:
+        """There are none."""
+        return {}
+
+    def apply(self, edit: Edit) -> None:
+        """Taken."""
+
+    def remove(self, job: Job, reason: str) -> None:
+        """Taken."""
+
+
+def agent_process(settled: int, nodes: int, home: Path) -> None:
+    """The agent's daemon, until it is killed. Notes how long each pass took."""
+    clock, settings = SystemClock(), condor_settings()
+
+    class Timed(Agent):
+        def run_pass(self) -> bool:
+            start_s = clock.monotonic_s()
+            good = super().run_pass()
+            with open(home / "passes", "a") as stream:
+                stream.write(f"{clock.monotonic_s() - start_s if good else -1}\n")
+            return good
+
+    made = Timed(
+        name=SCHEDD, queue=MadeUpQueue(home / "ended", settled, nodes), directory=CondorDirectory(),
+        receipts=Receipts(home / "epochs"), book=Book(SCHEDD, Numbers(home / "numbers", clock.wall_s())),
+        view=View(hole_s=75.0), clock=clock,
+        limits=Limits(lease_s=7200, max_reruns=2, edit_interval_s=20),
+    )  # fmt: skip
+    asyncio.run(Daemon(lambda: settings, lambda settings: made).run())
+
+
+class Nodes:
+    """All managers: their reports, and looks for orders."""
+
+    def __init__(self, nodes: int, each: int, home: Path) -> None:
+        import classad2
+        import htcondor2
+
+        self._classad, self._condor, self._home = classad2, htcondor2, home
+        self.settled = nodes * each
+        self.boxes = {node: [sandbox(c, "Confirmed") for c in self._clusters(node, nodes)] for node in range(nodes)}
+        (home / "ended").touch()
+        (home / "epochs").write_text("".join(record(c, c % nodes) for c in range(1, self.settled + 1)))
+        for node in range(nodes):
+            self.publish(node)
+
+    def _clusters(self, node: int, nodes: int) -> list[int]:
+        return [cluster for cluster in range(1, self.settled + 1) if cluster % nodes == node]
+
+    def publish(self, node: int) -> None:
+        """One manager's report."""
+        now_ms = int(time.time() * 1000)
+        boxes = tuple(self.boxes[node])
+        report = Report(manager_of(node), "", now_ms, now_ms // 1000, {}, 4096 * len(boxes), boxes)
+        self._send(report_ad(report))
+
+    def _send(self, ad: Mapping[str, Any]) -> None:
+        self._condor.Collector().advertise([self._classad.ClassAd(dict(ad))], "UPDATE_AD_GENERIC")
+
+    def confirm_s(self, cluster: int, node: int) -> float:
+        """End one run on a node; seconds until that node's manager, which looks every 5 s, has the order."""
+        self.boxes[node].append(sandbox(cluster, "Accepted"))
+        self.publish(node)
+        with open(self._home / "epochs", "a") as stream:
+            stream.write(record(cluster, node))
+        with open(self._home / "ended", "a") as stream:
+            stream.write(f"{cluster}\n")
+        start_s = time.monotonic()
+        time.sleep(random.uniform(0, _ORDER_INTERVAL_S))
+        while job_name(cluster) not in self.orders(node):
+            if time.monotonic() - start_s > _DEADLINE_S:
+                raise SystemExit(f"no order within {_DEADLINE_S:.0f} s")
+            time.sleep(_ORDER_INTERVAL_S)
+        return time.monotonic() - start_s
+
+    def orders(self, node: int) -> list[str]:
+        """Jobs that the agent has orders about for this node's manager, asked as a manager asks."""
+        wanted = f'MyType == "{AGENT_AD}" || (MyType == "{ORDERS_AD}" && StageOutManager == "{manager_of(node)}")'
+        ads = self._condor.Collector().query(self._condor.AdType.Any, wanted, list(ATTRIBUTES))
+        sheets = [read_orders(ad["StageOutPayload"]) for ad in ads if ad["MyType"] == ORDERS_AD]
+        return [order.job for sheet in sheets if sheet.agent == SCHEDD for order in sheet.orders]
+
+
+def view(nodes: int, each: int, rounds: int, home: Path) -> None:
+    """Everything about one agent and many nodes."""
+    all_nodes = Nodes(nodes, each, home)
+    command = [sys.executable, __file__, "agent", str(all_nodes.settled), str(nodes), str(home)]
+    agent = subprocess.Popen(command)
+    passes = home / "passes"
+    try:
+        while not passes.exists() or len(passes.read_text().split()) < 3:
+            time.sleep(0.1)
+        first = all_nodes.settled + 1
+        took_s = [all_nodes.confirm_s(first + number, number % nodes) for number in range(rounds)]
+    finally:
+        agent.kill()
+        agent.wait()
+    ask_s = []
+    for node in range(min(nodes, 50)):
+        start_s = time.monotonic()
+        all_nodes.orders(node)
+        ask_s.append(time.monotonic() - start_s)
+    passes_s = [float(text) for text in passes.read_text().split()]
+    print(json.dumps({"confirm_s": took_s, "passes_s": passes_s, "ask_s": ask_s}))
+
+
+def main() -> None:
+    """The program."""
+    what, rest = sys.argv[1], sys.argv[2:]
+    if what == "edits":
+        edits(int(rest[0]))
+    elif what == "agent":
+        agent_process(int(rest[0]), int(rest[1]), Path(rest[2]))
+    else:
+        view(int(rest[0]), int(rest[1]), int(rest[2]), Path(rest[3]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""One sandbox manager for measurements: the daemon itself, with settings from the command line and no collector.
+
+Run as ``python -m scale.node DIRECTORY OWNER PLUGIN``. Its parent plays condor_master. The startd is a list of slots
+that costs what the real one costs, and says a new job at each hand-off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sandbox_manager.daemon import Daemon, Surroundings
+from sandbox_manager.identity import Identity, RunFacts
+from sandbox_manager.peers import Peer
+from sandbox_manager.startd import SlotTable
+from stageout.core import log
+from stageout.core.clock import SystemClock
+from stageout.core.config import Settings, mapping_settings
+from stageout.wire.custody import AgentNotice, Run, notice_ad
+
+SCHEDD = "schedd.example.org"
+SLOTS = 64
+#: What the startd of a busy node needs for its answer, measured on a pool: 3 to 8 ms.
+_STARTD_S = 0.005
+
+
+class QuietCollector:
+    """A collector that knows one agent and takes every ad."""
+
+    async def messages(self, manager: str) -> Sequence[Mapping[str, Any]]:
+        """The agent's notice."""
+        now = int(time.time())
+        return [{**notice_ad(AgentNotice(SCHEDD, SCHEDD, "", now, now)), "LastHeardFrom": now}]
+
+    async def advertise(self, ad: Mapping[str, Any]) -> None:
+        """Taken."""
+
+    async def close(self) -> None:
+        """Nothing to end."""
+
+
+class NewJobEachTime:
+    """The real identification of a peer; only the job is another one each time, as if slots were that fast."""
+
+    def __init__(self, slots: SlotTable) -> None:
+        self._identity = Identity(slots)
+        self._numbers = itertools.count(1)
+
+    async def identify(self, peer: Peer) -> RunFacts:
+        """Facts about the peer's run."""
+        facts = await self._identity.identify(peer)
+        number = next(self._numbers)
+        return replace(facts, run=Run(f"{SCHEDD}#{number}.0#1700000000", 1), dslot_id=number % SLOTS + 1)
+
+
+def slots(owner: str) -> Sequence[Mapping[str, Any]]:
+    """The answer of a startd."""
+    time.sleep(_STARTD_S)
+    return [
+        {
+            "Name": f"slot1_{number}@ep.example.org", "SlotID": 1, "DSlotId": number,
+            "RemoteUser": f"{owner}@example.org",
+            "GlobalJobId": f"{SCHEDD}#{number}.0#1700000000", "NumShadowStarts": 1, "StageOutGuard": True,
+        }
+        for number in range(1, SLOTS + 1)
+    ]  # fmt: skip
+
+
+def settings_of(home: Path, plugin: str) -> Settings:
+    """Configuration of the node: nothing is refused for want of room."""
+    values = {
+        "EXECUTE": str(home / "execute"), "SPOOL": str(home / "lib"), "LOG": str(home / "log"),
+        "STAGEOUT_SPOOL": str(home / "spool"), "FULL_HOSTNAME": "ep.example.org", "NUM_CPUS": str(SLOTS),
+        "FILETRANSFER_PLUGINS": plugin, "STAGEOUT_DATA_SLOT_DEPTH": "1000000", "STAGEOUT_GIVE_UP": "1000000000",
+        "STAGEOUT_STARTD_TIMEOUT": "5", "STAGEOUT_SPOOL_QUOTA_MB": "100000000", "STAGEOUT_RETENTION": "1000000000",
+    }  # fmt: skip
+    return mapping_settings(values)
+
+
+async def serve(home: Path, owner: str, plugin: str) -> None:
+    """Run until SIGTERM."""
+    settings = settings_of(home, plugin)
+    around = Surroundings(
+        lambda: settings, QuietCollector(), SystemClock(),
+        lambda settings: NewJobEachTime(SlotTable(lambda: slots(owner), settings.number("STAGEOUT_STARTD_TIMEOUT"))),
+    )  # fmt: skip
+    daemon = Daemon(around)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, daemon.stop, True)
+    await daemon.serve()
+
+
+def main() -> None:
+    """The process."""
+    home, owner, plugin = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    log.open_log(home / "log" / "SandboxManagerLog", False)
+    asyncio.run(serve(home, owner, plugin))
+
+
+if __name__ == "__main__":
+    main()
+    os._exit(0)
