@@ -22,6 +22,7 @@ from schedd_agent.model import (
     Remove,
     Seen,
     Send,
+    Show,
     Situation,
     name_of,
 )
@@ -39,7 +40,8 @@ from stageout.core.signing import SigningKey
 from stageout.core.states import State
 from stageout.wire.custody import Action, AgentNotice, Run, notice_ad, orders_ad
 
-_EDIT_BUDGET_S = 20.0
+#: Edits of one pass may take so long (s): the next runs that end are waiting for their orders meanwhile.
+_EDIT_BUDGET_S = 4.0
 _HISTORY_INTERVAL_S = 60.0
 _REFUSALS = 3
 _REFUSALS_SHOWN = 10
@@ -72,6 +74,7 @@ class Agent:
     records_written: bool = True
     notice_interval_s: float = 60.0
     board: Board = field(init=False)
+    has_edits_left: bool = field(init=False, default=False)
     _edited: dict[str, float] = field(default_factory=dict)
     _past: dict[str, Past] = field(default_factory=dict)
     _dags: dict[int, Dag] = field(default_factory=dict)
@@ -255,12 +258,15 @@ class Agent:
     # ---- edits ---------------------------------------------------------------------------------------------------
 
     def _edit_all(self, plans: Iterable[tuple[Job, Sequence[Effect]]]) -> None:
-        """Carry out edits for a limited time; what is left is decided again in the next pass."""
+        """Carry out edits for a limited time, ends before progress; what is left is decided again in the next pass."""
         until_s = self.clock.monotonic_s() + _EDIT_BUDGET_S
-        for job, effects in plans:
+        wanted = sorted((plan for plan in plans if plan[1]), key=lambda plan: isinstance(plan[1][0], Show))
+        self.has_edits_left = False
+        for job, effects in wanted:
             if self.clock.monotonic_s() > until_s:
+                self.has_edits_left = True
                 break
-            if effects and self._edit_job(job, effects):
+            if self._edit_job(job, effects):
                 self._refused.clear()
 
     def _edit_job(self, job: Job, effects: Sequence[Effect]) -> bool:

@@ -105,13 +105,14 @@ class Daemon:
             return None
 
     async def _pause(self, agent: Agent | None, pass_s: float) -> None:
-        """Wait for the next round: a poll interval, or less when a run with receipts has just ended.
+        """Wait for the next round: a poll interval; less when a run with receipts has just ended, or edits are left.
 
         :param pass_s: seconds that the last pass took; a long queue is not asked all the time.
         """
         loop = asyncio.get_running_loop()
         start = loop.time()
-        while not self._stop.is_set() and not self._reload and loop.time() - start < self._poll_s:
+        longest_s = _EARLIEST_S if agent is not None and agent.has_edits_left else self._poll_s
+        while not self._stop.is_set() and not self._reload and loop.time() - start < longest_s:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), min(_LOOK_AT_RECORDS_S, self._poll_s))
             early = agent is not None and await self._call(agent.read_receipts) > 0

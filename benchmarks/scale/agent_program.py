@@ -27,8 +27,10 @@ from schedd_agent.notices import CondorDirectory
 from schedd_agent.orders import Book, Numbers
 from schedd_agent.queue import CondorQueue, parse_job
 from schedd_agent.receipts import Receipts
+from schedd_agent.reports import Newest
 from stageout.core.clock import SystemClock
 from stageout.core.config import condor_settings
+from stageout.core.signing import load_or_make_key
 from stageout.wire.custody import AGENT_AD, ORDERS_AD, Report, SandboxReport, read_orders, report_ad
 
 SCHEDD = "many.example.org"
@@ -79,9 +81,10 @@ def sandbox(cluster: int, state: str) -> SandboxReport:
     )  # fmt: skip
 
 
-def record(cluster: int, node: int) -> str:
-    """What the shadow writes when a run has ended."""
-    receipt = f'[ Ticket = "{ticket_of(cluster)}"; ManagerName = "{manager_of(node)}"; Files = 1; Bytes = 4096 ]'
+def record(cluster: int, node: int, key: str) -> str:
+    """What the shadow writes when a run has ended. :param key: public one of the manager."""
+    who = f'ManagerName = "{manager_of(node)}"; ManagerKey = "{key}"'
+    receipt = f'[ Ticket = "{ticket_of(cluster)}"; {who}; Files = 1; Bytes = 4096 ]'
     results = f"{{ [ TransferSuccess = true; DeveloperData = [ StageOutReceipt = {receipt} ] ] }}"
     banner = f"*** OUTPUT ClusterId={cluster} ProcId=0 RunInstanceId=1 Owner=alice CurrentTime=1"
     return f"NumShadowStarts = 1\nOutputPluginResultList = {results}\n{banner}\n"
@@ -132,11 +135,14 @@ def agent_process(settled: int, nodes: int, home: Path) -> None:
                 stream.write(f"{clock.monotonic_s() - start_s if good else -1}\n")
             return good
 
+    key = load_or_make_key("agent-key", home / "agent_key")
+    numbers = Numbers(home / "numbers", clock.wall_s())
     made = Timed(
-        name=SCHEDD, queue=MadeUpQueue(home / "ended", settled, nodes), directory=CondorDirectory(),
-        receipts=Receipts(home / "epochs"), book=Book(SCHEDD, Numbers(home / "numbers", clock.wall_s())),
+        name=SCHEDD, key=key, queue=MadeUpQueue(home / "ended", settled, nodes), directory=CondorDirectory(),
+        receipts=Receipts(home / "epochs"), book=Book(SCHEDD, numbers),
         view=View(hole_s=75.0), clock=clock,
         limits=Limits(lease_s=7200, max_reruns=2, edit_interval_s=20),
+        numbers=numbers, newest=Newest(home / "newest"),
     )  # fmt: skip
     asyncio.run(Daemon(lambda: settings, lambda settings: made).run())
 
@@ -149,10 +155,13 @@ class Nodes:
         import htcondor2
 
         self._classad, self._condor, self._home = classad2, htcondor2, home
+        self._key = load_or_make_key("manager-key", home / "manager_key")
         self.settled = nodes * each
         self.boxes = {node: [sandbox(c, "Confirmed") for c in self._clusters(node, nodes)] for node in range(nodes)}
         (home / "ended").touch()
-        (home / "epochs").write_text("".join(record(c, c % nodes) for c in range(1, self.settled + 1)))
+        (home / "epochs").write_text(
+            "".join(record(c, c % nodes, self._key.public) for c in range(1, self.settled + 1))
+        )
         for node in range(nodes):
             self.publish(node)
 
@@ -163,8 +172,8 @@ class Nodes:
         """One manager's report."""
         now_ms = int(time.time() * 1000)
         boxes = tuple(self.boxes[node])
-        report = Report(manager_of(node), "", now_ms, now_ms // 1000, {}, 4096 * len(boxes), boxes)
-        self._send(report_ad(report))
+        report = Report(manager_of(node), self._key.public, now_ms, now_ms // 1000, {}, 4096 * len(boxes), boxes)
+        self._send(report_ad(report, self._key))
 
     def _send(self, ad: Mapping[str, Any]) -> None:
         self._condor.Collector().advertise([self._classad.ClassAd(dict(ad))], "UPDATE_AD_GENERIC")
@@ -174,7 +183,7 @@ class Nodes:
         self.boxes[node].append(sandbox(cluster, "Accepted"))
         self.publish(node)
         with open(self._home / "epochs", "a") as stream:
-            stream.write(record(cluster, node))
+            stream.write(record(cluster, node, self._key.public))
         with open(self._home / "ended", "a") as stream:
             stream.write(f"{cluster}\n")
         start_s = time.monotonic()

@@ -17,7 +17,7 @@ from schedd_agent.agent import Agent
 from schedd_agent.daemon import EXIT_NO_RESTART, Daemon, main
 from schedd_agent.edits import Edit
 from schedd_agent.leases import View
-from schedd_agent.model import Dag, Job, Limits, Past, Shown, Status
+from schedd_agent.model import Dag, Deliver, Effect, Job, Limits, Past, Show, Shown, Status
 from schedd_agent.notices import CollectorError, Look
 from schedd_agent.orders import Book, Numbers
 from schedd_agent.queue import QueueError
@@ -260,6 +260,25 @@ def test_progress_is_written_seldom_and_ends_at_once(site: Site) -> None:
     site.report(State.FAILED)
     site.passes()
     assert (site.job.status, site.job.hold_subcode) == (Status.HELD, 20072)
+
+
+def test_edits_take_a_bounded_time_and_ends_go_before_progress(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that runs which end meanwhile are confirmed soon, however many jobs' progress is to be written."""
+    edited: list[tuple[str, str]] = []
+
+    def apply(edit: Edit) -> None:
+        edited.append((edit.job_id, edit.label))
+        site.clock.now_s += 3
+
+    monkeypatch.setattr(site.queue, "apply", apply)
+    jobs = [Job(f"ap#{number}.0#1", number, 0, Status.COMPLETED, 1) for number in range(1, 5)]
+    shown = Shown("Moving", 1)
+    plans: list[tuple[Job, list[Effect]]] = [(job, [Show(shown)]) for job in jobs[:3]]
+    site.agent._edit_all([*plans, (jobs[3], [Deliver(shown, {})])])
+    assert edited == [("4.0", "edit-delivered"), ("1.0", "edit-progress")]
+    assert site.agent.has_edits_left
+    site.agent._edit_all([])
+    assert not site.agent.has_edits_left
 
 
 def test_a_silent_manager_loses_its_output_only_after_the_lease(site: Site) -> None:

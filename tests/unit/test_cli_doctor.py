@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stageout.cli.doctor import report
+from stageout.cli.doctor import node, report
 from stageout.cli.doctor.findings import Finding, Level, Ran, Role, Unseen
 from stageout.core.classads import ClassAd
 from stageout.core.config import mapping_settings
@@ -292,6 +292,7 @@ FAULTS: list[tuple[str, Level, str, Callable[[Fake], None]]] = [
     ("spool-owner", Level.FAIL, "mode 0777", file("/var/lib/condor/stageout", seen_file(mode=0o777))),
     ("space", Level.FAIL, "above the disk", values(STAGEOUT_SPOOL_QUOTA_MB="999999999")),
     ("space", Level.WARN, "RESERVED_DISK 0 B", values(RESERVED_DISK="0")),
+    ("space", Level.WARN, "RESERVED_DISK 10.0 GB", values(STAGEOUT_SPOOL_QUOTA_MB="0")),
     ("space", Level.WARN, "before the quota is", has(total_free=(100 * GB, GB))),
     ("encryption", Level.WARN, "not taken over", values(ENCRYPT_EXECUTE_DIRECTORY="True")),
     ("encryption", Level.WARN, "copy", values(STARTD_ENFORCE_DISK_LIMITS="true")),
@@ -415,3 +416,14 @@ def test_text_and_json() -> None:
     assert list(data) == ["schema", "roles", "healthy", "checks"]
     assert data["healthy"] is False and data["roles"] == ["ap"]
     assert {"name": "version", "level": "warn"}.items() <= data["checks"][0].items()
+
+
+def test_the_reserve_for_the_default_quota_is_half_of_the_disk_in_whole_megabytes() -> None:
+    odd = Fake(values={**SETTINGS, "STAGEOUT_SPOOL_QUOTA_MB": "0", "RESERVED_DISK": "51199"})
+    odd.total_free = (100 * GB - 1, 100 * GB - 1)
+    (finding,) = node.space(odd)
+    assert finding.level is Level.OK
+    odd.values["RESERVED_DISK"] = "51198"
+    (finding,) = node.space(odd)
+    assert finding.level is Level.WARN
+    assert "STAGEOUT_SPOOL_QUOTA_MB" in finding.remedy

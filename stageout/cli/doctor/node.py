@@ -92,6 +92,7 @@ def space(machine: Machine) -> Iterator[Finding]:
     execute = machine.settings.condor("EXECUTE")
     total, free = machine.free_bytes(execute)
     quota = machine.settings.count("STAGEOUT_SPOOL_QUOTA_MB") * _MB or total // 2
+    is_default = not machine.settings.count("STAGEOUT_SPOOL_QUOTA_MB")
     if quota > total:
         yield fail("space", f"the quota of {size(quota)} is above the disk's {size(total)}", "lower the quota")
         return
@@ -99,9 +100,14 @@ def space(machine: Machine) -> Iterator[Finding]:
     text = f"quota {size(quota)}, free {size(free)} of {size(total)}, RESERVED_DISK {size(reserved)}"
     if free + _held_bytes(machine) < quota:
         yield warn("space", f"{text}: the disk is full before the quota is", "lower the quota, or make room")
-    elif reserved < quota:
-        remedy = f"set RESERVED_DISK = {quota // _MB}: else jobs are matched to space that waiting output takes"
-        yield warn("space", text, remedy)
+    elif reserved // _MB < quota // _MB:
+        # The startd looks at the free space once, at its start (STARTD_RECOMPUTE_DISK_FREE).
+        first = (
+            "set STAGEOUT_SPOOL_QUOTA_MB to what you can spare (now half of the disk) and " if is_default else "set "
+        )
+        what = "RESERVED_DISK to the same number" if is_default else f"RESERVED_DISK = {quota // _MB}"
+        why = "else jobs are matched to space that waiting output takes"
+        yield warn("space", text, f"{first}{what}, and restart the startd: {why}")
     else:
         yield ok("space", text)
 
