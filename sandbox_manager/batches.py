@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from stageout.core.classads import ClassAd, parse_ad
 from stageout.core.errors import Advice, ErrorClass
 from stageout.core.states import State
 
+_JOBS_NAMED = 3
 _CHANGED = Failure(
     ErrorClass.SOURCE_CHANGED, "the file was changed after the job had ended, so it is not what the job made"
 )
@@ -107,9 +108,8 @@ class BatchRun:
         with self._lock:
             if self._stopped:
                 raise Stopped
-            batch = Batch(
-                self._directory, self._plugin, *self._user, cargo, self._lifetime_s, equipment, self._settings
-            )
+            settings = {**self._settings, "STAGEOUT_STATE_DIR": str(self._spool.state_of(*self._user))}
+            batch = Batch(self._directory, self._plugin, *self._user, cargo, self._lifetime_s, equipment, settings)
             self._mover = Mover(batch)
         self.asked = True
         return self._mover.run()
@@ -140,6 +140,13 @@ def _held(item: FileRow) -> HeldFile:
     return HeldFile(
         item.position, item.url, item.name, item.size_bytes, item.mtime_ns, item.inode, item.device
     )  # fmt: skip
+
+
+def job_names(jobs: Iterable[str]) -> str:
+    """Whose files a batch has, for plugins that tell others."""
+    names = list(dict.fromkeys(jobs))
+    more = f" and {len(names) - _JOBS_NAMED} more" if len(names) > _JOBS_NAMED else ""
+    return " ".join(names[:_JOBS_NAMED]) + more
 
 
 def utc(wall_s: float) -> str:

@@ -345,7 +345,7 @@ def plugin_environment(ours: Mapping[str, str], batch: Batch) -> dict[str, str]:
         if name in _PASSED
         or name.startswith("LC_")
         or name.lower().endswith("_proxy")
-        or (name.startswith("STAGEOUT_") and name not in _NOT_PASSED)
+        or (name.startswith(("STAGEOUT_", "_CONDOR_STAGEOUT_")) and name not in _NOT_PASSED)
     }
     home = str(batch.directory)
     given = batch.equipment

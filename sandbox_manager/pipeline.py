@@ -21,7 +21,7 @@ from typing import TypeVar
 from sandbox_manager import lookups, orders, rates, records, recovery
 from sandbox_manager.admission import Admission, Offer, schemes_of, slot_of
 from sandbox_manager.agents import AgentBook
-from sandbox_manager.batches import BatchRun, Judged, judge_batch, settle
+from sandbox_manager.batches import BatchRun, Judged, job_names, judge_batch, settle
 from sandbox_manager.book import Book
 from sandbox_manager.breaker import Breakers, Flow
 from sandbox_manager.credentials import HeldSurroundings
@@ -357,6 +357,7 @@ class Pipeline:
         user = (batch.uid, batch.gid)
         known, now = self._rates.of(batch.server), self._clock.wall_s()
         limit_s, settings = call_limits(known, files, flight, self.rules.lifetime_s, now)
+        settings["STAGEOUT_JOBS"] = job_names(self._job_of(item.sandbox) for item in files)
         run = BatchRun(self._spool, self._table, destination, user, files, directory, limit_s, settings, held, now)
         self._running[number] = run
         log.event("mover-exec", batch=number, server=batch.server, plugin=destination.plugin, files=len(files),
@@ -382,6 +383,10 @@ class Pipeline:
         learnt = self._rates.after(batch.server, files, judged, took_s, self.tuner.level(batch.server), now + took_s)
         await self._record(destination, files, judged, run.asked, learnt if run.asked else None)
         return True
+
+    def _job_of(self, sandbox: int) -> str:
+        known = self.book.registry.by_id.get(sandbox)
+        return known.run.job if known else ""
 
     def _accepted_at(self, sandbox: int) -> float:
         known = self.book.registry.by_id.get(sandbox)

@@ -20,7 +20,7 @@ from stageout.core import durable, log
 from stageout.core.errors import StageoutError
 from stageout.wire.handoff import OfferedCredential, OfferedFile, credential_link
 
-_PARTS = ("run", "intake", "sandboxes", "movers", "ledger")
+_PARTS = ("run", "intake", "sandboxes", "movers", "state", "ledger")
 
 
 class SpoolError(StageoutError):
@@ -131,6 +131,18 @@ class Spool:
     def needs_copies(self) -> bool:
         """True when the spool is on another filesystem than EXECUTE: a hand-off then costs a copy of the data."""
         return durable.disk.stat(self.root).st_dev != durable.disk.stat(self.execute).st_dev
+
+    def state_of(self, uid: int, gid: int) -> Path:
+        """A directory of this user's for what plugins must find again after a crash: theirs alone, never read here.
+
+        :raises OSError: it cannot be made.
+        """
+        place = self.root / "state" / str(uid)
+        with contextlib.suppress(FileExistsError):
+            durable.make_dir("spool-state", place, 0o700)
+        if self._root_mode and durable.disk.lstat(place).st_uid != uid:
+            durable.disk.chown(place, uid, gid)
+        return place
 
     # ---- one hand-off ------------------------------------------------------------------------------------------------
 
