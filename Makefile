@@ -1,11 +1,12 @@
 # make demo    the main job on a real pool         make test   everything that CI runs
 # make check   style, types, unit tests            make bench  benchmarks (QUICK=1: short)
+# make pilot   dist/stageout-pilot.pyz: all that a pilot needs beside Python
 # make storm   daemons die for MINUTES=10          make sim    overlay schedules (SCHEDULES=20000)
 SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: demo test check bench sim storm clean
+.PHONY: pilot demo test check bench sim storm clean
 
 $(STAMP): setup.cfg pyproject.toml
 	tools/install
@@ -31,6 +32,9 @@ sim: $(STAMP)
 
 storm: $(STAMP)
 	$(PY) -m tests.pool.storm --minutes $(or $(MINUTES),10)
+
+pilot: $(STAMP)
+	$(PY) tools/pilot/build.py dist/stageout-pilot.pyz
 
 clean:
 	rm -rf .venv out test-logs build dist *.egg-info

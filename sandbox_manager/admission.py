@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from sandbox_manager.agents import AgentBook
 from sandbox_manager.breaker import Breakers
 from sandbox_manager.identity import RunFacts
+from sandbox_manager.pilot_end import PilotEnd
 from sandbox_manager.plugins_table import PluginsTable
 from sandbox_manager.registry import Registry
 from sandbox_manager.rules import Rules
@@ -28,6 +29,7 @@ class Offer:
     files: int
     size_bytes: int
     schemes: frozenset[str]
+    servers: frozenset[str]
     plugin: str
 
 
@@ -40,6 +42,7 @@ class Admission:
     table: PluginsTable
     breakers: Breakers
     spool: Spool
+    end: PilotEnd
     rules: Callable[[], Rules]
     space: Space = field(default_factory=Space)
     stopping: bool = False
@@ -48,7 +51,7 @@ class Admission:
 
     def reason_against(self, offer: Offer) -> str:
         """Why the plugin must upload itself; "" when nothing speaks against the offer."""
-        checks = (self._stopping, self._consent, self._run, self._plugin, self._slot, self._space)
+        checks = (self._stopping, self._consent, self._run, self._plugin, self._slot, self._space, self._end)
         return next((text for check in checks if (text := check(offer))), "")
 
     def promise(self, offer: Offer) -> int:
@@ -139,6 +142,10 @@ class Admission:
         if self.spool.free_bytes() < needed:
             return "the filesystem of the spool is full"
         return ""
+
+    def _end(self, offer: Offer) -> str:
+        promised = (item.size_bytes for item in self._promised.values() if item.servers & offer.servers)
+        return self.end.reason_against(offer.servers, offer.size_bytes + sum(promised))
 
 
 def slot_of(facts: RunFacts) -> SlotKey:

@@ -13,6 +13,7 @@ from typing import Any
 
 from sandbox_manager import lookups
 from sandbox_manager.collector import Collector, CollectorError
+from sandbox_manager.drain import jobs_at_risk
 from sandbox_manager.ledger import get_meta, set_meta
 from sandbox_manager.lookups import FileRow
 from sandbox_manager.pipeline import Pipeline
@@ -31,6 +32,7 @@ _LEAST_INTERVAL_S = 1.0
 _STATE_INTERVAL_S = 30.0
 _PAUSE_PER_REPORT = 10
 _STANDING_INTERVAL_S = 15.0
+_LAST_WORD_S = 7200  # after this an access point's lease for a silent manager has run out anyway
 STATE_FILE = "state.json"
 _WORDS = {FileState.MOVING: State.MOVING, FileState.DELIVERED: State.DELIVERED, FileState.FAILED: State.FAILED}
 
@@ -107,6 +109,12 @@ class Reporter:
         self._numbers_end = 0
         self._accepting = True
         self._refusal: str | None = None
+        self._leaving = False
+
+    def leave(self) -> None:
+        """From now on every report may be the last, and the startd that would carry it may be gone already."""
+        self._leaving = True
+        self._pipeline.book.changed.set()
 
     async def run(self) -> None:
         """Report until cancelled."""
@@ -133,6 +141,8 @@ class Reporter:
         try:
             report = await self._report()
             ad = report_ad(report, self._key)
+            if self._leaving:
+                ad.update(self.figures(), ClassAdLifetime=_LAST_WORD_S)
         except (OSError, sqlite3.Error) as problem:
             log.error("report", problem=problem)
             return
@@ -144,7 +154,16 @@ class Reporter:
         except (CollectorError, OSError) as problem:
             self._standing = ""
             self._tell(str(problem))
+        if self._refusal is not None and self._leaving:
+            await self._publish_apart(ad)
         self.write_state(ad if self._refusal is not None else None)
+
+    async def _publish_apart(self, ad: Mapping[str, Any]) -> None:
+        try:
+            with durable.step("report-last"):
+                await self._collector.advertise_apart(ad)
+        except (CollectorError, OSError) as problem:
+            log.error("report-last", problem=problem)
 
     async def keep_standing(self) -> None:
         """Publish again when the report in the collector is not the one that was sent there: the collector was started
@@ -220,6 +239,7 @@ class Reporter:
         used, quota = admission.space.used_bytes, max(1, admission.quota_bytes)
         percent = 100 * used / quota
         self._accepting = percent < self._high if self._accepting else percent <= self._low
+        takes_work = self._accepting and not self._leaving and admission.end.fits
         places = (rules.limits.active + rules.limits.depth) * rules.limits.cpus
         return {
             "StageOutManager": self._pipeline.manager.name,
@@ -228,9 +248,17 @@ class Reporter:
             "StageOutSpoolMB": used >> 20,
             "StageOutSpoolFreeMB": max(0, min(quota - used, self._spool.free_bytes())) >> 20,
             "StageOutBytesAtRisk": self._pipeline.book.registry.bytes_at_risk,
-            "StageOutAccept": self._accepting,
+            "StageOutAccept": takes_work,
             "StageOutHeartbeat": int(self._clock.wall_s()),
+            **self._pilot_figures(),
         }
+
+    def _pilot_figures(self) -> dict[str, Any]:
+        """What the operator of a pilot wants to know beside."""
+        if not self._pipeline.rules.is_pilot:
+            return {}
+        boxes = self._pipeline.book.registry.by_id.values()
+        return {"StageOutDraining": self._leaving, "StageOutJobsAtRisk": jobs_at_risk(boxes)}
 
     def write_state(self, ad: Mapping[str, Any] | None) -> None:
         """Write ``run/state.json``. Not durable: it is written anew at every start.

@@ -23,7 +23,7 @@ class LaneKey(NamedTuple):
 
 Deadline = Callable[[Sandbox], float]
 _Key = tuple[int, bool, int, int, int]
-_T = TypeVar("_T", _Key, tuple[float, int], tuple[int, int])
+_T = TypeVar("_T", _Key, tuple[float, _Key], tuple[int, int])
 
 
 def order(box: Sandbox) -> _Key:
@@ -43,7 +43,7 @@ class Lane:
         self.key = key
         self._parts: dict[int, tuple[Sandbox, Waiting, float]] = {}
         self._ready: list[_Key] = []
-        self._deadlines: list[tuple[float, int]] = []
+        self._deadlines: list[tuple[float, _Key]] = []
         self._later: list[tuple[int, int]] = []
 
     def __len__(self) -> int:
@@ -62,7 +62,7 @@ class Lane:
         box, part, deadline = self._parts.pop(sandbox)
         if not _take(self._later, (part.ready_at, sandbox)):
             _take(self._ready, order(box))
-            _take(self._deadlines, (deadline, sandbox))
+            _take(self._deadlines, (deadline, order(box)))
 
     def wake(self, now: float) -> None:
         """Let those take part whose time has come. :param now: wall clock."""
@@ -72,7 +72,7 @@ class Lane:
         if woken:  # Sorting is linear here: all but the new ones are in order.
             self._ready += sorted(order(box) for box, _, _ in woken)
             self._ready.sort()
-            self._deadlines += sorted((deadline, box.id) for box, _, deadline in woken)
+            self._deadlines += sorted((deadline, order(box)) for box, _, deadline in woken)
             self._deadlines.sort()
 
     @property
@@ -100,11 +100,11 @@ class Lane:
     def due(self, urgent_before: float) -> Iterator[tuple[Sandbox, Waiting]]:
         """Those that are due: first those with a deadline before this wall clock, then in their order."""
         urgent = set()
-        for deadline, sandbox in self._deadlines:
+        for deadline, key in self._deadlines:
             if deadline >= urgent_before:
                 break
-            urgent.add(sandbox)
-            yield self._parts[sandbox][:2]
+            urgent.add(key[-1])
+            yield self._parts[key[-1]][:2]
         for key in self._ready:
             if key[-1] not in urgent:
                 yield self._parts[key[-1]][:2]

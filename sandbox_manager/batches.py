@@ -81,12 +81,14 @@ class BatchRun:
         whole = [index for index, item in enumerate(self._files) if self._is_unchanged(item)]
         before = {index: self._change_time(self._files[index]) for index in whole}
         answers: list[Answer] = [_CHANGED] * len(self._files)
-        if whole:
-            for index, answer in zip(whole, self._call([self._files[index] for index in whole])):
-                answers[index] = answer
-        for index in whole:
-            if not self._stayed(self._files[index], before[index]):
-                answers[index] = _CHANGED
+        try:
+            sent = self._call([self._files[index] for index in whole]) if whole else []
+        except Stopped as stopped:
+            delivered = {whole[at]: answer for at, answer in stopped.delivered.items()}
+            stayed = {index for index in delivered if self._stayed(self._files[index], before[index])}
+            raise Stopped({index: delivered[index] for index in stayed}) from None
+        for index, answer in zip(whole, sent):
+            answers[index] = answer if self._stayed(self._files[index], before[index]) else _CHANGED
         return answers
 
     def _call(self, files: Sequence[FileRow]) -> list[Answer]:
@@ -189,10 +191,7 @@ def judge_batch(
     judged = Judged()
     for item, answer in zip(files, answers):
         if isinstance(answer, Delivered):
-            judged.delivered.append(
-                FileResult(item.ticket_id, item.position, FileState.DELIVERED, verified=answer.verified,
-                           digest=answer.digest)
-            )  # fmt: skip
+            judged.delivered.append(delivered_result(item, answer))
             judged.delivered_bytes += item.size_bytes
             continue
         verdict = judge(rules, answer, item.attempts - 1, item.excused, accepted_at(item.sandbox), now,
@@ -206,6 +205,13 @@ def judge_batch(
     judged.unreachable = len(failures) == len(files) and all(item.kind in UNREACHABLE for item in failures)
     judged.retry_after_s = max((item.retry_after_s for item in failures), default=0.0)
     return judged
+
+
+def delivered_result(item: FileRow, answer: Delivered) -> FileResult:
+    """What is recorded of a file that has arrived."""
+    return FileResult(
+        item.ticket_id, item.position, FileState.DELIVERED, verified=answer.verified, digest=answer.digest
+    )  # fmt: skip
 
 
 def settle(db: sqlite3.Connection, sandbox: int, is_open: Callable[[int], bool], limit: int, now: int) -> None:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from stageout.core.children import module_command
 from stageout.wire.custody import AGENT_AD, MANAGER_AD, ORDERS_AD
 
 ATTRIBUTES = ("MyType", "Name", "StageOutManager", "StageOutPayload", "StageOutSignature", "LastHeardFrom")
@@ -37,6 +37,9 @@ class Collector(Protocol):
     async def standing(self, manager: str) -> str:
         """Signature of the report in a manager's name, "" without one. :raises CollectorError: no answer."""
 
+    async def advertise_apart(self, ad: Mapping[str, Any]) -> None:
+        """Publish an ad as an ordinary pilot may, without a startd. :raises CollectorError: as above."""
+
     async def close(self) -> None:
         """Ask nothing more."""
 
@@ -48,7 +51,7 @@ class CollectorProcess:
     """
 
     def __init__(self, local_name: str = "", patience_s: float = _PATIENCE_S) -> None:
-        self._argv = [sys.executable, "-m", "sandbox_manager.collector_child", local_name]
+        self._argv = module_command("sandbox_manager.collector_child", local_name)
         self._patience_s = patience_s
         self._child: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
@@ -70,7 +73,11 @@ class CollectorProcess:
 
     async def advertise(self, ad: Mapping[str, Any]) -> None:
         """Publish an ad among the collector's generic ones."""
-        await self._ask({"op": "advertise", "ad": ad})
+        await self._ask({"op": "advertise", "ad": ad, "command": "UPDATE_AD_GENERIC"})
+
+    async def advertise_apart(self, ad: Mapping[str, Any]) -> None:
+        """Publish an ad among those of the masters, for which ADVERTISE_MASTER is enough."""
+        await self._ask({"op": "advertise", "ad": ad, "command": "UPDATE_MASTER_AD"})
 
     async def close(self) -> None:
         """End the child."""
@@ -90,6 +97,9 @@ class CollectorProcess:
             except OSError as problem:
                 await self.close()
                 raise CollectorError(f"cannot ask the collector: {problem}") from None
+            except asyncio.CancelledError:
+                await self.close()  # its answer would be taken for that to the next question
+                raise
         if "error" in answer:
             raise CollectorError(str(answer["error"]))
         return answer

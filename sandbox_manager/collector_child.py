@@ -25,7 +25,7 @@ def _answer(settings: Settings, question: dict[str, Any]) -> dict[str, Any]:
     try:
         if question["op"] == "query":
             return {"ads": _query(settings, question["constraint"], question["attributes"])}
-        _advertise(settings, question["ad"])
+        _advertise(settings, question["ad"], question["command"])
         return {}
     except Exception as problem:
         return {"error": str(problem) or type(problem).__name__}
@@ -49,7 +49,7 @@ def _query(settings: Settings, constraint: str, attributes: list[str]) -> list[d
     return [{name: ad[name] for name in attributes if isinstance(ad.get(name), (str, int))} for ad in found]
 
 
-def _advertise(settings: Settings, facts: dict[str, Any]) -> None:
+def _advertise(settings: Settings, facts: dict[str, Any], command: str) -> None:
     """Publish in all collectors; with several, one that takes it is enough."""
     import classad2
     import htcondor2
@@ -58,7 +58,7 @@ def _advertise(settings: Settings, facts: dict[str, Any]) -> None:
     problems = []
     for host in _hosts(settings):
         try:
-            htcondor2.Collector(host).advertise([ad], "UPDATE_AD_GENERIC")
+            htcondor2.Collector(host).advertise([ad], command)
         except Exception as problem:
             problems.append(problem)
     if problems and len(problems) == len(_hosts(settings)):

@@ -2,8 +2,9 @@
 
 Signals as condor_master sends them: SIGTERM stops gracefully (no new hand-offs, running transfers get
 STAGEOUT_STOP_GRACE seconds), SIGQUIT fast, SIGHUP reads the configuration again. Whatever is not delivered at the end
-stays in the spool and the ledger, and goes on at the next start. Exit status 99 tells condor_master not to start it
-again: the configuration cannot be used.
+stays in the spool and the ledger, and goes on at the next start. In a pilot (STAGEOUT_PILOT) there is no next start:
+both signals begin a drain (``drain.py``), and SIGQUIT during a drain ends it early. Exit status 99 tells condor_master
+not to start it again: the configuration cannot be used.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import signal
 import socket
 import sqlite3
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from sandbox_manager.ads import Reporter
 from sandbox_manager.agents import AgentBook
 from sandbox_manager.collector import Collector, CollectorError, CollectorProcess
 from sandbox_manager.control import Control, condor_uid
+from sandbox_manager.drain import Drain
 from sandbox_manager.grants import Grants
 from sandbox_manager.identity import Identity
 from sandbox_manager.intake import Identifier, Intake
@@ -87,10 +89,13 @@ class Daemon:
         self._agents = AgentBook(around.clock, settings.number("STAGEOUT_AGENT_FRESH"), self._keys.claimed)
         self._stop = asyncio.Event()
         self._fast = False
+        self._drain: Drain | None = None
         self._reconfigure = asyncio.Event()
 
     def stop(self, fast: bool) -> None:
         """Ask the daemon to end."""
+        if fast and self._drain is not None:
+            self._drain.hurry()
         self._fast = self._fast or fast
         self._stop.set()
 
@@ -148,20 +153,32 @@ class Daemon:
     async def _shut_down(
         self, pipeline: Pipeline, intake: Intake, control: Control, reporter: Reporter, tasks: list[asyncio.Task[None]]
     ) -> None:
-        grace_s = 0.0 if self._fast else self._rules.stop_grace_s
+        grace_s = self._grace_s
         log.event("stopping", fast=self._fast, grace_s=grace_s, movers=pipeline.movers_running)
         pipeline.stop_accepting()
+        if self._rules.is_pilot:
+            self._drain = Drain(pipeline, self._around.clock, grace_s)
         await intake.stop(min(grace_s, 5.0))
-        await pipeline.stop(grace_s)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._drain is not None:
+            reporter.leave()
+            await self._drain.run()
+        else:
+            await pipeline.stop(grace_s)
+        await _end(tasks)
         if pipeline.tuner.grants is not None:
             await pipeline.tuner.grants.close()
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(reporter.publish(), _FAST_S if self._fast else 5.0)
+            await asyncio.wait_for(reporter.publish(), _FAST_S if self._fast and not self._drain else 5.0)
+        if self._drain is not None:
+            await pipeline.stop(0.0)  # its bytes may go when everybody has been told
         await control.stop()
         log.event("stopped", bytes_at_risk=pipeline.book.registry.bytes_at_risk)
+
+    @property
+    def _grace_s(self) -> float:
+        if self._rules.is_pilot:
+            return self._rules.pilot_grace_s
+        return 0.0 if self._fast else self._rules.stop_grace_s
 
     # ---- work that goes on -------------------------------------------------------------------------------------------
 
@@ -255,6 +272,15 @@ class Daemon:
     async def _load_plugins(self) -> None:
         paths = self._settings.condor("FILETRANSFER_PLUGINS").replace(",", " ").split()
         await asyncio.get_running_loop().run_in_executor(None, self._table.load, paths)
+
+
+async def _end(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Cancel tasks. More than once: a wait that is fulfilled at the same moment swallows the cancellation."""
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=0.5)
 
 
 def _replace_meta(db: sqlite3.Connection, name: str, value: str) -> str:

@@ -24,7 +24,7 @@ from pathlib import Path
 from sandbox_manager import trees
 from sandbox_manager.credentials import Secrets
 from sandbox_manager.plugins_table import Plugin
-from sandbox_manager.results import Answer, Delivered, Ending, SentFile, read_answers, read_single
+from sandbox_manager.results import Answer, Delivered, Ending, SentFile, only_delivered, read_answers, read_single
 from stageout.core import durable, log
 from stageout.core.classads import ClassAd, decode, unparse_ad, unparse_old
 from stageout.wire.handoff import OfferedCredential
@@ -87,7 +87,15 @@ class Batch:
 
 
 class Stopped(Exception):
-    """The mover was stopped by the manager; its files have not been judged."""
+    """The mover was stopped by the manager.
+
+    :param delivered: by index in the batch, the files whose delivery the plugin had reported by then; the others have
+        not been judged.
+    """
+
+    def __init__(self, delivered: Mapping[int, Delivered] | None = None) -> None:
+        super().__init__()
+        self.delivered = delivered or {}
 
 
 class Mover:
@@ -193,7 +201,12 @@ class Mover:
 
     def _run_multi(self) -> list[Answer]:
         arguments = ["-infile", str(self._infile), "-outfile", str(self._outfile), "-upload"]
-        ending, _ = self._call(arguments, time.monotonic() + self._batch.lifetime_s)
+        try:
+            ending, _ = self._call(arguments, time.monotonic() + self._batch.lifetime_s)
+        except Stopped:
+            # A plugin writes what it has verified as it goes on: that need not be sent again.
+            answers = read_answers(self._sent(), self._read_outfile(), Ending(-signal.SIGKILL))
+            raise Stopped(only_delivered([self._without_secrets(item) for item in answers])) from None
         return read_answers(self._sent(), self._read_outfile(), ending)
 
     def _run_single(self) -> list[Answer]:

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -21,7 +21,7 @@ from typing import TypeVar
 from sandbox_manager import lookups, orders, rates, records, recovery
 from sandbox_manager.admission import Admission, Offer, schemes_of, slot_of
 from sandbox_manager.agents import AgentBook
-from sandbox_manager.batches import BatchRun, Judged, job_names, judge_batch, settle
+from sandbox_manager.batches import BatchRun, Judged, delivered_result, job_names, judge_batch, settle
 from sandbox_manager.book import Book
 from sandbox_manager.breaker import Breakers, Flow
 from sandbox_manager.credentials import HeldSurroundings
@@ -30,16 +30,19 @@ from sandbox_manager.identity import RunFacts
 from sandbox_manager.intake import Handoff, Refusal, Refused, Reservation
 from sandbox_manager.ledger import Ledger, get_meta, set_meta
 from sandbox_manager.movers import Stopped
+from sandbox_manager.pilot_end import PilotEnd, servers_of
 from sandbox_manager.planner import BatchPlan, Load, Scene, plan
 from sandbox_manager.plugins_table import PluginsTable
 from sandbox_manager.rates import Known, Rates, call_limits
 from sandbox_manager.renewal import Renewal
+from sandbox_manager.results import Delivered, only_delivered
 from sandbox_manager.retry import UNREACHABLE, backoff_s
 from sandbox_manager.rules import Rules, deadline_of
 from sandbox_manager.sandbox import ACTIVE, Destination, Sandbox, method_of, split_url
 from sandbox_manager.shares import Shares
 from sandbox_manager.slots import Places, is_stuck
 from sandbox_manager.spool import HeldFile, Spool
+from sandbox_manager.throughput import Throughput
 from sandbox_manager.tuner import Flight, Target, Tuner
 from stageout.core import log
 from stageout.core.clock import Clock, boot_id
@@ -94,9 +97,12 @@ class Pipeline:
         self._table = table
         self._clock = clock
         self.breakers = Breakers(clock, lambda failures: backoff_s(self.rules.retry, failures))
+        self.throughput = Throughput()
+        end = PilotEnd(self.book.registry, self.throughput, clock, lambda: self.rules)
         self.admission = Admission(
-            self.book.registry, agents, table, self.breakers, spool, rules=lambda: self.rules
+            self.book.registry, agents, table, self.breakers, spool, end, rules=lambda: self.rules
         )  # fmt: skip
+        self._sending = True
         self._shares = Shares()
         self._rates = Rates()
         self.tuner = Tuner(rules.tuning, clock, lambda server: self._rates.level(server, clock.wall_s()), grants)
@@ -154,7 +160,7 @@ class Pipeline:
         self, facts: RunFacts, files: int, size_bytes: int, urls: Sequence[str], plugin: str
     ) -> Reservation | Refusal:
         """Reserve room and a place in the data slot, or say why the plugin must upload itself."""
-        offer = Offer(facts, files, size_bytes, schemes_of(urls), plugin)
+        offer = Offer(facts, files, size_bytes, schemes_of(urls), servers_of(urls), plugin)
         reason = self.admission.reason_against(offer)
         return Refusal(reason) if reason else _Promise(self.admission.promise(offer))
 
@@ -199,7 +205,7 @@ class Pipeline:
             orders.confirm_late(db, box, now)
             return [box, *orders.supersede_older(db, facts.run, now)]
 
-        self._follow(await self.book.write(change, "record-accepted"))
+        self.follow(await self.book.write(change, "record-accepted"))
 
     def _new_file(self, plugin: str, held: HeldFile, surroundings: str) -> records.NewFile:
         scheme, host = split_url(held.url)
@@ -227,9 +233,9 @@ class Pipeline:
             if order.number > done:
                 log.event("record-order", agent=sheet.agent, number=order.number, action=order.action.value,
                           job=order.job, run=order.run_number)  # fmt: skip
-        self._follow(boxes)
+        self.follow(boxes)
 
-    def _follow(self, boxes: Iterable[Sandbox]) -> None:
+    def follow(self, boxes: Iterable[Sandbox]) -> None:
         """What a change of state brings with it: nothing of an ended sandbox is sent on, its bytes go."""
         changed = list(boxes)
         ended = {box.id for box in changed if box.state in FREED}
@@ -250,7 +256,7 @@ class Pipeline:
             await asyncio.sleep(_COALESCE_S)
 
     def _start_batches(self) -> None:
-        if self.admission.stopping:
+        if not self._sending:
             return
         registry, now_s = self.book.registry, self._clock.monotonic_s()
         limits, flow = self.rules.limits, self.breakers.flow
@@ -310,9 +316,9 @@ class Pipeline:
             self.tuner.end(flight)
             if batch.probe:
                 self.breakers.stopped(batch.server)
-            self._load.end(batch)
             if not judged:
                 await self._give_back(batch)
+            self._load.end(batch)
             self.book.wake.set()
 
     async def _lease(self, batch: BatchPlan) -> None:
@@ -364,13 +370,20 @@ class Pipeline:
                   sandboxes=len(run.sandboxes), owner=batch.owner, files_at_once=flight.concurrency,
                   streams_each=flight.parallelism, limit_s=round(limit_s))  # fmt: skip
         started_s = self._clock.monotonic_s()
+        size_bytes, arrived = sum(item.size_bytes for item in files), set[int]()
+        self.throughput.started(batch.server, size_bytes, started_s)
         try:
             answers = await asyncio.get_running_loop().run_in_executor(self._movers, run.run)
-        except Stopped:
-            log.event("mover-stopped", batch=number)
+            arrived |= only_delivered(answers).keys()
+        except Stopped as stopped:
+            log.event("mover-stopped", batch=number, delivered=len(stopped.delivered))
+            arrived |= stopped.delivered.keys()
+            await self._record_part(files, stopped.delivered)
             return False
         finally:
             del self._running[number]
+            arrived_bytes = sum(files[index].size_bytes for index in arrived)
+            self.throughput.ended(batch.server, size_bytes, arrived_bytes, self._clock.monotonic_s())
         renewable = bool(held and held.credentials)
         judged = judge_batch(files, answers, self.rules.retry, self._accepted_at, self._clock.wall_s(), renewable)
         now_s = self._clock.monotonic_s()
@@ -387,6 +400,19 @@ class Pipeline:
     def _job_of(self, sandbox: int) -> str:
         known = self.book.registry.by_id.get(sandbox)
         return known.run.job if known else ""
+
+    async def _record_part(self, files: Sequence[lookups.FileRow], delivered: Mapping[int, Delivered]) -> None:
+        """Write which files of a stopped batch have arrived; on return it is on the disk."""
+        sandboxes = {files[index].sandbox for index in delivered}
+
+        def change(db: sqlite3.Connection) -> Iterable[int]:
+            records.record_results(db, [delivered_result(files[index], answer) for index, answer in delivered.items()])
+            for sandbox in sandboxes:
+                settle(db, sandbox, self._is_open, self.rules.retry.attempts, self._now())
+            return sandboxes
+
+        if delivered:
+            self.follow(await self.book.write(change, "record-delivered"))
 
     def _accepted_at(self, sandbox: int) -> float:
         known = self.book.registry.by_id.get(sandbox)
@@ -430,7 +456,7 @@ class Pipeline:
                 settle(db, sandbox, self._is_open, self.rules.retry.attempts, self._now())
             return touched
 
-        self._follow(await self.book.write(change, *labels))
+        self.follow(await self.book.write(change, *labels))
 
     def _mind_breaker(self, server: str, judged: Judged) -> bool:
         """Tell the server's breaker what the batch saw. True when a server that was away has come back."""
@@ -506,7 +532,7 @@ class Pipeline:
         ]
         if due:
             boxes = await self.book.write(lambda db: recovery.pass_deadlines(db, due, self.rules, now), "record-failed")
-            self._follow(boxes)
+            self.follow(boxes)
 
     async def forget_old_jobs(self) -> None:
         """Forget jobs that nothing is held of and that were not heard of for the retention time."""
@@ -516,19 +542,22 @@ class Pipeline:
     # ---- stopping and looking ----------------------------------------------------------------------------------------
 
     def stop_accepting(self) -> None:
-        """Refuse hand-offs and start no further batch."""
+        """Refuse hand-offs."""
         self.admission.stopping = True
 
-    async def stop(self, grace_s: float) -> None:
-        """Let running transfers end for ``grace_s`` seconds, stop the rest, wait until all is recorded."""
-        self.stop_accepting()
+    async def stop_sending(self, grace_s: float) -> None:
+        """Start no further batch, let running ones end for ``grace_s`` seconds, stop the rest."""
+        self._sending = False
         deadline = self._clock.monotonic_s() + grace_s
-        while self._running and self._clock.monotonic_s() < deadline:
+        while self._load.movers:
+            for batch in list(self._running.values()) if self._clock.monotonic_s() >= deadline else ():
+                batch.stop()
             await asyncio.sleep(0.05)
-        for batch in list(self._running.values()):
-            batch.stop()
-        while self._running:
-            await asyncio.sleep(0.05)
+
+    async def stop(self, grace_s: float) -> None:
+        """Take and send nothing more, as above, and wait until all is recorded and its bytes are freed."""
+        self.stop_accepting()
+        await self.stop_sending(grace_s)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=10)
         for task in self._tasks:

@@ -378,6 +378,17 @@ def fresh_attempts(db: sqlite3.Connection, sandbox: int) -> None:
     db.execute("UPDATE sandboxes SET attempts = 0, excused = 0, change = change + 1 WHERE id = ?", (sandbox,))
 
 
+def due_now(db: sqlite3.Connection, sandboxes: Iterable[int], now: int) -> set[int]:
+    """Waiting files of these sandboxes are due; their attempts are kept. Returns the sandboxes touched."""
+    woken = set()
+    for sandbox in sandboxes:
+        sql = "UPDATE files SET next_attempt = ? WHERE sandbox = ? AND state = 0 AND next_attempt > ?"
+        if db.execute(sql, (now, sandbox, now)).rowcount:
+            touch(db, sandbox)
+            woken.add(sandbox)
+    return woken
+
+
 def moving_back(db: sqlite3.Connection, sandbox: int, destination: int | None = None) -> int:
     """Files that were in a mover and were not judged wait again: the attempt does not count. Returns how many."""
     cursor = db.execute(

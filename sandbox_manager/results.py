@@ -64,6 +64,11 @@ def read_answers(sent: Sequence[SentFile], output: str, ending: Ending) -> list[
     return [_answer(item, ad, ending) if ad is not None else _no_ad(ending) for item, ad in zip(sent, ads)]
 
 
+def only_delivered(answers: Sequence[Answer]) -> dict[int, Delivered]:
+    """Those of the answers that say so, by their index."""
+    return {index: answer for index, answer in enumerate(answers) if isinstance(answer, Delivered)}
+
+
 def read_single(item: SentFile, stdout: str, ending: Ending) -> Answer:
     """The answer of a call with protocol 1, whose stdout is one ad in the old syntax, or nothing."""
     from stageout.core.classads import parse_old

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 
@@ -20,6 +21,8 @@ class Rules:
     """All knobs that the way of a sandbox depends on; durations in seconds.
 
     :param quota_bytes: of the spool, 0: half of its filesystem. :param lifetime_s: of one call of a plugin, at most.
+    :param is_pilot: the spool goes away when HTCondor stops. :param pilot_end: wall clock, 0 when it is not known.
+    :param pilot_grace_s: from the signal to stop until the last report.
     """
 
     limits: Limits
@@ -32,6 +35,9 @@ class Rules:
     retention_s: float
     stop_grace_s: float
     lifetime_s: float
+    is_pilot: bool
+    pilot_end: int
+    pilot_grace_s: float
 
 
 def read_rules(settings: Settings) -> Rules:
@@ -63,13 +69,15 @@ def read_rules(settings: Settings) -> Rules:
         retention_s=settings.number("STAGEOUT_RETENTION"),
         stop_grace_s=settings.number("STAGEOUT_STOP_GRACE"),
         lifetime_s=_number(settings.condor("MAX_FILE_TRANSFER_PLUGIN_LIFETIME"), _LIFETIME_S),
+        is_pilot=settings.flag("STAGEOUT_PILOT"),
+        pilot_end=settings.count("STAGEOUT_PILOT_END"),
+        pilot_grace_s=settings.number("STAGEOUT_PILOT_GRACE"),
     )
 
 
 def deadline_of(box: Sandbox, rules: Rules) -> float:
-    """Wall clock by which a sandbox must have been sent: the end of its credential, or the time at which it fails."""
-    given_up_at = box.accepted_at + rules.retry.give_up_s
-    return min(given_up_at, box.deadline_at) if box.deadline_at else given_up_at
+    """Wall clock by which a sandbox must have been sent: the end of its credential or pilot, or when it is given up."""
+    return min(box.accepted_at + rules.retry.give_up_s, *(at or math.inf for at in (box.deadline_at, rules.pilot_end)))
 
 
 def _cpus(settings: Settings) -> int:

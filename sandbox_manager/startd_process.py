@@ -17,6 +17,7 @@ import threading
 from collections.abc import Sequence
 
 from sandbox_manager.startd import SlotAd, ask_startd
+from stageout.core.children import module_command
 from stageout.core.config import condor_settings
 
 _PATIENCE_S = 10.0
@@ -33,7 +34,7 @@ class StartdProcess:
     """
 
     def __init__(self, local_name: str = "", patience_s: float = _PATIENCE_S) -> None:
-        self._argv = [sys.executable, "-m", "sandbox_manager.startd_process", local_name]
+        self._argv = module_command("sandbox_manager.startd_process", local_name)
         self._patience_s = patience_s
         self._turn = threading.Lock()
         self._child = self._start()

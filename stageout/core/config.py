@@ -23,7 +23,7 @@ class Knob:
     """One setting.
 
     :param name: as in condor_config. :param default: fixes the type too.
-    :param role: "ep", "ap", "policy", "globus": the fragment that shows it; "both": all do.
+    :param role: "ep", "pilot", "ap", "policy", "globus": the fragment that shows it; "both": all do.
     :param doc: one line; says the unit.
     """
 
@@ -102,6 +102,10 @@ KNOBS: dict[str, Knob] = {
         Knob("STAGEOUT_ORDER_INTERVAL", 5, "ep", "s between two looks at the agents' orders", 1),
         Knob("STAGEOUT_REPORT_INTERVAL", 300, "ep", "s between two reports when nothing changed", 10),
         Knob("STAGEOUT_STOP_GRACE", 20, "ep", "s that running transfers get to end on a graceful stop", 0),
+        Knob("STAGEOUT_PILOT", False, "pilot", "true: the spool goes away when HTCondor stops on this node"),
+        Knob("STAGEOUT_PILOT_END", 0, "pilot", "s since 1970 at which the pilot ends; 0: not known", 0),
+        Knob("STAGEOUT_PILOT_CLOSE", 600, "pilot", "s before that end at which no new job starts", 0),
+        Knob("STAGEOUT_PILOT_GRACE", 90, "pilot", "s from the signal to stop until the manager's last report", 1),
         Knob(
             "STAGEOUT_AGENT_KEY",
             "",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -250,15 +250,18 @@ def _running(**settings: Any) -> Iterator[Pool]:
         yield pool
 
 
-def wait_until_acquainted(pool: Pool) -> None:
-    """Wait until every manager knows, since its last start, that the schedd has an agent: before it takes nothing."""
+def wait_until_acquainted(pool: Pool, eps: Sequence[Node] = ()) -> None:
+    """Wait until every manager knows, since its last start, that the schedd has an agent: before it takes nothing.
+
+    :param eps: only the managers of these.
+    """
 
     def ready(ep: Node) -> bool:
         log, starts = ep.log("SandboxManagerLog"), ep.log("master").count('stageout-sandbox-manager", pid')
         running = bool(ep.pids("sandbox-manager")) and log.count(" started ") == starts
         return running and "agent-heard" in log[log.rfind(" started ") :]
 
-    for ep in pool.eps:
+    for ep in eps or pool.eps:
         pool.wait(lambda ep=ep: ready(ep), timeout_s=60, what=f"the manager of {ep.name} to hear of the agent")
 
 

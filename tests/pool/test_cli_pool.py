@@ -503,8 +503,7 @@ def test_doctor_finds_nothing_wrong_with_a_whole_pool(site: Site) -> None:
 def test_a_pilot_is_checked_and_its_reports_are_found_in_its_slots(
     stageout_pools: Any, destination: Any, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    fragment = (Path(__file__).resolve().parents[2] / "condor_config.d" / "20-stageout-ep.conf").read_text()
-    pilot = dataclasses.replace(PILOT, config=f"{fragment}\n{QUICK_EP}")
+    pilot = dataclasses.replace(PILOT, config=QUICK_EP)
     with stageout_pools(version="25.14", execute_points=[pilot], ap_config=QUICK_AP) as pool:
         site = Site(pool, destination, "cli-pilot", tmp_path)
         destination.stop()

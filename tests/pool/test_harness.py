@@ -285,7 +285,9 @@ def test_fragments_follow_the_role(tmp_path: Path) -> None:
     ):
         (tmp_path / "condor_config.d" / name).touch()
     assert [path.name for path in fragments(tmp_path, "ap")] == ["10-stageout.conf", "20-stageout-ap.conf"]
-    assert [path.name for path in fragments(tmp_path, "pilot")] == ["10-stageout.conf", "30-x-pilot.conf"]
+    assert [path.name for path in fragments(tmp_path, "pilot")] == [
+        "10-stageout.conf", "20-stageout-ep.conf", "30-x-pilot.conf",
+    ]  # fmt: skip
 
 
 def test_ads_ignore_case_of_names() -> None:

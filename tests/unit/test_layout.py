@@ -89,6 +89,7 @@ def test_tuning_is_pure() -> None:
 
 _FRAGMENTS = [
     ("ep", "20-stageout-ep.conf"),
+    ("pilot", "30-stageout-pilot.conf"),
     ("ap", "20-stageout-ap.conf"),
     ("policy", "20-stageout-policy.conf"),
     ("globus", "30-stageout-globus.conf"),

@@ -80,10 +80,10 @@ def fragments(checkout: Path | None, role: str) -> list[Path]:
     """The product's configuration fragments for a role, in their order.
 
     :param role: "ap", "ep", "pilot" or "policy". A fragment with ``-ROLE`` of one in its name is for that role,
-        any other for all.
+        any other for all; a pilot is an execute point too.
     """
     directory = checkout / "condor_config.d" if checkout else _installed_share() / "condor_config.d"
-    others = {"-ap", "-ep", "-pilot", "-policy"} - {f"-{role}"}
+    others = {"-ap", "-ep", "-pilot", "-policy"} - {f"-{role}", "-ep" if role == "pilot" else ""}
     found = sorted(path for path in directory.glob("*") if path.is_file() and path.suffix in ("", ".conf", ".config"))
     found = [path for path in found if not path.name.startswith(("README", "."))]
     return [path for path in found if not any(other in path.stem for other in others)]

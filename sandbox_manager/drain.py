@@ -1,0 +1,113 @@
+"""The end of a pilot: send what can still be sent, then say of the rest that it is lost.
+
+A pilot's spool goes away with it, so nothing goes on at a next start. What has not been delivered when the grace is
+over is LOST in the ledger before anybody is told, and is never sent again: its jobs run again at once, elsewhere,
+instead of waiting until the access point's lease for this manager has run out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import sqlite3
+from collections.abc import Iterable
+
+from sandbox_manager import records
+from sandbox_manager.pipeline import Pipeline
+from sandbox_manager.sandbox import SENDABLE, Sandbox
+from stageout.core import log
+from stageout.core.clock import Clock
+from stageout.core.states import FREED, State
+
+REASON = "the pilot ended before the output could be delivered"
+_LAST_WORDS_S = 10.0
+_LOOK_S = 0.2
+_TELL_S = 10.0
+_NAMED = 50
+
+
+class Drain:
+    """One drain. :meth:`run` while orders are still read and reports still made.
+
+    :param grace_s: from now until the last report must be out.
+    """
+
+    def __init__(self, pipeline: Pipeline, clock: Clock, grace_s: float) -> None:
+        self._pipeline = pipeline
+        self._clock = clock
+        sending_s = max(0.0, grace_s - min(_LAST_WORDS_S, grace_s / 3))
+        self._until_s = clock.monotonic_s() + sending_s
+        self._end = clock.wall_s() + sending_s
+        self._hurry = False
+
+    def hurry(self) -> None:
+        """Send nothing more: the rest of the grace was taken back."""
+        self._hurry = True
+
+    async def run(self) -> None:
+        """On return nothing is sent any more, and whatever was not delivered is LOST in the ledger."""
+        pipeline = self._pipeline
+        await self._all_due()
+        told_s = float("-inf")
+        while self._unfinished() and not self._is_over:
+            if self._clock.monotonic_s() - told_s >= _TELL_S:
+                told_s = self._clock.monotonic_s()
+                pipeline.book.registry.order_anew(self.deadline)
+                self._tell()
+            await asyncio.sleep(_LOOK_S)
+        await pipeline.stop_sending(0.0)
+        lost = await self._lose()
+        for box in lost:
+            log.error("lost", job=box.run.job, run=box.run.number, owner=box.owner, bytes=box.bytes_left, reason=REASON)
+        log.event("drained", lost=len(lost), lost_bytes=sum(box.bytes_left for box in lost))
+
+    @property
+    def _is_over(self) -> bool:
+        return self._hurry or self._clock.monotonic_s() >= self._until_s
+
+    def _left(self) -> list[Sandbox]:
+        """What ends with the pilot; what another custodian has does not."""
+        boxes = self._pipeline.book.registry.by_id.values()
+        return [box for box in boxes if box.state not in FREED and box.state is not State.HANDED_OVER]
+
+    def _unfinished(self) -> bool:
+        """Is there anything that waiting may still help?"""
+        return any(box.state in SENDABLE or box.state is State.ACCEPTED for box in self._left() if not box.paused)
+
+    def deadline(self, box: Sandbox) -> float:
+        """The end for all that can still arrive before it; the rest stands behind, as if it had time. Wall clock."""
+        left_s = self._until_s - self._clock.monotonic_s()
+        places, throughput = self._pipeline.book.registry.destinations, self._pipeline.throughput
+        rates = ((part.size_bytes, throughput.bytes_per_s(places[part.destination].server)) for part in box.waiting)
+        needs_s = max((size_bytes / rate for size_bytes, rate in rates if rate > 0), default=0.0)
+        return self._end if needs_s <= left_s else float("inf")
+
+    async def _all_due(self) -> None:
+        """What waits for a time waits no longer."""
+        boxes = [box.id for box in self._left() if box.state in SENDABLE]
+        await self._pipeline.book.write(lambda db: records.due_now(db, boxes, int(self._clock.wall_s())))
+
+    async def _lose(self) -> list[Sandbox]:
+        """Give up what is left; nothing of it is running. On return it is on the disk. Returns it as it was."""
+        lost, now = self._left(), int(self._clock.wall_s())
+
+        def change(db: sqlite3.Connection) -> Iterable[int]:
+            for box in lost:
+                records.end(db, box.id, State.LOST, now, REASON)
+                yield box.id
+
+        self._pipeline.follow(await self._pipeline.book.write(change, "record-lost"))
+        return lost
+
+    def _tell(self) -> None:
+        left_s = self._until_s - self._clock.monotonic_s()
+        log.warn("at-risk", bytes=self._pipeline.book.registry.bytes_at_risk, jobs=jobs_at_risk(self._left()),
+                 left_s=round(left_s, 1))  # fmt: skip
+
+
+def jobs_at_risk(boxes: Iterable[Sandbox]) -> str:
+    """``SCHEDD#CLUSTER.PROC=BYTES`` of sandboxes that are not delivered, most bytes first; the rest as a number."""
+    left = [box for box in boxes if box.state not in FREED]
+    first = heapq.nlargest(_NAMED, left, key=lambda box: box.bytes_left)
+    named = [f"{box.run.schedd}#{box.run.job_id}={box.bytes_left}" for box in first]
+    return " ".join([*named, *([f"+{len(left) - _NAMED}"] if len(left) > _NAMED else [])])

@@ -1,0 +1,73 @@
+"""What each server has really taken lately, all movers together: what a promise to deliver in time is judged by. Pure.
+
+(``rates.py`` knows what one call of a plugin reaches.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_MEMORY_S = 600.0
+
+
+@dataclass
+class _Seen:
+    running: int = 0
+    underway_bytes: int = 0
+    since_s: float = 0.0
+    busy_s: float = 0.0
+    size_bytes: float = 0.0
+
+
+class Throughput:
+    """Bytes and busy time of each server, all movers together; the past counts less and less. Monotonic clock."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, _Seen] = {}
+
+    def started(self, server: str, size_bytes: int, now_s: float) -> None:
+        """A batch of so many bytes goes to this server."""
+        seen = self._seen.setdefault(server, _Seen())
+        _count_time(seen, now_s)
+        seen.running += 1
+        seen.underway_bytes += size_bytes
+
+    def ended(self, server: str, size_bytes: int, delivered_bytes: int, now_s: float) -> None:
+        """That batch has ended, and so many bytes of it have arrived."""
+        seen = self._seen[server]
+        _count_time(seen, now_s)
+        seen.running -= 1
+        seen.underway_bytes -= size_bytes
+        seen.size_bytes += delivered_bytes
+        if seen.busy_s > _MEMORY_S:
+            seen.size_bytes *= _MEMORY_S / seen.busy_s
+            seen.busy_s = _MEMORY_S
+
+    def underway_bytes(self, server: str) -> int:
+        """Bytes of the batches that go to this server now."""
+        seen = self._seen.get(server)
+        return seen.underway_bytes if seen else 0
+
+    def bytes_per_s(self, server: str) -> float:
+        """What the server takes; 0 while nothing has arrived there."""
+        seen = self._seen.get(server)
+        return seen.size_bytes / seen.busy_s if seen and seen.busy_s > 0 else 0.0
+
+    def needs_s(self, waiting: Mapping[str, int]) -> float:
+        """Seconds until everything has arrived that waits (bytes by server) or is under way; servers work side by side.
+
+        A server that nothing has arrived at yet counts as quick: it must be tried.
+        """
+        times = (
+            (size_bytes + self.underway_bytes(server)) / rate
+            for server, size_bytes in waiting.items()
+            if (rate := self.bytes_per_s(server)) > 0
+        )
+        return max(times, default=0.0)
+
+
+def _count_time(seen: _Seen, now_s: float) -> None:
+    if seen.running:
+        seen.busy_s += now_s - seen.since_s
+    seen.since_s = now_s

@@ -1,0 +1,270 @@
+"""The end of a pilot: what is sent in the grace, what is said of the rest, and that nothing of it is sent again."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+from manager_site import AGENT, Node, Site, made, run, until
+from test_manager_daemon import Served, accepted, in_thread, served
+
+from sandbox_manager.collector import CollectorError, CollectorProcess
+from sandbox_manager.drain import Drain, jobs_at_risk
+from sandbox_manager.intake import Refusal
+from sandbox_manager.throughput import Throughput
+from stageout.core.states import State
+from stageout.wire.custody import Action, Order, OrderSheet, payload_of, read_report
+
+PILOT = {"STAGEOUT_PILOT": "true", "STAGEOUT_PILOT_GRACE": "60"}
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with made(PILOT) as found:
+        yield found
+
+
+async def handed_off(node: Node, job: str, urls: Mapping[str, bytes], priority: int = 0) -> None:
+    facts = node.facts(job, dslot_id=int(float(job)))
+    receipt = await node.hand_off(urls, facts)
+    node.site.orders += 1
+    order = Order(node.site.orders, Action.CONFIRM, facts.run.job, 1, (receipt.ticket,), receipt.files, priority)
+    await node.pipeline.carry_out(OrderSheet(AGENT, "manager@ep", 1, (order,)))
+
+
+def state(node: Node, job: str) -> State | None:
+    return node.state(node.facts(job))
+
+
+# ---- the drain -------------------------------------------------------------------------------------------------------
+
+
+def test_what_can_be_sent_is_sent_and_the_rest_is_lost_for_good(site: Site) -> None:
+    async def story() -> None:
+        site.flag("hold")
+        async with site.manager() as node:
+            await handed_off(node, "1.0", {"copy://h/ok/a": b"1"})
+            await node.until_state(State.RELEASED, node.facts("1.0"))
+            await handed_off(node, "2.0", {"copy://h/ok/b": b"22", "copy://slow/wait/c": b"3"})
+            await handed_off(node, "3.0", {"copy://h/refuse/d": b"4444"})
+            await handed_off(node, "4.0", {"copy://h/busy/e": b"5"})
+            facts = node.facts("5.0", dslot_id=5)
+            await node.hand_off({"copy://h/ok/f": b"6"}, facts)
+            await until(lambda: (site.base / "waiting").exists(), "the slow mover")
+            await until(lambda: state(node, "3.0") is State.FAILED and state(node, "4.0") is State.RETRY_WAIT, "ends")
+            drain = Drain(node.pipeline, node.clock, 1.5)
+            await drain.run()
+            site.flag("hold", up=False)
+            assert [state(node, f"{number}.0") for number in (2, 3, 4, 5)] == [State.LOST] * 4
+            assert node.pipeline.movers_running == 0
+            assert "quota" not in (node.box(node.facts("3.0")) or site).reason  # type: ignore[union-attr]
+            await node.order(Action.CONFIRM, facts)
+            await asyncio.sleep(0.3)
+            await until(lambda: not any(node.spool.directories()), "the bytes to go")
+        assert sorted(site.delivered()) == ["a", "b"]
+
+    run(story())
+    assert site.open_spool
+
+
+def test_a_drain_ends_as_soon_as_nothing_is_left(site: Site) -> None:
+    async def story() -> None:
+        site.flag("down")
+        async with site.manager() as node:
+            await handed_off(node, "1.0", {"copy://h/ok/a": b"1"})
+            await node.until_state(State.RETRY_WAIT, node.facts("1.0"))
+            site.flag("down", up=False)
+            started = time.monotonic()
+            await Drain(node.pipeline, node.clock, 600).run()
+            assert time.monotonic() - started < 60
+            await node.until_state(State.RELEASED, node.facts("1.0"))
+
+    run(story())
+    assert site.delivered() == ["a"]
+
+
+def test_nothing_that_arrived_before_the_stop_counts_as_lost(site: Site) -> None:
+    """One call of the plugin with several jobs' files is stopped in the middle: what it had verified is delivered."""
+
+    async def story() -> None:
+        site.flag("hold")
+        site.write_script("copy_plugin", site.plugin.read_text().replace(
+            "    ads.append(ad(url, name, True, **facts))\n",
+            "    ads.append(ad(url, name, True, **facts))\n"
+            "    with open(outfile, 'r+') as stream: stream.write(''.join(ads))\n",
+        ))  # fmt: skip
+        async with site.manager(moving=False) as node:
+            await handed_off(node, "1.0", {"copy://h/ok/a": b"1"})
+            await handed_off(node, "2.0", {"copy://h/wait/b": b"22"})
+            await handed_off(node, "3.0", {"copy://h/ok/c": b"333"})
+            loop = asyncio.get_running_loop().create_task(node.pipeline.run())
+            await until(lambda: (site.base / "waiting").exists(), "the second file")
+            assert len(site.calls()) == 1
+            await Drain(node.pipeline, node.clock, 0.0).run()
+            loop.cancel()
+            states = [state(node, job) for job in ("1.0", "2.0", "3.0")]
+            assert states[0] in (State.DELIVERED, State.RELEASED)
+            assert states[1:] == [State.LOST] * 2
+        assert site.delivered() == ["a"]
+
+    run(story())
+
+
+def test_what_cannot_arrive_in_time_stands_behind_what_can(site: Site) -> None:
+    async def story() -> None:
+        async with site.manager(moving=False) as node:
+            rates = node.pipeline.throughput
+            rates.started("copy://h", 10, 0.0)
+            rates.ended("copy://h", 10, 10, 1.0)
+            await handed_off(node, "1.0", {"copy://h/ok/large": b"x" * 1000}, priority=9)
+            await handed_off(node, "2.0", {"copy://h/ok/small": b"x" * 20})
+            registry = node.pipeline.book.registry
+            boxes = registry.by_id.values()
+            for grace_s, wanted in ((60, ["2.0", "1.0"]), (6000, ["1.0", "2.0"])):
+                registry.order_anew(Drain(node.pipeline, node.clock, grace_s).deadline)
+                (lane,) = registry.backlog.lanes.values()
+                lane.wake(time.time() + 1)
+                assert [box.run.job_id for box, _ in lane.due(time.time() + 10**6)] == wanted
+            assert jobs_at_risk(boxes) == "ap#1.0=1000 ap#2.0=20"
+
+    run(story())
+
+
+# ---- the known end ---------------------------------------------------------------------------------------------------
+
+
+def test_a_hand_off_that_cannot_be_delivered_before_the_end_is_refused(site: Site) -> None:
+    site.knobs["STAGEOUT_PILOT_END"] = str(int(time.time()) + 1000)
+
+    async def story() -> None:
+        async with site.manager(moving=False) as node:
+            pipeline = node.pipeline
+            assert not isinstance(node.offer(node.facts("1.0"), ["copy://h/ok/a"], 10**9), Refusal), "nothing known"
+            pipeline.release(node.offer(node.facts("2.0"), ["copy://h/ok/a"], 1))
+            pipeline.throughput.started("copy://h", 1000, 0.0)
+            pipeline.throughput.ended("copy://h", 1000, 1000, 10.0)
+            refused = node.offer(node.facts("3.0"), ["copy://h/ok/a"], 1)
+            assert isinstance(refused, Refusal), "what is promised counts"
+            assert "the pilot ends in" in refused.reason
+            assert not isinstance(node.offer(node.facts("3.0"), ["copy://other/ok/a"], 1), Refusal)
+
+    run(story())
+
+
+@pytest.mark.parametrize(("size_bytes", "takes_work"), [(50_000, True), (200_000, False)])
+def test_a_pilot_with_more_than_it_can_deliver_takes_no_jobs(site: Site, size_bytes: int, takes_work: bool) -> None:
+    async def story() -> None:
+        async with site.manager(moving=False) as node:
+            node.pipeline.throughput.started("copy://h", 1000, 0.0)
+            node.pipeline.throughput.ended("copy://h", 1000, 1000, 10.0)
+            await handed_off(node, "1.0", {"copy://h/ok/a": b"x" * size_bytes})
+            assert node.pipeline.admission.end.fits, "no end is known"
+            site.knobs["STAGEOUT_PILOT_END"] = str(int(time.time()) + 1000)
+            node.pipeline.new_rules(site.rules)
+            assert node.pipeline.admission.end.fits is takes_work
+
+    run(story())
+
+
+def test_rates_count_the_time_in_which_something_moved() -> None:
+    rates = Throughput()
+    assert rates.bytes_per_s("a") == 0
+    rates.started("a", 100, 0.0)
+    rates.started("a", 300, 5.0)
+    assert rates.underway_bytes("a") == 400
+    rates.ended("a", 100, 100, 10.0)
+    rates.ended("a", 300, 300, 20.0)
+    assert rates.bytes_per_s("a") == 20
+    rates.started("a", 40, 1000.0)
+    assert rates.needs_s({"a": 60, "unknown": 10**9}) == 5
+    rates.ended("a", 40, 0, 1000.0)
+    assert rates.bytes_per_s("a") == 20, "idle time does not count"
+    rates.started("a", 12000, 2000.0)
+    rates.ended("a", 12000, 1200 * 100, 3200.0)
+    assert 90 < rates.bytes_per_s("a") <= 100, "the newest counts most"
+
+
+# ---- the daemon ------------------------------------------------------------------------------------------------------
+
+
+class Apart:
+    """A collector of which an ordinary pilot may use one door only."""
+
+    def __init__(self, node: Served) -> None:
+        self.ads: list[Mapping[str, Any]] = []
+        node.collector.refuses = True
+        node.collector.advertise_apart = self._advertise  # type: ignore[attr-defined]
+
+    async def _advertise(self, ad: Mapping[str, Any]) -> None:
+        self.ads.append(ad)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_pilot_says_itself_what_is_lost(site: Site, fast: bool) -> None:
+    site.knobs["STAGEOUT_PILOT_GRACE"] = "3"
+
+    async def story() -> Apart:
+        async with served(site) as node:
+            site.flag("hold")
+            await accepted(node, "copy://h/wait/a")
+            await until(lambda: (site.base / "waiting").exists(), "the mover")
+            apart = Apart(node)
+            node.daemon.stop(fast=fast)
+            await until(lambda: apart.ads, "the first report on the way out")
+            first = apart.ads[0]
+            assert (first["StageOutDraining"], first["StageOutAccept"]) == (True, False)
+            assert first["StageOutJobsAtRisk"] == "ap#1.0=3"
+            answer = await in_thread(node.hand_off, "copy://h/ok/b") if node.socket.exists() else {"op": "refuse"}
+            assert answer["op"] == "refuse"
+        return apart
+
+    async def check() -> None:
+        apart = await story()
+        last = apart.ads[-1]
+        assert last["ClassAdLifetime"] == 7200
+        (box,) = read_report(payload_of(last)).sandboxes
+        assert (box.state, box.reason) == ("Lost", "the pilot ended before the output could be delivered")
+        assert read_report(payload_of(last)).bytes_at_risk == 0
+
+    run(check())
+    assert site.delivered() == []
+
+
+def test_a_fast_stop_during_a_drain_ends_it(site: Site) -> None:
+    site.knobs["STAGEOUT_PILOT_GRACE"] = "3600"
+
+    async def story() -> None:
+        async with served(site) as node:
+            site.flag("hold")
+            await accepted(node, "copy://h/wait/a")
+            await until(lambda: (site.base / "waiting").exists(), "the mover")
+            node.daemon.stop(fast=False)
+            await until(lambda: not node.socket.exists(), "the drain")
+            assert node.collector.last() != {"1.0": "Lost"}
+        assert node.collector.last() == {"1.0": "Lost"}
+
+    run(story())
+
+
+def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next() -> None:
+    """The last report is made when the look at the orders has just been given up."""
+
+    async def story() -> None:
+        child = CollectorProcess()
+        child._argv = [
+            "sh",
+            "-c",
+            'read line; sleep 0.3; echo "{\\"ads\\": []}"; read line; echo "{\\"error\\": \\"no\\"}"',
+        ]
+        look = asyncio.ensure_future(child.messages("manager@x"))
+        await asyncio.sleep(0.1)
+        look.cancel()
+        child._argv = ["sh", "-c", 'read line; echo "{\\"error\\": \\"refused\\"}"']
+        with pytest.raises(CollectorError, match="refused"):
+            await child.advertise({"Name": "x"})
+        await child.close()
+
+    run(story())
