@@ -144,7 +144,7 @@ class Agent:
         now_s = self.clock.monotonic_s()
         past = None if job else self._past.get(name)
         run = job.run if job else past.run if past else 0
-        record = self._record(name, run)
+        record = self.receipts.of_last_transfer(job) if job and job.settling else self._record(name, run)
         if job and job.settling:
             self.view.waiting(name, run, now_s)
         record = adopted(record, seen)

@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from schedd_agent.model import Record, Ticket
+from schedd_agent.model import Job, Record, Ticket
 from stageout.core.classads import ClassAd, ClassAdSyntaxError, parse_ad
 
 _BANNER = re.compile(rb"^\*\*\* (\w+) (?:.* )?ClusterId=(\d+) ProcId=(-?\d+)\b.*\n", re.MULTILINE)
 _RUN = re.compile(rb"^NumShadowStarts = (\d+)$", re.MULTILINE)
+_WRITTEN = re.compile(rb"^EpochWriteDate = (\d+)$", re.MULTILINE)
 _RESULTS = re.compile(rb"^OutputPluginResultList = (\{.*\})$", re.MULTILINE)
 _READ_BYTES = 4 * 1024 * 1024
 _MOST_KEPT = 200_000
@@ -40,12 +41,27 @@ class Receipts:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._records: OrderedDict[RunKey, Record] = OrderedDict()
+        self._last: dict[tuple[int, int], int] = {}
         self._inode = 0
         self._offset = 0
 
     def get(self, cluster: int, proc: int, run: int) -> Record | None:
         """The record of a run; None when it was not found."""
         return self._records.get(RunKey(cluster, proc, run))
+
+    def of_last_transfer(self, job: Job) -> Record | None:
+        """The record of the run that counts, also where a restart of the AP gave that run another number.
+
+        A schedd that dies when a shadow has just ended starts another for the same run: it finds the job done and
+        writes no record. The record before is that of the run that counts if the job's last transfer of output is
+        not younger than it.
+        """
+        found = self.get(job.cluster, job.proc, job.run)
+        if found is not None:
+            return found
+        last = self._last.get((job.cluster, job.proc))
+        earlier = self._records.get(RunKey(job.cluster, job.proc, last)) if last and last < job.run else None
+        return earlier if earlier and earlier.written_at >= job.transferred_at > 0 else None
 
     def read_new(self) -> int:
         """Read what was added since the last call; returns how many records with receipts came.
@@ -94,11 +110,20 @@ class Receipts:
         results = _RESULTS.search(text)
         # Most records of a busy AP have no receipt: they are not worth parsing.
         wanted = results is not None and b"StageOutReceipt" in results[1]
-        record = Record(tuple(_tickets(results[1]))) if results and wanted else Record()
-        self._records[RunKey(int(banner[2]), int(banner[3]), int(run[1]))] = record
+        written = _WRITTEN.search(text)
+        tickets = tuple(_tickets(results[1])) if results and wanted else ()
+        self._keep(
+            RunKey(int(banner[2]), int(banner[3]), int(run[1])), Record(tickets, int(written[1]) if written else 0)
+        )
+        return len(tickets)
+
+    def _keep(self, key: RunKey, record: Record) -> None:
+        self._records[key] = record
+        self._last[key.cluster, key.proc] = key.run
         while len(self._records) > _MOST_KEPT:
-            self._records.popitem(last=False)
-        return len(record.tickets)
+            gone, _ = self._records.popitem(last=False)
+            if self._last.get((gone.cluster, gone.proc)) == gone.run:
+                del self._last[gone.cluster, gone.proc]
 
 
 def _tickets(results: bytes) -> Iterator[Ticket]:
