@@ -17,11 +17,12 @@ NOW = 1_700_000_000
 OWNERS = 20
 SIZE_BYTES = 4096
 _LINKS_OF_ONE = 30_000
+_NEXT_ATTEMPT_AT = 4_000_000_000
 
 
 @dataclass(frozen=True)
 class Fill:
-    """How much is in custody. All is confirmed and waits for one server."""
+    """How much is in custody. All is confirmed, was tried once, and waits for one server's next attempt."""
 
     sandboxes: int
     files_each: int
@@ -79,3 +80,4 @@ def _record(db: sqlite3.Connection, number: int, ticket: str, found: os.stat_res
     records.mark_synced(db, ticket)
     records.name_tickets(db, box, [ticket], files, 0)
     records.confirm(db, box, NOW)
+    db.execute("UPDATE files SET next_attempt = ? WHERE sandbox = ?", (_NEXT_ATTEMPT_AT, box))

@@ -24,6 +24,7 @@ from sandbox_manager.startd import SlotTable
 from stageout.core import log
 from stageout.core.clock import SystemClock
 from stageout.core.config import Settings, mapping_settings
+from stageout.core.signing import SigningKey, load_or_make_key
 from stageout.wire.custody import AgentNotice, Run, notice_ad
 
 SCHEDD = "schedd.example.org"
@@ -33,12 +34,16 @@ _STARTD_S = 0.005
 
 
 class QuietCollector:
-    """A collector that knows one agent and takes every ad."""
+    """A collector that knows one agent and takes every ad. :param key: the agent's."""
+
+    def __init__(self, key: SigningKey) -> None:
+        self._key = key
 
     async def messages(self, manager: str) -> Sequence[Mapping[str, Any]]:
         """The agent's notice."""
         now = int(time.time())
-        return [{**notice_ad(AgentNotice(SCHEDD, SCHEDD, "", now, now)), "LastHeardFrom": now}]
+        notice = AgentNotice(SCHEDD, SCHEDD, self._key.public, now, now)
+        return [{**notice_ad(notice, self._key), "LastHeardFrom": now}]
 
     async def advertise(self, ad: Mapping[str, Any]) -> None:
         """Taken."""
@@ -78,22 +83,24 @@ def slots(owner: str) -> Sequence[Mapping[str, Any]]:
     ]  # fmt: skip
 
 
-def settings_of(home: Path, plugin: str) -> Settings:
+def settings_of(home: Path, plugin: str, key: SigningKey) -> Settings:
     """Configuration of the node: nothing is refused for want of room."""
     values = {
         "EXECUTE": str(home / "execute"), "SPOOL": str(home / "lib"), "LOG": str(home / "log"),
         "STAGEOUT_SPOOL": str(home / "spool"), "FULL_HOSTNAME": "ep.example.org", "NUM_CPUS": str(SLOTS),
         "FILETRANSFER_PLUGINS": plugin, "STAGEOUT_DATA_SLOT_DEPTH": "1000000", "STAGEOUT_GIVE_UP": "1000000000",
-        "STAGEOUT_STARTD_TIMEOUT": "5", "STAGEOUT_SPOOL_QUOTA_MB": "100000000", "STAGEOUT_RETENTION": "1000000000",
+        "STAGEOUT_STARTD_TIMEOUT": "5", "STAGEOUT_AGENT_KEYS": f"{SCHEDD}={key.public}",
+        "STAGEOUT_SPOOL_QUOTA_MB": "100000000", "STAGEOUT_RETENTION": "1000000000",
     }  # fmt: skip
     return mapping_settings(values)
 
 
 async def serve(home: Path, owner: str, plugin: str) -> None:
     """Run until SIGTERM."""
-    settings = settings_of(home, plugin)
+    key = load_or_make_key("agent-key", home / "agent_key")
+    settings = settings_of(home, plugin, key)
     around = Surroundings(
-        lambda: settings, QuietCollector(), SystemClock(),
+        lambda: settings, QuietCollector(key), SystemClock(),
         lambda settings: NewJobEachTime(SlotTable(lambda: slots(owner), settings.number("STAGEOUT_STARTD_TIMEOUT"))),
     )  # fmt: skip
     daemon = Daemon(around)

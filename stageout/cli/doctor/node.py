@@ -102,12 +102,11 @@ def space(machine: Machine) -> Iterator[Finding]:
         yield warn("space", f"{text}: the disk is full before the quota is", "lower the quota, or make room")
     elif reserved // _MB < quota // _MB:
         # The startd looks at the free space once, at its start (STARTD_RECOMPUTE_DISK_FREE).
-        first = (
-            "set STAGEOUT_SPOOL_QUOTA_MB to what you can spare (now half of the disk) and " if is_default else "set "
-        )
-        what = "RESERVED_DISK to the same number" if is_default else f"RESERVED_DISK = {quota // _MB}"
+        what = f"set RESERVED_DISK = {quota // _MB}"
+        if is_default:
+            what += " (half of the disk), or STAGEOUT_SPOOL_QUOTA_MB and RESERVED_DISK to what you can spare"
         why = "else jobs are matched to space that waiting output takes"
-        yield warn("space", text, f"{first}{what}, and restart the startd: {why}")
+        yield warn("space", text, f"{what}, and restart the startd: {why}")
     else:
         yield ok("space", text)
 
