@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from sandbox_manager.reserve import Reserve
 from stageout.core import durable
 from stageout.core.errors import StageoutError
 
@@ -116,6 +117,7 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._reserve = Reserve(path.with_name("reserve"))
         with _explained(path):
             self._connection = _open(path)
             _create(self._connection)
@@ -125,7 +127,7 @@ class Ledger:
         self._reading: sqlite3.Connection | None = None
 
     async def write(self, change: Callable[[sqlite3.Connection], T], *labels: str) -> T:
-        """Run one change in the writer's thread. On return it is on the disk.
+        """Run one change in the writer's thread; once more when the disk was full. On return it is on the disk.
 
         :param labels: its steps in ``docs/ORDERING.md``; none for what may be lost.
         :raises Exception: what ``change`` raised (nothing of it is kept), or the commit's sqlite3.Error or OSError.
@@ -140,6 +142,14 @@ class Ledger:
     async def read(self, question: Callable[[sqlite3.Connection], T]) -> T:
         """Answer a question from the last committed state."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, lambda: question(self._reader()))
+
+    async def keep_reserve(self) -> None:
+        """Make the room again that is kept for writing on a full disk. :raises OSError: it cannot be."""
+        await asyncio.get_running_loop().run_in_executor(self._readers, self._reserve.keep)
+
+    async def give_up_reserve(self) -> bool:
+        """Make room when the disk is full. False when it is not, or when nothing is left to give up."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._reserve.give_up)
 
     def close(self) -> None:
         """Finish what was asked and close. Nothing may be written afterwards."""
@@ -167,6 +177,15 @@ class Ledger:
             self._write_group(group)
 
     def _write_group(self, group: Sequence[_Change]) -> None:
+        self._try_group(group)
+        if any(item.error for item in group) and self._reserve.give_up():
+            self._try_group([item for item in group if item.error])
+        for loop in {item.loop for item in group}:
+            loop.call_soon_threadsafe(_settle, [item for item in group if item.loop is loop])
+
+    def _try_group(self, group: Sequence[_Change]) -> None:
+        for item in group:
+            item.error = None
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             for item in group:
@@ -180,8 +199,6 @@ class Ledger:
                 self._connection.execute("ROLLBACK")
             for item in group:
                 item.error = item.error or problem
-        for loop in {item.loop for item in group}:
-            loop.call_soon_threadsafe(_settle, [item for item in group if item.loop is loop])
 
     def _run(self, item: _Change) -> None:
         self._connection.execute("SAVEPOINT change")

@@ -311,7 +311,9 @@ class Pipeline:
             judged = bool(files) and await self._send(batch, files, held, flight)
         except (OSError, sqlite3.Error) as problem:
             log.error("batch-failed", server=batch.server, problem=problem)
-            await asyncio.sleep(_AGAIN_S)
+            # A full disk would stay full: sending is what makes room.
+            if not await self.book.ledger.give_up_reserve():
+                await asyncio.sleep(_AGAIN_S)
         finally:
             self.tuner.end(flight)
             if batch.probe:
@@ -335,6 +337,8 @@ class Pipeline:
         held: list[HeldSurroundings] = []
 
         def change(db: sqlite3.Connection) -> Iterable[int]:
+            taken.clear()
+            held.clear()
             room = self.rules.limits.batch_bytes
             for part in batch.parts:
                 state = records.state_of(db, part.sandbox)
@@ -524,6 +528,10 @@ class Pipeline:
 
     async def keep_house(self) -> None:
         """Let deadlines pass that nothing else looks at: unconfirmed, given up, kept long enough."""
+        try:
+            await self.book.ledger.keep_reserve()
+        except OSError as problem:
+            log.warn("reserve-keep", problem=problem)
         busy, now = self.busy_sandboxes, self._now()
         due = [
             box.id

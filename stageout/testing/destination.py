@@ -121,6 +121,11 @@ class Destination:
             self._process.wait()
             self._process = None
 
+    def start_again(self) -> None:
+        """Start it when it was stopped."""
+        if self._process is None:
+            self.start()
+
     def pause(self) -> None:
         """Freeze it: connections stay open and nothing moves."""
         self._signal(signal.SIGSTOP)

@@ -1,0 +1,59 @@
+"""A node whose spool is full takes no new work, the pool goes on without it, and it recovers by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from stageout.testing.pool import Node
+
+pytestmark = pytest.mark.pool
+
+
+@pytest.fixture
+def small(site: Any) -> Iterator[Node]:
+    """The first execute point, with a spool of 20 MB."""
+    ep: Node = site.pool.eps[0]
+    ep.configure("STAGEOUT_SPOOL_QUOTA_MB = 20\n")
+    yield ep
+    site.destination.start_again()
+    ep.configure("")
+
+
+def machine(site: Any, ep: Node) -> str:
+    ads = site.pool.startd_ads()
+    return next(ad["Machine"] for ad in ads if ep.name in ad["Machine"])
+
+
+def accepts(site: Any, name: str) -> bool:
+    """What START sees, of the partitionable slot."""
+    (ad,) = (ad for ad in site.pool.startd_ads() if ad["Machine"] == name and ad.get("PartitionableSlot"))
+    return bool(ad.get("StageOutAccept"))
+
+
+def test_a_full_spool_stops_new_work_until_its_destination_is_back(site: Any, small: Node) -> None:
+    pool, here = site.pool, machine(site, small)
+    pinned = f'requirements = Machine == "{here}"'
+    pool.wait(lambda: accepts(site, here), timeout_s=60, what=f"{here} to take jobs")
+    site.destination.stop()
+    filler = site.submit(outputs=("out1",), env="SIZE=19500000", extra=pinned)
+    site.wait_state(filler, "RetryWait", timeout_s=120)
+    pool.wait(lambda: not accepts(site, here), timeout_s=60, what=f"{here} to refuse jobs")
+
+    waits = site.submit(outputs=("out1",), extra=pinned)
+    elsewhere = site.submit(outputs=("out1",))
+    site.wait_state(elsewhere, "RetryWait", timeout_s=120)
+    ran_at = pool.q(elsewhere, ["LastRemoteHost"])["LastRemoteHost"]
+    assert here not in ran_at, "a full node took a job"
+    # The negotiator has looked at both, and found a place for the later one only.
+    assert pool.q(waits, ["JobStatus"])["JobStatus"] == 1
+
+    site.destination.start_again()
+    for job in (filler, elsewhere, waits):
+        history = site.wait_left(job, timeout_s=180)
+        assert (history["JobStatus"], history["NumShadowStarts"]) == (4, 1)
+        site.check_delivered(job)
+    assert here in pool.history(waits)["LastRemoteHost"]
+    assert accepts(site, here)
