@@ -15,6 +15,7 @@ class _Seen:
     sent_at: int
     number: int
     at_s: float
+    credential_port: tuple[str, str]
 
 
 @dataclass
@@ -41,12 +42,19 @@ class AgentBook:
         if not self.is_fresh(notice.schedd):
             log.event("agent-heard", schedd=notice.schedd, agent=notice.agent)
         at_s = self.clock.monotonic_s() - (max(0.0, age_s) if known is None else 0.0)
-        self._seen[notice.schedd] = _Seen(notice.sent_at, notice.number, at_s)
+        self._seen[notice.schedd] = _Seen(
+            notice.sent_at, notice.number, at_s, (notice.renewal_url, notice.renewal_certificate)
+        )
 
     def is_fresh(self, schedd: str) -> bool:
         """Has this schedd's agent been heard of lately?"""
         known = self._seen.get(schedd)
         return known is not None and self.clock.monotonic_s() - known.at_s <= self.fresh_s
+
+    def credential_port(self, schedd: str) -> tuple[str, str]:
+        """URL of the port for renewed credentials and SHA-256 of its certificate; empty texts where there is none."""
+        known = self._seen.get(schedd)
+        return known.credential_port if known is not None else ("", "")
 
     @property
     def fresh(self) -> list[str]:

@@ -27,7 +27,8 @@ _MOST_CLIENTS = 64
 class Control:
     """Answers on ``run/control``.
 
-    :param figures: returns the attributes that the slot ads show. :param trust: keys and what was refused.
+    :param figures: returns the attributes that the slot ads show. :param trust: keys, what was refused, and who renews
+    credentials.
     """
 
     def __init__(

@@ -154,7 +154,7 @@ def _token_end(service: str, content: bytes) -> int:
         raise BadCredential(f"the token of {service} is no text") from None
     beside: dict[str, Any] = {}
     if text.startswith("{"):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             beside = json.loads(text)
         token = beside.get("access_token")
         if not isinstance(token, str) or not token:
@@ -167,7 +167,7 @@ def _claimed_end(token: str) -> int:
     try:
         claims = token.split(".")[1]
         return _seconds(json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["exp"])
-    except (IndexError, KeyError, TypeError, ValueError, binascii.Error):
+    except (IndexError, KeyError, TypeError, ValueError, RecursionError, binascii.Error):
         return 0
 
 

@@ -26,6 +26,7 @@ from sandbox_manager.agents import AgentBook
 from sandbox_manager.collector import Collector, CollectorError, CollectorProcess
 from sandbox_manager.control import Control, condor_uid
 from sandbox_manager.drain import Drain
+from sandbox_manager.fetch import Fetcher
 from sandbox_manager.grants import Grants
 from sandbox_manager.identity import Identity
 from sandbox_manager.intake import Identifier, Intake
@@ -125,7 +126,8 @@ class Daemon:
         gate = Gatekeeper(manager.name, manager.key, self._agents, self._keys)
         reporter = Reporter(pipeline, self.spool, around.collector, around.clock, settings, condor_uid(), key)
         intake = Intake(self.spool, around.identity(settings), pipeline, settings, around.clock)
-        control = Control(pipeline, reporter.figures, gate.facts)
+        fetcher = Fetcher(pipeline, self._agents, key.sign)
+        control = Control(pipeline, reporter.figures, lambda: {**gate.facts(), **fetcher.facts()})
         run = self.spool.root / "run"
         await control.start(run / SOCKET_NAME)
         await intake.start(run / socket_name(settings.condor("EXECUTE")))
@@ -135,6 +137,7 @@ class Daemon:
             self._forever("orders", lambda: self._orders(pipeline, gate)),
             self._forever("report", reporter.run),
             self._forever("standing", reporter.keep_standing),
+            self._forever("credentials", fetcher.run),
             self._forever("house", lambda: self._house(pipeline)),
             self._forever("settings", lambda: self._settings_again(pipeline)),
             self._forever("parent", self._parent),

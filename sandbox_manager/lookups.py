@@ -201,9 +201,11 @@ def held(db: sqlite3.Connection, ticket: str) -> HeldSurroundings | None:
     return surroundings(db, ticket) if row else None
 
 
-def tickets_with_credentials(db: sqlite3.Connection) -> list[HeldSurroundings]:
-    """Surroundings of all tickets in the spool that have credentials."""
+def tickets_with_credentials(db: sqlite3.Connection, sandbox_id: int | None = None) -> list[HeldSurroundings]:
+    """Surroundings of the tickets in the spool that have credentials: of one sandbox, or all."""
     rows = db.execute(
-        "SELECT ticket FROM tickets t WHERE freed = 0 AND EXISTS (SELECT 1 FROM credentials c WHERE c.ticket = t.id)"
+        "SELECT ticket FROM tickets t WHERE freed = 0 AND (? IS NULL OR sandbox = ?) "
+        "AND EXISTS (SELECT 1 FROM credentials c WHERE c.ticket = t.id)",
+        (sandbox_id, sandbox_id),
     )
     return [surroundings(db, row[0]) for row in rows.fetchall()]

@@ -12,6 +12,7 @@ from sandbox_manager import lookups, records
 from sandbox_manager.book import Book
 from sandbox_manager.credentials import BadCredential, Credential, HeldSurroundings, Safe, examine
 from stageout.core import log
+from stageout.core.states import State
 
 T = TypeVar("T")
 
@@ -25,7 +26,7 @@ class Renewal:
     def __init__(self, book: Book, safe: Safe, now: Callable[[], int]) -> None:
         self._book = book
         self._safe = safe
-        self._now = now
+        self.now = now
 
     async def put(self, ticket: str, old: Credential, content: bytes) -> bool:
         """Take over a new credential if it is one. On return it is on the disk and files that waited for it are due.
@@ -35,7 +36,7 @@ class Renewal:
         :raises BadCredential: there is no usable credential in it. :raises OSError: the disk fails.
         """
         new = examine(old.kind, old.service, content)
-        if new.digest == old.digest or 0 < new.expires_at <= max(old.expires_at, self._now()):
+        if new.digest == old.digest or 0 < new.expires_at <= max(old.expires_at, self.now()):
             return False
         held = await self._book.ledger.read(lambda db: lookups.held(db, ticket))
         if held is None or old not in held.credentials:
@@ -50,6 +51,21 @@ class Renewal:
         log.event("credential-renewed", ticket=ticket, kind=new.kind, service=new.service, ends_at=new.expires_at)
         return True
 
+    async def say_why_not(self, sandbox: int, why: str) -> None:
+        """Put into the words of a sandbox that needs a credential why none has come."""
+
+        def change(db: sqlite3.Connection) -> Iterable[int]:
+            box, worst = lookups.sandbox(db, sandbox), lookups.first_error(db, sandbox)
+            if box is None or worst is None or box.state is not State.RETRY_WAIT:
+                return []
+            text = f"needs credential: {worst.error}; {why}"
+            if text == box.reason:
+                return []
+            records.set_reason(db, sandbox, text)
+            return [sandbox]
+
+        await self._book.write(change)
+
     async def mend(self) -> None:
         """Bring the ledger into agreement with the credentials in the spool (at start)."""
         for held in await self._book.ledger.read(lookups.tickets_with_credentials):
@@ -63,7 +79,7 @@ class Renewal:
 
     async def _record(self, held: HeldSurroundings) -> bool:
         def change(db: sqlite3.Connection) -> Iterable[int]:
-            box = records.renew(db, held, self._now())
+            box = records.renew(db, held, self.now())
             return [] if box is None else [box]
 
         return bool(await self._book.write(change, "record-renewed"))

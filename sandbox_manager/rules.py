@@ -38,6 +38,7 @@ class Rules:
     is_pilot: bool
     pilot_end: int
     pilot_grace_s: float
+    renewal_interval_s: float
 
 
 def read_rules(settings: Settings) -> Rules:
@@ -68,6 +69,7 @@ def read_rules(settings: Settings) -> Rules:
         confirm_timeout_s=settings.number("STAGEOUT_CONFIRM_TIMEOUT"),
         retention_s=settings.number("STAGEOUT_RETENTION"),
         stop_grace_s=settings.number("STAGEOUT_STOP_GRACE"),
+        renewal_interval_s=settings.number("STAGEOUT_RENEWAL_INTERVAL"),
         lifetime_s=_number(settings.condor("MAX_FILE_TRANSFER_PLUGIN_LIFETIME"), _LIFETIME_S),
         is_pilot=settings.flag("STAGEOUT_PILOT"),
         pilot_end=settings.count("STAGEOUT_PILOT_END"),

@@ -58,6 +58,7 @@ class Agent:
     :param key: signs orders and notices. :param numbers: of notices. :param newest: reports seen, over restarts.
     :param records_written: the AP has JOB_EPOCH_HISTORY.
     :param notice_interval_s: seconds between two notices.
+    :param credential_port: URL for renewed credentials and SHA-256 of its certificate, empty texts without one.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Agent:
     newest: Newest = field(default_factory=Newest)
     records_written: bool = True
     notice_interval_s: float = 60.0
+    credential_port: tuple[str, str] = ("", "")
     board: Board = field(init=False)
     has_edits_left: bool = field(init=False, default=False)
     _edited: dict[str, float] = field(default_factory=dict)
@@ -250,7 +252,7 @@ class Agent:
         facts = {"version": __version__, "records": self.records_written, "refused": refused}
         (number,) = self.numbers.take(1)
         notice = AgentNotice(
-            self.name, self.name, self.key.public, number, sent_at, extra=facts, vouches=self.key.vouches
+            self.name, self.name, self.key.public, number, sent_at, *self.credential_port, facts, self.key.vouches
         )
         self.directory.publish([notice_ad(notice, self.key)])
         self._noticed_s = now_s

@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import Callable, TypeVar
 
 from schedd_agent.agent import Agent
+from schedd_agent.credentials import Keeper
 from schedd_agent.leases import View
 from schedd_agent.model import Limits
 from schedd_agent.notices import CondorDirectory
 from schedd_agent.orders import Book, Numbers
+from schedd_agent.port import CERTIFICATE_FILE, Certificate, Port, addresses_of
 from schedd_agent.queue import CondorQueue, QueueError
+from schedd_agent.reader import Reader, open_reader
 from schedd_agent.receipts import Receipts
 from schedd_agent.reports import Newest
 from stageout import __version__
@@ -50,9 +53,12 @@ class Daemon:
 
     :param load: reads the settings (again).
     :param make: makes the agent, once, when the schedd answers; QueueError until then.
+    :param reader: of credentials, where a port is wanted for them.
     """
 
-    def __init__(self, load: Callable[[], Settings], make: Callable[[Settings], Agent]) -> None:
+    def __init__(
+        self, load: Callable[[], Settings], make: Callable[[Settings], Agent], reader: Reader | None = None
+    ) -> None:
         self._load = load
         self._make = make
         self._settings = load()
@@ -61,6 +67,8 @@ class Daemon:
         self._stop: asyncio.Event
         self._reload = False
         self._agent: Agent | None = None
+        self._port: Port | None = None
+        self._reader = reader
         # The bindings are not made for threads: one at a time, whatever blocks.
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="condor")
 
@@ -80,6 +88,8 @@ class Daemon:
             log.error("unexpected", trace=traceback.format_exc())
             raise
         finally:
+            if self._port is not None:
+                await self._port.close()
             self._worker.shutdown(wait=False)
         log.event("stop")
 
@@ -93,6 +103,8 @@ class Daemon:
         agent = self._agent or await self._made()
         start_s = asyncio.get_running_loop().time()
         if agent is not None:
+            if self._agent is None:
+                await self._open_port(agent)
             self._agent = agent
             await self._call(agent.run_pass)
         await self._pause(agent, asyncio.get_running_loop().time() - start_s)
@@ -103,6 +115,23 @@ class Daemon:
         except QueueError as problem:
             log.warn("no-schedd", problem=problem)
             return None
+
+    async def _open_port(self, agent: Agent) -> None:
+        """Offer renewed credentials where the administrator wants it. The agent goes on without when it cannot be."""
+        number, reader = self._settings.count("STAGEOUT_CREDENTIAL_PORT"), self._reader
+        if not number or reader is None:
+            return
+        try:
+            certificate = Certificate(Path(self._settings.condor("SPOOL")) / CERTIFICATE_FILE)
+            keeper = Keeper(agent.name, certificate.digest, agent.receipts.get, agent.queue.owners, reader)
+            address, listen = addresses_of(self._settings)
+            port = Port(listen, number, certificate, lambda asked: self._call(lambda: keeper.answer(asked)))
+            await port.open()
+        except ConfigError as problem:
+            log.error("no-credential-port", problem=problem)
+            return
+        self._port = port
+        agent.credential_port = (f"https://{address}:{number}", certificate.digest)
 
     async def _pause(self, agent: Agent | None, pass_s: float) -> None:
         """Wait for the next round: a poll interval; less when a run with receipts has just ended, or edits are left.
@@ -217,8 +246,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         if options.key or options.new_key:
             _print_key(_load(options.local_name), options.new_key)
             return
-        _open_log(_load(options.local_name))
-        daemon = Daemon(lambda: _load(options.local_name), make_agent)
+        settings = _load(options.local_name)
+        reader = open_reader(settings) if settings.count("STAGEOUT_CREDENTIAL_PORT") else None
+        _open_log(settings)
+        daemon = Daemon(lambda: _load(options.local_name), make_agent, reader)
         asyncio.run(daemon.run())
     except (ConfigError, KeyUnusable) as problem:
         log.error("bad-configuration", problem=problem)

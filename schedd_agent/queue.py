@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
+from schedd_agent.credentials import Owner
 from schedd_agent.edits import Edit
 from schedd_agent.model import (
     HOLD_CODE,
@@ -57,6 +58,9 @@ class Queue(Protocol):
 
     def dags(self, clusters: Collection[int]) -> dict[int, Dag]:
         """What became of these DAGMan jobs."""
+
+    def owners(self, names: Collection[str]) -> dict[str, Owner]:
+        """Whose credentials go with these jobs, for those that are in the queue."""
 
     def apply(self, edit: Edit) -> None:
         """Change a job. On return it is in the schedd's log."""
@@ -148,6 +152,18 @@ class CondorQueue:
         for ad in self._history(gone):
             found[int(ad["ClusterId"])] = Dag.REMOVED if ad["JobStatus"] == Status.REMOVED else Dag.ENDED
         return found
+
+    def owners(self, names: Collection[str]) -> dict[str, Owner]:
+        """Whose credentials go with these jobs, for those that are in the queue."""
+        wanted = ["GlobalJobId", "Owner", "JobStatus", "NumShadowStarts", "x509userproxy"]
+        return {
+            str(ad["GlobalJobId"]): Owner(
+                str(ad.get("Owner") or ""), int(ad["JobStatus"]), int(ad.get("NumShadowStarts") or 0),
+                str(ad.get("x509userproxy") or ""),
+            )
+            for constraint in _by_ids([Run(name, 0).job_id for name in names])
+            for ad in self._query(constraint, wanted)
+        }  # fmt: skip
 
     def apply(self, edit: Edit) -> None:
         """Change a job. On return it is in the schedd's log."""

@@ -99,6 +99,7 @@ KNOBS: dict[str, Knob] = {
             "ep",
             "SCHEDD=KEY ...: access points that this node obeys; empty: see SECURITY.md",
         ),
+        Knob("STAGEOUT_RENEWAL_INTERVAL", 60, "ep", "s between two looks for credentials that must be renewed", 1),
         Knob("STAGEOUT_ORDER_INTERVAL", 5, "ep", "s between two looks at the agents' orders", 1),
         Knob("STAGEOUT_REPORT_INTERVAL", 300, "ep", "s between two reports when nothing changed", 10),
         Knob("STAGEOUT_STOP_GRACE", 20, "ep", "s that running transfers get to end on a graceful stop", 0),
@@ -112,6 +113,8 @@ KNOBS: dict[str, Knob] = {
             "ap",
             "public key of the agent (stageout-schedd-agent --key), told to nodes by jobs",
         ),
+        Knob("STAGEOUT_CREDENTIAL_PORT", 0, "ap", "TCP port where nodes fetch renewed credentials; 0: none", 0),
+        Knob("STAGEOUT_CREDENTIAL_HOST", "", "ap", "its name or address for the nodes; empty: this machine's"),
         Knob("STAGEOUT_POLL_INTERVAL", 5, "ap", "s between two looks at the job queue", 1),
         Knob("STAGEOUT_NOTICE_INTERVAL", 60, "ap", "s between two ads of the agent about itself", 5),
         Knob(

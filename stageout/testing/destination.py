@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -138,6 +140,12 @@ class Destination:
         """Answer every request with this status and text."""
         self._configure(f'default_type text/plain; return {status} "{words}\\n";')
         self._reload(status)
+
+    def require(self, tokens: Sequence[str]) -> None:
+        """Answer 401 to requests that bring none of these bearer tokens."""
+        marks = "|".join(re.escape(token) for token in tokens)
+        self._configure(f'if ($http_authorization !~ "^Bearer ({marks})$") {{ return 401; }}')
+        self._reload(401)
 
     def accept(self) -> None:
         """Serve again."""

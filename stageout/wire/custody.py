@@ -201,6 +201,7 @@ class AgentNotice:
     number: int
     sent_at: int
     renewal_url: str = ""
+    renewal_certificate: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict)
     vouches: tuple[Vouch, ...] = ()
 

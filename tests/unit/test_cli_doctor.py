@@ -71,6 +71,11 @@ def manager_ad(key: SigningKey | None = None, **changed: Any) -> ClassAd:
     return ClassAd({**report_ad(report, key), **changed})
 
 
+def _manager_answer(problem: str = "") -> ClassAd:
+    source = ClassAd({"Schedd": "ap", "Problem": problem})
+    return ClassAd({"Manager": "ep@node", "Uid": 0, "BytesAtRisk": 0, "CredentialSources": [source]})
+
+
 @dataclass
 class Fake:
     """A machine on which all is well, to be spoiled by tests."""
@@ -101,7 +106,7 @@ class Fake:
     )
     own_slots: list[ClassAd] = field(default_factory=list)
     condor: str = "25.14.1"
-    manager: Any = field(default_factory=lambda: ClassAd({"Manager": "ep@node", "Uid": 0, "BytesAtRisk": 0}))
+    manager: Any = field(default_factory=lambda: _manager_answer())
     generic: bool = True
     ahead_s: float = 0.0
     collector_down: bool = False
@@ -323,6 +328,11 @@ FAULTS: list[tuple[str, Level, str, Callable[[Fake], None]]] = [
     ("trust", Level.FAIL, "2 keys speak as", collector(StageOutManager=[manager_ad(KEY), manager_ad(OTHER_KEY)])),
     ("refused-reports", Level.WARN, "m1: forged", collector(StageOutAgent=[notice(refused=["m1: forged"])])),
     ("refused-orders", Level.WARN, "evil: its key is", manager(Refused=[{"Ad": "evil", "Problem": "its key is x"}])),
+    ("credentials", Level.WARN, "is 0", values(SEC_CREDENTIAL_DIRECTORY_OAUTH="/var/lib/condor/oauth")),
+    ("credentials", Level.WARN, "no agent offers", values(STAGEOUT_CREDENTIAL_PORT="9621")),
+    ("credentials", Level.WARN, "runs as c", values(STAGEOUT_CREDENTIAL_PORT="9621", SCHEDD_AGENT_USERID="condor")),
+    ("credentials", Level.WARN, "ap: cannot", has(manager=_manager_answer("cannot be reached"))),
+    ("credentials", Level.UNCHECKED, "no credential had", has(manager=ClassAd({"Manager": "m", "Uid": 0}))),
     ("agent-keys", Level.WARN, "came first", manager(AgentKeys=[{"Schedd": "ap", "Key": "k", "Learnt": "first"}])),
     ("trust", Level.UNCHECKED, "no manager reports", collector(StageOutManager=[])),
 ]

@@ -8,7 +8,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from stageout.cli.doctor import config, node, pool, trust
+from stageout.cli.doctor import config, credentials, node, pool, trust
 from stageout.cli.doctor.findings import Check, Finding, Level, Machine, Role, Unseen, fail, unchecked, words
 from stageout.cli.exits import CommandError, Exit
 from stageout.cli.render import clean
@@ -16,9 +16,17 @@ from stageout.cli.rows import SCHEMA
 
 _EXECUTE_POINT: tuple[Check, ...] = (
     *config.COMMON, *config.EXECUTE_POINT, *node.EXECUTE_POINT, *pool.COMMON, *pool.EXECUTE_POINT, *trust.EXECUTE_POINT,
+    *credentials.EXECUTE_POINT,
 )  # fmt: skip
 CHECKS: dict[Role, tuple[Check, ...]] = {
-    Role.AP: (*config.COMMON, *config.ACCESS_POINT, *pool.COMMON, *pool.ACCESS_POINT, *trust.ACCESS_POINT),
+    Role.AP: (
+        *config.COMMON,
+        *config.ACCESS_POINT,
+        *pool.COMMON,
+        *pool.ACCESS_POINT,
+        *trust.ACCESS_POINT,
+        *credentials.ACCESS_POINT,
+    ),
     Role.EP: _EXECUTE_POINT,
     Role.PILOT: _EXECUTE_POINT,
 }
