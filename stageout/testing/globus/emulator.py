@@ -24,6 +24,7 @@ from stageout.testing.globus.world import ACTIVE, GUEST, TRANSFER, ApiError, Col
 
 _PIECE_BYTES = 1 << 20
 _LIFE_S = 172800.0
+_REFRESH = "refresh"
 
 
 class Emulator:
@@ -110,6 +111,10 @@ class Emulator:
         with self.world.lock:
             self.world.consents.setdefault(user, set()).add(collection)
         self.world.save()
+
+    def refresh_token(self, user: str, scope: str) -> str:
+        """What a person's login with offline access leaves."""
+        return self.world.issue(_REFRESH, user, scope, _LIFE_S)
 
     def client(self, client_id: str, secret: str) -> None:
         """Let this application ask for tokens of its own (client credentials)."""
@@ -246,15 +251,21 @@ class _Handler(BaseHTTPRequestHandler):
     # ---- Auth --------------------------------------------------------------------------------------------------------
 
     def _token(self, raw: bytes) -> tuple[int, dict[str, Any]]:
-        """Client credentials only, by HTTP Basic only, as Auth's metadata says."""
+        """Client credentials and renewal, by HTTP Basic only, as Auth's metadata says."""
         form = dict(parse_qsl(raw.decode()))
         given = base64.b64decode(self.headers.get("Authorization", "").partition("Basic ")[2]).decode()
         client, _, secret = given.partition(":")
         if self.world.clients.get(client) != secret or not client:
             return 401, {"error": "invalid_client"}
-        if form.get("grant_type") != "client_credentials":
+        user, scopes = client, form.get("scope", "")
+        if form.get("grant_type") == "refresh_token":
+            login = self.world.tokens.get(form.get("refresh_token", ""))
+            if login is None or login.resource_server != _REFRESH:
+                return 400, {"error": "invalid_grant"}
+            user, scopes = login.user, login.scope
+        elif form.get("grant_type") != "client_credentials":
             return 400, {"error": "unsupported_grant_type"}
-        made = [self._grant(client, scope) for scope in re.findall(r"[^\s\[]+(?:\[[^\]]*\])?", form.get("scope", ""))]
+        made = [self._grant(user, scope) for scope in re.findall(r"[^\s\[]+(?:\[[^\]]*\])?", scopes)]
         return 200, {**made[0], "other_tokens": made[1:]}
 
     def _grant(self, user: str, scope: str) -> dict[str, Any]:
