@@ -64,13 +64,14 @@ class Admission:
         """The offer has become a sandbox, or nothing."""
         self._promised.pop(number, None)
 
-    def places_free(self, slot: SlotKey) -> int:
-        """Places left in a data slot."""
+    def places_free(self, slot: SlotKey, owner: str) -> int:
+        """Places left in a data slot for an owner."""
         places = Places(self.registry.occupying(slot), self.rules().limits, self._is_stuck)
-        for run, taken in {(item.facts.run, slot_of(item.facts)) for item in self._promised.values()}:
+        promised = {(item.facts.run, slot_of(item.facts), item.facts.owner) for item in self._promised.values()}
+        for run, taken, by in promised:
             if self.registry.of_run(run) is None:
-                places.take(taken)
-        return places.free(slot)
+                places.take(taken, by)
+        return places.free(slot, owner)
 
     @property
     def places_taken(self) -> int:
@@ -123,7 +124,7 @@ class Admission:
         run = offer.facts.run
         if self.registry.of_run(run) or any(other.facts.run == run for other in self._promised.values()):
             return ""  # a further hand-off of a run that has its place
-        if self.places_free(slot_of(offer.facts)) <= 0:
+        if self.places_free(slot_of(offer.facts), offer.facts.owner) <= 0:
             return f"the data slot of {offer.facts.slot_name} is full (STAGEOUT_DATA_SLOT_DEPTH)"
         return ""
 

@@ -56,12 +56,13 @@ class Places:
         self._active_parents: Counter[tuple[str, int]] = Counter()
         self._active_owners: Counter[tuple[tuple[str, int], str]] = Counter()
         self._taken: Counter[SlotKey] = Counter()
+        self._taken_owners: Counter[tuple[tuple[str, int], str]] = Counter()
         self._taken_parents: Counter[tuple[str, int]] = Counter()
         for one, count in occupants:
             if one.active:
                 self.activate(one.slot, one.owner, count)
             if not is_stuck(one):
-                self.take(one.slot, count)
+                self.take(one.slot, one.owner, count)
 
     def activate(self, slot: SlotKey, owner: str, count: int = 1) -> None:
         """Active places are taken."""
@@ -69,9 +70,10 @@ class Places:
         self._active_parents[slot.parent] += count
         self._active_owners[slot.parent, owner] += count
 
-    def take(self, slot: SlotKey, count: int = 1) -> None:
+    def take(self, slot: SlotKey, owner: str, count: int = 1) -> None:
         """Places of any kind are taken."""
         self._taken[slot] += count
+        self._taken_owners[slot.parent, owner] += count
         self._taken_parents[slot.parent] += count
 
     def has_active(self, slot: SlotKey, owner: str) -> bool:
@@ -81,13 +83,14 @@ class Places:
         whole = self._active_parents[slot.parent] < self._limits.active * max(1, self._limits.cpus)
         return self._active[slot] < self._limits.active and (whole or not slot.dslot_id)
 
-    def free(self, slot: SlotKey) -> int:
-        """Places left in this data slot."""
+    def free(self, slot: SlotKey, owner: str) -> int:
+        """Places left in this data slot for an owner; always one for whom none is taken yet, so that others' waiting
+        output never makes somebody's first upload synchronous."""
         each = self._limits.active + self._limits.depth
-        own = each - self._taken[slot]
-        if not slot.dslot_id:
-            return max(0, own)
-        return max(0, min(own, each * max(1, self._limits.cpus) - self._taken_parents[slot.parent]))
+        free = each - self._taken[slot]
+        if slot.dslot_id:
+            free = min(free, each * max(1, self._limits.cpus) - self._taken_parents[slot.parent])
+        return max(0 if self._taken_owners[slot.parent, owner] else 1, free)
 
 
 def is_stuck(one: Occupant, destinations: Mapping[int, Destination], flow: Callable[[str], Flow]) -> bool:

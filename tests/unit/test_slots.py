@@ -234,7 +234,7 @@ def test_a_dead_destination_blocks_no_other() -> None:
 
     dead, alive = box(1, slot=7), box(2, slot=7, waiting=(Waiting(2, 1, 10, 0),))
     assert sent(planned(dead, alive, flow=flow)) == [[2]]
-    assert places_of([dead], flow=flow).free(dead.slot) == 3
+    assert places_of([dead], flow=flow).free(dead.slot, "a") == 3
 
 
 def test_places_of_a_data_slot() -> None:
@@ -242,11 +242,12 @@ def test_places_of_a_data_slot() -> None:
     states = (State.ACCEPTED, State.CONFIRMED, State.MOVING, State.RETRY_WAIT, State.FAILED)
     boxes = [box(number, slot=7, state=state) for number, state in enumerate(states)]
     places = places_of(boxes)
-    assert places.free(slot) == 0
-    assert places.free(SlotKey("ep", 1, 8)) == 3
+    assert places.free(slot, "a") == 0
+    assert places.free(SlotKey("ep", 1, 8), "a") == 3
     crowd = [box(number + 1, slot=number + 1) for number in range(12)]
-    assert places_of(crowd).free(SlotKey("ep", 1, 99)) == 0
-    assert places_of(crowd).free(SlotKey("other", 1, 99)) == 3
+    assert places_of(crowd).free(SlotKey("ep", 1, 99), "a") == 0
+    assert places_of(crowd).free(SlotKey("ep", 1, 99), "somebody new") == 1
+    assert places_of(crowd).free(SlotKey("other", 1, 99), "a") == 3
 
 
 def test_registry_keeps_its_lists_apart() -> None:
