@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sandbox_manager import lookups, records
+from sandbox_manager.breaker import Breakers
 from sandbox_manager.credentials import HeldSurroundings
 from sandbox_manager.lookups import FileRow
 from sandbox_manager.movers import Batch, Cargo, Equipment, Mover, Stopped
@@ -19,6 +20,7 @@ from sandbox_manager.results import Answer, Delivered
 from sandbox_manager.retry import UNREACHABLE, Failure, RetryRules, judge
 from sandbox_manager.sandbox import Destination, FileState, Sandbox, method_of
 from sandbox_manager.spool import HeldFile, Spool
+from stageout.core import log
 from stageout.core.classads import ClassAd, parse_ad
 from stageout.core.errors import Advice, ErrorClass
 from stageout.core.states import State
@@ -212,6 +214,20 @@ def delivered_result(item: FileRow, answer: Delivered) -> FileResult:
     return FileResult(
         item.ticket_id, item.position, FileState.DELIVERED, verified=answer.verified, digest=answer.digest
     )  # fmt: skip
+
+
+def mind_breaker(breakers: Breakers, server: str, judged: Judged) -> bool:
+    """Tell a server's breaker what a batch saw. True when a server that was away has come back."""
+    if not judged.unreachable:
+        back = breakers.reached(server)
+        if back:
+            log.event("breaker", server=server, circuit="closed")
+        return back
+    reason = judged.waiting[0].error if judged.waiting else judged.failed[0].error
+    if breakers.unreachable(server, reason, judged.retry_after_s):
+        probe_in_s = round(breakers.opens_in_s(server))
+        log.warn("breaker", server=server, circuit="open", reason=reason, probe_in_s=probe_in_s)
+    return False
 
 
 def settle(db: sqlite3.Connection, sandbox: int, is_open: Callable[[int], bool], limit: int, now: int) -> None:

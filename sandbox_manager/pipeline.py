@@ -21,7 +21,7 @@ from typing import TypeVar
 from sandbox_manager import lookups, orders, rates, records, recovery
 from sandbox_manager.admission import Admission, Offer, schemes_of, slot_of
 from sandbox_manager.agents import AgentBook
-from sandbox_manager.batches import BatchRun, Judged, delivered_result, job_names, judge_batch, settle
+from sandbox_manager.batches import BatchRun, Judged, delivered_result, job_names, judge_batch, mind_breaker, settle
 from sandbox_manager.book import Book
 from sandbox_manager.breaker import Breakers, Flow
 from sandbox_manager.credentials import HeldSurroundings
@@ -42,6 +42,7 @@ from sandbox_manager.sandbox import ACTIVE, Destination, Sandbox, method_of, spl
 from sandbox_manager.shares import Shares
 from sandbox_manager.slots import Places, is_stuck
 from sandbox_manager.spool import HeldFile, Spool
+from sandbox_manager.strays import Strays
 from sandbox_manager.throughput import Throughput
 from sandbox_manager.tuner import Flight, Target, Tuner
 from stageout.core import log
@@ -104,6 +105,7 @@ class Pipeline:
         )  # fmt: skip
         self._sending = True
         self._shares = Shares()
+        self._strays = Strays(spool)
         self._rates = Rates()
         self.tuner = Tuner(rules.tuning, clock, lambda server: self._rates.level(server, clock.wall_s()), grants)
         self._boot = boot_id()
@@ -432,7 +434,7 @@ class Pipeline:
 
         :param asked: a plugin ran; without that nothing was learnt about the server. :param learnt: about its rate.
         """
-        back = asked and self._mind_breaker(destination.server, judged)
+        back = asked and mind_breaker(self.breakers, destination.server, judged)
         sandboxes = sorted({item.sandbox for item in files})
         named = {
             "record-delivered": judged.delivered,
@@ -461,19 +463,6 @@ class Pipeline:
             return touched
 
         self.follow(await self.book.write(change, *labels))
-
-    def _mind_breaker(self, server: str, judged: Judged) -> bool:
-        """Tell the server's breaker what the batch saw. True when a server that was away has come back."""
-        if not judged.unreachable:
-            back = self.breakers.reached(server)
-            if back:
-                log.event("breaker", server=server, circuit="closed")
-            return back
-        reason = judged.waiting[0].error if judged.waiting else judged.failed[0].error
-        if self.breakers.unreachable(server, reason, judged.retry_after_s):
-            probe_in_s = round(self.breakers.opens_in_s(server))
-            log.warn("breaker", server=server, circuit="open", reason=reason, probe_in_s=probe_in_s)
-        return False
 
     def _same_server(self, server: str) -> frozenset[int]:
         return frozenset(number for number, place in self.book.registry.destinations.items() if place.server == server)
@@ -543,8 +532,10 @@ class Pipeline:
             self.follow(boxes)
 
     async def forget_old_jobs(self) -> None:
-        """Forget jobs that nothing is held of and that were not heard of for the retention time."""
+        """Forget jobs that nothing is held of and that were not heard of for the retention time; remove strays."""
         self._shares.fade(self._clock.monotonic_s())
+        kept = await self.book.ledger.read(lookups.kept_tickets)
+        await self._in_disk_thread(self._strays.collect, list(kept))
         await self.book.drop_old_fences(int(self._clock.wall_s() - self.rules.retention_s))
 
     # ---- stopping and looking ----------------------------------------------------------------------------------------

@@ -426,6 +426,21 @@ def test_a_file_with_two_destinations_takes_its_space_once_and_after_a_restart_t
     assert site.delivered() == ["a", "a"]
 
 
+def test_a_directory_without_a_record_goes_at_the_second_look_and_no_other(site: Site) -> None:
+    async def story() -> None:
+        async with site.manager(moving=False) as node:
+            receipt = await node.hand_off({"copy://h/ok/a": b"x"})
+            sandboxes = node.spool.root / "sandboxes"
+            (sandboxes / ("f" * 32)).mkdir()
+            await node.pipeline.forget_old_jobs()
+            assert sorted(held(site)) == sorted([receipt.ticket, "f" * 32])
+            (sandboxes / ("e" * 32)).mkdir()
+            await node.pipeline.forget_old_jobs()
+            assert sorted(held(site)) == sorted([receipt.ticket, "e" * 32])
+
+    run(story())
+
+
 def test_a_graceful_stop_lets_a_transfer_end_and_a_fast_one_does_not(site: Site) -> None:
     async def story(grace_s: float, name: str, job: str) -> None:
         site.flag("hold")
