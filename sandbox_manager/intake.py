@@ -298,7 +298,9 @@ class Intake:
             await self._linked(link, offer)
             credentials = offer.surroundings.credentials
             files = await self._in_thread(self._spool.claim, ticket, offer.files, facts.uid, facts.gid, credentials)
-            surroundings = await self._in_thread(self._surroundings, ticket, offer.surroundings)
+            surroundings = None
+            if offer.surroundings != wire.Surroundings():
+                surroundings = await self._in_thread(self._surroundings, ticket, offer.surroundings)
             if link.is_gone:
                 raise EOFError("the plugin ended before its files were accepted")
             return await self._record(Handoff(ticket, facts, offer.plugin, files, reservation, surroundings))
@@ -309,9 +311,7 @@ class Intake:
                 self._custody.release(reservation)
             raise
 
-    def _surroundings(self, ticket: str, offered: wire.Surroundings) -> HeldSurroundings | None:
-        if offered == wire.Surroundings():
-            return None
+    def _surroundings(self, ticket: str, offered: wire.Surroundings) -> HeldSurroundings:
         found = self._spool.safe.take(ticket, offered.credentials, self._clock.wall_s())
         return HeldSurroundings(ticket, _one_ad(offered.job_ad), _one_ad(offered.plugin_data), found)
 

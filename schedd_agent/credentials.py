@@ -19,13 +19,23 @@ _ID = re.compile(r"[^#]+#\d{1,9}\.\d{1,9}#\d+")
 _READY = (Status.COMPLETED, Status.HELD)
 
 
+def services_of(needed: str) -> frozenset[str]:
+    """OAuthServicesNeeded as names of files: ``service*handle`` is ``service_handle.use``."""
+    return frozenset(item.replace("*", "_") for item in needed.replace(",", " ").split())
+
+
 class Owner(NamedTuple):
-    """What the queue says about a job. :param run: NumShadowStarts. :param proxy: its x509userproxy, "" for none."""
+    """What the queue says about a job.
+
+    :param run: NumShadowStarts. :param proxy: its x509userproxy, "" for none.
+    :param services: that it asked for (OAuthServicesNeeded), as their files are called.
+    """
 
     user: str
     status: int
     run: int
     proxy: str
+    services: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -56,6 +66,8 @@ class Keeper:
             owner = owners.get(ask.job)
             if owner is None or owner.run != ask.run_number or owner.status not in _READY:
                 raise NoCredential("the job is not in the queue with this run completed")
+            if ask.kind == "token" and ask.service not in owner.services:
+                raise NoCredential(f"the job did not ask for tokens of {ask.service} (OAuthServicesNeeded)")
             content = self.reader.read(ask.kind, owner.user, ask.service if ask.kind == "token" else owner.proxy)
         except NoCredential as no:
             return Answer(None, str(no))

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
-from schedd_agent.credentials import Owner
+from schedd_agent.credentials import Owner, services_of
 from schedd_agent.edits import Edit
 from schedd_agent.model import (
     HOLD_CODE,
@@ -155,11 +155,11 @@ class CondorQueue:
 
     def owners(self, names: Collection[str]) -> dict[str, Owner]:
         """Whose credentials go with these jobs, for those that are in the queue."""
-        wanted = ["GlobalJobId", "Owner", "JobStatus", "NumShadowStarts", "x509userproxy"]
+        wanted = ["GlobalJobId", "Owner", "JobStatus", "NumShadowStarts", "x509userproxy", "OAuthServicesNeeded"]
         return {
             str(ad["GlobalJobId"]): Owner(
                 str(ad.get("Owner") or ""), int(ad["JobStatus"]), int(ad.get("NumShadowStarts") or 0),
-                str(ad.get("x509userproxy") or ""),
+                str(ad.get("x509userproxy") or ""), services_of(str(ad.get("OAuthServicesNeeded") or "")),
             )
             for constraint in _by_ids([Run(name, 0).job_id for name in names])
             for ad in self._query(constraint, wanted)

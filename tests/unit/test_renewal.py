@@ -20,7 +20,7 @@ from test_credentials import ended, holding, jwt, proxy
 
 from sandbox_manager import lookups
 from sandbox_manager.fetch import Fetcher, NotReached, post
-from schedd_agent.credentials import Keeper, Owner
+from schedd_agent.credentials import Keeper, Owner, services_of
 from schedd_agent.model import Record, Ticket
 from schedd_agent.port import Certificate, Port, addresses_of
 from schedd_agent.reader import Direct, NoCredential, open_reader
@@ -49,7 +49,7 @@ class World:
         (self.tokens / "alice").mkdir(parents=True)
         self.token = self.tokens / "alice" / "team.use"
         self.token.write_bytes(b"fresh")
-        self.owner = Owner("alice", 4, 2, "")
+        self.owner = Owner("alice", 4, 2, "", services_of("box, team*read other team"))
         self.ticket = Ticket("t" * 32, MANAGER, KEY.public, 1, 1)
         self.reader = Direct(self.tokens)
 
@@ -91,7 +91,9 @@ def test_the_manager_of_the_receipt_gets_the_owners_token(world: World) -> None:
         ({"ask": replace(ASK, job=f"{SCHEDD}#8.0#1700000000")}, "no receipt"),
         ({"ask": replace(ASK, job="nonsense")}, "this is no job"),
         ({"ask": replace(ASK, job=f"{SCHEDD}#7.0#1700000001")}, "not in the queue"),
-        ({"ask": replace(ASK, service="../bob/team")}, "no service"),
+        ({"ask": replace(ASK, service="../bob/team")}, "did not ask for"),
+        ({"ask": replace(ASK, service="secret")}, "did not ask for tokens of secret"),
+        ({"ask": replace(ASK, service="team_read")}, "no more on the access point"),
         ({"ask": replace(ASK, service="other")}, "no more on the access point"),
         ({"ask": replace(ASK, kind="proxy", service="")}, ""),
     ],
