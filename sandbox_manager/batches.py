@@ -29,6 +29,12 @@ _JOBS_NAMED = 3
 _CHANGED = Failure(
     ErrorClass.SOURCE_CHANGED, "the file was changed after the job had ended, so it is not what the job made"
 )
+_IN_DOUBT = Failure(
+    ErrorClass.UNKNOWN,
+    "a name of the file came or went while it was sent, so nothing proves that it stayed as it was; it is sent again "
+    "by itself",
+    at_once=True,
+)
 
 
 class BatchRun:
@@ -81,16 +87,16 @@ class BatchRun:
         :raises Stopped: by :meth:`stop`. :raises OSError: the work directory could not be made.
         """
         whole = [index for index, item in enumerate(self._files) if self._is_unchanged(item)]
-        before = {index: self._change_time(self._files[index]) for index in whole}
+        before = {index: self._change_mark(self._files[index]) for index in whole}
         answers: list[Answer] = [_CHANGED] * len(self._files)
         try:
             sent = self._call([self._files[index] for index in whole]) if whole else []
         except Stopped as stopped:
             delivered = {whole[at]: answer for at, answer in stopped.delivered.items()}
-            stayed = {index for index in delivered if self._stayed(self._files[index], before[index])}
-            raise Stopped({index: delivered[index] for index in stayed}) from None
+            told = {at: self._if_unchanged(self._files[at], before[at], answer) for at, answer in delivered.items()}
+            raise Stopped({at: answer for at, answer in told.items() if isinstance(answer, Delivered)}) from None
         for index, answer in zip(whole, sent):
-            answers[index] = answer if self._stayed(self._files[index], before[index]) else _CHANGED
+            answers[index] = self._if_unchanged(self._files[index], before[index], answer)
         return answers
 
     def _call(self, files: Sequence[FileRow]) -> list[Answer]:
@@ -113,7 +119,10 @@ class BatchRun:
             if self._stopped:
                 raise Stopped
             settings = {**self._settings, "STAGEOUT_STATE_DIR": str(self._spool.state_of(*self._user))}
-            batch = Batch(self._directory, self._plugin, *self._user, cargo, self._lifetime_s, equipment, settings)
+            group = self._spool.group_of(*self._user)
+            batch = Batch(
+                self._directory, self._plugin, *self._user, cargo, self._lifetime_s, equipment, settings, group
+            )
             self._mover = Mover(batch)
         self.asked = True
         return self._mover.run()
@@ -128,16 +137,18 @@ class BatchRun:
     def _is_unchanged(self, item: FileRow) -> bool:
         return self._spool.unchanged(item.ticket, _held(item))
 
-    def _change_time(self, item: FileRow) -> int:
+    def _change_mark(self, item: FileRow) -> tuple[int, int]:
         try:
-            return self._spool.change_time_ns(item.ticket, item.position)
+            return self._spool.change_mark(item.ticket, item.position)
         except OSError:
-            return -1
+            return -1, -1
 
-    def _stayed(self, item: FileRow, before: int) -> bool:
-        """A ctime of 0 says nothing: the job's own directory with the file's other name is being removed just now."""
-        after = self._change_time(item)
-        return self._is_unchanged(item) and (after == before or 0 in (before, after))
+    def _if_unchanged(self, item: FileRow, before: tuple[int, int], answer: Answer) -> Answer:
+        """The plugin's answer, if what it sent is what was accepted; in doubt the file is sent again."""
+        after = self._change_mark(item)
+        if not self._is_unchanged(item) or (after != before and after[1] == before[1]):
+            return _CHANGED
+        return _IN_DOUBT if after != before and isinstance(answer, Delivered) else answer
 
 
 def _held(item: FileRow) -> HeldFile:

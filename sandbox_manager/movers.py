@@ -74,6 +74,7 @@ class Batch:
 
     :param directory: work directory to make, below ``movers/``. :param uid: the job's user; :param gid: its group.
     :param settings: for the plugin's environment; what the administrator has set there goes before them.
+    :param passing_group: that may pass through the directories of the sources; -1: none beside the user's own.
     """
 
     directory: Path
@@ -84,6 +85,7 @@ class Batch:
     lifetime_s: float
     equipment: Equipment = field(default_factory=Equipment)
     settings: Mapping[str, str] = field(default_factory=dict)
+    passing_group: int = -1
 
 
 class Stopped(Exception):
@@ -242,7 +244,9 @@ class Mover:
 
     def _start(self, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
         batch = self._batch
-        groups = ",".join(map(str, group_list(batch.uid, batch.gid)))
+        own = group_list(batch.uid, batch.gid)
+        extra = [batch.passing_group] if batch.passing_group not in (-1, *own) else []
+        groups = ",".join(map(str, own + extra))
         shim = [sys.executable, "-I", "-S", str(_LAUNCH), str(os.getpid()), str(batch.uid), str(batch.gid), groups]
         return subprocess.Popen(
             [*shim, str(batch.directory), str(batch.plugin.path), *arguments],

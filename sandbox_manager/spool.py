@@ -1,7 +1,8 @@
 """Where accepted output lies: one directory per hand-off, the files in it under their position numbers.
 
-Below a root manager a directory belongs to root and lets only the job's group pass (0710): the owner's plugin can open
-a file by its path, and nobody can list, remove or replace anything. Where everything is one user, all is 0700.
+Below a root manager a directory belongs to root and lets only one group pass (0710), which no account has and each
+mover of its owner gets: the plugin can open a file by its path while it sends, no other process can, not even the
+owner's, and nobody can list, remove or replace anything. Where everything is one user, all is 0700.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from stageout.core import durable, log
 from stageout.core.errors import StageoutError
 from stageout.wire.handoff import OfferedCredential, OfferedFile, credential_link
 
+#: Groups of movers are numbered from here by the owner's uid: above what accounts have, below the largest numbers.
+_FIRST_GROUP = 0x60000000
+_GROUPS = 0x10000000
 _PARTS = ("run", "intake", "sandboxes", "movers", "state", "ledger")
 
 
@@ -64,6 +68,7 @@ class Spool:
         self.execute = Path(os.path.realpath(execute))
         self._root_mode = os.geteuid() == 0
         self._lock = -1
+        self._private_groups = False
         self.safe = Safe(self.root / "sandboxes")
 
     # ---- at start ----------------------------------------------------------------------------------------------------
@@ -81,6 +86,7 @@ class Spool:
                 for part in _PARTS:
                     self._make(self.root / part, 0o700 if part == "ledger" else 0o711)
                 self._take_lock()
+            self._private_groups = self._root_mode and self._may_have_private_groups()
         except OSError as problem:
             raise SpoolError(f"STAGEOUT_SPOOL = {self.root}: {problem}; give it a place that can be written") from None
         for left in durable.disk.listdir(self.root / "intake"):
@@ -116,6 +122,26 @@ class Spool:
                     f"STAGEOUT_SPOOL = {self.root}: others than its owner may rename what is in {parent}; "
                     f"chmod go-w {parent}, or set STAGEOUT_SPOOL elsewhere"
                 )
+
+    def _may_have_private_groups(self) -> bool:
+        """False in a container that maps only some numbers of groups."""
+        try:
+            durable.disk.chown(self.root / "intake", -1, _FIRST_GROUP)
+            durable.disk.chown(self.root / "intake", -1, 0)
+        except OSError as problem:
+            log.warn("no-private-groups", problem=problem, now="a job's primary group can reach its output by path")
+            return False
+        return True
+
+    @staticmethod
+    def private_group(uid: int) -> int | None:
+        """The group that only movers of this user have; None for accounts with very large numbers."""
+        return _FIRST_GROUP + uid if 0 <= uid < _GROUPS else None
+
+    def group_of(self, uid: int, gid: int) -> int:
+        """The group that may pass through the directories of a user's output. :param gid: the user's own."""
+        private = self.private_group(uid) if self._private_groups else None
+        return gid if private is None else private
 
     def _make(self, path: Path, mode: int) -> None:
         with contextlib.suppress(FileExistsError):
@@ -197,13 +223,14 @@ class Spool:
         with trees.opened(place) as directory:
             if self._root_mode:
                 # From here on the user can add and remove nothing, not even through a descriptor he holds.
-                durable.disk.fchown(directory, 0, gid)
+                durable.disk.fchown(directory, 0, self.group_of(uid, gid))
                 durable.disk.fchmod(directory, 0o710)
-            names = trees.names(directory)
             wanted = {str(position) for position in range(len(offered))}
             wanted.update(map(credential_link, range(len(credentials))))
+            names = trees.names(directory, len(wanted) + 1)
             if set(names) != wanted:
-                raise NotClaimed(f"{len(names)} names were linked where {len(wanted)} files were offered")
+                more = "or more " if len(names) > len(wanted) else ""
+                raise NotClaimed(f"{len(names)} {more}names were linked where {len(wanted)} files were offered")
             if credentials:
                 self._lock_away(directory, credentials, uid)
             return [self._held(directory, at, item, uid) for at, item in enumerate(offered)]
@@ -283,13 +310,14 @@ class Spool:
             held.device,
         )
 
-    def change_time_ns(self, ticket: str, position: int) -> int:
-        """The file's ctime, which no owner can set back: the same before and after reading proves unchanged content.
+    def change_mark(self, ticket: str, position: int) -> tuple[int, int]:
+        """The file's ctime, which no owner can set back, and how many names it has.
 
-        0 while it has other names (HTCondor removes those with the scratch directory, and that changes the ctime).
+        The same before and after reading proves unchanged content. With another number of names the ctime proves
+        nothing: HTCondor removes a name with the scratch directory, and that changes the ctime too.
         """
         found = durable.disk.lstat(self.path(ticket, position))
-        return found.st_ctime_ns if found.st_nlink == 1 else 0
+        return found.st_ctime_ns, found.st_nlink
 
     def discard(self, ticket: str) -> None:
         """Undo a hand-off that was not recorded, however far it came; never raises."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 import stat
@@ -12,6 +13,7 @@ from pathlib import Path
 from stageout.core import durable
 
 _ROUNDS = 100_000
+_AT_ONCE = 10_000
 
 
 @contextmanager
@@ -24,10 +26,10 @@ def opened(path: Path) -> Iterator[int]:
         durable.disk.close(descriptor)
 
 
-def names(directory: int) -> list[str]:
-    """Names in an opened directory."""
+def names(directory: int, most: int | None = None) -> list[str]:
+    """Names in an opened directory, ``most`` of them at most."""
     with durable.disk.scandir(directory) as entries:
-        return [entry.name for entry in entries]
+        return [entry.name for entry in itertools.islice(entries, most)]
 
 
 def remove(parent: Path, name: str) -> None:
@@ -64,19 +66,24 @@ def _empty(top: int, name: str) -> list[str]:
             # Shuts its user out, a process of his that stands in the directory included.
             durable.disk.fchown(descriptor, 0, 0)
             durable.disk.fchmod(descriptor, 0o700)
-        with durable.disk.scandir(descriptor) as entries:
-            listed = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
-        for inner, is_directory in listed:
-            if is_directory:
-                _make_ours(inner, descriptor)
-                moved.append(f".stray-{secrets.token_hex(8)}")
-                durable.disk.rename(inner, moved[-1], src_dir_fd=descriptor, dst_dir_fd=top)
-            else:
-                durable.disk.unlink(inner, dir_fd=descriptor)
+        while part := _some(descriptor):
+            for inner, is_directory in part:
+                if is_directory:
+                    _make_ours(inner, descriptor)
+                    moved.append(f".stray-{secrets.token_hex(8)}")
+                    durable.disk.rename(inner, moved[-1], src_dir_fd=descriptor, dst_dir_fd=top)
+                else:
+                    durable.disk.unlink(inner, dir_fd=descriptor)
     finally:
         durable.disk.close(descriptor)
     durable.disk.rmdir(name, dir_fd=top)
     return moved
+
+
+def _some(directory: int) -> list[tuple[str, bool]]:
+    """The next entries of a directory, and which are directories; however many there are, memory is bounded."""
+    with durable.disk.scandir(directory) as entries:
+        return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in itertools.islice(entries, _AT_ONCE)]
 
 
 def _make_ours(name: str, parent: int) -> None:

@@ -41,13 +41,18 @@ from stageout.wire.custody import (
 _META = "agent_keys"
 _SILENT_S = 86400.0
 _REFUSALS_KEPT = 100
+_FORMER_KEPT = 8
 
 
 class Pin(NamedTuple):
-    """The key of one access point, and how it was learnt."""
+    """The key of one access point, and how it was learnt.
+
+    :param former: keys that it has replaced: jobs that were submitted before still bring them.
+    """
 
     key: str
     source: str
+    former: tuple[str, ...] = ()
 
 
 def read_listed(text: str) -> dict[str, str]:
@@ -79,7 +84,8 @@ class AgentKeys:
 
     def load(self, db: sqlite3.Connection) -> None:
         """Read what was learnt before."""
-        self._pins = {name: Pin(*row) for name, row in json.loads(get_meta(db, _META, "{}")).items()}
+        rows = json.loads(get_meta(db, _META, "{}"))
+        self._pins = {name: Pin(key, source, tuple(former)) for name, (key, source, former) in rows.items()}
 
     def save(self, db: sqlite3.Connection) -> None:
         """Write what was learnt."""
@@ -98,12 +104,12 @@ class AgentKeys:
             return f"STAGEOUT_AGENT_KEYS of this node does not name {schedd}"
         if not key:
             return ""
-        if known is None or (known.source == "first" and known.key != key):
+        if known is None or (known.source == "first" and key not in (known.key, *known.former)):
             self._pin(schedd, key, "claim")
-        elif known.key != key:
+        elif key not in (known.key, *known.former):
             return f"the job brings another key of {schedd} than this node knows ({known.source}); see docs/SECURITY.md"
-        elif known.source == "first":
-            self._pin(schedd, key, "claim")
+        elif known.source == "first" and known.key == key:
+            self._pin(schedd, key, "claim", known.former)
         return ""
 
     def heard(self, notice: AgentNotice, held: bool) -> None:
@@ -120,16 +126,16 @@ class AgentKeys:
         elif known.key != notice.key:
             silent_s = now_s - self._heard_s.get(notice.schedd, self._started_s)
             if known.source != "listed" and succeeds(notice.key, known.key, notice.vouches):
-                self._pin(notice.schedd, notice.key, known.source)
+                self._pin(notice.schedd, notice.key, known.source, (*known.former, known.key)[-_FORMER_KEPT:])
             elif known.source == "first" and not held and silent_s > _SILENT_S:
                 self._pin(notice.schedd, notice.key, "first")
             else:
                 raise BadPayload(f"its key is {notice.key}, that of {notice.schedd} is {known.key} ({known.source})")
         self._heard_s[notice.schedd] = now_s
 
-    def _pin(self, schedd: str, key: str, source: str) -> None:
+    def _pin(self, schedd: str, key: str, source: str, former: tuple[str, ...] = ()) -> None:
         log.warn("agent-key", schedd=schedd, key=key, learnt=source)
-        self._pins[schedd] = Pin(key, source)
+        self._pins[schedd] = Pin(key, source, former)
         self.unsaved = True
 
     def facts(self) -> list[dict[str, str]]:

@@ -119,7 +119,7 @@ def _closed(directory: Path, scratch: Path) -> None:
         (_directory, "not a regular file"),
         (_device, "not a regular file"),
         (_wrong_size, "5 bytes, 1 were offered"),
-        (_extra_name, "2 names were linked where 1"),
+        (_extra_name, "2 or more names were linked where 1"),
         (_other_name, "where 1 files were offered"),
         (_nothing, "0 names"),
         (_unreadable, "cannot be read by its owner"),
@@ -205,8 +205,8 @@ def test_nobody_enters_the_hand_off_of_another_nor_his_own_after_the_end(root_si
         os.link(scratch / "out", directory / "0")
         assert raw.linked()["op"] == "accepted"
         place = root_site.spool / "sandboxes" / directory.name
-        reads = (place / "0").read_bytes()
-        return reads, denied(
+        return denied(
+            (place / "0").read_bytes,
             lambda: os.unlink("0", dir_fd=held),
             lambda: os.link(scratch / "out", "1", dst_dir_fd=held),
             lambda: (place / "0").unlink(),
@@ -232,8 +232,7 @@ def test_nobody_enters_the_hand_off_of_another_nor_his_own_after_the_end(root_si
     )
     assert bob.result() == [True] * 4
     os.write(go_on, b"x")
-    reads, refused = alice.result()
-    assert reads == b"x" and refused == [True] * 8
+    assert alice.result() == [True] * 9
     held = root_site.spool / "sandboxes" / directory.name
     held_by_bob = Child(lambda: denied((held / "0").read_bytes, lambda: _list(held)), BOB)
     assert held_by_bob.result() == [True, True]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,6 +78,17 @@ def test_tables_of_states_import_no_io(name: str) -> None:
 def test_executables_are_short() -> None:
     for path in (ROOT / "plugins").glob("*_plugin"):
         assert len(path.read_text().splitlines()) < 15, path
+
+
+def test_plugins_do_not_pay_for_signatures() -> None:
+    """Every job waits for the plugin's start: what only daemons need is not loaded there."""
+    code = (
+        "import sys, stageout.plugin, stageout.handoff.client, stageout.wire.custody\n"
+        "import stageout.protocols.curl.protocol\n"
+        "print([name for name in sys.modules if name.startswith('cryptography')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_tuning_is_pure() -> None:

@@ -76,7 +76,7 @@ class FakeCollector:
         orders = tuple(self._orders.values())
         return [
             notice_ad(AgentNotice(SCHEDD, SCHEDD, self.key.public, self._notices, int(time.time())), self.key),
-            orders_ad(OrderSheet(SCHEDD, manager, 1, orders, self.manager_key), self.key),
+            *([orders_ad(OrderSheet(SCHEDD, manager, 1, orders, self.manager_key), self.key)] if orders else []),
             *self.extra,
         ]
 

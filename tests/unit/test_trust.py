@@ -232,6 +232,10 @@ def test_a_successor_is_obeyed_and_its_predecessor_no_longer() -> None:
     new = AGENT.successor()
     assert len(gate.take(orders(new), notice(new, number=2), held=frozenset({"ap"}))) == 1
     assert gate.take(orders(AGENT)) == []
+    for key in (AGENT, new):
+        assert gate.agents.objection("ap", key.public) == "", "jobs of before the renewal are taken too"
+    assert gate.take(orders(AGENT)) == []
+    assert len(gate.take(orders(new))) == 1
 
 
 def test_a_lost_key_is_replaced_only_after_a_day_and_with_nothing_at_stake() -> None:

@@ -1,0 +1,180 @@
+"""The daemon and its keys: what it signs, whom it obeys, and what it does about those who write over its report."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import stat
+import struct
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from manager_site import SCHEDD, Site, made, run, until
+from test_manager_daemon import AGENT_KEY, accepted, in_thread, served
+
+from sandbox_manager import ads
+from sandbox_manager.daemon import KEY_FILE
+from stageout.core.signing import SigningKey
+from stageout.core.states import State
+from stageout.wire.custody import Action, AgentNotice, Order, OrderSheet, notice_ad, orders_ad
+
+JOB = f"{SCHEDD}#1.0#1700000000"
+EVIL = SigningKey(b"e" * 32)
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with made() as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def _heard(caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("stageout").propagate = True
+    caplog.set_level(logging.INFO, logger="stageout")
+
+
+def test_receipt_and_report_carry_one_key_that_outlives_a_restart(site: Site) -> None:
+    keys = []
+
+    async def story() -> None:
+        async with served(site) as node:
+            node.collector.confirms = False
+            if not keys:
+                keys.append((await accepted(node, "copy://h/ok/a"))["manager_key"])
+            keys.append(node.collector.reports[-1].key)
+
+    run(story())
+    run(story())
+    assert len(set(keys)) == 1 and keys[0].startswith("ed25519:")
+    path = site.base / "spool" / "ledger" / KEY_FILE
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_lost_key_is_not_passed_over_in_silence(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        async with served(site) as node:
+            node.collector.confirms = False
+            if not node.collector.reports[-1].sandboxes:
+                await accepted(node, "copy://h/ok/a")
+
+    run(story())
+    (site.base / "spool" / "ledger" / KEY_FILE).unlink()
+    run(story())
+    (line,) = [record.getMessage() for record in caplog.records if "key-changed" in record.getMessage()]
+    assert "put manager_key back" in line
+
+
+@pytest.mark.parametrize("action", list(Action))
+def test_forged_orders_change_nothing_and_are_named(site: Site, action: Action) -> None:
+    async def story() -> None:
+        async with served(site) as node:
+            node.collector.confirms = False
+            receipt = await accepted(node, "copy://h/ok/a")
+            order = Order(10**15, action, JOB, 1 if action is not Action.SUPERSEDE else 9, (receipt["ticket"],), 1)
+            sheet = OrderSheet(SCHEDD, "manager@ep.test", 1, (order,), node.collector.manager_key)
+            node.collector.extra = [
+                notice_ad(AgentNotice(SCHEDD, SCHEDD, EVIL.public, 10**15, 1), EVIL),
+                orders_ad(sheet, EVIL),
+            ]
+
+            async def refused() -> list[Any]:
+                (answer,) = await in_thread(lambda: node.ask(op="metrics"))
+                return [item["Problem"] for item in answer["metrics"]["Refused"]]
+
+            end = time.monotonic() + 10
+            while len(await refused()) < 2:
+                assert time.monotonic() < end, await refused()
+                await asyncio.sleep(0.1)
+            assert all("not that of" in text or "that of ap is" in text for text in await refused())
+            await until(lambda: node.collector.last() == {"1.0": str(State.ACCEPTED)}, node.collector.last)
+            assert node.collector.reports[-1].sandboxes[0].reason == ""
+
+    run(story())
+    assert site.delivered() == []
+
+
+def test_an_order_that_was_carried_out_is_not_played_back(site: Site) -> None:
+    """PAUSE, then RESUME: the recorded PAUSE sheet comes again."""
+
+    async def story() -> None:
+        async with served(site) as node:
+            node.collector.confirms = False
+            await accepted(node, "copy://h/ok/a")
+
+            def sheet(number: int, action: Action) -> dict[str, Any]:
+                orders = (Order(number, action, JOB, 1),)
+                made = OrderSheet(SCHEDD, "manager@ep.test", 1, orders, node.collector.manager_key)
+                return {**orders_ad(made, AGENT_KEY), "Name": f"sheet{number}"}
+
+            def paused() -> bool:
+                return [box.reason for box in node.collector.reports[-1].sandboxes] == ["paused"]
+
+            recorded = sheet(1, Action.PAUSE)
+            node.collector.extra = [recorded]
+            await until(paused, "pause")
+            node.collector.extra = [sheet(2, Action.RESUME)]
+            await until(lambda: not paused(), "resume")
+            seen = len(node.collector.reports)
+            node.collector.extra = [recorded, sheet(3, Action.RETRY)]
+            await until(lambda: node.collector.reports[-1].acknowledged == {SCHEDD: 3}, "the order after it")
+            assert len(node.collector.reports) > seen
+            assert not paused()
+
+    run(story())
+
+
+def test_a_report_that_others_have_written_over_comes_back(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ads, "_STANDING_INTERVAL_S", 0.05)
+
+    async def story() -> None:
+        async with served(site) as node:
+            for there in ("forged", ""):
+                await until(lambda: node.collector.signature not in ("", "forged"), "our report")
+                node.collector.signature = there
+
+            await until(lambda: node.collector.signature not in ("", "forged"), "our report again")
+
+    run(story())
+    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("displaced")]
+    assert "another signature" in lines[0]
+    assert "by=nothing" in lines[1]
+
+
+def test_the_control_socket_keeps_few_clients(site: Site) -> None:
+    """Who holds it open keeps neither its descriptors nor the next one who asks."""
+
+    async def story() -> None:
+        async with served(site) as node:
+            path = str(node.run_dir / "control")
+
+            def hold() -> list[socket.socket]:
+                held = [socket.socket(socket.AF_UNIX) for _ in range(65)]
+                for talk in held:
+                    talk.connect(path)
+                    talk.sendall(struct.pack(">I", 100))
+                held[-1].settimeout(10)
+                with contextlib.suppress(ConnectionError):
+                    assert held[-1].recv(1) == b"", "one too many is let go at once"
+                return held
+
+            held = await in_thread(hold)
+            for talk in held:
+                talk.close()
+            answers: list[Any] = []
+            end = time.monotonic() + 10
+            while not answers:
+                assert time.monotonic() < end
+                try:
+                    answers = await in_thread(lambda: node.ask(op="metrics"))
+                except (OSError, EOFError):
+                    await asyncio.sleep(0.05)
+            assert answers[0]["op"] == "metrics"
+
+    run(story())
