@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sandbox_manager.agents import AgentBook
@@ -48,6 +48,7 @@ class Ticks:
 # ---- keys and signatures ---------------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(st.text(), st.text(), st.binary(min_size=32, max_size=32))
 def test_a_signature_is_good_for_its_kind_text_and_key_only(kind: str, text: str, private: bytes) -> None:
     key = SigningKey(private)
