@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-_NO_BENCHMARKS = {"common", "run_all", "plot"}
+_NO_BENCHMARKS = {"common", "run_all", "plot", "web"}
 
 
 def main() -> int:

@@ -64,6 +64,7 @@ class Carrier:
     settings: Mapping[str, str] = field(default_factory=dict)
     moved_bytes: int = 0
     spent_s: float = 0.0
+    _empty_s: float = field(default=-1.0, repr=False)
 
     @property
     def method(self) -> str:
@@ -91,6 +92,14 @@ class Carrier:
 
         :raises StageoutError: it failed; the text is the plugin's.
         """
+        if self.upload and self._empty_s < 0:
+            self._empty_s = 0.0
+            self._empty_s = _span_s(self._results_of(Setting(0))[0], 1)
+        ads, seconds, client, before, server = self._results_of(setting)
+        return self._measured(setting, ads, seconds, client, before, server)
+
+    def _results_of(self, setting: Setting) -> tuple[list[ClassAd], float, Usage, Usage, Usage]:
+        """Result ads, wall time, usage of the plugin, and of the server before and after."""
         with tempfile.TemporaryDirectory(prefix="stageout-sample-", dir=self.folder) as name:
             place = Path(name)
             if self.upload:
@@ -103,7 +112,11 @@ class Carrier:
             seconds = time.monotonic() - start_s
             self.spent_s += seconds
             ads = _results(place / "out")
-        return self._measured(setting, ads, seconds, client, before, server)
+        failed = next((ad for ad in ads if ad.get("TransferSuccess") is not True), None)
+        if not ads or (failed is not None and not any(map(_steady, ads))):
+            text = failed.text("TransferError") if failed is not None else "it said nothing about the files"
+            raise StageoutError(f"{self.plugin.path.name}: {text}")
+        return ads, seconds, client, before, server
 
     def tidy(self, most_files: int) -> None:
         """Make the samples that uploads left behind empty: a transfer plugin cannot delete.
@@ -191,16 +204,6 @@ class Carrier:
     ) -> Run:
         moved = [ad.integer("TransferTotalBytes") for ad in ads]
         self.moved_bytes += sum(moved)
-        steady = [_developer(ad).integer("StageOutBytesPerSecond") for ad in ads]
-        failed = next((ad for ad in ads if ad.get("TransferSuccess") is not True), None)
-        if not ads or (failed is not None and not any(steady)):
-            text = failed.text("TransferError") if failed is not None else "it said nothing about the files"
-            raise StageoutError(f"{self.plugin.path.name}: {text}")
-        if len(ads) <= setting.concurrency and all(steady):
-            rate = float(sum(steady))
-        else:
-            spans = [_seconds(ad) for ad in ads]
-            rate = sum(moved) / max(1e-3, sum(spans) / min(setting.concurrency, len(ads)))
         here = self.server_pid != 0
         return Run(
             "upload" if self.upload else "download",
@@ -210,13 +213,35 @@ class Carrier:
             setting.block_bytes,
             sum(moved),
             round(seconds, 3),
-            rate,
+            self._rate(setting, ads, sum(moved)),
             round(client.cpu_s, 3),
             client.rss_bytes,
             round(after.cpu_s - before.cpu_s, 3) if here else None,
             after.rss_bytes if here else None,
             setting.reserve,
         )
+
+    def _rate(self, setting: Setting, ads: list[ClassAd], moved_bytes: int) -> float:
+        """Bytes per second of all files together.
+
+        What arrives is seen as it arrives. Of what is sent, megabytes of each stream wait in the kernel and are not at
+        the server: there the whole time counts, without that of an empty file.
+        """
+        steady = [_steady(ad) for ad in ads]
+        if not self.upload and len(ads) <= setting.concurrency and all(steady):
+            return float(sum(steady))
+        empty_s = max(0.0, self._empty_s) if self.upload else 0.0
+        return moved_bytes / max(1e-3, _span_s(ads, setting.concurrency) - empty_s)
+
+
+def _steady(ad: ClassAd) -> int:
+    return _developer(ad).integer("StageOutBytesPerSecond")
+
+
+def _span_s(ads: list[ClassAd], concurrency: int) -> float:
+    """How long the files took together."""
+    spans = [_seconds(ad) for ad in ads]
+    return max(spans) if len(spans) <= concurrency else sum(spans) / concurrency
 
 
 def _developer(ad: ClassAd) -> ClassAd:

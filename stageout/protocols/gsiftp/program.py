@@ -20,7 +20,7 @@ from stageout.protocols.gsiftp.dialogue import Dialogue, read_dialogue, wanted
 _LOOK_INTERVAL_S = 0.2
 _TERM_GRACE_S = 3.0
 _KEPT_LINES = 20_000
-_BLOCK_BYTES = 1 << 20
+_BLOCK_BYTES = 256 << 10
 
 
 @dataclass(frozen=True)
