@@ -87,9 +87,15 @@ def table(figures: Sequence[Figure]) -> str:
     return "\n".join(lines)
 
 
-def main(name: str, measure: Callable[[bool], list[Figure]], arguments: Sequence[str] | None = None) -> int:
+def main(
+    name: str,
+    measure: Callable[[bool], list[Figure]],
+    arguments: Sequence[str] | None = None,
+    further: Callable[[Path], None] | None = None,
+) -> int:
     """Command line of a benchmark.
 
+    :param further: writes what figures cannot show into the directory of the JSON file.
     :param measure: called with True for a quick run (under three minutes).
     :returns: exit status: 0 when all goals are met, 1 when one is missed, 2 when it could not be measured.
     """
@@ -107,6 +113,8 @@ def main(name: str, measure: Callable[[bool], list[Figure]], arguments: Sequence
         content = {"name": name, "machine": machine(), "figures": [figure.as_json() for figure in figures]}
         given.json.parent.mkdir(parents=True, exist_ok=True)
         given.json.write_text(json.dumps(content, indent=1) + "\n")
+        if further is not None:
+            further(given.json.parent)
     return 1 if any(figure.met is False for figure in figures) else 0
 
 

@@ -49,7 +49,7 @@ class WebServer:
     ) -> None:
         self._home = home
         self._address = address
-        self._port = port or _free_port()
+        self._port = port or free_port()
         self._wrapper = wrapper
         self._certificate = certificate
 
@@ -81,6 +81,11 @@ class WebServer:
         self._process.terminate()
         self._process.wait()
 
+    @property
+    def pid(self) -> int:
+        """Of the master process."""
+        return self._process.pid
+
     def url(self, path: str) -> str:
         """Address of a path."""
         return f"http{'s' if self._certificate else ''}://{self._address}:{self._port}/{path}"
@@ -95,7 +100,8 @@ class WebServer:
         os.utime(path, (1, 1))
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A TCP port that nobody listens on."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])

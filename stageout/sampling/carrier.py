@@ -33,6 +33,7 @@ class Setting:
 
     :param file_bytes: of each file. :param files: how many. :param streams: of each file.
     :param concurrency: files at once. :param block_bytes: of reads and writes, 0: the plugin's choice.
+    :param reserve: whether space is reserved first; None: as it comes. :param first: number of the first sample's name.
     """
 
     file_bytes: int
@@ -41,6 +42,7 @@ class Setting:
     concurrency: int = 1
     block_bytes: int = 0
     reserve: bool | None = None
+    first: int = 0
 
 
 @dataclass
@@ -150,7 +152,7 @@ class Carrier:
             data: dict[str, object] = {"checksum_policy": "off"}
             if not self.upload:
                 data["sample_bytes"] = setting.file_bytes
-            url = self.target(number) if self.upload else self.url
+            url = self.target(setting.first + number) if self.upload else self.url
             ads.append(ClassAd({"Url": url, "LocalFileName": str(place / str(number)), "PluginData": data}))
         return ads
 

@@ -34,13 +34,14 @@ def usage_of(pid: int) -> Usage:
 
 def _family(pid: int) -> Iterator[int]:
     yield pid
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            children = task.read_text().split()
-        except OSError:
-            continue
-        for child in children:
-            yield from _family(int(child))
+    try:
+        children = [
+            word for task in Path(f"/proc/{pid}/task").iterdir() for word in (task / "children").read_text().split()
+        ]
+    except OSError:  # it has ended meanwhile
+        return
+    for child in children:
+        yield from _family(int(child))
 
 
 def listener_on(port: int) -> int:

@@ -79,15 +79,17 @@ class Profiler:
             usual = self._usual_bytes()
             plans = [(self._upload, self._plan(self._upload, usual))]
             if self._download is not None:
-                self._upload.run(Setting(usual))  # what is read is what was written
-                reader = self._download(self._upload.target(0))
+                self._upload.run(Setting(usual, first=_MOST_FILES))  # beside those that other writes replace
+                reader = self._download(self._upload.target(_MOST_FILES))
                 plans.append((reader, self._plan(reader, usual)))
             left_out = self._measure(plans)
         finally:
-            self._upload.tidy(_MOST_FILES)
+            self._upload.tidy(_MOST_FILES + 1)
         best = {
             way: _best(self._runs, way) for way in ("upload", "download") if any(r.direction == way for r in self._runs)
         }
+        if not best:
+            raise StageoutError(self._why)
         profile = Profile(self._upload.server, self._upload.method, int(time.time()), best, tuple(self._runs))
         return Outcome(profile, left_out, self._why)
 
@@ -109,7 +111,10 @@ class Profiler:
                 if self._over(setting):
                     left_out += 1
                     continue
-                self._one(carrier, setting)
+                try:
+                    self._one(carrier, setting)
+                except StageoutError as problem:
+                    left_out, self._why = left_out + 1, str(problem)
         return left_out
 
     def _one(self, carrier: Carrier, setting: Setting) -> None:

@@ -118,10 +118,11 @@ class GridFtpServer:
 
 
 def _children(pid: int) -> list[int]:
-    found = []
-    for task in Path("/proc").glob(f"{pid}/task/*/children"):
-        found += [int(word) for word in task.read_text().split()]
-    return found
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        return [int(word) for task in tasks for word in (task / "children").read_text().split()]
+    except OSError:  # it has ended meanwhile
+        return []
 
 
 def _kill(pid: int) -> None:

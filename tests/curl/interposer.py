@@ -216,7 +216,7 @@ class _Handler(BaseHTTPRequestHandler):
         asked.body = self.rfile.read(int(headers.get("content-length") or 0))
         self._answer(fault(asked, lambda: door.forward(asked)) if callable(fault) else door.forward(asked))
 
-    do_GET = do_HEAD = do_PUT = do_DELETE = do_MOVE = do_MKCOL = do_PROPFIND = do_OPTIONS = _serve
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_MOVE = do_MKCOL = do_PROPFIND = do_OPTIONS = _serve
 
     def handle_expect_100(self) -> bool:
         return True

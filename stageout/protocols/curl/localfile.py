@@ -139,10 +139,13 @@ class SourceFile:
 
     :param path: the file.
     :param digests: computed while it is read.
+    :param start_bytes: where to begin. :param length_bytes: how much of it; None: to the end.
     :raises TransferFailure: LOCAL_FILE when it cannot be opened.
     """
 
-    def __init__(self, path: Path, digests: Iterable[str]) -> None:
+    def __init__(
+        self, path: Path, digests: Iterable[str], start_bytes: int = 0, length_bytes: int | None = None
+    ) -> None:
         self._path = path
         self._names = tuple(digests)
         self._digests = Digests(self._names)
@@ -153,7 +156,9 @@ class SourceFile:
             status = os.fstat(self._descriptor)
         except OSError as error:
             raise local_failure(error, path.name) from None
-        self.size_bytes = status.st_size
+        self._start_bytes = start_bytes
+        self._file_bytes = status.st_size
+        self.size_bytes = status.st_size - start_bytes if length_bytes is None else length_bytes
         self._modified_ns = status.st_mtime_ns
 
     def read(self, most_bytes: int) -> bytes:
@@ -165,7 +170,7 @@ class SourceFile:
         if not wanted:
             return b""
         try:
-            piece = os.pread(self._descriptor, wanted, self._position_bytes)
+            piece = os.pread(self._descriptor, wanted, self._start_bytes + self._position_bytes)
         except OSError as error:
             raise local_failure(error, self._path.name) from None
         if not piece:
@@ -190,7 +195,7 @@ class SourceFile:
         :raises TransferFailure: SOURCE_CHANGED.
         """
         status = os.fstat(self._descriptor)
-        if (status.st_size, status.st_mtime_ns) != (self.size_bytes, self._modified_ns):
+        if (status.st_size, status.st_mtime_ns) != (self._file_bytes, self._modified_ns):
             raise self._changed()
 
     def digest(self, name: str) -> str:

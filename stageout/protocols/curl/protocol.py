@@ -37,6 +37,15 @@ def _download(task: Task) -> Movement:
     return HttpDownload(task)
 
 
+def _upload(task: Task) -> Movement:
+    made = _UPLOADS.get(task.address.method)
+    if made is None and ("s3_parts" in task.request.data or "s3_multipart" in task.request.data):
+        from stageout.protocols.curl.parts import PartsUpload, wants_parts
+
+        made = PartsUpload if wants_parts(task) else None
+    return (made or HttpUpload)(task)
+
+
 class CurlProtocol(TransferProtocol):
     """http, https, ftp, file, dav and davs."""
 
@@ -55,7 +64,7 @@ class CurlProtocol(TransferProtocol):
         if not task.address.name:
             text = f"{task.address.shown} names no file to write"
             raise TransferFailure(ErrorClass.BAD_URL, text, task.address.host)
-        return carry_out(_UPLOADS.get(task.address.method, HttpUpload)(task), task)
+        return carry_out(_upload(task), task)
 
     def _task(self, request: Request, address: Address, context: Context) -> Task:
         settings = read_settings(context, request.data)

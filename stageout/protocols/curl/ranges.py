@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.plugin.api import Context, Outcome
+from stageout.plugin.api import Outcome
 from stageout.protocols.curl.digests import WANTED, stated_by_server
 from stageout.protocols.curl.download import CONTENT_RANGE, HttpDownload, same_version, strong_validator
 from stageout.protocols.curl.http import Http
 from stageout.protocols.curl.settings import value_of
-from stageout.protocols.curl.task import Mileage, Task
+from stageout.protocols.curl.streams import Share, Tally
+from stageout.protocols.curl.task import Task
 from stageout.protocols.curl.transport import Reply
 
 _LEAST_PIECE_BYTES = 4 << 20
@@ -30,43 +31,6 @@ def pieces(start: int, end: int, streams: int, most_bytes: int) -> list[Piece]:
     """Ranges for the rest of a file: several per stream, so that a slow stream does not keep the others waiting."""
     size = max(min(_LEAST_PIECE_BYTES, most_bytes), min(most_bytes, (end - start) // (streams * _PIECES_PER_STREAM)))
     return [(place, min(place + size, end)) for place in range(start, end, size)]
-
-
-class Tally(Mileage):
-    """Bytes of one file over several connections at once."""
-
-    def __init__(self, context: Context, total: Mileage) -> None:
-        super().__init__(context)
-        self._total = total
-        self._lock = threading.Lock()
-        self.stop: BaseException | None = None
-
-    def add(self, gain_bytes: int) -> None:
-        """Tell the framework.
-
-        :raises TransferFailure: the plugin has to end, or another connection of this file failed.
-        """
-        if self.stop is not None:
-            raise self.stop
-        with self._lock:
-            self._total.begin()
-            self._total.moved(gain_bytes)
-
-
-class _Share(Mileage):
-    """The part of one connection."""
-
-    def __init__(self, context: Context, tally: Tally) -> None:
-        super().__init__(context)
-        self._tally = tally
-        self._told_bytes = 0
-
-    def begin(self) -> None:
-        self._told_bytes = 0
-
-    def moved(self, request_bytes: int) -> None:
-        gain_bytes, self._told_bytes = request_bytes - self._told_bytes, request_bytes
-        self._tally.add(gain_bytes)
 
 
 class _Fetch:
@@ -134,9 +98,9 @@ class RangedDownload(HttpDownload):
             return
         total = int(found[3]) if found and found[1] == "0" and found[3] != "*" else -1
         self._validator = strong_validator(reply.headers)
-        if found is None or total < 0 or (not self._validator and int(found[2]) + 1 < total):
-            raise _NoRangesError
         end = min(total, self._sample_bytes or total)
+        if found is None or total < 0 or (not self._validator and int(found[2]) + 1 < end):
+            raise _NoRangesError
         amazon = self._address.signed_for_amazon
         self._restart({} if self._sample_bytes else stated_by_server(reply.headers, False, amazon=amazon), end)
         self._ranged = True
@@ -192,7 +156,7 @@ class RangedDownload(HttpDownload):
         self._wait()
 
     def _connection(self) -> Http:
-        return Http(replace(self._task, mileage=_Share(self._task.context, self._tally)))
+        return Http(replace(self._task, mileage=Share(self._task.context, self._tally)))
 
     def _help(self, count: int) -> None:
         for _ in range(min(count, len(self._missing))):

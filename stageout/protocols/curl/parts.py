@@ -1,0 +1,223 @@
+"""S3's multipart upload: parts over several connections, then one object.
+
+Of pre-signed URLs each allows one request only. One for a PUT of the whole object therefore never becomes several
+parts; who wants parts signs them beforehand and gives them in PluginData (``s3_parts``: part_bytes, urls, complete,
+abort). At a server that takes the job's token, or needs none, the plugin begins and ends the upload itself
+(``s3_multipart``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import quote, urlsplit, urlunsplit
+from xml.sax.saxutils import escape
+
+import pycurl
+
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.protocols.curl.address import Address, address_of
+from stageout.protocols.curl.http import Http
+from stageout.protocols.curl.localfile import SourceFile
+from stageout.protocols.curl.settings import value_of
+from stageout.protocols.curl.streams import Share, Tally
+from stageout.protocols.curl.task import Task
+from stageout.protocols.curl.transport import Reply
+from stageout.protocols.curl.upload import HttpUpload, Stored
+
+_LEAST_PART_BYTES = 8 << 20  # S3 takes parts of 5 MiB or more, except the last
+_MOST_PARTS = 10_000
+_XML = ("Content-Type: application/xml",)
+_UPLOAD_ID = re.compile(rb"<UploadId>([^<]+)</UploadId>")
+_TAG = re.compile(rb"<ETag>(?:&quot;|&#34;|\")?([0-9a-fA-F]{32}-\d+)(?:&quot;|&#34;|\")?</ETag>")
+_ERROR = re.compile(rb"<Error>.*?<Code>([^<]+)</Code>", re.S)
+
+
+@dataclass(frozen=True)
+class Signed:
+    """URLs that the job's owner has signed, one for each request."""
+
+    part_bytes: int
+    urls: tuple[str, ...]
+    complete: str
+    abort: str
+
+
+def read_signed(data: Mapping[str, Any]) -> Signed | None:
+    """``s3_parts`` of PluginData; None when there is none.
+
+    :raises TransferFailure: BAD_REQUEST for one that cannot be used.
+    """
+    given = value_of(data, "s3_parts")
+    if given is None:
+        return None
+    found = {name: value_of(given, name) if isinstance(given, Mapping) else None for name in ("part_bytes", "urls")}
+    complete, abort = (
+        str(value_of(given, name) or "") if isinstance(given, Mapping) else "" for name in ("complete", "abort")
+    )
+    urls = found["urls"] if isinstance(found["urls"], list) else []
+    if not isinstance(found["part_bytes"], int) or found["part_bytes"] < 1 or not urls or not complete:
+        text = "PluginData: s3_parts needs part_bytes (a number), urls (a list, one per part) and complete (a URL)"
+        raise TransferFailure(ErrorClass.BAD_REQUEST, text)
+    return Signed(found["part_bytes"], tuple(map(str, urls)), complete, abort)
+
+
+def wants_parts(task: Task) -> bool:
+    """Whether a file is to be sent in parts: signed parts are there, or S3 is known to listen and the file is long."""
+    if value_of(task.request.data, "s3_parts") is not None:
+        return True
+    if value_of(task.request.data, "s3_multipart") is not True or task.address.signed:
+        return False
+    return task.path.is_file() and task.path.stat().st_size > task.settings.split_bytes
+
+
+class PartsUpload(HttpUpload):
+    """The way of one file in parts."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self._signed = read_signed(task.request.data)
+        least = max(_LEAST_PART_BYTES, -(-self._source.size_bytes // _MOST_PARTS))
+        self._part_bytes = self._signed.part_bytes if self._signed else least
+        self._count = max(1, -(-self._source.size_bytes // self._part_bytes))
+        if self._signed and len(self._signed.urls) < self._count:
+            text = (
+                f"s3_parts has {len(self._signed.urls)} urls, {task.path.name} needs {self._count}: sign more of them"
+            )
+            raise TransferFailure(ErrorClass.BAD_REQUEST, f"{text}, or give a larger part_bytes")
+        self._upload_id = ""
+        self._tags: dict[int, str] = {}
+        self._sums: dict[int, bytes] = {}
+        self._lock = threading.Lock()
+        self._tally = Tally(task.context, task.mileage)
+
+    @property
+    def milestone(self) -> int:
+        """Parts that are there, and steps done."""
+        return len(self._tags) + _MOST_PARTS * int(self._step)
+
+    def abandon(self) -> None:
+        """Tell the server to forget the parts."""
+        url = self._signed.abort if self._signed else self._query(f"uploadId={quote(self._upload_id, safe='')}")
+        if (self._signed and url) or self._upload_id:
+            try:
+                self._http.ask("DELETE", self._at(url))
+            except TransferFailure as failure:
+                self._task.context.log("parts of an upload stay on the server", why=failure)
+
+    def _send(self) -> Stored:
+        if not self._signed and not self._upload_id:
+            self._begin_upload()
+        self._send_parts()
+        return self._complete()
+
+    def _begin_upload(self) -> None:
+        reply = self._http.ask("POST", self._at(self._query("uploads")), _XML, options={pycurl.POSTFIELDS: ""})
+        found = _UPLOAD_ID.search(reply.text)
+        if not reply.success or not found:
+            raise self._http.failure(reply, f"start of the upload of {self._path.name} in parts")
+        self._upload_id = found[1].decode()
+
+    def _send_parts(self) -> None:
+        self._tally.stop = None
+        waiting = [number for number in range(1, self._count + 1) if number not in self._tags]
+        streams = min(self._task.context.parallelism, len(waiting))
+        threads = [threading.Thread(target=self._work, args=(waiting,), daemon=True) for _ in range(streams - 1)]
+        for thread in threads:
+            thread.start()
+        self._work(waiting)
+        for thread in threads:
+            thread.join()
+        if self._tally.stop is not None:
+            raise self._tally.stop
+
+    def _work(self, waiting: list[int]) -> None:
+        task = replace(self._task, mileage=Share(self._task.context, self._tally))
+        http = Http(task)
+        while self._tally.stop is None:
+            with self._lock:
+                number = waiting.pop(0) if waiting else 0
+            if not number:
+                return
+            try:
+                self._part(http, number)
+            except BaseException as failure:
+                self._tally.stop = self._tally.stop or failure
+
+    def _part(self, http: Http, number: int) -> None:
+        start = (number - 1) * self._part_bytes
+        length = min(self._part_bytes, self._source.size_bytes - start)
+        source = SourceFile(self._path, ("md5",), start, length)
+        try:
+            reply = http.ask("PUT", self._at(self._part_url(number)), source=source)
+            if not reply.success:
+                raise http.failure(reply, f"upload of part {number} of {self._path.name}")
+            md5, tag = source.digests()["md5"], reply.headers.get("etag", "")
+        finally:
+            source.close()
+        plain = tag.strip('"').lower()
+        if len(plain) == 32 and plain != md5 and "x-amz-server-side-encryption" not in reply.headers:
+            text = f"{self._address.host} has other content of part {number} of {self._path.name} than was sent"
+            raise TransferFailure(ErrorClass.CONTENT_MISMATCH, text, self._address.host)
+        with self._lock:
+            self._tags[number], self._sums[number] = tag, bytes.fromhex(md5)
+
+    def _complete(self) -> Stored:
+        rows = (
+            f"<Part><PartNumber>{number}</PartNumber><ETag>{escape(tag)}</ETag></Part>"
+            for number, tag in sorted(self._tags.items())
+        )
+        body = f"<CompleteMultipartUpload>{''.join(rows)}</CompleteMultipartUpload>"
+        url = self._signed.complete if self._signed else self._query(f"uploadId={quote(self._upload_id, safe='')}")
+        reply = self._http.ask("POST", self._at(url), _XML, options={pycurl.POSTFIELDS: body})
+        refused = _ERROR.search(reply.text)
+        if not reply.success or refused:  # S3 says 200 before it knows
+            if refused and reply.success:
+                word = refused[1].decode(errors="replace")
+                text = f"{self._address.host} could not put {self._path.name} together: {word}"
+                raise TransferFailure(ErrorClass.SERVER_ERROR, text, self._address.host)
+            raise self._http.failure(reply, f"end of the upload of {self._path.name} in parts")
+        self._accepted = reply
+        self._upload_id = ""
+        return Stored(self._source.size_bytes if self._tag_agrees(reply) else None, {})
+
+    def _tag_agrees(self, reply: Reply) -> bool:
+        """The object's tag is the digest of the parts' digests: then all parts are in it, in this order.
+
+        :raises TransferFailure: CONTENT_MISMATCH when it is another one.
+        """
+        found = _TAG.search(reply.text)
+        if not found or any(len(tag.strip('"')) != 32 for tag in self._tags.values()):
+            return False
+        sums = b"".join(self._sums[number] for number in sorted(self._sums))
+        expected = f"{hashlib.md5(sums, usedforsecurity=False).hexdigest()}-{self._count}"
+        if found[1].decode().lower() != expected:
+            self._tags.clear()
+            text = f"{self._address.host} put other content together than was sent of {self._path.name}"
+            raise TransferFailure(ErrorClass.CONTENT_MISMATCH, text, self._address.host)
+        return True
+
+    def _look(self) -> Stored:
+        if self._signed:  # nothing was signed for a look
+            return Stored()
+        return super()._look()
+
+    def _check(self) -> str:
+        verified = super()._check()
+        return "size" if not verified and self._answered.size_bytes is not None else verified
+
+    def _part_url(self, number: int) -> str:
+        if self._signed:
+            return self._signed.urls[number - 1]
+        return self._query(f"partNumber={number}&uploadId={quote(self._upload_id, safe='')}")
+
+    def _query(self, query: str) -> str:
+        parts = urlsplit(self._address.url)
+        return urlunsplit(parts._replace(query="&".join(filter(None, (parts.query, query)))))
+
+    def _at(self, url: str) -> Address:
+        return address_of(url) if self._signed else replace(self._address, url=url)

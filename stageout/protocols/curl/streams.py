@@ -1,0 +1,47 @@
+"""Several connections for one file: what they moved together, and an end for all when one fails."""
+
+from __future__ import annotations
+
+import threading
+
+from stageout.plugin.api import Context
+from stageout.protocols.curl.task import Mileage
+
+
+class Tally(Mileage):
+    """Bytes of one file over several connections at once."""
+
+    def __init__(self, context: Context, total: Mileage) -> None:
+        super().__init__(context)
+        self._total = total
+        self._lock = threading.Lock()
+        self.stop: BaseException | None = None
+
+    def add(self, gain_bytes: int) -> None:
+        """Tell the framework.
+
+        :raises TransferFailure: the plugin has to end, or another connection of this file failed.
+        """
+        if self.stop is not None:
+            raise self.stop
+        with self._lock:
+            self._total.begin()
+            self._total.moved(gain_bytes)
+
+
+class Share(Mileage):
+    """The part of one connection."""
+
+    def __init__(self, context: Context, tally: Tally) -> None:
+        super().__init__(context)
+        self._tally = tally
+        self._told_bytes = 0
+
+    def begin(self) -> None:
+        """A request begins."""
+        self._told_bytes = 0
+
+    def moved(self, request_bytes: int) -> None:
+        """So many bytes of the running request."""
+        gain_bytes, self._told_bytes = request_bytes - self._told_bytes, request_bytes
+        self._tally.add(gain_bytes)
