@@ -24,6 +24,7 @@ T = TypeVar("T")
 _AGAIN_S = 2.0
 _BETWEEN_S = 1.0
 _IDLE_S = 30.0
+_HUNGRY_S = 5.0  # who has fewer than wanted asks again, because others give theirs back without a word to it
 _LOOK_S = 1.0
 _CLOSE_S = 3.0
 
@@ -189,7 +190,9 @@ class Grants:
         else:
             self._answered()
             pair.lease = lease
-            pair.ends_s, pair.renew_s = sent_s + lease.ends_in_s, sent_s + lease.renew_in_s
+            hungry = lease.streams < pair.wanted
+            pair.ends_s = sent_s + lease.ends_in_s
+            pair.renew_s = sent_s + (min(_HUNGRY_S, lease.renew_in_s) if hungry else lease.renew_in_s)
         now = self.streams(pair.server)
         if now != before:
             log.event("streams-granted", server=pair.server, streams=now, before=before, why=self.reason(pair.server))

@@ -11,11 +11,13 @@ import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from sandbox_manager.grants import Grants
 from stageout.core import log
 from stageout.core.clock import Clock
 from stageout.core.config import ConfigError, Settings
+from stageout.core.profiles import good_concurrency
 from stageout.tuning.adaptive import Knobs, Step
 from stageout.tuning.controllers import FIXED, NAMES, Controller
 from stageout.tuning.deadlines import FILE_BYTES
@@ -29,10 +31,15 @@ _MB = 1e6
 
 @dataclass(frozen=True)
 class TuningRules:
-    """What the administrator set. :param knobs: ``parallelism`` is for plugins that can send a file in parts."""
+    """What the administrator set.
+
+    :param knobs: ``parallelism`` is for plugins that can send a file in parts. :param profiles: directory of what
+        ``stageout profile`` has measured.
+    """
 
     controller: str
     knobs: Knobs
+    profiles: Path
 
 
 def read_tuning(settings: Settings) -> TuningRules:
@@ -50,6 +57,7 @@ def read_tuning(settings: Settings) -> TuningRules:
             increment=settings.count("STAGEOUT_TUNING_STEP"),
             threshold=settings.number("STAGEOUT_TUNING_THRESHOLD"),
         ),
+        Path(settings.text("STAGEOUT_PROFILES")),
     )
 
 
@@ -113,7 +121,7 @@ class _Lane:
 class Tuner:
     """All servers of a node.
 
-    :param start: files at once that were good for a server earlier; 0: nobody knows.
+    :param start: files at once that were good for a server earlier; 0: nobody knows, and a profile of it is looked for.
     :param grants: None: there is no policy service.
     """
 
@@ -265,7 +273,9 @@ class Tuner:
 
     def _controller(self, server: str, in_parts: bool) -> Controller:
         knobs = self.rules.knobs if in_parts else replace(self.rules.knobs, parallelism=1)
-        return Controller(self.rules.controller, knobs, self._start(server))
+        host = server.partition("://")[2]
+        start = self._start(server) or good_concurrency(self.rules.profiles, host)
+        return Controller(self.rules.controller, knobs, start)
 
     def _streams(self, lane: _Lane) -> int:
         """Granted streams, never more than the node's own limits."""

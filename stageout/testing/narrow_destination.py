@@ -110,6 +110,22 @@ class NarrowDestination:
             if stream is not None:
                 stream.close()
 
+    def set_rate(self, rate_mb_s: float) -> None:
+        """Make the link faster or slower, transfers that are under way included.
+
+        :param rate_mb_s: MB (10^6 bytes) per second in each direction; 0: no limit.
+        """
+        assert self._child is not None and self._child.stdin is not None
+        self.rate_mb_s = rate_mb_s
+        self._child.stdin.write(f"{rate_mb_s}\n".encode())
+        self._child.stdin.flush()
+
+    def most_uploads_at_once(self) -> int:
+        """Most uploads that were under way at the same time, those that were cut off not counted."""
+        uploads = [transfer for transfer in self.transfers() if transfer.method == "PUT"]
+        changes = sorted([(one.start_s, 1) for one in uploads] + [(one.end_s, -1) for one in uploads])
+        return max(itertools.accumulate(change for _, change in changes), default=0)
+
     def transfers(self) -> list[Transfer]:
         """All ended transfers, oldest first; those that were cut off are not among them."""
         if not self._records.exists():
@@ -143,19 +159,20 @@ class Link:
     """
 
     def __init__(self, rate_mb_s: float) -> None:
-        self._rate_bytes_s = rate_mb_s * 1e6
+        self.rate_mb_s = rate_mb_s
         self._lock = threading.Lock()
         self._free_at_s = time.monotonic()
 
     def take(self, size_bytes: int) -> None:
         """Return when that many bytes may pass."""
-        if not self._rate_bytes_s:
+        rate_bytes_s = self.rate_mb_s * 1e6
+        if not rate_bytes_s:
             return
         with self._lock:
             # A late sleeper may catch up by two blocks; more would be a burst.
-            earliest_s = time.monotonic() - _BURST_BLOCKS * _BLOCK_BYTES / self._rate_bytes_s
+            earliest_s = time.monotonic() - _BURST_BLOCKS * _BLOCK_BYTES / rate_bytes_s
             start_s = max(self._free_at_s, earliest_s)
-            self._free_at_s = start_s + size_bytes / self._rate_bytes_s
+            self._free_at_s = start_s + size_bytes / rate_bytes_s
         time.sleep(max(0.0, start_s - time.monotonic()))
 
 
@@ -185,7 +202,7 @@ class NarrowServer:
         self._root = root
         self._records = records
         self._lock = threading.Lock()
-        self._in, self._out = Link(rate_mb_s), Link(rate_mb_s)
+        self.links = self._in, self._out = Link(rate_mb_s), Link(rate_mb_s)
         self._numbers = itertools.count()
         for left in root.rglob(".*.part"):
             left.unlink()
@@ -244,7 +261,7 @@ class NarrowServer:
 
 
 def serve(root: Path, records: Path, port: int, rate_mb_s: float) -> None:
-    """Serve until standard input ends; prints the port when it listens."""
+    """Serve until standard input ends; prints the port when it listens. A line of standard input is a new rate."""
     from cheroot import wsgi
     from wsgidav.fs_dav_provider import FilesystemProvider
     from wsgidav.wsgidav_app import WsgiDAVApp
@@ -263,13 +280,16 @@ def serve(root: Path, records: Path, port: int, rate_mb_s: float) -> None:
     # A deep buffer would take megabytes at once, which no narrow link does.
     server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2 * _BLOCK_BYTES)
     print(server.bind_addr[1], flush=True)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_obey, args=(narrow.links,), daemon=True).start()
     with contextlib.suppress(KeyboardInterrupt):
         server.serve()
 
 
-def _end_with_parent() -> None:
-    sys.stdin.buffer.read()
+def _obey(links: Iterable[Link]) -> None:
+    """Take new rates over; end with the parent."""
+    for line in sys.stdin:
+        for link in links:
+            link.rate_mb_s = float(line)
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -37,6 +37,21 @@ def test_two_uploads_share_the_rate_fairly(server: NarrowDestination) -> None:
     first, second = server.transfers()
     assert second.end_s - first.end_s < 0.3, "each got half of the rate"
     assert first.size_bytes == second.size_bytes == 5 * MB
+    assert server.most_uploads_at_once() == 2
+
+
+def test_the_rate_changes_in_the_middle_of_a_transfer(server: NarrowDestination) -> None:
+    server.set_rate(0.1)
+    start = time.monotonic()
+    thread = threading.Thread(target=lambda: requests.put(f"{server.url}/a", data=bytes(5 * MB), timeout=60))
+    thread.start()
+    while not list(server.root.glob(".*.part")):
+        assert time.monotonic() < start + 10, "the server takes the body"
+        time.sleep(0.02)
+    server.set_rate(0)
+    thread.join()
+    assert time.monotonic() - start < 30, "50 s at the first rate"
+    assert server.most_uploads_at_once() == 1
 
 
 def test_size_etag_and_content_can_be_asked_for(server: NarrowDestination) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 
 from sandbox_manager.tuner import Flight, Target, Tuner, TuningRules, places_used, read_tuning
 from stageout.core.config import ConfigError, mapping_settings
+from stageout.core.profiles import Best, Profile, save
 from stageout.tuning.adaptive import Knobs
 
 MB = 1_000_000
@@ -50,10 +53,15 @@ class Granted:
 
 
 def _tuner(
-    controller: str = "fixed", knobs: Knobs = KNOBS, grants: Granted | None = None, start: int = 0
+    controller: str = "fixed",
+    knobs: Knobs = KNOBS,
+    grants: Granted | None = None,
+    start: int = 0,
+    profiles: Path = Path("/nonexistent"),
 ) -> tuple[Tuner, Hands]:
     clock = Hands()
-    return Tuner(TuningRules(controller, knobs), clock, lambda server: start, grants), clock  # type: ignore[arg-type]
+    rules = TuningRules(controller, knobs, profiles)
+    return Tuner(rules, clock, lambda server: start, grants), clock  # type: ignore[arg-type]
 
 
 def test_without_a_service_the_nodes_own_limits_count() -> None:
@@ -183,6 +191,14 @@ def test_what_was_good_before_is_the_start() -> None:
     assert _tuner("crowding")[0].level("https://dest") == KNOBS.initial
 
 
+def test_a_profile_of_the_server_is_the_start_where_nothing_else_is_known(tmp_path: Path) -> None:
+    best = {"upload": Best(streams=2, concurrency=7, rate_bytes_per_s=1e6)}
+    save(tmp_path, Profile("dest", "https", int(time.time()), best))
+    assert _tuner("crowding", profiles=tmp_path)[0].level("https://dest") == 7
+    assert _tuner("crowding", profiles=tmp_path, start=3)[0].level("https://dest") == 3
+    assert _tuner("crowding", profiles=tmp_path)[0].level("https://other") == KNOBS.initial
+
+
 def test_no_more_is_asked_for_than_can_be_used() -> None:
     grants = Granted(8)
     tuner, clock = _tuner("crowding", grants=grants)
@@ -245,5 +261,5 @@ def test_new_rules_begin_anew_only_where_they_differ() -> None:
     _round(tuner, clock, 0.5)
     tuner.new_rules(tuner.rules)
     assert tuner.level("https://dest") == 5
-    tuner.new_rules(TuningRules("fixed", KNOBS))
+    tuner.new_rules(replace(tuner.rules, controller="fixed"))
     assert tuner.level("https://dest") == 16
