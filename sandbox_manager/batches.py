@@ -241,6 +241,21 @@ def mind_breaker(breakers: Breakers, server: str, judged: Judged) -> bool:
     return False
 
 
+def record_arrived(
+    db: sqlite3.Connection, files: Sequence[FileRow], delivered: Mapping[int, Delivered],
+    is_open: Callable[[int], bool], limit: int, now: int,
+) -> set[int]:  # fmt: skip
+    """Record what of a stopped batch has arrived, and where that leaves its sandboxes. Returns those.
+
+    :param delivered: by index in ``files``. :param is_open: and ``limit`` as of :func:`settle`.
+    """
+    records.record_results(db, [delivered_result(files[index], answer) for index, answer in delivered.items()])
+    sandboxes = {files[index].sandbox for index in delivered}
+    for sandbox in sandboxes:
+        settle(db, sandbox, is_open, limit, now)
+    return sandboxes
+
+
 def settle(db: sqlite3.Connection, sandbox: int, is_open: Callable[[int], bool], limit: int, now: int) -> None:
     """Put a sandbox into the state that its files ask for, after some of them were judged.
 

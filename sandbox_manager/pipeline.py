@@ -21,7 +21,7 @@ from typing import TypeVar
 from sandbox_manager import lookups, orders, rates, records, recovery
 from sandbox_manager.admission import Admission, Offer, schemes_of, slot_of
 from sandbox_manager.agents import AgentBook
-from sandbox_manager.batches import BatchRun, Judged, delivered_result, job_names, judge_batch, mind_breaker, settle
+from sandbox_manager.batches import BatchRun, Judged, job_names, judge_batch, mind_breaker, record_arrived, settle
 from sandbox_manager.book import Book
 from sandbox_manager.breaker import Breakers, Flow
 from sandbox_manager.credentials import HeldSurroundings
@@ -409,16 +409,14 @@ class Pipeline:
 
     async def _record_part(self, files: Sequence[lookups.FileRow], delivered: Mapping[int, Delivered]) -> None:
         """Write which files of a stopped batch have arrived; on return it is on the disk."""
-        sandboxes = {files[index].sandbox for index in delivered}
-
-        def change(db: sqlite3.Connection) -> Iterable[int]:
-            records.record_results(db, [delivered_result(files[index], answer) for index, answer in delivered.items()])
-            for sandbox in sandboxes:
-                settle(db, sandbox, self._is_open, self.rules.retry.attempts, self._now())
-            return sandboxes
-
         if delivered:
-            self.follow(await self.book.write(change, "record-delivered"))
+            limit = self.rules.retry.attempts
+            self.follow(
+                await self.book.write(
+                    lambda db: record_arrived(db, files, delivered, self._is_open, limit, self._now()),
+                    "record-delivered",
+                )
+            )
 
     def _accepted_at(self, sandbox: int) -> float:
         known = self.book.registry.by_id.get(sandbox)

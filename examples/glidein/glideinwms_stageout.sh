@@ -36,15 +36,15 @@ for key in GLIDECLIENT_GROUP_WORK_DIR GLIDECLIENT_WORK_DIR GLIDEIN_ENTRY_WORK_DI
     fi
 done
 [ -n "$pyz" ] || fail Config "stageout-pilot.pyz is not among the files of this glidein" "missing"
-chmod 0755 "$pyz" || fail WN_Resource "cannot make $pyz executable" "chmod"
 
 # Where the glidein runs: HTCondor's LOCAL_DIR, whose condor_config.d it reads last.
 work=$(cd "$(dirname "$glidein_config")" && pwd)
 home=$work/stageout_pilot
 mkdir -p "$home" "$work/condor_config.d" || fail WN_Resource "cannot write in $work" "mkdir"
-export STAGEOUT_PILOT_CACHE=$home/unpacked
-problem=$("$pyz" links "$home/bin" 2>&1) || without "$problem"
-site=$(echo "$STAGEOUT_PILOT_CACHE"/*-cp*)
+# A copy, because it unpacks beside itself.
+install -m 0755 "$pyz" "$home/stageout-pilot.pyz" || fail WN_Resource "cannot copy $pyz" "install"
+problem=$("$home/stageout-pilot.pyz" links "$home/bin" 2>&1) || without "$problem"
+site=$(echo "$home"/.stageout-pilot/*-cp*)
 
 cat >"$work/condor_config.d/10-stageout-site.conf" <<EOF || fail WN_Resource "cannot write in $work/condor_config.d" "cat"
 STAGEOUT_BIN = $home/bin

@@ -29,6 +29,9 @@ fi
 [ -z "${CONDOR_DIR:-}" ] || PATH=$CONDOR_DIR/bin:$CONDOR_DIR/sbin:$PATH
 master=$(PATH=$PATH:/usr/sbin:/usr/local/sbin command -v condor_master) || die "condor_master is not in PATH"
 release=${CONDOR_DIR:-$(cd "$(dirname "$master")/.." && pwd)}
+# Packages of a system have a directory of their own for these, a tarball has not.
+libexec=$release/libexec
+[ -x "$libexec/condor_shared_port" ] || libexec=$libexec/condor
 
 remove=
 work=${WORK_DIR:-}
@@ -46,14 +49,16 @@ manager_s=$((grace_s - vacate_s - grace_s / 8))
 end=0
 [ -z "${LIFE_S:-}" ] || end=$(($(date +%s) + LIFE_S))
 
-export STAGEOUT_PILOT_CACHE=$work/unpacked
-"$pyz" links "$work/bin" || die "$pyz does not start: see above"
-site=$(echo "$STAGEOUT_PILOT_CACHE"/*-cp*)
+# A copy, because it unpacks beside itself.
+install -m 0755 "$pyz" "$work/stageout-pilot.pyz"
+"$work/stageout-pilot.pyz" links "$work/bin" || die "$pyz does not start: see above"
+site=$(echo "$work"/.stageout-pilot/*-cp*)
 cp "$site"/condor_config.d/*.conf "$work/config.d/"
 
 cat >"$work/condor_config" <<EOF
 LOCAL_DIR = $work
 RELEASE_DIR = $release
+LIBEXEC = $libexec
 LOG = \$(LOCAL_DIR)/log
 SPOOL = \$(LOCAL_DIR)/spool
 EXECUTE = \$(LOCAL_DIR)/execute
