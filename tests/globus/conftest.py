@@ -38,7 +38,7 @@ class Bench:
         self.plugin = installed(ROOT / "plugins" / "globusonline_plugin", folder)
         self.archive = globus.collection("archive")
         self.node = globus.collection("node", folder)
-        self.environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "STAGEOUT_MOVER": "1"}
+        self.environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
         self.job_ad: dict[str, Any] = {"GlobalJobId": "ap.example#12.0#1700000000"}
         self.set(TRANSFER_URL=globus.address, LOCAL=f"{self.node.id} {folder}=/", **QUICK)
         self.give_token()
