@@ -25,7 +25,7 @@ def measure(quick: bool) -> list[Figure]:
     """Run it all."""
     few, many = (Fill(1000, 100), Fill(10_000, 10)) if quick else (Fill(10_000, 100), Fill(100_000, 10))
     return [
-        *_hand_offs(seconds=5 if quick else 20, rounds=2 if quick else 5),
+        *_hand_offs(seconds=5 if quick else 10, rounds=2 if quick else 5),
         *_in_directory(lambda home: _waiting(home, few, goals=True)),
         *_in_directory(lambda home: _waiting(home, many, goals=False)),
         *agent_view.measure(quick),

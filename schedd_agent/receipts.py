@@ -20,6 +20,9 @@ _BANNER = re.compile(rb"^\*\*\* (\w+) (?:.* )?ClusterId=(\d+) ProcId=(-?\d+)\b.*
 _RUN = re.compile(rb"^NumShadowStarts = (\d+)$", re.MULTILINE)
 _WRITTEN = re.compile(rb"^EpochWriteDate = (\d+)$", re.MULTILINE)
 _RESULTS = re.compile(rb"^OutputPluginResultList = (\{.*\})$", re.MULTILINE)
+#: A string literal, which is passed over whole, or a receipt.
+_STRING = rb'"(?:[^"\\]|\\.)*"'
+_RECEIPT = re.compile(_STRING + rb"|\bStageOutReceipt = (\[(?:[^\[\]\"]|" + _STRING + rb")*\])", re.DOTALL)
 _READ_BYTES = 4 * 1024 * 1024
 _MOST_KEPT = 200_000
 
@@ -127,26 +130,21 @@ class Receipts:
 
 
 def _tickets(results: bytes) -> Iterator[Ticket]:
-    """One ticket per hand-off: every file of it carries the same receipt."""
-    try:
-        ad = parse_ad(f"[ r = {results.decode('utf-8', 'surrogateescape')} ]")
-    except ClassAdSyntaxError:
-        return
+    """One ticket per hand-off: every file of it carries the same receipt, so each different one is read once.
+
+    A run may have 100,000 files: parsing all their results would hold up the confirmation of other runs.
+    """
     seen = set()
-    for receipt in _receipts(ad.get("r")):
+    for text in dict.fromkeys(found[1] for found in _RECEIPT.finditer(results) if found[1]):
+        try:
+            receipt = parse_ad(text.decode("utf-8", "surrogateescape"))
+        except ClassAdSyntaxError:
+            continue
         name, manager = receipt.get("Ticket"), receipt.get("ManagerName")
         if isinstance(name, str) and isinstance(manager, str) and name and manager and name not in seen:
             seen.add(name)
             key = str(receipt.get("ManagerKey") or "")
             yield Ticket(name, manager, key, _count(receipt, "Files"), _count(receipt, "Bytes"))
-
-
-def _receipts(results: object) -> Iterator[ClassAd]:
-    for result in results if isinstance(results, list) else ():
-        developer = result.get("DeveloperData") if isinstance(result, ClassAd) else None
-        receipt = developer.get("StageOutReceipt") if isinstance(developer, ClassAd) else None
-        if isinstance(receipt, ClassAd):
-            yield receipt
 
 
 def _count(receipt: ClassAd, name: str) -> int:

@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from schedd_agent.leases import View
 from schedd_agent.model import Record, Send, Ticket, custodian
 from schedd_agent.orders import REFRESH_S, Book, Numbers
 from schedd_agent.queue import parse_job
-from schedd_agent.receipts import Receipts
+from schedd_agent.receipts import Receipts, _tickets
 from schedd_agent.reports import Board
+from stageout.core.classads import ClassAd, unparse
 from stageout.core.signing import SigningKey
 from stageout.core.states import State
 from stageout.wire.custody import Action, Report, SandboxReport, report_ad
@@ -151,6 +154,20 @@ def _record(cluster: int, run: int, ticket: str = "t1", kind: str = "OUTPUT", pa
 
 
 WANTED = Record((Ticket("t1", "m1", "k", 2, 5),))
+
+
+@given(st.text(alphabet=st.sampled_from('[]{}"\\;= \nStageOutReceipt'), max_size=40))
+def test_what_only_looks_like_a_receipt_is_none(text: str) -> None:
+    """File names and messages come from the job: in a string nothing counts, and nothing hides what is behind it."""
+    fake = '[ Ticket = "evil"; ManagerName = "evil" ]'
+    row = ClassAd(
+        {
+            "TransferFileName": f"{text}StageOutReceipt = {fake}{text}",
+            "DeveloperData": ClassAd({"StageOutReceipt": ClassAd({"Ticket": "t1", "ManagerName": f"m{text}"})}),
+        }
+    )
+    results = unparse([row, row]).encode()
+    assert list(_tickets(results)) == [Ticket("t1", f"m{text}", "", 0, 0)]
 
 
 def test_records_are_followed_over_rotation(tmp_path: Path) -> None:
