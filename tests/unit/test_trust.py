@@ -48,7 +48,7 @@ class Ticks:
 # ---- keys and signatures ---------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=25)
 @given(st.text(), st.text(), st.binary(min_size=32, max_size=32))
 def test_a_signature_is_good_for_its_kind_text_and_key_only(kind: str, text: str, private: bytes) -> None:
     key = SigningKey(private)
