@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import os
+import stat
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -32,6 +34,22 @@ class Reply(NamedTuple):
 
     to: str
     message: Message
+
+
+class Attached(NamedTuple):
+    """A live transfer and a descriptor of its staging file, open for writing; the caller closes it."""
+
+    transfer: Transfer
+    file: int
+
+
+class Published(NamedTuple):
+    """A published file and a descriptor of it, open for reading; the caller closes it."""
+
+    size_bytes: int
+    mode: int
+    generation: int
+    file: int
 
 
 @dataclass
@@ -78,6 +96,27 @@ class Destination:
         replies = [Reply(transfer.sender, Staged(tid, self._ranges(tid)))]
         held = self._held.get((transfer.ask.origin, transfer.ask.seq))
         return replies + (self._consider(held) if held else [])
+
+    def attach(self, tid: int) -> Attached | None:
+        """The staging file of a live transfer; None for a number that is closed."""
+        transfer = self._store.transfer(tid)
+        if transfer is None or not self._tree.inode(tid):
+            return None
+        return Attached(transfer, os.open(self._tree.staging(tid), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC))
+
+    def published(self, path: str) -> Published | str:
+        """A file for a GET, or why there is none."""
+        try:
+            file = self._tree.open_file(checked(path))
+        except BadPath as problem:
+            return str(problem)
+        except OSError as problem:
+            return f"{path}: {problem.strerror}"
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(file)
+            return f"{path}: not a file"
+        return Published(status.st_size, status.st_mode & 0o777, self._store.generation(path), file)
 
     def operate(self, operation: Operation, peer: str) -> list[Reply]:
         """Execute an operation, or hold it, or say what became of it. Nothing is sent for one that is held."""

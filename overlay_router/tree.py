@@ -106,6 +106,11 @@ class Tree:
             raise
         return Entry(status.st_ino, None if stat.S_ISDIR(status.st_mode) else status.st_size)
 
+    def open_file(self, path: str) -> int:
+        """Descriptor for reading; a symbolic link is not followed. :raises OSError: there is no such file."""
+        with self._parent(path) as (directory, name):
+            return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+
     def make_parents(self, path: str) -> None:
         """Make the directories above a path that are missing. :raises OSError: a name on the way is a file."""
         for directory in _above(path):

@@ -23,7 +23,8 @@ class Knob:
     """One setting.
 
     :param name: as in condor_config. :param default: fixes the type too.
-    :param role: "ep", "pilot", "ap", "policy", "globus": the fragment that shows it; "both": all do.
+    :param role: "ep", "pilot", "ap", "policy", "globus", "router": the
+        fragment that shows it; "both": all do.
     :param doc: one line; says the unit.
     """
 
@@ -154,6 +155,12 @@ KNOBS: dict[str, Knob] = {
         Knob("STAGEOUT_POLICY_KEY", "", "policy", "PEM file of its key; empty: in the same file"),
         Knob("STAGEOUT_POLICY_TOKENS", "/etc/condor/stageout-policy.tokens", "policy", "one OWNER TOKEN a line"),
         Knob("STAGEOUT_POLICY_DIR", "$(SPOOL)/stageout_policy", "policy", "where leases are kept over restarts"),
+        Knob("STAGEOUT_ROUTER_ROOT", "", "router", "directory below which files of the overlay arrive; must be set"),
+        Knob("STAGEOUT_ROUTER_DIR", "$(SPOOL)/stageout_router", "router", "where the router keeps its records"),
+        Knob("STAGEOUT_ROUTER_HOST", "0.0.0.0", "router", "address to listen on"),
+        Knob("STAGEOUT_ROUTER_PORT", 9621, "router", "TCP port; 0: any free one (see the log)", 0),
+        Knob("STAGEOUT_ROUTER_KEYS", "/etc/condor/stageout-router.keys", "router", "one NAME SECRET PREFIX a line"),
+        Knob("STAGEOUT_ROUTER_WORKERS", 2, "router", "processes that move data", 1),
         Knob("STAGEOUT_PROFILES", "/var/lib/stageout/profiles", "ep", "what stageout profile measured about servers"),
         Knob(
             "STAGEOUT_GLOBUS_LOCAL",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import hashlib
 import importlib
 import json
 import struct
@@ -37,12 +38,14 @@ class Type(enum.IntEnum):
     WELCOME = 2
     REFUSE = 3
     HEARTBEAT = 4
+    PROVE = 5
     OPEN = 10
     OPENED = 11
     BLOCK = 12
     STAGED = 13
     CREDIT = 14
     NOSPACE = 15
+    ATTACH = 16
     OPERATION = 20
     PACK = 21
     CUSTODY = 22
@@ -54,6 +57,7 @@ class Type(enum.IntEnum):
     STAT = 31
     LIST = 32
     ANSWER = 33
+    FOUND = 34
     LOT = 40
     LINKS = 50
 
@@ -130,7 +134,7 @@ def decode_header(data: Buffer, checksum: Checksum) -> Header:
 
 def max_bytes(kind: Type) -> int:
     """Greatest length of a payload of this type."""
-    if kind in (Type.HELLO, Type.WELCOME, Type.REFUSE):
+    if kind in (Type.HELLO, Type.WELCOME, Type.PROVE, Type.REFUSE):
         return MAX_GREETING_BYTES
     return MAX_BULK_BYTES if kind in BULK else MAX_META_BYTES
 
@@ -157,6 +161,15 @@ def decode_meta(payload: Buffer) -> tuple[dict[str, Any], memoryview]:
     if not isinstance(meta, dict):
         raise BadFrame("meta data are not an object")
     return meta, view[end:]
+
+
+def digests() -> dict[str, Callable[[Buffer], bytes]]:
+    """Digests of blocks that this machine can compute, best first; 16 bytes each."""
+    found: dict[str, Callable[[Buffer], bytes]] = {}
+    with contextlib.suppress(ImportError):
+        found["xxh3-128"] = importlib.import_module("xxhash").xxh3_128_digest
+    found["blake2b-128"] = lambda data: hashlib.blake2b(data, digest_size=16).digest()
+    return found
 
 
 class Decoder:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar, Union, get_type_hints
 
-from stageout.wire.frames import BadFrame, Type
+from stageout.wire.frames import BadFrame, Checksum, Frame, Type, decode_meta, encode_header, encode_meta
 
 BLOCK_BYTES = 1024 * 1024
 MAX_AFTER = 8
@@ -54,6 +54,13 @@ class Welcome:
 
 
 @dataclass(frozen=True)
+class Prove:
+    """Answer to WELCOME: the proof that the side that connected has the key."""
+
+    proof: str
+
+
+@dataclass(frozen=True)
 class Refuse:
     """The last frame of a connection: why, and after how many seconds to try again (negative: never)."""
 
@@ -83,6 +90,31 @@ class Opened:
     tid: int
     epoch: str
     staged: tuple[Range, ...] = ()
+
+
+@dataclass(frozen=True)
+class Attach:
+    """First frame of a connection that carries BLOCKs of one transfer and nothing else."""
+
+    tid: int
+
+
+@dataclass(frozen=True)
+class Get:
+    """First frame of a connection on which a published file comes back from a block on: FOUND, then BLOCKs."""
+
+    path: str
+    first_block: int = 0
+
+
+@dataclass(frozen=True)
+class Found:
+    """The published file that the BLOCKs behind this frame belong to."""
+
+    size_bytes: int
+    block_bytes: int
+    generation: int
+    mode: int
 
 
 @dataclass(frozen=True)
@@ -181,17 +213,22 @@ class Credit:
 
 
 Message = Union[
-    Hello, Welcome, Refuse, Open, Opened, NoSpace, Staged, Operation, Result, Custody, Status, Cancel, Low, Credit
-]
+    Hello, Welcome, Prove, Refuse, Open, Opened, NoSpace, Attach, Get, Found, Staged, Operation, Result, Custody,
+    Status, Cancel, Low, Credit,
+]  # fmt: skip
 M = TypeVar("M")
 
 TYPES: dict[type[Any], Type] = {
     Hello: Type.HELLO,
     Welcome: Type.WELCOME,
+    Prove: Type.PROVE,
     Refuse: Type.REFUSE,
     Open: Type.OPEN,
     Opened: Type.OPENED,
     NoSpace: Type.NOSPACE,
+    Attach: Type.ATTACH,
+    Get: Type.GET,
+    Found: Type.FOUND,
     Staged: Type.STAGED,
     Operation: Type.OPERATION,
     Result: Type.RESULT,
@@ -213,6 +250,20 @@ _LEAST = {"generation": -1, "size_bytes": -1, "retry_after_s": -1}
 def to_meta(message: Message) -> dict[str, Any]:
     """Fields of a message, as they travel."""
     return asdict(message)
+
+
+def encode(message: Message, checksum: Checksum) -> bytes:
+    """The whole frame of a message."""
+    payload = encode_meta(to_meta(message))
+    return encode_header(TYPES[type(message)], payload, checksum) + payload
+
+
+def decode(frame: Frame) -> Message:
+    """The message in a frame; raises BadFrame."""
+    meta, tail = decode_meta(frame.payload)
+    if tail:
+        raise BadFrame(f"bytes behind the meta data of {frame.header.type.name}")
+    return from_meta(frame.header.type, meta)
 
 
 def from_meta(kind: Type, meta: Mapping[str, Any]) -> Message:

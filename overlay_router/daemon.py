@@ -1,0 +1,136 @@
+"""The process: settings, signals, the listening socket. A child of condor_master, or alone (a site gateway)."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from overlay_router.destination import Destination
+from overlay_router.keys import read_keys
+from overlay_router.relay import Router
+from overlay_router.store import Store
+from overlay_router.tree import Tree
+from stageout.core import log
+from stageout.core.config import ConfigError, Settings, condor_settings, environment_settings, reload_condor
+from stageout.core.errors import StageoutError
+
+EXIT_NO_RESTART = 99
+"""condor_master does not start a daemon again that exits with this status."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a router works. :param root: files arrive below it. :param records: its database."""
+
+    root: Path
+    records: Path
+
+
+def place_of(settings: Settings) -> Place:
+    """Root and database. :raises ConfigError: one of them is not set or not there."""
+    root = settings.text("STAGEOUT_ROUTER_ROOT")
+    if not root.startswith("/") or not Path(root).is_dir():
+        raise ConfigError(f"STAGEOUT_ROUTER_ROOT = {root}: name a directory that exists; files arrive below it")
+    text = settings.text("STAGEOUT_ROUTER_DIR").replace("$(SPOOL)", settings.condor("SPOOL", "$(SPOOL)"))
+    if not text.startswith("/"):
+        raise ConfigError(f"STAGEOUT_ROUTER_DIR = {text}: write an absolute path")
+    return Place(Path(root), Path(text) / "router.sqlite")
+
+
+def listen(settings: Settings) -> socket.socket:
+    """The listening socket. :raises ConfigError: the address cannot be used."""
+    host, port = settings.text("STAGEOUT_ROUTER_HOST"), settings.count("STAGEOUT_ROUTER_PORT")
+    try:
+        return socket.create_server((host, port), backlog=512)
+    except OSError as problem:
+        raise ConfigError(f"STAGEOUT_ROUTER_HOST = {host}, STAGEOUT_ROUTER_PORT = {port}: {problem.strerror}") from None
+
+
+async def run(load: Callable[[], Settings]) -> None:
+    """Serve until SIGTERM, SIGINT or SIGQUIT; SIGHUP reads the keys again.
+
+    :raises StageoutError: settings, keys or database cannot be used.
+    """
+    settings = load()
+    place, keys = place_of(settings), read_keys(Path(settings.text("STAGEOUT_ROUTER_KEYS")))
+    place.records.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    store, tree = Store(place.records), Tree(place.root)
+    node = settings.condor("FULL_HOSTNAME") or socket.getfqdn()
+    with contextlib.closing(store), contextlib.closing(tree), listen(settings) as listening:
+        destination = Destination(store, tree, lambda: int(time.time()))
+        router = Router(node, destination, keys, settings.count("STAGEOUT_ROUTER_WORKERS"))
+        log.event("started", pid=os.getpid(), port=listening.getsockname()[1], root=place.root)
+        await _until_stopped(router, listening, load)
+        log.event("stopped")
+
+
+async def _until_stopped(router: Router, listening: socket.socket, load: Callable[[], Settings]) -> None:
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+        loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, _new_keys, router, load)
+    serving = asyncio.ensure_future(router.serve(listening))
+    waiting = asyncio.ensure_future(stop.wait())
+    await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    for task in (serving, waiting):
+        task.cancel()
+    outcomes = await asyncio.gather(serving, waiting, return_exceptions=True)
+    if isinstance(outcomes[0], Exception):
+        raise outcomes[0]
+
+
+def _new_keys(router: Router, load: Callable[[], Settings]) -> None:
+    try:
+        router.keys = read_keys(Path(load().text("STAGEOUT_ROUTER_KEYS")))
+    except StageoutError as problem:
+        log.error("reconfigured", problem=f"{problem}; the old keys stay")
+        return
+    log.event("reconfigured", keys=len(router.keys))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point: 99 tells condor_master not to try again."""
+    options = _options(argv)
+
+    def load() -> Settings:
+        if options.alone:
+            return environment_settings("")
+        reload_condor()
+        return condor_settings(options.local_name)
+
+    try:
+        _open_log(load(), options.terminal or options.alone)
+        asyncio.run(run(load))
+    except StageoutError as problem:
+        log.error("cannot-start", problem=problem)
+        print(f"stageout-router: {problem}", file=sys.stderr)
+        return EXIT_NO_RESTART
+    return 0
+
+
+def _options(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="stageout-router", description=__doc__)
+    parser.add_argument("--alone", action="store_true", help="settings from the environment, log to the terminal")
+    parser.add_argument("-f", action="store_true", help="ignored, for likeness with HTCondor's daemons")
+    parser.add_argument("-t", dest="terminal", action="store_true", help="log to the terminal")
+    parser.add_argument("-local-name", dest="local_name", default="", help="of this router among several")
+    return parser.parse_args(argv)
+
+
+def _open_log(settings: Settings, terminal: bool) -> None:
+    folder = settings.condor("LOG")
+    path = settings.condor("STAGEOUT_ROUTER_LOG") or (f"{folder}/StageoutRouterLog" if folder else "")
+    log.open_log(None if terminal or not path else Path(path), settings.flag("STAGEOUT_DEBUG"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

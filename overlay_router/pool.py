@@ -1,0 +1,98 @@
+"""The worker processes, as the daemon sees them: given connections, they report blocks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+
+from overlay_router.worker import Job, Report
+from stageout.core import log
+
+_MESSAGE_BYTES = 256 * 1024
+
+
+class Worker:
+    """One process. It ends when this object is closed, or with the daemon.
+
+    :param on_report: called in the loop. :param on_death: called when the process has ended by itself.
+    """
+
+    def __init__(self, on_report: Callable[[Report], None], on_death: Callable[[Worker], None]) -> None:
+        mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with other:
+            command = [sys.executable, "-m", "overlay_router.worker", str(other.fileno())]
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[other.fileno()])
+        mine.setblocking(False)
+        self._socket, self._on_report, self._on_death = mine, on_report, on_death
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(mine, self._readable)
+        self.jobs = 0
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    def give(self, job: Job, connection: socket.socket, file: int) -> None:
+        """Hand over a connection and a file; the caller closes its own descriptors."""
+        socket.send_fds(self._socket, [json.dumps(asdict(job)).encode()], [connection.fileno(), file])
+        self.jobs += 1
+
+    def close(self) -> None:
+        """End the process and wait for it."""
+        self._loop.remove_reader(self._socket)
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()
+
+    def _readable(self) -> None:
+        try:
+            message = self._socket.recv(_MESSAGE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            message = b""
+        if not message:
+            self.close()
+            self._on_death(self)
+            return
+        values = json.loads(message)
+        values["blocks"] = tuple((block, digest) for block, digest in values["blocks"])
+        self._on_report(Report(**values))
+
+
+class Pool:
+    """A fixed number of workers; one that dies is replaced.
+
+    :param on_report: called in the loop with each report.
+    """
+
+    def __init__(self, count: int, on_report: Callable[[Report], None]) -> None:
+        self._on_report = on_report
+        self._workers = [self._start() for _ in range(count)]
+
+    def give(self, job: Job, connection: socket.socket, file: int) -> None:
+        """Hand a connection and a file to the worker that was given fewest."""
+        worker = min(self._workers, key=lambda one: one.jobs)
+        worker.give(job, connection, file)
+
+    def pids(self) -> list[int]:
+        """Of all workers."""
+        return [worker.pid for worker in self._workers]
+
+    def close(self) -> None:
+        """End all."""
+        for worker in self._workers:
+            worker.close()
+
+    def _start(self) -> Worker:
+        return Worker(self._on_report, self._replace)
+
+    def _replace(self, dead: Worker) -> None:
+        log.error("worker-died", pid=dead.pid)
+        self._workers[self._workers.index(dead)] = self._start()

@@ -1,0 +1,209 @@
+"""The way of one operation through the router, top to bottom: connections in, answers out. Read first.
+
+A connection that has proved its key becomes one of three. Control connections carry the messages of
+:mod:`overlay_router.destination`, which are answered one after the other by the thread that owns the disk. Connections
+that carry data go to a worker process together with the file. Blocks that a worker reports are recorded, and only
+then said to their sender.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from overlay_router.destination import Destination, Reply
+from overlay_router.greeting import Peer, Unwelcome, greet, refuse
+from overlay_router.keys import Key
+from overlay_router.pool import Pool
+from overlay_router.worker import Job, Report
+from stageout.core import log
+from stageout.wire import frames, overlay
+from stageout.wire.frames import BadFrame, Decoder
+from stageout.wire.overlay import Message
+
+_READ_BYTES = 65536
+_EXPIRE_INTERVAL_S = 60.0
+T = TypeVar("T")
+
+
+@dataclass
+class Line:
+    """The control connection of a peer."""
+
+    writer: asyncio.StreamWriter
+    peer: Peer
+
+    def send(self, message: Message) -> None:
+        """Queue a message; the number of answers is bounded by that of the questions."""
+        self.writer.write(overlay.encode(message, frames.checksums()[self.peer.checksum]))
+
+
+class Router:
+    """A listening router over one destination.
+
+    :param node: its name. :param destination: used in one thread only. :param keys: who may connect.
+    :param workers: processes that move data.
+    """
+
+    def __init__(self, node: str, destination: Destination, keys: Mapping[str, Key], workers: int) -> None:
+        self._node, self._destination, self.keys = node, destination, keys
+        self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="disk")
+        self._lines: dict[str, Line] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pool = Pool(workers, self._on_report)
+
+    async def serve(self, listening: socket.socket) -> None:
+        """Accept until cancelled; then every connection is closed and every worker ended."""
+        listening.setblocking(False)
+        loop = asyncio.get_running_loop()
+        self._start(self._expire())
+        try:
+            while True:
+                sock, _ = await loop.sock_accept(listening)
+                sock.setblocking(False)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._start(self._connection(sock))
+        finally:
+            for task in list(self._tasks):
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._pool.close()
+            self._disk.shutdown()
+
+    async def _connection(self, sock: socket.socket) -> None:
+        with sock:
+            try:
+                peer, first = await greet(sock, self._node, self.keys)
+                if isinstance(first, overlay.Attach):
+                    await self._attach(sock, peer, first)
+                elif isinstance(first, overlay.Get):
+                    await self._get(sock, peer, first)
+                else:
+                    await self._control(sock.dup(), peer, first)
+            except Unwelcome as reason:
+                log.warn("peer-refused", reason=reason)
+                await refuse(sock, reason)
+            except BadFrame as problem:
+                log.warn("peer-not-understood", problem=problem)
+            except (OSError, asyncio.TimeoutError) as problem:
+                log.event("peer-gone", problem=problem or "silent")
+
+    async def _control(self, sock: socket.socket, peer: Peer, first: Message) -> None:
+        reader, writer = await asyncio.open_connection(sock=sock)
+        line, decoder = Line(writer, peer), Decoder(frames.checksums()[peer.checksum])
+        try:
+            await self._answer(line, first)
+            while data := await reader.read(_READ_BYTES):
+                decoder.feed(data)
+                for frame in decoder.frames():
+                    await self._answer(line, overlay.decode(frame))
+                await writer.drain()
+        finally:
+            for name in [name for name, known in self._lines.items() if known is line]:
+                del self._lines[name]
+            writer.close()
+
+    async def _answer(self, line: Line, message: Message) -> None:
+        origin = getattr(message, "origin", "")
+        if not _is_origin(origin):
+            raise BadFrame(f"{type(message).__name__} without an origin of 32 hexadecimal digits")
+        name = f"{line.peer.key.name}/{origin}"
+        self._lines[name] = line
+        refusal = _not_allowed(line.peer.key, message)
+        if refusal:
+            log.warn("path-refused", key=line.peer.key.name, reason=refusal)
+            line.send(overlay.Result(origin, message.seq, "failed", refusal))  # type: ignore[union-attr]
+            return
+        self._deliver(await self._on_disk(lambda: self._decide(message, name)))
+
+    def _decide(self, message: Message, name: str) -> list[Reply]:
+        if isinstance(message, overlay.Open):
+            return [self._destination.open(message, name)]
+        if isinstance(message, overlay.Operation):
+            return self._destination.operate(message, name)
+        if isinstance(message, overlay.Cancel):
+            return self._destination.cancel(message, name)
+        if isinstance(message, overlay.Status):
+            return self._destination.status(message, name)
+        if isinstance(message, overlay.Low):
+            self._destination.low(message)
+            return []
+        raise BadFrame(f"{type(message).__name__} is not for a terminal")
+
+    async def _attach(self, sock: socket.socket, peer: Peer, ask: overlay.Attach) -> None:
+        found = await self._on_disk(lambda: self._destination.attach(ask.tid))
+        if found is None or not found.transfer.sender.startswith(f"{peer.key.name}/"):
+            raise BadFrame(f"transfer {ask.tid} is not one of this peer")
+        ask_open = found.transfer.ask
+        job = Job("receive", ask.tid, peer.checksum, peer.digest, ask_open.block_bytes, ask_open.size_bytes)
+        self._give(job, sock, found.file)
+
+    async def _get(self, sock: socket.socket, peer: Peer, ask: overlay.Get) -> None:
+        if not peer.key.allows(ask.path):
+            raise Unwelcome(f"the key {peer.key.name!r} is not for {ask.path!r}", peer.checksum)
+        found = await self._on_disk(lambda: self._destination.published(ask.path))
+        if isinstance(found, str):
+            raise Unwelcome(found, peer.checksum)
+        job = Job(
+            "send", 0, peer.checksum, peer.digest, overlay.BLOCK_BYTES, found.size_bytes,
+            ask.first_block, found.generation, found.mode,
+        )  # fmt: skip
+        self._give(job, sock, found.file)
+
+    def _give(self, job: Job, sock: socket.socket, file: int) -> None:
+        try:
+            self._pool.give(job, sock, file)
+        finally:
+            os.close(file)
+
+    def _on_report(self, report: Report) -> None:
+        if report.problem:
+            log.warn("connection-ended", tid=report.tid, problem=report.problem)
+        if report.blocks:
+            self._start(self._record(report))
+
+    async def _record(self, report: Report) -> None:
+        blocks = [(block, bytes.fromhex(digest)) for block, digest in report.blocks]
+        self._deliver(await self._on_disk(lambda: self._destination.staged(report.tid, blocks)))
+
+    def _deliver(self, replies: list[Reply]) -> None:
+        for reply in replies:
+            line = self._lines.get(reply.to)
+            if line is not None:  # else it asks again when it is back
+                line.send(reply.message)
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(_EXPIRE_INTERVAL_S)
+            self._deliver(await self._on_disk(self._destination.expire))
+
+    async def _on_disk(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._disk, work)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("task-failed", problem=repr(task.exception()))
+
+
+def _is_origin(text: str) -> bool:
+    return len(text) == 32 and all(char in "0123456789abcdef" for char in text)
+
+
+def _not_allowed(key: Key, message: Message) -> str:
+    """Why a key may not ask for this, "" if it may."""
+    paths = [getattr(message, "path", ""), getattr(message, "target", "")]
+    for path in paths:
+        if path and not key.allows(path):
+            return f"the key {key.name!r} is not for {path!r}, only for what is below {key.prefix!r}"
+    return ""

@@ -1,0 +1,208 @@
+"""The data plane: a process without an event loop that moves blocks between sockets and files.
+
+It is given connections by the daemon over a Unix socket (descriptors with a JSON message each) and reports blocks that
+are on the disk. A thread serves each connection from one page-aligned buffer: whole blocks go to the disk past the
+page cache where the filesystem allows it (rule 16), so the memory used is one block for each connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import select
+import socket
+import sys
+import threading
+from dataclasses import asdict, dataclass
+
+from stageout.wire import frames
+from stageout.wire.frames import BadFrame, Type
+from stageout.wire.overlay import Found, Refuse, encode
+
+_PAGE_BYTES = 4096
+_SYNC_BYTES = 64 * 1024 * 1024
+_REPORT_BLOCKS = 512
+_IDLE_S = 60.0
+#: The interpreter's lock changes hands sooner, so that a thread that has data does not wait for one that computes.
+_SWITCH_INTERVAL_S = 0.0002
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to do with a connection.
+
+    :param kind: "receive" or "send". :param tid: 0 when sending. :param size_bytes: of the file, -1 when not known.
+    :param block: the first one to send. :param generation: of the file that is sent. :param mode: of that file.
+    """
+
+    kind: str
+    tid: int
+    checksum: str
+    digest: str
+    block_bytes: int
+    size_bytes: int
+    block: int = 0
+    generation: int = 0
+    mode: int = 0
+
+
+@dataclass(frozen=True)
+class Report:
+    """Blocks whose bytes are on the disk: position and digest in hexadecimal digits; or why it ended."""
+
+    tid: int
+    blocks: tuple[tuple[int, str], ...] = ()
+    problem: str = ""
+    errno: int = 0
+
+
+class Receiver:
+    """BLOCK frames of one transfer from one connection into its staging file.
+
+    :param report: called with each :class:`Report`.
+    """
+
+    def __init__(self, job: Job, connection: socket.socket, file: int, report: Reporter) -> None:
+        self._job, self._connection, self._file, self._report = job, connection, file, report
+        self._checksum = frames.checksums()[job.checksum]
+        self._digest = frames.digests()[job.digest]
+        self._buffer = memoryview(mmap.mmap(-1, -(-job.block_bytes // _PAGE_BYTES) * _PAGE_BYTES))
+        self._header = bytearray(frames.HEADER_BYTES)
+        self._direct = _direct(file)
+        self._unsynced: list[tuple[int, str]] = []
+        self._unsynced_bytes = 0
+
+    def run(self) -> None:
+        """Receive until the sender closes; what came is synced and reported whatever happens."""
+        try:
+            while self._block():
+                if self._unsynced_bytes >= _SYNC_BYTES or len(self._unsynced) >= _REPORT_BLOCKS or not self._more():
+                    self._sync()
+        finally:
+            self._sync()
+            if self._direct >= 0:
+                os.close(self._direct)
+
+    def _block(self) -> bool:
+        """One block to the disk; False at the end."""
+        if not _fill(self._connection, memoryview(self._header)):
+            return False
+        header = frames.decode_header(self._header, self._checksum)
+        if header.type is not Type.BLOCK or header.number != self._job.tid:
+            raise BadFrame("only blocks of the transfer that was attached may come here")
+        if header.length_bytes != self._length(header.block):
+            raise BadFrame(f"block {header.block} has {header.length_bytes} bytes")
+        data = self._buffer[: header.length_bytes]
+        if not _fill(self._connection, data):
+            raise BadFrame("the connection ended in a block")
+        if self._checksum(data) != header.checksum:
+            raise BadFrame(f"block {header.block} does not fit its checksum")
+        self._write(data, header.block * self._job.block_bytes)
+        self._unsynced.append((header.block, self._digest(data).hex()))
+        self._unsynced_bytes += len(data)
+        return True
+
+    def _length(self, block: int) -> int:
+        left = self._job.size_bytes - block * self._job.block_bytes
+        if left <= 0:
+            raise BadFrame(f"block {block} lies behind the end of the file")
+        return min(left, self._job.block_bytes)
+
+    def _write(self, data: memoryview, offset: int) -> None:
+        aligned = len(data) % _PAGE_BYTES == 0 and offset % _PAGE_BYTES == 0
+        descriptor = self._direct if aligned and self._direct >= 0 else self._file
+        while data:
+            written = os.pwrite(descriptor, data, offset)
+            data, offset = data[written:], offset + written
+
+    def _more(self) -> bool:
+        return bool(select.select([self._connection], [], [], 0)[0])
+
+    def _sync(self) -> None:
+        if self._unsynced:
+            os.fdatasync(self._file)
+            self._report(Report(self._job.tid, tuple(self._unsynced)))
+            self._unsynced, self._unsynced_bytes = [], 0
+
+
+def send_file(job: Job, connection: socket.socket, file: int) -> None:
+    """FOUND and the blocks of a file, in order."""
+    checksum = frames.checksums()[job.checksum]
+    found = Found(job.size_bytes, job.block_bytes, job.generation, job.mode)
+    connection.sendall(encode(found, checksum))
+    buffer = memoryview(bytearray(job.block_bytes))
+    for block in range(job.block, -(-job.size_bytes // job.block_bytes)):
+        offset = block * job.block_bytes
+        data = buffer[: min(job.block_bytes, job.size_bytes - offset)]
+        if os.preadv(file, [data], offset) != len(data):
+            connection.sendall(encode(Refuse("the file became shorter while it was sent"), checksum))
+            return
+        connection.sendall(frames.encode_header(Type.BLOCK, data, checksum, 0, block))
+        connection.sendall(data)
+
+
+class Reporter:
+    """Reports of all threads to the daemon, one message each."""
+
+    def __init__(self, daemon: socket.socket) -> None:
+        self._daemon, self._lock = daemon, threading.Lock()
+
+    def __call__(self, report: Report) -> None:
+        """Send one; the daemon records it before it tells the sender."""
+        with self._lock:
+            self._daemon.send(json.dumps(asdict(report)).encode())
+
+
+def serve(job: Job, connection: socket.socket, file: int, report: Reporter) -> None:
+    """One connection to its end; what goes wrong is told to the peer and the daemon."""
+    with connection:
+        try:
+            connection.settimeout(_IDLE_S)
+            if job.kind == "receive":
+                Receiver(job, connection, file, report).run()
+            else:
+                send_file(job, connection, file)
+        except (BadFrame, OSError) as problem:
+            report(Report(job.tid, problem=str(problem), errno=getattr(problem, "errno", 0) or 0))
+            with contextlib.suppress(OSError):
+                connection.sendall(encode(Refuse(str(problem), 1), frames.checksums()[job.checksum]))
+        finally:
+            os.close(file)
+
+
+def main(argv: list[str]) -> None:
+    """Serve connections until the daemon goes away. ``argv[1]`` is the descriptor of its socket."""
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    daemon = socket.socket(fileno=int(argv[1]))
+    report = Reporter(daemon)
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(daemon, 65536, 2)
+        if not message:
+            return
+        connection = socket.socket(fileno=descriptors[0])
+        arguments = (Job(**json.loads(message)), connection, descriptors[1], report)
+        threading.Thread(target=serve, args=arguments, daemon=True).start()
+
+
+def _fill(connection: socket.socket, view: memoryview) -> bool:
+    """Read until ``view`` is full; False when the connection ends."""
+    while view:
+        count = connection.recv_into(view)
+        if not count:
+            return False
+        view = view[count:]
+    return True
+
+
+def _direct(file: int) -> int:
+    """The same file past the page cache, -1 where the filesystem does not allow it."""
+    try:
+        return os.open(f"/proc/self/fd/{file}", os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
+    except OSError:
+        return -1
+
+
+if __name__ == "__main__":
+    main(sys.argv)
