@@ -58,7 +58,7 @@ class Channel:
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
-        self._checksum = zlib.crc32
+        self._checksum: frames.Checksum = zlib.crc32
         self._socket = _connect(gateway)
         try:
             self._greet()
@@ -138,12 +138,12 @@ class Channel:
         self.send(offered)
         welcome = self.receive()
         if not isinstance(welcome, Welcome):
-            raise self._failure(ErrorClass.NOT_SUPPORTED, f"{type(welcome).__name__} where WELCOME was due")
+            raise self.failure(ErrorClass.NOT_SUPPORTED, f"{type(welcome).__name__} where WELCOME was due")
         if welcome.checksum not in frames.checksums() or welcome.digest not in frames.digests():
-            raise self._failure(ErrorClass.NOT_SUPPORTED, "the router chose a checksum that was not offered")
+            raise self.failure(ErrorClass.NOT_SUPPORTED, "the router chose a checksum that was not offered")
         expected = overlay.proof(self.gateway.secret, "welcome", offered, welcome)
         if not hmac.compare_digest(welcome.proof, expected):
-            raise self._failure(
+            raise self.failure(
                 ErrorClass.CREDENTIAL_REFUSED, f"the router does not have the key {self.gateway.key_name!r}"
             )
         self._checksum = frames.checksums()[welcome.checksum]
@@ -174,7 +174,8 @@ class Channel:
     def _failures(self) -> _Failures:
         return _Failures(self)
 
-    def _failure(self, kind: ErrorClass, message: str) -> TransferFailure:
+    def failure(self, kind: ErrorClass, message: str) -> TransferFailure:
+        """A failure that names the router."""
         return TransferFailure(kind, f"{self.gateway.server}: {message}", self.gateway.server)
 
 
@@ -188,8 +189,8 @@ class _Failures:
         return None
 
     def __exit__(self, kind: object, problem: BaseException | None, trace: object) -> None:
-        failure = self._channel._failure
-        if isinstance(problem, TimeoutError):
+        failure = self._channel.failure
+        if isinstance(problem, socket.timeout):
             raise failure(ErrorClass.STALLED, f"silent for {self._channel.gateway.timeout_s:.0f} s") from None
         if isinstance(problem, BadFrame):
             raise failure(ErrorClass.CONNECTION_LOST, str(problem)) from None

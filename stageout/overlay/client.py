@@ -89,7 +89,7 @@ class _Upload:
             self._raise_unless_done(answer)
             return 0
         if not isinstance(answer, Opened):
-            raise control._failure(ErrorClass.NOT_SUPPORTED, f"{type(answer).__name__} where OPENED was due")
+            raise control.failure(ErrorClass.NOT_SUPPORTED, f"{type(answer).__name__} where OPENED was due")
         self.staged = {block for first, end in answer.staged for block in range(first, end)}
         return answer.tid
 
@@ -103,7 +103,7 @@ class _Upload:
             if isinstance(answer, Staged):
                 self.staged |= {block for first, end in answer.staged for block in range(first, end)}
             elif isinstance(answer, Opened):
-                raise control._failure(ErrorClass.CONTENT_MISMATCH, "the router found that blocks were damaged")
+                raise control.failure(ErrorClass.CONTENT_MISMATCH, "the router found that blocks were damaged")
             elif isinstance(answer, Result):
                 self._raise_unless_done(answer)
                 return answer
@@ -243,7 +243,7 @@ def get(gateway: Gateway, path: str, local: Path, *, progress: Progress = lambda
             channel.send(Get(path))
             found = channel.receive()
             if not isinstance(found, overlay.Found):
-                raise channel._failure(ErrorClass.NOT_SUPPORTED, f"{type(found).__name__} where FOUND was due")
+                raise channel.failure(ErrorClass.NOT_SUPPORTED, f"{type(found).__name__} where FOUND was due")
             _receive(channel, found, file.fileno(), progress)
         part.replace(local)
     except OSError as problem:
@@ -259,9 +259,9 @@ def _receive(channel: Channel, found: overlay.Found, file: int, progress: Progre
     for expected in range(-(-found.size_bytes // found.block_bytes)):
         block, length = channel.receive_block(buffer)
         if block != expected:
-            raise channel._failure(ErrorClass.CONTENT_MISMATCH, f"block {block} where {expected} was due")
+            raise channel.failure(ErrorClass.CONTENT_MISMATCH, f"block {block} where {expected} was due")
         os.pwrite(file, buffer[:length], block * found.block_bytes)
         received_bytes += length
         progress(received_bytes)
     if received_bytes != found.size_bytes:
-        raise channel._failure(ErrorClass.SIZE_MISMATCH, f"{received_bytes} of {found.size_bytes} bytes came")
+        raise channel.failure(ErrorClass.SIZE_MISMATCH, f"{received_bytes} of {found.size_bytes} bytes came")

@@ -1,0 +1,117 @@
+"""A real router on this machine, for tests and demonstrations."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from stageout.core.errors import StageoutError
+from stageout.testing.pool.waiting import wait_until
+
+_SECRET = "not-secret-but-long-enough"
+
+
+@dataclass
+class RouterProcess:
+    """A router below a directory; :attr:`port` stays the same over restarts.
+
+    :param home: its root, records, keys and log lie below it.
+    :param environment: further settings.
+    """
+
+    home: Path
+    environment: dict[str, str] = field(default_factory=dict)
+    port: int = 0
+    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    def __enter__(self) -> RouterProcess:
+        self.root.mkdir(parents=True, exist_ok=True)
+        keys = self.home / "keys"
+        keys.write_text(f"site {_SECRET} /\nsmall {_SECRET} small\n")
+        keys.chmod(0o600)
+        self.key_file("site")
+        self.key_file("small")
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def root(self) -> Path:
+        """Files arrive below it."""
+        return self.home / "root"
+
+    @property
+    def log(self) -> str:
+        """What it wrote since it was first started."""
+        return (self.home / "log").read_text() if (self.home / "log").exists() else ""
+
+    @property
+    def pid(self) -> int:
+        """Of the daemon; 0 when it does not run."""
+        return self._process.pid if self._process else 0
+
+    def key_file(self, name: str) -> Path:
+        """A client's file with that key."""
+        path = self.home / f"{name}.key"
+        path.write_text(f"{name} {_SECRET}\n")
+        path.chmod(0o600)
+        return path
+
+    def workers(self) -> list[int]:
+        """Pids of its worker processes."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        return [int(pid) for pid in children]
+
+    def start(self) -> None:
+        """Start it and wait until it listens. :raises StageoutError: it ended instead."""
+        said = len(self.log)
+        settings = {
+            "STAGEOUT_ROUTER_ROOT": str(self.root),
+            "STAGEOUT_ROUTER_DIR": str(self.home / "records"),
+            "STAGEOUT_ROUTER_HOST": "127.0.0.1",
+            "STAGEOUT_ROUTER_PORT": str(self.port),
+            "STAGEOUT_ROUTER_KEYS": str(self.home / "keys"),
+            **self.environment,
+        }
+        with (self.home / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "overlay_router.daemon", "--alone"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **settings},
+                start_new_session=True,
+            )
+        process = self._process
+
+        def listening() -> int:
+            found = re.search(r" started .*port=(\d+)", self.log[said:])
+            if process.poll() is not None:
+                raise StageoutError(f"the router ended at once: {self.log[said:]}")
+            return int(found.group(1)) if found else 0
+
+        self.port = wait_until(listening, timeout_s=30, what="the router to listen", describe=lambda: self.log[said:])
+
+    def kill(self) -> None:
+        """kill -9 of the daemon; its workers notice and end."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """End it as an administrator does."""
+        self._end(signal.SIGTERM)
+
+    def _end(self, number: int) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+            self._process.wait(30)
+            self._process = None

@@ -1,0 +1,298 @@
+"""Files through a real router: whole or not at all, whoever dies."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay.channel import Channel, Gateway, read_key
+from stageout.overlay.client import get, put
+from stageout.testing.pool.waiting import wait_until
+from stageout.testing.router import RouterProcess
+from stageout.wire.overlay import BLOCK_BYTES, Attach, Open, Opened
+
+
+def make(path: Path, size_bytes: int) -> Path:
+    path.write_bytes(os.urandom(size_bytes))
+    return path
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def visible(router: RouterProcess) -> list[str]:
+    return sorted(str(p.relative_to(router.root)) for p in router.root.rglob("*") if ".stageout" not in p.parts)
+
+
+def staging_is_empty(router: RouterProcess) -> bool:
+    return not any((router.root / ".stageout/staging").iterdir())
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 4095, BLOCK_BYTES, BLOCK_BYTES + 1, 5 * BLOCK_BYTES - 7])
+def test_there_and_back(router: RouterProcess, gateway: Gateway, tmp_path: Path, size_bytes: int) -> None:
+    source = make(tmp_path / "source", size_bytes)
+    done = put(gateway, source, "some/where/file", mode=0o600, connections=3)
+    assert (done.size_bytes, done.sent_bytes, done.generation) == (size_bytes, size_bytes, 1)
+    arrived = router.root / "some/where/file"
+    assert digest(arrived) == digest(source)
+    assert arrived.stat().st_mode & 0o777 == 0o600
+    assert get(gateway, "some/where/file", tmp_path / "back") == size_bytes
+    assert digest(tmp_path / "back") == digest(source)
+    wait_until(lambda: staging_is_empty(router), what="the staging directory to be empty")
+
+
+def test_many_at_once(router: RouterProcess, gateway: Gateway, tmp_path: Path) -> None:
+    sources = [make(tmp_path / f"source{n}", n * 70_000) for n in range(24)]
+    failures: list[Exception] = []
+
+    def send(source: Path) -> None:
+        try:
+            put(gateway, source, f"d/{source.name}")
+        except Exception as problem:
+            failures.append(problem)
+
+    threads = [threading.Thread(target=send, args=(source,)) for source in sources]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    for source in sources:
+        assert digest(router.root / "d" / source.name) == digest(source)
+
+
+def test_a_file_that_is_replaced_is_seen_old_or_new_never_mixed(
+    router: RouterProcess, gateway: Gateway, tmp_path: Path
+) -> None:
+    first, second = make(tmp_path / "1", 3 * BLOCK_BYTES), make(tmp_path / "2", 3 * BLOCK_BYTES)
+    put(gateway, first, "f")
+    allowed, seen = {digest(first), digest(second)}, set()
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            seen.add(digest(router.root / "f"))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    assert put(gateway, second, "f").generation == 2
+    done.set()
+    thread.join()
+    assert seen <= allowed
+    assert digest(router.root / "f") == digest(second)
+
+
+class _Slow:
+    """Progress that holds the sender up after so many bytes, until it may go on."""
+
+    def __init__(self, at_bytes: int) -> None:
+        self.at_bytes, self.reached, self.go = at_bytes, threading.Event(), threading.Event()
+
+    def __call__(self, sent_bytes: int) -> None:
+        if sent_bytes >= self.at_bytes:
+            self.reached.set()
+            self.go.wait(60)
+
+
+def _put_held_up(gateway: Gateway, source: Path, path: str) -> tuple[threading.Thread, _Slow, list[Any]]:
+    slow, outcome = _Slow(6 * BLOCK_BYTES), []
+
+    def send() -> None:
+        try:
+            outcome.append(put(gateway, source, path, progress=slow))
+        except TransferFailure as failure:
+            outcome.append(failure)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    assert slow.reached.wait(60)
+    return thread, slow, outcome
+
+
+def _staged_blocks(router: RouterProcess) -> int:
+    import sqlite3
+
+    records = router.home / "copy.sqlite"
+    for suffix in ("", "-wal"):
+        source = router.home / f"records/router.sqlite{suffix}"
+        (router.home / f"copy.sqlite{suffix}").write_bytes(source.read_bytes() if source.exists() else b"")
+    connection = sqlite3.connect(records)
+    try:
+        return int(connection.execute("SELECT count(*) FROM staged").fetchone()[0])
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("who", ["worker", "router"])
+def test_killed_in_the_middle_it_goes_on_where_it_was(
+    router: RouterProcess, gateway: Gateway, tmp_path: Path, who: str
+) -> None:
+    source = make(tmp_path / "source", 12 * BLOCK_BYTES)
+    thread, slow, outcome = _put_held_up(gateway, source, "f")
+    wait_until(lambda: _staged_blocks(router) >= 4, what="some blocks to be recorded")
+    if who == "worker":
+        before = router.workers()
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: len(set(router.workers()) - set(before)) == 2, what="new workers")
+    else:
+        router.kill()
+        router.start()
+    assert visible(router) == []
+    slow.go.set()
+    thread.join()
+    (done,) = outcome
+    assert not isinstance(done, Exception), done
+    assert digest(router.root / "f") == digest(source)
+    assert done.sent_bytes < 2 * done.size_bytes - 3 * BLOCK_BYTES, "what was recorded is not sent again"
+
+
+def test_a_source_that_changes_is_not_called_delivered(router: RouterProcess, gateway: Gateway, tmp_path: Path) -> None:
+    source = make(tmp_path / "source", 12 * BLOCK_BYTES)
+    thread, slow, outcome = _put_held_up(gateway, source, "f")
+    with source.open("r+b") as file:
+        file.write(b"changed")
+    slow.go.set()
+    thread.join()
+    assert isinstance(outcome[0], TransferFailure)
+    assert outcome[0].kind is ErrorClass.SOURCE_CHANGED
+
+
+def _refused(kind: ErrorClass, words: str, call: Any) -> None:
+    with pytest.raises(TransferFailure, match=words) as caught:
+        call()
+    assert caught.value.kind is kind
+
+
+def test_who_may_not(router: RouterProcess, gateway: Gateway, tmp_path: Path) -> None:
+    source = make(tmp_path / "source", 10)
+    unknown = dataclasses.replace(gateway, key_name="stranger")
+    _refused(ErrorClass.PERMISSION_DENIED, "no key of the name 'stranger'", lambda: put(unknown, source, "f"))
+    wrong = dataclasses.replace(gateway, secret=b"something else altogether")
+    _refused(ErrorClass.CREDENTIAL_REFUSED, "does not have the key", lambda: put(wrong, source, "f"))
+    small = Gateway("127.0.0.1", router.port, *read_key(router.key_file("small")))
+    _refused(ErrorClass.PERMISSION_DENIED, "only for what is below 'small'", lambda: put(small, source, "f"))
+    _refused(ErrorClass.PERMISSION_DENIED, "not for 'f'", lambda: get(small, "f", tmp_path / "back"))
+    _refused(ErrorClass.PERMISSION_DENIED, "below the root", lambda: put(small, source, "small/../f"))
+    assert visible(router) == []
+    put(small, source, "small/f")
+    assert visible(router) == ["small", "small/f"]
+
+
+def test_a_transfer_of_another_key_cannot_be_written_to(router: RouterProcess, gateway: Gateway) -> None:
+    with Channel(gateway) as channel:
+        channel.send(Open("0a" * 16, 1, "f", 10, BLOCK_BYTES, int(time.time()) + 60))
+        opened = channel.receive()
+        assert isinstance(opened, Opened)
+        small = Gateway("127.0.0.1", router.port, *read_key(router.key_file("small")), timeout_s=10)
+        with Channel(small) as other:
+            other.send(Attach(opened.tid))
+            _refused(ErrorClass.CONNECTION_LOST, "", other.receive)
+    assert "not one of this peer" in router.log
+
+
+def test_what_is_not_there(router: RouterProcess, gateway: Gateway, tmp_path: Path) -> None:
+    _refused(ErrorClass.PERMISSION_DENIED, "No such file", lambda: get(gateway, "f", tmp_path / "back"))
+    (router.root / "d").mkdir()
+    _refused(ErrorClass.PERMISSION_DENIED, "not a file", lambda: get(gateway, "d", tmp_path / "back"))
+    assert [path.name for path in tmp_path.iterdir() if "back" in path.name] == []
+
+
+def test_nobody_listens(gateway: Gateway, router: RouterProcess, tmp_path: Path) -> None:
+    router.stop()
+    _refused(ErrorClass.CONNECT_FAILED, "refused", lambda: put(gateway, make(tmp_path / "s", 1), "f"))
+
+
+@pytest.mark.parametrize("noise", [b"", b"GET / HTTP/1.0\r\n\r\n", os.urandom(4096), b"\0" * 100])
+def test_noise_harms_nobody(router: RouterProcess, gateway: Gateway, tmp_path: Path, noise: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", router.port), 10) as sock:
+        sock.sendall(noise)
+        sock.shutdown(socket.SHUT_WR)
+        sock.settimeout(30)
+        try:
+            while sock.recv(4096):
+                pass
+        except ConnectionResetError:
+            pass
+    put(gateway, make(tmp_path / "s", 100), "f")
+    assert "task-failed" not in router.log
+
+
+def test_flipped_bits_on_the_wire_are_found(router: RouterProcess, gateway: Gateway, tmp_path: Path) -> None:
+    source = make(tmp_path / "source", 9 * BLOCK_BYTES)
+    with _Flipping(router.port, flips=2) as between:
+        done = put(dataclasses.replace(gateway, port=between.port), source, "f")
+    assert between.flipped == 2
+    assert digest(router.root / "f") == digest(source)
+    assert done.size_bytes == 9 * BLOCK_BYTES
+
+
+class _Flipping:
+    """A relay that flips one bit in the middle of a block, so many times in all."""
+
+    def __init__(self, port: int, flips: int) -> None:
+        self._target, self._flips, self.flipped = port, flips, 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> _Flipping:
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._listening.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listening.accept()
+            except OSError:
+                return
+            far = socket.create_connection(("127.0.0.1", self._target))
+            threading.Thread(target=self._copy, args=(near, far, True), daemon=True).start()
+            threading.Thread(target=self._copy, args=(far, near, False), daemon=True).start()
+
+    def _copy(self, source: socket.socket, target: socket.socket, may_flip: bool) -> None:
+        passed_bytes = 0
+        try:
+            while data := source.recv(65536):
+                passed_bytes += len(data)
+                if may_flip and passed_bytes > 2 * BLOCK_BYTES and self._flip():
+                    data = data[:10] + bytes([data[10] ^ 4]) + data[11:] if len(data) > 10 else data
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+        except OSError:
+            for sock in (source, target):
+                sock.close()
+
+    def _flip(self) -> bool:
+        with self._lock:
+            if self.flipped == self._flips:
+                return False
+            self.flipped += 1
+            return True
+
+
+def test_a_second_router_on_the_same_records_is_refused(router: RouterProcess) -> None:
+    other = RouterProcess(router.home, port=0)
+    with pytest.raises(Exception, match="Stop the router"):
+        other.start()
+
+
+def test_its_workers_end_with_it(router: RouterProcess) -> None:
+    workers = router.workers()
+    assert len(workers) == 2
+    router.kill()
+    wait_until(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in workers), what="workers to end")
