@@ -75,6 +75,19 @@ and for the sandbox manager. Samples stay at the server as empty files named .st
 exit status: 0 measured, 1 it could not be (or not be kept), 64 the URL cannot be used"""
 
 
+_PUT = """\
+Sends files to a router of the overlay. Each appears under its name only when it is whole, checked by digest and on the
+router's disk; directories that are missing are made. With several FILEs, or a / at its end, URL is a directory.
+
+exit status: 0 all arrived, 1 one did not (those behind it were not sent), 64 the URL cannot be used"""
+
+
+_GET = """\
+Fetches a file from a router of the overlay. It appears under its name only when it is whole.
+
+exit status: 0 it is there, 1 it is not, 64 the URL cannot be used"""
+
+
 class _Parser(argparse.ArgumentParser):
     """Ends with EX_USAGE: 2 means 'timed out' here."""
 
@@ -98,6 +111,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_doctor(commands)
     _add_estimate(commands)
     _add_profile(commands)
+    _add_files(commands)
     command = _add(commands, "help", "explains a command", "Explains a command.", "")
     command.add_argument("topic", metavar="COMMAND", nargs="?")
     return parser
@@ -185,6 +199,27 @@ def _add_profile(commands: argparse._SubParsersAction[_Parser]) -> None:
         "--server-pid", metavar="PID", type=int, help="server on this machine (default: who listens on the URL's port)"
     )
     _add_measuring(command)
+
+
+def _add_files(commands: argparse._SubParsersAction[_Parser]) -> None:
+    command = _add(commands, "put", "sends files to a router of the overlay", _PUT, "files")
+    command.add_argument("files", metavar="FILE", nargs="+")
+    command.add_argument("url", metavar="URL", help="overlay://HOST[:PORT]/path")
+    command.add_argument(
+        "--connections", metavar="N", type=_streams, default=2, help="that carry one file at once (default: 2)"
+    )
+    _add_key(command)
+    command = _add(commands, "get", "fetches a file from a router of the overlay", _GET, "files")
+    command.add_argument("url", metavar="URL", help="overlay://HOST[:PORT]/path")
+    command.add_argument("file", metavar="FILE", nargs="?", help="default: its name, here")
+    _add_key(command)
+
+
+def _add_key(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--key", metavar="FILE", default="/etc/condor/stageout-overlay.key",
+        help="your key for the router, NAME SECRET (default: %(default)s)",
+    )  # fmt: skip
 
 
 def _size(text: str) -> int:

@@ -24,9 +24,10 @@ ALLOWED: dict[str, set[str]] = {
     "wire": {"core"},
     "handoff": {"core", "wire"},
     "plugin": {"core", "wire", "handoff"},
-    "protocols": {"core", "wire", "handoff", "plugin", "tuning"},
+    "overlay": {"core", "wire"},
+    "protocols": {"core", "wire", "handoff", "plugin", "tuning", "overlay"},
     "sampling": {"core", "tuning"},
-    "cli": {"core", "wire", "tuning", "sampling"},
+    "cli": {"core", "wire", "tuning", "sampling", "overlay"},
     "testing": {"core", "wire", "handoff", "plugin"},
     **{daemon: {"core", "wire", "tuning"} for daemon in _DAEMONS},
 }
@@ -106,6 +107,7 @@ _FRAGMENTS = [
     ("ap", "20-stageout-ap.conf"),
     ("policy", "20-stageout-policy.conf"),
     ("globus", "30-stageout-globus.conf"),
+    ("router", "20-stageout-router.conf"),
 ]
 
 

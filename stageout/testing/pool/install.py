@@ -27,7 +27,7 @@ _IN_USE = ".in-use"
 _SKIPPED = {"tests", "benchmarks", "docs", "examples"}
 _DATA = {"plugins", "condor_config.d"}
 _METADATA = {"setup.cfg", "setup.py", "pyproject.toml", "MANIFEST.in", "README.md"}
-_EXTRAS = ("policy", "globus")
+_EXTRAS = ("policy", "globus", "overlay")
 _BUILD_TOOLS = ["setuptools >= 64", "wheel"]
 
 
@@ -80,11 +80,11 @@ def hold(venv: Path) -> int:
 def fragments(checkout: Path | None, role: str) -> list[Path]:
     """The product's configuration fragments for a role, in their order.
 
-    :param role: "ap", "ep", "pilot", "policy" or "globus". A fragment with ``-ROLE`` of one in its name is for that
-        role, any other for all; a pilot is an execute point too.
+    :param role: "ap", "ep", "pilot", "policy", "globus" or "router". A fragment with ``-ROLE`` of one in its name is
+        for that role, any other for all; a pilot is an execute point too.
     """
     directory = checkout / "condor_config.d" if checkout else _installed_share() / "condor_config.d"
-    others = {"-ap", "-ep", "-pilot", "-policy", "-globus"} - {f"-{role}", "-ep" if role == "pilot" else ""}
+    others = {"-ap", "-ep", "-pilot", "-policy", "-globus", "-router"} - {f"-{role}", "-ep" if role == "pilot" else ""}
     found = sorted(path for path in directory.glob("*") if path.is_file() and path.suffix in ("", ".conf", ".config"))
     found = [path for path in found if not path.name.startswith(("README", "."))]
     return [path for path in found if not any(other in path.stem for other in others)]

@@ -1,0 +1,93 @@
+"""``stageout put`` and ``stageout get``: files to a router of the overlay and back."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+from urllib.parse import unquote_to_bytes, urlsplit
+
+from stageout.cli.exits import CommandError, Exit, UsageError
+from stageout.core.errors import TransferFailure
+from stageout.overlay.channel import DEFAULT_PORT, Gateway, read_key
+from stageout.overlay.client import get, put
+
+_BAR = 30
+_SHOW_EVERY_S = 0.2
+
+
+class Bar:
+    """Progress of one file on a terminal; nothing where the output is no terminal."""
+
+    def __init__(self, name: str, size_bytes: int) -> None:
+        self._name, self._size_bytes = name, size_bytes
+        self._start_s = self._shown_s = time.monotonic()
+        self._visible = sys.stderr.isatty()
+
+    def __call__(self, moved_bytes: int) -> None:
+        """So many bytes have moved."""
+        now_s = time.monotonic()
+        if self._visible and now_s - self._shown_s >= _SHOW_EVERY_S:
+            self._shown_s = now_s
+            self._show(moved_bytes, now_s)
+
+    def _show(self, moved_bytes: int, now_s: float) -> None:
+        rate = moved_bytes / max(1e-3, now_s - self._start_s) / 1e6
+        share = min(1.0, moved_bytes / self._size_bytes) if self._size_bytes else 0.0
+        bar = "#" * int(share * _BAR)
+        print(f"\r{self._name} [{bar:<{_BAR}}] {moved_bytes / 1e6:.1f} MB, {rate:.1f} MB/s ", end="", file=sys.stderr)
+
+    def end(self, size_bytes: int) -> None:
+        """The file has arrived."""
+        if self._visible:
+            print("\r\033[K", end="", file=sys.stderr)
+        seconds = max(1e-3, time.monotonic() - self._start_s)
+        print(f"{self._name}: {size_bytes} bytes in {seconds:.2f} s, {size_bytes / seconds / 1e6:.1f} MB/s")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Move the files in order; the first that fails ends the command."""
+    gateway, path = target(options.url, options.key)
+    try:
+        if options.command == "get":
+            return _get(gateway, path, Path(options.file or Path(path).name))
+        for file in options.files:
+            name = f"{path}/{Path(file).name}" if len(options.files) > 1 or options.url.endswith("/") else path
+            _put(gateway, Path(file), name, options.connections)
+    except TransferFailure as failure:
+        print(f"stageout: {failure}", file=sys.stderr)
+        return int(Exit.FAILED)
+    return int(Exit.OK)
+
+
+def target(url: str, key: str) -> tuple[Gateway, str]:
+    """Router and path of an overlay URL. :raises CommandError: it is none, or the key cannot be read."""
+    parts = urlsplit(url)
+    path = os.fsdecode(unquote_to_bytes(parts.path)).strip("/")
+    if parts.scheme != "overlay" or not parts.hostname:
+        raise UsageError(f"{url}: write overlay://HOST[:PORT]/path")
+    try:
+        name, secret = read_key(Path(key))
+        return Gateway(parts.hostname, parts.port or DEFAULT_PORT, name, secret), path
+    except ValueError:
+        raise UsageError(f"{url}: the port is not a number") from None
+    except TransferFailure as failure:
+        raise CommandError(f"{failure} (--key)") from None
+
+
+def _put(gateway: Gateway, local: Path, path: str, connections: int) -> None:
+    try:
+        status = local.stat()
+    except OSError as problem:
+        raise CommandError(f"{local}: {problem.strerror}") from None
+    bar = Bar(local.name, status.st_size)
+    done = put(gateway, local, path, mode=status.st_mode & 0o777, connections=connections, progress=bar)
+    bar.end(done.size_bytes)
+
+
+def _get(gateway: Gateway, path: str, local: Path) -> int:
+    bar = Bar(local.name, 0)
+    bar.end(get(gateway, path, local, progress=bar))
+    return int(Exit.OK)

@@ -1,0 +1,9 @@
+"""What the plugin declares. Imported for every ``-classad``."""
+
+from __future__ import annotations
+
+from stageout import __version__
+from stageout.plugin.abilities import Abilities
+
+METHODS = ("overlay",)
+ABILITIES = Abilities(methods=METHODS, version=__version__, verifies=True, parallel=4, in_parts=METHODS)

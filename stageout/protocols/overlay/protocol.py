@@ -1,0 +1,56 @@
+"""The protocol class of ``plugins/overlay_router_plugin``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from urllib.parse import unquote_to_bytes, urlsplit
+
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay.channel import DEFAULT_PORT, Gateway, read_key
+from stageout.overlay.client import get, put
+from stageout.plugin.api import Context, Outcome, Request, TransferProtocol
+from stageout.plugin.urls import as_written, safe_url
+
+_KEY = "/etc/condor/stageout-overlay.key"
+_SILENCE_S = 60.0
+_LEAST_S = 1.0
+
+
+class OverlayProtocol(TransferProtocol):
+    """overlay."""
+
+    def download(self, request: Request, context: Context) -> Outcome:
+        """Fetch a published file; every block is checked on arrival."""
+        gateway, path = _target(as_written(request.url), context)
+        size_bytes = get(gateway, path, Path(request.local_path), progress=context.progress)
+        return Outcome(size_bytes, size_bytes, verified="crc32c")
+
+    def upload(self, request: Request, context: Context) -> Outcome:
+        """Send a file; it is on the destination's disk, under its name and digest-checked, when this returns."""
+        gateway, path = _target(request.encoded_url, context)
+        local = Path(request.local_path)
+        try:
+            mode = local.stat().st_mode
+        except OSError as problem:
+            raise TransferFailure(ErrorClass.LOCAL_FILE, f"{local}: {problem.strerror}") from None
+        done = put(gateway, local, path, mode=mode & 0o777, connections=context.parallelism, progress=context.progress)
+        return Outcome(
+            done.size_bytes, done.sent_bytes, verified=done.digest_name,
+            developer={"Generation": done.generation, "Manifest": done.manifest},
+        )  # fmt: skip
+
+
+def _target(url: str, context: Context) -> tuple[Gateway, str]:
+    """The router and the path below its root. :raises TransferFailure: the URL or the key cannot be used."""
+    parts = urlsplit(url)
+    path = os.fsdecode(unquote_to_bytes(parts.path)).strip("/")
+    if not parts.hostname or not path or parts.query or parts.fragment or parts.username:
+        raise TransferFailure(ErrorClass.BAD_URL, f"{safe_url(url)}: write overlay://HOST[:PORT]/path/of/the/file")
+    try:
+        port = parts.port or DEFAULT_PORT
+    except ValueError:
+        raise TransferFailure(ErrorClass.BAD_URL, f"{safe_url(url)}: the port is not a number") from None
+    name, secret = read_key(Path(context.setting("OVERLAY_KEY", _KEY)))
+    silence_s = max(_LEAST_S, min(_SILENCE_S, context.remaining_s))
+    return Gateway(parts.hostname, port, name, secret, silence_s), path

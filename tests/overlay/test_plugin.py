@@ -1,0 +1,65 @@
+"""overlay:// URLs: the plugin as HTCondor and the sandbox manager run it, and the two commands."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from stageout.cli.main import main
+from stageout.testing.conformance import check, failures, table
+from stageout.testing.endpoints import Endpoint
+from stageout.testing.router import RouterProcess
+from stageout.testing.starter import installed
+
+PLUGIN = Path(__file__).resolve().parents[2] / "plugins" / "overlay_router_plugin"
+
+
+def test_it_keeps_the_rules(router: RouterProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAGEOUT_OVERLAY_KEY", str(router.key_file("site")))
+    place = router.root / "rules"
+    place.mkdir()
+    findings = check(installed(PLUGIN, tmp_path), Endpoint(f"overlay://127.0.0.1:{router.port}/rules", place))
+    assert failures(findings) == [], table(findings)
+    assert {item.rule for item in findings if item.outcome == "n/a"} <= {"killed", "nameless-node"}
+
+
+def _url(router: RouterProcess, path: str) -> str:
+    return f"overlay://127.0.0.1:{router.port}/{path}"
+
+
+def test_put_and_get(router: RouterProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    key = ["--key", str(router.key_file("site"))]
+    files = [tmp_path / "a", tmp_path / "b c"]
+    for file in files:
+        file.write_bytes(os.urandom(3_000_000))
+    assert main(["put", *map(str, files), _url(router, "some/where"), *key]) == 0
+    assert (router.root / "some/where/b c").read_bytes() == files[1].read_bytes()
+    assert main(["put", str(files[0]), _url(router, "one"), *key]) == 0
+    assert main(["get", _url(router, "some/where/b%20c"), str(tmp_path / "back"), *key]) == 0
+    assert (tmp_path / "back").read_bytes() == files[1].read_bytes()
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split(" in ")[0] for line in printed] == [
+        "a: 3000000 bytes",
+        "b c: 3000000 bytes",
+        "a: 3000000 bytes",
+        "back: 3000000 bytes",
+    ]
+
+
+def test_what_the_commands_refuse(router: RouterProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    key = ["--key", str(router.key_file("site"))]
+    file = tmp_path / "a"
+    file.write_text("data")
+    for arguments, status, words in (
+        (["put", str(file), "http://h/p", *key], 64, "write overlay://HOST"),
+        (["put", str(file), "overlay://h:port/p", *key], 64, "the port is not a number"),
+        (["put", str(tmp_path / "none"), _url(router, "f"), *key], 1, "No such file"),
+        (["put", str(file), _url(router, "f"), "--key", str(tmp_path / "none")], 1, "--key"),
+        (["put", str(file), _url(router, "f"), "--key", str(router.key_file("small"))], 1, "only for what is below"),
+        (["get", _url(router, "none"), str(tmp_path / "back"), *key], 1, "No such file"),
+    ):
+        assert main(arguments) == status
+        assert words in capsys.readouterr().err
+    assert not (tmp_path / "back").exists()

@@ -1,0 +1,73 @@
+"""Jobs whose output goes to a router of the overlay, which dies meanwhile."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stageout.testing.router import RouterProcess
+from tests.pool.conftest import Site
+
+pytestmark = pytest.mark.pool
+
+
+@pytest.fixture
+def gateway(site: Site, tmp_path: Path) -> Iterator[RouterProcess]:
+    """A router, its key on every node, and the plugin for overlay:// there."""
+    with RouterProcess(tmp_path / "router") as router:
+        key = router.key_file("site").read_text()
+        for ep in site.pool.eps:
+            path = ep.root / "etc/condor/stageout-overlay.key"
+            path.write_text(key)
+            path.chmod(0o644)
+            ep.configure("FILETRANSFER_PLUGINS = $(FILETRANSFER_PLUGINS), /opt/stageout/bin/overlay_router_plugin\n")
+        site.pool.wait(
+            lambda: all("overlay" in str(ad.get("HasFileTransferPluginMethods")) for ad in site.pool.startd_ads()),
+            timeout_s=60,
+            what="the nodes to advertise overlay",
+        )
+        yield router
+        for ep in site.pool.eps:
+            ep.configure("\n")
+
+
+def test_output_and_input_through_a_router_that_is_killed(site: Site, gateway: RouterProcess) -> None:
+    base = f"overlay://127.0.0.1:{gateway.port}"
+    gateway.kill()
+    job = site.submit(
+        outputs=("out1", "d/out2"), destination=f"{base}/$(Cluster)", extra="transfer_output_files = out1, d"
+    )
+    site.wait_state(job, "RetryWait", timeout_s=90)
+    gateway.start()
+    history = site.wait_left(job, timeout_s=120)
+    assert history["StageOutState"] == "Delivered"
+    assert history["NumShadowStarts"] == 1
+    arrived = gateway.root / str(job.cluster)
+    for name, digest in site.wrote(job).items():
+        assert _sha256(arrived / name) == digest
+    reader = _reads_back(site, f"{base}/{job.cluster}/out1")
+    assert site.wait_left(reader, timeout_s=90)["JobStatus"] == 4
+    assert (reader.dir / "job.out").read_text().split()[0] == site.wrote(job)["out1"]
+
+
+def _reads_back(site: Site, url: str) -> Any:
+    text = f"""
+executable = job.sh
+transfer_input_files = {url}
+output = job.out
+should_transfer_files = YES
+request_memory = 50
+request_disk = 10M
+queue
+"""
+    job = site.pool.submit("alice", text, files={"job.sh": "#!/bin/sh\nsha256sum out1\n"})
+    site.jobs.append(job)
+    return job
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
