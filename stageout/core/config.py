@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Union
@@ -294,6 +293,8 @@ def tool_settings(prefix: str) -> Settings:
 
     :param prefix: of the parameters that are wanted, such as ``STAGEOUT_GLOBUS_``.
     """
+    import subprocess  # only where there are no bindings: every call of the command loads this module
+
     tool = shutil.which("condor_config_val")
     if tool is None:
         return environment_settings()
