@@ -27,7 +27,7 @@ def profile(folder: Path, url: str, *options: str) -> subprocess.CompletedProces
 def test_a_web_server(tmp_path: Path, nginx: Destination) -> None:  # noqa: F811
     url = nginx.url("profiled/")
     plot = tmp_path / "page.html"
-    done = profile(tmp_path, url, "--max-time", "6", "--max-bytes", "300M", "--json", "--plot", str(plot))
+    done = profile(tmp_path, url, "--max-time", "15", "--max-bytes", "300M", "--json", "--plot", str(plot))
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     ways = {run["direction"] for run in told["runs"]}
