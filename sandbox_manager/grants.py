@@ -158,7 +158,7 @@ class Grants:
         if pair.lease is None:
             if pair.wanted:
                 await self._talk(pair, lambda: self._service.request(pair.client, pair.destination, pair.wanted))
-        elif now_s - pair.busy_s >= _IDLE_S:
+        elif not pair.wanted and not pair.in_use and now_s - pair.busy_s >= _IDLE_S:
             await self._give_back(pair, pair.lease)
         elif now_s >= pair.renew_s or (pair.news and now_s - pair.talked_s >= _BETWEEN_S):
             await self._talk(pair, self._renewal(pair, pair.lease))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -100,6 +101,12 @@ def test_names_are_made_such_that_the_service_takes_them(text: str, name: str) -
     assert len(service_name("x" * 999)) == 255
 
 
+def _renewals(service: Service) -> int:
+    text = service.ask("GET", "/metrics", owner="").text
+    found = re.search(r'requests_total\{operation="renew",status="200"\} (\d+)', text)
+    return int(found[1]) if found else 0
+
+
 # ---- leases ---------------------------------------------------------------------------------------------------------
 
 
@@ -145,6 +152,10 @@ def test_streams_are_asked_for_when_files_wait_and_given_back_when_none_do(servi
             assert "7.5" in service.ask("GET", "/metrics", owner="").text
             [lease] = service.ask("GET", "/v1/leases").json["leases"]
             assert (lease["client"], lease["destination"]) == (f"manager@ep1/{SERVER}", "dest.example.org")
+            before = _renewals(service)
+            clock.ahead_s += grants_module._IDLE_S
+            await until(lambda: _renewals(service) > before, "files that move for long keep their streams")
+            assert grants.streams(SERVER) == 6
             grants.note(SERVER, 0, 0)
             clock.ahead_s += grants_module._IDLE_S
             await until(lambda: service.granted() == 0, "the streams are given back")
