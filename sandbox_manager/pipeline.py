@@ -440,6 +440,7 @@ class Pipeline:
             "record-failed": judged.failed,
         }
         labels = [label for label, results in named.items() if results]
+        excused = {(item.ticket_id, item.position): item.excused for item in judged.all}
 
         same = self._same_server(destination.server)
         others = self.book.registry.backlog.waiting_for(same) if back else []
@@ -455,7 +456,8 @@ class Pipeline:
             if back or judged.unreachable:
                 set_meta(db, _BREAKERS, breakers)
             for item in files:
-                records.keep_attempts(db, item.sandbox, item.attempts, item.excused + judged.unreachable)
+                more = excused.get((item.ticket_id, item.position), False)
+                records.keep_attempts(db, item.sandbox, item.attempts, item.excused + more)
             for sandbox in sandboxes:
                 settle(db, sandbox, self._is_open, self.rules.retry.attempts, self._now())
             return touched

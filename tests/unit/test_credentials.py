@@ -222,6 +222,7 @@ async def ended(node: Node, **knobs: Any) -> tuple[str, Credential]:
     assert box.reason.startswith("needs credential: the token of team ended at 20")
     assert box.error_code == ErrorClass.CREDENTIAL_EXPIRED.code
     assert box.deadline_at == held.expires_at
+    assert (box.attempts, box.excused) == (1, 1)
     return receipt.ticket, held.credentials[0]
 
 
