@@ -368,6 +368,8 @@ class Pipeline:
         directory = self._spool.root / "movers" / f"{number}-{files[0].ticket[:8]}"
         user = (batch.uid, batch.gid)
         known, now = self._rates.of(batch.server), self._clock.wall_s()
+        if self._table.batch_files(destination.plugin, destination.scheme):
+            known = None  # a service with a queue of its own: what the last call took says nothing about this one
         limit_s, settings = call_limits(known, files, flight, self.rules.lifetime_s, now)
         settings["STAGEOUT_JOBS"] = job_names(self._job_of(item.sandbox) for item in files)
         run = BatchRun(self._spool, self._table, destination, user, files, directory, limit_s, settings, held, now)

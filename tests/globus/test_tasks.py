@@ -338,6 +338,24 @@ def test_a_crash_at_each_durable_step(bench: Bench, tmp_path: Path, label: str, 
     assert sum(moved) == len(FILES), "something was sent twice"
 
 
+@pytest.mark.parametrize("lasting", [True, False])
+def test_a_call_whose_time_is_over(bench: Bench, tmp_path: Path, lasting: bool) -> None:
+    """Below a manager the next call goes on with the task; from a starter there is no next call."""
+    bench.globus.change(bench.archive.id, rate_bytes_s=20e3)
+    bench.environment["STAGEOUT_PLUGIN_LIFETIME_S"] = "2"
+    if lasting:
+        bench.environment["STAGEOUT_STATE_DIR"] = str(tmp_path)
+    files = {"a": b"x" * 80_000}
+    assert bench.start(files).wait(60) == 11
+    assert kind(bench.ads()[0]) is ErrorClass.DEADLINE
+    (task,) = bench.globus.tasks
+    assert (task.status == "ACTIVE") is lasting
+    bench.globus.change(bench.archive.id, rate_bytes_s=None)
+    bench.environment["STAGEOUT_PLUGIN_LIFETIME_S"] = "60"
+    assert bench.start(files).wait(60) == 0
+    assert len(bench.globus.tasks) == (1 if lasting else 2)
+
+
 def test_a_task_whose_record_is_lost_is_found_by_its_label(bench: Bench) -> None:
     bench.globus.change(bench.archive.id, rate_bytes_s=100e3)
     files = {"a": b"x" * 150_000}

@@ -46,7 +46,8 @@ class Journal:
 
     def __init__(self) -> None:
         given = os.environ.get(_STATE_DIRECTORY)
-        self._is_scratch = not given
+        #: The next call of the plugin finds it again.
+        self.is_lasting = bool(given)
         self.folder = Path(given) / _NAME if given else Path.cwd() / f".{_NAME}_plugin"
 
     def entries(self) -> Iterator[Entry]:
@@ -83,7 +84,7 @@ class Journal:
 
     def finish(self) -> None:
         """Leave nothing behind in a job's scratch directory."""
-        if self._is_scratch:
+        if not self.is_lasting:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _path(self, entry: Entry) -> Path:

@@ -26,7 +26,7 @@ from stageout.protocols.globusonline.tokens import TRANSFER, Tokens  # noqa: E40
 _REQUESTS_PER_S = 10.0  # the service allows a user 20, metered over 10 s
 _BURST = 40
 _HTTP_TIMEOUT_S = 30.0
-_CANCEL_TIMEOUT_S = 1.5  # the framework gives transfers 2 s to end
+_LAST_WORD_TIMEOUT_S = 1.5  # the framework gives transfers 2 s to end
 _PATIENCE_S = 120.0
 _SLICE_S = 0.1
 _PENDING_WAIT_S = 60.0
@@ -48,9 +48,13 @@ class Life:
         return self._context.remaining_s <= 0
 
     @property
-    def left_s(self) -> float:
-        """Seconds until the plugin's own deadline."""
-        return self._context.remaining_s
+    def has_run_out(self) -> bool:
+        """It has to end because its time is over, and for no other reason: somebody may want to go on."""
+        try:
+            self._context.progress(0)
+        except TransferFailure as reason:
+            return reason.kind is ErrorClass.DEADLINE
+        return self.is_over
 
     def sleep(self, seconds: float) -> None:
         """Let time pass.
@@ -164,10 +168,10 @@ class Service:
             failure.kind = ErrorClass.CREDENTIAL_EXPIRED
         return failure
 
-    def cancel(self, task: str) -> bool:
-        """End a task, in one short attempt: there is no time for more. False when that was not possible."""
+    def last_word(self, request: Callable[[TransferClient], Any]) -> bool:
+        """Send a request when the plugin has to end: once, and for a short time. False when that was not possible."""
         try:
-            self._connect(_CANCEL_TIMEOUT_S).cancel_task(task)
+            request(self._connect(_LAST_WORD_TIMEOUT_S))
         except (GlobusError, TransferFailure):
             return False
         return True

@@ -100,14 +100,13 @@ class TaskRun:
 
         :param size_bytes: that it moves, 0 when that is not known.
         :raises TransferFailure: the service does not know the task, or does not answer for as long as a lease.
-        :raises Stopped: the plugin has to end. The task is cancelled.
+        :raises Stopped: the plugin has to end. The task is cancelled, or left to the next call.
         """
         try:
             shown, reason = self._watch(entry, size_bytes)
             ended = self._result(entry, shown, reason)
         except Stopped:
-            self._journal.close(entry)
-            self._log("cancelled", task=entry.task, done=self._service.cancel(entry.task))
+            self._leave(entry)
             raise
         except TransferFailure as failure:
             if failure.kind is ErrorClass.NOT_FOUND:
@@ -115,6 +114,17 @@ class TaskRun:
             raise
         self._journal.close(entry)
         return ended
+
+    def _leave(self, entry: Entry) -> None:
+        """Cancel; but when only this call's time is over and the next one finds the record, let the task go on."""
+        if self._journal.is_lasting and self._service.life.has_run_out:
+            body = {"DATA_TYPE": "task", "deadline": _iso(self._settings.lease_s)}
+            done = self._service.last_word(lambda client: client.update_task(entry.task, body))
+            self._log("left to the next call", task=entry.task, renewed=done)
+            return
+        self._journal.close(entry)
+        done = self._service.last_word(lambda client: client.cancel_task(entry.task))
+        self._log("cancelled", task=entry.task, done=done)
 
     def _watch(self, entry: Entry, size_bytes: int) -> tuple[Any, GiveUp | None]:
         trouble, lease = Trouble(self._settings), _Lease(self._settings, self._rate(entry), size_bytes, entry)
