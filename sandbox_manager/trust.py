@@ -42,6 +42,7 @@ _META = "agent_keys"
 _SILENT_S = 86400.0
 _REFUSALS_KEPT = 100
 _FORMER_KEPT = 8
+_PINS_KEPT = 1000
 
 
 class Pin(NamedTuple):
@@ -122,6 +123,8 @@ class AgentKeys:
         if known is None:
             if self.listed:
                 raise BadPayload(f"STAGEOUT_AGENT_KEYS does not name {notice.schedd}")
+            if len(self._pins) >= _PINS_KEPT:
+                raise BadPayload(f"{len(self._pins)} access points are known already; list yours (STAGEOUT_AGENT_KEYS)")
             self._pin(notice.schedd, notice.key, "first")
         elif known.key != notice.key:
             silent_s = now_s - self._heard_s.get(notice.schedd, self._started_s)

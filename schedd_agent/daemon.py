@@ -212,13 +212,16 @@ def key_path(settings: Settings) -> Path:
 def read_key(settings: Settings) -> SigningKey:
     """The agent's key, made at the first start.
 
-    :raises KeyUnusable: it cannot be read or stored. :raises ConfigError: jobs would carry another key to the nodes.
+    :raises KeyUnusable: it cannot be read or stored.
     """
     key = load_or_make_key("agent-key", key_path(settings))
     told = settings.text("STAGEOUT_AGENT_KEY")
     if told and told != key.public:
-        raise ConfigError(f"STAGEOUT_AGENT_KEY = {told} is not this agent's key, which is {key.public}: set that one, "
-                          "and condor_reconfig the schedd")  # fmt: skip
+        advice = (
+            "jobs tell nodes STAGEOUT_AGENT_KEY, which must be this key: set it, condor_reconfig; until then nodes "
+        )
+        advice += "take nothing over"
+        log.error("other-key-told", told=told, key=key.public, advice=advice)
     return key
 
 

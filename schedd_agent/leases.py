@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 from schedd_agent.model import name_of
 
+_NAMES_KEPT = 10_000
+
 
 class View:
     """Continuity of the agent's view of the collector, and when it last showed what.
@@ -39,7 +41,11 @@ class View:
 
     def disputed(self, names: Iterable[str], now_s: float) -> None:
         """Others speak in the names of these managers now: their silence begins anew."""
-        self._disputed.update(dict.fromkeys(names, now_s))
+        for name in names:
+            self._disputed.pop(name, None)
+            self._disputed[name] = now_s
+        while len(self._disputed) > _NAMES_KEPT:
+            del self._disputed[next(iter(self._disputed))]
 
     def failed(self) -> None:
         """The collector did not answer."""

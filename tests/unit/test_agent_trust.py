@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from test_agent_daemon import JOB, KEY, MANAGER_KEY, OTHER_KEY, Site
 
 from schedd_agent.daemon import key_path, main, read_key
 from schedd_agent.model import Past, Status
-from stageout.core.config import ConfigError, mapping_settings
+from stageout.core.config import mapping_settings
 from stageout.core.signing import KeyUnusable, SigningKey, load_key, succeeds
 from stageout.core.states import State
 from stageout.wire.custody import AGENT_AD, ORDERS_AD, Action, check_signature, read_notice
@@ -187,9 +188,12 @@ def test_a_new_key_is_vouched_for_by_the_old_one(
     assert succeeds(new.public, old, new.vouches)
 
 
-def test_jobs_do_not_carry_a_key_that_is_not_the_agents(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="STAGEOUT_AGENT_KEY = ed25519:x is not"):
-        read_key(mapping_settings({"SPOOL": str(tmp_path), "STAGEOUT_AGENT_KEY": "ed25519:x"}))
+def test_a_key_in_the_configuration_that_is_not_the_agents_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    logging.getLogger("stageout").propagate = True
+    read_key(mapping_settings({"SPOOL": str(tmp_path), "STAGEOUT_AGENT_KEY": "ed25519:x"}))
+    assert "other-key-told told=ed25519:x" in caplog.text
 
 
 def test_a_key_that_cannot_be_stored_is_said(tmp_path: Path) -> None:

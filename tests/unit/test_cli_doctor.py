@@ -25,7 +25,9 @@ ANSWER = (
     'SupportedMethods = "http,https"\nMultipleFileSupport = true\nProtocolVersion = 4\nPluginType = "FileTransfer"\n'
 )
 
+KEY, OTHER_KEY = SigningKey(b"k" * 32), SigningKey(b"o" * 32)
 SETTINGS = {
+    "STAGEOUT_AGENT_KEY": KEY.public,
     "DAEMON_LIST": "MASTER, SCHEDD, STARTD, STAGEOUT_AGENT, STAGEOUT_MANAGER",
     "STAGEOUT_AGENT": "/opt/stageout/bin/stageout-schedd-agent",
     "STAGEOUT_AGENT_USERID": "condor",
@@ -61,9 +63,6 @@ def seen_file(uid: int = 0, mode: int = 0o755, device: int = 1, kind: int = stat
 
 def notice(age_s: float = 10, **extra: Any) -> ClassAd:
     return ClassAd(notice_ad(AgentNotice("ap", "ap", KEY.public, 1, int(NOW - age_s), extra=extra), KEY))
-
-
-KEY, OTHER_KEY = SigningKey(b"k" * 32), SigningKey(b"o" * 32)
 
 
 def manager_ad(key: SigningKey | None = None, **changed: Any) -> ClassAd:
@@ -326,6 +325,8 @@ FAULTS: list[tuple[str, Level, str, Callable[[Fake], None]]] = [
     ("trust", Level.WARN, "not that of", collector(StageOutManager=[manager_ad(KEY, StageOutPayload=FORGED)])),
     ("trust", Level.WARN, "is not signed", collector(StageOutManager=[manager_ad(KEY, StageOutSignature="")])),
     ("trust", Level.FAIL, "2 keys speak as", collector(StageOutManager=[manager_ad(KEY), manager_ad(OTHER_KEY)])),
+    ("agent-key", Level.WARN, "jobs bring no key", lambda machine: machine.values.pop("STAGEOUT_AGENT_KEY")),
+    ("agent-key", Level.FAIL, "is no agent's key", values(STAGEOUT_AGENT_KEY="ed25519:x")),
     ("refused-reports", Level.WARN, "m1: forged", collector(StageOutAgent=[notice(refused=["m1: forged"])])),
     ("refused-orders", Level.WARN, "evil: its key is", manager(Refused=[{"Ad": "evil", "Problem": "its key is x"}])),
     ("credentials", Level.WARN, "is 0", values(SEC_CREDENTIAL_DIRECTORY_OAUTH="/var/lib/condor/oauth")),

@@ -221,6 +221,15 @@ def test_listed_keys_are_the_only_ones() -> None:
     assert len(gate.take(notice(AGENT), orders(AGENT))) == 1
 
 
+def test_made_up_access_points_fill_nothing() -> None:
+    gate = Gate()
+    gate.take(*(notice(EVIL, f"made-up-{number}") for number in range(1010)))
+    assert len(gate.gate.facts()["AgentKeys"]) == 1000
+    assert "list yours" in gate.refused
+    assert gate.agents.objection("ap", AGENT.public) == "", "one that a job names is always learnt"
+    assert len(gate.take(notice(AGENT), orders(AGENT))) == 1
+
+
 def test_a_list_that_cannot_be_read_is_said() -> None:
     assert read_listed(f"a={AGENT.public}, b={EVIL.public}") == {"a": AGENT.public, "b": EVIL.public}
     with pytest.raises(ConfigError, match="cannot read"):

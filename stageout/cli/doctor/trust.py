@@ -7,7 +7,17 @@ from collections.abc import Iterator, Mapping
 from stageout.cli.condor import REPORTS
 from stageout.cli.doctor.findings import Finding, Machine, Unseen, fail, ok, unchecked, warn
 from stageout.core.classads import ClassAd
-from stageout.wire.custody import AGENT_AD, MANAGER_AD, BadPayload, Report, check_signature, payload_of, read_report
+from stageout.wire.custody import (
+    AGENT_AD,
+    MANAGER_AD,
+    AgentNotice,
+    BadPayload,
+    Report,
+    check_signature,
+    payload_of,
+    read_notice,
+    read_report,
+)
 
 _SHOWN = 3
 _SAME_VERSION = "install the same version of stageout everywhere"
@@ -59,13 +69,32 @@ def refused_by_agent(machine: Machine) -> Iterator[Finding]:
     yield from _refusals("refused-reports", found, "ScheddAgentLog (report-refused) names all")
 
 
-def _refused_of(ad: ClassAd) -> list[str]:
-    from stageout.wire.custody import read_notice
+def agent_key(machine: Machine) -> Iterator[Finding]:
+    """Do jobs bring the key of this access point's agent to the nodes?"""
+    told = machine.settings.text("STAGEOUT_AGENT_KEY")
+    keys = {notice.key for notice in map(_notice, machine.ads(f'MyType == "{AGENT_AD}"')) if notice}
+    if not told:
+        remedy = "set STAGEOUT_AGENT_KEY to what stageout-schedd-agent --key prints, and condor_reconfig"
+        yield warn("agent-key", "jobs bring no key: nodes believe the first notice in this access point's name", remedy)
+    elif told not in keys:
+        remedy = "set it to what stageout-schedd-agent --key prints, and condor_reconfig"
+        yield fail(
+            "agent-key", "STAGEOUT_AGENT_KEY is no agent's key: nodes take nothing over from jobs of here", remedy
+        )
+    else:
+        yield ok("agent-key", "jobs bring the agent's key to the nodes")
 
+
+def _notice(ad: ClassAd) -> AgentNotice | None:
     try:
-        told = read_notice(payload_of(ad)).extra.get("refused")
+        return read_notice(payload_of(ad))
     except BadPayload:
-        return []
+        return None
+
+
+def _refused_of(ad: ClassAd) -> list[str]:
+    notice = _notice(ad)
+    told = notice.extra.get("refused") if notice else None
     return [str(text) for text in told] if isinstance(told, list) else []
 
 
@@ -93,5 +122,5 @@ def _refusals(name: str, found: list[tuple[str, str]], where: str) -> Iterator[F
         yield ok(name, "nothing was refused")
 
 
-ACCESS_POINT = (reports, refused_by_agent)
+ACCESS_POINT = (agent_key, reports, refused_by_agent)
 EXECUTE_POINT = (refused_by_manager,)
