@@ -13,6 +13,7 @@ import pytest
 
 from stageout.cli.doctor import node, report
 from stageout.cli.doctor.findings import Finding, Level, Ran, Role, Unseen
+from stageout.cli.doctor.pilot import pilot_end
 from stageout.core.classads import ClassAd
 from stageout.core.config import mapping_settings
 from stageout.core.signing import SigningKey
@@ -438,3 +439,21 @@ def test_the_reserve_for_the_default_quota_is_half_of_the_disk_in_whole_megabyte
     (finding,) = node.space(odd)
     assert finding.level is Level.WARN
     assert "STAGEOUT_SPOOL_QUOTA_MB" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("settings", "level", "text"),
+    [
+        ({}, Level.WARN, "STAGEOUT_PILOT is not set"),
+        ({"STAGEOUT_PILOT": "true"}, Level.OK, "has 90 s"),
+        ({"STAGEOUT_PILOT": "true", "SHUTDOWN_GRACEFUL_TIMEOUT": "90 + 5"}, Level.OK, "has 90 s"),
+        ({"STAGEOUT_PILOT": "true", "SHUTDOWN_FAST_TIMEOUT": "60"}, Level.FAIL, "SHUTDOWN_FAST_TIMEOUT = 60"),
+        ({"STAGEOUT_PILOT": "true", "SHUTDOWN_FAST_TIMEOUT": "ifThenElse(x, 1, 2)"}, Level.OK, "has 90 s"),
+        ({"STAGEOUT_PILOT": "perhaps"}, Level.FAIL, "write true or false"),
+    ],
+)
+def test_the_end_of_a_pilot(settings: dict[str, str], level: Level, text: str) -> None:
+    machine = Fake()
+    machine.values.update(settings)
+    (found,) = pilot_end(machine)
+    assert found.level is level and text in found.text

@@ -8,7 +8,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from stageout.cli.doctor import config, credentials, node, pool, trust
+from stageout.cli.doctor import config, credentials, node, pilot, pool, trust
 from stageout.cli.doctor.findings import Check, Finding, Level, Machine, Role, Unseen, fail, unchecked, words
 from stageout.cli.exits import CommandError, Exit
 from stageout.cli.render import clean
@@ -28,7 +28,7 @@ CHECKS: dict[Role, tuple[Check, ...]] = {
         *credentials.ACCESS_POINT,
     ),
     Role.EP: _EXECUTE_POINT,
-    Role.PILOT: _EXECUTE_POINT,
+    Role.PILOT: (*_EXECUTE_POINT, pilot.pilot_end),
 }
 
 
