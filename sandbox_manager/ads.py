@@ -32,6 +32,7 @@ _LEAST_INTERVAL_S = 1.0
 _STATE_INTERVAL_S = 30.0
 _PAUSE_PER_REPORT = 10
 _STANDING_INTERVAL_S = 15.0
+_STANDING_AGAIN_S = 1.0
 _LAST_WORD_S = 7200  # after this an access point's lease for a silent manager has run out anyway
 STATE_FILE = "state.json"
 _WORDS = {FileState.MOVING: State.MOVING, FileState.DELIVERED: State.DELIVERED, FileState.FAILED: State.FAILED}
@@ -170,14 +171,21 @@ class Reporter:
         again, or another daemon wrote in this one's name. Until cancelled."""
         while True:
             await asyncio.sleep(_STANDING_INTERVAL_S)
-            try:
-                ours = self._standing
-                found = await self._collector.standing(self._pipeline.manager.name) if ours else ""
-            except (CollectorError, OSError):
-                continue
-            if ours and ours == self._standing != found:
-                log.warn("displaced", by="a report with another signature" if found else "nothing")
-                await self.publish()
+            ours = self._standing
+            # Twice: right after a report was sent the collector may not have read it yet.
+            if await self._in_its_place(ours) != ours:
+                await asyncio.sleep(_STANDING_AGAIN_S)
+                found = await self._in_its_place(ours)
+                if ours == self._standing != found:
+                    log.warn("displaced", by="a report with another signature" if found else "nothing")
+                    self._pipeline.book.changed.set()
+
+    async def _in_its_place(self, ours: str) -> str:
+        """Signature of the report that is where ours should be; ours when that cannot be told."""
+        try:
+            return await self._collector.standing(self._pipeline.manager.name) if ours else ours
+        except (CollectorError, OSError):
+            return ours
 
     def _tell(self, refusal: str | None) -> None:
         if refusal != self._refusal:
