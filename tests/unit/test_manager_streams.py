@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from manager_site import Site, made, run, until
+from policy_site import TOKENS, Service
+from test_manager_daemon import accepted, in_thread, served
 
 from sandbox_manager import rates
 from sandbox_manager.batches import Judged
@@ -123,6 +125,35 @@ def test_without_a_grant_nothing_is_sent_until_there_is_one(site: Site) -> None:
             await until(lambda: site.delivered() == ["a"], "the file is sent")
 
     run(story())
+
+
+def test_the_daemon_sends_within_a_real_services_grant_and_gives_it_back(site: Site, tmp_path: Path) -> None:
+    """From the configuration to the plugin's environment; at the stop the streams are free at once."""
+    site.write_plugin("copy_plugin", "copy,other", more=HEEDS)
+    service = Service(tmp_path, INITIAL=2, INCREMENT=0, MAX_PAIR=2).start()
+    token = tmp_path / "token"
+    token.write_text(TOKENS["cms"])
+    site.knobs.update({"STAGEOUT_POLICY_URL": f"http://127.0.0.1:{service._port}", "STAGEOUT_POLICY_TOKEN": str(token)})
+    leases: list[Any] = []
+
+    async def story() -> None:
+        async with served(site) as node:
+            site.flag("hold")
+            await accepted(node, "copy://h/wait/a", "copy://h/ok/b", "copy://h/ok/c")
+            await until(lambda: (site.base / "waiting").exists(), "a file is on its way")
+            leases.extend((await in_thread(lambda: service.ask("GET", "/v1/leases"))).json["leases"])
+            site.flag("hold", up=False)
+            await until(lambda: sorted(site.delivered()) == ["a", "b", "c"], "all arrive")
+
+    try:
+        run(story())
+        assert service.granted() == 0
+    finally:
+        service.close()
+    [lease] = leases
+    assert (lease["source"], lease["destination"], lease["client"]) == ("test", "h", "manager@ep.test/copy://h")
+    environment = site.calls()[0]["env"]
+    assert int(environment["STAGEOUT_CONCURRENCY"]) * int(environment["STAGEOUT_PARALLELISM"]) == 2
 
 
 # ---- the table ------------------------------------------------------------------------------------------------------
