@@ -3,7 +3,8 @@
 One thread writes. Changes that come in while it waits for the disk are committed together, so the rate of hand-offs
 is not bound by the rate of disk flushes. Each change sees all earlier ones, and a change that fails takes nothing
 with it. Questions are answered by a second thread from the last committed state. Sums over a sandbox's files are kept
-by triggers: a sandbox may have a million of them.
+by triggers: a sandbox may have a million of them. Numbers of sandboxes and tickets are never used again: what the
+manager keeps under a number in memory outlives the row.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE orders_done (agent TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE fences (job TEXT PRIMARY KEY, number INTEGER NOT NULL, at INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE sandboxes (
-    id INTEGER PRIMARY KEY, job TEXT NOT NULL, number INTEGER NOT NULL,
+    id INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT NOT NULL, number INTEGER NOT NULL,
     owner TEXT NOT NULL, user TEXT NOT NULL, uid INTEGER NOT NULL, gid INTEGER NOT NULL, shared_uid INTEGER NOT NULL,
     startd TEXT NOT NULL, slot_id INTEGER NOT NULL, dslot_id INTEGER NOT NULL, slot_name TEXT NOT NULL,
     priority INTEGER NOT NULL, state INTEGER NOT NULL, change INTEGER NOT NULL, paused INTEGER NOT NULL DEFAULT 0,
@@ -42,7 +43,7 @@ CREATE TABLE sandboxes (
     forgettable INTEGER NOT NULL DEFAULT 0,
     UNIQUE (job, number));
 CREATE TABLE tickets (
-    id INTEGER PRIMARY KEY, ticket TEXT NOT NULL UNIQUE, sandbox INTEGER NOT NULL, plugin TEXT NOT NULL,
+    id INTEGER PRIMARY KEY AUTOINCREMENT, ticket TEXT NOT NULL UNIQUE, sandbox INTEGER NOT NULL, plugin TEXT NOT NULL,
     boot TEXT NOT NULL, synced INTEGER NOT NULL DEFAULT 0, freed INTEGER NOT NULL DEFAULT 0,
     files INTEGER NOT NULL, size INTEGER NOT NULL,
     job_ad TEXT NOT NULL DEFAULT '', plugin_data TEXT NOT NULL DEFAULT '',

@@ -298,6 +298,17 @@ def test_forget_waits_for_the_bytes(db: sqlite3.Connection) -> None:
     assert records.newest_run(db, "ap#1.0#1") == 1
 
 
+def test_numbers_of_forgotten_sandboxes_are_never_used_again(db: sqlite3.Connection) -> None:
+    """What is remembered of a sandbox under its number must not be taken for another's."""
+    box = add(db, "t1")
+    ticket = db.execute("SELECT max(id) FROM tickets").fetchone()[0]
+    orders.carry_out(db, sheet((Action.CANCEL, 1, (), 0), (Action.FORGET, 1, (), 0)), 5)
+    records.released(db, box, ["t1"], 6)
+    assert lookups.sandbox(db, box) is None
+    assert add(db, "t2", new_sandbox("ap#2.0#1")) > box
+    assert db.execute("SELECT max(id) FROM tickets").fetchone()[0] > ticket
+
+
 def test_forget_does_not_touch_what_is_not_at_its_end(db: sqlite3.Connection) -> None:
     box = add(db, "t1")
     orders.carry_out(db, sheet((Action.FORGET, 1, (), 0)), 5)
