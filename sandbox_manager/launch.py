@@ -1,8 +1,9 @@
 """Start of one plugin: a process of its own between the manager and the plugin's program.
 
-Run as ``python -I -S launch.py MANAGER_PID UID GID GROUPS DIRECTORY PROGRAM ARGUMENTS...``. It becomes the job's
-user, sees to it that the kernel kills it with the manager, and turns into the plugin. Forking and changing the user
-inside the manager, which has several threads, would not be safe. Imports nothing of the product: it must start fast.
+Run as ``python -I -S launch.py MANAGER_PID UID GID GROUPS NICENESS DIRECTORY PROGRAM ARGUMENTS...``. It becomes the
+job's user, sees to it that the kernel kills it with the manager, and turns into the plugin. Forking and changing the
+user inside the manager, which has several threads, would not be safe. Imports nothing of the product: it must start
+fast.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ def main(argv: list[str]) -> int:
     """Become the plugin; returns only when that is impossible."""
     manager_pid, uid, gid = map(int, argv[:3])
     groups = [int(group) for group in argv[3].split(",") if group]
-    directory, program = argv[4], argv[5:]
+    niceness, directory, program = int(argv[4]), argv[5], argv[6:]
     try:
+        os.nice(niceness)
         if os.geteuid() == 0:
             os.setgroups(groups)
             os.setgid(gid)

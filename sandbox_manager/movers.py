@@ -32,6 +32,9 @@ from stageout.wire.handoff import OfferedCredential
 MARK = "STAGEOUT_MOVER_DIR"
 _LAUNCH = Path(__file__).with_name("launch.py")
 _TERM_GRACE_S = 2.0
+#: A batch of more files than these is busy computing for long: it leaves the processor to small ones, and to jobs.
+_FEW_FILES = 10
+_BULK_NICENESS = 5
 _OUTPUT_KEPT = 16384
 _OUTFILE_BASE = 19264  # as condor_starter reserves, so that a full disk cannot stop the report
 _OUTFILE_PER_FILE = 2048
@@ -247,9 +250,10 @@ class Mover:
         own = group_list(batch.uid, batch.gid)
         extra = [batch.passing_group] if batch.passing_group not in (-1, *own) else []
         groups = ",".join(map(str, own + extra))
+        niceness = _BULK_NICENESS if len(batch.files) > _FEW_FILES else 0
         shim = [sys.executable, "-I", "-S", str(_LAUNCH), str(os.getpid()), str(batch.uid), str(batch.gid), groups]
         return subprocess.Popen(
-            [*shim, str(batch.directory), str(batch.plugin.path), *arguments],
+            [*shim, str(niceness), str(batch.directory), str(batch.plugin.path), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -95,7 +95,7 @@ class PluginsTable:
 def ask(path: str) -> Plugin | None:
     """Run a plugin with ``-classad``; None, and a line in the log, when it gives no methods. Blocks up to 20 s."""
     uid, gid = _unprivileged()
-    shim = [sys.executable, "-I", "-S", str(_LAUNCH), str(os.getpid()), str(uid), str(gid), str(gid), "/"]
+    shim = [sys.executable, "-I", "-S", str(_LAUNCH), str(os.getpid()), str(uid), str(gid), str(gid), "0", "/"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("CONDOR_")}
     if "CONDOR_CONFIG" in os.environ:
         environment["CONDOR_CONFIG"] = os.environ["CONDOR_CONFIG"]

@@ -57,6 +57,7 @@ with open(BASE / "calls" / f"{{os.getpid()}}", "w") as stream:
     stream.write(repr(dict(tokens=found("_CONDOR_CREDS"), proxy=found("X509_USER_PROXY"), job=found("_CONDOR_JOB_AD"),
                            requests=text,
                            pid=os.getpid(), uid=os.getuid(), groups=os.getgroups(), cwd=os.getcwd(), argv=sys.argv,
+                           nice=os.nice(0),
                            env=dict(os.environ), umask=os.umask(0o077), urls=[url for url, _ in requests],
                            sid=os.getsid(0), nul=os.readlink("/proc/self/fd/0"), at=time.time())))
 def ad(url, name, success, **facts):

@@ -65,6 +65,13 @@ def test_files_are_delivered_as_the_job_s_user(site: Site) -> None:
         assert 0 not in call["groups"]
 
 
+def test_a_batch_of_many_files_leaves_the_processor_to_small_ones(site: Site) -> None:
+    run(site, *(f"copy://h/ok/{number}" for number in range(10)))
+    run(site, *(f"copy://h/ok/{number}" for number in range(11)))
+    few, many = site.calls()
+    assert (few["nice"], many["nice"]) == (os.nice(0), os.nice(0) + 5)
+
+
 def test_the_environment_is_small(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CONDOR_INHERIT", "SECRET", "STAGEOUT_SPOOL", "_CONDOR_JOB_AD", "http_proxy", "STAGEOUT_CURL_KNOB"):
         monkeypatch.setenv(name, "x")
