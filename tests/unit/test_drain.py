@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+import classad2
 import pytest
 from manager_site import AGENT, Node, Site, made, run, until
 from test_manager_daemon import Served, accepted, in_thread, served
@@ -202,9 +205,9 @@ class Apart:
         self.ads.append(ad)
 
 
-@pytest.mark.parametrize("fast", [False, True])
-def test_a_pilot_says_itself_what_is_lost(site: Site, fast: bool) -> None:
-    site.knobs["STAGEOUT_PILOT_GRACE"] = "3"
+def test_a_pilot_says_itself_what_is_lost(site: Site) -> None:
+    """Even when it is stopped fast, as glideinWMS does."""
+    site.knobs["STAGEOUT_PILOT_GRACE"] = "2"
 
     async def story() -> Apart:
         async with served(site) as node:
@@ -212,7 +215,7 @@ def test_a_pilot_says_itself_what_is_lost(site: Site, fast: bool) -> None:
             await accepted(node, "copy://h/wait/a")
             await until(lambda: (site.base / "waiting").exists(), "the mover")
             apart = Apart(node)
-            node.daemon.stop(fast=fast)
+            node.daemon.stop(fast=True)
             await until(lambda: apart.ads, "the first report on the way out")
             first = apart.ads[0]
             assert (first["StageOutDraining"], first["StageOutAccept"]) == (True, False)
@@ -268,3 +271,17 @@ def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next() -> None:
         await child.close()
 
     run(story())
+
+
+@pytest.mark.parametrize(
+    ("end", "takes_work"), [(0, True), (100_000 + 599, False), (100_000 + 601, True), (99_000, False)]
+)
+def test_no_job_starts_shortly_before_a_known_end(end: int, takes_work: bool) -> None:
+    """The START of the fragment, as the startd evaluates it at the time 100,000."""
+    fragment = Path(__file__).resolve().parents[2] / "condor_config.d" / "30-stageout-pilot.conf"
+    text = re.search(r"^START = ((?:.*\\\n)*.*)", fragment.read_text(), re.M)
+    assert text
+    expression = text[1].replace("\\\n", " ").replace("$(START)", "true").replace("time()", "100000")
+    expression = expression.replace("$(STAGEOUT_PILOT_END:0)", str(end)).replace("$(STAGEOUT_PILOT_CLOSE:600)", "600")
+    assert "$(" not in expression
+    assert classad2.ExprTree(expression).eval() is takes_work
