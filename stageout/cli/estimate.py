@@ -10,7 +10,7 @@ from stageout.cli.exits import Exit, UsageError
 from stageout.core.classads import ClassAd, ClassAdSyntaxError, decode, parse_ads, unparse
 from stageout.core.errors import StageoutError
 from stageout.sampling.estimate import Means, estimate, refused
-from stageout.sampling.plugins import find, installed
+from stageout.sampling.plugins import find, installed, profiles_folder
 from stageout.sampling.request import read_estimation
 
 
@@ -18,7 +18,7 @@ def run(options: argparse.Namespace) -> int:
     """Answer every ad of the file in turn; each answer is printed as soon as it is known."""
     ads = _read(options.file)
     candidates = [Path(path) for path in options.plugin] or installed()
-    profiles = None if options.fresh else Path(options.profiles)
+    profiles = None if options.fresh else Path(options.profiles or profiles_folder())
     means = Means(lambda method: find(method, candidates), profiles, options.most_streams, options.printed)
     status = Exit.OK
     for ad in ads:

@@ -11,7 +11,6 @@ from typing import NoReturn
 
 import stageout
 from stageout.cli.exits import CommandError, Exit
-from stageout.core.config import KNOBS
 from stageout.core.errors import StageoutError
 
 _DESCRIPTION = """\
@@ -236,9 +235,8 @@ _size.__name__ = "size such as 500M"
 
 def _add_measuring(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--profiles", metavar="DIR", default=str(KNOBS["STAGEOUT_PROFILES"].default),
-        help="directory of stored profiles (default: %(default)s)",
-    )  # fmt: skip
+        "--profiles", metavar="DIR", help="directory of stored profiles (default: the knob STAGEOUT_PROFILES)"
+    )
     command.add_argument(
         "--plugin", metavar="PATH", action="append", default=[],
         help="transfer plugin to use (default: those of HTCondor's configuration, else those installed with stageout)",

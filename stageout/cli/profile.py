@@ -15,7 +15,7 @@ from stageout.core import profiles
 from stageout.core.profiles import Run
 from stageout.sampling.carrier import Carrier
 from stageout.sampling.estimate import memory_folder
-from stageout.sampling.plugins import Plugin, find, installed
+from stageout.sampling.plugins import Plugin, find, installed, profiles_folder
 from stageout.sampling.processes import listener_on
 from stageout.sampling.profiler import Limits, Outcome, Profiler, writer
 from stageout.sampling.report import row, table, write_plot
@@ -41,9 +41,10 @@ def run(options: argparse.Namespace) -> int:
         write_plot(profile, Path(options.plot))
     if not options.no_store:
         try:
-            path = profiles.save(Path(options.profiles), profile)
+            folder = Path(options.profiles or profiles_folder())
+            path = profiles.save(folder, profile)
         except OSError as problem:
-            text = f"cannot keep the profile in {options.profiles} ({problem.strerror})"
+            text = f"cannot keep the profile in {folder} ({problem.strerror})"
             raise CommandError(f"{text}: name another place with --profiles, or --no-store") from None
         print(f"stageout: kept in {path}", file=sys.stderr)
     return Exit.OK

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from stageout.core import log
 from stageout.core.classads import ClassAd, ClassAdSyntaxError, decode, parse_ads, unparse_ad
 from stageout.core.errors import StageoutError
 from stageout.core.profiles import Run
@@ -22,6 +22,7 @@ from stageout.sampling.processes import Usage, usage_of
 _SAMPLE_NAME = ".stageout-sample-{}"
 _PATTERN_BYTES = 4 << 20
 _OUTFILE_BYTES = 19264
+_TIDY_TRIES = 3
 _LOOK_S = 0.04
 _GRACE_S = 15.0
 _LEAST_SPLIT_BYTES = 64 << 10
@@ -131,8 +132,13 @@ class Carrier:
             for number in range(most_files):
                 Path(urlsplit(self.target(number)).path).unlink(missing_ok=True)
             return
-        with contextlib.suppress(StageoutError):
-            self.run(Setting(0, most_files, 1, min(4, most_files)))
+        for _ in range(_TIDY_TRIES):
+            try:
+                self.run(Setting(0, most_files, 1, min(4, most_files)))
+            except StageoutError as problem:
+                log.warn("samples-left", place=self.url, problem=problem)
+            else:
+                return
 
     def _write_samples(self, place: Path, setting: Setting) -> None:
         pattern = os.urandom(min(_PATTERN_BYTES, max(1, setting.file_bytes)))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stageout.core.classads import decode, parse_old
+from stageout.core.config import Settings, condor_settings, environment_settings
 from stageout.core.errors import StageoutError
 
 _QUERY_S = 30.0
@@ -67,13 +68,22 @@ def installed() -> list[Path]:
 
 
 def _of_the_node() -> list[Path]:
-    try:
-        from stageout.core.config import condor_settings
+    return [Path(word) for word in _settings().condor("FILETRANSFER_PLUGINS").replace(",", " ").split()]
 
-        listed = condor_settings().condor("FILETRANSFER_PLUGINS")
+
+def profiles_folder() -> Path:
+    """Where profiles are kept: STAGEOUT_PROFILES of HTCondor's configuration, or its default."""
+    return Path(_settings().text("STAGEOUT_PROFILES"))
+
+
+def _settings() -> Settings:
+    """HTCondor's configuration where there is one, else ``_CONDOR_NAME`` of the environment."""
+    try:
+        settings = condor_settings()
+        settings.condor("FILETRANSFER_PLUGINS")
     except (ImportError, OSError, RuntimeError):
-        return []
-    return [Path(word) for word in listed.replace(",", " ").split()]
+        return environment_settings()
+    return settings
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,17 @@ PLUGIN = Path(__file__).resolve().parents[2] / "plugins" / "gsiftp_plugin"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory):
+def open_folder():
+    """A directory that other users may enter; pytest takes that right from its own now and then."""
+    with tempfile.TemporaryDirectory(prefix="stageout-gridftp-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@pytest.fixture(scope="module")
+def server(open_folder: Path):
     """An anonymous server."""
-    home = tmp_path_factory.mktemp("gridftp")
-    for folder in (home, *home.parents[:3]):  # the server's user is another one
-        folder.chmod(folder.stat().st_mode | 0o055)
-    with GridFtpServer(home) as running:
+    with GridFtpServer(open_folder / "anonymous") as running:
         yield running
 
 

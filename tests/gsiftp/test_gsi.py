@@ -15,16 +15,13 @@ from tests.gsiftp.conftest import Client, codes
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("gsi"))
+def authority(open_folder: Path) -> Authority:
+    return Authority(open_folder / "authority")
 
 
 @pytest.fixture(scope="module")
-def gsi(tmp_path_factory: pytest.TempPathFactory, authority: Authority):
-    home = tmp_path_factory.mktemp("gridftp-gsi")
-    for folder in (home, *home.parents[:3]):
-        folder.chmod(folder.stat().st_mode | 0o055)
-    with GridFtpServer(home, gsi=authority.server()) as running:
+def gsi(open_folder: Path, authority: Authority):
+    with GridFtpServer(open_folder / "gsi", gsi=authority.server()) as running:
         running.files.chmod(0o777)
         yield running
 

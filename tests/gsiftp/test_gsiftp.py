@@ -91,12 +91,9 @@ def test_failures_have_their_class(client: Client, server: GridFtpServer) -> Non
     closed.close()
 
 
-def test_a_server_without_checksums_is_asked_for_the_size(client: Client, tmp_path: Path) -> None:
-    home = tmp_path / "plain"
-    for folder in (tmp_path, *tmp_path.parents[:3]):
-        folder.chmod(folder.stat().st_mode | 0o055)
+def test_a_server_without_checksums_is_asked_for_the_size(client: Client, open_folder: Path) -> None:
     client.write("a", b"12345")
-    with GridFtpServer(home, no_checksums=True) as plain:
+    with GridFtpServer(open_folder / "plain", no_checksums=True) as plain:
         run = client.call({"a": plain.url("a")}, True)
         assert [ad["DeveloperData"].get("StageOutVerified") for ad in run.ads] == ["size"]
         run = client.call({"a": plain.url("b")}, True, STAGEOUT_CHECKSUM_POLICY="required")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,11 +21,9 @@ MB = 1_000_000
 
 
 @pytest.fixture(scope="module")
-def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Destination]:
-    home = tmp_path_factory.mktemp("nginx")
-    for folder in (home, *home.parents[:3]):  # nginx has a user of its own
-        folder.chmod(folder.stat().st_mode | 0o055)
-    with Destination(home) as server:
+def nginx() -> Iterator[Destination]:
+    # Not below pytest's own directory: nginx has a user of its own, who could not enter it.
+    with tempfile.TemporaryDirectory(prefix="stageout-nginx-") as home, Destination(Path(home)) as server:
         server.file("big").write_bytes(os.urandom(8 * MB) * 8)
         os.utime(server.file("big"), (1, 1))
         yield server

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -28,7 +29,7 @@ def test_a_web_server(tmp_path: Path, nginx: Destination) -> None:  # noqa: F811
     url = nginx.url("profiled/")
     plot = tmp_path / "page.html"
     done = profile(tmp_path, url, "--max-time", "15", "--max-bytes", "300M", "--json", "--plot", str(plot))
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stderr[-500:]) == (0, done.stderr[-500:])
     told = json.loads(done.stdout)
     ways = {run["direction"] for run in told["runs"]}
     assert ways == {"upload", "download"} == set(told["best"])
@@ -45,7 +46,7 @@ def test_a_web_server(tmp_path: Path, nginx: Destination) -> None:  # noqa: F811
     assert "files at once" in plot.read_text()
     left = list(nginx.file("profiled").iterdir())
     assert left
-    assert sum(path.stat().st_size for path in left) == 0
+    assert sum(path.stat().st_size for path in left) == 0, (done.stderr, [(p.name, p.stat().st_size) for p in left])
     kept = load(tmp_path / "profiles", f"127.0.0.1:{nginx.port}")
     assert kept is not None
     assert kept.as_json() == json.loads(json.dumps(told)) or kept.at == told["at"]
@@ -68,10 +69,19 @@ def test_a_directory_with_and_without_reservation(tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.mkdir()
     done = profile(tmp_path, f"file://{place}/", "--max-time", "20", "--max-bytes", "500M", "--write-only")
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stderr[-500:]) == (0, done.stderr[-500:])
     assert "space reserved" in done.stdout
     assert "reserving the space before writing" in done.stdout
     assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["/some/where/else", ""])
+def test_the_place_of_profiles_is_the_configured_one(place: str) -> None:
+    """In a process of its own: the bindings read the configuration once."""
+    script = "from stageout.sampling.plugins import profiles_folder; print(profiles_folder())"
+    environment = {**os.environ, "CONDOR_CONFIG": "ONLY_ENV", "_CONDOR_STAGEOUT_PROFILES": place}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == (place or "/var/lib/stageout/profiles")
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_loni_by_all_samples() -> None:
     assert choose(LONI).rate == pytest.approx(955, rel=0.02)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(full=st.integers(1, 64), most=st.integers(1, 64))
 def test_a_link_with_a_sharp_bend(full: int, most: int) -> None:
     """Each stream brings the same until the link is full: at least 95 % of the best, at most 1.5 times the fewest."""
@@ -54,7 +54,7 @@ def test_a_link_with_a_sharp_bend(full: int, most: int) -> None:
     assert answer <= max(1.5 * fewest, fewest + 1)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(others=st.floats(0.2, 30), most=st.integers(2, 64))
 def test_a_link_shared_with_others(others: float, most: int) -> None:
     def rate(streams: int) -> float:
