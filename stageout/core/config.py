@@ -167,6 +167,12 @@ KNOBS: dict[str, Knob] = {
             "globus",
             "collection that sees this node's files: UUID /here=/there, ...; empty: HTTPS to the other collection",
         ),
+        Knob(
+            "STAGEOUT_GLOBUS_PERSONAL",
+            "",
+            "globus",
+            "program of Globus Connect Personal, to make an endpoint for each call without LOCAL; empty: never",
+        ),
         Knob("STAGEOUT_GLOBUS_COLLECTIONS", "", "globus", "names that URLs may use for collections: NAME=UUID, ..."),
         Knob("STAGEOUT_GLOBUS_CREDENTIAL", "globus", "globus", "service of the credmon whose tokens are used"),
         Knob(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from stageout.core.errors import ErrorClass, TransferFailure
 _STATE_DIRECTORY = "STAGEOUT_STATE_DIR"
 _NAME = "globusonline"
 _RATES = "rates.json"
+_FORGOTTEN_S = 30 * 86400.0  # as long as the service keeps the details of a task
 
 
 @dataclass
@@ -51,9 +53,12 @@ class Journal:
         self.folder = Path(given) / _NAME if given else Path.cwd() / f".{_NAME}_plugin"
 
     def entries(self) -> Iterator[Entry]:
-        """What was submitted and is not known to be over."""
+        """What was submitted and is not known to be over. What is too old to be running is forgotten."""
         for path in sorted(self.folder.glob("*-*.json")):
             try:
+                if time.time() - path.stat().st_mtime > _FORGOTTEN_S:
+                    path.unlink()
+                    continue
                 document = json.loads(path.read_bytes())
                 yield Entry(path.stem, str(document["task"]), dict(document["document"]))
             except (OSError, ValueError, KeyError, TypeError):

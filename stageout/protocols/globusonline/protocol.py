@@ -15,6 +15,7 @@ from stageout.protocols.globusonline.address import Address, address_of
 from stageout.protocols.globusonline.crew import Crew, Group
 from stageout.protocols.globusonline.direct import Direct, Servers
 from stageout.protocols.globusonline.journal import Journal
+from stageout.protocols.globusonline.personal import PersonalEndpoint
 from stageout.protocols.globusonline.plan import Move, Pair
 from stageout.protocols.globusonline.service import Life, Pace, Service, Stopped
 from stageout.protocols.globusonline.settings import GlobusSettings, read_settings
@@ -28,7 +29,7 @@ class GlobusProtocol(BatchProtocol):
 
     def move(self, transfers: Sequence[Transfer], upload: bool, concurrency: int) -> None:
         """Move all files. When the plugin has to end, running tasks are cancelled and what is left stays unfinished."""
-        call = _Call(transfers[0].context, read_settings(), upload)
+        call = _Call(transfers, read_settings(), upload)
         try:
             for transfer in transfers:
                 call.sort(transfer)
@@ -38,7 +39,7 @@ class GlobusProtocol(BatchProtocol):
                 ErrorClass.NOT_ATTEMPTED, "the plugin was stopped before this file was over"
             ) from None
         finally:
-            call.journal.finish()
+            call.close()
 
 
 @dataclass(frozen=True)
@@ -53,15 +54,25 @@ class _Straight:
 class _Call:
     """One call of the plugin."""
 
-    def __init__(self, context: Context, settings: GlobusSettings, upload: bool) -> None:
+    def __init__(self, transfers: Sequence[Transfer], settings: GlobusSettings, upload: bool) -> None:
         self.journal = Journal()
-        self._context = context
+        self._transfers = transfers
+        self._context: Context = transfers[0].context
         self._settings = settings
         self._upload = upload
         self._pace = Pace()
         self._services: dict[tuple[str, str], Service] = {}
         self._groups: dict[tuple[str, str, Pair], Group] = {}
         self._straight: list[_Straight] = []
+        self._local = settings.local
+        self._personal: PersonalEndpoint | None = None
+        self._problem: TransferFailure | None = None
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        if self._personal is not None:
+            self._personal.stop()
+        self.journal.finish()
 
     def sort(self, transfer: Transfer) -> None:
         """Choose the way of one file, or refuse it."""
@@ -72,6 +83,7 @@ class _Call:
             if self._upload and address.is_folder:
                 raise TransferFailure(ErrorClass.BAD_URL, f"{address.shown} names no file to write")
             service = self._service(address)
+            self._make_endpoint(service)
             move = self._move(transfer, address)
         except TransferFailure as failure:
             transfer.finish(failure)
@@ -80,8 +92,8 @@ class _Call:
             transfer.context.log("by https", reason="no collection of this node sees the file")
             self._straight.append(_Straight(transfer, address, service))
             return
-        assert self._settings.local is not None
-        between = (self._settings.local.collection, address.collection)
+        assert self._local is not None
+        between = (self._local.collection, address.collection)
         between = between if self._upload else (between[1], between[0])
         key = (address.service, address.handle, between)
         self._groups.setdefault(key, Group(service, between)).moves.append(move)
@@ -93,11 +105,34 @@ class _Call:
             self._services[key] = Service(tokens, self._settings.transfer_url, Life(self._context), self._pace)
         return self._services[key]
 
+    def _make_endpoint(self, service: Service) -> None:
+        """A personal endpoint, where the administrator wants one and there is none yet.
+
+        :raises TransferFailure: it could not be made, for this file or for one before it.
+        """
+        if self._problem is not None:
+            raise self._problem
+        if self._local is not None or not self._settings.personal:
+            return
+        self._personal = PersonalEndpoint(service, self._settings.personal, self._folders())
+        try:
+            self._local = self._personal.start()
+        except TransferFailure as failure:
+            self._problem = failure
+            raise
+        self._context.log("by a personal endpoint", collection=self._local.collection)
+
+    def _folders(self) -> list[Path]:
+        """Directories of this node that the call reads or writes."""
+        if not self._upload:
+            return [Path.cwd().resolve()]
+        return sorted({Path(transfer.request.local_path).resolve().parent for transfer in self._transfers})
+
     def _move(self, transfer: Transfer, address: Address) -> Move | None:
         """The file as part of a task; None when no collection of this node sees it."""
         local = Path(transfer.request.local_path)
         here = local.resolve() if self._upload else self._arrival(transfer, local)
-        there = self._settings.local.there(here) if self._settings.local else None
+        there = self._local.there(here) if self._local else None
         if there is None:
             return None
         size_bytes = here.stat().st_size if self._upload else 0

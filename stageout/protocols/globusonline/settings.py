@@ -42,6 +42,7 @@ class GlobusSettings:
     credential: str
     sync: str
     local: LocalCollection | None = None
+    personal: str = ""
     collections: Mapping[str, str] = field(default_factory=dict)
     lease_s: float = 2700.0
     poll_s: float = 15.0
@@ -66,6 +67,7 @@ def read_settings(source: Settings | None = None) -> GlobusSettings:
             credential=found.text(f"{PREFIX}CREDENTIAL"),
             sync=_sync_level(found.text(f"{PREFIX}SYNC").lower()),
             local=local_collection(found.text(f"{PREFIX}LOCAL")),
+            personal=found.text(f"{PREFIX}PERSONAL"),
             collections=named_collections(found.text(f"{PREFIX}COLLECTIONS")),
             lease_s=found.number(f"{PREFIX}LEASE"),
             poll_s=found.number(f"{PREFIX}POLL"),

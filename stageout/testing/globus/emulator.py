@@ -199,7 +199,9 @@ class _Handler(BaseHTTPRequestHandler):
             time.sleep(self.emulator.latency_s)
         self.refusal = self.world.refusal(self.command, address.path)
         try:
-            if address.path.startswith("/c/"):
+            if address.path.startswith("/relay/"):
+                self._relay(address.path.rpartition("/")[2])
+            elif address.path.startswith("/c/"):
                 self._https(address.path)
             else:
                 self._documents(server, address.path, dict(parse_qsl(address.query)))
@@ -227,6 +229,19 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse()
             return
         self._send(status, json.dumps(document).encode())
+
+    def _relay(self, key: str) -> None:
+        """A personal endpoint is online as long as its program keeps this connection."""
+        found = next((one for one in self.world.collections.values() if one.setup_key == key), None)
+        if found is None:
+            raise ApiError(404, "NotFound", "no such setup key")
+        self.world.change(found.id, offline=False)
+        self.rfile.read(1)
+        with self.world.lock:
+            gone = found.id not in self.world.collections
+        if not gone:
+            self.world.change(found.id, offline=True)
+        raise _Cut
 
     @property
     def _length(self) -> int:

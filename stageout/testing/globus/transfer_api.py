@@ -6,6 +6,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from stageout.testing.globus.mover import Mover
@@ -14,6 +15,7 @@ from stageout.testing.globus.world import (
     FAILED,
     INACTIVE,
     MAPPED,
+    PERSONAL,
     ApiError,
     Collection,
     Task,
@@ -40,7 +42,10 @@ class TransferApi:
             ("GET", r"submission_id", self._submission_id),
             ("POST", r"transfer", self._submit),
             ("GET", r"task_list", self._task_list),
+            ("POST", r"endpoint", self._make_endpoint),
+            ("GET", r"endpoint_search", self._search),
             ("GET", r"endpoint/([^/]+)", self._endpoint),
+            ("DELETE", r"endpoint/([^/]+)", self._delete_endpoint),
             ("GET", r"task/([^/]+)", self._task),
             ("PUT", r"task/([^/]+)", self._update),
             ("POST", r"task/([^/]+)/cancel", self._cancel),
@@ -149,9 +154,32 @@ class TransferApi:
 
     # ---- collections -------------------------------------------------------------------------------------------------
 
+    def _make_endpoint(self, user: str, body: Any, **_: Any) -> Answer:
+        """A personal endpoint; it is offline until its program connects (``/relay/KEY``)."""
+        made = Collection(str(uuid.uuid4()), "/", body["display_name"], PERSONAL, https=False, offline=True)
+        made = replace(made, made_by=user, setup_key=str(uuid.uuid4()))
+        with self._world.lock:
+            self._world.collections[made.id] = made
+        self._world.save()
+        return 201, _result("Created", id=made.id, globus_connect_setup_key=made.setup_key)
+
+    def _delete_endpoint(self, collection: str, user: str, **_: Any) -> Answer:
+        if self._world.collection(collection).made_by != user:
+            raise ApiError(403, "PermissionDenied", "not yours")
+        with self._world.lock:
+            del self._world.collections[collection]
+        self._world.save()
+        return 200, _result("Deleted")
+
+    def _search(self, user: str, **_: Any) -> Answer:
+        mine = [self._shown(one, user) for one in self._world.collections.values() if one.made_by == user]
+        return 200, {"DATA_TYPE": "endpoint_list", "DATA": mine, "has_next_page": False, "offset": 0, "limit": 100}
+
     def _endpoint(self, collection: str, user: str, **_: Any) -> Answer:
-        found = self._world.collection(collection)
-        return 200, {
+        return 200, self._shown(self._world.collection(collection), user)
+
+    def _shown(self, found: Collection, user: str) -> dict[str, Any]:
+        return {
             "DATA_TYPE": "endpoint",
             "id": found.id,
             "display_name": found.name,
@@ -160,6 +188,7 @@ class TransferApi:
             "https_server": f"{self._address}/c/{found.id}" if found.https else None,
             "owner_id": user,
             "disable_verify": False,
+            "gcp_connected": not found.offline if found.kind == PERSONAL else None,
         }
 
     def _consented(self, collection: Collection, user: str) -> None:

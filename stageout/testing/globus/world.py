@@ -15,6 +15,7 @@ from typing import Any
 
 TRANSFER = "transfer.api.globus.org"
 GUEST, MAPPED = "GCSv5_guest_collection", "GCSv5_mapped_collection"
+PERSONAL = "GCP_mapped_collection"
 ACTIVE, INACTIVE, SUCCEEDED, FAILED = "ACTIVE", "INACTIVE", "SUCCEEDED", "FAILED"
 
 
@@ -35,6 +36,7 @@ class Collection:
     :param root: the directory. :param kind: GUEST, MAPPED (asks for a data_access consent) or another entity type.
     :param owner: uid and gid that written files get; None: those of the emulator.
     :param https: the collection has its HTTPS side.
+    :param setup_key: of a personal endpoint; :param made_by: its owner.
     :param offline: nobody answers there. :param paused: an administrator has paused its tasks.
     :param denied: paths (and what is below them) that may be neither read nor written.
     :param quota_bytes: most bytes of all files written. :param rate_bytes_s: of each file.
@@ -49,6 +51,8 @@ class Collection:
     owner: tuple[int, int] | None = None
     https: bool = True
     offline: bool = False
+    setup_key: str = ""
+    made_by: str = ""
     paused: bool = False
     denied: tuple[str, ...] = ()
     quota_bytes: int | None = None
