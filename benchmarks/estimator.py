@@ -36,7 +36,7 @@ from stageout.testing.wide_area import Link, WideArea
 ROOT = Path(__file__).resolve().parents[1]
 MOST = 16
 LONG_S = 600.0  # the transfer that is asked about
-TRY_S = 3.0
+TRY_S = 6.0
 OTHERS = 4
 SHORTFALL_GOAL, STREAMS_GOAL, SHARE_GOAL = 0.05, 1.5, 0.05
 
