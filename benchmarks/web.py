@@ -71,6 +71,7 @@ class WebServer:
         end_s = time.monotonic() + 10
         while not (self._home / "nginx.pid").exists():
             if time.monotonic() > end_s or self._process.poll() is not None:
+                self._process.kill()
                 raise StageoutError(f"nginx did not start: {(self._home / 'error.log').read_text()[-300:]}")
             time.sleep(0.05)
         return self

@@ -69,6 +69,7 @@ class Carrier:
     moved_bytes: int = 0
     spent_s: float = 0.0
     _empty_s: float = field(default=-1.0, repr=False)
+    _empty_call_s: float = field(default=0.0, repr=False)
 
     @property
     def method(self) -> str:
@@ -98,7 +99,9 @@ class Carrier:
         """
         if self.upload and self._empty_s < 0:
             self._empty_s = 0.0
-            self._empty_s = min(_span_s(self._results_of(Setting(0))[0], 1) for _ in range(_EMPTY_TRIES))
+            tries = [self._results_of(Setting(0)) for _ in range(_EMPTY_TRIES)]
+            self._empty_s = min(_seconds(ads[0]) for ads, *_ in tries)
+            self._empty_call_s = min(seconds for _, seconds, *_ in tries)
         ads, seconds, client, before, server = self._results_of(setting)
         return self._measured(setting, ads, seconds, client, before, server)
 
@@ -222,7 +225,7 @@ class Carrier:
             setting.block_bytes,
             sum(moved),
             round(seconds, 3),
-            self._rate(setting, ads, sum(moved)),
+            self._rate(setting, ads, sum(moved), seconds),
             round(client.cpu_s, 3),
             client.rss_bytes,
             round(after.cpu_s - before.cpu_s, 3) if here else None,
@@ -230,27 +233,23 @@ class Carrier:
             setting.reserve,
         )
 
-    def _rate(self, setting: Setting, ads: list[ClassAd], moved_bytes: int) -> float:
+    def _rate(self, setting: Setting, ads: list[ClassAd], moved_bytes: int, call_s: float) -> float:
         """Bytes per second of all files together.
 
         What arrives is seen as it arrives. Of what is sent, megabytes of each stream wait in the kernel and are not at
-        the server: there the whole time counts, without that of an empty file.
+        the server: there the whole time counts, without that of an empty file. Of many files, that of the whole call.
         """
+        if len(ads) > setting.concurrency:
+            return moved_bytes / max(1e-3, call_s - self._empty_call_s)
         steady = [_steady(ad) for ad in ads]
-        if not self.upload and len(ads) <= setting.concurrency and all(steady):
+        if not self.upload and all(steady):
             return float(sum(steady))
         empty_s = max(0.0, self._empty_s) if self.upload else 0.0
-        return moved_bytes / max(1e-3, _span_s(ads, setting.concurrency) - empty_s)
+        return moved_bytes / max(1e-3, max(map(_seconds, ads)) - empty_s)
 
 
 def _steady(ad: ClassAd) -> int:
     return _developer(ad).integer("StageOutBytesPerSecond")
-
-
-def _span_s(ads: list[ClassAd], concurrency: int) -> float:
-    """How long the files took together."""
-    spans = [_seconds(ad) for ad in ads]
-    return max(spans) if len(spans) <= concurrency else sum(spans) / concurrency
 
 
 def _developer(ad: ClassAd) -> ClassAd:

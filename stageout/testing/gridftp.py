@@ -94,6 +94,7 @@ class GridFtpServer:
         deadline_s = time.monotonic() + _START_S
         while not self._answers():
             if time.monotonic() > deadline_s or self._process.poll() is not None:
+                self.stop()
                 raise StageoutError(f"{_PROGRAM} did not start, see {self.home}/server.log")
             time.sleep(0.02)
 

@@ -126,3 +126,15 @@ def test_a_sample_is_the_beginning_of_a_file(client: Client, server: GridFtpServ
     run = starter.run(client.plugin, ad, False)
     assert codes(run) == [None], run.ads
     assert (client.scratch / "x").read_bytes() == content[:size_bytes]
+
+
+def test_many_samples_go_in_one_list(client: Client, server: GridFtpServer) -> None:
+    content = os.urandom(500_000)
+    (server.files / "sampled").write_bytes(content)
+    urls = [server.url("sampled")] * 3 + [server.url("no-such-file")]
+    files = "".join(f'[ Url = "{url}"; LocalFileName = "{client.scratch}/s{n}" ]' for n, url in enumerate(urls))
+    environment = client.environment
+    starter = EmbeddedStarter(client.scratch, PluginTable([client.plugin], environment), {}, {}, None, environment)
+    run = starter.run(client.plugin, "[ PluginData = [ sample_bytes = 70000 ] ]" + files, False)
+    assert codes(run) == [None, None, None, E.NOT_FOUND.code], run.ads
+    assert [(client.scratch / f"s{n}").read_bytes() for n in range(3)] == [content[:70000]] * 3

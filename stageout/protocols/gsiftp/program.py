@@ -81,7 +81,7 @@ class Program:
         """Move the files of a list.
 
         :param streams: of each file; 1: a plain FTP transfer unless there are several files.
-        :param most_bytes: only the first so many bytes of a single file; 0: all of it.
+        :param most_bytes: only the first so many bytes of each; 0: all of it.
         :raises TransferFailure: STALLED, or what ``watch`` raises.
         """
         knobs = self._knobs

@@ -7,7 +7,7 @@ more, each file by itself: what then fails fails for a reason of its own.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote_to_bytes, urlsplit, urlunsplit
@@ -108,6 +108,10 @@ def _prepare(transfer: Transfer, upload: bool) -> Move:
     return move
 
 
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
 def _stat(path: Path) -> tuple[int, int]:
     try:
         with path.open("rb") as file:
@@ -128,6 +132,9 @@ class _Batch:
     def run(self, moves: list[Move]) -> None:
         samples = [move for move in moves if _SAMPLE in move.transfer.request.data and not self._upload]
         whole = [move for move in moves if move not in samples]
+        sizes = {int(move.transfer.request.data[_SAMPLE]) for move in samples}
+        if len(samples) > 1 and len(sizes) == 1:
+            self._program.transfer([move.pair for move in samples], _watch(samples), self._streams, *sizes)
         for move in samples:
             self._sample(move)
         if len(whole) > 1:
@@ -140,8 +147,10 @@ class _Batch:
     def _sample(self, move: Move) -> None:
         """Only the first bytes of a file, for a measurement: there is nothing to compare them with."""
         most_bytes = int(move.transfer.request.data[_SAMPLE])
-        dialogue = self._program.transfer([move.pair], _watch([move]), self._streams, most_bytes)
-        size_bytes = move.part.stat().st_size if move.part.exists() else 0
+        size_bytes, dialogue = _size(move.part), Dialogue()
+        if size_bytes != most_bytes:
+            dialogue = self._program.transfer([move.pair], _watch([move]), self._streams, most_bytes)
+            size_bytes = _size(move.part)
         if dialogue.errors or not size_bytes:
             move.finish(_failure(dialogue, move))
         else:
@@ -214,7 +223,7 @@ class _Batch:
         )
 
 
-def _watch(moves: Sequence[Move]):  # type: ignore[no-untyped-def]
+def _watch(moves: Sequence[Move]) -> Callable[[int], None]:
     """Tells the framework of progress, which may say that the plugin has to end."""
     only = moves[0] if len(moves) == 1 else None
 
