@@ -2,11 +2,12 @@
 # make check   style, types, unit tests            make bench  benchmarks (QUICK=1: short)
 # make pilot   dist/stageout-pilot.pyz: all that a pilot needs beside Python
 # make storm   daemons die for MINUTES=10          make sim    overlay schedules (SCHEDULES=20000)
+# make crash   faults at every durable step, and schedules of crashes and lost power (SCHEDULES=10000)
 SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: pilot demo test check bench sim storm clean
+.PHONY: pilot demo test check bench crash sim storm clean
 
 $(STAMP): setup.cfg pyproject.toml
 	tools/install
@@ -26,6 +27,9 @@ test: check
 
 bench: $(STAMP)
 	$(PY) benchmarks/run_all.py $(if $(QUICK),--quick)
+
+crash: $(STAMP)
+	$(PY) -m tests.crash.run --schedules $(or $(SCHEDULES),10000)
 
 sim: $(STAMP)
 	$(PY) -m overlay_router.simulator --schedules $(or $(SCHEDULES),20000)

@@ -64,7 +64,8 @@ def sandbox_report(box: Sandbox, attempts_limit: int, files: Sequence[FileReport
     return SandboxReport(
         job=box.run.job, number=box.run.number, owner=box.owner, state=str(box.state), change=box.change,
         reason="paused" if box.paused and not box.reason else box.reason, error_code=box.error_code,
-        tickets=box.tickets, files_total=box.files_total, files_left=box.files_left, bytes_total=box.bytes_total,
+        tickets=box.tickets or box.named_tickets, files_total=box.files_total,
+        files_left=box.files_left, bytes_total=box.bytes_total,
         bytes_left=box.bytes_left, attempts=box.attempts,
         attempts_limit=attempts_limit + box.excused if attempts_limit else 0, next_attempt_at=box.next_attempt_at,
         accepted_at=box.accepted_at, data_slot=box.slot_name, files=tuple(files),
@@ -122,7 +123,8 @@ class Reporter:
         book = self._pipeline.book
         last_s = float("-inf")
         while True:
-            if book.changed.is_set() or self._clock.monotonic_s() - last_s >= self._interval_s:
+            interval_s = self._pipeline.leases.interval_s(self._interval_s)
+            if book.changed.is_set() or self._clock.monotonic_s() - last_s >= interval_s:
                 book.changed.clear()
                 start_s = self._clock.monotonic_s()
                 await self.publish()
@@ -131,7 +133,7 @@ class Reporter:
                 await asyncio.sleep(max(_LEAST_INTERVAL_S, _PAUSE_PER_REPORT * (last_s - start_s)))
             else:
                 self.write_state(None)
-            left_s = min(_STATE_INTERVAL_S, self._interval_s)
+            left_s = min(_STATE_INTERVAL_S, interval_s)
             try:
                 await asyncio.wait_for(book.changed.wait(), left_s)
             except asyncio.TimeoutError:
@@ -196,7 +198,9 @@ class Reporter:
         self._refusal = refusal
 
     async def _report(self) -> Report:
+        await self._pipeline.plugins_ended()
         number = await self._next_number()
+        self._pipeline.leases.reported(number)
         pipeline = self._pipeline
         boxes = sorted(pipeline.book.registry.by_id.values(), key=lambda box: (box.files_left == 0, -box.error_code))
         sandboxes = await self._sandboxes(boxes)
@@ -238,6 +242,12 @@ class Reporter:
             self._number, self._numbers_end = end - _NUMBERS_AT_ONCE, end
         self._number += 1
         return self._number
+
+    def _take_numbers(self, db: sqlite3.Connection) -> int:
+        """The end of the next numbers. A new ledger begins above all that an older one has used."""
+        end = int(get_meta(db, "report_number", str(int(self._clock.wall_s() * 1000)))) + _NUMBERS_AT_ONCE
+        set_meta(db, "report_number", str(end))
+        return end
 
     # ---- figures for the slot ads ------------------------------------------------------------------------------------
 

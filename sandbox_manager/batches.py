@@ -62,6 +62,7 @@ class BatchRun:
         self._held = held
         self._now = now
         self.sandboxes = frozenset(item.sandbox for item in files)
+        self.jobs: dict[str, int] = {}  # job -> its sandbox, as the pipeline knows them
         self._spool = spool
         self._plugin = table.find(destination.plugin, destination.scheme)
         self._destination = destination

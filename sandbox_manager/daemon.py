@@ -134,6 +134,7 @@ class Daemon:
         log.event("started", version=__version__, manager=manager.name, key=manager.key, spool=self.spool.root)
         work = [
             self._forever("move", pipeline.run),
+            self._forever("leases", pipeline.keep_leases),
             self._forever("orders", lambda: self._orders(pipeline, gate)),
             self._forever("report", reporter.run),
             self._forever("standing", reporter.keep_standing),

@@ -11,30 +11,35 @@ from stageout.core import log
 from stageout.core.states import ENDS, FREED, MOVES, State
 from stageout.wire.custody import Action, Order, OrderSheet, Run
 
+_NEWER = "run {} of the job is newer"
+
 
 def carry_out(db: sqlite3.Connection, sheet: OrderSheet, now: int) -> set[int]:
     """Carry out the orders of a sheet that are not done yet, in their order. Returns the sandboxes touched."""
-    done = records.acknowledged(db).get(sheet.agent, 0)
+    done = records.acknowledged(db).get(sheet.numbering, 0)
     touched: set[int] = set()
     for order in sorted(sheet.orders, key=lambda item: item.number):
         if order.number > done:
             touched.update(_ACTIONS[order.action](db, order, now))
             done = order.number
-    records.acknowledge(db, sheet.agent, done)
+    records.acknowledge(db, sheet.numbering, done)
     return touched
 
 
 def _confirm(db: sqlite3.Connection, order: Order, now: int) -> Iterable[int]:
     run = Run(order.job, order.run_number)
     records.raise_fence(db, run, now)
-    touched = supersede_older(db, run, now)
-    found = _exactly(db, order)
+    found = _named(db, order) or _exactly(db, order)
+    touched = _end_all(db, run.job, run.number - 1, State.SUPERSEDED, now, _NEWER.format(run.number), found)
     if found is None:
         if order.tickets:
             touched.append(_nothing_of_it(db, order, now))
         return touched
     box, state = found
-    if state is State.ACCEPTED:
+    if state not in ENDS and records.names_others(db, box, order.tickets):
+        # The same number again, after the access point came out of a backup: another run is meant.
+        records.end(db, box, State.SUPERSEDED, now, "the run that counts handed over something else")
+    elif state is State.ACCEPTED:
         records.name_tickets(db, box, order.tickets, order.files, order.priority)
         waits_for = records.confirm(db, box, now)
         if waits_for:
@@ -61,7 +66,7 @@ def _nothing_of_it(db: sqlite3.Connection, order: Order, now: int) -> int:
 
 def supersede_older(db: sqlite3.Connection, run: Run, now: int) -> list[int]:
     """End what older runs of the same job left here. Returns the sandboxes touched."""
-    return _end_all(db, run.job, run.number - 1, State.SUPERSEDED, now, f"run {run.number} of the job is newer")
+    return _end_all(db, run.job, run.number - 1, State.SUPERSEDED, now, _NEWER.format(run.number))
 
 
 def _supersede(db: sqlite3.Connection, order: Order, now: int) -> Iterable[int]:
@@ -73,10 +78,13 @@ def _cancel(db: sqlite3.Connection, order: Order, now: int) -> Iterable[int]:
     return _end_all(db, order.job, order.run_number, State.CANCELLED, now, "the job was removed")
 
 
-def _end_all(db: sqlite3.Connection, job: str, up_to: int, new: State, now: int, reason: str) -> list[int]:
+def _end_all(
+    db: sqlite3.Connection, job: str, up_to: int, new: State, now: int, reason: str,
+    spared: tuple[int, State] | None = None,
+) -> list[int]:  # fmt: skip
     touched = []
     for box, _, state in records.sandboxes_of(db, job, up_to):
-        if new in MOVES[state]:
+        if new in MOVES[state] and (spared is None or box != spared[0]):
             records.end(db, box, new, now, reason)
             touched.append(box)
     return touched
@@ -125,6 +133,15 @@ def _forget(db: sqlite3.Connection, order: Order, now: int) -> Iterable[int]:
         records.may_forget(db, box)
         touched.append(box)
     return touched
+
+
+def _named(db: sqlite3.Connection, order: Order) -> tuple[int, State] | None:
+    """The sandbox with the tickets of an order. The run's number here may be lower than at its access point: a restart
+    there raises it while the run goes on."""
+    for box, _, state in records.sandboxes_of(db, order.job, order.run_number):
+        if set(order.tickets) & set(records.tickets_of(db, box)):
+            return box, state
+    return None
 
 
 def _exactly(db: sqlite3.Connection, order: Order) -> tuple[int, State] | None:

@@ -28,6 +28,7 @@ from sandbox_manager.credentials import HeldSurroundings
 from sandbox_manager.grants import Grants
 from sandbox_manager.identity import RunFacts
 from sandbox_manager.intake import Handoff, Refusal, Refused, Reservation
+from sandbox_manager.leases import Leases
 from sandbox_manager.ledger import Ledger, get_meta, set_meta
 from sandbox_manager.movers import Stopped
 from sandbox_manager.pilot_end import PilotEnd, servers_of
@@ -48,7 +49,7 @@ from sandbox_manager.tuner import Flight, Target, Tuner
 from stageout.core import log
 from stageout.core.clock import Clock, boot_id
 from stageout.core.states import FREED, State
-from stageout.wire.custody import OrderSheet
+from stageout.wire.custody import OrderSheet, Run
 from stageout.wire.handoff import Receipt
 
 A = TypeVar("A")
@@ -56,6 +57,8 @@ T = TypeVar("T")
 _IDLE_S = 30.0
 _COALESCE_S = 0.02
 _AGAIN_S = 5.0
+_LEASES_INTERVAL_S = 5.0
+_PLUGINS_END_S = 0.1
 _FREE_AGAIN_S = 30.0
 _BREAKERS = "breakers"
 
@@ -108,6 +111,7 @@ class Pipeline:
         self._strays = Strays(spool)
         self._rates = Rates()
         self.tuner = Tuner(rules.tuning, clock, lambda server: self._rates.level(server, clock.wall_s()), grants)
+        self.leases = Leases(clock)
         self._boot = boot_id()
         self._load = Load()
         self._batch_number = 0
@@ -136,6 +140,7 @@ class Pipeline:
         self.breakers.restore(await self.book.ledger.read(lambda db: get_meta(db, _BREAKERS)))
         await self.renewal.mend()
         await self.book.ledger.read(self._rates.load)
+        await self.book.ledger.read(self.leases.load)
         kept = await self.book.ledger.read(lookups.kept_tickets)
         await self.book.ledger.read(self._measure_space)
         strays = await self._in_disk_thread(self._spool.remove_strays, list(kept))
@@ -201,6 +206,10 @@ class Pipeline:
         def change(db: sqlite3.Connection) -> Iterable[int]:
             if records.newest_run(db, facts.run.job) > facts.run.number:
                 raise Refused("a newer run of the job came in meanwhile")
+            state = records.state_of_run(db, facts.run)
+            if state not in (None, State.ACCEPTED):
+                # Its plugin gave up waiting; what is decided about the run was decided without these files.
+                raise Refused(f"output of this run became {state} meanwhile")
             box = records.add_ticket(db, owner, handoff.ticket, handoff.plugin, files, self._boot, now)
             if held:
                 records.keep_surroundings(db, held)
@@ -223,19 +232,31 @@ class Pipeline:
     # ---- 2. confirmed, cancelled, ... --------------------------------------------------------------------------------
 
     async def carry_out(self, sheet: OrderSheet) -> None:
-        """Carry out the orders of a sheet that are not done yet. On return they are durable and acknowledged."""
-        done = self.book.acknowledged.get(sheet.agent, 0)
+        """Carry out the orders of a sheet that are not done yet. On return they are durable and acknowledged.
+
+        Only then its word that the manager was heard counts: it was given together with them.
+        """
+        await self._obey(sheet)
+        self.leases.heard(sheet.agent, sheet.heard, sheet.lease_s)
+        self.book.wake.set()
+
+    async def _obey(self, sheet: OrderSheet) -> None:
+        done = self.book.acknowledged.get(sheet.numbering, 0)
         last = max((order.number for order in sheet.orders), default=0)
         if last <= done:
             return
-        boxes = await self.book.write(lambda db: orders.carry_out(db, sheet, self._now()), "record-order")
-        self.book.acknowledged[sheet.agent] = last
+        boxes = await self.book.write(lambda db: self._orders_of(db, sheet), "record-order")
+        self.book.acknowledged[sheet.numbering] = last
         self.book.changed.set()
         for order in sheet.orders:
             if order.number > done:
                 log.event("record-order", agent=sheet.agent, number=order.number, action=order.action.value,
                           job=order.job, run=order.run_number)  # fmt: skip
         self.follow(boxes)
+
+    def _orders_of(self, db: sqlite3.Connection, sheet: OrderSheet) -> Iterable[int]:
+        self.leases.want(db, sheet.agent, sheet.lease_s)
+        return orders.carry_out(db, sheet, self._now())
 
     def follow(self, boxes: Iterable[Sandbox]) -> None:
         """What a change of state brings with it: nothing of an ended sandbox is sent on, its bytes go."""
@@ -265,7 +286,7 @@ class Pipeline:
         places = Places(registry.occupying(), limits, lambda one: is_stuck(one, registry.destinations, flow))
         scene = Scene(
             registry.destinations, places, limits, self._load, flow, lambda owner: self._shares.of(owner, now_s),
-            self._now(), lambda place: self._table.batch_files(place.plugin, place.scheme), self._room,
+            self._now(), lambda place: self._table.batch_files(place.plugin, place.scheme), self._room, self._may_send,
         )  # fmt: skip
         self._tell_tuner()
         batches = plan(registry.backlog, scene)
@@ -298,6 +319,29 @@ class Pipeline:
         if plugin is None:
             return Target(place.server)
         return Target(place.server, plugin.several, method_of(place.scheme) in plugin.in_parts)
+
+    def _may_send(self, box: Sandbox) -> bool:
+        """Its access point hears this manager, and no plugin still sends output of another run of the job."""
+        return self.leases.holds(box.run.schedd) and not any(
+            batch.jobs.get(box.run.job, box.id) != box.id for batch in self._running.values()
+        )
+
+    async def keep_leases(self) -> None:
+        """Stop what may not be sent any more; returns when cancelled."""
+        while True:
+            for batch in list(self._running.values()):
+                if not all(self.leases.holds(Run(job, 0).schedd) for job in batch.jobs):
+                    batch.stop()
+            await asyncio.sleep(_LEASES_INTERVAL_S)
+
+    async def plugins_ended(self) -> None:
+        """Wait until no plugin sends anything of a sandbox that has ended: only then its end may be told."""
+        while any(not self._is_wanted(batch) for batch in self._running.values()):
+            await asyncio.sleep(_PLUGINS_END_S)
+
+    def _is_wanted(self, batch: BatchRun) -> bool:
+        boxes = (self.book.registry.by_id.get(sandbox) for sandbox in batch.sandboxes)
+        return all(box is not None and box.state not in FREED for box in boxes)
 
     def _until_next_s(self) -> float:
         """Seconds until a waiting file is due or a breaker lets a probe through."""
@@ -373,6 +417,7 @@ class Pipeline:
         limit_s, settings = call_limits(known, files, flight, self.rules.lifetime_s, now)
         settings["STAGEOUT_JOBS"] = job_names(self._job_of(item.sandbox) for item in files)
         run = BatchRun(self._spool, self._table, destination, user, files, directory, limit_s, settings, held, now)
+        run.jobs = {self.book.registry.by_id[box].run.job: box for box in run.sandboxes}
         self._running[number] = run
         log.event("mover-exec", batch=number, server=batch.server, plugin=destination.plugin, files=len(files),
                   sandboxes=len(run.sandboxes), owner=batch.owner, files_at_once=flight.concurrency,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from sandbox_manager.backlog import Backlog, Lane
 from sandbox_manager.breaker import Flow
-from sandbox_manager.sandbox import ACTIVE, Destination
+from sandbox_manager.sandbox import ACTIVE, Destination, Sandbox
 from sandbox_manager.shares import cost_bytes
 from sandbox_manager.slots import Limits, Places, most_of_one
 
@@ -87,6 +87,7 @@ class Scene:
     :param flow: what may be sent to a server. :param share: bytes that an owner was given lately.
     :param now: wall clock. :param batch_files: what a destination's plugin would rather have than the limit when it is
     more. :param room: files that a further batch of an owner may move at once to a destination; 0: none may start.
+    more. :param may_send: False for a sandbox that must not be sent now, whatever its turn.
     """
 
     destinations: Mapping[int, Destination]
@@ -98,6 +99,7 @@ class Scene:
     now: float
     batch_files: Callable[[Destination], int] = lambda place: 0
     room: Callable[[Destination, str], int] = lambda place, owner: 1
+    may_send: Callable[[Sandbox], bool] = lambda box: True
 
 
 def plan(backlog: Backlog, scene: Scene) -> list[BatchPlan]:
@@ -153,7 +155,9 @@ def _batch(lane: Lane, scene: Scene) -> BatchPlan | None:
             break
         taken = min(most_files - files, part.files)
         taken_bytes = part.size_bytes * taken // part.files
-        if (box.id, key.destination) in scene.load.running or (parts and size_bytes + taken_bytes > limits.batch_bytes):
+        if (box.id, key.destination) in scene.load.running or not scene.may_send(box):
+            continue
+        if parts and size_bytes + taken_bytes > limits.batch_bytes:
             continue
         if box.state not in ACTIVE:
             if not scene.places.has_active(box.slot, box.owner):

@@ -14,6 +14,8 @@ from stageout.core.errors import Advice, ErrorClass
 from stageout.core.states import ENDS, State, move
 from stageout.wire.custody import Run
 
+_CHANGES_PER_S = 1000
+
 
 @dataclass(frozen=True)
 class NewFile:
@@ -100,13 +102,16 @@ def _signed(value: int) -> int:
 
 
 def add_sandbox(db: sqlite3.Connection, new: NewSandbox, now: int) -> int:
-    """Record a new sandbox without tickets. Returns its id."""
+    """Record a new sandbox without tickets. Returns its id.
+
+    Its changes are counted from the wall clock on: agents know a record that was lost with its ledger as older.
+    """
     cursor = db.execute(
         "INSERT INTO sandboxes (job, number, owner, user, uid, gid, shared_uid, startd, slot_id, dslot_id, slot_name, "
-        "priority, state, change, accepted_at) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,0,?)",
+        "priority, state, change, accepted_at) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
         (
             new.run.job, new.run.number, new.owner, new.user, new.uid, new.gid, new.shared_uid, *new.slot,
-            new.slot_name, new.priority, CODE_OF[move(State.OFFERED, State.ACCEPTED)], now,
+            new.slot_name, new.priority, CODE_OF[move(State.OFFERED, State.ACCEPTED)], now * _CHANGES_PER_S, now,
         ),
     )  # fmt: skip
     return int(cursor.lastrowid or 0)
@@ -198,6 +203,12 @@ def state_of(db: sqlite3.Connection, sandbox: int) -> State:
     return STATE_OF[db.execute("SELECT state FROM sandboxes WHERE id = ?", (sandbox,)).fetchone()[0]]
 
 
+def state_of_run(db: sqlite3.Connection, run: Run) -> State | None:
+    """State of the sandbox of a run; None when there is none."""
+    row = db.execute("SELECT state FROM sandboxes WHERE job = ? AND number = ?", (run.job, run.number)).fetchone()
+    return STATE_OF[row[0]] if row else None
+
+
 class Times(NamedTuple):
     """What deadlines are counted from (wall clock), and what is said about a sandbox."""
 
@@ -251,6 +262,17 @@ def name_tickets(db: sqlite3.Connection, sandbox: int, tickets: Sequence[str], f
         "UPDATE sandboxes SET named_tickets = ?, named_files = ?, priority = ? WHERE id = ?",
         (" ".join(sorted(tickets)), files, priority, sandbox),
     )
+
+
+def tickets_of(db: sqlite3.Connection, sandbox: int) -> list[str]:
+    """Tickets of a sandbox."""
+    return [row[0] for row in db.execute("SELECT ticket FROM tickets WHERE sandbox = ?", (sandbox,))]
+
+
+def names_others(db: sqlite3.Connection, sandbox: int, tickets: Sequence[str]) -> bool:
+    """Was it confirmed with tickets of which none is among these?"""
+    row = db.execute("SELECT named_tickets, confirmed_at FROM sandboxes WHERE id = ?", (sandbox,)).fetchone()
+    return bool(row[1]) and not set(row[0].split()) & set(tickets)
 
 
 def has_named_tickets(db: sqlite3.Connection, sandbox: int) -> bool:

@@ -24,17 +24,24 @@ class Reserve:
 
     def keep(self) -> None:
         """Make the file where there is room. :raises OSError: it cannot be made."""
-        if self._path.exists() or self._free_bytes() < _ROOMY_BYTES:
+        if self._exists() or self._free_bytes() < _ROOMY_BYTES:
             return
         # Random bytes: zeros would take no room where the filesystem compresses.
         durable.write_file("reserve-keep", self._path, os.urandom(RESERVE_BYTES))
 
     def give_up(self) -> bool:
         """Remove the file when the disk is full. True when it was there, so that there is room now."""
-        if self._free_bytes() >= _FULL_BYTES or not self._path.exists():
+        if self._free_bytes() >= _FULL_BYTES or not self._exists():
             return False
         durable.unlink("reserve-give-up", self._path)
         log.warn("reserve-give-up", path=self._path, advice="the disk of the spool is full: make room there")
+        return True
+
+    def _exists(self) -> bool:
+        try:
+            durable.disk.lstat(self._path)
+        except FileNotFoundError:
+            return False
         return True
 
     def _free_bytes(self) -> int:

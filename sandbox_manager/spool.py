@@ -86,6 +86,8 @@ class Spool:
                 for part in _PARTS:
                     self._make(self.root / part, 0o700 if part == "ledger" else 0o711)
                 self._take_lock()
+                for place in (self.root, self.root.parent):
+                    self._sync_names(place)
             self._private_groups = self._root_mode and self._may_have_private_groups()
         except OSError as problem:
             raise SpoolError(f"STAGEOUT_SPOOL = {self.root}: {problem}; give it a place that can be written") from None
@@ -294,8 +296,11 @@ class Spool:
                     _fdatasync(name, directory)
                 durable.disk.fsync(directory)
             for parent in (place.parent, self.root / "intake"):
-                with trees.opened(parent) as directory:
-                    durable.disk.fsync(directory)
+                self._sync_names(parent)
+
+    def _sync_names(self, place: Path) -> None:
+        with trees.opened(place) as directory:
+            durable.disk.fsync(directory)
 
     def unchanged(self, ticket: str, held: HeldFile) -> bool:
         """True while the file is the one that was accepted, with the content that it had then (by size and mtime)."""

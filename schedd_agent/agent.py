@@ -15,6 +15,7 @@ from schedd_agent.model import (
     ClearRequest,
     Dag,
     Effect,
+    Elder,
     Job,
     Limits,
     Past,
@@ -48,6 +49,7 @@ _REFUSALS_SHOWN = 10
 _AFTER_CONFIRMATION = frozenset(
     {State.LEASED, State.MOVING, State.RETRY_WAIT, State.DELIVERED, State.RELEASED, State.FAILED, State.LOST}
 )
+_ELDERS = 20
 
 
 @dataclass
@@ -118,10 +120,10 @@ class Agent:
             raise
         self.board.update(look.ads)
         now_s = self.clock.monotonic_s()
-        self.view.looked(now_s, look.collector_age_s, self.board.shown())
-        self.view.disputed(self.board.disputed, now_s)
+        self.view.looked(now_s, look.collector_age_s, self.board.shown(), self.board.numbers)
+        self.view.disputed(self.board.disputed)
         self.newest.store(now_s)
-        for manager, number in self.board.acknowledged(self.name).items():
+        for manager, number in self.board.acknowledged(self.book.numbering).items():
             for key in self.book.acknowledged(manager, number):
                 log.event("order-done", manager=name_of(manager), action=key.action.value, job=key.job, run=key.run)
 
@@ -138,8 +140,8 @@ class Agent:
             sends += [(name, effect) for effect in effects if isinstance(effect, Send)]
             if job:
                 plans.append((job, [effect for effect in effects if not isinstance(effect, Send)]))
-        self._order(sends)
-        self._publish_orders()
+        if self._order(sends):
+            self._publish_orders()
         self._edit_all(plans)
 
     def _situation(self, name: str, job: Job | None, seen: Sequence[Seen]) -> Situation:
@@ -148,7 +150,7 @@ class Agent:
         run = job.run if job else past.run if past else 0
         record = self.receipts.of_last_transfer(job) if job and job.settling else self._record(name, run)
         if job and job.settling:
-            self.view.waiting(name, run, now_s)
+            self.view.waiting(name, run)
         record = adopted(record, seen)
         managers = record.managers if record else ()
         if job and record:
@@ -160,8 +162,9 @@ class Agent:
             record=record,
             records_written=self.records_written,
             seen=tuple(seen),
-            absent_s={manager: self.view.absent_s(manager, name, run, now_s) for manager in managers},
-            waited_s=self.view.waited_s(name, run, now_s),
+            absent_s={manager: self.view.absent_s(manager, name, run) for manager in managers},
+            waited_s=self.view.waited_s(name, run),
+            elders=self._elders(name, run),
             edited_s_ago=now_s - self._edited.get(name, float("-inf")),
             dag=self._dags.get(job.dag, Dag.UNKNOWN) if job else Dag.UNKNOWN,
             done=self.book.done(name),
@@ -181,6 +184,15 @@ class Agent:
     def _record(self, name: str, run: int) -> Record | None:
         cluster, proc = Run(name, run).job_id.split(".")
         return self.receipts.get(int(cluster), int(proc), run)
+
+    def _elders(self, name: str, run: int) -> dict[Elder, float]:
+        """Managers that took over output of earlier runs, and for how long each has not been heard of."""
+        found = {}
+        for number in range(max(1, run - _ELDERS), run):
+            record = self._record(name, number)
+            for manager in record.managers if record else ():
+                found[Elder(manager, number)] = self.view.silent_s(manager)
+        return found
 
     # ---- what the schedd is asked beside the queue ---------------------------------------------------------------
 
@@ -213,7 +225,8 @@ class Agent:
 
     # ---- orders --------------------------------------------------------------------------------------------------
 
-    def _order(self, sends: Sequence[tuple[str, Send]]) -> None:
+    def _order(self, sends: Sequence[tuple[str, Send]]) -> bool:
+        """Take orders up. False when they cannot be stored: then no manager gets a lease without them either."""
         forgets = any(send.action is Action.FORGET for _, send in sends)
         try:
             # An end is in the job's ad before its record may go: see docs/ORDERING.md.
@@ -221,7 +234,7 @@ class Agent:
                 new = self.book.add(sends)
         except OSError as problem:
             log.error("orders-not-stored", orders=len(sends), problem=problem, advice="make room in SPOOL")
-            return
+            return False
         for name, send in new:
             log.event(
                 "order",
@@ -231,10 +244,11 @@ class Agent:
                 run=send.run,
                 files=send.files,
             )
+        return True
 
     def _publish_orders(self) -> None:
         now_s = self.clock.monotonic_s()
-        sheets = self.book.due(now_s, self.clock.wall_s())
+        sheets = self.book.due(now_s, self.clock.wall_s(), self.board.numbers, self.board.busy())
         if not sheets:
             return
         with step("orders-advertise"):

@@ -48,6 +48,11 @@ def limits_of(settings: Settings) -> Limits:
     )
 
 
+def lease_of_managers(limits: Limits) -> float:
+    """For how long a manager may send after a report that was heard: it must have stopped before it counts as lost."""
+    return 0.75 * limits.lease_s
+
+
 class Daemon:
     """The loop round one agent.
 
@@ -169,6 +174,7 @@ class Daemon:
             except (ConfigError, KeyUnusable) as problem:
                 log.error("reconfig-refused", problem=problem)
             self._agent.limits, self._agent.notice_interval_s = limits, notice_s
+            self._agent.book.lease_s = lease_of_managers(limits)
         log.event("reconfig")
 
 
@@ -183,6 +189,7 @@ def make_agent(settings: Settings) -> Agent:
     history = settings.condor("JOB_EPOCH_HISTORY")
     if not history:
         log.warn("no-records", advice="set JOB_EPOCH_HISTORY: without it managers are believed without receipts")
+    limits = limits_of(settings)
     spool = Path(settings.condor("SPOOL"))
     numbers = Numbers(spool / "stageout_agent", clock.wall_s())
     key = read_key(settings)
@@ -193,10 +200,10 @@ def make_agent(settings: Settings) -> Agent:
         queue=queue,
         directory=CondorDirectory(),
         receipts=Receipts(Path(history or os.devnull)),
-        book=Book(name, numbers),
+        book=Book(name, numbers, lease_of_managers(limits)),
         view=View(hole_s=3 * settings.number("STAGEOUT_POLL_INTERVAL") + 60.0),
         clock=clock,
-        limits=limits_of(settings),
+        limits=limits,
         numbers=numbers,
         newest=Newest(spool / "stageout_agent_seen"),
         records_written=bool(history),

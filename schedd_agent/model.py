@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Union
+from typing import NamedTuple, Union
 
 from stageout.core.states import State
 from stageout.wire.custody import Action, SandboxReport
@@ -177,6 +177,13 @@ class Seen:
         return custodian(self.manager_name, self.key)
 
 
+class Elder(NamedTuple):
+    """A manager that took over output of an earlier run."""
+
+    manager: str
+    run: int
+
+
 class Dag(enum.Enum):
     """What became of the DAG of a node."""
 
@@ -194,6 +201,7 @@ class Situation:
     :param records_written: False on an AP that writes no records of transfers.
     :param absent_s: custodian -> for how long it has not shown this run, in a view without holes.
     :param waited_s: for how long this run has been waiting, in a view without holes.
+    :param elders: managers of earlier runs -> for how long nothing was heard of each, in a view without holes.
     :param edited_s_ago: since the last edit of this job by this agent.
     :param done: orders about this job that were acknowledged: (custodian, action, run number).
     """
@@ -206,6 +214,7 @@ class Situation:
     seen: tuple[Seen, ...] = ()
     absent_s: Mapping[str, float] = field(default_factory=dict)
     waited_s: float = 0.0
+    elders: Mapping[Elder, float] = field(default_factory=dict)
     edited_s_ago: float = float("inf")
     dag: Dag = Dag.UNKNOWN
     done: frozenset[tuple[str, Action, int]] = frozenset()

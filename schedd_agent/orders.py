@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import secrets
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,21 +26,25 @@ class Key(NamedTuple):
 class Numbers:
     """Order numbers that only grow, over restarts too.
 
-    :param path: file with the first number that was never used.
-    :param wall_s: where the file is missing, numbers start at this time in milliseconds, above all used before.
+    Whoever loses the file begins a new series: managers have acknowledged numbers of the old one, and would take lower
+    numbers for orders that were carried out long ago.
+
+    :param path: file with the first number that was never used, and the name of the series.
+    :param wall_s: where the file is missing, numbers start at this time in milliseconds.
     """
 
     def __init__(self, path: Path, wall_s: float) -> None:
         self._path = path
         try:
-            self._next = int(read_file(path))
+            number, series = read_file(path).split()
+            self._next, self.series = int(number), series.decode("ascii")
         except (FileNotFoundError, ValueError):
-            self._next = int(wall_s * 1000)
+            self._next, self.series = int(wall_s * 1000), secrets.token_hex(4)
 
     def take(self, count: int) -> range:
         """The next numbers. On return it is on the disk that they are used. :raises OSError: it cannot be stored."""
         taken = range(self._next, self._next + count)
-        write_file("agent-number", self._path, f"{taken.stop}\n".encode())
+        write_file("agent-number", self._path, f"{taken.stop} {self.series}\n".encode())
         self._next = taken.stop
         return taken
 
@@ -47,11 +52,12 @@ class Numbers:
 class Book:
     """Orders that are open, and those that were acknowledged since the agent started.
 
-    :param agent: name of the agent, as managers acknowledge it.
+    :param agent: name of the agent. :param lease_s: for which managers may send after a report of theirs was made.
     """
 
-    def __init__(self, agent: str, numbers: Numbers) -> None:
+    def __init__(self, agent: str, numbers: Numbers, lease_s: float = 0.0) -> None:
         self._agent = agent
+        self.lease_s = lease_s
         self._numbers = numbers
         self._open: dict[Key, Order] = {}
         self._done: dict[str, set[Key]] = {}
@@ -94,11 +100,20 @@ class Book:
         requests = (Action.RETRY, Action.CANCEL, Action.PAUSE, Action.RESUME)
         self._done[job] = {key for key in self._done.get(job, ()) if key.action not in requests}
 
-    def due(self, now_s: float, wall_s: float) -> list[OrderSheet]:
-        """Sheets to publish now: changed ones, and open ones before their ads expire."""
-        open_managers = {key.manager for key in self._open}
-        old = {name for name in open_managers if now_s - self._published.get(name, float("-inf")) >= REFRESH_S}
-        return [self._sheet(manager, wall_s) for manager in sorted(self._changed | old)]
+    @property
+    def numbering(self) -> str:
+        """The name under which managers acknowledge order numbers."""
+        return OrderSheet(self._agent, "", 0, series=self._numbers.series).numbering
+
+    def due(self, now_s: float, wall_s: float, heard: Mapping[str, int], busy: Set[str]) -> list[OrderSheet]:
+        """Sheets to publish now: changed ones, and others before their ads or the managers' leases expire.
+
+        :param heard: manager -> number of its newest report. :param busy: managers that hold output.
+        """
+        refresh_s = min(REFRESH_S, self.lease_s / 6) if self.lease_s else REFRESH_S
+        needed = {key.manager for key in self._open} | busy
+        old = {name for name in needed if now_s - self._published.get(name, float("-inf")) >= refresh_s}
+        return [self._sheet(manager, wall_s, heard.get(manager, 0)) for manager in sorted(self._changed | old)]
 
     def published(self, sheet: OrderSheet, now_s: float) -> None:
         """The sheet is in the collector."""
@@ -118,6 +133,9 @@ class Book:
         """Orders that are not acknowledged."""
         return self._open
 
-    def _sheet(self, manager: str, wall_s: float) -> OrderSheet:
+    def _sheet(self, manager: str, wall_s: float, heard: int) -> OrderSheet:
         orders = sorted((order for key, order in self._open.items() if key.manager == manager), key=lambda o: o.number)
-        return OrderSheet(self._agent, name_of(manager), int(wall_s), tuple(orders), key_of(manager))
+        series, lease_s = self._numbers.series, self.lease_s
+        return OrderSheet(
+            self._agent, name_of(manager), int(wall_s), tuple(orders), key_of(manager), series, heard, lease_s
+        )  # fmt: skip

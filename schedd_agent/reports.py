@@ -16,6 +16,7 @@ from typing import Any
 from schedd_agent.model import Seen, custodian, name_of
 from stageout.core import log
 from stageout.core.durable import read_file, write_file
+from stageout.core.states import FREED
 from stageout.wire.custody import (
     MANAGER_AD,
     BadPayload,
@@ -137,6 +138,18 @@ class Board:
     def disputed(self) -> frozenset[str]:
         """Names in which others speak now, too: that such a manager cannot be heard is no evidence of anything."""
         return self._disputed
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """Manager -> number of its newest report."""
+        return {manager: report.number for manager, report in self._reports.items()}
+
+    def busy(self) -> set[str]:
+        """Managers that hold output of this schedd's jobs."""
+        return {
+            manager for manager, report in self._reports.items()
+            if any(box.state not in FREED and box.run.schedd == self.schedd for box in report.sandboxes)
+        }  # fmt: skip
 
     def shown(self) -> Iterator[tuple[str, str]]:
         """(custodian, job) of every sandbox that is in a report now."""

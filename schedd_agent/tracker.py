@@ -19,6 +19,7 @@ from schedd_agent.model import (
     Dag,
     Deliver,
     Effect,
+    Elder,
     Hold,
     Job,
     LetGo,
@@ -109,12 +110,16 @@ def _own(s: Situation, job: Job, record: Record | None) -> tuple[Seen, ...]:
 
 def _fence(s: Situation, job: Job, record: Record | None, own: Sequence[Seen], limits: Limits) -> Iterator[Effect]:
     """Orders about sandboxes that are not part of the run that counts."""
+    if job.settling:
+        for elder, silent_s in s.elders.items():
+            if silent_s < limits.lease_s and not _has_stopped(s, elder):
+                yield Send(elder.manager, Action.SUPERSEDE, elder.run)
     for item in s.seen:
         box = item.sandbox
         if job.status == Status.REMOVED:
             if box.state not in FREED:
                 yield Send(item.manager, Action.CANCEL, box.number)
-        elif item in own and job.settling:
+        elif job.settling and (item in own or _may_be_own(item, job, record, own)):
             continue
         elif box.state in FREED:
             if box.number < job.run or job.status == Status.IDLE or (job.ended and record is not None):
@@ -124,6 +129,24 @@ def _fence(s: Situation, job: Job, record: Record | None, own: Sequence[Seen], l
         elif job.ended and not (job.settling and record is None) and not _confirmed(s, item.manager, box.number):
             # The run that counts did not report this hand-off: its plugin uploaded the files itself.
             yield Send(item.manager, Action.CONFIRM, box.number, (), 0, job.priority)
+
+
+def _has_stopped(s: Situation, elder: Elder) -> bool:
+    return (elder.manager, Action.SUPERSEDE, elder.run) in s.done
+
+
+def _may_be_own(item: Seen, job: Job, record: Record | None, own: Sequence[Seen]) -> bool:
+    """True when tickets of the record may be in this sandbox although its manager has not reported them yet."""
+    expected = record is not None and any(not _shows(own, ticket) for ticket in record.of(item.manager))
+    return expected and (item.sandbox.number == job.run or job.reconnects > 0)
+
+
+def _is_fenced(s: Situation, job: Job, record: Record, own: Sequence[Seen], limits: Limits) -> bool:
+    """True when nobody can send output of an earlier run any more: it has ended there, or its manager's lease has."""
+    for item in s.seen:
+        if item not in own and item.sandbox.state not in FREED and not _may_be_own(item, job, record, own):
+            return False
+    return all(silent_s >= limits.lease_s or _has_stopped(s, elder) for elder, silent_s in s.elders.items())
 
 
 def _is_stale(s: Situation, job: Job, record: Record | None, item: Seen, limits: Limits) -> bool:
@@ -159,7 +182,7 @@ def _settle(s: Situation, job: Job, record: Record, own: Sequence[Seen], limits:
         yield from _after_the_end(s, job, own, limits)
         return
     yield from _obey(s, job, own)
-    if job.request != Request.CANCEL:
+    if job.request != Request.CANCEL and _is_fenced(s, job, record, own, limits):
         yield from _confirm(s, job, record, own)
     lost = _lost(s, record, own, limits)
     states = {item.sandbox.state for item in own}

@@ -179,6 +179,9 @@ class OrderSheet:
     """Orders of one agent for one manager that are not acknowledged yet, oldest first.
 
     :param manager_key: public key of the manager that is meant: one that took another's name is not.
+    :param series: of order numbers; an agent that lost its last number begins a new one.
+    :param heard: number of the manager's newest report that the agent has read; :param lease_s: for so long after that
+        report was made the manager may send (0: the agent never takes silence for loss).
     """
 
     agent: str
@@ -186,6 +189,14 @@ class OrderSheet:
     sent_at: int
     orders: tuple[Order, ...] = ()
     manager_key: str = ""
+    series: str = ""
+    heard: int = 0
+    lease_s: float = 0.0
+
+    @property
+    def numbering(self) -> str:
+        """The name under which order numbers are acknowledged."""
+        return f"{self.agent}+{self.series}" if self.series else self.agent
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from schedd_agent.model import (
     Dag,
     Deliver,
     Effect,
+    Elder,
     Hold,
     Job,
     LetGo,
@@ -182,7 +183,27 @@ TABLE: list[tuple[str, Situation, list[str]]] = [
     (
         "a hand-off that no record names",
         situation(job(), seen(State.ACCEPTED, tickets=("t9",))),
-        ["confirm"] * 2 + ["Show"],
+        ["confirm", "Show"],
+    ),
+    (
+        "an older run is still there",
+        situation(job(run=2), seen(State.MOVING), record=Record((ticket("t2"),))),
+        ["supersede", "Show"],
+    ),
+    (
+        "an older run at a manager that is silent",
+        situation(job(run=2), elders={Elder("m2", 1): 7199.0}),
+        ["supersede", "Show"],
+    ),
+    (
+        "an older run, superseded",
+        situation(job(run=2), elders={Elder("m2", 1): 5.0}, done=frozenset({("m2", Action.SUPERSEDE, 1)})),
+        ["confirm", "Show"],
+    ),
+    (
+        "an older run at a manager whose lease has ended",
+        situation(job(run=2), elders={Elder("m2", 1): 7200.0}),
+        ["confirm", "Show"],
     ),
     ("nothing handed off in the end", situation(job(handed_off=0), seen(State.ACCEPTED), record=Record()), ["confirm"]),
     ("node, failed", situation(job(dag=5), seen(State.FAILED)), ["Show"]),
@@ -233,8 +254,11 @@ def test_a_run_that_went_on_over_a_restart_is_confirmed_under_the_managers_numbe
 
 
 def test_a_hand_off_whose_receipt_got_lost_is_dropped() -> None:
-    effects = decide(situation(job(), seen(State.ACCEPTED, tickets=("t9",))), LIMITS)
+    elsewhere = Record((ticket("t1", "m2"),))
+    effects = decide(situation(job(), seen(State.ACCEPTED, tickets=("t9",)), record=elsewhere), LIMITS)
     assert effects[0] == confirm(tickets=(), files=0)
+    same = decide(situation(job(), seen(State.ACCEPTED, tickets=("t9",))), LIMITS)
+    assert same[0] == confirm(), "its own sandbox, of which the manager has not reported everything yet"
 
 
 def test_a_hold_speaks_in_the_plugins_words() -> None:

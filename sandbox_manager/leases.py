@@ -1,0 +1,73 @@
+"""Until when this manager may send what an access point confirmed.
+
+An agent that hears nothing of a manager for STAGEOUT_LEASE gives its output up and lets the job run again. So a manager
+that the agent cannot hear must have stopped by then, or old output could arrive after new. The agent says which report
+of the manager it has read; for a while after the making of *that* report the manager may send. No clocks are compared:
+the time between the two counts against the manager, however long the messages took.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass, field
+
+from sandbox_manager.ledger import get_meta, set_meta
+from stageout.core import log
+from stageout.core.clock import Clock
+
+_META = "lease_s:"
+_REPORTS_KEPT = 2000
+
+
+@dataclass
+class Leases:
+    """The leases of all access points. Monotonic clock; a new manager has none until its first report was heard.
+
+    A schedd whose agent asks for no lease needs none.
+    """
+
+    clock: Clock
+    _made_s: dict[int, float] = field(default_factory=dict)
+    _lease_s: dict[str, float] = field(default_factory=dict)
+    _until_s: dict[str, float] = field(default_factory=dict)
+    _ended: set[str] = field(default_factory=set)
+
+    def load(self, db: sqlite3.Connection) -> None:
+        """Read which access points want leases (at start)."""
+        rows = db.execute("SELECT name, value FROM meta WHERE name LIKE ?", (f"{_META}%",))
+        self._lease_s = {name[len(_META) :]: float(value) for name, value in rows}
+
+    def reported(self, number: int) -> None:
+        """A report with this number is being made."""
+        self._made_s[number] = self.clock.monotonic_s()
+        while len(self._made_s) > _REPORTS_KEPT:
+            del self._made_s[next(iter(self._made_s))]
+
+    def want(self, db: sqlite3.Connection, schedd: str, lease_s: float) -> None:
+        """Remember it, before anything that it confirms is sent."""
+        if get_meta(db, _META + schedd, "0.0") != str(lease_s):
+            set_meta(db, _META + schedd, str(lease_s))
+
+    def heard(self, schedd: str, number: int, lease_s: float) -> None:
+        """The agent has read this report, and what it had to say to it has been carried out."""
+        self._lease_s[schedd] = lease_s
+        made_s = self._made_s.get(number)
+        if made_s is not None:
+            self._until_s[schedd] = max(made_s + lease_s, self._until_s.get(schedd, float("-inf")))
+
+    def holds(self, schedd: str) -> bool:
+        """May output of this access point's jobs be sent now?"""
+        if not self._lease_s.get(schedd):
+            return True
+        holds = self.clock.monotonic_s() < self._until_s.get(schedd, float("-inf"))
+        if holds and schedd in self._ended:
+            self._ended.discard(schedd)
+            log.event("lease-renewed", schedd=schedd)
+        elif not holds and schedd not in self._ended:
+            self._ended.add(schedd)
+            log.warn("lease-ended", schedd=schedd, advice="nothing is sent until its agent hears this manager again")
+        return holds
+
+    def interval_s(self, usual_s: float) -> float:
+        """Seconds between two reports, so that no lease ends while all is well."""
+        return min([usual_s, *(lease_s / 4 for lease_s in self._lease_s.values() if lease_s)])

@@ -1,0 +1,334 @@
+"""What goes wrong in a schedule: each ``_mis_NAME`` is a kind of misfortune; at last all is mended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any, NamedTuple
+
+from schedd_agent.model import Status
+from tests.crash.parties import LEASE_S, Node
+from tests.crash.pool_model import (
+    SCHEDD,
+    Execution,
+)
+from tests.crash.product import Flight
+from tests.crash.world import Killed, Process
+
+_MISFORTUNES = (
+    "kill_manager", "kill_manager", "kill_agent", "kill_agent", "power", "power", "power_of_the_ap", "gone_for_long",
+    "cut_off", "agent_cut_off", "disk_full", "disk_of_the_ap_full", "destination_down", "destination_down",
+    "destination_refuses", "collector_restart", "schedd_down", "second_manager", "clock_of_node", "clock_of_ap",
+    "number_lost", "ledger_lost", "lost_sight", "agent_cut_off_long", "blind", "power_after_handoff",
+    "kill_after_handoff", "vanish", "remove_job", "vacate", "backup",
+)  # fmt: skip
+
+
+FAULTS = ("kill-before", "kill-after", "EIO", "ENOSPC", "EDQUOT", "EMFILE", "EINTR", "short-write")
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """How bad it is; probabilities of faults, and how long jobs run while things go wrong.
+
+    :param step_fault: at a labelled step. :param call_kill: of death at a system call. :param call_power: of the loss
+        of power there.
+    """
+
+    step_fault: float
+    call_kill: float
+    call_power: float
+    mischief: float
+    events: int
+    length_s: float
+
+
+class Fault(NamedTuple):
+    """A fault at one label. :param for_ever: until all is mended; else once."""
+
+    label: str
+    what: str
+    for_ever: bool
+
+
+class Misfortunes:
+    """The part of a simulation that makes things go wrong, and at last mends them."""
+
+    def _duration_s(self, kind: str, func: Callable[..., Any]) -> float:
+        if kind == "mover":
+            run = getattr(func, "__self__", None)
+            flight = Flight(self.world, run, self.destination, self._maker)
+            process = self.world.current
+            assert process is not None and run is not None
+            process.flights[str(run._directory)] = flight  # type: ignore[attr-defined]
+            return flight.duration_s
+        if kind == "sync":
+            return self.random.choice((0.05, 2.0, 60.0))
+        return self.random.uniform(0.0001, 0.004)
+
+    def _maker(self, ticket: str, url: str) -> Execution:
+        """Whose output a ticket holds. Nothing may be sent before its plugin has the receipt."""
+        found = self.by_ticket.get(ticket)
+        if found is None:
+            self.world.violation(f"{url} is sent for a ticket that no plugin has a receipt of")
+            raise Killed
+        return found
+
+    def _on_call(self, process: Process, name: str) -> None:
+        if not self.troubled or process.name.startswith("plugin"):
+            return
+        if self.random.random() < self.trouble.call_kill:
+            self.world.kill(process, f"at a call, {name}")
+            raise Killed
+        if self.random.random() < self.trouble.call_power:
+            self._power_off(process)
+            raise Killed
+
+    def _on_step(self, process: Process, label: str) -> str | None:
+        fault = self.fault
+        if fault is not None and label == fault.label and (self.troubled if fault.for_ever else not self.faulted):
+            self.faulted.add(label)
+            self.world.say(f"fault {fault.what} at {label}")
+            return fault.what
+        if not self.troubled or self.random.random() >= self.trouble.step_fault:
+            return None
+        what = self.random.choice(FAULTS)
+        self.world.say(f"fault {what} at {label}")
+        return what
+
+    def _power_off(self, process: Process) -> None:
+        machine = process.machine
+        mine = [one for one in self.processes if one.machine is machine]
+        node = next((one for one in self.nodes if one.machine is machine), None)
+        machine.databases.end_process(process)
+        if node is not None:
+            self.excused |= {row[0] for row in node.rows("SELECT ticket FROM tickets WHERE synced = 0")}
+        self.world.lose_power(machine, mine)
+        if node is not None:
+            machine.disk.make_dirs(f"/{node.name}/execute")
+            for entry in machine.disk.listdir(f"/{node.name}/execute"):
+                machine.disk.forget(f"/{node.name}/execute/{entry}")
+            for execution in list(self.running.values()):
+                if execution.node == node.name:
+                    self.world.after(
+                        self.random.uniform(100, 900), lambda execution=execution: self._back_to_idle(execution)
+                    )
+        down_s = self.random.choice((30.0, 600.0, 3 * LEASE_S))
+        if not self.troubled:
+            down_s = 30.0
+        self.world.after(down_s, lambda: self._power_on(machine))
+
+    def _power_on(self, machine: Any) -> None:
+        machine.is_up = True
+        for node in self.nodes:
+            if node.machine is machine:
+                node.start()
+        if machine is self.agent.machine:
+            self.agent.start()
+
+    def _misfortune(self) -> None:
+        """Something happens."""
+        if not self.troubled:
+            return
+        random, world = self.random, self.world
+        node = random.choice(self.nodes)
+        later = random.choice((60.0, 400.0, 1500.0, 2.5 * LEASE_S))
+        kind = random.choice(self.misfortunes or _MISFORTUNES)
+        world.say(f"misfortune: {kind} ({node.name}, {later:.0f} s)")
+        getattr(self, f"_mis_{kind}")(node, later)
+
+    def _mis_kill_manager(self, node: Node, later: float) -> None:
+        if node.process is not None:
+            self.world.kill(node.process, "kill -9")
+
+    def _mis_kill_agent(self, node: Node, later: float) -> None:
+        if self.agent.process is not None:
+            self.world.kill(self.agent.process, "kill -9")
+
+    def _mis_power(self, node: Node, later: float) -> None:
+        if node.process is not None and node.machine.is_up:
+            self._power_off(node.process)
+
+    def _mis_power_of_the_ap(self, node: Node, later: float) -> None:
+        if self.agent.process is not None and self.agent.machine.is_up:
+            self._power_off(self.agent.process)
+
+    def _mis_gone_for_long(self, node: Node, later: float) -> None:
+        """The manager does not run for a while, the job's machine is otherwise well."""
+        node.stay_down_until_s = self.world.now_s + later
+        if node.process is not None:
+            self.world.kill(node.process, "kill -9")
+        self.world.after(later + 1, node.start)
+
+    def _mis_cut_off(self, node: Node, later: float) -> None:
+        self.collector.cut_off.add(node.name)
+        self.world.after(later, lambda: self.collector.cut_off.discard(node.name))
+
+    def _mis_lost_sight(self, node: Node, later: float) -> None:
+        """A node cannot send its output for a while, and the access point loses sight of it for longer."""
+        self.destination.unreachable_from.add(node.name)
+        self.world.after(2 * LEASE_S, lambda: self.destination.unreachable_from.discard(node.name))
+        self.world.after(300, lambda: self._mis_cut_off(node, 3 * LEASE_S))
+
+    def _mis_agent_cut_off_long(self, node: Node, later: float) -> None:
+        self._mis_agent_cut_off(node, 1.5 * LEASE_S)
+
+    def _mis_blind(self, node: Node, later: float) -> None:
+        """The access point hears nobody for longer than a lease, and a manager is down when it hears again."""
+        self._mis_agent_cut_off(node, 1.4 * LEASE_S)
+        self.world.after(0.5 * LEASE_S, lambda: self._mis_gone_for_long(node, LEASE_S))
+
+    def _mis_power_after_handoff(self, node: Node, later: float) -> None:
+        self.after_handoff = self._mis_power
+
+    def _mis_kill_after_handoff(self, node: Node, later: float) -> None:
+        self.after_handoff = self._mis_kill_manager
+
+    def _mis_all_refuse(self, node: Node, later: float) -> None:
+        self.destination.refusing |= {"h1", "h2"}
+        self.world.after(600, self.destination.refusing.clear)
+
+    def _mis_vanish(self, node: Node, later: float) -> None:
+        """A completed job is in neither queue nor history any more."""
+        for job in list(self.schedd.jobs_.values()):
+            if job.status == Status.COMPLETED and job.handed_off:
+                self.world.say(f"{job.name} vanishes")
+                self.vanished.add(job.name)
+                del self.schedd.jobs_[job.name]
+
+    def _mis_agent_cut_off(self, node: Node, later: float) -> None:
+        self.collector.cut_off.add(SCHEDD)
+        self.world.after(later, lambda: self.collector.cut_off.discard(SCHEDD))
+
+    def _mis_disk_full(self, node: Node, later: float) -> None:
+        node.machine.disk.full = True
+        self.world.after(min(later, 1500), lambda: setattr(node.machine.disk, "full", False))
+
+    def _mis_disk_of_the_ap_full(self, node: Node, later: float) -> None:
+        self.agent.machine.disk.full = True
+        self.world.after(min(later, 1500), lambda: setattr(self.agent.machine.disk, "full", False))
+
+    def _mis_destination_down(self, node: Node, later: float) -> None:
+        host = self.random.choice(("h1", "h2"))
+        self.destination.down.add(host)
+        self.world.after(later, lambda: self.destination.down.discard(host))
+
+    def _mis_destination_refuses(self, node: Node, later: float) -> None:
+        host = self.random.choice(("h1", "h2"))
+        self.destination.refusing.add(host)
+        self.world.after(later, lambda: self.destination.refusing.discard(host))
+
+    def _mis_collector_restart(self, node: Node, later: float) -> None:
+        self.collector.up = False
+        self.world.after(self.random.choice((1.0, 60.0, 900.0)), self.collector.restart)
+
+    def _mis_schedd_down(self, node: Node, later: float) -> None:
+        """The schedd is away; when it is back it reconnects to running jobs, which raises NumShadowStarts."""
+        self.schedd.up = False
+        self.world.after(min(later, 900), self._schedd_back)
+
+    def _schedd_back(self) -> None:
+        self.schedd.up = True
+        for name in list(self.running):
+            job = self.schedd.jobs_.get(name)
+            if job is not None and job.status == Status.RUNNING:
+                self.schedd.change(name, run=job.run + 1, reconnects=job.reconnects + 1,
+                                   shadow_since=self.schedd.wall_s())  # fmt: skip
+
+    def _mis_second_manager(self, node: Node, later: float) -> None:
+        node.second_manager()
+
+    def _mis_clock_of_node(self, node: Node, later: float) -> None:
+        node.machine.jump(self.random.choice((-86400.0, -600.0, 600.0, 7200.0)))
+
+    def _mis_clock_of_ap(self, node: Node, later: float) -> None:
+        self.agent.machine.jump(self.random.choice((-86400.0, -600.0, 600.0, 7200.0)))
+
+    def _mis_number_lost(self, node: Node, later: float) -> None:
+        """The agent dies and its file with the order number is gone."""
+        if self.agent.process is not None:
+            self.world.kill(self.agent.process, "kill -9")
+        if self.agent.machine.disk.exists(self.agent.number_file):
+            self.agent.machine.disk.forget(self.agent.number_file)
+
+    def _mis_ledger_lost(self, node: Node, later: float) -> None:
+        """The ledger is damaged; the administrator moves it aside, as the error says.
+
+        Not while the clock is behind what it was: a manager without memory and with a clock that was set back is not
+        heard (docs/CRASH.md).
+        """
+        if node.machine.wall_offset_s < node.machine.most_offset_s:
+            return
+        if node.process is not None:
+            self.world.kill(node.process, "kill -9")
+        self.excused |= {row[0] for row in node.rows("SELECT ticket FROM tickets")}
+        node.machine.databases.lose(node.ledger)
+
+    def _mis_remove_job(self, node: Node, later: float) -> None:
+        name = self.random.choice(list(self.schedd.jobs_) or [""])
+        if name:
+            self.world.say(f"{name} is removed")
+            self.running.pop(name, None)
+            self.schedd.change(name, status=int(Status.REMOVED))
+
+    def _mis_vacate(self, node: Node, later: float) -> None:
+        for execution in list(self.running.values())[:1]:
+            self._back_to_idle(execution)
+
+    def _mis_backup(self, node: Node, later: float) -> None:
+        """The schedd's disk is lost and restored from a backup."""
+        if self.restored:
+            return
+        self.restored = True
+        saved = self.schedd.backup()
+        self.world.after(self.random.uniform(100, 2000), lambda: self._restore(saved))
+
+    def _restore(self, saved: Any) -> None:
+        if not self.troubled:
+            return
+        self.world.say("the schedd is restored from a backup")
+        for name in [*self.running]:
+            del self.running[name]
+        self.collector.cut_off.clear()
+        new = {name: job for name, job in self.schedd.jobs_.items() if name not in saved[0]}
+        self.schedd.restore(saved)
+        for name in new:
+            self.world.say(f"{name} is unknown to the restored schedd")
+        for name, job in self.schedd.jobs_.items():
+            if job.status == Status.IDLE:
+                self.world.after(300, lambda name=name: self._match(name))
+
+    def _mend(self) -> None:
+        """All is well from now on."""
+        world = self.world
+        world.say("all is mended")
+        self.troubled = False
+        self.collector.cut_off.clear()
+        self.collector.mischief = 0.0
+        self.destination.down.clear()
+        self.destination.refusing.clear()
+        self.destination.unreachable_from.clear()
+        if not self.collector.up:
+            self.collector.restart()
+        if not self.schedd.up:
+            self._schedd_back()
+        self.agent.machine.disk.full = False
+        for node in self.nodes:
+            node.machine.disk.full = False
+            node.stay_down_until_s = 0.0
+            if node.process is not None:
+                world.kill(node.process, "one restart for good measure")
+            self._power_on(node.machine)
+        self._power_on(self.agent.machine)
+
+
+def draw_trouble(random: Random) -> Trouble:
+    return Trouble(
+        step_fault=random.choice((0.0, 0.005, 0.02, 0.05)),
+        call_kill=random.choice((0.0, 0.0, 0.002)),
+        call_power=random.choice((0.0, 0.0, 0.001)),
+        mischief=random.choice((0.0, 0.0, 0.05, 0.2)),
+        events=random.randint(0, 10),
+        length_s=random.choice((1000.0, 2500.0, 6000.0)),
+    )

@@ -1,0 +1,185 @@
+"""The execute points and the access point of a schedule: machines with the product's daemons."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from sandbox_manager.daemon import Daemon, Surroundings
+from schedd_agent.agent import Agent
+from schedd_agent.daemon import lease_of_managers
+from schedd_agent.leases import View
+from schedd_agent.model import Limits
+from schedd_agent.orders import Book, Numbers
+from schedd_agent.reports import Newest
+from stageout.core.config import mapping_settings
+from stageout.core.errors import StageoutError
+from stageout.core.signing import load_or_make_key
+from tests.crash.pool_model import (
+    SCHEDD,
+    AgentDirectory,
+    ManagerCollector,
+    ModelReceipts,
+)
+from tests.crash.product import Peers, machine_of
+from tests.crash.world import Killed, Process
+
+POLL_S = 30.0
+HOLE_S = 150.0
+LEASE_S = 1500.0
+KNOBS = {
+    "STAGEOUT_ORDER_INTERVAL": "30", "STAGEOUT_RETRY_FIRST": "20", "STAGEOUT_RETRY_MAX": "600",
+    "STAGEOUT_GIVE_UP": "20000", "STAGEOUT_RETENTION": "30000", "STAGEOUT_CONFIRM_TIMEOUT": "1200",
+    "STAGEOUT_ATTEMPTS": "0", "NUM_CPUS": "4", "FILETRANSFER_PLUGINS": "copy", "STAGEOUT_LEASE": str(int(LEASE_S)),
+}  # fmt: skip
+_LIMITS = Limits(lease_s=LEASE_S, edit_interval_s=20.0)
+_MANAGER_RESTART_S = 10.0
+
+
+class Node:
+    """An execute point: machine, manager, jobs' scratch directories."""
+
+    def __init__(self, sim: Any, name: str) -> None:
+        self.sim = sim
+        self.name = name
+        self.manager = f"manager@slots@{name}"
+        self.machine = machine_of(sim.world, name)
+        self.process: Process | None = None
+        self.starts = 0
+        self.stay_down_until_s = 0.0
+        self.spool = f"/{name}/stageout"
+        self.ledger = f"{self.spool}/ledger/ledger.sqlite"
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process is not None and self.process.is_alive
+
+    def start(self) -> None:
+        """condor_master starts a manager, unless one runs or the machine is off."""
+        world = self.sim.world
+        if self.is_alive or not self.machine.is_up or world.now_s < self.stay_down_until_s:
+            return
+        self.starts += 1
+        process = self.new_process()
+        self.process = process
+        with world.inside(process):
+            process.spawn(self._serve(process))
+
+    def new_process(self) -> Process:
+        process = Process(self.sim.world, self.machine, f"{self.name}.{self.starts}")
+        process.intake = None  # type: ignore[attr-defined]
+        process.flights = {}  # type: ignore[attr-defined]
+        process.on_death.append(lambda: self.sim.world.after(_MANAGER_RESTART_S, self.start))
+        self.sim.processes.append(process)
+        return process
+
+    async def _serve(self, process: Process) -> None:
+        try:
+            await self.daemon().serve()
+        except StageoutError as problem:
+            self.sim.world.say(f"cannot start: {problem}")
+            self.sim.world.kill(process, "exit")
+        except OSError as problem:
+            self.sim.world.say(f"fails: {problem}")
+            self.sim.world.kill(process, "exit")
+        except Exception as problem:
+            self.sim.world.say(f"fails: {problem!r}")
+            self.sim.world.kill(process, "exit")
+
+    def daemon(self) -> Daemon:
+        settings = mapping_settings(
+            {**KNOBS, "EXECUTE": f"/{self.name}/execute", "STAGEOUT_SPOOL": self.spool, "FULL_HOSTNAME": self.name,
+             "STARTD_NAME": "slots"}
+        )  # fmt: skip
+        return Daemon(
+            Surroundings(lambda: settings, ManagerCollector(self.sim.collector, self.name), self.machine,
+                         lambda known: Peers())
+        )  # fmt: skip
+
+    def second_manager(self) -> None:
+        """Somebody starts another manager over the same spool: it must refuse."""
+        world = self.sim.world
+        if not self.is_alive or not getattr(self.process, "intake", None):
+            return
+        process = Process(world, self.machine, f"{self.name}.second")
+        process.intake = None  # type: ignore[attr-defined]
+        self.sim.processes.append(process)
+
+        async def serve() -> None:
+            with suppress(StageoutError, OSError):
+                await self.daemon().serve()
+            world.kill(process, "exit")
+
+        with world.inside(process):
+            process.spawn(serve())
+        world.after(5.0, lambda: self._must_be_gone(process))
+
+    def _must_be_gone(self, process: Process) -> None:
+        if process.is_alive and self.is_alive:
+            self.sim.world.violation(f"two managers serve {self.spool}")
+        self.sim.world.kill(process, "the simulation has seen enough")
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        """Look into the committed ledger."""
+        db = self.machine.databases.look(self.ledger)
+        try:
+            return list(db.execute(sql)) if db is not None else []
+        except Exception:
+            return []
+
+
+class AgentSide:
+    """The access point's machine with the agent."""
+
+    def __init__(self, sim: Any) -> None:
+        self.sim = sim
+        self.machine = machine_of(sim.world, SCHEDD)
+        self.process: Process | None = None
+        self.started_s = 0.0
+        self.starts = 0
+        self.number_file = f"/{SCHEDD}/spool/stageout_agent"
+
+    def start(self) -> None:
+        world = self.sim.world
+        if (self.process is not None and self.process.is_alive) or not self.machine.is_up:
+            return
+        self.starts += 1
+        self.started_s = world.now_s
+        self.process = process = Process(world, self.machine, f"agent.{self.starts}")
+        process.on_death.append(lambda: world.after(_MANAGER_RESTART_S, self.start))
+        self.sim.processes.append(process)
+        with world.inside(process):
+            try:
+                agent = self._make()
+            except (OSError, StageoutError) as problem:
+                world.say(f"cannot start: {problem}")
+                world.kill(process, "exit")
+                return
+            process.loop.call_soon(self._pass, process, agent)
+
+    def _make(self) -> Agent:
+        numbers = Numbers(Path(self.number_file), self.machine.wall_s())
+        spool = Path(f"/{SCHEDD}/spool")
+        return Agent(
+            name=SCHEDD,
+            key=load_or_make_key("agent-key", spool / "stageout_agent_key"),
+            queue=self.sim.schedd,
+            directory=AgentDirectory(self.sim.collector),
+            receipts=ModelReceipts(self.sim.schedd.records),
+            book=Book(SCHEDD, numbers, lease_of_managers(_LIMITS)),
+            view=View(hole_s=HOLE_S),
+            clock=self.machine,
+            limits=_LIMITS,
+            numbers=numbers,
+            newest=Newest(spool / "stageout_agent_seen"),
+        )
+
+    def _pass(self, process: Process, agent: Agent) -> None:
+        try:
+            agent.run_pass()
+        except Killed:
+            raise
+        except Exception as problem:
+            self.sim.world.violation(f"the agent's pass fails: {problem!r}")
+        process.loop.call_later(POLL_S * self.sim.random.uniform(0.9, 1.1), self._pass, process, agent)

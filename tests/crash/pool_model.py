@@ -1,0 +1,354 @@
+"""The pool round the product: destination, collector, schedd with its queue, records and history.
+
+A model, on purpose simple. It knows what really happened, so it is also the judge: a file that arrives is compared with
+the run that made it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from schedd_agent import receipts as product_receipts
+from schedd_agent.edits import Edit
+from schedd_agent.model import Dag, Job, Past, Shown, Status
+from schedd_agent.notices import CollectorError, Look
+from schedd_agent.queue import QueueError
+from schedd_agent.receipts import Receipts
+from stageout.core import durable
+from stageout.wire.custody import AD_LIFETIME_S, AGENT_AD, MANAGER_AD, ORDERS_AD, read_orders
+from tests.crash.world import START_WALL_S, World
+
+SCHEDD = "ap"
+
+
+@dataclass
+class Execution:
+    """One run of a job, as it really was.
+
+    :param number: grows over all runs of all jobs. :param ep_run: NumShadowStarts as its execute point knows it.
+    :param accepted: ticket -> its URLs, of hand-offs whose receipt the plugin got.
+    """
+
+    number: int
+    job: str
+    ep_run: int
+    node: str
+    files: dict[str, bytes]
+    accepted: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    managers: dict[str, tuple[str, str]] = field(default_factory=dict)
+    counted: bool = False
+
+
+@dataclass
+class Destination:
+    """Servers that keep what they are sent. :param down: hosts that do not answer; :param refusing: that refuse.
+    :param unreachable_from: nodes that reach none of them."""
+
+    world: World
+    content: dict[str, tuple[int, bytes]] = field(default_factory=dict)
+    down: set[str] = field(default_factory=set)
+    refusing: set[str] = field(default_factory=set)
+    unreachable_from: set[str] = field(default_factory=set)
+    puts: int = 0
+
+    def put(self, made_by: Execution, url: str, data: bytes, asked_by: str) -> str:
+        """A whole file arrives, or "down", or "refused"."""
+        host = url.split("/")[2]
+        if host in self.down or asked_by.partition(".")[0] in self.unreachable_from:
+            return "down"
+        if host in self.refusing:
+            return "refused"
+        self.puts += 1
+        self.world.say(f"{url} arrives from {asked_by}, run {made_by.number} of {made_by.job}")
+        if data != made_by.files[url]:
+            self.world.violation(
+                f"{url}: {data[:30]!r} was sent, run {made_by.number} made {made_by.files[url][:30]!r}"
+            )
+        before = self.content.get(url)
+        if before is not None and before[0] > made_by.number:
+            self.world.violation(f"{url}: output of run {made_by.number} overwrites that of run {before[0]}")
+        if asked_by != "plugin" and not made_by.counted:
+            self.world.violation(f"{url}: sent although run {made_by.number} never completed")
+        self.content[url] = (made_by.number, data)
+        return ""
+
+
+@dataclass
+class Collector:
+    """Ads that expire, come late, twice or not at all; all are gone after a restart."""
+
+    world: World
+    up: bool = True
+    started_s: float = -10_000.0
+    cut_off: set[str] = field(default_factory=set)
+    mischief: float = 0.0
+    looks: list[float] = field(default_factory=list)
+    last_there_s: dict[tuple[str, str], float] = field(default_factory=dict)
+    on_orders: Any = None
+    _jobs: dict[str, list[str]] = field(default_factory=dict)
+    _ads: dict[tuple[str, str], tuple[Mapping[str, Any], float]] = field(default_factory=dict)
+
+    def restart(self) -> None:
+        """All ads are forgotten."""
+        self.world.say("the collector restarts")
+        self._expire()
+        self._ads.clear()
+        self.started_s = self.world.now_s
+        self.up = True
+
+    def take(self, ad: Mapping[str, Any], sender: str) -> bool:
+        """An ad comes in. False when the sender notices that it did not."""
+        if not self.up or sender in self.cut_off:
+            return False
+        if self.world.random.random() < self.mischief:
+            if self.world.random.random() < 0.5:
+                self.world.say(f"an ad of {sender} is lost")
+                return True
+            self.world.after(self.world.random.uniform(1, 200), lambda: self._keep(ad))
+            if self.world.random.random() < 0.5:
+                return True
+        self._keep(ad)
+        return True
+
+    def _keep(self, ad: Mapping[str, Any]) -> None:
+        if not self.up:
+            return
+        self._ads[ad["MyType"], ad["Name"]] = (ad, self.world.now_s)
+        if ad["MyType"] == MANAGER_AD:
+            self._jobs[ad["Name"]] = [box["job"] for box in json.loads(ad["StageOutPayload"])["sandboxes"]]
+        elif ad["MyType"] == ORDERS_AD and self.on_orders is not None:
+            self.on_orders(read_orders(ad["StageOutPayload"]))
+
+    def ads(self, *kinds: str) -> list[Mapping[str, Any]]:
+        """All that have not expired."""
+        self._expire()
+        return [
+            {**ad, "LastHeardFrom": int(START_WALL_S + came_s)} for (kind, _), (ad, came_s) in self._ads.items()
+            if kind in kinds
+        ]  # fmt: skip
+
+    def answers(self, asker: str) -> bool:
+        """Does a question from there get an answer?"""
+        return self.up and asker not in self.cut_off
+
+    def _expire(self) -> None:
+        for (kind, name), (_, came_s) in list(self._ads.items()):
+            ends_s = came_s + AD_LIFETIME_S
+            if kind == MANAGER_AD:
+                for job in self._jobs[name]:
+                    self.last_there_s[name, job] = min(self.world.now_s, ends_s)
+            if ends_s < self.world.now_s:
+                del self._ads[kind, name]
+
+
+class ManagerCollector:
+    """The collector as a sandbox manager sees it."""
+
+    def __init__(self, collector: Collector, node: str) -> None:
+        self._collector = collector
+        self._node = node
+
+    async def messages(self, manager: str) -> Sequence[Mapping[str, Any]]:
+        from sandbox_manager.collector import CollectorError as ManagersError
+
+        if not self._collector.answers(self._node):
+            raise ManagersError("the collector does not answer")
+        return [
+            ad for ad in self._collector.ads(AGENT_AD, ORDERS_AD)
+            if ad["MyType"] == AGENT_AD or ad["StageOutManager"] == manager
+        ]  # fmt: skip
+
+    async def advertise(self, ad: Mapping[str, Any]) -> None:
+        from sandbox_manager.collector import CollectorError as ManagersError
+
+        if not self._collector.take(ad, self._node):
+            raise ManagersError("the collector does not answer")
+
+    async def standing(self, manager: str) -> str:
+        from sandbox_manager.collector import CollectorError as ManagersError
+
+        if not self._collector.answers(self._node):
+            raise ManagersError("the collector does not answer")
+        found = [ad for ad in self._collector.ads(MANAGER_AD) if ad["Name"] == manager]
+        return str(found[0]["StageOutSignature"]) if found else ""
+
+    async def close(self) -> None:
+        return None
+
+
+class AgentDirectory:
+    """The collector as the agent sees it."""
+
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+
+    def look(self) -> Look:
+        if not self._collector.answers(SCHEDD):
+            raise CollectorError("the collector does not answer")
+        self._collector.looks.append(self._collector.world.now_s)
+        age_s = self._collector.world.now_s - self._collector.started_s
+        return Look(self._collector.ads(MANAGER_AD), age_s)
+
+    def publish(self, ads: Sequence[Mapping[str, Any]]) -> None:
+        for ad in ads:
+            if not self._collector.take(ad, SCHEDD):
+                raise CollectorError("the collector took no ad")
+
+
+class ModelReceipts(Receipts):
+    """The product's reader of records, fed from memory."""
+
+    def __init__(self, records: list[bytes]) -> None:
+        self._model = records
+        self._read_to = 0
+        super().__init__(None)  # type: ignore[arg-type]
+
+    def read_new(self) -> int:
+        found = 0
+        while self._read_to < len(self._model):
+            text = self._model[self._read_to]
+            banner = product_receipts._BANNER.search(text)
+            assert banner is not None
+            found += self._take(banner, text[: banner.start()])
+            self._read_to += 1
+        return found
+
+
+def record_text(job: Job, run: int, execution: Execution) -> bytes:
+    """The OUTPUT record that a shadow writes about a run."""
+    ads = []
+    for ticket, urls in execution.accepted.items():
+        name, key = execution.managers[ticket]
+        facts = f'Ticket = "{ticket}"; ManagerName = "{name}"; ManagerKey = "{key}"; Files = {len(urls)}; Bytes = 1'
+        ads += [f"[ DeveloperData = [ StageOutReceipt = [ {facts} ] ] ]"] * len(urls)
+    results = f"OutputPluginResultList = {{ {', '.join(ads)} }}\n" if ads else ""
+    head = f'GlobalJobId = "{job.name}"\nNumShadowStarts = {run}\n{results}'
+    return f"{head}*** OUTPUT ClusterId={job.cluster} ProcId={job.proc} RunInstanceId=0\n".encode()
+
+
+_SHOWN = {
+    "StageOutState": "state", "StageOutRun": "run", "StageOutReason": "reason", "StageOutBytesLeft": "bytes_left",
+    "StageOutFilesLeft": "files_left", "StageOutAttempts": "attempts", "StageOutNextAttempt": "next_attempt_at",
+    "StageOutManager": "manager",
+}  # fmt: skip
+_JOB = {
+    "JobStatus": "status", "HoldReasonCode": "hold_code", "HoldReasonSubCode": "hold_subcode",
+    "NumJobCompletions": "completions", "StageOutReruns": "reruns", "StageOutRequest": "request",
+    "EnteredCurrentStatus": "entered_at",
+}  # fmt: skip
+
+
+@dataclass
+class Schedd:
+    """The queue with its history and records; edits work as on a schedd's.
+
+    :param on_edit: told after a change: (job before, job after, edit).
+    """
+
+    world: World
+    up: bool = True
+    jobs_: dict[str, Job] = field(default_factory=dict)
+    let_go: set[str] = field(default_factory=set)
+    history: dict[str, Past] = field(default_factory=dict)
+    removed: set[str] = field(default_factory=set)
+    records: list[bytes] = field(default_factory=list)
+    on_edit: Any = None
+    on_change: Any = None
+
+    def wall_s(self) -> int:
+        return int(START_WALL_S + self.world.now_s)
+
+    # ---- what the agent asks -----------------------------------------------------------------------------------------
+
+    def jobs(self, reported: Collection[str]) -> list[Job]:
+        self._answer()
+        return [job for job in self.jobs_.values() if job.name in reported or _is_candidate(job)]
+
+    def past(self, names: Collection[str]) -> dict[str, Past]:
+        self._answer()
+        return {name: self.history[name] for name in names if name in self.history}
+
+    def dags(self, clusters: Collection[int]) -> dict[int, Dag]:
+        return {}
+
+    def remove(self, job: Job, reason: str) -> None:
+        raise QueueError("not in this model")
+
+    def apply(self, edit: Edit) -> None:
+        self._answer()
+        with durable.step(edit.label):
+            name = next((job.name for job in self.jobs_.values() if f"{job.cluster}.{job.proc}" == edit.job_id), None)
+            if name is None:
+                raise QueueError("no such job")
+            before = self.jobs_[name]
+            for attribute, value in (*edit.plain, *edit.logged):
+                self.world.on_call_now("schedd-edit")
+                self._set(name, attribute, value)
+            job = self.jobs_[name]
+            if edit.atomic:
+                self.world.on_call_now("schedd-edit")
+                if f"JobStatus == {int(job.status)} && NumShadowStarts == {job.run}" not in edit.condition:
+                    raise QueueError("the job has moved on")
+                for attribute, value in edit.atomic:
+                    self._set(name, attribute, value)
+            self.on_edit(before, self.jobs_[name], edit)
+        self.on_change(name)
+
+    def _answer(self) -> None:
+        if not self.up:
+            raise QueueError("the schedd does not answer")
+
+    def _set(self, name: str, attribute: str, text: str) -> None:
+        job = self.jobs_[name]
+        value: Any = text[1:-1] if text.startswith('"') else int(text) if text.lstrip("-").isdigit() else text
+        if attribute in _SHOWN:
+            self.jobs_[name] = replace(job, shown=replace(job.shown, **{_SHOWN[attribute]: value}))
+        elif attribute in _JOB:
+            empty: Any = "" if attribute == "StageOutRequest" else 0
+            self.jobs_[name] = replace(job, **{_JOB[attribute]: empty if value == "undefined" else value})
+        elif attribute == "LeaveJobInQueue":
+            self.let_go.add(name)
+
+    # ---- what happens to jobs ----------------------------------------------------------------------------------------
+
+    def change(self, name: str, **facts: Any) -> None:
+        """A change by the schedd itself."""
+        self.jobs_[name] = job = replace(self.jobs_[name], **{"entered_at": self.wall_s(), **facts})
+        if job.status == Status.REMOVED:
+            self.removed.add(name)
+        self.on_change(name)
+
+    def leaves(self, name: str) -> bool:
+        """Let a job leave when nothing keeps it. True when it has left."""
+        job = self.jobs_.get(name)
+        if job is None:
+            return True
+        delivered = job.shown.state == "Delivered" and job.shown.run == job.run
+        ends = job.status == Status.COMPLETED and (delivered or not job.handed_off or name in self.let_go)
+        if ends or job.status == Status.REMOVED:
+            self.history[name] = Past(int(job.status), job.run)
+            del self.jobs_[name]
+            self.world.say(f"{name} leaves the queue with status {int(job.status)}")
+            return True
+        return False
+
+    def backup(self) -> tuple[dict[str, Job], set[str], dict[str, Past]]:
+        """The queue as of now."""
+        return dict(self.jobs_), set(self.let_go), dict(self.history)
+
+    def restore(self, saved: tuple[dict[str, Job], set[str], dict[str, Past]]) -> None:
+        """The queue is again what it was; runs that it thinks are going on have ended."""
+        self.jobs_, self.let_go, self.history = dict(saved[0]), set(saved[1]), dict(saved[2])
+        for name, job in self.jobs_.items():
+            if job.status in (Status.RUNNING, Status.TRANSFERRING):
+                self.jobs_[name] = replace(job, status=int(Status.IDLE))
+
+
+def _is_candidate(job: Job) -> bool:
+    return (
+        job.status in (Status.COMPLETED, Status.REMOVED) or job.shown != Shown() or bool(job.request)
+        or job.held_by_us or (job.status == Status.HELD and job.held_at_exit)
+    )  # fmt: skip

@@ -1,0 +1,334 @@
+"""One schedule: a pool with the product's managers and agent, jobs, and misfortune, all out of one seed.
+
+First jobs run while things go wrong. Then everything is mended, and the pool must come to rest: every job delivered,
+run again and delivered, or held with its reason; nothing left in a spool.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+from sandbox_manager.identity import RunFacts
+from schedd_agent.model import Job, Status
+from stageout.core.states import State
+from stageout.wire.custody import Run
+from tests.crash.judgement import Judgement
+from tests.crash.misfortunes import FAULTS, Fault, Misfortunes, Trouble, draw_trouble
+from tests.crash.parties import AgentSide, Node
+from tests.crash.pool_model import (
+    SCHEDD,
+    Collector,
+    Destination,
+    Execution,
+    Schedd,
+    record_text,
+)
+from tests.crash.product import PluginCall, simulated
+from tests.crash.world import Process, World
+
+
+@dataclass
+class Simulation(Misfortunes, Judgement):
+    """One schedule.
+
+    :param seed: decides everything. :param keep_trace: remember events for people.
+    :param misfortunes: only these happen, with this probability of faults at steps (empty: all).
+    :param fault: at this step only. :param events: number of misfortunes then; :param length_s: of the trouble then.
+    """
+
+    seed: int
+    keep_trace: bool = False
+    misfortunes: tuple[str, ...] = ()
+    step_fault: float = 0.0
+    fault: Fault | None = None
+    events: int = 8
+    length_s: float = 6000.0
+    processes: list[Process] = field(default_factory=list)
+    executions: list[Execution] = field(default_factory=list)
+    by_ticket: dict[str, Execution] = field(default_factory=dict)
+    running: dict[str, Execution] = field(default_factory=dict)
+    outputs: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    after_handoff: Callable[[Node, float], None] | None = None
+    excused: set[str] = field(default_factory=set)
+    given_up: set[str] = field(default_factory=set)
+    faulted: set[str] = field(default_factory=set)
+    vanished: set[str] = field(default_factory=set)
+    troubled: bool = True
+    restored: bool = False
+
+    def __post_init__(self) -> None:
+        self.random = Random(self.seed)
+        self.world = World(self.random, self.keep_trace)
+        self.destination = Destination(self.world)
+        self.collector = Collector(self.world)
+        self.schedd = Schedd(self.world)
+        self.collector.on_orders = self._judge_orders
+        self.schedd.on_edit, self.schedd.on_change = self._judge_edit, self._changed
+        self.trouble = draw_trouble(self.random)
+        if self.misfortunes:
+            self.trouble = Trouble(self.step_fault, 0.0, 0.0, 0.0, self.events, self.length_s)
+        self.nodes: list[Node] = []
+
+    # ---- the course of it --------------------------------------------------------------------------------------------
+
+    def run(self) -> list[str]:
+        """Play the schedule. Returns what was violated."""
+        world = self.world
+        with simulated(world):
+            try:
+                self.nodes = [Node(self, f"ep{at}") for at in range(self.random.choice((1, 2, 2, 3)))]
+                self.agent = AgentSide(self)
+                world.on_call, world.on_step, world.duration_s = self._on_call, self._on_step, self._duration_s
+                self.collector.mischief = self.trouble.mischief
+                for node in self.nodes:
+                    node.start()
+                self.agent.start()
+                world.after(300, self._evaluate)
+                for number in range(self.random.randint(1, 6)):
+                    when_s = self.random.uniform(1, 0.8 * self.trouble.length_s)
+                    world.after(when_s, lambda number=number: self._submit(number + 1))
+                for _ in range(self.trouble.events):
+                    world.after(self.random.uniform(60, self.trouble.length_s), self._misfortune)
+                world.run(self.trouble.length_s)
+                self._mend()
+                self._come_to_rest()
+                if not world.violations:
+                    self._judge_the_end()
+            finally:
+                world.close(self.processes)
+        return world.violations
+
+    def _come_to_rest(self) -> None:
+        """Run on until nothing is left to do; wait in steps, because looking costs."""
+        world = self.world
+        end_s = world.now_s + 120_000
+        while world.now_s < end_s and not world.violations:
+            world.run(world.now_s + 300)
+            if self._is_at_rest():
+                return
+        if not world.violations:
+            world.violation(f"does not come to rest: {self._what_is_left()}")
+
+    def _is_at_rest(self) -> bool:
+        return not self._what_is_left()
+
+    def _what_is_left(self) -> list[str]:
+        left = [f"{job.name} {Status(job.status).name} {job.shown.state} {job.shown.reason}"
+                for job in self.schedd.jobs_.values() if job.status != Status.HELD or job.held_by_us]  # fmt: skip
+        for node in self.nodes:
+            left += [f"{node.name}: {path}" for part in ("sandboxes", "intake", "movers")
+                     if node.machine.disk.exists(f"{node.spool}/{part}")
+                     for path in node.machine.disk.files_below(f"{node.spool}/{part}")]  # fmt: skip
+            left += [f"{node.name}: record {row}" for row in node.rows("SELECT job, number, state FROM sandboxes")]
+        return left
+
+    # ---- jobs --------------------------------------------------------------------------------------------------------
+
+    def _submit(self, number: int) -> None:
+        name = f"{SCHEDD}#{number}.0#1700000000"
+        hosts = self.random.choice((("h1",), ("h1", "h2")))
+        count = self.random.randint(1, 3)
+        self.outputs[name] = tuple(f"copy://{self.random.choice(hosts)}/{number}/f{at}" for at in range(count))
+        self.schedd.jobs_[name] = Job(name, number, 0, Status.IDLE, 0, entered_at=self.schedd.wall_s())
+        self._match_later(name)
+
+    def _match_later(self, name: str) -> None:
+        self.world.after(self.random.uniform(5, 120), lambda: self._match(name))
+
+    def _match(self, name: str) -> None:
+        job = self.schedd.jobs_.get(name)
+        if job is None or job.status != Status.IDLE or name in self.running:
+            return
+        nodes = [node for node in self.nodes if node.machine.is_up]
+        if not nodes or not self.schedd.up:
+            self._match_later(name)
+            return
+        node = self.random.choice(nodes)
+        number = len(self.executions) + 1
+        urls = self.outputs[name]
+        files = {url: f"{name} run {number} of {url} ".encode() * self.random.randint(1, 3) for url in urls}
+        execution = Execution(number, name, job.run + 1, node.name, files)
+        self.executions.append(execution)
+        self.running[name] = execution
+        self.schedd.change(name, status=int(Status.RUNNING), run=job.run + 1, handed_off=0,
+                           shadow_since=self.schedd.wall_s())  # fmt: skip
+        self.world.say(f"{name} starts on {node.name} as run {job.run + 1}, execution {number}")
+        boot = node.machine.boot
+        self.world.after(self.random.choice((10, 100, 400)), lambda: self._computed(execution, node, boot))
+
+    def _computed(self, execution: Execution, node: Node, boot: int) -> None:
+        """The job has ended: its plugins run, one after the other."""
+        if self.running.get(execution.job) is not execution:
+            return
+        if not node.machine.is_up or node.machine.boot != boot:
+            self._back_to_idle(execution)
+            return
+        scratch = f"/{node.name}/execute/dir_{execution.number}"
+        node.machine.disk.make_dirs(scratch)
+        paths = {}
+        for at, (url, data) in enumerate(execution.files.items()):
+            paths[url] = f"{scratch}/{at}"
+            full, node.machine.disk.full = node.machine.disk.full, False
+            node.machine.disk.put(paths[url], data)
+            node.machine.disk.full = full
+        urls = list(paths)
+        cut = self.random.randint(1, len(urls)) if self.random.random() < 0.3 else len(urls)
+        groups = [group for group in (urls[:cut], urls[cut:]) if group]
+        self._call_plugin(_Upload(self, execution, node, boot, paths, groups))
+
+    def _call_plugin(self, upload: _Upload) -> None:
+        """The next plugin call of a run, or its end."""
+        execution, node = upload.execution, upload.node
+        if self.running.get(execution.job) is not execution or node.machine.boot != upload.boot:
+            if self.running.get(execution.job) is execution:
+                self._back_to_idle(execution)
+            return
+        if not upload.groups:
+            node.machine.disk.forget(f"/{node.name}/execute/dir_{execution.number}")
+            self._uploaded(execution)
+            return
+        group = upload.groups.pop(0)
+        intake = getattr(node.process, "intake", None) if node.is_alive else None
+        if intake is None:
+            self._upload_itself(upload, group)
+            return
+        process = Process(self.world, node.machine, f"plugin.{execution.number}")
+        self.processes.append(process)
+        call = PluginCall(self.world, process, self._facts(execution, node), {url: upload.paths[url] for url in group},
+                          lambda what: upload.answered(group, what))  # fmt: skip
+        assert node.process is not None
+        node.process.on_death.append(call.end)
+        with self.world.inside(node.process):
+            intake._run(intake._client(call), "client")
+
+    def _facts(self, execution: Execution, node: Node) -> RunFacts:
+        uid = os.geteuid()
+        return RunFacts(
+            Run(execution.job, execution.ep_run), "alice@test", "alice", uid, uid, node.name, f"slot1@{node.name}",
+            1, 1, True,
+        )  # fmt: skip
+
+    def _upload_itself(self, upload: _Upload, group: list[str]) -> None:
+        """The plugin uploads synchronously."""
+        execution = upload.execution
+        for url in group:
+            if self.destination.put(execution, url, execution.files[url], "plugin"):
+                self.world.after(30, lambda: self._back_to_idle(execution))
+                return
+        self.world.after(0.5, lambda: self._call_plugin(upload))
+
+    def _uploaded(self, execution: Execution) -> None:
+        """All plugins succeeded. Mostly the run completes; HTCondor may think otherwise."""
+        name = execution.job
+        job = self.schedd.jobs_.get(name)
+        if job is None or job.status != Status.RUNNING:
+            return
+        if not self.schedd.up:
+            self.world.after(20, lambda: self._uploaded(execution))
+            return
+        fate = self.random.random() if self.troubled else 1.0
+        if fate < 0.06:  # vacated, or the shadow died
+            if self.random.random() < 0.5:
+                self.schedd.records.append(record_text(job, job.run, execution))
+            self._back_to_idle(execution)
+            return
+        handed_off = sum(map(len, execution.accepted.values()))
+        self.schedd.records.append(record_text(job, job.run, execution))
+        del self.running[name]
+        facts = {"handed_off": handed_off, "completions": job.completions + 1}
+        if fate < 0.09:
+            self.schedd.change(name, status=int(Status.HELD), hold_code=1)
+            self.world.after(self.random.uniform(50, 2000), lambda: self._release(name))
+            return
+        if fate < 0.12:
+            self.schedd.change(name, status=int(Status.REMOVED))
+            return
+        execution.counted = True
+        self.world.say(f"{name} completes as run {job.run}, execution {execution.number}")
+        self.schedd.change(name, status=int(Status.COMPLETED), **facts)
+
+    def _evaluate(self) -> None:
+        """The schedd looks at all jobs now and then."""
+        if self.schedd.up:
+            for name in list(self.schedd.jobs_):
+                if not self.schedd.leaves(name) and self.schedd.jobs_[name].status == Status.IDLE:
+                    self._match_later(name)
+        self.world.after(300, self._evaluate)
+
+    def _back_to_idle(self, execution: Execution) -> None:
+        if self.running.get(execution.job) is execution:
+            del self.running[execution.job]
+            self.schedd.change(execution.job, status=int(Status.IDLE))
+
+    def _release(self, name: str) -> None:
+        job = self.schedd.jobs_.get(name)
+        if job is not None and job.status == Status.HELD:
+            self.world.say(f"{name} is released by its owner")
+            self.schedd.change(name, status=int(Status.IDLE), hold_code=0, hold_subcode=0)
+
+    def _changed(self, name: str) -> None:
+        """Something about a job changed: it may leave, run, or be cared for by its owner."""
+        job = self.schedd.jobs_[name]
+        if job.status == Status.IDLE:
+            self._match_later(name)
+        elif job.status in (Status.COMPLETED, Status.REMOVED):
+            self.world.after(self.random.uniform(1, 60), lambda: self.schedd.leaves(name))
+        elif job.held_by_us and not job.request:
+            self.world.after(self.random.uniform(60, 1500), lambda: self._owner_acts(name))
+
+    def _owner_acts(self, name: str) -> None:
+        """The owner of a job that was held because its output could not be delivered."""
+        job = self.schedd.jobs_.get(name)
+        if job is None or not job.held_by_us or job.request:
+            return
+        wish = self.random.random()
+        if job.shown.state == State.FAILED and wish < 0.15:
+            self.world.say(f"the owner of {name} gives its output up")
+            self.given_up.add(name)
+            self.schedd.jobs_[name] = replace(job, request="cancel")
+        elif job.shown.state == State.FAILED and wish < 0.7:
+            self.world.say(f"the owner of {name} asks for a retry")
+            self.schedd.jobs_[name] = replace(job, request="retry")
+            self.world.after(1500, lambda: self._owner_acts(name))
+        elif not self._somebody_is_cut_off():
+            self._release(name)
+        else:
+            self.world.after(300, lambda: self._owner_acts(name))
+
+    def _somebody_is_cut_off(self) -> bool:
+        return bool(self.collector.cut_off) or not self.collector.up
+
+
+@dataclass
+class _Upload:
+    """The plugin calls of one run."""
+
+    sim: Simulation
+    execution: Execution
+    node: Node
+    boot: int
+    paths: dict[str, str]
+    groups: list[list[str]]
+
+    def answered(self, group: list[str], what: Any) -> None:
+        """One call has ended."""
+        if what == "died":
+            self.sim._back_to_idle(self.execution)
+        elif what is None:
+            self.sim._upload_itself(self, group)
+        else:
+            self.execution.accepted[what.ticket] = tuple(group)
+            self.execution.managers[what.ticket] = (what.manager_name, what.manager_key)
+            self.sim.by_ticket[what.ticket] = self.execution
+            strikes, self.sim.after_handoff = self.sim.after_handoff, None
+            if strikes is not None:
+                delay_s = self.sim.random.choice((0.001, 0.5, 10.0))
+                self.sim.world.after(delay_s, lambda: strikes(self.node, 0.0))
+            self.sim._call_plugin(self)
+
+
+__all__ = ["FAULTS", "Fault", "Simulation"]

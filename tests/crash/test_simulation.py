@@ -1,0 +1,59 @@
+"""Schedules, the walk over all labels, and bugs that are planted so that they must be found."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.crash.planted import BUGS, Planted, planted
+from tests.crash.simulation import Simulation
+from tests.crash.walk import ELSEWHERE, labels_of_the_table, scenes_by_label, walk
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _run(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.crash.run", "--workers", "1", *options]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_schedules_break_no_promise() -> None:
+    done = _run("--schedules", "100")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert re.fullmatch(r"crash: 100 schedules, \d+ labels hit, 0 violations", done.stdout.splitlines()[-1])
+
+
+def test_a_seed_is_played_again_exactly() -> None:
+    first, again = _run("--seed", "7"), _run("--seed", "7")
+    assert first.stdout == again.stdout
+    assert len(first.stdout.splitlines()) > 50
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_planted_bugs_are_found(bug: Planted) -> None:
+    for seed in range(1, 81):
+        with planted(bug):
+            found = Simulation(seed, misfortunes=bug.misfortunes, step_fault=bug.step_fault).run()
+        if found:
+            return
+    pytest.fail(f"{bug.name}: not found")
+
+
+@pytest.fixture(scope="module")
+def scenes() -> dict[str, int]:
+    return scenes_by_label()
+
+
+_WALKED = [label for label in labels_of_the_table() if not ELSEWHERE.match(label)]
+
+
+@pytest.mark.parametrize("label", _WALKED)
+def test_every_label_is_walked(label: str, scenes: dict[str, int]) -> None:
+    assert label in scenes, f"no scene of tests/crash/walk.py passes {label}: add one"
+    assert walk(label, scenes[label], lasting=("ENOSPC",)) == []

@@ -1,0 +1,132 @@
+"""Which output a manager may send: leases from the access point, and runs that are told apart by tickets."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from manager_site import AGENT, Site, made, run, until
+
+from sandbox_manager.intake import Refused
+from sandbox_manager.leases import Leases
+from sandbox_manager.pipeline import _Promise
+from stageout.core.states import State
+from stageout.wire.custody import Action, OrderSheet
+
+
+class Clock:
+    now_s = 1000.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def wall_s(self) -> float:
+        return 1_700_000_000 + self.now_s
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with made() as one:
+        yield one
+
+
+def _ledger() -> sqlite3.Connection:
+    db = sqlite3.connect(":memory:")
+    db.execute("CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
+    return db
+
+
+def test_a_lease_counts_from_the_making_of_the_report_that_was_heard() -> None:
+    clock = Clock()
+    leases = Leases(clock)
+    leases.reported(7)
+    clock.now_s += 50
+    leases.heard("ap", 7, 100.0)
+    assert leases.holds("ap")
+    clock.now_s += 49.9
+    assert leases.holds("ap")
+    clock.now_s += 0.2
+    assert not leases.holds("ap")
+    leases.reported(8)
+    leases.heard("ap", 8, 100.0)
+    leases.heard("ap", 7, 100.0)
+    assert leases.holds("ap"), "an old word takes nothing away"
+
+
+def test_a_new_manager_has_no_lease_before_its_first_report_was_heard() -> None:
+    db = _ledger()
+    Leases(Clock()).want(db, "ap", 100.0)
+    fresh = Leases(Clock())
+    fresh.load(db)
+    assert not fresh.holds("ap")
+    fresh.heard("ap", 7, 100.0)
+    assert not fresh.holds("ap"), "that report was its predecessor's"
+    fresh.reported(1007)
+    fresh.heard("ap", 1007, 100.0)
+    assert fresh.holds("ap")
+    assert fresh.holds("other"), "whose agent wants no lease"
+    assert fresh.interval_s(300.0) == 25.0
+
+
+def test_nothing_is_sent_without_a_lease_and_all_goes_on_with_the_next(site: Site) -> None:
+    async def work() -> None:
+        async with site.manager() as node:
+            receipt = await node.hand_off({"copy://host/ok/a": b"a" * 10})
+            await node.pipeline.carry_out(OrderSheet(AGENT, "manager@ep", 1, (), lease_s=100.0, heard=1))
+            await node.pipeline.book.ledger.write(lambda db: node.pipeline.leases.want(db, "ap", 100.0))
+            node.pipeline.leases.heard("ap", 1, 100.0)
+            await node.confirm(receipt)
+            node.pipeline.book.wake.set()
+            await until(lambda: "ap" in node.pipeline.leases._ended, "the planner to look")
+            assert site.delivered() == []
+            node.pipeline.leases.reported(2)
+            node.pipeline.leases.heard("ap", 2, 100.0)
+            node.pipeline.book.wake.set()
+            await node.until_state(State.RELEASED)
+
+    run(work())
+
+
+def test_a_run_that_was_numbered_anew_is_known_by_its_tickets(site: Site) -> None:
+    """An access point that restarts raises NumShadowStarts of a run that goes on."""
+
+    async def work() -> None:
+        async with site.manager() as node:
+            receipt = await node.hand_off({"copy://host/ok/a": b"a" * 10})
+            later = replace(node.facts(), run=replace(node.facts().run, number=3))
+            await node.confirm(receipt, facts=later)
+            await node.until_state(State.RELEASED)
+            assert site.delivered() == ["a"]
+
+    run(work())
+
+
+def test_the_same_number_with_other_tickets_is_another_run(site: Site) -> None:
+    """An access point out of a backup uses numbers again: what the first of the two runs left is not sent."""
+
+    async def work() -> None:
+        async with site.manager() as node:
+            site.flag("down")
+            receipt = await node.hand_off({"copy://host/ok/a": b"a" * 10})
+            await node.confirm(receipt)
+            await node.order(Action.CONFIRM, tickets=["0" * 32], files=1)
+            await node.until_state(State.SUPERSEDED)
+            assert site.delivered() == []
+
+    run(work())
+
+
+def test_what_comes_after_the_decision_about_its_run_is_not_taken(site: Site) -> None:
+    """Its plugin gave up waiting; otherwise the files would be sent, or stay in the spool for ever."""
+
+    async def work() -> None:
+        async with site.manager(moving=False) as node:
+            await node.hand_off({"copy://host/ok/a": b"a" * 10})
+            await node.order(Action.CANCEL)
+            node.offer = lambda *facts, **more: _Promise(0)
+            with pytest.raises(Refused, match="Cancelled"):
+                await node.hand_off({"copy://host/ok/b": b"b" * 10})
+
+    run(work())
