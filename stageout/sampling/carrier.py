@@ -69,7 +69,6 @@ class Carrier:
     moved_bytes: int = 0
     spent_s: float = 0.0
     _empty_s: float = field(default=-1.0, repr=False)
-    _empty_call_s: float = field(default=0.0, repr=False)
 
     @property
     def method(self) -> str:
@@ -101,7 +100,6 @@ class Carrier:
             self._empty_s = 0.0
             tries = [self._results_of(Setting(0)) for _ in range(_EMPTY_TRIES)]
             self._empty_s = min(_seconds(ads[0]) for ads, *_ in tries)
-            self._empty_call_s = min(seconds for _, seconds, *_ in tries)
         ads, seconds, client, before, server = self._results_of(setting)
         return self._measured(setting, ads, seconds, client, before, server)
 
@@ -237,10 +235,11 @@ class Carrier:
         """Bytes per second of all files together.
 
         What arrives is seen as it arrives. Of what is sent, megabytes of each stream wait in the kernel and are not at
-        the server: there the whole time counts, without that of an empty file. Of many files, that of the whole call.
+        the server: there the whole time counts, without that of an empty file. Of many files it is what the call took,
+        the plugin's start and the checks included: that is their cost.
         """
         if len(ads) > setting.concurrency:
-            return moved_bytes / max(1e-3, call_s - self._empty_call_s)
+            return moved_bytes / call_s
         steady = [_steady(ad) for ad in ads]
         if not self.upload and all(steady):
             return float(sum(steady))
