@@ -287,19 +287,19 @@ sys.exit(not good)
 
 
 def test_retention_ends_the_wait_for_a_credential(site: Site) -> None:
-    site.knobs.update(STAGEOUT_GIVE_UP="60", STAGEOUT_RETENTION="100")
+    site.knobs.update(STAGEOUT_GIVE_UP="60", STAGEOUT_RETENTION="1000")
 
     async def work() -> None:
         async with site.manager() as node:
             await ended(node)
-            node.clock.wall_s = lambda: time.time() + 90  # type: ignore[method-assign]
+            node.clock.wall_s = lambda: time.time() + 500  # type: ignore[method-assign]
             await node.pipeline.keep_house()
             assert node.state() is State.RETRY_WAIT
-            node.clock.wall_s = lambda: time.time() + 110  # type: ignore[method-assign]
+            node.clock.wall_s = lambda: time.time() + 1100  # type: ignore[method-assign]
             await node.pipeline.keep_house()
             box = await node.until_state(State.FAILED)
             assert "needs credential" in box.reason and "gave up" in box.reason
-            node.clock.wall_s = lambda: time.time() + 300  # type: ignore[method-assign]
+            node.clock.wall_s = lambda: time.time() + 3000  # type: ignore[method-assign]
             await node.pipeline.keep_house()
             await until(lambda: not list((site.base / "spool" / "sandboxes").iterdir()), "the spool to be empty")
 
