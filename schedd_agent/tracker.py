@@ -132,7 +132,10 @@ def _fence(s: Situation, job: Job, record: Record | None, own: Sequence[Seen], l
 
 
 def _has_stopped(s: Situation, elder: Elder) -> bool:
-    return (elder.manager, Action.SUPERSEDE, elder.run) in s.done
+    """True when a manager has said that nothing of an earlier run is sent any more."""
+    boxes = [item.sandbox for item in s.seen if item.manager == elder.manager and item.sandbox.number <= elder.run]
+    ended = bool(boxes) and all(box.state in FREED for box in boxes)
+    return ended or (elder.manager, Action.SUPERSEDE, elder.run) in s.done
 
 
 def _may_be_own(item: Seen, job: Job, record: Record | None, own: Sequence[Seen]) -> bool:

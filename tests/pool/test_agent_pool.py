@@ -64,6 +64,7 @@ class Manager:
     name: str = MANAGER
     number: int = field(default_factory=lambda: int(time.time() * 1000))
     acknowledged: dict[str, int] = field(default_factory=dict)
+    numberings: set[str] = field(default_factory=set)
     boxes: dict[tuple[str, int], SandboxReport] = field(default_factory=dict)
 
     def publish(self) -> None:
@@ -100,7 +101,9 @@ class Manager:
         """Open orders about a job."""
         wanted = f'MyType == "StageOutOrders" && StageOutManager == "{self.name}"'
         ads = self.pool.collector_query(wanted, "Any")
-        return [order for ad in ads for order in read_orders(ad["StageOutPayload"]).orders if order.job == job]
+        sheets = [read_orders(ad["StageOutPayload"]) for ad in ads]
+        self.numberings.update(sheet.numbering for sheet in sheets)
+        return [order for sheet in sheets for order in sheet.orders if order.job == job]
 
     def wait_order(self, job: str, action: Action, run: int = 1, timeout_s: float = 30) -> Order:
         """Wait for an order about a run and acknowledge it."""
@@ -111,7 +114,8 @@ class Manager:
 
         found = self.pool.wait(find, timeout_s=timeout_s, what=f"{action.value} of run {run} of {job}")
         assert found is not None
-        self.acknowledged["ap"] = max(found.number, self.acknowledged.get("ap", 0))
+        for name in self.numberings:
+            self.acknowledged[name] = max(found.number, self.acknowledged.get(name, 0))
         self.publish()
         return found
 

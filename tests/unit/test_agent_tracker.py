@@ -201,6 +201,11 @@ TABLE: list[tuple[str, Situation, list[str]]] = [
         ["confirm", "Show"],
     ),
     (
+        "an older run that its manager calls lost",
+        situation(job(run=2), seen(State.LOST, tickets=("t0",), manager="m2"), elders={Elder("m2", 1): 5.0}),
+        ["forget", "confirm", "Show"],
+    ),
+    (
         "an older run at a manager whose lease has ended",
         situation(job(run=2), elders={Elder("m2", 1): 7200.0}),
         ["confirm", "Show"],
