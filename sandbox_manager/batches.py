@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,11 +14,12 @@ from sandbox_manager.breaker import Breakers
 from sandbox_manager.credentials import HeldSurroundings
 from sandbox_manager.lookups import FileRow
 from sandbox_manager.movers import Batch, Cargo, Equipment, Mover, Stopped
+from sandbox_manager.planner import BatchPlan
 from sandbox_manager.plugins_table import PluginsTable
 from sandbox_manager.records import FileResult
 from sandbox_manager.results import Answer, Delivered
 from sandbox_manager.retry import UNREACHABLE, Failure, RetryRules, judge
-from sandbox_manager.sandbox import Destination, FileState, Sandbox, method_of
+from sandbox_manager.sandbox import ACTIVE, Destination, FileState, Sandbox, method_of
 from sandbox_manager.spool import HeldFile, Spool
 from stageout.core import log
 from stageout.core.classads import ClassAd, parse_ad
@@ -289,3 +290,39 @@ def _waits_for(box: Sandbox, limit: int, reason: str, code: int) -> str:
         return f"needs credential: {reason}"
     of = f" of {limit + box.excused}" if limit else ""
     return f"attempt {box.attempts}{of}: {reason}" if reason else "waits for the server"
+
+
+def take(db: sqlite3.Connection, batch: BatchPlan, batch_bytes: int, now: int) -> tuple[list[FileRow], list[int]]:
+    """Files that the batch moves, MOVING from now on, and the sandboxes that were looked at.
+
+    :param batch_bytes: after so many no further file is taken.
+    """
+    taken: list[FileRow] = []
+    looked_at: list[int] = []
+    room = batch_bytes
+    for part in batch.parts:
+        state = records.state_of(db, part.sandbox)
+        if state not in ACTIVE or (taken and room <= 0):
+            continue
+        files = records.take_files(db, part.sandbox, batch.destination, now, part.files, max(room, 0))
+        room -= sum(item.size_bytes for item in files)
+        taken.extend(files)
+        if files and state is State.LEASED:
+            records.set_state(db, part.sandbox, State.MOVING, now)
+        looked_at.append(part.sandbox)
+    return taken, looked_at
+
+
+def give_back(
+    db: sqlite3.Connection, batch: BatchPlan, is_open: Callable[[int], bool], attempts_limit: int, now: int
+) -> Iterator[int]:
+    """What was not judged of a batch waits again. Yields the sandboxes that changed.
+
+    :param is_open: whether files may be sent to a destination now.
+    """
+    for part in batch.parts:
+        if records.moving_back(db, part.sandbox, batch.destination):
+            settle(db, part.sandbox, is_open, attempts_limit, now)
+            yield part.sandbox
+        elif records.unlease(db, part.sandbox, now):
+            yield part.sandbox

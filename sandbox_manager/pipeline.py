@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
-from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,7 +20,17 @@ from typing import TypeVar
 from sandbox_manager import lookups, orders, rates, records, recovery
 from sandbox_manager.admission import Admission, Offer, schemes_of, slot_of
 from sandbox_manager.agents import AgentBook
-from sandbox_manager.batches import BatchRun, Judged, job_names, judge_batch, mind_breaker, record_arrived, settle
+from sandbox_manager.batches import (
+    BatchRun,
+    Judged,
+    give_back,
+    job_names,
+    judge_batch,
+    mind_breaker,
+    record_arrived,
+    settle,
+    take,
+)  # fmt: skip
 from sandbox_manager.book import Book
 from sandbox_manager.breaker import Breakers, Flow
 from sandbox_manager.credentials import HeldSurroundings
@@ -35,11 +44,12 @@ from sandbox_manager.pilot_end import PilotEnd, servers_of
 from sandbox_manager.planner import BatchPlan, Load, Scene, plan
 from sandbox_manager.plugins_table import PluginsTable
 from sandbox_manager.rates import Known, Rates, call_limits
+from sandbox_manager.releases import Releases
 from sandbox_manager.renewal import Renewal
 from sandbox_manager.results import Delivered, only_delivered
 from sandbox_manager.retry import UNREACHABLE, backoff_s
 from sandbox_manager.rules import Rules, deadline_of
-from sandbox_manager.sandbox import ACTIVE, Destination, Sandbox, method_of, split_url
+from sandbox_manager.sandbox import Destination, Sandbox, method_of, split_url
 from sandbox_manager.shares import Shares
 from sandbox_manager.slots import Places, is_stuck
 from sandbox_manager.spool import HeldFile, Spool
@@ -59,7 +69,6 @@ _COALESCE_S = 0.02
 _AGAIN_S = 5.0
 _LEASES_INTERVAL_S = 5.0
 _PLUGINS_END_S = 0.1
-_FREE_AGAIN_S = 30.0
 _BREAKERS = "breakers"
 
 
@@ -119,7 +128,7 @@ class Pipeline:
         self._tasks: set[asyncio.Task[None]] = set()
         self._movers = ThreadPoolExecutor(64, "mover")
         self._disk = ThreadPoolExecutor(2, "spool")
-        self._to_free: set[int] = set()
+        self._releases = Releases(self.book, spool, self.admission.space, self._disk, self._background, self._now)
 
     # ---- 0. start ----------------------------------------------------------------------------------------------------
 
@@ -146,7 +155,7 @@ class Pipeline:
         strays = await self._in_disk_thread(self._spool.remove_strays, list(kept))
         for ticket in unsynced:
             self._background(self._sync_again(ticket))
-        self._free([box for box in self.book.registry.by_id.values() if box.state in FREED])
+        self._releases.consider([box for box in self.book.registry.by_id.values() if box.state in FREED])
         log.event("recovered", sandboxes=len(self.book.registry.by_id), strays=len(strays), unsynced=len(unsynced))
 
     def _measure_space(self, db: sqlite3.Connection) -> None:
@@ -265,7 +274,7 @@ class Pipeline:
         for batch in self._running.values():
             if ended & batch.sandboxes:
                 batch.stop()
-        self._free(changed)
+        self._releases.consider(changed)
 
     # ---- 3. leased and moved -----------------------------------------------------------------------------------------
 
@@ -299,15 +308,11 @@ class Pipeline:
 
     def _tell_tuner(self) -> None:
         """How much waits for each server, so that the policy service is asked for streams."""
-        if self.tuner.grants is None:
-            return
-        files: Counter[str] = Counter()
-        for key, lane in self.book.registry.backlog.lanes.items():
-            lane.wake(self._now())
-            server = self.book.registry.destinations[key.destination].server
-            if self.breakers.flow(server) is not Flow.NONE:
-                files[server] += lane.files_due(self.rules.tuning.knobs.maximum)
-        self.tuner.waiting(files)
+        if self.tuner.grants is not None:
+            most, flow = self.rules.tuning.knobs.maximum, self.breakers.flow
+            self.tuner.waiting(
+                self.book.registry.files_waiting(lambda at: flow(at) is not Flow.NONE, most, self._now())
+            )
 
     def _room(self, place: Destination, owner: str) -> int:
         """Files that a further batch of an owner may move at once to a destination."""
@@ -383,21 +388,11 @@ class Pipeline:
         held: list[HeldSurroundings] = []
 
         def change(db: sqlite3.Connection) -> Iterable[int]:
-            taken.clear()
+            taken[:], touched = take(db, batch, self.rules.limits.batch_bytes, self._now())
             held.clear()
-            room = self.rules.limits.batch_bytes
-            for part in batch.parts:
-                state = records.state_of(db, part.sandbox)
-                if state not in ACTIVE or (taken and room <= 0):
-                    continue
-                files = records.take_files(db, part.sandbox, batch.destination, self._now(), part.files, max(room, 0))
-                room -= sum(item.size_bytes for item in files)
-                taken.extend(files)
-                if files and state is State.LEASED:
-                    records.set_state(db, part.sandbox, State.MOVING, self._now())
-                yield part.sandbox
             if taken and self.book.registry.destinations[batch.destination].surroundings:
                 held.append(lookups.surroundings(db, taken[0].ticket))  # that of all: it is part of the destination
+            return touched
 
         await self.book.write(change, "record-moving")
         return taken, held[0] if held else None
@@ -415,7 +410,7 @@ class Pipeline:
         if self._table.batch_files(destination.plugin, destination.scheme):
             known = None  # a service with a queue of its own: what the last call took says nothing about this one
         limit_s, settings = call_limits(known, files, flight, self.rules.lifetime_s, now)
-        settings["STAGEOUT_JOBS"] = job_names(self._job_of(item.sandbox) for item in files)
+        settings["STAGEOUT_JOBS"] = job_names(self.book.registry.job_of(item.sandbox) for item in files)
         run = BatchRun(self._spool, self._table, destination, user, files, directory, limit_s, settings, held, now)
         run.jobs = {self.book.registry.by_id[box].run.job: box for box in run.sandboxes}
         self._running[number] = run
@@ -438,7 +433,8 @@ class Pipeline:
             arrived_bytes = sum(files[index].size_bytes for index in arrived)
             self.throughput.ended(batch.server, size_bytes, arrived_bytes, self._clock.monotonic_s())
         renewable = bool(held and held.credentials)
-        judged = judge_batch(files, answers, self.rules.retry, self._accepted_at, self._clock.wall_s(), renewable)
+        now_wall = self._clock.wall_s()
+        judged = judge_batch(files, answers, self.rules.retry, self.book.registry.accepted_at, now_wall, renewable)
         now_s = self._clock.monotonic_s()
         took_s = now_s - started_s
         self._shares.give(batch.owner, len(judged.delivered), judged.delivered_bytes, now_s)
@@ -450,10 +446,6 @@ class Pipeline:
         await self._record(destination, files, judged, run.asked, learnt if run.asked else None)
         return True
 
-    def _job_of(self, sandbox: int) -> str:
-        known = self.book.registry.by_id.get(sandbox)
-        return known.run.job if known else ""
-
     async def _record_part(self, files: Sequence[lookups.FileRow], delivered: Mapping[int, Delivered]) -> None:
         """Write which files of a stopped batch have arrived; on return it is on the disk."""
         if delivered:
@@ -464,10 +456,6 @@ class Pipeline:
                     "record-delivered",
                 )
             )
-
-    def _accepted_at(self, sandbox: int) -> float:
-        known = self.book.registry.by_id.get(sandbox)
-        return known.accepted_at if known else self._now()
 
     # ---- 4. judged ---------------------------------------------------------------------------------------------------
 
@@ -489,7 +477,7 @@ class Pipeline:
         labels = [label for label, results in named.items() if results]
         excused = {(item.ticket_id, item.position): item.excused for item in judged.all}
 
-        same = self._same_server(destination.server)
+        same = self.book.registry.destinations_at(destination.server)
         others = self.book.registry.backlog.waiting_for(same) if back else []
         breakers = self.breakers.dump()
 
@@ -511,56 +499,19 @@ class Pipeline:
 
         self.follow(await self.book.write(change, *labels))
 
-    def _same_server(self, server: str) -> frozenset[int]:
-        return frozenset(number for number, place in self.book.registry.destinations.items() if place.server == server)
-
     def _is_open(self, destination: int) -> bool:
         place = self.book.registry.destinations.get(destination)
         return place is None or self.breakers.opens_in_s(place.server) <= 0
 
     async def _give_back(self, batch: BatchPlan) -> None:
         """Files of the batch that were not judged wait again, and their sandboxes with them."""
-
-        def change(db: sqlite3.Connection) -> Iterable[int]:
-            for part in batch.parts:
-                if records.moving_back(db, part.sandbox, batch.destination):
-                    settle(db, part.sandbox, self._is_open, self.rules.retry.attempts, self._now())
-                    yield part.sandbox
-                elif records.unlease(db, part.sandbox, self._now()):
-                    yield part.sandbox
-
+        limit = self.rules.retry.attempts
         try:
-            await self.book.write(change)
+            await self.book.write(lambda db: give_back(db, batch, self._is_open, limit, self._now()))
         except (OSError, sqlite3.Error) as problem:
             log.error("give-back", problem=problem)
 
-    # ---- 5. released -------------------------------------------------------------------------------------------------
-
-    def _free(self, boxes: Iterable[Sandbox]) -> None:
-        """Release the bytes of sandboxes that need them no more, and forget records that may go. In the background."""
-        for box in boxes:
-            done = box.state in FREED and (not box.freed or box.state is State.DELIVERED or box.forgettable)
-            partly = box.confirmed_at and set(box.tickets) - set(box.named_tickets)
-            if (done or partly) and box.id not in self._to_free:
-                self._to_free.add(box.id)
-                self._background(self._free_one(box.id))
-
-    async def _free_one(self, sandbox: int) -> None:
-        try:
-            tickets = await self.book.ledger.read(lambda db: records.dropped_tickets(db, sandbox))
-            for ticket in tickets:
-                await self._in_disk_thread(self._spool.release, ticket)
-                self.admission.space.drop(ticket)
-            left = await self.book.write(
-                lambda db: records.released(db, sandbox, tickets, self._now()), "record-released"
-            )
-        except (OSError, sqlite3.Error) as problem:
-            log.error("spool-release", sandbox=sandbox, problem=problem, again_in_s=_FREE_AGAIN_S)
-            await asyncio.sleep(_FREE_AGAIN_S)
-            self._background(self._free_one(sandbox))
-            return
-        self._to_free.discard(sandbox)
-        self._free(box for box in left if box.state in FREED)
+    # ---- 5. released (releases.py) and looked after ------------------------------------------------------------------
 
     async def keep_house(self) -> None:
         """Let deadlines pass that nothing else looks at: unconfirmed, given up, kept long enough."""

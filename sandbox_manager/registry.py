@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from sandbox_manager.backlog import Backlog, Deadline
 from sandbox_manager.sandbox import OCCUPYING, Destination, Occupant, Sandbox, SlotKey, occupant_of
@@ -35,6 +35,33 @@ class Registry:
         self.fence(sandbox.run)
         self._count(sandbox, 1)
         self.backlog.put(sandbox)
+
+    def job_of(self, sandbox_id: int) -> str:
+        """GlobalJobId, "" when the sandbox is not known any more."""
+        known = self.by_id.get(sandbox_id)
+        return known.run.job if known else ""
+
+    def accepted_at(self, sandbox_id: int) -> float:
+        """Wall clock, seconds; infinite, so never too long ago, when the sandbox is not known any more."""
+        known = self.by_id.get(sandbox_id)
+        return known.accepted_at if known else float("inf")
+
+    def destinations_at(self, server: str) -> frozenset[int]:
+        """Numbers of the destinations on a server."""
+        return frozenset(number for number, place in self.destinations.items() if place.server == server)
+
+    def files_waiting(self, may_send: Callable[[str], bool], most: int, now: int) -> Counter[str]:
+        """Files that are due, by server, for servers to which something may be sent.
+
+        :param most: files of one owner for one destination beyond this number are not counted.
+        """
+        files: Counter[str] = Counter()
+        for key, lane in self.backlog.lanes.items():
+            lane.wake(now)
+            server = self.destinations[key.destination].server
+            if may_send(server):
+                files[server] += lane.files_due(most)
+        return files
 
     def drop(self, sandbox_id: int) -> None:
         """Forget a sandbox whose record is gone."""
