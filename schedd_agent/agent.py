@@ -262,7 +262,7 @@ class Agent:
         if len(self._refused) >= _REFUSALS or now_s - self._noticed_s < self.notice_interval_s:
             return
         sent_at = int(self.clock.wall_s())
-        refused = [f"{what}: {problem}" for what, problem in list(self.board.refused.items())[-_REFUSALS_SHOWN:]]
+        refused = [f"{what}: {problem}" for what, problem in self.board.refused[-_REFUSALS_SHOWN:]]
         facts = {"version": __version__, "records": self.records_written, "refused": refused}
         (number,) = self.numbers.take(1)
         notice = AgentNotice(

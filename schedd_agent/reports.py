@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ class Board:
     newest: Newest = field(default_factory=Newest)
     _reports: dict[str, Report] = field(default_factory=dict)
     _read_before: dict[tuple[str, str], tuple[str, str, Report]] = field(default_factory=dict)
-    _refused: dict[str, str] = field(default_factory=dict)
+    _refused: dict[tuple[str, str], None] = field(default_factory=dict)
     _changes: dict[tuple[str, str, int], SandboxReport] = field(default_factory=dict)
     _disputed: frozenset[str] = frozenset()
 
@@ -171,16 +171,17 @@ class Board:
 
     def refuse(self, what: str, problem: str) -> None:
         """Name in the log, once, what is not believed and why."""
-        if self._refused.get(what) != problem:
+        matter = (what, problem)
+        if matter not in self._refused:
             log.warn("report-refused", ad=what, problem=problem)
             while len(self._refused) >= _REFUSALS_KEPT:
                 del self._refused[next(iter(self._refused))]
-            self._refused[what] = problem
+            self._refused[matter] = None
 
     @property
-    def refused(self) -> Mapping[str, str]:
+    def refused(self) -> Sequence[tuple[str, str]]:
         """What was not believed, and why; the newest hundred."""
-        return self._refused
+        return tuple(self._refused)
 
     def _read(self, ad: Mapping[str, Any], known: Mapping[tuple[str, str], tuple[str, str, Report]]) -> Report:
         payload, signature = payload_of(ad), str(ad.get("StageOutSignature") or "")
