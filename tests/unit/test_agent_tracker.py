@@ -364,7 +364,7 @@ def test_never_two_contradictory_effects(s: Situation) -> None:
 @_EXAMPLES
 @given(_SITUATION)
 def test_an_older_run_is_never_confirmed(s: Situation) -> None:
-    named = {(item.manager, item.name) for item in s.record.tickets} if s.record else None
+    named = {(item.manager, item.name) for item in s.record.tickets} if s.record and s.record.tickets else None
     run = s.job.run if s.job else s.past.run if s.past else 0
     for effect in decide(s, LIMITS):
         if not isinstance(effect, Send) or effect.action is not Action.CONFIRM or not effect.tickets:
