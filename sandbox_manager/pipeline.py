@@ -122,6 +122,7 @@ class Pipeline:
         self.tuner = Tuner(rules.tuning, clock, lambda server: self._rates.level(server, clock.wall_s()), grants)
         self.leases = Leases(clock)
         self._boot = boot_id()
+        self._wall = recovery.WallWatch(clock)
         self._load = Load()
         self._batch_number = 0
         self._running: dict[int, BatchRun] = {}
@@ -140,7 +141,9 @@ class Pipeline:
 
         def change(db: sqlite3.Connection) -> Iterable[int]:
             rates.make_table(db)
-            touched, again = recovery.settle_ledger(db, directories, self._boot, self._now())
+            touched, again = recovery.settle_ledger(
+                db, directories, self._boot, self._now(), self.rules.retry.longest_s
+            )
             unsynced[:] = again
             return touched
 
@@ -519,12 +522,11 @@ class Pipeline:
             await self.book.ledger.keep_reserve()
         except OSError as problem:
             log.warn("reserve-keep", problem=problem)
-        busy, now = self.busy_sandboxes, self._now()
-        due = [
-            box.id
-            for box in self.book.registry.by_id.values()
-            if box.id not in busy and recovery.may_be_due(box, self.rules, now)
-        ]
+        busy, now, longest_s = self.busy_sandboxes, self._now(), self.rules.retry.longest_s
+        if self._wall.was_set_back():
+            log.warn("clock-set-back", advice="files whose next attempt is far away now are tried at once")
+            self.follow(await self.book.write(lambda db: records.shorten_waits(db, now, longest_s), "record-retry"))
+        due = recovery.due(self.book.registry.by_id.values(), busy, self.rules, now)
         if due:
             boxes = await self.book.write(lambda db: recovery.pass_deadlines(db, due, self.rules, now), "record-failed")
             self.follow(boxes)

@@ -385,6 +385,19 @@ def wake(
     return woken
 
 
+def shorten_waits(db: sqlite3.Connection, now: int, longest_s: float) -> set[int]:
+    """Make files due now that would wait much longer than ``longest_s``: the clock was set back. Returns sandboxes.
+
+    Twice as long is let pass: waits are spread at random, and some servers ask for longer ones.
+    """
+    late, waiting = now + int(2 * longest_s), "error_code != 0 AND state = 0 AND next_attempt > ?"
+    rows = db.execute(f"SELECT DISTINCT sandbox FROM files WHERE {waiting}", (late,)).fetchall()
+    db.execute(f"UPDATE files SET next_attempt = ? WHERE {waiting}", (now, late))
+    for (sandbox,) in rows:
+        touch(db, sandbox)
+    return {int(sandbox) for (sandbox,) in rows}
+
+
 def touch(db: sqlite3.Connection, sandbox: int) -> None:
     """Something of this sandbox changed that reports show."""
     db.execute("UPDATE sandboxes SET change = change + 1 WHERE id = ?", (sandbox,))

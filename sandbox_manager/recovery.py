@@ -11,9 +11,11 @@ from sandbox_manager.rules import Rules
 from sandbox_manager.sandbox import Sandbox
 from sandbox_manager.spool import Spool
 from stageout.core import log
+from stageout.core.clock import Clock
 from stageout.core.errors import Advice, ErrorClass
 from stageout.core.states import FREED, State
 
+_SET_BACK_S = 60.0
 _NEEDS_BYTES = frozenset(State) - FREED - {State.OFFERED}
 
 
@@ -25,7 +27,7 @@ def end_movers(spool: Spool) -> None:
 
 
 def settle_ledger(
-    db: sqlite3.Connection, directories: Collection[str], boot: str, now: int
+    db: sqlite3.Connection, directories: Collection[str], boot: str, now: int, longest_s: float
 ) -> tuple[set[int], list[str]]:
     """Bring the ledger into agreement with the spool after a start.
 
@@ -33,9 +35,10 @@ def settle_ledger(
     or whose directory is gone, is LOST.
 
     :param directories: tickets that have one. :param boot: id of the running kernel's boot.
+    :param longest_s: no file waits longer for its next attempt, however the clock was set meanwhile.
     :returns: sandboxes touched, and tickets whose data must be synced again.
     """
-    touched: set[int] = set()
+    touched = records.shorten_waits(db, now, longest_s)
     for box, state in records.ids_and_states(db, (State.MOVING, State.LEASED)):
         records.moving_back(db, box)
         if state is State.MOVING:
@@ -62,6 +65,11 @@ def settle_ledger(
 def _lose(db: sqlite3.Connection, box: int, now: int, reason: str) -> None:
     log.error("lost", sandbox=box, reason=reason)
     records.end(db, box, State.LOST, now, reason)
+
+
+def due(boxes: Iterable[Sandbox], busy: Collection[int], rules: Rules, now: int) -> list[int]:
+    """Sandboxes whose deadline may have passed and whose files are in no mover."""
+    return [box.id for box in boxes if box.id not in busy and may_be_due(box, rules, now)]
 
 
 def may_be_due(box: Sandbox, rules: Rules, now: int) -> bool:
@@ -139,3 +147,16 @@ _DEADLINES = {
     State.MOVING: lambda db, box, rules, now: False,
     State.FAILED: _failed,
 }
+
+
+class WallWatch:
+    """Notices that the wall clock, which waits until an attempt are kept by, was set back."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._ahead_s = clock.wall_s() - clock.monotonic_s()
+
+    def was_set_back(self) -> bool:
+        """Since the last call, by more than a minute."""
+        before_s, self._ahead_s = self._ahead_s, self._clock.wall_s() - self._clock.monotonic_s()
+        return before_s - self._ahead_s > _SET_BACK_S

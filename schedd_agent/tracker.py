@@ -191,6 +191,8 @@ def _settle(s: Situation, job: Job, record: Record, own: Sequence[Seen], limits:
     states = {item.sandbox.state for item in own}
     if lost:
         yield from _when_lost(s, job, replace(_sum(job, own), state=State.LOST.value, reason=lost), limits)
+        if job.request:
+            yield ClearRequest()  # there is nothing left to send or to give up; what is shown says so
     elif not _all_shown(record, own) or not states <= ENDS:
         yield from _progress(s, job, record, own, limits)
     elif State.FAILED in states:

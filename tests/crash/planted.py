@@ -63,9 +63,9 @@ def planted(bug: Planted) -> Iterator[None]:
             setattr(place, name, value)
 
 
-def _as_if_never_down(db: Any, directories: Any, boot: str, now: int) -> Any:
+def _as_if_never_down(db: Any, directories: Any, boot: str, now: int, longest_s: float) -> Any:
     db.execute("UPDATE tickets SET boot = ?", (boot,))
-    return _real_settle(db, directories, boot, now)
+    return _real_settle(db, directories, boot, now, longest_s)
 
 
 _real_settle = sandbox_manager.recovery.settle_ledger

@@ -137,6 +137,13 @@ TABLE: list[tuple[str, Situation, list[str]]] = [
     ("AP restarted, run ended", situation(job(run=2, reconnects=1), seen(State.ACCEPTED)), ["confirm", "Show"]),
     ("lost", situation(job(), seen(State.LOST)), ["Rerun"]),
     ("lost too often", situation(job(reruns=2), seen(State.LOST)), ["Hold"]),
+    (
+        "lost while its owner waits for a retry",
+        situation(
+            job(Status.HELD, hold_code=12, hold_subcode=20001, request="retry"), absent_s={"m1": 7200.0}, done=DONE
+        ),
+        ["Show", "ClearRequest"],
+    ),
     ("silent for a while", situation(job(), absent_s={"m1": 7199.0}, done=DONE), ["Show"]),
     ("silent for too long", situation(job(), absent_s={"m1": 7200.0}, done=DONE), ["Rerun"]),
     ("superseded by mistake", situation(job(), seen(State.SUPERSEDED)), ["Rerun"]),

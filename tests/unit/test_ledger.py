@@ -331,20 +331,53 @@ def moving(db: sqlite3.Connection, ticket: str = "t1") -> int:
 def test_after_a_restart_moving_files_wait_again(db: sqlite3.Connection) -> None:
     box = moving(db)
     records.mark_synced(db, "t1")
-    assert recovery.settle_ledger(db, ["t1"], "other boot", 9) == ({box}, [])
+    assert recovery.settle_ledger(db, ["t1"], "other boot", 9, 60.0) == ({box}, [])
     found = lookups.sandbox(db, box)
     assert found and (found.state, found.moving, found.files_left, found.attempts) == (State.CONFIRMED, 0, 2, 0)
 
 
 def test_after_a_restart_of_the_manager_unsynced_data_is_synced(db: sqlite3.Connection) -> None:
     box = add(db, "t1")
-    assert recovery.settle_ledger(db, ["t1"], "boot", 9) == (set(), ["t1"])
+    assert recovery.settle_ledger(db, ["t1"], "boot", 9, 60.0) == (set(), ["t1"])
     assert records.state_of(db, box) is State.ACCEPTED
+
+
+def test_no_file_waits_longer_than_was_meant_when_the_clock_was_set_back(db: sqlite3.Connection) -> None:
+    box = moving(db)
+    records.mark_synced(db, "t1")
+    records.moving_back(db, box)
+    db.execute("UPDATE files SET error_code = 20, next_attempt = 50 + 60 * position")
+    assert recovery.settle_ledger(db, ["t1"], "boot", 9, 30.0) == ({box}, [])
+    assert [row[0] for row in db.execute("SELECT next_attempt FROM files ORDER BY position")] == [50, 9]
+
+
+class SetClock:
+    """A clock whose two hands are set by the test."""
+
+    def __init__(self) -> None:
+        self.mono, self.wall = 5.0, 1000.0
+
+    def monotonic_s(self) -> float:
+        return self.mono
+
+    def wall_s(self) -> float:
+        return self.wall
+
+
+def test_the_clock_is_watched() -> None:
+    clock = SetClock()
+    watch = recovery.WallWatch(clock)
+    seen = []
+    for passed_s, jump_s in ((1000, 0), (1, -30), (1, -7200), (1, 0), (1, 7200)):
+        clock.mono += passed_s
+        clock.wall += passed_s + jump_s
+        seen.append(watch.was_set_back())
+    assert seen == [False, False, True, False, False]
 
 
 def test_after_a_restart_of_the_machine_unsynced_data_is_lost(db: sqlite3.Connection) -> None:
     box = moving(db)
-    assert recovery.settle_ledger(db, ["t1"], "other boot", 9) == ({box}, [])
+    assert recovery.settle_ledger(db, ["t1"], "other boot", 9, 60.0) == ({box}, [])
     found = lookups.sandbox(db, box)
     assert found and found.state is State.LOST
     assert "before the output was safely on its disk" in found.reason
@@ -353,7 +386,7 @@ def test_after_a_restart_of_the_machine_unsynced_data_is_lost(db: sqlite3.Connec
 def test_a_sandbox_without_its_directory_is_lost(db: sqlite3.Connection) -> None:
     box = add(db, "t1")
     records.mark_synced(db, "t1")
-    recovery.settle_ledger(db, [], "boot", 9)
+    recovery.settle_ledger(db, [], "boot", 9, 60.0)
     assert records.state_of(db, box) is State.LOST
 
 
@@ -364,7 +397,7 @@ def test_what_is_delivered_is_not_lost_with_its_directory(db: sqlite3.Connection
     )
     db.execute("UPDATE files SET state = 2")
     records.end(db, box, State.DELIVERED, 9)
-    recovery.settle_ledger(db, [], "other boot", 9)
+    recovery.settle_ledger(db, [], "other boot", 9, 60.0)
     assert records.state_of(db, box) is State.DELIVERED
 
 
