@@ -207,7 +207,7 @@ class Reporter:
         return Report(
             pipeline.manager.name, pipeline.manager.key, number, int(self._clock.wall_s()),
             dict(pipeline.book.acknowledged), pipeline.book.registry.bytes_at_risk, tuple(sandboxes),
-            tuple(pipeline.breakers.troubles()[:SERVERS_SHOWN]),
+            tuple(pipeline.breakers.troubles()[:SERVERS_SHOWN]), pipeline.leases.unleased(),
         )  # fmt: skip
 
     async def _sandboxes(self, boxes: Sequence[Sandbox]) -> list[SandboxReport]:

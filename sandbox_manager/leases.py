@@ -31,6 +31,7 @@ class Leases:
     _lease_s: dict[str, float] = field(default_factory=dict)
     _until_s: dict[str, float] = field(default_factory=dict)
     _ended: set[str] = field(default_factory=set)
+    _told: tuple[str, ...] = ()
 
     def load(self, db: sqlite3.Connection) -> None:
         """Read which access points want leases (at start)."""
@@ -67,6 +68,18 @@ class Leases:
             self._ended.add(schedd)
             log.warn("lease-ended", schedd=schedd, advice="nothing is sent until its agent hears this manager again")
         return holds
+
+    def unleased(self) -> tuple[str, ...]:
+        """Schedds whose agents want leases and have given none that still counts: the report says so."""
+        now_s = self.clock.monotonic_s()
+        wanted = (schedd for schedd, lease_s in self._lease_s.items() if lease_s)
+        self._told = tuple(sorted(one for one in wanted if now_s >= self._until_s.get(one, float("-inf"))))
+        return self._told
+
+    def changed(self) -> bool:
+        """Is the last report wrong about that?"""
+        told = self._told
+        return self.unleased() != told
 
     def interval_s(self, usual_s: float) -> float:
         """Seconds between two reports, so that no lease ends while all is well."""

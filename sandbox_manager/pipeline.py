@@ -154,16 +154,12 @@ class Pipeline:
         await self.book.ledger.read(self._rates.load)
         await self.book.ledger.read(self.leases.load)
         kept = await self.book.ledger.read(lookups.kept_tickets)
-        await self.book.ledger.read(self._measure_space)
+        await self.book.ledger.read(lambda db: self.admission.space.fill(lookups.held_files(db)))
         strays = await self._in_disk_thread(self._spool.remove_strays, list(kept))
         for ticket in unsynced:
             self._background(self._sync_again(ticket))
         self._releases.consider([box for box in self.book.registry.by_id.values() if box.state in FREED])
         log.event("recovered", sandboxes=len(self.book.registry.by_id), strays=len(strays), unsynced=len(unsynced))
-
-    def _measure_space(self, db: sqlite3.Connection) -> None:
-        for ticket, owner, files in lookups.held_files(db):
-            self.admission.space.add(ticket, owner, files)
 
     async def _sync_again(self, ticket: str) -> None:
         try:
@@ -340,6 +336,8 @@ class Pipeline:
             for batch in list(self._running.values()):
                 if not all(self.leases.holds(Run(job, 0).schedd) for job in batch.jobs):
                     batch.stop()
+            if self.leases.changed():
+                self.book.changed.set()
             await asyncio.sleep(_LEASES_INTERVAL_S)
 
     async def plugins_ended(self) -> None:
@@ -525,11 +523,12 @@ class Pipeline:
         busy, now, longest_s = self.busy_sandboxes, self._now(), self.rules.retry.longest_s
         if self._wall.was_set_back():
             log.warn("clock-set-back", advice="files whose next attempt is far away now are tried at once")
-            self.follow(await self.book.write(lambda db: records.shorten_waits(db, now, longest_s), "record-retry"))
+            await self.book.write(lambda db: records.shorten_waits(db, now, longest_s), "record-retry")
         due = recovery.due(self.book.registry.by_id.values(), busy, self.rules, now)
         if due:
-            boxes = await self.book.write(lambda db: recovery.pass_deadlines(db, due, self.rules, now), "record-failed")
-            self.follow(boxes)
+            self.follow(
+                await self.book.write(lambda db: recovery.pass_deadlines(db, due, self.rules, now), "record-failed")
+            )
 
     async def forget_old_jobs(self) -> None:
         """Forget jobs that nothing is held of and that were not heard of for the retention time; remove strays."""

@@ -41,6 +41,11 @@ class Space:
                 self._charge(owner, size_bytes)
         self._tickets[ticket] = _Ticket(owner, inodes, sizes)
 
+    def fill(self, held: Iterable[tuple[str, str, Iterable[tuple[int, int]]]]) -> None:
+        """Tickets that are in the spool at the start: name, owner, and files as for :meth:`add`."""
+        for ticket, owner, files in held:
+            self.add(ticket, owner, files)
+
     def drop(self, ticket: str) -> None:
         """A ticket's files are gone; one that is not known is no error."""
         known = self._tickets.pop(ticket, None)

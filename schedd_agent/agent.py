@@ -248,7 +248,7 @@ class Agent:
 
     def _publish_orders(self) -> None:
         now_s = self.clock.monotonic_s()
-        sheets = self.book.due(now_s, self.clock.wall_s(), self.board.numbers, self.board.busy())
+        sheets = self.book.due(now_s, self.clock.wall_s(), self.board.numbers, self.board.busy(), self.board.unleased())
         if not sheets:
             return
         with step("orders-advertise"):

@@ -105,15 +105,20 @@ class Book:
         """The name under which managers acknowledge order numbers."""
         return OrderSheet(self._agent, "", 0, series=self._numbers.series).numbering
 
-    def due(self, now_s: float, wall_s: float, heard: Mapping[str, int], busy: Set[str]) -> list[OrderSheet]:
+    def due(
+        self, now_s: float, wall_s: float, heard: Mapping[str, int], busy: Set[str], unleased: Set[str] = frozenset()
+    ) -> list[OrderSheet]:
         """Sheets to publish now: changed ones, and others before their ads or the managers' leases expire.
 
         :param heard: manager -> number of its newest report. :param busy: managers that hold output.
+        :param unleased: managers that send nothing until they get a sheet, such as after their restart.
         """
         refresh_s = min(REFRESH_S, self.lease_s / 6) if self.lease_s else REFRESH_S
         needed = {key.manager for key in self._open} | busy
         old = {name for name in needed if now_s - self._published.get(name, float("-inf")) >= refresh_s}
-        return [self._sheet(manager, wall_s, heard.get(manager, 0)) for manager in sorted(self._changed | old)]
+        return [
+            self._sheet(manager, wall_s, heard.get(manager, 0)) for manager in sorted(self._changed | old | unleased)
+        ]
 
     def published(self, sheet: OrderSheet, now_s: float) -> None:
         """The sheet is in the collector."""

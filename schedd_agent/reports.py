@@ -151,6 +151,10 @@ class Board:
             if any(box.state not in FREED and box.run.schedd == self.schedd for box in report.sandboxes)
         }  # fmt: skip
 
+    def unleased(self) -> set[str]:
+        """Managers that wait for this agent's word before they send."""
+        return {manager for manager, report in self._reports.items() if self.schedd in report.unleased}
+
     def shown(self) -> Iterator[tuple[str, str]]:
         """(custodian, job) of every sandbox that is in a report now."""
         return ((whose, box.job) for whose, report in self._reports.items() for box in report.sandboxes)

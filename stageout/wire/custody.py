@@ -129,6 +129,7 @@ class Report:
     :param number: grows with every report, over restarts too. :param sent_at: wall clock, seconds.
     :param acknowledged: agent name -> number of the last order of it that was carried out.
     :param bytes_at_risk: accepted and not delivered. :param servers: that cannot be reached, at most SERVERS_SHOWN.
+    :param unleased: schedds whose output waits for their agent's word that it hears this manager.
     """
 
     manager: str
@@ -139,6 +140,7 @@ class Report:
     bytes_at_risk: int
     sandboxes: tuple[SandboxReport, ...] = ()
     servers: tuple[ServerReport, ...] = ()
+    unleased: tuple[str, ...] = ()
 
 
 class Action(str, enum.Enum):
@@ -264,7 +266,9 @@ def read_report(payload: str) -> Report:
     try:
         boxes = tuple(_sandbox(item) for item in data.pop("sandboxes"))
         servers = tuple(ServerReport(**item) for item in data.pop("servers"))
-        return Report(**{**data, "acknowledged": dict(data["acknowledged"]), "sandboxes": boxes, "servers": servers})
+        unleased = tuple(map(str, data.pop("unleased", ())))
+        known = {"acknowledged": dict(data["acknowledged"]), "sandboxes": boxes, "servers": servers}
+        return Report(**{**data, **known, "unleased": unleased})
     except (TypeError, KeyError, AttributeError, ValueError) as problem:
         raise BadPayload(f"not a report: {problem}") from None
 

@@ -127,6 +127,15 @@ def test_sheets_say_what_was_heard_and_keep_leases_alive(tmp_path: Path) -> None
     assert not book.due(100.0, 50.0, {"m1": 8}, set())
 
 
+def test_a_manager_without_a_lease_gets_a_sheet_at_once(tmp_path: Path) -> None:
+    """A restarted manager sends nothing before it has one."""
+    book = Book("ap", Numbers(tmp_path / "number", 1.0), lease_s=7200.0)
+    (sheet,) = book.due(0.0, 50.0, {"m1": 7}, {"m1"})
+    book.published(sheet, 0.0)
+    assert not book.due(1.0, 50.0, {"m1": 8}, {"m1"})
+    assert [sheet.heard for sheet in book.due(1.0, 50.0, {"m1": 8}, {"m1"}, {"m1"})] == [8]
+
+
 def _book(tmp_path: Path) -> Book:
     return Book("ap", Numbers(tmp_path / "number", 1.0))
 

@@ -55,6 +55,24 @@ def test_a_lease_counts_from_the_making_of_the_report_that_was_heard() -> None:
     assert leases.holds("ap"), "an old word takes nothing away"
 
 
+def test_the_report_says_whose_lease_is_missing() -> None:
+    clock, db = Clock(), _ledger()
+    first = Leases(clock)
+    first.want(db, "ap", 100.0)
+    first.want(db, "free", 0.0)
+    leases = Leases(clock)
+    leases.load(db)
+    assert leases.unleased() == ("ap",)
+    assert not leases.changed()
+    leases.reported(1)
+    leases.heard("ap", 1, 100.0)
+    assert leases.changed() and not leases.changed()
+    assert leases.unleased() == ()
+    clock.now_s += 100
+    assert leases.changed()
+    assert leases.unleased() == ("ap",)
+
+
 def test_a_new_manager_has_no_lease_before_its_first_report_was_heard() -> None:
     db = _ledger()
     Leases(Clock()).want(db, "ap", 100.0)
