@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common import Figure, main
-from web import WebServer, authority
+from sharing.web import WebServer, authority
 
 from stageout.core.classads import ClassAd
 from stageout.core.errors import StageoutError

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from common import Figure, main
-from web import WebServer, free_port
+from sharing.web import WebServer, free_port
 
 from stageout.core.errors import StageoutError
 from stageout.core.profiles import Profile, Run
