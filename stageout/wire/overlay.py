@@ -9,7 +9,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, TypeVar, Union, get_type_hints
+from typing import Any, Union, get_type_hints
 
 from stageout.wire.frames import BadFrame, Checksum, Frame, Type, decode_meta, encode_header, encode_meta
 
@@ -216,7 +216,6 @@ Message = Union[
     Hello, Welcome, Prove, Refuse, Open, Opened, NoSpace, Attach, Get, Found, Staged, Operation, Result, Custody,
     Status, Cancel, Low, Credit,
 ]  # fmt: skip
-M = TypeVar("M")
 
 TYPES: dict[type[Any], Type] = {
     Hello: Type.HELLO,

@@ -509,7 +509,9 @@ def test_killed_after_the_record(site: Site, fault: str) -> None:
     assert (site.spool / "sandboxes" / record["ticket"] / "0").read_bytes() == b"data"
     if fault.startswith("handoff-reply"):
         assert answer.receipt["Ticket"] == record["ticket"]
-    assert site.notes("synced") == []
+        assert set(site.notes("synced")) <= {record["ticket"]}, "the data may have been synced before the reply"
+    else:
+        assert site.notes("synced") == []
 
 
 def test_all_labels_of_a_hand_off_exist() -> None:
