@@ -83,14 +83,17 @@ class Bench:
         (run,) = self.starter().upload(wanted)
         return run
 
-    def start(self, files: dict[str, bytes], scratch: Path | None = None) -> subprocess.Popen[str]:
-        """Begin such an upload; its results are in :meth:`ads`."""
+    def start(
+        self, files: dict[str, bytes], scratch: Path | None = None, only: str | None = None
+    ) -> subprocess.Popen[str]:
+        """Begin such an upload, or that of one of the files; its results are in :meth:`ads`."""
         scratch = scratch or self.scratch
         requests = []
         for number, (path, data) in enumerate(files.items()):
             if not (scratch / f"f{number}").exists():
                 (scratch / f"f{number}").write_bytes(data)
-            requests.append(unparse_ad({"Url": self.url(path), "LocalFileName": str(scratch / f"f{number}")}))
+            if only in (None, path):
+                requests.append(unparse_ad({"Url": self.url(path), "LocalFileName": str(scratch / f"f{number}")}))
         (scratch / ".in").write_text("".join(requests))
         (scratch / ".out").write_text(" " * 19264)
         command = [sys.executable, str(self.plugin), "-infile", ".in", "-outfile", ".out", "-upload"]

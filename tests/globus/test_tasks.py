@@ -323,6 +323,21 @@ def test_a_call_after_a_kill_finds_the_task_again(bench: Bench) -> None:
     assert [ad["DeveloperData"]["StageOutVerified"] for ad in bench.ads()] == ["sha256", "sha256"]
 
 
+def test_calls_after_a_kill_that_ask_for_one_file_each_find_the_task_again(bench: Bench, tmp_path: Path) -> None:
+    """A manager tries each file again when its own time has come."""
+    bench.globus.change(bench.archive.id, rate_bytes_s=100e3)
+    bench.environment["STAGEOUT_STATE_DIR"] = str(tmp_path)
+    files = {"a": b"x" * 150_000, "b": b"y" * 1000, "c": b"z" * 1000}
+    process = bench.start(files)
+    bench.until("the task runs", lambda: bench.globus.tasks and bench.globus.tasks[0].bytes_transferred)
+    process.kill()
+    process.wait()
+    for name in files:
+        assert bench.start(files, only=name).wait(60) == 0
+    assert len(bench.globus.tasks) == 1
+    assert not list(tmp_path.glob("globusonline/*-*.json"))
+
+
 @pytest.mark.parametrize("label", ["globus-submission", "globus-task", "globus-over"])
 @pytest.mark.parametrize("when", ["kill-before", "kill-after"])
 def test_a_crash_at_each_durable_step(bench: Bench, tmp_path: Path, label: str, when: str) -> None:

@@ -104,7 +104,7 @@ class Crew:
 
     def _do(self, work: Work) -> None:
         try:
-            ended = self._carry_out(work)
+            entry, ended = self._carry_out(work)
         except TransferFailure as failure:
             if work.entry is not None and not self._journal.is_open(work.entry):
                 self._add(Work(work.group, work.moves))  # the task of an earlier call is not known any more
@@ -112,9 +112,12 @@ class Crew:
             for move in work.moves:
                 move.transfer.finish(failure)
             return
-        self._judge(work, ended)
+        left = self._judge(work, ended)
+        self._journal.settle(entry, [move.pair for move in work.moves])
+        if left:
+            self._go_on(work, ended, left)
 
-    def _carry_out(self, work: Work) -> Ended:
+    def _carry_out(self, work: Work) -> tuple[Entry, Ended]:
         run = TaskRun(work.group.service.twin(), self._journal, self._settings, work.moves[0].transfer.context.log)
         entry = work.entry
         if entry is None:
@@ -123,11 +126,12 @@ class Crew:
             entry = run.submit(plan.document(work.moves, work.group.between, label, self._settings.sync))
         elif not entry.task:
             entry = run.submit_again(entry)
-        return run.finish(entry, sum(move.size_bytes for move in work.moves))
+        return entry, run.finish(entry, sum(move.size_bytes for move in work.moves))
 
     # ---- results -----------------------------------------------------------------------------------------------------
 
-    def _judge(self, work: Work, ended: Ended) -> None:
+    def _judge(self, work: Work, ended: Ended) -> list[Move]:
+        """Tell each file its result; those that the task did not carry over are returned."""
         left = []
         sizes = _Sizes(work.group)
         for move in work.moves:
@@ -136,8 +140,7 @@ class Crew:
                 left.append(move)
             else:
                 move.transfer.finish(result)
-        if left:
-            self._go_on(work, ended, left)
+        return left
 
     def _result(self, move: Move, ended: Ended, sizes: _Sizes) -> Outcome | TransferFailure | None:
         try:

@@ -6,17 +6,19 @@ else it is in the job's scratch directory and lives as long as that.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stageout.core import durable
 from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.protocols.globusonline.plan import Pair
 
 _STATE_DIRECTORY = "STAGEOUT_STATE_DIR"
 _NAME = "globusonline"
@@ -26,11 +28,16 @@ _FORGOTTEN_S = 30 * 86400.0  # as long as the service keeps the details of a tas
 
 @dataclass
 class Entry:
-    """One submission. :param task: its id, "" while the service has not told it. :param document: as submitted."""
+    """One submission.
+
+    :param task: its id, "" while the service has not told it. :param document: as submitted.
+    :param settled: what it moves and some call has the result of; that of the others is still to be fetched.
+    """
 
     submission: str
     task: str
     document: dict[str, Any]
+    settled: frozenset[Pair] = frozenset()
 
     @property
     def between(self) -> tuple[str, str]:
@@ -38,9 +45,10 @@ class Entry:
         return self.document["source_endpoint"], self.document["destination_endpoint"]
 
     @property
-    def pairs(self) -> set[tuple[str, str]]:
-        """What it moves: pairs of paths."""
-        return {(item["source_path"], item["destination_path"]) for item in self.document["DATA"]}
+    def pairs(self) -> set[Pair]:
+        """What it moves and nobody has the result of: pairs of paths."""
+        moved = {(item["source_path"], item["destination_path"]) for item in self.document["DATA"]}
+        return moved - self.settled
 
 
 class Journal:
@@ -59,8 +67,7 @@ class Journal:
                 if time.time() - path.stat().st_mtime > _FORGOTTEN_S:
                     path.unlink()
                     continue
-                document = json.loads(path.read_bytes())
-                yield Entry(path.stem, str(document["task"]), dict(document["document"]))
+                yield self._read(path)
             except (OSError, ValueError, KeyError, TypeError):
                 path.unlink(missing_ok=True)  # nothing that we wrote: our own files are whole or absent
 
@@ -79,8 +86,21 @@ class Journal:
         entry.task = task
         self._write("globus-task", entry)
 
+    def settle(self, entry: Entry, pairs: Iterable[Pair]) -> None:
+        """The task is over, and this call has recorded its result for these files.
+
+        The record stays until that holds for all files: a call after a crash may ask for some of them, and the next
+        one for the rest.
+        """
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # another call has closed it
+            entry.settled = self._read(self._path(entry)).settled.union(pairs)
+            if entry.pairs:
+                self._write("globus-settled", entry)
+                return
+        self.close(entry)
+
     def close(self, entry: Entry) -> None:
-        """The task is over and its result known."""
+        """The task is over and its result known, or it is about to be cancelled."""
         durable.unlink("globus-over", self._path(entry))
 
     def is_open(self, entry: Entry) -> bool:
@@ -101,8 +121,15 @@ class Journal:
         except OSError as problem:
             raise _unwritable(problem) from None
 
+    @staticmethod
+    def _read(path: Path) -> Entry:
+        found = json.loads(path.read_bytes())
+        settled = frozenset((source, destination) for source, destination in found["settled"])
+        return Entry(path.stem, str(found["task"]), dict(found["document"]), settled)
+
     def _write(self, label: str, entry: Entry) -> None:
-        data = json.dumps({"task": entry.task, "document": entry.document}).encode()
+        settled = sorted(entry.settled)
+        data = json.dumps({"task": entry.task, "document": entry.document, "settled": settled}).encode()
         try:
             durable.write_file(label, self._path(entry), data)
         except OSError as problem:

@@ -96,7 +96,7 @@ class TaskRun:
     # ---- 2. watched --------------------------------------------------------------------------------------------------
 
     def finish(self, entry: Entry, size_bytes: int) -> Ended:
-        """Watch a task to its end. On return its record is gone: the result is what counts.
+        """Watch a task to its end. Its record stays until the caller has settled what it asked for.
 
         :param size_bytes: that it moves, 0 when that is not known.
         :raises TransferFailure: the service does not know the task, or does not answer for as long as a lease.
@@ -104,7 +104,7 @@ class TaskRun:
         """
         try:
             shown, reason = self._watch(entry, size_bytes)
-            ended = self._result(entry, shown, reason)
+            return self._result(entry, shown, reason)
         except Stopped:
             self._leave(entry)
             raise
@@ -112,8 +112,6 @@ class TaskRun:
             if failure.kind is ErrorClass.NOT_FOUND:
                 self._journal.close(entry)
             raise
-        self._journal.close(entry)
-        return ended
 
     def _leave(self, entry: Entry) -> None:
         """Cancel; but when only this call's time is over and the next one finds the record, let the task go on."""
