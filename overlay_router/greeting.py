@@ -74,6 +74,31 @@ async def greet(sock: socket.socket, node: str, keys: Mapping[str, Key]) -> tupl
     return Peer(hello.node, key, welcome.checksum, welcome.digest), first
 
 
+async def introduce(sock: socket.socket, node: str, name: str, secret: bytes) -> Peer:
+    """The side that connects: HELLO, the other's proof checked, PROVE.
+
+    :param node: this router. :param name: of the key. :raises BadFrame: not in the protocol, or without the key.
+    :raises Unwelcome: the other refuses. :raises OSError: the connection ended or said nothing for 10 s.
+    """
+    loop = asyncio.get_running_loop()
+    hello = Hello(
+        node, secrets.token_hex(16), tuple(frames.checksums()), tuple(frames.digests()), int(time.time()), name
+    )
+    await loop.sock_sendall(sock, overlay.encode(hello, zlib.crc32))
+    welcome = overlay.decode(await _frame(sock, zlib.crc32))
+    if isinstance(welcome, Refuse):
+        raise Unwelcome(welcome.message)
+    if not isinstance(welcome, Welcome):
+        raise BadFrame(f"{type(welcome).__name__} where Welcome was due")
+    if welcome.checksum not in frames.checksums() or welcome.digest not in frames.digests():
+        raise BadFrame("the router chose a checksum that was not offered")
+    if not hmac.compare_digest(welcome.proof, overlay.proof(secret, "welcome", hello, welcome)):
+        raise BadFrame(f"the router does not have the key {name!r}")
+    prove = Prove(overlay.proof(secret, "hello", hello, welcome))
+    await loop.sock_sendall(sock, overlay.encode(prove, frames.checksums()[welcome.checksum]))
+    return Peer(welcome.node, Key(name, secret, "-"), welcome.checksum, welcome.digest)
+
+
 async def refuse(sock: socket.socket, why: Unwelcome) -> None:
     """Tell a peer why, as far as it still listens."""
     message = overlay.encode(Refuse(why.reason), frames.checksums()[why.checksum])

@@ -1,4 +1,4 @@
-"""Who may connect: shared keys from a file, one ``NAME SECRET PREFIX`` a line."""
+"""Who may connect: shared keys from a file, one ``NAME SECRET PREFIX [router]`` a line."""
 
 from __future__ import annotations
 
@@ -18,14 +18,21 @@ class BadKeys(StageoutError):
 
 @dataclass(frozen=True)
 class Key:
-    """One key. :param prefix: its holder may only name paths at or below it; "" for the whole root."""
+    """One key.
+
+    :param prefix: its holder may only name paths at or below it; "" for the whole root, "-" for none by itself.
+    :param is_router: its holder is another router: it may say which links it has, and be sent through.
+    """
 
     name: str
     secret: bytes
     prefix: str
+    is_router: bool = False
 
     def allows(self, path: str) -> bool:
         """Whether its holder may name this path."""
+        if self.prefix == "-":
+            return False
         return not self.prefix or path == self.prefix or path.startswith(self.prefix + "/")
 
 
@@ -45,8 +52,9 @@ def read_keys(path: Path) -> dict[str, Key]:
 
 
 def _key(words: list[str], place: str) -> Key:
-    if len(words) != 3 or not _NAME.fullmatch(words[0]):
-        raise BadKeys(f"{place}: write 'NAME SECRET PREFIX' (PREFIX / for the whole root)")
+    if len(words) not in (3, 4) or not _NAME.fullmatch(words[0]) or words[3:] not in ([], ["router"]):
+        raise BadKeys(f"{place}: write 'NAME SECRET PREFIX' (PREFIX / for the whole root, - for none), or with 'router'"
+                      " behind it for the key of another router")  # fmt: skip
     if len(words[1]) < _LEAST_LENGTH:
         raise BadKeys(f"{place}: the key is shorter than {_LEAST_LENGTH} characters; try 'openssl rand -hex 24'")
-    return Key(words[0], words[1].encode(), words[2].strip("/"))
+    return Key(words[0], words[1].encode(), words[2].strip("/"), len(words) == 4)

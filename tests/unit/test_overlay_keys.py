@@ -1,0 +1,49 @@
+"""Keys of a router's peers, and how addresses are written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from overlay_router.keys import BadKeys, Key, read_keys
+from stageout.wire.address import is_address, split_address
+
+_SECRET = "long-enough-to-be-a-key"
+
+
+def _file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "keys"
+    path.write_text(text)
+    path.chmod(0o600)
+    return path
+
+
+def test_a_line_is_one_key(tmp_path: Path) -> None:
+    text = f"# comment\nsite {_SECRET} /\nalice {_SECRET} /a/lice\n\nr2 {_SECRET} - router\n"
+    assert read_keys(_file(tmp_path, text)) == {
+        "site": Key("site", _SECRET.encode(), ""),
+        "alice": Key("alice", _SECRET.encode(), "a/lice"),
+        "r2": Key("r2", _SECRET.encode(), "-", is_router=True),
+    }
+
+
+@pytest.mark.parametrize("line", ["", f"site {_SECRET}", "site short /", f"a/b {_SECRET} /", f"r {_SECRET} / rooter"])
+def test_what_is_no_key_is_refused_with_what_to_write(tmp_path: Path, line: str) -> None:
+    with pytest.raises(BadKeys, match=r"write (one )?'NAME SECRET PREFIX'|try 'openssl"):
+        read_keys(_file(tmp_path, line))
+
+
+def test_paths_of_a_key() -> None:
+    assert Key("k", b"", "").allows("any")
+    assert Key("k", b"", "a").allows("a/b")
+    assert not Key("k", b"", "a").allows("ab")
+    assert not Key("k", b"", "-").allows("any")
+    assert not Key("k", b"", "-").allows("-/any")
+
+
+def test_addresses() -> None:
+    assert split_address("router-1.example.org:9621") == ("router-1.example.org", 9621)
+    assert split_address("[::1]:80") == ("::1", 80)
+    for text in ("", "host", "host:0", "host:65536", "a b:1", ":1", "host:1\n", "-h:1", "x" * 200 + ":1", "[::1:80"):
+        assert not is_address(text), text
