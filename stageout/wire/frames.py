@@ -60,6 +60,11 @@ class Type(enum.IntEnum):
     FOUND = 34
     LOT = 40
     LINKS = 50
+    ROUTES = 51
+    ROUTED = 52
+    KNOWN = 53
+    PROBE = 54
+    PROBED = 55
 
 
 #: Payloads of bytes, with or without meta data in front; all others are meta data alone.

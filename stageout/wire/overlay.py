@@ -11,17 +11,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Union, get_type_hints
 
+from stageout.wire.fields import MAX_LINKS as MAX_LINKS
+from stageout.wire.fields import MAX_NUMBER as MAX_NUMBER
+from stageout.wire.fields import MAX_RANGES as MAX_RANGES
+from stageout.wire.fields import READERS, KnownRow, LinkRow
+from stageout.wire.fields import Range as Range
 from stageout.wire.frames import BadFrame, Checksum, Frame, Type, decode_meta, encode_header, encode_meta
 
 BLOCK_BYTES = 1024 * 1024
-MAX_AFTER = 8
-MAX_PATH_BYTES = 4096
-MAX_RANGES = 4096
-MAX_NUMBER = 2**63 - 1
+MAX_PROBE_BYTES = 8 * 1024 * 1024
 #: Clocks further apart than this make ``expires`` meaningless: no custody (section 2, "the late router").
 MAX_CLOCK_SKEW_S = 600
-
-Range = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -212,9 +212,80 @@ class Credit:
     size_bytes: int
 
 
+@dataclass(frozen=True)
+class Heartbeat:
+    """As the first frame: this is another router. A ``number`` is answered by a heartbeat with it as ``echo``."""
+
+    number: int = 0
+    echo: int = 0
+
+
+@dataclass(frozen=True)
+class Links:
+    """All links of one router, signed by it, passed on unchanged by all others.
+
+    :param router: its address. :param key: its public key. :param incarnation: grows with each of its starts.
+    :param number: grows with each message of an incarnation. :param age_ms: since it was made; not signed.
+    """
+
+    router: str
+    key: str
+    incarnation: int
+    number: int
+    links: tuple[LinkRow, ...]
+    signature: str = ""
+    age_ms: int = 0
+
+
+@dataclass(frozen=True)
+class Routes:
+    """Ask a router for its routes to a terminal (ROUTED), or, without one, for the links from a position on (KNOWN)."""
+
+    terminal: str = ""
+    first: int = 0
+
+
+@dataclass(frozen=True)
+class Routed:
+    """Routes from the router that was asked, itself left out, the terminal last.
+
+    :param routes: those in use, widest first. :param others: looked at and not in use.
+    :param reasons: why, for each of both in turn. :param reason: why this set is in use.
+    """
+
+    terminal: str
+    routes: tuple[tuple[str, ...], ...]
+    others: tuple[tuple[str, ...], ...] = ()
+    reasons: tuple[str, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Known:
+    """Links that a router knows of, in order of their ends. :param total: how many there are."""
+
+    total: int
+    links: tuple[KnownRow, ...]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """So many bytes follow this frame as they are, to be thrown away and timed (PROBED)."""
+
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Probed:
+    """The last bytes of a probe, and how long they took to come."""
+
+    size_bytes: int
+    time_us: int
+
+
 Message = Union[
     Hello, Welcome, Prove, Refuse, Open, Opened, NoSpace, Attach, Get, Found, Staged, Operation, Result, Custody,
-    Status, Cancel, Low, Credit,
+    Status, Cancel, Low, Credit, Heartbeat, Links, Routes, Routed, Known, Probe, Probed,
 ]  # fmt: skip
 
 TYPES: dict[type[Any], Type] = {
@@ -236,14 +307,15 @@ TYPES: dict[type[Any], Type] = {
     Cancel: Type.CANCEL,
     Low: Type.LOW,
     Credit: Type.CREDIT,
+    Heartbeat: Type.HEARTBEAT,
+    Links: Type.LINKS,
+    Routes: Type.ROUTES,
+    Routed: Type.ROUTED,
+    Known: Type.KNOWN,
+    Probe: Type.PROBE,
+    Probed: Type.PROBED,
 }
 _BY_TYPE = {kind: cls for cls, kind in TYPES.items()}
-
-_WORDS = {
-    "kind": ("publish", "rename", "delete", "mkdir", "setattr"),
-    "outcome": ("done", "failed", "cancelled", "expired", "stale", "lost"),
-}
-_LEAST = {"generation": -1, "size_bytes": -1, "retry_after_s": -1}
 
 
 def to_meta(message: Message) -> dict[str, Any]:
@@ -274,7 +346,7 @@ def from_meta(kind: Type, meta: Mapping[str, Any]) -> Message:
     values = {}
     for item in fields(cls):
         if item.name in meta:
-            values[item.name] = _READERS[hints[item.name]](item.name, meta[item.name])
+            values[item.name] = READERS[hints[item.name]](item.name, meta[item.name])
     try:
         return cls(**values)  # type: ignore[no-any-return]
     except TypeError:
@@ -286,59 +358,3 @@ def proof(key: bytes, side: str, hello: Hello, welcome: Welcome) -> str:
     """What shows that a side ("welcome", or "hello" for its answer) has the key: bound to both nonces and choices."""
     parts = (side, hello.node, hello.nonce, hello.key, welcome.node, welcome.nonce, welcome.checksum, welcome.digest)
     return hmac.new(key, "\0".join(parts).encode(), "sha256").hexdigest()
-
-
-def _number(name: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not _LEAST.get(name, 0) <= value <= MAX_NUMBER:
-        raise BadFrame(f"{name} is not a number that the protocol allows")
-    return value
-
-
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise BadFrame(f"{name} is neither true nor false")
-    return value
-
-
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str) or len(value.encode(errors="surrogateescape")) > MAX_PATH_BYTES or "\0" in value:
-        raise BadFrame(f"{name} is not a text of at most {MAX_PATH_BYTES} bytes")
-    if name in _WORDS and value not in _WORDS[name]:
-        raise BadFrame(f"{name} {value!r} is not one of {', '.join(_WORDS[name])}")
-    return value
-
-
-def _texts(name: str, value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or len(value) > 16:
-        raise BadFrame(f"{name} is not a short list")
-    return tuple(_text(name, item) for item in value)
-
-
-def _numbers(name: str, value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list) or len(value) > MAX_AFTER:
-        raise BadFrame(f"{name} is not a list of at most {MAX_AFTER} numbers")
-    return tuple(_number(name, item) for item in value)
-
-
-def _ranges(name: str, value: Any) -> tuple[Range, ...]:
-    if not isinstance(value, list) or len(value) > MAX_RANGES:
-        raise BadFrame(f"{name} is not a list of at most {MAX_RANGES} ranges")
-    found: list[Range] = []
-    for item in value:
-        if not isinstance(item, list) or len(item) != 2:
-            raise BadFrame(f"{name} has something that is not a range")
-        first, end = (_number(name, number) for number in item)
-        if not (found[-1][1] if found else -1) < first < end:
-            raise BadFrame(f"{name} is not in order")
-        found.append((first, end))
-    return tuple(found)
-
-
-_READERS = {
-    int: _number,
-    bool: _flag,
-    str: _text,
-    tuple[str, ...]: _texts,
-    tuple[int, ...]: _numbers,
-    tuple[Range, ...]: _ranges,
-}

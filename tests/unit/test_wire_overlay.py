@@ -19,6 +19,9 @@ _SUMS = list(frames.checksums().values())
 sums = st.sampled_from(_SUMS)
 texts = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=40)
 numbers = st.integers(0, overlay.MAX_NUMBER)
+addresses = st.builds(
+    "{}:{}".format, st.from_regex(r"[a-z0-9]{1,9}(\.[a-z]{1,5})?", fullmatch=True), st.integers(1, 65535)
+)
 
 
 def _ranges(points: set[int]) -> tuple[tuple[int, int], ...]:
@@ -33,6 +36,11 @@ _KINDS: dict[Any, st.SearchStrategy[Any]] = {
     tuple[str, ...]: st.lists(texts, max_size=4).map(tuple),
     tuple[int, ...]: st.lists(numbers, max_size=8).map(tuple),
     tuple[tuple[int, int], ...]: st.sets(numbers, max_size=12).map(_ranges),
+    tuple[tuple[str, ...], ...]: st.lists(st.lists(addresses, max_size=4).map(tuple), max_size=4).map(tuple),
+    tuple[overlay.LinkRow, ...]: st.lists(st.tuples(addresses, numbers, numbers), max_size=4).map(tuple),
+    tuple[overlay.KnownRow, ...]: st.lists(st.tuples(addresses, addresses, numbers, numbers, numbers), max_size=4).map(
+        tuple
+    ),
 }
 _WORDS = {"kind": st.just("rename"), "outcome": st.sampled_from(("done", "stale"))}
 

@@ -1,0 +1,121 @@
+"""Fields of the overlay's messages, as they are read: anything that the protocol does not allow raises BadFrame."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stageout.wire.address import is_address
+from stageout.wire.frames import BadFrame
+
+MAX_AFTER = 8
+MAX_PATH_BYTES = 4096
+MAX_RANGES = 4096
+MAX_NUMBER = 2**63 - 1
+#: Of one router; a list of links in an answer has at most 16 times as many.
+MAX_LINKS = 32
+MAX_ROUTES = 16
+
+Range = tuple[int, int]
+#: A link of the router that says so: to whom (HOST:PORT), bytes a second, round trip in microseconds.
+LinkRow = tuple[str, int, int]
+#: A link that a router knows of: from, to, bytes a second, round trip in microseconds, age in milliseconds.
+KnownRow = tuple[str, str, int, int, int]
+
+_WORDS = {
+    "kind": ("publish", "rename", "delete", "mkdir", "setattr"),
+    "outcome": ("done", "failed", "cancelled", "expired", "stale", "lost"),
+}
+_LEAST = {"generation": -1, "size_bytes": -1, "retry_after_s": -1}
+
+
+def _number(name: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not _LEAST.get(name, 0) <= value <= MAX_NUMBER:
+        raise BadFrame(f"{name} is not a number that the protocol allows")
+    return value
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise BadFrame(f"{name} is neither true nor false")
+    return value
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or len(value.encode(errors="surrogateescape")) > MAX_PATH_BYTES or "\0" in value:
+        raise BadFrame(f"{name} is not a text of at most {MAX_PATH_BYTES} bytes")
+    if name in _WORDS and value not in _WORDS[name]:
+        raise BadFrame(f"{name} {value!r} is not one of {', '.join(_WORDS[name])}")
+    return value
+
+
+def _texts(name: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or len(value) > 16:
+        raise BadFrame(f"{name} is not a short list")
+    return tuple(_text(name, item) for item in value)
+
+
+def _numbers(name: str, value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or len(value) > MAX_AFTER:
+        raise BadFrame(f"{name} is not a list of at most {MAX_AFTER} numbers")
+    return tuple(_number(name, item) for item in value)
+
+
+def _ranges(name: str, value: Any) -> tuple[Range, ...]:
+    if not isinstance(value, list) or len(value) > MAX_RANGES:
+        raise BadFrame(f"{name} is not a list of at most {MAX_RANGES} ranges")
+    found: list[Range] = []
+    for item in value:
+        if not isinstance(item, list) or len(item) != 2:
+            raise BadFrame(f"{name} has something that is not a range")
+        first, end = (_number(name, number) for number in item)
+        if not (found[-1][1] if found else -1) < first < end:
+            raise BadFrame(f"{name} is not in order")
+        found.append((first, end))
+    return tuple(found)
+
+
+def _routes(name: str, value: Any) -> tuple[tuple[str, ...], ...]:
+    if not isinstance(value, list) or len(value) > MAX_ROUTES:
+        raise BadFrame(f"{name} is not a list of at most {MAX_ROUTES} routes")
+    return tuple(tuple(_address(name, router) for router in _texts(name, route)) for route in value)
+
+
+def _links(name: str, value: Any) -> tuple[LinkRow, ...]:
+    return tuple(
+        (_address(name, to), _number(name, rate), _number(name, rtt)) for to, rate, rtt in _rows(name, value, 3, 1)
+    )
+
+
+def _known(name: str, value: Any) -> tuple[KnownRow, ...]:
+    return tuple(
+        (_address(name, a), _address(name, b), _number(name, rate), _number(name, rtt), _number(name, age))
+        for a, b, rate, rtt, age in _rows(name, value, 5, 16)
+    )
+
+
+def _rows(name: str, value: Any, width: int, times: int) -> list[list[Any]]:
+    if not isinstance(value, list) or len(value) > MAX_LINKS * times:
+        raise BadFrame(f"{name} is not a list of at most {MAX_LINKS * times} links")
+    if not all(isinstance(row, list) and len(row) == width for row in value):
+        raise BadFrame(f"{name} has something that is not a link")
+    return value
+
+
+def _address(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not is_address(value):
+        raise BadFrame(f"{name} has something that is not HOST:PORT")
+    return value
+
+
+#: For each kind of field, what reads it: called with its name and its value out of JSON.
+READERS = {
+    int: _number,
+    bool: _flag,
+    str: _text,
+    tuple[str, ...]: _texts,
+    tuple[int, ...]: _numbers,
+    tuple[Range, ...]: _ranges,
+    tuple[tuple[str, ...], ...]: _routes,
+    tuple[LinkRow, ...]: _links,
+    tuple[KnownRow, ...]: _known,
+}
