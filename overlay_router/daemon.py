@@ -14,14 +14,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from overlay_router.circuits import Neighbours
 from overlay_router.destination import Destination
-from overlay_router.keys import read_keys
+from overlay_router.keys import read_keys, read_own_key
 from overlay_router.relay import Router
 from overlay_router.store import Store
 from overlay_router.tree import Tree
 from stageout.core import log
 from stageout.core.config import ConfigError, Settings, condor_settings, environment_settings, reload_condor
 from stageout.core.errors import StageoutError
+from stageout.wire.route import BadRoute, addresses
 
 EXIT_NO_RESTART = 99
 """condor_master does not start a daemon again that exits with this status."""
@@ -35,15 +37,28 @@ class Place:
     records: Path
 
 
-def place_of(settings: Settings) -> Place:
-    """Root and database. :raises ConfigError: one of them is not set or not there."""
+def place_of(settings: Settings) -> Place | None:
+    """Root and database, None for a relay. :raises ConfigError: one of them is not there, or nothing is to be done."""
     root = settings.text("STAGEOUT_ROUTER_ROOT")
+    if not root and settings.text("STAGEOUT_ROUTER_NEIGHBOURS"):
+        return None
     if not root.startswith("/") or not Path(root).is_dir():
-        raise ConfigError(f"STAGEOUT_ROUTER_ROOT = {root}: name a directory that exists; files arrive below it")
+        raise ConfigError(f"STAGEOUT_ROUTER_ROOT = {root}: name a directory that exists, or neighbours for a relay")
     text = settings.text("STAGEOUT_ROUTER_DIR").replace("$(SPOOL)", settings.condor("SPOOL", "$(SPOOL)"))
     if not text.startswith("/"):
         raise ConfigError(f"STAGEOUT_ROUTER_DIR = {text}: write an absolute path")
     return Place(Path(root), Path(text) / "router.sqlite")
+
+
+def neighbours_of(settings: Settings) -> Neighbours:
+    """Whom circuits are passed on to. :raises StageoutError: an address or this router's key cannot be used."""
+    try:
+        allowed = addresses(settings.text("STAGEOUT_ROUTER_NEIGHBOURS"))
+    except BadRoute as problem:
+        raise ConfigError(f"STAGEOUT_ROUTER_NEIGHBOURS: {problem}") from None
+    if not allowed:
+        return Neighbours()
+    return Neighbours(frozenset(allowed), read_own_key(Path(settings.text("STAGEOUT_ROUTER_KEY"))))
 
 
 def listen(settings: Settings) -> socket.socket:
@@ -56,28 +71,35 @@ def listen(settings: Settings) -> socket.socket:
 
 
 async def run(load: Callable[[], Settings]) -> None:
-    """Serve until SIGTERM, SIGINT or SIGQUIT; SIGHUP reads the keys again.
+    """Serve until SIGTERM, SIGINT or SIGQUIT; SIGHUP reads keys and neighbours again.
 
     :raises StageoutError: settings, keys or database cannot be used.
     """
     settings = load()
     place, keys = place_of(settings), read_keys(Path(settings.text("STAGEOUT_ROUTER_KEYS")))
-    place.records.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    store, tree = Store(place.records), Tree(place.root)
+    neighbours = neighbours_of(settings)
     node = settings.condor("FULL_HOSTNAME") or socket.getfqdn()
-    with contextlib.closing(store), contextlib.closing(tree), listen(settings) as listening:
-        destination = Destination(store, tree, lambda: int(time.time()))
-        router = Router(node, destination, keys, settings.count("STAGEOUT_ROUTER_WORKERS"))
-        log.event("started", pid=os.getpid(), port=listening.getsockname()[1], root=place.root)
+    with contextlib.ExitStack() as stack:
+        destination = _destination(place, stack) if place else None
+        listening = stack.enter_context(listen(settings))
+        router = Router(node, destination, keys, settings.count("STAGEOUT_ROUTER_WORKERS"), neighbours)
+        log.event("started", pid=os.getpid(), port=listening.getsockname()[1], root=place.root if place else "")
         await _until_stopped(router, listening, load)
         log.event("stopped")
+
+
+def _destination(place: Place, stack: contextlib.ExitStack) -> Destination:
+    place.records.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    store = stack.enter_context(contextlib.closing(Store(place.records)))
+    tree = stack.enter_context(contextlib.closing(Tree(place.root)))
+    return Destination(store, tree, lambda: int(time.time()))
 
 
 async def _until_stopped(router: Router, listening: socket.socket, load: Callable[[], Settings]) -> None:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
         loop.add_signal_handler(number, stop.set)
-    loop.add_signal_handler(signal.SIGHUP, _new_keys, router, load)
+    loop.add_signal_handler(signal.SIGHUP, _reconfigure, router, load)
     serving = asyncio.ensure_future(router.serve(listening))
     waiting = asyncio.ensure_future(stop.wait())
     await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -88,13 +110,15 @@ async def _until_stopped(router: Router, listening: socket.socket, load: Callabl
         raise outcomes[0]
 
 
-def _new_keys(router: Router, load: Callable[[], Settings]) -> None:
+def _reconfigure(router: Router, load: Callable[[], Settings]) -> None:
     try:
-        router.keys = read_keys(Path(load().text("STAGEOUT_ROUTER_KEYS")))
+        settings = load()
+        keys, neighbours = read_keys(Path(settings.text("STAGEOUT_ROUTER_KEYS"))), neighbours_of(settings)
     except StageoutError as problem:
-        log.error("reconfigured", problem=f"{problem}; the old keys stay")
+        log.error("reconfigured", problem=f"{problem}; the old keys and neighbours stay")
         return
-    log.event("reconfigured", keys=len(router.keys))
+    router.keys, router.neighbours = keys, neighbours
+    log.event("reconfigured", keys=len(keys), neighbours=len(neighbours.allowed))
 
 
 def main(argv: list[str] | None = None) -> int:

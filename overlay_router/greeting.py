@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import secrets
 import socket
@@ -15,9 +16,11 @@ from typing import NamedTuple, TypeVar
 from overlay_router.keys import Key
 from stageout.wire import frames, overlay
 from stageout.wire.frames import BadFrame, Checksum, Frame
+from stageout.wire.greeting import accept, offer
 from stageout.wire.overlay import Hello, Message, Prove, Refuse, Welcome
 
 _TIMEOUT_S = 10.0
+_LAST_READS = 64
 T = TypeVar("T")
 
 
@@ -32,10 +35,14 @@ class Peer(NamedTuple):
 
 @dataclass
 class Unwelcome(Exception):
-    """The peer may not connect; the reason is told to it, with the checksum that it expects."""
+    """The peer may not connect; the reason is told to it, with the checksum that it expects.
+
+    :param retry_after_s: when it is worth another try; negative: never.
+    """
 
     reason: str
     checksum: str = "crc32"
+    retry_after_s: int = -1
 
     def __str__(self) -> str:
         return self.reason
@@ -77,35 +84,38 @@ async def greet(sock: socket.socket, node: str, keys: Mapping[str, Key]) -> tupl
 async def introduce(sock: socket.socket, node: str, name: str, secret: bytes) -> Peer:
     """The side that connects: HELLO, the other's proof checked, PROVE.
 
-    :param node: this router. :param name: of the key. :raises BadFrame: not in the protocol, or without the key.
-    :raises Unwelcome: the other refuses. :raises OSError: the connection ended or said nothing for 10 s.
+    :param node: this router. :param name: of the key. :raises WrongKey: the other does not have it.
+    :raises BadFrame: not in the protocol. :raises Unwelcome: the other refuses.
+    :raises OSError: the connection ended or said nothing for 10 s.
     """
     loop = asyncio.get_running_loop()
-    hello = Hello(
-        node, secrets.token_hex(16), tuple(frames.checksums()), tuple(frames.digests()), int(time.time()), name
-    )
+    hello = offer(node, name)
     await loop.sock_sendall(sock, overlay.encode(hello, zlib.crc32))
     welcome = overlay.decode(await _frame(sock, zlib.crc32))
     if isinstance(welcome, Refuse):
-        raise Unwelcome(welcome.message)
+        raise Unwelcome(welcome.message, retry_after_s=welcome.retry_after_s)
     if not isinstance(welcome, Welcome):
         raise BadFrame(f"{type(welcome).__name__} where Welcome was due")
-    if welcome.checksum not in frames.checksums() or welcome.digest not in frames.digests():
-        raise BadFrame("the router chose a checksum that was not offered")
-    if not hmac.compare_digest(welcome.proof, overlay.proof(secret, "welcome", hello, welcome)):
-        raise BadFrame(f"the router does not have the key {name!r}")
-    prove = Prove(overlay.proof(secret, "hello", hello, welcome))
+    prove = accept(hello, welcome, secret)
     await loop.sock_sendall(sock, overlay.encode(prove, frames.checksums()[welcome.checksum]))
     return Peer(welcome.node, Key(name, secret, "-"), welcome.checksum, welcome.digest)
 
 
 async def refuse(sock: socket.socket, why: Unwelcome) -> None:
     """Tell a peer why, as far as it still listens."""
-    message = overlay.encode(Refuse(why.reason), frames.checksums()[why.checksum])
-    try:
-        await asyncio.wait_for(asyncio.get_running_loop().sock_sendall(sock, message), _TIMEOUT_S)
-    except (OSError, asyncio.TimeoutError):
-        return
+    message = overlay.encode(Refuse(why.reason, why.retry_after_s), frames.checksums()[why.checksum])
+    with contextlib.suppress(OSError, asyncio.TimeoutError):
+        await asyncio.wait_for(_last_words(sock, message), _TIMEOUT_S)
+
+
+async def _last_words(sock: socket.socket, message: bytes) -> None:
+    """Send them and read what still comes: a connection closed with bytes unread is reset, and the words are lost."""
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(sock, message)
+    sock.shutdown(socket.SHUT_WR)
+    for _ in range(_LAST_READS):
+        if not await loop.sock_recv(sock, frames.MAX_GREETING_BYTES):
+            return
 
 
 async def _receive(sock: socket.socket, kind: type[T], checksum: Checksum) -> T:

@@ -51,6 +51,17 @@ def read_keys(path: Path) -> dict[str, Key]:
     return {key.name: key for key in keys}
 
 
+def read_own_key(path: Path) -> tuple[str, bytes]:
+    """Name and secret that this router shows to its neighbours. :raises BadKeys: there is no ``NAME SECRET``."""
+    try:
+        words = path.read_text().split()
+    except (OSError, UnicodeDecodeError) as problem:
+        raise BadKeys(f"cannot read this router's own key: {problem}; write one 'NAME SECRET'") from problem
+    if len(words) < 2:
+        raise BadKeys(f"{path}: write 'NAME SECRET', the key that the neighbours know this router by")
+    return words[0], words[1].encode()
+
+
 def _key(words: list[str], place: str) -> Key:
     if len(words) not in (3, 4) or not _NAME.fullmatch(words[0]) or words[3:] not in ([], ["router"]):
         raise BadKeys(f"{place}: write 'NAME SECRET PREFIX' (PREFIX / for the whole root, - for none), or with 'router'"

@@ -1,9 +1,10 @@
 """The way of one operation through the router, top to bottom: connections in, answers out. Read first.
 
-A connection that has proved its key becomes one of three. Control connections carry the messages of
-:mod:`overlay_router.destination`, which are answered one after the other by the thread that owns the disk. Connections
-that carry data go to a worker process together with the file. Blocks that a worker reports are recorded, and only
-then said to their sender.
+A connection that has proved its key becomes one of four. One that asks for a circuit goes on to the next hop
+(:mod:`overlay_router.circuits`), or ends here and begins anew with whoever is at its other end. Control connections
+carry the messages of :mod:`overlay_router.destination`, which are answered one after the other by the thread that owns
+the disk. Connections that carry data go to a worker process together with the file, or with the next hop. Blocks that a
+worker reports are recorded, and only then said to their sender.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from overlay_router.circuits import Neighbours, onward
 from overlay_router.destination import Destination, Reply
 from overlay_router.greeting import Peer, Unwelcome, greet, refuse
 from overlay_router.keys import Key
@@ -44,14 +46,16 @@ class Line:
 
 
 class Router:
-    """A listening router over one destination.
+    """A listening router over one destination, or none: a relay.
 
     :param node: its name. :param destination: used in one thread only. :param keys: who may connect.
-    :param workers: processes that move data.
+    :param workers: processes that move data. :param neighbours: whom circuits are passed on to.
     """
 
-    def __init__(self, node: str, destination: Destination, keys: Mapping[str, Key], workers: int) -> None:
-        self._node, self._destination, self.keys = node, destination, keys
+    def __init__(
+        self, node: str, destination: Destination | None, keys: Mapping[str, Key], workers: int, neighbours: Neighbours
+    ) -> None:
+        self._node, self._place, self.keys, self.neighbours = node, destination, keys, neighbours
         self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="disk")
         self._lines: dict[str, Line] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -79,12 +83,12 @@ class Router:
         with sock:
             try:
                 peer, first = await greet(sock, self._node, self.keys)
-                if isinstance(first, overlay.Attach):
-                    await self._attach(sock, peer, first)
-                elif isinstance(first, overlay.Get):
-                    await self._get(sock, peer, first)
-                else:
-                    await self._control(sock.dup(), peer, first)
+                if isinstance(first, overlay.Via) and first.route:
+                    await self._pass_on(sock, first)
+                    return
+                if isinstance(first, overlay.Via):
+                    peer, first = await greet(sock, self._node, self.keys)
+                await self._serve(sock, peer, first)
             except Unwelcome as reason:
                 log.warn("peer-refused", reason=reason)
                 await refuse(sock, reason)
@@ -92,6 +96,28 @@ class Router:
                 log.warn("peer-not-understood", problem=problem)
             except (OSError, asyncio.TimeoutError) as problem:
                 log.event("peer-gone", problem=problem or "silent")
+
+    async def _pass_on(self, sock: socket.socket, ask: overlay.Via) -> None:
+        with await onward(self._node, ask, self.neighbours) as far:
+            self._pool.give(Job("relay"), sock, far.fileno())
+
+    async def _serve(self, sock: socket.socket, peer: Peer, first: Message) -> None:
+        if self._place is None:
+            raise Unwelcome(
+                f"{self._node} is a relay and keeps no files: name it in STAGEOUT_OVERLAY_ROUTES, not in a URL",
+                peer.checksum,
+            )
+        if isinstance(first, overlay.Attach):
+            await self._attach(sock, peer, first)
+        elif isinstance(first, overlay.Get):
+            await self._get(sock, peer, first)
+        else:
+            await self._control(sock.dup(), peer, first)
+
+    @property
+    def _destination(self) -> Destination:
+        assert self._place is not None
+        return self._place
 
     async def _control(self, sock: socket.socket, peer: Peer, first: Message) -> None:
         reader, writer = await asyncio.open_connection(sock=sock)
@@ -180,7 +206,8 @@ class Router:
     async def _expire(self) -> None:
         while True:
             await asyncio.sleep(_EXPIRE_INTERVAL_S)
-            self._deliver(await self._on_disk(self._destination.expire))
+            if self._place is not None:
+                self._deliver(await self._on_disk(self._place.expire))
 
     async def _on_disk(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._disk, work)

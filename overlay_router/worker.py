@@ -17,6 +17,7 @@ import sys
 import threading
 from dataclasses import asdict, dataclass
 
+from overlay_router.splice import Circuit
 from stageout.wire import frames
 from stageout.wire.frames import BadFrame, Type
 from stageout.wire.overlay import Found, Refuse, encode
@@ -33,16 +34,17 @@ _SWITCH_INTERVAL_S = 0.0002
 class Job:
     """What to do with a connection.
 
-    :param kind: "receive" or "send". :param tid: 0 when sending. :param size_bytes: of the file, -1 when not known.
+    :param kind: "receive", "send", or "relay" between two connections. :param tid: of what is received.
+    :param size_bytes: of the file, -1 when not known.
     :param block: the first one to send. :param generation: of the file that is sent. :param mode: of that file.
     """
 
     kind: str
-    tid: int
-    checksum: str
-    digest: str
-    block_bytes: int
-    size_bytes: int
+    tid: int = 0
+    checksum: str = "crc32"
+    digest: str = ""
+    block_bytes: int = 0
+    size_bytes: int = 0
     block: int = 0
     generation: int = 0
     mode: int = 0
@@ -157,6 +159,10 @@ class Reporter:
 
 def serve(job: Job, connection: socket.socket, file: int, report: Reporter) -> None:
     """One connection to its end; what goes wrong is told to the peer and the daemon."""
+    if job.kind == "relay":
+        with connection, socket.socket(fileno=file) as far:
+            Circuit(connection, far).run()
+        return
     with connection:
         try:
             connection.settimeout(_IDLE_S)

@@ -11,8 +11,9 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 from stageout.cli.exits import CommandError, Exit, UsageError
 from stageout.core.errors import TransferFailure
-from stageout.overlay.channel import DEFAULT_PORT, Gateway, read_key
+from stageout.overlay.channel import Gateway, read_key
 from stageout.overlay.client import get, put
+from stageout.wire.route import DEFAULT_PORT
 
 _BAR = 30
 _SHOW_EVERY_S = 0.2

@@ -154,7 +154,12 @@ KNOBS: dict[str, Knob] = {
         Knob("STAGEOUT_POLICY_KEY", "", "policy", "PEM file of its key; empty: in the same file"),
         Knob("STAGEOUT_POLICY_TOKENS", "/etc/condor/stageout-policy.tokens", "policy", "one OWNER TOKEN a line"),
         Knob("STAGEOUT_POLICY_DIR", "$(SPOOL)/stageout_policy", "policy", "where leases are kept over restarts"),
-        Knob("STAGEOUT_ROUTER_ROOT", "", "router", "directory below which files of the overlay arrive; must be set"),
+        Knob(
+            "STAGEOUT_ROUTER_ROOT",
+            "",
+            "router",
+            "directory below which files arrive; empty: only a relay",
+        ),
         Knob("STAGEOUT_ROUTER_DIR", "$(SPOOL)/stageout_router", "router", "where the router keeps its records"),
         Knob("STAGEOUT_ROUTER_HOST", "0.0.0.0", "router", "address to listen on"),
         Knob("STAGEOUT_ROUTER_PORT", 9621, "router", "TCP port; 0: any free one (see the log)", 0),

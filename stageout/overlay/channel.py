@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import hmac
-import secrets
 import socket
-import time
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +11,9 @@ from pathlib import Path
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.wire import frames, overlay
 from stageout.wire.frames import BadFrame, Header, Type
-from stageout.wire.overlay import Hello, Message, Prove, Refuse, Welcome
-
-DEFAULT_PORT = 9621
+from stageout.wire.greeting import WrongKey, accept, offer
+from stageout.wire.overlay import Message, Refuse, Via, Welcome
+from stageout.wire.route import BadRoute, Route, address, check, shown, written
 
 
 @dataclass(frozen=True)
@@ -35,7 +32,7 @@ class Gateway:
     @property
     def server(self) -> str:
         """Host and port, for messages."""
-        return f"{self.host}:{self.port}"
+        return written(self.host, self.port)
 
 
 def read_key(path: Path) -> tuple[str, bytes]:
@@ -52,16 +49,20 @@ def read_key(path: Path) -> tuple[str, bytes]:
 class Channel:
     """Connect and prove the key.
 
-    :param gateway: who to talk to.
+    :param gateway: who to talk to. :param route: relays to pass; the first must know the same key.
     :raises TransferFailure: not reached, not understood, or refused.
     """
 
-    def __init__(self, gateway: Gateway) -> None:
-        self.gateway = gateway
+    def __init__(self, gateway: Gateway, route: Route = ()) -> None:
+        self.gateway, self.route = gateway, route
         self._checksum: frames.Checksum = zlib.crc32
-        self._socket = _connect(gateway)
+        self._refused = ErrorClass.PERMISSION_DENIED, ErrorClass.SERVER_BUSY
+        self._socket = _connect(gateway, route)
         try:
+            if route:
+                self._pass_relays()
             self._greet()
+            self._refused = ErrorClass.PERMISSION_DENIED, ErrorClass.SERVER_BUSY
         except BaseException:
             self.close()
             raise
@@ -107,7 +108,9 @@ class Channel:
             header, payload = self._frame()
             message = overlay.decode(frames.Frame(header, payload))
         if isinstance(message, Refuse):
-            raise TransferFailure(ErrorClass.PERMISSION_DENIED, message.message, self.gateway.server)
+            again_s = message.retry_after_s
+            kind = self._refused[again_s >= 0]
+            raise TransferFailure(kind, message.message, self.gateway.server, float(again_s) if again_s >= 0 else None)
         return message
 
     def receive_block(self, view: memoryview) -> tuple[int, int]:
@@ -126,31 +129,30 @@ class Channel:
                 raise BadFrame(f"block {header.block} does not fit its checksum")
         return header.block, header.length_bytes
 
+    def _pass_relays(self) -> None:
+        """Have the circuit made; the HELLO to its end follows at once, so that it costs no wait of its own."""
+        self._greet()
+        self.send(Via((*self.route[1:], self.gateway.server)))
+        self._checksum = zlib.crc32
+        self._refused = ErrorClass.PERMISSION_DENIED, ErrorClass.CONNECT_FAILED
+
     def _greet(self) -> None:
-        offered = Hello(
-            socket.gethostname(),
-            secrets.token_hex(16),
-            tuple(frames.checksums()),
-            tuple(frames.digests()),
-            int(time.time()),
-            self.gateway.key_name,
-        )
-        self.send(offered)
+        hello = offer(socket.gethostname(), self.gateway.key_name)
+        self.send(hello)
         welcome = self.receive()
         if not isinstance(welcome, Welcome):
             raise self.failure(ErrorClass.NOT_SUPPORTED, f"{type(welcome).__name__} where WELCOME was due")
-        if welcome.checksum not in frames.checksums() or welcome.digest not in frames.digests():
-            raise self.failure(ErrorClass.NOT_SUPPORTED, "the router chose a checksum that was not offered")
-        expected = overlay.proof(self.gateway.secret, "welcome", offered, welcome)
-        if not hmac.compare_digest(welcome.proof, expected):
-            raise self.failure(
-                ErrorClass.CREDENTIAL_REFUSED, f"the router does not have the key {self.gateway.key_name!r}"
-            )
+        try:
+            proved = accept(hello, welcome, self.gateway.secret)
+        except WrongKey as problem:
+            raise self.failure(ErrorClass.CREDENTIAL_REFUSED, str(problem)) from None
+        except BadFrame as problem:
+            raise self.failure(ErrorClass.NOT_SUPPORTED, str(problem)) from None
         self._checksum = frames.checksums()[welcome.checksum]
         self.digest = frames.digests()[welcome.digest]
         self.digest_name = welcome.digest
         self.node = welcome.node
-        self.send(Prove(overlay.proof(self.gateway.secret, "hello", offered, welcome)))
+        self.send(proved)
 
     def _frame(self) -> tuple[Header, bytes]:
         header = frames.decode_header(self._exactly(frames.HEADER_BYTES), self._checksum)
@@ -175,8 +177,9 @@ class Channel:
         return _Failures(self)
 
     def failure(self, kind: ErrorClass, message: str) -> TransferFailure:
-        """A failure that names the router."""
-        return TransferFailure(kind, f"{self.gateway.server}: {message}", self.gateway.server)
+        """A failure that names the router, and the way to it."""
+        way = f"{self.gateway.server} by {shown(self.route)}" if self.route else self.gateway.server
+        return TransferFailure(kind, f"{way}: {message}", self.gateway.server)
 
 
 class _Failures:
@@ -198,14 +201,20 @@ class _Failures:
             raise failure(ErrorClass.CONNECTION_LOST, problem.strerror or str(problem)) from None
 
 
-def _connect(gateway: Gateway) -> socket.socket:
+def _connect(gateway: Gateway, route: Route) -> socket.socket:
+    """A connection to the first hop."""
     try:
-        sock = socket.create_connection((gateway.host, gateway.port), gateway.timeout_s)
+        check(route)
+        place = address(route[0]) if route else (gateway.host, gateway.port)
+    except BadRoute as problem:
+        raise TransferFailure(ErrorClass.BAD_REQUEST, str(problem), gateway.server) from None
+    try:
+        sock = socket.create_connection(place, gateway.timeout_s)
     except socket.gaierror as problem:
         kind = ErrorClass.NAME_LOOKUP_FAILED if problem.errno == socket.EAI_AGAIN else ErrorClass.NAME_NOT_RESOLVED
-        raise TransferFailure(kind, f"{gateway.host}: {problem.strerror}", gateway.server) from None
+        raise TransferFailure(kind, f"{place[0]}: {problem.strerror}", gateway.server) from None
     except OSError as problem:
         text = problem.strerror or str(problem)
-        raise TransferFailure(ErrorClass.CONNECT_FAILED, f"{gateway.server}: {text}", gateway.server) from None
+        raise TransferFailure(ErrorClass.CONNECT_FAILED, f"{written(*place)}: {text}", gateway.server) from None
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock

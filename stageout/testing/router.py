@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +16,19 @@ from stageout.core.errors import StageoutError
 from stageout.testing.pool.waiting import wait_until
 
 _SECRET = "not-secret-but-long-enough"
+
+
+def relay(home: Path, neighbours: Iterable[RouterProcess | str]) -> RouterProcess:
+    """A router without a root that passes circuits on to these routers (running ones, or addresses)."""
+    allowed = (one if isinstance(one, str) else one.address for one in neighbours)
+    return RouterProcess(
+        home,
+        {
+            "STAGEOUT_ROUTER_ROOT": "",
+            "STAGEOUT_ROUTER_NEIGHBOURS": ", ".join(allowed),
+            "STAGEOUT_ROUTER_KEY": str(home / "hop.key"),
+        },
+    )
 
 
 @dataclass
@@ -33,8 +47,9 @@ class RouterProcess:
     def __enter__(self) -> RouterProcess:
         self.root.mkdir(parents=True, exist_ok=True)
         keys = self.home / "keys"
-        keys.write_text(f"site {_SECRET} /\nsmall {_SECRET} small\n")
+        keys.write_text(f"site {_SECRET} /\nsmall {_SECRET} small\nhop {_SECRET} - router\n")
         keys.chmod(0o600)
+        self.key_file("hop")
         self.key_file("site")
         self.key_file("small")
         self.start()
@@ -44,6 +59,11 @@ class RouterProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    @property
+    def address(self) -> str:
+        """As it stands in a route."""
+        return f"127.0.0.1:{self.port}"
 
     @property
     def root(self) -> Path:

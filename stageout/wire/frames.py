@@ -39,6 +39,7 @@ class Type(enum.IntEnum):
     REFUSE = 3
     HEARTBEAT = 4
     PROVE = 5
+    VIA = 6
     OPEN = 10
     OPENED = 11
     BLOCK = 12
@@ -139,7 +140,7 @@ def decode_header(data: Buffer, checksum: Checksum) -> Header:
 
 def max_bytes(kind: Type) -> int:
     """Greatest length of a payload of this type."""
-    if kind in (Type.HELLO, Type.WELCOME, Type.PROVE, Type.REFUSE):
+    if kind in (Type.HELLO, Type.WELCOME, Type.PROVE, Type.REFUSE, Type.VIA):
         return MAX_GREETING_BYTES
     return MAX_BULK_BYTES if kind in BULK else MAX_META_BYTES
 

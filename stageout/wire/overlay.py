@@ -69,6 +69,16 @@ class Refuse:
 
 
 @dataclass(frozen=True)
+class Via:
+    """First frame of a connection to be passed on: to ``route[0]``, which hears VIA with the rest; none: the end.
+
+    Behind it everything begins anew with a HELLO to the end, checked with CRC-32 as on a connection just made.
+    """
+
+    route: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Open:
     """Ask for a transfer number (tid) for the data of one PUBLISH to come.
 
@@ -284,7 +294,7 @@ class Probed:
 
 
 Message = Union[
-    Hello, Welcome, Prove, Refuse, Open, Opened, NoSpace, Attach, Get, Found, Staged, Operation, Result, Custody,
+    Hello, Welcome, Prove, Refuse, Via, Open, Opened, NoSpace, Attach, Get, Found, Staged, Operation, Result, Custody,
     Status, Cancel, Low, Credit, Heartbeat, Links, Routes, Routed, Known, Probe, Probed,
 ]  # fmt: skip
 
@@ -292,6 +302,7 @@ TYPES: dict[type[Any], Type] = {
     Hello: Type.HELLO,
     Welcome: Type.WELCOME,
     Prove: Type.PROVE,
+    Via: Type.VIA,
     Refuse: Type.REFUSE,
     Open: Type.OPEN,
     Opened: Type.OPENED,

@@ -7,10 +7,11 @@ from pathlib import Path
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.overlay.channel import DEFAULT_PORT, Gateway, read_key
+from stageout.overlay.channel import Gateway, read_key
 from stageout.overlay.client import get, put
 from stageout.plugin.api import Context, Outcome, Request, TransferProtocol
 from stageout.plugin.urls import as_written, safe_url
+from stageout.wire.route import DEFAULT_PORT
 
 _KEY = "/etc/condor/stageout-overlay.key"
 _SILENCE_S = 60.0

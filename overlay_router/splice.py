@@ -1,0 +1,94 @@
+"""Bytes of a circuit from one socket to the other and back, through pipes and never into this process.
+
+What is under way in a relay is one pipe for each direction and what the kernel holds for the two sockets: when the
+next hop is slow, the one before is not read, and TCP tells it so. A thread serves each direction; an end of one
+direction is passed on while the other goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import socket
+import struct
+import threading
+import time
+
+_PIPE_BYTES = 256 * 1024
+_F_SETPIPE_SZ = 1031
+_SPLICE_F_MOVE = 1
+#: A circuit on which nothing moved for so long, in either direction, is closed.
+IDLE_S = 180.0
+_LOOK_S = 5
+
+
+class Circuit:
+    """Two connected sockets. :param idle_s: silence in both directions after which they are closed."""
+
+    def __init__(self, near: socket.socket, far: socket.socket, idle_s: float = IDLE_S) -> None:
+        self._near, self._far, self._idle_s = near, far, idle_s
+        self._moved_s = time.monotonic()
+        for sock in (near, far):
+            sock.setblocking(True)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            tick = struct.pack("ll", *divmod(int(min(_LOOK_S, idle_s) * 1e6), 10**6))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, tick)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, tick)
+
+    def run(self) -> None:
+        """Pass bytes on until both directions have ended, one side failed, or nothing moved for too long."""
+        back = threading.Thread(target=self._pass, args=(self._far, self._near), daemon=True)
+        back.start()
+        self._pass(self._near, self._far)
+        back.join()
+
+    def _pass(self, source: socket.socket, target: socket.socket) -> None:
+        reading, writing = os.pipe()
+        try:
+            with contextlib.suppress(OSError):  # an ordinary user has only so much pipe; a small one works too
+                fcntl.fcntl(writing, _F_SETPIPE_SZ, _PIPE_BYTES)
+            while count := self._move(source.fileno(), writing, _PIPE_BYTES):
+                while count:
+                    count -= self._move(reading, target.fileno(), count)
+            target.shutdown(socket.SHUT_WR)
+        except OSError:
+            self._end()
+        finally:
+            os.close(reading)
+            os.close(writing)
+
+    def _move(self, source: int, target: int, size_bytes: int) -> int:
+        while True:
+            try:
+                count = splice(source, target, size_bytes)
+            except BlockingIOError:
+                if time.monotonic() - self._moved_s > self._idle_s:
+                    raise TimeoutError("nothing moved") from None
+                continue
+            self._moved_s = time.monotonic()
+            return count
+
+    def _end(self) -> None:
+        for sock in (self._near, self._far):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+def _splice_of_libc(source: int, target: int, size_bytes: int) -> int:
+    count = int(_libc.splice(source, None, target, None, ctypes.c_size_t(size_bytes), _SPLICE_F_MOVE))
+    if count < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return count
+
+
+def _splice_of_python(source: int, target: int, size_bytes: int) -> int:
+    return int(os.splice(source, target, size_bytes, flags=_SPLICE_F_MOVE))  # type: ignore[attr-defined, unused-ignore]
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.splice.restype = ctypes.c_ssize_t
+#: Python has it from 3.10 on.
+splice = _splice_of_python if hasattr(os, "splice") else _splice_of_libc

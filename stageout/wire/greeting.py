@@ -1,0 +1,33 @@
+"""The greeting as the side that connects sees it: what it offers, and whether the answer proves the key. No I/O."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import time
+
+from stageout.wire import frames, overlay
+from stageout.wire.frames import BadFrame
+from stageout.wire.overlay import Hello, Prove, Welcome
+
+
+class WrongKey(BadFrame):
+    """The side that was connected to does not have the key."""
+
+
+def offer(node: str, key_name: str) -> Hello:
+    """HELLO of a party, with a nonce of its own."""
+    checksums, digests = tuple(frames.checksums()), tuple(frames.digests())
+    return Hello(node, secrets.token_hex(16), checksums, digests, int(time.time()), key_name)
+
+
+def accept(hello: Hello, welcome: Welcome, secret: bytes) -> Prove:
+    """The answer to WELCOME.
+
+    :raises BadFrame: it chose what was not offered. :raises WrongKey: its proof is not one.
+    """
+    if welcome.checksum not in hello.checksums or welcome.digest not in hello.digests:
+        raise BadFrame("the router chose a checksum that was not offered")
+    if not hmac.compare_digest(welcome.proof, overlay.proof(secret, "welcome", hello, welcome)):
+        raise WrongKey(f"the router does not have the key {hello.key!r}")
+    return Prove(overlay.proof(secret, "hello", hello, welcome))

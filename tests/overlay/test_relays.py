@@ -1,0 +1,193 @@
+"""Circuits through real relays: whole files there and back, refusals that name the hop, never an open proxy."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from overlay_router import splice
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay.channel import Channel, Gateway, read_key
+from stageout.testing.router import RouterProcess, relay
+from stageout.wire.overlay import BLOCK_BYTES, Open, Result, Status
+from stageout.wire.route import Route
+
+BOTH = {splice._splice_of_libc, splice.splice}
+
+
+@pytest.fixture(scope="module")
+def terminal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RouterProcess]:
+    with RouterProcess(tmp_path_factory.mktemp("terminal")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def inner(tmp_path_factory: pytest.TempPathFactory, terminal: RouterProcess) -> Iterator[RouterProcess]:
+    with relay(tmp_path_factory.mktemp("inner"), [terminal, "127.0.0.1:1"]) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def outer(tmp_path_factory: pytest.TempPathFactory, inner: RouterProcess) -> Iterator[RouterProcess]:
+    with relay(tmp_path_factory.mktemp("outer"), [inner]) as running:
+        yield running
+
+
+@pytest.fixture
+def gateway(terminal: RouterProcess) -> Gateway:
+    return Gateway("127.0.0.1", terminal.port, *read_key(terminal.key_file("site")), timeout_s=20)
+
+
+def _answers(gateway: Gateway, route: Route) -> bool:
+    """Whether the terminal at the end of a route says that an operation came too late."""
+    origin = os.urandom(16).hex()
+    with Channel(gateway, route) as channel:
+        channel.send(Open(origin, 1, "f", 10, BLOCK_BYTES, 1))
+        answer = channel.receive()
+    return answer == Result(origin, 1, "expired")
+
+
+def test_messages_pass_relays(outer: RouterProcess, inner: RouterProcess, gateway: Gateway) -> None:
+    for route in ((), (inner.address,), (outer.address, inner.address)):
+        assert _answers(gateway, route)
+
+
+def _refused(gateway: Gateway, route: Route, kind: ErrorClass, *words: str) -> None:
+    with pytest.raises(TransferFailure) as caught:
+        Channel(gateway, route)
+    assert caught.value.kind is kind, caught.value
+    for word in words:
+        assert word in caught.value.message
+
+
+def test_a_hop_that_is_not_there_is_worth_another_try(
+    outer: RouterProcess, inner: RouterProcess, gateway: Gateway
+) -> None:
+    nobody = dataclasses.replace(gateway, port=1)
+    words = ("cannot reach 127.0.0.1:1", "refused", "is a router running there")
+    _refused(nobody, (inner.address,), ErrorClass.CONNECT_FAILED, *words)
+    _refused(nobody, (outer.address, inner.address), ErrorClass.CONNECT_FAILED, *words)
+
+
+def test_only_neighbours_are_connected_to(outer: RouterProcess, inner: RouterProcess, gateway: Gateway) -> None:
+    words = ("does not pass anything on to", "STAGEOUT_ROUTER_NEIGHBOURS")
+    _refused(gateway, (outer.address,), ErrorClass.PERMISSION_DENIED, gateway.server, *words)
+    _refused(gateway, (inner.address, outer.address), ErrorClass.PERMISSION_DENIED, outer.address, *words)
+
+
+def test_a_relay_keeps_no_files(inner: RouterProcess, gateway: Gateway) -> None:
+    origin = "0a" * 16
+    with Channel(dataclasses.replace(gateway, port=inner.port)) as channel:
+        channel.send(Status(origin, 1))
+        with pytest.raises(TransferFailure, match="is a relay and keeps no files") as caught:
+            channel.receive()
+    assert caught.value.kind is ErrorClass.PERMISSION_DENIED
+
+
+def test_each_end_of_a_circuit_proves_its_own_key(inner: RouterProcess, gateway: Gateway) -> None:
+    """Who passed a relay is at the terminal nobody but whose key it proves there: here one that may name no path."""
+    hop = dataclasses.replace(gateway, key_name="hop")
+    from stageout.overlay.client import get
+
+    with pytest.raises(TransferFailure, match="the key 'hop' is not for 'f'"):
+        get(hop, "f", Path("unused"))
+    unknown = dataclasses.replace(gateway, key_name="stranger")
+    _refused(unknown, (inner.address,), ErrorClass.PERMISSION_DENIED, "no key of the name 'stranger'")
+
+
+def test_relays_whose_keys_differ_say_whose(tmp_path: Path, terminal: RouterProcess, gateway: Gateway) -> None:
+    with relay(tmp_path, [terminal]) as other:
+        (tmp_path / "hop.key").write_text("hop another-secret-than-the-neighbour-has\n")
+        os.kill(other.pid, signal.SIGHUP)
+        _until(lambda: "reconfigured" in other.log)
+        words = (terminal.address, "does not have the key 'hop'", "administrator")
+        _refused(gateway, (other.address,), ErrorClass.PERMISSION_DENIED, *words)
+        (tmp_path / "hop.key").write_text("nobody another-secret-than-the-neighbour-has\n")
+        os.kill(other.pid, signal.SIGHUP)
+        _until(lambda: other.log.count("reconfigured") == 2)
+        words = (f"{terminal.address} refuses", "no key of the name 'nobody'")
+        _refused(gateway, (other.address,), ErrorClass.PERMISSION_DENIED, *words)
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    from stageout.testing.pool.waiting import wait_until
+
+    wait_until(condition, what="the router to say so")
+
+
+@pytest.mark.parametrize(
+    ("route", "words"),
+    [(("a:1", "a:1"), "passes each router once"), (tuple(f"a:{n}" for n in range(1, 9)), "at most 7 relays")],
+)
+def test_routes_that_cannot_be(gateway: Gateway, route: Route, words: str) -> None:
+    _refused(gateway, route, ErrorClass.BAD_REQUEST, words)
+
+
+@pytest.fixture(params=sorted(BOTH, key=lambda one: one.__name__), ids=lambda one: one.__name__)
+def spliced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[socket.socket, ...]]:
+    """Both outer ends of a circuit that this process splices, and the thread that does."""
+    monkeypatch.setattr(splice, "splice", request.param)
+    ends: list[socket.socket] = []
+    for _ in range(2):
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            ends.append(socket.create_connection(listening.getsockname(), 20))
+            ends.append(listening.accept()[0])
+    yield tuple(ends)
+    for end in ends:
+        end.close()
+
+
+def _running(ends: tuple[socket.socket, ...], idle_s: float = 60.0) -> threading.Thread:
+    thread = threading.Thread(target=splice.Circuit(ends[1], ends[3], idle_s).run, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_bytes_and_ends_pass_one_direction_after_the_other(spliced: tuple[socket.socket, ...]) -> None:
+    near, far = spliced[0], spliced[2]
+    thread = _running(spliced)
+    data = os.urandom(3_000_000)
+    sender = threading.Thread(target=lambda: (near.sendall(data), near.shutdown(socket.SHUT_WR)))
+    sender.start()
+    got = b"".join(iter(lambda: far.recv(1 << 20), b""))
+    sender.join()
+    assert got == data
+    far.sendall(data[:1000])  # the other direction goes on
+    far.shutdown(socket.SHUT_WR)
+    assert b"".join(iter(lambda: near.recv(1 << 20), b"")) == data[:1000]
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_a_reader_that_stops_holds_its_sender_up(spliced: tuple[socket.socket, ...]) -> None:
+    """What is under way stays within the sockets' buffers and a pipe: nothing is heaped up in the relay."""
+    near, far = spliced[0], spliced[2]
+    for end in spliced:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+    thread = _running(spliced)
+    near.settimeout(1)
+    sent = 0
+    with pytest.raises(socket.timeout):
+        while sent < 64 << 20:
+            sent += near.send(bytes(65536))
+    assert sent < 4 << 20
+    far.close()
+    near.close()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_silence_ends_a_circuit(spliced: tuple[socket.socket, ...]) -> None:
+    thread = _running(spliced, idle_s=0.3)
+    assert spliced[0].recv(1) == b""
+    assert spliced[2].recv(1) == b""
+    thread.join(20)
+    assert not thread.is_alive()
