@@ -12,12 +12,12 @@ import os
 import socket
 from dataclasses import dataclass
 
-from overlay_router.greeting import Unwelcome, introduce
+from overlay_router.greeting import Unwelcome, connect, introduce
 from stageout.wire import frames, overlay
 from stageout.wire.frames import BadFrame
 from stageout.wire.greeting import WrongKey
 from stageout.wire.overlay import Via
-from stageout.wire.route import BadRoute, address, check
+from stageout.wire.route import BadRoute, check
 
 _CONNECT_S = 10.0
 _AGAIN_S = 5
@@ -66,15 +66,8 @@ def _words(problem: Exception) -> str:
 
 
 async def _made(node: str, ask: Via, neighbours: Neighbours) -> socket.socket:
-    host, port = address(ask.route[0])
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    family, kind, number, _, place = found[0]
-    sock = socket.socket(family, kind, number)
+    sock = await connect(ask.route[0])
     try:
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        await loop.sock_connect(sock, place)
         await _greet(sock, node, ask, neighbours.key)
     except BaseException:
         sock.close()

@@ -14,16 +14,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from overlay_router.book import Book
 from overlay_router.circuits import Neighbours
 from overlay_router.destination import Destination
+from overlay_router.identity import identity
 from overlay_router.keys import read_keys, read_own_key
+from overlay_router.neighbours import INTERVALS_TO_AGE, Neighbourhood
 from overlay_router.relay import Router
 from overlay_router.store import Store
 from overlay_router.tree import Tree
 from stageout.core import log
 from stageout.core.config import ConfigError, Settings, condor_settings, environment_settings, reload_condor
 from stageout.core.errors import StageoutError
-from stageout.wire.route import BadRoute, addresses
+from stageout.wire.fields import MAX_LINKS
+from stageout.wire.route import BadRoute, address, addresses, written
 
 EXIT_NO_RESTART = 99
 """condor_master does not start a daemon again that exits with this status."""
@@ -44,10 +48,15 @@ def place_of(settings: Settings) -> Place | None:
         return None
     if not root.startswith("/") or not Path(root).is_dir():
         raise ConfigError(f"STAGEOUT_ROUTER_ROOT = {root}: name a directory that exists, or neighbours for a relay")
+    return Place(Path(root), home_of(settings) / "router.sqlite")
+
+
+def home_of(settings: Settings) -> Path:
+    """Directory of the records. :raises ConfigError: it is not named."""
     text = settings.text("STAGEOUT_ROUTER_DIR").replace("$(SPOOL)", settings.condor("SPOOL", "$(SPOOL)"))
     if not text.startswith("/"):
         raise ConfigError(f"STAGEOUT_ROUTER_DIR = {text}: write an absolute path")
-    return Place(Path(root), Path(text) / "router.sqlite")
+    return Path(text)
 
 
 def neighbours_of(settings: Settings) -> Neighbours:
@@ -58,7 +67,23 @@ def neighbours_of(settings: Settings) -> Neighbours:
         raise ConfigError(f"STAGEOUT_ROUTER_NEIGHBOURS: {problem}") from None
     if not allowed:
         return Neighbours()
+    if len(allowed) > MAX_LINKS:
+        raise ConfigError(f"STAGEOUT_ROUTER_NEIGHBOURS has more than {MAX_LINKS} addresses: use routers in between")
     return Neighbours(frozenset(allowed), read_own_key(Path(settings.text("STAGEOUT_ROUTER_KEY"))))
+
+
+def links_of(settings: Settings, node: str, port: int, neighbours: Neighbours) -> Neighbourhood:
+    """What this router says to others about itself. :raises StageoutError: address, key or directory are unusable."""
+    text = settings.text("STAGEOUT_ROUTER_ADDRESS") or f"{node}:{port}"
+    try:
+        own = written(*address(text))
+    except BadRoute as problem:
+        raise ConfigError(f"STAGEOUT_ROUTER_ADDRESS: {problem}") from None
+    interval_s = settings.number("STAGEOUT_ROUTER_INTERVAL")
+    home = home_of(settings)
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    book = Book(own, *identity(home), INTERVALS_TO_AGE * interval_s)
+    return Neighbourhood(node, book, neighbours.key, interval_s, neighbours.allowed)
 
 
 def listen(settings: Settings) -> socket.socket:
@@ -82,8 +107,10 @@ async def run(load: Callable[[], Settings]) -> None:
     with contextlib.ExitStack() as stack:
         destination = _destination(place, stack) if place else None
         listening = stack.enter_context(listen(settings))
-        router = Router(node, destination, keys, settings.count("STAGEOUT_ROUTER_WORKERS"), neighbours)
-        log.event("started", pid=os.getpid(), port=listening.getsockname()[1], root=place.root if place else "")
+        port = listening.getsockname()[1]
+        links = links_of(settings, node, port, neighbours)
+        router = Router(node, destination, keys, settings.count("STAGEOUT_ROUTER_WORKERS"), neighbours, links)
+        log.event("started", pid=os.getpid(), port=port, root=place.root if place else "")
         await _until_stopped(router, listening, load)
         log.event("stopped")
 
@@ -118,6 +145,7 @@ def _reconfigure(router: Router, load: Callable[[], Settings]) -> None:
         log.error("reconfigured", problem=f"{problem}; the old keys and neighbours stay")
         return
     router.keys, router.neighbours = keys, neighbours
+    router.links.connect_to(neighbours.allowed)
     log.event("reconfigured", keys=len(keys), neighbours=len(neighbours.allowed))
 
 

@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeVar
 
 from overlay_router.keys import Key
 from stageout.wire import frames, overlay
+from stageout.wire.address import split_address
 from stageout.wire.frames import BadFrame, Checksum, Frame
 from stageout.wire.greeting import accept, offer
 from stageout.wire.overlay import Hello, Message, Prove, Refuse, Welcome
@@ -77,8 +78,27 @@ async def greet(sock: socket.socket, node: str, keys: Mapping[str, Key]) -> tupl
     proved = await _receive(sock, Prove, checksum)
     if not hmac.compare_digest(proved.proof, overlay.proof(key.secret, "hello", hello, welcome)):
         raise Unwelcome(f"the key {key.name!r} is not the one known here", welcome.checksum)
-    first = overlay.decode(await _frame(sock, checksum))
+    first = overlay.decode(await receive_frame(sock, checksum))
     return Peer(hello.node, key, welcome.checksum, welcome.digest), first
+
+
+async def connect(address: str) -> socket.socket:
+    """A connection to a router. :raises OSError: none within 10 s. :raises ValueError: no address."""
+    host, port = split_address(address)
+    loop = asyncio.get_running_loop()
+    found = await asyncio.wait_for(loop.getaddrinfo(host, port, type=socket.SOCK_STREAM), _TIMEOUT_S)
+    for last, (family, kind, protocol, _, place) in enumerate(found, 1 - len(found)):
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await asyncio.wait_for(loop.sock_connect(sock, place), _TIMEOUT_S)
+            return sock
+        except BaseException as problem:
+            sock.close()
+            if not last or not isinstance(problem, OSError):
+                raise
+    raise OSError(f"{address} has no address")
 
 
 async def introduce(sock: socket.socket, node: str, name: str, secret: bytes) -> Peer:
@@ -91,7 +111,7 @@ async def introduce(sock: socket.socket, node: str, name: str, secret: bytes) ->
     loop = asyncio.get_running_loop()
     hello = offer(node, name)
     await loop.sock_sendall(sock, overlay.encode(hello, zlib.crc32))
-    welcome = overlay.decode(await _frame(sock, zlib.crc32))
+    welcome = overlay.decode(await receive_frame(sock, zlib.crc32))
     if isinstance(welcome, Refuse):
         raise Unwelcome(welcome.message, retry_after_s=welcome.retry_after_s)
     if not isinstance(welcome, Welcome):
@@ -119,13 +139,13 @@ async def _last_words(sock: socket.socket, message: bytes) -> None:
 
 
 async def _receive(sock: socket.socket, kind: type[T], checksum: Checksum) -> T:
-    message = overlay.decode(await _frame(sock, checksum))
+    message = overlay.decode(await receive_frame(sock, checksum))
     if not isinstance(message, kind):
         raise BadFrame(f"{type(message).__name__} where {kind.__name__} was due")
     return message
 
 
-async def _frame(sock: socket.socket, checksum: Checksum) -> Frame:
+async def receive_frame(sock: socket.socket, checksum: Checksum) -> Frame:
     """One frame, and not a byte more: what follows belongs to another process, perhaps."""
     header = frames.decode_header(await _exactly(sock, frames.HEADER_BYTES), checksum)
     if header.length_bytes > frames.MAX_GREETING_BYTES:

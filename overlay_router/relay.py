@@ -21,6 +21,7 @@ from overlay_router.circuits import Neighbours, onward
 from overlay_router.destination import Destination, Reply
 from overlay_router.greeting import Peer, Unwelcome, greet, refuse
 from overlay_router.keys import Key
+from overlay_router.neighbours import Neighbourhood
 from overlay_router.pool import Pool
 from overlay_router.worker import Job, Report
 from stageout.core import log
@@ -50,12 +51,20 @@ class Router:
 
     :param node: its name. :param destination: used in one thread only. :param keys: who may connect.
     :param workers: processes that move data. :param neighbours: whom circuits are passed on to.
+    :param links: what is known of the routers around.
     """
 
     def __init__(
-        self, node: str, destination: Destination | None, keys: Mapping[str, Key], workers: int, neighbours: Neighbours
+        self,
+        node: str,
+        destination: Destination | None,
+        keys: Mapping[str, Key],
+        workers: int,
+        neighbours: Neighbours,
+        links: Neighbourhood,
     ) -> None:
         self._node, self._place, self.keys, self.neighbours = node, destination, keys, neighbours
+        self.links = links
         self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="disk")
         self._lines: dict[str, Line] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -66,6 +75,7 @@ class Router:
         listening.setblocking(False)
         loop = asyncio.get_running_loop()
         self._start(self._expire())
+        self._start(self.links.run())
         try:
             while True:
                 sock, _ = await loop.sock_accept(listening)
@@ -99,15 +109,21 @@ class Router:
 
     async def _pass_on(self, sock: socket.socket, ask: overlay.Via) -> None:
         with await onward(self._node, ask, self.neighbours) as far:
-            self._pool.give(Job("relay"), sock, far.fileno())
+            self._pool.give(Job("relay", hop=ask.route[0]), sock, far.fileno())
 
     async def _serve(self, sock: socket.socket, peer: Peer, first: Message) -> None:
-        if self._place is None:
+        if isinstance(first, overlay.Heartbeat):
+            await self.links.incoming(sock.dup(), peer, first)
+        elif isinstance(first, overlay.Probe):
+            await self.links.time_probe(sock, peer, first)
+        elif isinstance(first, overlay.Routes):
+            await self._control(sock.dup(), peer, first)
+        elif self._place is None:
             raise Unwelcome(
                 f"{self._node} is a relay and keeps no files: name it in STAGEOUT_OVERLAY_ROUTES, not in a URL",
                 peer.checksum,
             )
-        if isinstance(first, overlay.Attach):
+        elif isinstance(first, overlay.Attach):
             await self._attach(sock, peer, first)
         elif isinstance(first, overlay.Get):
             await self._get(sock, peer, first)
@@ -135,6 +151,11 @@ class Router:
             writer.close()
 
     async def _answer(self, line: Line, message: Message) -> None:
+        if isinstance(message, overlay.Routes):
+            line.send(self.links.routed(message.terminal) if message.terminal else self.links.known(message.first))
+            return
+        if self._place is None:
+            raise BadFrame(f"{type(message).__name__} is not for a relay")
         origin = getattr(message, "origin", "")
         if not _is_origin(origin):
             raise BadFrame(f"{type(message).__name__} without an origin of 32 hexadecimal digits")
@@ -188,6 +209,8 @@ class Router:
             os.close(file)
 
     def _on_report(self, report: Report) -> None:
+        if report.hop:
+            self.links.moved(report.hop, report.moved_bytes)
         if report.problem:
             log.warn("connection-ended", tid=report.tid, problem=report.problem)
         if report.blocks:

@@ -20,7 +20,7 @@ Route = tuple[str, ...]
 
 
 class Link(NamedTuple):
-    """One direction between two routers, as the sending one measured it."""
+    """One direction between two routers, as the sending one measured it. :param rate_bps: bytes a second."""
 
     rate_bps: float
     latency_s: float
@@ -49,13 +49,13 @@ class LinkState:
         self.adverts[advert.router] = (advert, now_s)
         return True
 
-    def graph(self, now_s: float, down: Iterable[tuple[str, str]] = ()) -> Graph:
+    def graph(self, now_s: float, down: Iterable[tuple[str, str]] = (), max_age_s: float = MAX_AGE_S) -> Graph:
         """Links of all adverts younger than 90 s, without those known to be down."""
         broken = set(down)
         return {
             router: {to: link for to, link in advert.links.items() if (router, to) not in broken and link.rate_bps > 0}
             for router, (advert, since_s) in self.adverts.items()
-            if now_s - since_s < MAX_AGE_S
+            if now_s - since_s < max_age_s
         }
 
 

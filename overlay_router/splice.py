@@ -15,6 +15,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 
 _PIPE_BYTES = 256 * 1024
 _F_SETPIPE_SZ = 1031
@@ -22,13 +23,25 @@ _SPLICE_F_MOVE = 1
 #: A circuit on which nothing moved for so long, in either direction, is closed.
 IDLE_S = 180.0
 _LOOK_S = 5
+_TELL_S = 0.5
 
 
 class Circuit:
-    """Two connected sockets. :param idle_s: silence in both directions after which they are closed."""
+    """Two connected sockets.
 
-    def __init__(self, near: socket.socket, far: socket.socket, idle_s: float = IDLE_S) -> None:
-        self._near, self._far, self._idle_s = near, far, idle_s
+    :param idle_s: silence in both directions after which they are closed.
+    :param moved: called about twice a second with the bytes that went on to ``far`` since.
+    """
+
+    def __init__(
+        self,
+        near: socket.socket,
+        far: socket.socket,
+        idle_s: float = IDLE_S,
+        moved: Callable[[int], None] = lambda size_bytes: None,
+    ) -> None:
+        self._near, self._far, self._idle_s, self._moved = near, far, idle_s, moved
+        self._untold_bytes, self._told_s = 0, time.monotonic()
         self._moved_s = time.monotonic()
         for sock in (near, far):
             sock.setblocking(True)
@@ -51,13 +64,23 @@ class Circuit:
                 fcntl.fcntl(writing, _F_SETPIPE_SZ, _PIPE_BYTES)
             while count := self._move(source.fileno(), writing, _PIPE_BYTES):
                 while count:
-                    count -= self._move(reading, target.fileno(), count)
+                    part = self._move(reading, target.fileno(), count)
+                    count -= part
+                    if target is self._far:
+                        self._tell(part)
             target.shutdown(socket.SHUT_WR)
         except OSError:
             self._end()
         finally:
             os.close(reading)
             os.close(writing)
+
+    def _tell(self, size_bytes: int) -> None:
+        self._untold_bytes += size_bytes
+        now_s = time.monotonic()
+        if now_s - self._told_s >= _TELL_S:
+            self._moved(self._untold_bytes)
+            self._untold_bytes, self._told_s = 0, now_s
 
     def _move(self, source: int, target: int, size_bytes: int) -> int:
         while True:

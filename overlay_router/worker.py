@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 from dataclasses import asdict, dataclass
+from functools import partial
 
 from overlay_router.splice import Circuit
 from stageout.wire import frames
@@ -37,6 +38,7 @@ class Job:
     :param kind: "receive", "send", or "relay" between two connections. :param tid: of what is received.
     :param size_bytes: of the file, -1 when not known.
     :param block: the first one to send. :param generation: of the file that is sent. :param mode: of that file.
+    :param hop: address of the router that a relay passes on to.
     """
 
     kind: str
@@ -48,16 +50,20 @@ class Job:
     block: int = 0
     generation: int = 0
     mode: int = 0
+    hop: str = ""
 
 
 @dataclass(frozen=True)
 class Report:
-    """Blocks whose bytes are on the disk: position and digest in hexadecimal digits; or why it ended."""
+    """Blocks whose bytes are on the disk: position and digest in hexadecimal digits; or why it ended; or what a relay
+    has passed on to a hop."""
 
     tid: int
     blocks: tuple[tuple[int, str], ...] = ()
     problem: str = ""
     errno: int = 0
+    hop: str = ""
+    moved_bytes: int = 0
 
 
 class Receiver:
@@ -161,7 +167,8 @@ def serve(job: Job, connection: socket.socket, file: int, report: Reporter) -> N
     """One connection to its end; what goes wrong is told to the peer and the daemon."""
     if job.kind == "relay":
         with connection, socket.socket(fileno=file) as far:
-            Circuit(connection, far).run()
+            moved = partial(_moved, report, job.hop)
+            Circuit(connection, far, moved=moved).run()
         return
     with connection:
         try:
@@ -176,6 +183,10 @@ def serve(job: Job, connection: socket.socket, file: int, report: Reporter) -> N
                 connection.sendall(encode(Refuse(str(problem), 1), frames.checksums()[job.checksum]))
         finally:
             os.close(file)
+
+
+def _moved(report: Reporter, hop: str, size_bytes: int) -> None:
+    report(Report(0, hop=hop, moved_bytes=size_bytes))
 
 
 def main(argv: list[str]) -> None:
