@@ -12,18 +12,19 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from overlay_router import names, terminal
+from overlay_router import lookups, names, terminal
 from overlay_router.states import Kind, Op, Outcome, Result
 from overlay_router.store import Store, StoredIntent, Transfer
 from overlay_router.terminal import Step
 from overlay_router.tree import BadPath, Tree, checked
 from stageout.core import log
+from stageout.core.errors import ErrorClass
 from stageout.wire import overlay
-from stageout.wire.overlay import Message, Open, Opened, Operation, Range, Staged
+from stageout.wire.overlay import Answer, Message, Open, Opened, Operation, Range, Staged
 
 _NOSPACE_AGAIN_S = 5
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -104,19 +105,28 @@ class Destination:
             return None
         return Attached(transfer, os.open(self._tree.staging(tid), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC))
 
-    def published(self, path: str) -> Published | str:
-        """A file for a GET, or why there is none."""
+    def published(self, path: str, generation: int) -> Published | Answer:
+        """A file for a GET, or why there is none. :param generation: that is wanted, negative for any."""
         try:
             file = self._tree.open_file(checked(path))
-        except BadPath as problem:
-            return str(problem)
-        except OSError as problem:
-            return f"{path}: {problem.strerror}"
-        status = os.fstat(file)
-        if not stat.S_ISREG(status.st_mode):
-            os.close(file)
-            return f"{path}: not a file"
-        return Published(status.st_size, status.st_mode & 0o777, self._store.generation(path), file)
+        except (OSError, BadPath) as problem:
+            return lookups.refusal(path, problem)
+        status, present = os.fstat(file), self._store.generation(path)
+        if stat.S_ISREG(status.st_mode) and generation in (-1, present):
+            return Published(status.st_size, status.st_mode & 0o777, present, file)
+        os.close(file)
+        if stat.S_ISREG(status.st_mode):
+            return Answer(code=ErrorClass.CONFLICT.code, message=f"{path} was replaced: ask for it from its beginning")
+        return Answer(code=ErrorClass.CONFLICT.code, message=f"{path}: not a file")
+
+    def look_up(self, ask: overlay.Stat) -> Answer:
+        """What a name is, and its generation."""
+        found = lookups.entry(self._tree, ask.path)
+        return found if found.code else replace(found, generation=self._store.generation(ask.path))
+
+    def entries(self, ask: overlay.List) -> Iterator[Answer]:
+        """A directory's entries, page by page; may be read in any thread."""
+        return lookups.pages(self._tree, ask.path)
 
     def operate(self, operation: Operation, peer: str) -> list[Reply]:
         """Execute an operation, or hold it, or say what became of it. Nothing is sent for one that is held."""
@@ -212,14 +222,25 @@ class Destination:
             transfer, replies = self._complete(operation) if op.kind is Kind.PUBLISH else (None, [])
             if op.kind is Kind.PUBLISH and transfer is None:
                 return None, replies
-            if operation.parents:
-                self._tree.make_parents(op.path)
-            return self._change(op, operation, transfer.tid if transfer else 0), []
+            return self._change_below_parents(op, operation, transfer.tid if transfer else 0), []
         except BadPath as problem:
             return Result(Outcome.FAILED, str(problem)), []
         except OSError as problem:
             log.error("name-not-changed", path=op.path, kind=op.kind.value, problem=problem)
             return Result(Outcome.FAILED, problem.strerror or str(problem)), []
+
+    def _change_below_parents(self, op: Op, operation: Operation, tid: int) -> Result:
+        """Make what is missing above the name, too; of an operation that is refused nothing stays."""
+        changed = op.target if op.kind is Kind.RENAME else op.path
+        made = self._tree.make_parents(changed) if operation.parents else []
+        try:
+            result = self._change(op, operation, tid)
+        except OSError:
+            self._tree.remove_parents(made)
+            raise
+        if result.outcome is not Outcome.DONE:
+            self._tree.remove_parents(made)
+        return result
 
     def _complete(self, operation: Operation) -> tuple[Transfer | None, list[Reply]]:
         """The first transfer whose data are whole and right; one with wrong data begins again."""
@@ -229,7 +250,7 @@ class Destination:
             if len(blocks) < operation.blocks or not self._tree.inode(transfer.tid):
                 continue
             manifest = hashlib.sha256(b"".join(digest for _, digest in blocks)).hexdigest()
-            if manifest == operation.manifest and transfer.ask.size_bytes in (-1, operation.size_bytes):
+            if manifest == operation.manifest and transfer.ask.size_bytes == operation.size_bytes:
                 return transfer, []
             log.error("wrong-manifest", path=operation.path, tid=transfer.tid)
             self._store.unstage(transfer.tid)
@@ -254,7 +275,10 @@ class Destination:
         elif op.kind is Kind.DELETE:
             self._tree.delete(op)
         else:
-            self._tree.set_mode(op, operation.mode)
+            changed = operation.attributes
+            self._tree.set_attributes(
+                op, operation.mode if "mode" in changed else None, operation.size_bytes if "size" in changed else None
+            )
         return Result(Outcome.DONE)
 
     def _settle(self, held: _Held, op: Op, result: Result) -> list[Reply]:

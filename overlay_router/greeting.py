@@ -36,14 +36,15 @@ class Peer(NamedTuple):
 
 @dataclass
 class Unwelcome(Exception):
-    """The peer may not connect; the reason is told to it, with the checksum that it expects.
+    """The peer may not connect, or gets no file; it is told why, with the checksum that it expects.
 
-    :param retry_after_s: when it is worth another try; negative: never.
+    :param retry_after_s: when it is worth another try; negative: never. :param code: class of the failure, 0: not said.
     """
 
     reason: str
     checksum: str = "crc32"
     retry_after_s: int = -1
+    code: int = 0
 
     def __str__(self) -> str:
         return self.reason
@@ -123,7 +124,7 @@ async def introduce(sock: socket.socket, node: str, name: str, secret: bytes) ->
 
 async def refuse(sock: socket.socket, why: Unwelcome) -> None:
     """Tell a peer why, as far as it still listens."""
-    message = overlay.encode(Refuse(why.reason, why.retry_after_s), frames.checksums()[why.checksum])
+    message = overlay.encode(Refuse(why.reason, why.retry_after_s, why.code), frames.checksums()[why.checksum])
     with contextlib.suppress(OSError, asyncio.TimeoutError):
         await asyncio.wait_for(_last_words(sock, message), _TIMEOUT_S)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from overlay_router.graph import below, touched
 from overlay_router.states import Kind, Op
+from stageout.wire.graph import below, touched
 
 
 class Entry(NamedTuple):

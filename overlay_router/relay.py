@@ -25,12 +25,14 @@ from overlay_router.neighbours import Neighbourhood
 from overlay_router.pool import Pool
 from overlay_router.worker import Job, Report
 from stageout.core import log
+from stageout.core.errors import ErrorClass
 from stageout.wire import frames, overlay
 from stageout.wire.frames import BadFrame, Decoder
-from stageout.wire.overlay import Message
+from stageout.wire.overlay import List, Message, Stat
 
 _READ_BYTES = 65536
 _EXPIRE_INTERVAL_S = 60.0
+_TAKEN_WITHIN_S = 60.0
 T = TypeVar("T")
 
 
@@ -150,12 +152,27 @@ class Router:
                 del self._lines[name]
             writer.close()
 
+    async def _look_up(self, line: Line, ask: Stat | List) -> None:
+        if not line.peer.key.allows(ask.path):
+            text = _outside(line.peer.key, ask.path)
+            line.send(overlay.Answer(code=ErrorClass.PERMISSION_DENIED.code, message=text))
+        elif isinstance(ask, Stat):
+            line.send(await self._on_disk(lambda: self._destination.look_up(ask)))
+        else:
+            pages = self._destination.entries(ask)
+            while (page := await asyncio.to_thread(next, pages, None)) is not None:
+                line.send(page)
+                await asyncio.wait_for(line.writer.drain(), _TAKEN_WITHIN_S)
+
     async def _answer(self, line: Line, message: Message) -> None:
         if isinstance(message, overlay.Routes):
             line.send(self.links.routed(message.terminal) if message.terminal else self.links.known(message.first))
             return
         if self._place is None:
             raise BadFrame(f"{type(message).__name__} is not for a relay")
+        if isinstance(message, (Stat, List)):
+            await self._look_up(line, message)
+            return
         origin = getattr(message, "origin", "")
         if not _is_origin(origin):
             raise BadFrame(f"{type(message).__name__} without an origin of 32 hexadecimal digits")
@@ -192,13 +209,13 @@ class Router:
 
     async def _get(self, sock: socket.socket, peer: Peer, ask: overlay.Get) -> None:
         if not peer.key.allows(ask.path):
-            raise Unwelcome(f"the key {peer.key.name!r} is not for {ask.path!r}", peer.checksum)
-        found = await self._on_disk(lambda: self._destination.published(ask.path))
-        if isinstance(found, str):
-            raise Unwelcome(found, peer.checksum)
+            raise Unwelcome(_outside(peer.key, ask.path), peer.checksum, code=ErrorClass.PERMISSION_DENIED.code)
+        found = await self._on_disk(lambda: self._destination.published(ask.path, ask.generation))
+        if isinstance(found, overlay.Answer):
+            raise Unwelcome(found.message, peer.checksum, code=found.code)
         job = Job(
             "send", 0, peer.checksum, peer.digest, overlay.BLOCK_BYTES, found.size_bytes,
-            ask.first_block, found.generation, found.mode,
+            ask.first_block, found.generation, found.mode, blocks=ask.blocks,
         )  # fmt: skip
         self._give(job, sock, found.file)
 
@@ -255,5 +272,9 @@ def _not_allowed(key: Key, message: Message) -> str:
     paths = [getattr(message, "path", ""), getattr(message, "target", "")]
     for path in paths:
         if path and not key.allows(path):
-            return f"the key {key.name!r} is not for {path!r}, only for what is below {key.prefix!r}"
+            return _outside(key, path)
     return ""
+
+
+def _outside(key: Key, path: str) -> str:
+    return f"the key {key.name!r} is not for {path[:500]!r}, only for what is below {key.prefix!r}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from overlay_router import custody, graph, lots, names, terminal
+from overlay_router import custody, lots, names, terminal
 from overlay_router.simulated_segment import (
     TERMINAL,
     Bug,
@@ -23,6 +23,7 @@ from overlay_router.simulated_segment import (
 )
 from overlay_router.states import Kind, Op, Outcome, Release, Result
 from overlay_router.terminal import Step
+from stageout.wire import graph
 
 if TYPE_CHECKING:
     from overlay_router.simulator import World

@@ -5,10 +5,8 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
-MAX_AFTER = 8
 
-
-class Kind(enum.Enum):
+class Kind(str, enum.Enum):
     """The operations that touch names (rule 2). Data never does."""
 
     PUBLISH = "publish"
@@ -18,7 +16,7 @@ class Kind(enum.Enum):
     SETATTR = "setattr"
 
 
-class Outcome(enum.Enum):
+class Outcome(str, enum.Enum):
     """How an operation ends (invariant 6)."""
 
     DONE = "done"

@@ -56,8 +56,8 @@ class Transfer:
 
     @property
     def blocks(self) -> int:
-        """How many blocks the file has; of one whose size is not known, 0."""
-        return -(-max(0, self.ask.size_bytes) // self.ask.block_bytes)
+        """How many blocks the file has."""
+        return -(-self.ask.size_bytes // self.ask.block_bytes)
 
 
 @dataclass(frozen=True)
@@ -262,5 +262,5 @@ class Store:
 
 def _operation(text: str) -> Operation:
     values = json.loads(text)
-    values["after"] = tuple(values["after"])
-    return Operation(**values)
+    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    return Operation(**{**values, **lists})

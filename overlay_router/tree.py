@@ -64,7 +64,7 @@ class Tree:
         with durable.step("overlay-allocate"):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            if size_bytes > 0:
+            if size_bytes:
                 os.posix_fallocate(descriptor, 0, size_bytes)
         except OSError:
             self.discard(tid)
@@ -111,13 +111,42 @@ class Tree:
         with self._parent(path) as (directory, name):
             return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
 
-    def make_parents(self, path: str) -> None:
-        """Make the directories above a path that are missing. :raises OSError: a name on the way is a file."""
-        for directory in _above(path):
-            with self._parent(directory) as (descriptor, name), suppress(FileExistsError):
-                with durable.step("overlay-parents"):
-                    os.mkdir(name, 0o777, dir_fd=descriptor)
-                os.fsync(descriptor)
+    def status(self, path: str) -> os.stat_result:
+        """Of a name, "" is the root; a symbolic link is not followed. :raises OSError: there is none."""
+        if not path:
+            return os.fstat(self._root)
+        with self._parent(path) as (directory, name):
+            return os.stat(name, dir_fd=directory, follow_symlinks=False)
+
+    @contextmanager
+    def scan(self, path: str) -> Iterator[Iterator[os.DirEntry[str]]]:
+        """Entries of a directory, "" is the root. :raises OSError: there is none."""
+        with self._parent(f"{path}/." if path else ".") as (directory, _), os.scandir(directory) as entries:
+            yield entries
+
+    def make_parents(self, path: str) -> list[str]:
+        """Make the directories above a path that are missing; returns those that were made, outermost first.
+
+        :raises OSError: a name on the way is a file. None that this call made is left then.
+        """
+        made: list[str] = []
+        try:
+            for directory in _above(path):
+                with self._parent(directory) as (descriptor, name), suppress(FileExistsError):
+                    with durable.step("overlay-parents"):
+                        os.mkdir(name, 0o777, dir_fd=descriptor)
+                    made.append(directory)
+                    os.fsync(descriptor)
+        except OSError:
+            self.remove_parents(made)
+            raise
+        return made
+
+    def remove_parents(self, made: list[str]) -> None:
+        """Take back what :meth:`make_parents` made, as far as nothing has come into it."""
+        for directory in reversed(made):
+            with suppress(OSError), self._parent(directory) as (descriptor, name):
+                os.rmdir(name, dir_fd=descriptor)
 
     def publish(self, op: Op, tid: int, mode: int, size_bytes: int) -> None:
         """Give a transfer's data, cut to their size, their name, replacing a file. On return it is on the disk."""
@@ -151,12 +180,19 @@ class Tree:
         """Move into the trash, where recovery finds it; :meth:`empty` frees the space."""
         self._move("overlay-delete", op.path, trash(op))
 
-    def set_mode(self, op: Op, mode: int) -> None:
-        """Change the permissions of a file or directory; on return that is on the disk."""
+    def set_attributes(self, op: Op, mode: int | None, size_bytes: int | None) -> None:
+        """Change permissions, or cut a file; None leaves one as it is. On return that is on the disk.
+
+        :raises OSError: EFBIG for a file that is shorter already, EISDIR and the like.
+        """
+        access = os.O_RDONLY if size_bytes is None else os.O_RDWR
         with self._parent(op.path) as (directory, name), durable.step("overlay-setattr"):
-            descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+            descriptor = os.open(name, access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
             try:
-                os.fchmod(descriptor, mode & 0o777)
+                if size_bytes is not None:
+                    _cut(descriptor, size_bytes)
+                if mode is not None:
+                    os.fchmod(descriptor, mode & 0o777)
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
@@ -204,6 +240,15 @@ class Tree:
             yield descriptor, name
         finally:
             os.close(descriptor)
+
+
+def _cut(descriptor: int, size_bytes: int) -> None:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "only a file can be cut")
+    if size_bytes > status.st_size:
+        raise OSError(errno.EFBIG, f"it has {status.st_size} bytes; a file can only be cut, not made longer")
+    os.ftruncate(descriptor, size_bytes)
 
 
 def _above(path: str) -> list[str]:

@@ -36,8 +36,9 @@ class Job:
     """What to do with a connection.
 
     :param kind: "receive", "send", or "relay" between two connections. :param tid: of what is received.
-    :param size_bytes: of the file, -1 when not known.
-    :param block: the first one to send. :param generation: of the file that is sent. :param mode: of that file.
+    :param size_bytes: of the file.
+    :param block: the first one to send. :param blocks: how many at most, 0: all.
+    :param generation: of the file that is sent. :param mode: of that file.
     :param hop: address of the router that a relay passes on to.
     """
 
@@ -51,6 +52,7 @@ class Job:
     generation: int = 0
     mode: int = 0
     hop: str = ""
+    blocks: int = 0
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,8 @@ def send_file(job: Job, connection: socket.socket, file: int) -> None:
     found = Found(job.size_bytes, job.block_bytes, job.generation, job.mode)
     connection.sendall(encode(found, checksum))
     buffer = memoryview(bytearray(job.block_bytes))
-    for block in range(job.block, -(-job.size_bytes // job.block_bytes)):
+    end = -(-job.size_bytes // job.block_bytes)
+    for block in range(job.block, min(end, job.block + job.blocks) if job.blocks else end):
         offset = block * job.block_bytes
         data = buffer[: min(job.block_bytes, job.size_bytes - offset)]
         if os.preadv(file, [data], offset) != len(data):

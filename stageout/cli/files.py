@@ -12,7 +12,8 @@ from urllib.parse import unquote_to_bytes, urlsplit
 from stageout.cli.exits import CommandError, Exit, UsageError
 from stageout.core.errors import TransferFailure
 from stageout.overlay.channel import Gateway, read_key
-from stageout.overlay.client import get, put
+from stageout.overlay.client import put
+from stageout.overlay.fetch import get
 from stageout.wire.route import DEFAULT_PORT
 
 _BAR = 30

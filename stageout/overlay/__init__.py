@@ -1,1 +1,4 @@
-"""Client of the overlay's routers: :mod:`client` (whole files there and back), :mod:`channel` (one connection)."""
+"""Client of the overlay's routers.
+
+:mod:`client` (a file there), :mod:`fetch` (a file back), :mod:`operations` (names), :mod:`channel` (one connection).
+"""

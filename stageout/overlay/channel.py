@@ -109,7 +109,7 @@ class Channel:
             message = overlay.decode(frames.Frame(header, payload))
         if isinstance(message, Refuse):
             again_s = message.retry_after_s
-            kind = self._refused[again_s >= 0]
+            kind = ErrorClass.from_code(message.code) if message.code else self._refused[again_s >= 0]
             raise TransferFailure(kind, message.message, self.gateway.server, float(again_s) if again_s >= 0 else None)
         return message
 

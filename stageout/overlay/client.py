@@ -1,4 +1,4 @@
-"""Whole files to a router and back.
+"""Whole files to a router; the way back is in :mod:`stageout.overlay.fetch`.
 
 A put asks for a transfer number, sends blocks over several connections at once, and ends with PUBLISH, which the router
 executes when every block is on its disk and fits the manifest. A connection that is lost costs what was not yet
@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay import outcomes
 from stageout.overlay.channel import Channel, Gateway
-from stageout.wire import overlay
-from stageout.wire.overlay import BLOCK_BYTES, Attach, Get, Low, NoSpace, Open, Opened, Operation, Result, Staged
+from stageout.wire.overlay import BLOCK_BYTES, Attach, Low, NoSpace, Open, Opened, Operation, Result, Staged
 
 EXPIRES_AFTER_S = 24 * 3600
 _RESUMES = 3
@@ -118,13 +118,9 @@ class _Upload:
         return hashlib.sha256(b"".join(self.digests[block] for block in range(self.blocks))).hexdigest()
 
     def _raise_unless_done(self, answer: Result) -> None:
-        if answer.outcome == "done":
-            return
-        kind = _REASONS.get(answer.reason, ErrorClass.PERMISSION_DENIED)
-        if answer.outcome == "expired":
-            kind = ErrorClass.DEADLINE
-        text = f"{self.path}: {answer.outcome}{': ' if answer.reason else ''}{answer.reason}"
-        raise TransferFailure(kind, text, self.gateway.server)
+        failure = outcomes.failure(answer, self.path, self.gateway.server)
+        if failure:
+            raise failure
 
     def _check_source(self) -> None:
         now = self.local.stat()
@@ -198,14 +194,6 @@ class _Senders:
         self._upload.count(len(data))
 
 
-#: Words of a router's refusal that are part of the protocol (docs/WIRE.md).
-_REASONS = {
-    "precondition": ErrorClass.CONFLICT,
-    "conflict": ErrorClass.CONFLICT,
-    "dependency": ErrorClass.CONFLICT,
-}
-
-
 def put(
     gateway: Gateway,
     local: Path,
@@ -230,38 +218,3 @@ def put(
                 raise
             time.sleep(min(4.0, 0.25 * 2**attempt))
     raise AssertionError("unreachable")
-
-
-def get(gateway: Gateway, path: str, local: Path, *, progress: Progress = lambda received_bytes: None) -> int:
-    """Fetch a published file; returns its size in bytes. It appears under ``local`` only when whole.
-
-    :raises TransferFailure: classified; nothing is left behind.
-    """
-    part = local.with_name(f".{local.name}.{secrets.token_hex(4)}.part")
-    try:
-        with Channel(gateway) as channel, part.open("xb") as file:
-            channel.send(Get(path))
-            found = channel.receive()
-            if not isinstance(found, overlay.Found):
-                raise channel.failure(ErrorClass.NOT_SUPPORTED, f"{type(found).__name__} where FOUND was due")
-            _receive(channel, found, file.fileno(), progress)
-        part.replace(local)
-    except OSError as problem:
-        raise TransferFailure(ErrorClass.LOCAL_FILE, f"{local}: {problem.strerror}") from None
-    finally:
-        part.unlink(missing_ok=True)
-    return found.size_bytes
-
-
-def _receive(channel: Channel, found: overlay.Found, file: int, progress: Progress) -> None:
-    buffer = memoryview(bytearray(min(found.block_bytes, overlay.BLOCK_BYTES)))
-    received_bytes = 0
-    for expected in range(-(-found.size_bytes // found.block_bytes)):
-        block, length = channel.receive_block(buffer)
-        if block != expected:
-            raise channel.failure(ErrorClass.CONTENT_MISMATCH, f"block {block} where {expected} was due")
-        os.pwrite(file, buffer[:length], block * found.block_bytes)
-        received_bytes += length
-        progress(received_bytes)
-    if received_bytes != found.size_bytes:
-        raise channel.failure(ErrorClass.SIZE_MISMATCH, f"{received_bytes} of {found.size_bytes} bytes came")

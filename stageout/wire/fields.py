@@ -11,6 +11,8 @@ MAX_AFTER = 8
 MAX_PATH_BYTES = 4096
 MAX_RANGES = 4096
 MAX_NUMBER = 2**63 - 1
+#: Of a directory in one answer.
+MAX_ENTRIES = 1024
 #: Of one router; a list of links in an answer has at most 16 times as many.
 MAX_LINKS = 32
 MAX_ROUTES = 16
@@ -24,8 +26,13 @@ KnownRow = tuple[str, str, int, int, int]
 _WORDS = {
     "kind": ("publish", "rename", "delete", "mkdir", "setattr"),
     "outcome": ("done", "failed", "cancelled", "expired", "stale", "lost"),
+    "kinds": ("file", "directory", "link", "other"),
+    "attributes": ("mode", "size"),
 }
-_LEAST = {"generation": -1, "size_bytes": -1, "retry_after_s": -1}
+_LEAST = {"generation": -1, "retry_after_s": -1}
+#: Lists that may be longer than the usual.
+_MOST = dict.fromkeys(("names", "kinds", "sizes_bytes", "modes", "modified"), MAX_ENTRIES)
+_MOST_TEXTS = 16
 
 
 def _number(name: str, value: Any) -> int:
@@ -49,14 +56,16 @@ def _text(name: str, value: Any) -> str:
 
 
 def _texts(name: str, value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or len(value) > 16:
-        raise BadFrame(f"{name} is not a short list")
+    most = _MOST.get(name, _MOST_TEXTS)
+    if not isinstance(value, list) or len(value) > most:
+        raise BadFrame(f"{name} is not a list of at most {most} texts")
     return tuple(_text(name, item) for item in value)
 
 
 def _numbers(name: str, value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list) or len(value) > MAX_AFTER:
-        raise BadFrame(f"{name} is not a list of at most {MAX_AFTER} numbers")
+    most = _MOST.get(name, MAX_AFTER)
+    if not isinstance(value, list) or len(value) > most:
+        raise BadFrame(f"{name} is not a list of at most {most} numbers")
     return tuple(_number(name, item) for item in value)
 
 

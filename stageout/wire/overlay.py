@@ -62,10 +62,14 @@ class Prove:
 
 @dataclass(frozen=True)
 class Refuse:
-    """The last frame of a connection: why, and after how many seconds to try again (negative: never)."""
+    """The last frame of a connection: why, and after how many seconds to try again (negative: never).
+
+    :param code: number of the class of the failure (:class:`~stageout.core.errors.ErrorClass`), 0: not said.
+    """
 
     message: str
     retry_after_s: int = -1
+    code: int = 0
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ class Via:
 class Open:
     """Ask for a transfer number (tid) for the data of one PUBLISH to come.
 
-    :param size_bytes: of the whole file, -1 when not yet known. :param block_bytes: size of every block but the last.
+    :param size_bytes: of the whole file. :param block_bytes: size of every block but the last.
     """
 
     origin: str
@@ -111,10 +115,15 @@ class Attach:
 
 @dataclass(frozen=True)
 class Get:
-    """First frame of a connection on which a published file comes back from a block on: FOUND, then BLOCKs."""
+    """First frame of a connection on which a published file comes back: FOUND, then BLOCKs in order.
+
+    :param blocks: how many at most, 0: all. :param generation: the version that is wanted, -1: whatever is there.
+    """
 
     path: str
     first_block: int = 0
+    blocks: int = 0
+    generation: int = -1
 
 
 @dataclass(frozen=True)
@@ -125,6 +134,39 @@ class Found:
     block_bytes: int
     generation: int
     mode: int
+
+
+@dataclass(frozen=True)
+class Stat:
+    """Ask what a name is: answered by one ANSWER with one entry, its generation beside it."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class List:
+    """Ask for the names in a directory ("" is the root), in no order; the last ANSWER has no ``more``."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Entries of a directory, or one that was asked for; or why there are none.
+
+    :param kinds: "file", "directory", "link" or "other". :param modified: Unix time in seconds.
+    :param code: 0, or the number of the class of failure (:class:`~stageout.core.errors.ErrorClass`).
+    """
+
+    names: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+    sizes_bytes: tuple[int, ...] = ()
+    modes: tuple[int, ...] = ()
+    modified: tuple[int, ...] = ()
+    generation: int = 0
+    more: bool = False
+    code: int = 0
+    message: str = ""
 
 
 @dataclass(frozen=True)
@@ -148,8 +190,10 @@ class NoSpace:
 class Operation:
     """PUBLISH, RENAME, DELETE, MKDIR or SETATTR, the same on every route and every repetition.
 
-    :param after: sequence numbers that must be final before. :param parents: directories above are made if missing.
+    :param after: sequence numbers that must be final before.
+    :param parents: directories above (of a RENAME: above its target) are made if missing.
     :param manifest: SHA-256 over the digests of all blocks in order. :param mode: permissions.
+    :param attributes: what SETATTR changes: "mode", "size" (a file can be cut, never made longer), or both.
     """
 
     origin: str
@@ -168,6 +212,7 @@ class Operation:
     parents: bool = False
     mode: int = 0o644
     priority: int = 0
+    attributes: tuple[str, ...] = ("mode",)
 
 
 @dataclass(frozen=True)
@@ -294,8 +339,8 @@ class Probed:
 
 
 Message = Union[
-    Hello, Welcome, Prove, Refuse, Via, Open, Opened, NoSpace, Attach, Get, Found, Staged, Operation, Result, Custody,
-    Status, Cancel, Low, Credit, Heartbeat, Links, Routes, Routed, Known, Probe, Probed,
+    Hello, Welcome, Prove, Refuse, Via, Open, Opened, NoSpace, Attach, Get, Found, Stat, List, Answer, Staged,
+    Operation, Result, Custody, Status, Cancel, Low, Credit, Heartbeat, Links, Routes, Routed, Known, Probe, Probed,
 ]  # fmt: skip
 
 TYPES: dict[type[Any], Type] = {
@@ -310,6 +355,9 @@ TYPES: dict[type[Any], Type] = {
     Attach: Type.ATTACH,
     Get: Type.GET,
     Found: Type.FOUND,
+    Stat: Type.STAT,
+    List: Type.LIST,
+    Answer: Type.ANSWER,
     Staged: Type.STAGED,
     Operation: Type.OPERATION,
     Result: Type.RESULT,

@@ -16,7 +16,8 @@ import pytest
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway, read_key
-from stageout.overlay.client import get, put
+from stageout.overlay.client import put
+from stageout.overlay.fetch import get
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess
 from stageout.wire.overlay import BLOCK_BYTES, Attach, Open, Opened
@@ -203,9 +204,9 @@ def test_a_transfer_of_another_key_cannot_be_written_to(router: RouterProcess, g
 
 
 def test_what_is_not_there(router: RouterProcess, gateway: Gateway, tmp_path: Path) -> None:
-    _refused(ErrorClass.PERMISSION_DENIED, "No such file", lambda: get(gateway, "f", tmp_path / "back"))
+    _refused(ErrorClass.NOT_FOUND, "No such file", lambda: get(gateway, "f", tmp_path / "back"))
     (router.root / "d").mkdir()
-    _refused(ErrorClass.PERMISSION_DENIED, "not a file", lambda: get(gateway, "d", tmp_path / "back"))
+    _refused(ErrorClass.CONFLICT, "not a file", lambda: get(gateway, "d", tmp_path / "back"))
     assert [path.name for path in tmp_path.iterdir() if "back" in path.name] == []
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from overlay_router import blocks, custody, graph, lots, names, terminal
+from overlay_router import blocks, custody, lots, names, terminal
 from overlay_router.states import Block, Kind, Op, Outcome, Release, Result
 from overlay_router.terminal import OriginRecord, Step, judge
+from stageout.wire import graph
 
 
 def op(seq: int, kind: Kind, path: str, target: str = "", after: tuple[int, ...] = ()) -> Op:

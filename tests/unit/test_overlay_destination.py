@@ -228,6 +228,28 @@ def test_a_full_disk_is_said_and_leaves_nothing(router: Router, monkeypatch: pyt
     assert router.send(op(1, "publish", "f"), b"data") == "done"
 
 
+def test_of_an_operation_that_is_refused_no_directory_stays(router: Router) -> None:
+    (router.root / "there").mkdir()
+    assert router.send(op(1, "publish", "there/a/b/f", parents=True, generation=7), b"data") == "failed"
+    assert router.send(op(2, "mkdir", "new/d", parents=True, generation=7)) == "failed"
+    assert router.send(op(3, "rename", "none", target="new/d", parents=True)) == "failed"
+    assert router.content() == {"there": "/"}
+    assert router.send(op(4, "publish", "there/f"), b"data") == "done"
+    assert router.send(op(5, "publish", "there/f/below/f", parents=True), b"data") == "failed"
+    assert router.content() == {"there": "/", "there/f": "data"}
+
+
+def test_a_file_is_cut_but_never_made_longer(router: Router) -> None:
+    assert router.send(op(1, "publish", "f", mode=0o600), b"ten bytes!") == "done"
+    assert router.send(op(2, "setattr", "f", attributes=("size",), size_bytes=3)) == "done"
+    assert router.send(op(3, "setattr", "f", attributes=("size",), size_bytes=4)) == "failed"
+    assert router.send(op(4, "setattr", "f", attributes=("mode", "size"), size_bytes=0, mode=0o644)) == "done"
+    assert (router.content(), (router.root / "f").stat().st_mode & 0o777) == ({"f": ""}, 0o644)
+    (router.root / "d").mkdir()
+    assert router.send(op(5, "setattr", "d", attributes=("size",), size_bytes=0)) == "failed"
+    assert router.store.intents() == []
+
+
 def test_cancelled_and_expired(router: Router) -> None:
     assert router.send(op(2, "publish", "f", after=(1,)), b"data") == ""
     assert router.place.cancel(overlay.Cancel(ORIGIN, 2), PEER) == []

@@ -43,6 +43,8 @@ _KINDS: dict[Any, st.SearchStrategy[Any]] = {
     ),
 }
 _WORDS = {"kind": st.just("rename"), "outcome": st.sampled_from(("done", "stale"))}
+_WORDS["attributes"] = st.just(("mode", "size"))
+_WORDS["kinds"] = st.lists(st.sampled_from(("file", "link")), max_size=4).map(tuple)
 
 
 def _messages(cls: Any) -> st.SearchStrategy[Any]:

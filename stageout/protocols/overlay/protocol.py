@@ -8,7 +8,8 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Gateway, read_key
-from stageout.overlay.client import get, put
+from stageout.overlay.client import put
+from stageout.overlay.fetch import get
 from stageout.plugin.api import Context, Outcome, Request, TransferProtocol
 from stageout.plugin.urls import as_written, safe_url
 from stageout.wire.route import DEFAULT_PORT

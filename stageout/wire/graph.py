@@ -6,16 +6,37 @@ Everything is a pure function of the operations that are not settled yet.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Protocol
 
-from overlay_router.states import MAX_AFTER, Kind, Op, Outcome
+from stageout.wire.fields import MAX_AFTER
 
 # MKDIR too: an operation that fails for want of a directory must not succeed because a later MKDIR overtook it.
-SUBTREE = frozenset({Kind.RENAME, Kind.DELETE, Kind.MKDIR})
+SUBTREE = ("rename", "delete", "mkdir")
 
 
-def touched(op: Op) -> tuple[str, ...]:
+class Step(Protocol):
+    """What the graph needs to know of an operation, as an origin or a terminal has it."""
+
+    @property
+    def kind(self) -> str:
+        """As it travels: "publish", "rename", ..."""
+
+    @property
+    def path(self) -> str:
+        """The name that it changes."""
+
+    @property
+    def target(self) -> str:
+        """A RENAME's other name."""
+
+    @property
+    def after(self) -> tuple[int, ...]:
+        """Numbers that must be final before."""
+
+
+def touched(op: Step) -> tuple[str, ...]:
     """Names that the operation reads or changes."""
-    return (op.path, op.target) if op.kind is Kind.RENAME else (op.path,)
+    return (op.path, op.target) if op.kind == "rename" else (op.path,)
 
 
 def below(path: str, directory: str) -> bool:
@@ -23,7 +44,7 @@ def below(path: str, directory: str) -> bool:
     return path.startswith(directory + "/")
 
 
-def conflicts(later: Op, earlier: Op) -> bool:
+def conflicts(later: Step, earlier: Step) -> bool:
     """Rule 6: same path; a MKDIR, RENAME or DELETE of a directory, and everything below it, in either order."""
     for mine in touched(later):
         for other in touched(earlier):
@@ -36,7 +57,7 @@ def conflicts(later: Op, earlier: Op) -> bool:
     return False
 
 
-def edges(op: Op, unsettled: Mapping[int, Op]) -> tuple[int, ...]:
+def edges(op: Step, unsettled: Mapping[int, Step]) -> tuple[int, ...]:
     """The ``after`` of a new operation: conflicting unsettled ones that no other edge implies (rule 6).
 
     More than ``MAX_AFTER`` edges do not fit into an operation: see :func:`must_wait`.
@@ -63,14 +84,14 @@ def overlaps(start: int, size_bytes: int, ranges: Iterable[tuple[int, int]]) -> 
     return any(start < other + other_bytes and other < start + size_bytes for other, other_bytes in ranges)
 
 
-def low_water(low: int, outcomes: Mapping[int, Outcome], unsettled: Mapping[int, Op]) -> int:
+def low_water(low: int, outcomes: Mapping[int, str], unsettled: Mapping[int, Step]) -> int:
     """The highest LOW that the origin may raise to (terminal rule, last sentence).
 
     Never past a number that is not settled, nor past a FAILED one with unsettled dependents.
     """
     needed = {seq for op in unsettled.values() for seq in op.after}
     while low + 1 in outcomes:
-        if outcomes[low + 1] is Outcome.FAILED and low + 1 in needed:
+        if outcomes[low + 1] == "failed" and low + 1 in needed:
             break
         low += 1
     return low

@@ -1,0 +1,139 @@
+"""Published files back from a router: whole, or a range of bytes.
+
+A connection that is lost costs what was on its way: the same version of the file goes on at the block where it was. If
+the name was given to another file meanwhile, that one is fetched from its beginning.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay.channel import Channel, Gateway
+from stageout.wire.overlay import BLOCK_BYTES, Found, Get
+
+_RESUMES = 3
+_RESUMABLE = frozenset({ErrorClass.CONNECTION_LOST, ErrorClass.STALLED})
+_ANY = -1
+Progress = Callable[[int], None]
+
+
+@dataclass
+class _Fetch:
+    """A range of a published file, in order. What was received outlives a lost connection.
+
+    :param size_bytes: how many at most; negative for all behind the offset.
+    """
+
+    gateway: Gateway
+    path: str
+    offset: int
+    size_bytes: int
+    generation: int = _ANY
+    received_bytes: int = 0
+    found: Found | None = None
+
+    def parts(self, buffer: memoryview) -> Iterator[memoryview]:
+        """The bytes that are still missing, block by block; each is valid until the next is asked for."""
+        with Channel(self.gateway) as channel:
+            at = self.offset + self.received_bytes
+            first, skip = divmod(at, BLOCK_BYTES)
+            left = self.size_bytes - self.received_bytes if self.size_bytes >= 0 else _ANY
+            channel.send(Get(self.path, first, max(0, -(-(skip + left) // BLOCK_BYTES)), self.generation))
+            found = channel.receive()
+            if not isinstance(found, Found) or found.block_bytes != BLOCK_BYTES:
+                raise channel.failure(ErrorClass.NOT_SUPPORTED, f"{type(found).__name__} where FOUND was due")
+            self.found, self.generation = found, found.generation
+            end = max(at, found.size_bytes if left < 0 else min(found.size_bytes, at + left))
+            yield from self._blocks(channel, buffer, at, end)
+
+    def _blocks(self, channel: Channel, buffer: memoryview, at: int, end: int) -> Iterator[memoryview]:
+        while at < end:
+            expected, skip = divmod(at, BLOCK_BYTES)
+            block, length = channel.receive_block(buffer)
+            if block != expected or length <= skip:
+                raise channel.failure(ErrorClass.CONTENT_MISMATCH, f"block {block} where {expected} was due")
+            part = buffer[skip : min(length, skip + end - at)]
+            yield part
+            at += len(part)
+            self.received_bytes += len(part)
+
+
+def get(
+    gateway: Gateway,
+    path: str,
+    local: Path,
+    *,
+    progress: Progress = lambda received_bytes: None,
+) -> int:
+    """Fetch a published file; returns its size in bytes. It appears under ``local`` only when whole.
+
+    :param progress: called with the bytes of it that are here.
+    :raises TransferFailure: classified; nothing is left behind.
+    """
+    part = local.with_name(f".{local.name}.{secrets.token_hex(4)}.part")
+    try:
+        with part.open("xb") as file:
+            size_bytes = _into(_Fetch(gateway, path, 0, _ANY), file.fileno(), progress)
+        part.replace(local)
+    except OSError as problem:
+        raise TransferFailure(ErrorClass.LOCAL_FILE, f"{local}: {problem.strerror}") from None
+    finally:
+        part.unlink(missing_ok=True)
+    return size_bytes
+
+
+def read(gateway: Gateway, path: str, offset: int = 0, size_bytes: int = _ANY) -> Iterator[bytes]:
+    """Bytes of a published file, all of one version, in parts of at most 1 MiB.
+
+    :param size_bytes: how many at most, negative: up to the end. Behind the end there are none.
+    :raises TransferFailure: classified; CONFLICT when the file was replaced while its connection was lost.
+    """
+    fetch, buffer = _Fetch(gateway, path, offset, size_bytes), memoryview(bytearray(BLOCK_BYTES))
+    patience = _Patience()
+    while True:
+        try:
+            for part in fetch.parts(buffer):
+                yield bytes(part)
+            return
+        except TransferFailure as failure:
+            patience.spend(failure)
+
+
+def _into(fetch: _Fetch, file: int, progress: Progress) -> int:
+    """All of it into a file; one that was replaced meanwhile begins again. Returns its size in bytes."""
+    buffer = memoryview(bytearray(BLOCK_BYTES))
+    patience = _Patience()
+    while True:
+        try:
+            for part in fetch.parts(buffer):
+                os.pwrite(file, part, fetch.received_bytes)
+                progress(fetch.received_bytes + len(part))
+            break
+        except TransferFailure as failure:
+            if failure.kind is ErrorClass.CONFLICT and fetch.generation != _ANY:
+                fetch.generation, fetch.received_bytes = _ANY, 0
+            else:
+                patience.spend(failure)
+    assert fetch.found is not None
+    os.ftruncate(file, fetch.found.size_bytes)
+    return fetch.found.size_bytes
+
+
+class _Patience:
+    """Which failures are worth another connection, and how many."""
+
+    def __init__(self) -> None:
+        self._left = _RESUMES
+
+    def spend(self, failure: TransferFailure) -> None:
+        """Wait a little. :raises TransferFailure: that one, when it would come again, or came too often."""
+        if failure.kind not in _RESUMABLE or not self._left:
+            raise failure
+        time.sleep(min(4.0, 0.25 * 2 ** (_RESUMES - self._left)))
+        self._left -= 1

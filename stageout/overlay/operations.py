@@ -1,0 +1,217 @@
+"""Names at a router: renamed, deleted, made and looked at.
+
+A :class:`Session` is one origin: its operations have dense numbers, leave at once, and say themselves which earlier
+ones must be final before (``after``), so nothing waits a round trip and the destination's tree is the one that the
+calls describe, in their order. :meth:`Session.push` waits for the results. A lost connection costs nothing: what has
+no result is said again under the same numbers, and executed once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay import outcomes
+from stageout.overlay.channel import Channel, Gateway
+from stageout.wire import graph
+from stageout.wire.overlay import Answer, Cancel, List, Low, Operation, Result, Stat
+
+EXPIRES_AFTER_S = 24 * 3600
+_WINDOW = 256
+_RESUMES = 3
+_RESUMABLE = frozenset({ErrorClass.CONNECTION_LOST, ErrorClass.STALLED, ErrorClass.CONNECT_FAILED})
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a name is.
+
+    :param kind: "file", "directory", "link" or "other". :param modified: Unix time in seconds.
+    :param generation: how often the name was changed by the overlay; 0 in listings.
+    """
+
+    name: str
+    kind: str
+    size_bytes: int
+    mode: int
+    modified: int
+    generation: int = 0
+
+
+class Session:
+    """Operations of one origin at one router. Use from one thread.
+
+    :param gateway: the router. :param expires_after_s: an operation that was not executed by then never is.
+    """
+
+    def __init__(self, gateway: Gateway, expires_after_s: int = EXPIRES_AFTER_S) -> None:
+        self.gateway = gateway
+        self.origin = secrets.token_hex(16)
+        self._expires = int(time.time()) + expires_after_s
+        self._channel: Channel | None = None
+        self._unsettled: dict[int, Operation] = {}
+        self._settled: dict[int, str] = {}
+        self._cancelled: set[int] = set()
+        self._failures: list[TransferFailure] = []
+        self._low = self._seq = 0
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the connection. What was not pushed may or may not happen."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def rename(self, path: str, target: str, *, parents: bool = False) -> int:
+        """Give a file or directory another name; a file of that name is replaced. Returns the operation's number."""
+        return self._begin("rename", path, target=target, parents=parents)
+
+    def delete(self, path: str) -> int:
+        """Remove a file, or a directory with all that is in it."""
+        return self._begin("delete", path)
+
+    def mkdir(self, path: str, *, mode: int = 0o755, parents: bool = False) -> int:
+        """Make a directory. :param parents: those above it, too, where they are missing."""
+        return self._begin("mkdir", path, mode=mode, parents=parents)
+
+    def set_mode(self, path: str, mode: int) -> int:
+        """Change the permissions of a file or directory."""
+        return self._begin("setattr", path, mode=mode)
+
+    def truncate(self, path: str, size_bytes: int) -> int:
+        """Cut a file to so many bytes; one that is shorter already is left as it is, and that is a failure."""
+        return self._begin("setattr", path, size_bytes=size_bytes, attributes=("size",))
+
+    def cancel(self, number: int) -> None:
+        """Ask that an operation which is not final never happens. Its failure says so at :meth:`push`."""
+        if number in self._unsettled:
+            self._cancelled.add(number)
+            with contextlib.suppress(TransferFailure):  # said again when the results are waited for
+                self._connected().send(Cancel(self.origin, number))
+
+    def push(self) -> None:
+        """Wait until every operation so far has been executed at the destination, and is on its disk.
+
+        :raises TransferFailure: of the first that failed since the last push (others had their turn nevertheless), or
+            the router cannot be reached: then what happened is not known, and another push finds it out.
+        """
+        self._settle(0)
+        self._raise_low()
+        failures, self._failures = self._failures, []
+        if failures:
+            raise failures[0]
+
+    def stat(self, path: str) -> Entry:
+        """What a name is, after all operations so far. :raises TransferFailure: NOT_FOUND, or as :meth:`push`."""
+        self.push()
+        with self._asking(Stat(path)) as channel:
+            found = _answer(channel)
+        (entry,) = _entries(found)
+        return replace(entry, generation=found.generation)
+
+    def entries(self, path: str) -> Iterator[Entry]:
+        """What is in a directory ("" is the root), in no order, after all operations so far; read as it is used."""
+        self.push()
+        with self._asking(List(path)) as channel:
+            while True:
+                found = _answer(channel)
+                yield from _entries(found)
+                if not found.more:
+                    return
+
+    @contextlib.contextmanager
+    def _asking(self, ask: Stat | List) -> Iterator[Channel]:
+        """The connection with a question on it; closed unless the answer was read to its end."""
+        channel = self._connected()
+        try:
+            channel.send(ask)
+            yield channel
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, kind: str, path: str, target: str = "", **more: object) -> int:
+        if len(self._unsettled) == _WINDOW:
+            self._settle(_WINDOW - 1)
+        wanted = Operation(self.origin, self._seq + 1, kind, path, self._expires, target, **more)  # type: ignore[arg-type]
+        after = graph.edges(wanted, self._unsettled)
+        if graph.must_wait(after):
+            self._settle(0)
+            after = ()
+        return self._send(replace(wanted, after=after))
+
+    def _send(self, operation: Operation) -> int:
+        self._seq = operation.seq
+        with contextlib.suppress(TransferFailure):  # said again when the results are waited for
+            channel = self._connected()
+            self._unsettled[operation.seq] = operation
+            channel.send(operation)
+        self._unsettled[operation.seq] = operation
+        return operation.seq
+
+    def _settle(self, unsettled: int) -> None:
+        """Wait until at most so many operations have no result."""
+        attempt = 0
+        while len(self._unsettled) > unsettled:
+            try:
+                self._take()
+            except TransferFailure as failure:
+                if failure.kind not in _RESUMABLE or attempt == _RESUMES:
+                    raise
+                time.sleep(min(4.0, 0.25 * 2**attempt))
+                attempt += 1
+                self.close()
+
+    def _take(self) -> None:
+        """One message from the router."""
+        channel = self._connected()
+        answer = channel.receive()
+        if not isinstance(answer, Result):
+            raise channel.failure(ErrorClass.NOT_SUPPORTED, f"{type(answer).__name__} where RESULT was due")
+        operation = self._unsettled.pop(answer.seq, None) if answer.origin == self.origin else None
+        if operation is not None:
+            self._settled[answer.seq] = answer.outcome
+            failure = outcomes.failure(answer, operation.path, self.gateway.server)
+            if failure:
+                self._failures.append(failure)
+
+    def _connected(self) -> Channel:
+        """The connection; on a new one everything that has no result is said again."""
+        if self._channel is None:
+            self._channel = Channel(self.gateway)
+            for seq, operation in self._unsettled.items():
+                self._channel.send(operation)
+                if seq in self._cancelled:
+                    self._channel.send(Cancel(self.origin, seq))
+        return self._channel
+
+    def _raise_low(self) -> None:
+        """What is settled may be forgotten by the router."""
+        low = graph.low_water(self._low, self._settled, self._unsettled)
+        if low > self._low:
+            self._settled = {seq: outcome for seq, outcome in self._settled.items() if seq > low}
+            self._low = low
+            self._connected().send(Low(self.origin, low))
+
+
+def _answer(channel: Channel) -> Answer:
+    found = channel.receive()
+    if not isinstance(found, Answer):
+        raise channel.failure(ErrorClass.NOT_SUPPORTED, f"{type(found).__name__} where ANSWER was due")
+    if found.code:
+        raise TransferFailure(ErrorClass.from_code(found.code), found.message, channel.gateway.server)
+    return found
+
+
+def _entries(found: Answer) -> list[Entry]:
+    columns = (found.names, found.kinds, found.sizes_bytes, found.modes, found.modified)
+    return [Entry(*values) for values in zip(*columns)]

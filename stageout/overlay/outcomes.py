@@ -1,0 +1,23 @@
+"""What a router's refusal means: from the words of the protocol to the table of failures."""
+
+from __future__ import annotations
+
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.wire.overlay import Result
+
+#: Words of a router's refusal that are part of the protocol (docs/WIRE.md).
+_REASONS = {
+    "precondition": ErrorClass.CONFLICT,
+    "conflict": ErrorClass.CONFLICT,
+    "dependency": ErrorClass.CONFLICT,
+}
+_OUTCOMES = {"expired": ErrorClass.DEADLINE, "lost": ErrorClass.SERVER_ERROR}
+
+
+def failure(answer: Result, path: str, server: str) -> TransferFailure | None:
+    """Why an operation did not happen; None when it did."""
+    if answer.outcome == "done":
+        return None
+    kind = _OUTCOMES.get(answer.outcome) or _REASONS.get(answer.reason, ErrorClass.PERMISSION_DENIED)
+    text = f"{path}: {answer.outcome}{': ' if answer.reason else ''}{answer.reason}"
+    return TransferFailure(kind, text, server)
