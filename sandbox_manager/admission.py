@@ -13,7 +13,7 @@ from sandbox_manager.plugins_table import PluginsTable
 from sandbox_manager.registry import Registry
 from sandbox_manager.rules import Rules
 from sandbox_manager.sandbox import Occupant, SlotKey, method_of, split_url
-from sandbox_manager.slots import Places, is_stuck
+from sandbox_manager.slots import is_stuck, places_free
 from sandbox_manager.space import Space
 from sandbox_manager.spool import Spool
 from stageout.core.states import State
@@ -66,12 +66,16 @@ class Admission:
 
     def places_free(self, slot: SlotKey, owner: str) -> int:
         """Places left in a data slot for an owner."""
-        places = Places(self.registry.occupying(slot), self.rules().limits, self._is_stuck)
+        taken = [
+            (one.slot, one.owner, count)
+            for one, count in self.registry.occupying(slot)
+            if not (one.may_stick and self._is_stuck(one))
+        ]
         promised = {(item.facts.run, slot_of(item.facts), item.facts.owner) for item in self._promised.values()}
-        for run, taken, by in promised:
-            if self.registry.of_run(run) is None:
-                places.take(taken, by)
-        return places.free(slot, owner)
+        for run, place, by in promised:
+            if place.parent == slot.parent and self.registry.of_run(run) is None:
+                taken.append((place, by, 1))
+        return places_free(slot, owner, taken, self.rules().limits)
 
     @property
     def places_taken(self) -> int:

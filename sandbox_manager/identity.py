@@ -76,7 +76,7 @@ class Identity:
         """
         self._check_user(peer)
         master = self._master()
-        found = peers.lineage(peers.ancestors(peer.pid, master), master, self._own_uid)
+        found = peers.lineage(peers.family(peer.pid, master), master, self._own_uid)
         if found.local_name != self._local_name:
             raise NotIdentified(
                 f"the job runs below the startd with local name {found.local_name!r}, "
@@ -99,7 +99,7 @@ class Identity:
 
     def _check_unchanged(self, peer: Peer, found: Lineage) -> None:
         """The answer is about this starter only while it lives; so do the peer and its pid."""
-        again = peers.read_process(found.starter.pid)
+        again = peers.read_kinship(found.starter.pid)
         if again.started_ticks != found.starter.started_ticks or not peer.is_alive():
             raise NotIdentified("the plugin or its condor_starter ended during the hand-off")
 

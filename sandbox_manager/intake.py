@@ -23,6 +23,7 @@ from sandbox_manager.identity import RunFacts
 from sandbox_manager.link import Link
 from sandbox_manager.peers import NotIdentified, Peer, peer_of
 from sandbox_manager.spool import HeldFile, NotClaimed, Spool, SpoolError
+from sandbox_manager.syncing import Syncs
 from stageout.core import durable, log
 from stageout.core.classads import ClassAdSyntaxError, parse_ad, unparse_ad
 from stageout.core.clock import Clock
@@ -82,8 +83,8 @@ class Custody(Protocol):
     def release(self, reservation: Reservation) -> None:
         """Give back a reservation whose hand-off came to nothing."""
 
-    async def synced(self, ticket: str) -> None:
-        """Record that the ticket's data is on the disk."""
+    async def synced(self, tickets: Sequence[str]) -> None:
+        """Record that the data of these tickets is on the disk."""
 
 
 class Identifier(Protocol):
@@ -151,6 +152,7 @@ class Intake:
         self._disk = executor or ThreadPoolExecutor(4, thread_name_prefix="intake")
         # Its own thread: a sync lasts as long as the disk needs for the bytes, a claim must not queue behind it.
         self._syncing = ThreadPoolExecutor(1, thread_name_prefix="sync")
+        self._syncs = Syncs(spool, self._syncing, custody.synced, lambda work: self._run(work, "sync"))
         self._tasks: set[asyncio.Task[None]] = set()
         self._clients: Counter[int] = Counter()
         self._offers: dict[Link, int] = {}
@@ -250,7 +252,7 @@ class Intake:
             receipt = await self._take(link, facts, offer)
         finally:
             self._offers.pop(link, None)
-        self._run(self._sync(receipt.ticket), "sync")
+        self._syncs.add(receipt.ticket, receipt.size_bytes)
         milliseconds = round((self._clock.monotonic_s() - started_s) * 1000, 1)
         log.event(
             "accepted",
@@ -342,19 +344,6 @@ class Intake:
             with contextlib.suppress(Exception):
                 await future
             raise
-
-    async def _sync(self, ticket: str) -> None:
-        try:
-            await asyncio.get_running_loop().run_in_executor(self._syncing, self._spool.sync, ticket)
-        except FileNotFoundError:
-            return  # Released meanwhile.
-        except OSError as problem:
-            log.error("spool-sync", ticket=ticket, problem=problem)
-            return
-        try:
-            await self._custody.synced(ticket)
-        except Exception as problem:
-            log.error("record-synced", ticket=ticket, problem=repr(problem))
 
 
 def _one_ad(text: str) -> str:

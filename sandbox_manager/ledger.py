@@ -123,6 +123,7 @@ class Ledger:
             self._connection = _open(path)
             _create(self._connection)
         self._changes: deque[_Change] = deque()
+        self._is_called = False
         self._writer = ThreadPoolExecutor(1, "ledger-write")
         self._readers = ThreadPoolExecutor(1, "ledger-read")
         self._reading: sqlite3.Connection | None = None
@@ -136,7 +137,9 @@ class Ledger:
         loop = asyncio.get_running_loop()
         item = _Change(labels, change, loop, loop.create_future())
         self._changes.append(item)
-        loop.run_in_executor(self._writer, self._write_next)
+        if not self._is_called:
+            self._is_called = True
+            loop.run_in_executor(self._writer, self._write_all)
         result: T = await item.answer
         return result
 
@@ -169,13 +172,11 @@ class Ledger:
             self._reading.execute("PRAGMA query_only = ON")
         return self._reading
 
-    def _write_next(self) -> None:
+    def _write_all(self) -> None:
         """Write what has come in, all in one commit; nothing when an earlier call has taken it along."""
-        group: list[_Change] = []
-        while self._changes and len(group) < _GROUP:
-            group.append(self._changes.popleft())
-        if group:
-            self._write_group(group)
+        self._is_called = False  # before looking: whoever comes from now on calls again
+        while self._changes:
+            self._write_group([self._changes.popleft() for _ in range(min(_GROUP, len(self._changes)))])
 
     def _write_group(self, group: Sequence[_Change]) -> None:
         self._try_group(group)

@@ -22,7 +22,8 @@ _CREDENTIALS = struct.Struct("3i")
 _SO_PEERPIDFD = 77  # Linux 6.5; not in Python's socket module
 _MAX_ANCESTORS = 64
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_PROC = Path("/proc")
+_PROC = "/proc"
+_READ_BYTES = 65536
 
 
 class NotIdentified(Exception):
@@ -111,24 +112,45 @@ TICK_S = 1.0 / _TICKS_PER_S
 
 def read_process(pid: int) -> Process:
     """Read one process from /proc. :raises NotIdentified: there is none (any more)."""
-    place = f"{_PROC}/{pid}"
+    return described(read_kinship(pid))
+
+
+def read_kinship(pid: int) -> Process:
+    """Its parent and its start only, which is all that counts of most: this is in the way of every hand-off.
+
+    :raises NotIdentified: there is none (any more).
+    """
     try:
-        stat, status = _read(f"{place}/stat"), _read(f"{place}/status")
-        argv = tuple(os.fsdecode(word) for word in _read(f"{place}/cmdline").split(b"\0")[:-1])
+        stat = _read(f"{_PROC}/{pid}/stat")
     except OSError:
         raise NotIdentified(f"process {pid} has ended") from None
     fields = stat[stat.rindex(b")") + 2 :].split()
-    uids = next(line for line in status.splitlines() if line.startswith(b"Uid:")).split()
-    return Process(pid, int(fields[1]), int(fields[19]), int(uids[1]), int(uids[2]), argv, _program(place, argv))
+    return Process(pid, int(fields[1]), int(fields[19]), -1, -1, (), "")
+
+
+def described(known: Process) -> Process:
+    """The same with its users, command line and program. :raises NotIdentified: it has ended."""
+    place = f"{_PROC}/{known.pid}"
+    try:
+        status, command = _read(f"{place}/status"), _read(f"{place}/cmdline")
+    except OSError:
+        raise NotIdentified(f"process {known.pid} has ended") from None
+    argv = tuple(os.fsdecode(word) for word in command.split(b"\0")[:-1])
+    start = status.index(b"\nUid:") + 5
+    real, effective = status[start : status.index(b"\n", start)].split()[:2]
+    return known._replace(
+        real_uid=int(real), effective_uid=int(effective), argv=argv, program=_program(place, argv)
+    )  # fmt: skip
 
 
 def _read(path: str) -> bytes:
-    """A file of /proc. It is in the way of every hand-off several times over, so without the io module's objects."""
+    """A file of /proc, without the io module's objects and without a second read where the first says that it is all:
+    the kernel fills a buffer that is large enough in one go."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        data = part = os.read(descriptor, 65536)
-        while part:
-            part = os.read(descriptor, 65536)
+        data = part = os.read(descriptor, _READ_BYTES)
+        while len(part) == _READ_BYTES:
+            part = os.read(descriptor, _READ_BYTES)
             data += part
         return data
     finally:
@@ -176,6 +198,15 @@ class Lineage(NamedTuple):
         return self.startd.option("-local-name")
 
 
+def family(pid: int, master: int) -> list[Process]:
+    """:func:`ancestors` up to the child of ``master``, described as far as :func:`lineage` looks at them.
+
+    :raises NotIdentified: the process or one above it has ended.
+    """
+    chain = ancestors(pid, master, read_kinship)
+    return [*chain[:-2], *map(described, chain[-2:])]
+
+
 def lineage(chain: Sequence[Process], master: int, own_uid: int) -> Lineage:
     """Find startd and starter of our master in a chain of :func:`ancestors`.
 
@@ -203,4 +234,4 @@ def lineage(chain: Sequence[Process], master: int, own_uid: int) -> Lineage:
 
 
 def _exists(pid: int) -> bool:
-    return (_PROC / str(pid)).exists()
+    return Path(_PROC, str(pid)).exists()

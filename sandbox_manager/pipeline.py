@@ -51,9 +51,10 @@ from sandbox_manager.retry import UNREACHABLE, backoff_s
 from sandbox_manager.rules import Rules, deadline_of
 from sandbox_manager.sandbox import Destination, Sandbox, method_of, split_url
 from sandbox_manager.shares import Shares
-from sandbox_manager.slots import Places, is_stuck
+from sandbox_manager.slots import Places
 from sandbox_manager.spool import HeldFile, Spool
 from sandbox_manager.strays import Strays
+from sandbox_manager.syncing import Syncs
 from sandbox_manager.throughput import Throughput
 from sandbox_manager.tuner import Flight, Target, Tuner
 from stageout.core import log
@@ -129,6 +130,7 @@ class Pipeline:
         self._tasks: set[asyncio.Task[None]] = set()
         self._movers = ThreadPoolExecutor(64, "mover")
         self._disk = ThreadPoolExecutor(2, "spool")
+        self._syncs = Syncs(spool, self._disk, self.synced, self._background)
         self._releases = Releases(self.book, spool, self.admission.space, self._disk, self._background, self._now)
 
     # ---- 0. start ----------------------------------------------------------------------------------------------------
@@ -157,17 +159,9 @@ class Pipeline:
         await self.book.ledger.read(lambda db: self.admission.space.fill(lookups.held_files(db)))
         strays = await self._in_disk_thread(self._spool.remove_strays, list(kept))
         for ticket in unsynced:
-            self._background(self._sync_again(ticket))
+            self._syncs.add(ticket)
         self._releases.consider([box for box in self.book.registry.by_id.values() if box.state in FREED])
         log.event("recovered", sandboxes=len(self.book.registry.by_id), strays=len(strays), unsynced=len(unsynced))
-
-    async def _sync_again(self, ticket: str) -> None:
-        try:
-            await self._in_disk_thread(self._spool.sync, ticket)
-        except OSError as problem:
-            log.error("spool-sync", ticket=ticket, problem=problem)
-        else:
-            await self.synced(ticket)
 
     # ---- 1. taken over (Custody, as intake.py asks for it) -----------------------------------------------------------
 
@@ -233,9 +227,9 @@ class Pipeline:
             Destination(plugin, scheme, host, surroundings),
         )  # fmt: skip
 
-    async def synced(self, ticket: str) -> None:
-        """Record that the ticket's data is on the disk."""
-        await self.book.ledger.write(lambda db: records.mark_synced(db, ticket), "record-synced")
+    async def synced(self, tickets: Sequence[str]) -> None:
+        """Record that the data of these tickets is on the disk."""
+        await self.book.ledger.write(lambda db: records.mark_synced(db, tickets), "record-synced")
 
     # ---- 2. confirmed, cancelled, ... --------------------------------------------------------------------------------
 
@@ -291,7 +285,7 @@ class Pipeline:
             return
         registry, now_s = self.book.registry, self._clock.monotonic_s()
         limits, flow = self.rules.limits, self.breakers.flow
-        places = Places(registry.occupying(), limits, lambda one: is_stuck(one, registry.destinations, flow))
+        places = Places(registry.occupying(), limits)
         scene = Scene(
             registry.destinations, places, limits, self._load, flow, lambda owner: self._shares.of(owner, now_s),
             self._now(), lambda place: self._table.batch_files(place.plugin, place.scheme), self._room, self._may_send,

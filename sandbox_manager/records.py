@@ -118,9 +118,12 @@ def add_sandbox(db: sqlite3.Connection, new: NewSandbox, now: int) -> int:
 
 
 def _destination_id(db: sqlite3.Connection, target: Destination) -> int:
-    db.execute("INSERT OR IGNORE INTO destinations (plugin, scheme, host, surroundings) VALUES (?, ?, ?, ?)", target)
     query = "SELECT id FROM destinations WHERE plugin = ? AND scheme = ? AND host = ? AND surroundings = ?"
-    return int(db.execute(query, target).fetchone()[0])
+    known = db.execute(query, target).fetchone()
+    if known is not None:
+        return int(known[0])
+    new = db.execute("INSERT INTO destinations (plugin, scheme, host, surroundings) VALUES (?, ?, ?, ?)", target)
+    return int(new.lastrowid or 0)
 
 
 def keep_surroundings(db: sqlite3.Connection, held: HeldSurroundings) -> None:
@@ -166,8 +169,11 @@ def renew(db: sqlite3.Connection, held: HeldSurroundings, now: int) -> int | Non
 
 def raise_fence(db: sqlite3.Connection, run: Run, now: int) -> None:
     """Remember that this run exists: nothing of an older one is taken any more."""
-    db.execute("INSERT OR IGNORE INTO fences VALUES (?, 0, 0)", (run.job,))
-    db.execute("UPDATE fences SET number = max(number, ?), at = ? WHERE job = ?", (run.number, now, run.job))
+    db.execute(
+        "INSERT INTO fences VALUES (?, ?, ?) "
+        "ON CONFLICT (job) DO UPDATE SET number = max(number, excluded.number), at = excluded.at",
+        (run.job, run.number, now),
+    )
 
 
 def newest_run(db: sqlite3.Connection, job: str) -> int:
@@ -176,9 +182,9 @@ def newest_run(db: sqlite3.Connection, job: str) -> int:
     return int(row[0]) if row else 0
 
 
-def mark_synced(db: sqlite3.Connection, ticket: str) -> None:
-    """The data of this ticket is on the disk."""
-    db.execute("UPDATE tickets SET synced = 1 WHERE ticket = ?", (ticket,))
+def mark_synced(db: sqlite3.Connection, tickets: Iterable[str]) -> None:
+    """The data of these tickets is on the disk."""
+    db.executemany("UPDATE tickets SET synced = 1 WHERE ticket = ?", ((ticket,) for ticket in tickets))
 
 
 # ---- states ----------------------------------------------------------------------------------------------------------

@@ -43,38 +43,25 @@ def most_of_one(limit: int) -> int:
 
 
 class Places:
-    """Active and waiting places of all data slots.
+    """Active places that are taken.
 
-    :param occupants: with how many sandboxes are alike. :param is_stuck: True for those that hold no place.
+    :param occupants: with how many sandboxes are alike.
     """
 
-    def __init__(
-        self, occupants: Iterable[tuple[Occupant, int]], limits: Limits, is_stuck: Callable[[Occupant], bool]
-    ) -> None:
+    def __init__(self, occupants: Iterable[tuple[Occupant, int]], limits: Limits) -> None:
         self._limits = limits
         self._active: Counter[SlotKey] = Counter()
         self._active_parents: Counter[tuple[str, int]] = Counter()
         self._active_owners: Counter[tuple[tuple[str, int], str]] = Counter()
-        self._taken: Counter[SlotKey] = Counter()
-        self._taken_owners: Counter[tuple[tuple[str, int], str]] = Counter()
-        self._taken_parents: Counter[tuple[str, int]] = Counter()
         for one, count in occupants:
             if one.active:
                 self.activate(one.slot, one.owner, count)
-            if not is_stuck(one):
-                self.take(one.slot, one.owner, count)
 
     def activate(self, slot: SlotKey, owner: str, count: int = 1) -> None:
         """Active places are taken."""
         self._active[slot] += count
         self._active_parents[slot.parent] += count
         self._active_owners[slot.parent, owner] += count
-
-    def take(self, slot: SlotKey, owner: str, count: int = 1) -> None:
-        """Places of any kind are taken."""
-        self._taken[slot] += count
-        self._taken_owners[slot.parent, owner] += count
-        self._taken_parents[slot.parent] += count
 
     def has_active(self, slot: SlotKey, owner: str) -> bool:
         """May a sandbox of this owner take an active place? The first of an owner never waits for another owner's."""
@@ -83,14 +70,25 @@ class Places:
         whole = self._active_parents[slot.parent] < self._limits.active * max(1, self._limits.cpus)
         return self._active[slot] < self._limits.active and (whole or not slot.dslot_id)
 
-    def free(self, slot: SlotKey, owner: str) -> int:
-        """Places left in this data slot for an owner; always one for whom none is taken yet, so that others' waiting
-        output never makes somebody's first upload synchronous."""
-        each = self._limits.active + self._limits.depth
-        free = each - self._taken[slot]
-        if slot.dslot_id:
-            free = min(free, each * max(1, self._limits.cpus) - self._taken_parents[slot.parent])
-        return max(0 if self._taken_owners[slot.parent, owner] else 1, free)
+
+def places_free(slot: SlotKey, owner: str, taken: Iterable[tuple[SlotKey, str, int]], limits: Limits) -> int:
+    """Places left in a data slot for an owner; always one for whom none is taken yet, so that others' waiting
+    output never makes somebody's first upload synchronous.
+
+    :param taken: places of any kind in this data slot and its siblings: slot, owner, how many.
+    """
+    here = of_all = of_owner = 0
+    for other, by, count in taken:
+        of_all += count
+        if other == slot:
+            here += count
+        if by == owner:
+            of_owner += count
+    each = limits.active + limits.depth
+    free = each - here
+    if slot.dslot_id:
+        free = min(free, each * max(1, limits.cpus) - of_all)
+    return max(0 if of_owner else 1, free)
 
 
 def is_stuck(one: Occupant, destinations: Mapping[int, Destination], flow: Callable[[str], Flow]) -> bool:

@@ -282,21 +282,32 @@ class Spool:
         """Where a file lies."""
         return self.root / "sandboxes" / ticket / str(position)
 
-    def sync(self, ticket: str) -> None:
-        """Bring the data and the names of a ticket to the disk; takes as long as the disk needs for the bytes."""
+    def sync(self, tickets: Sequence[str]) -> list[str]:
+        """Bring the data and the names of tickets to the disk; takes as long as the disk needs for the bytes.
+
+        Returns those that are on it now: neither one that was released meanwhile, nor one that cannot be synced, which
+        the log tells.
+
+        :raises OSError: the names cannot be synced, of none of them.
+        """
         with durable.step("spool-sync"):
-            place = self.root / "sandboxes" / ticket
-            with trees.opened(place) as directory:
-                for name in trees.names(directory):
-                    if name != CREDENTIALS:
-                        _fdatasync(name, directory)
-                durable.disk.fsync(directory)
-            with contextlib.suppress(FileNotFoundError), trees.opened(place / CREDENTIALS) as directory:
-                for name in trees.names(directory):
-                    _fdatasync(name, directory)
-                durable.disk.fsync(directory)
-            for parent in (place.parent, self.root / "intake"):
-                self._sync_names(parent)
+            synced = [ticket for ticket in tickets if self._sync_data(ticket)]
+            for parent in ("sandboxes", "intake") if synced else ():
+                self._sync_names(self.root / parent)
+        return synced
+
+    def _sync_data(self, ticket: str) -> bool:
+        place = self.root / "sandboxes" / ticket
+        try:
+            if _sync_directory(place):
+                with contextlib.suppress(FileNotFoundError):  # one is just being renewed, which syncs it
+                    _sync_directory(place / CREDENTIALS)
+        except FileNotFoundError:
+            return False
+        except OSError as problem:
+            log.error("spool-sync", ticket=ticket, problem=problem)
+            return False
+        return True
 
     def _sync_names(self, place: Path) -> None:
         with trees.opened(place) as directory:
@@ -363,6 +374,17 @@ def printable(text: str) -> str:
     """``text`` in characters that any log, ledger and terminal takes: others as ``\\xff`` or ``\\n``."""
     decoded = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in decoded)
+
+
+def _sync_directory(place: Path) -> bool:
+    """Sync the files in a ticket's directory, then their names. True when credentials are below it."""
+    with trees.opened(place) as directory:
+        names = trees.names(directory)
+        for name in names:
+            if name != CREDENTIALS:
+                _fdatasync(name, directory)
+        durable.disk.fsync(directory)
+    return CREDENTIALS in names
 
 
 def _fdatasync(name: str, directory: int) -> None:

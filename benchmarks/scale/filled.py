@@ -77,7 +77,7 @@ def _record(db: sqlite3.Connection, number: int, ticket: str, found: os.stat_res
         for position in range(files)
     ]  # fmt: skip
     box = records.add_ticket(db, new, ticket, target.plugin, rows, boot_id(), NOW)
-    records.mark_synced(db, ticket)
+    records.mark_synced(db, [ticket])
     records.name_tickets(db, box, [ticket], files, 0)
     records.confirm(db, box, NOW)
     db.execute("UPDATE files SET next_attempt = ? WHERE sandbox = ?", (_NEXT_ATTEMPT_AT, box))

@@ -7,7 +7,7 @@ to meet it (all of them happen in ordinary schedules, too, but seldom at the rig
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -18,11 +18,11 @@ import sandbox_manager.pipeline
 import sandbox_manager.records
 import sandbox_manager.recovery
 import schedd_agent.tracker
-from sandbox_manager.intake import Intake
 from sandbox_manager.leases import Leases
 from sandbox_manager.pipeline import Pipeline
 from sandbox_manager.spool import Spool
 from sandbox_manager.strays import Strays
+from sandbox_manager.syncing import Syncs
 from schedd_agent.leases import View
 from schedd_agent.model import Send
 from schedd_agent.orders import Numbers
@@ -71,19 +71,20 @@ def _as_if_never_down(db: Any, directories: Any, boot: str, now: int, longest_s:
 _real_settle = sandbox_manager.recovery.settle_ledger
 
 
-def _sync_without_data(spool: Spool, ticket: str) -> None:
+def _sync_without_data(spool: Spool, tickets: Sequence[str]) -> list[str]:
     """Names are synced, data are not."""
     with durable.step("spool-sync"):
         descriptor = durable.disk.open(spool.root / "sandboxes", 0)
         durable.disk.fsync(descriptor)
         durable.disk.close(descriptor)
+    return list(tickets)
 
 
-async def _record_before_sync(intake: Any, ticket: str) -> None:
+async def _record_before_sync(syncs: Any, tickets: Sequence[str]) -> None:
     """The two steps the other way round."""
-    await intake._custody.synced(ticket)
+    await syncs._record(tickets)
     await asyncio.sleep(600)
-    intake._spool.sync(ticket)
+    syncs._spool.sync(tickets)
 
 
 async def _accept_unwritten(pipeline: Pipeline, handoff: Any) -> Any:
@@ -154,7 +155,7 @@ BUGS = (
             lambda: [(sandbox_manager.recovery, "settle_ledger", _as_if_never_down)], ("power_after_handoff",)),
     Planted("data are recorded as synced, only names are", lambda: [(Spool, "sync", _sync_without_data)],
             ("power_after_handoff",)),
-    Planted("recorded as synced before it is", lambda: [(Intake, "_sync", _record_before_sync)],
+    Planted("recorded as synced before it is", lambda: [(Syncs, "_sync", _record_before_sync)],
             ("power_after_handoff",)),
     Planted("the receipt goes out before the record is written", lambda: [(Pipeline, "accept", _accept_unwritten)],
             ("kill_after_handoff",)),

@@ -165,8 +165,9 @@ class FakeCustody:
         )  # fmt: skip
         return Receipt(handoff.ticket, "sm@ep", "", len(handoff.files), handoff.size_bytes)
 
-    async def synced(self, ticket: str) -> None:
-        self._site.note("synced", ticket)
+    async def synced(self, tickets: Sequence[str]) -> None:
+        for ticket in tickets:
+            self._site.note("synced", ticket)
 
 
 class Site:

@@ -330,7 +330,7 @@ def moving(db: sqlite3.Connection, ticket: str = "t1") -> int:
 
 def test_after_a_restart_moving_files_wait_again(db: sqlite3.Connection) -> None:
     box = moving(db)
-    records.mark_synced(db, "t1")
+    records.mark_synced(db, ["t1"])
     assert recovery.settle_ledger(db, ["t1"], "other boot", 9, 60.0) == ({box}, [])
     found = lookups.sandbox(db, box)
     assert found and (found.state, found.moving, found.files_left, found.attempts) == (State.CONFIRMED, 0, 2, 0)
@@ -344,7 +344,7 @@ def test_after_a_restart_of_the_manager_unsynced_data_is_synced(db: sqlite3.Conn
 
 def test_no_file_waits_longer_than_was_meant_when_the_clock_was_set_back(db: sqlite3.Connection) -> None:
     box = moving(db)
-    records.mark_synced(db, "t1")
+    records.mark_synced(db, ["t1"])
     records.moving_back(db, box)
     db.execute("UPDATE files SET error_code = 20, next_attempt = 50 + 60 * position")
     assert recovery.settle_ledger(db, ["t1"], "boot", 9, 30.0) == ({box}, [])
@@ -385,7 +385,7 @@ def test_after_a_restart_of_the_machine_unsynced_data_is_lost(db: sqlite3.Connec
 
 def test_a_sandbox_without_its_directory_is_lost(db: sqlite3.Connection) -> None:
     box = add(db, "t1")
-    records.mark_synced(db, "t1")
+    records.mark_synced(db, ["t1"])
     recovery.settle_ledger(db, [], "boot", 9, 60.0)
     assert records.state_of(db, box) is State.LOST
 

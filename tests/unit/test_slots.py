@@ -17,6 +17,7 @@ from sandbox_manager.sandbox import (
     OCCUPYING,
     Destination,
     FileState,
+    Occupant,
     Sandbox,
     SlotKey,
     Waiting,
@@ -24,7 +25,7 @@ from sandbox_manager.sandbox import (
     occupant_of,
     split_url,
 )
-from sandbox_manager.slots import Limits, Places, is_stuck
+from sandbox_manager.slots import Limits, Places, is_stuck, places_free
 from stageout.core.errors import Advice, ErrorClass
 from stageout.core.states import State
 from stageout.wire.custody import Run
@@ -68,15 +69,23 @@ def planned(
     backlog = Backlog(deadline)
     for item in boxes:
         backlog.put(item)
-    places = places_of(boxes, limits, flow)
+    places = Places(occupants_of(boxes), limits)
     return plan(backlog, Scene(PLACES, places, limits, load or Load(), flow, share, NOW, batch_files))
 
 
-def places_of(
-    boxes: Iterable[Sandbox], limits: Limits = LIMITS, flow: Callable[[str], Flow] = lambda server: Flow.ALL
-) -> Places:
-    occupants = [(occupant_of(item), 1) for item in boxes if item.state in OCCUPYING]
-    return Places(occupants, limits, lambda one: is_stuck(one, PLACES, flow))
+def occupants_of(boxes: Iterable[Sandbox]) -> list[tuple[Occupant, int]]:
+    return [(occupant_of(item), 1) for item in boxes if item.state in OCCUPYING]
+
+
+def free(
+    boxes: Iterable[Sandbox], slot: SlotKey, owner: str, flow: Callable[[str], Flow] = lambda server: Flow.ALL
+) -> int:
+    taken = [
+        (one.slot, one.owner, count)
+        for one, count in occupants_of(boxes)
+        if one.slot.parent == slot.parent and not is_stuck(one, PLACES, flow)
+    ]
+    return places_free(slot, owner, taken, LIMITS)
 
 
 def sent(batches: list[BatchPlan]) -> list[list[int]]:
@@ -234,20 +243,19 @@ def test_a_dead_destination_blocks_no_other() -> None:
 
     dead, alive = box(1, slot=7), box(2, slot=7, waiting=(Waiting(2, 1, 10, 0),))
     assert sent(planned(dead, alive, flow=flow)) == [[2]]
-    assert places_of([dead], flow=flow).free(dead.slot, "a") == 3
+    assert free([dead], dead.slot, "a", flow) == 3
 
 
 def test_places_of_a_data_slot() -> None:
     slot = SlotKey("ep", 1, 7)
     states = (State.ACCEPTED, State.CONFIRMED, State.MOVING, State.RETRY_WAIT, State.FAILED)
     boxes = [box(number, slot=7, state=state) for number, state in enumerate(states)]
-    places = places_of(boxes)
-    assert places.free(slot, "a") == 0
-    assert places.free(SlotKey("ep", 1, 8), "a") == 3
+    assert free(boxes, slot, "a") == 0
+    assert free(boxes, SlotKey("ep", 1, 8), "a") == 3
     crowd = [box(number + 1, slot=number + 1) for number in range(12)]
-    assert places_of(crowd).free(SlotKey("ep", 1, 99), "a") == 0
-    assert places_of(crowd).free(SlotKey("ep", 1, 99), "somebody new") == 1
-    assert places_of(crowd).free(SlotKey("other", 1, 99), "a") == 3
+    assert free(crowd, SlotKey("ep", 1, 99), "a") == 0
+    assert free(crowd, SlotKey("ep", 1, 99), "somebody new") == 1
+    assert free(crowd, SlotKey("other", 1, 99), "a") == 3
 
 
 def test_registry_keeps_its_lists_apart() -> None:

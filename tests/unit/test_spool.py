@@ -17,6 +17,7 @@ from stageout.wire.handoff import OfferedFile
 
 USER = ALICE if ROOT else os.geteuid()
 TICKET = "0123456789abcdef" * 2
+OTHER = "fedcba9876543210" * 2
 
 
 @pytest.fixture
@@ -190,12 +191,11 @@ def test_sync_reaches_every_file(spool: Spool, monkeypatch: pytest.MonkeyPatch) 
     for call in ("fdatasync", "fsync"):
         real = getattr(os, call)
         monkeypatch.setattr(os, call, lambda fd, real=real: (synced.append(os.fstat(fd).st_ino), real(fd)))
-    spool.sync(TICKET)
+    assert spool.sync([TICKET, OTHER]) == [TICKET]
     places = [spool.path(TICKET, 0).parent, spool.root / "sandboxes", spool.root / "intake"]
     assert set(synced) == {item.inode for item in held} | {place.stat().st_ino for place in places}
     spool.release(TICKET)
-    with pytest.raises(FileNotFoundError):
-        spool.sync(TICKET)
+    assert spool.sync([TICKET]) == []
 
 
 def test_many_files_go(spool: Spool) -> None:
