@@ -32,6 +32,8 @@ from stageout.wire import handoff as wire
 from stageout.wire.handoff import OfferedFile, Receipt
 
 T = TypeVar("T")
+_AT_ONCE = 16
+_ACCEPT_AGAIN_S = 0.1
 
 
 class Reservation:
@@ -168,17 +170,15 @@ class Intake:
             self._listener = _listen(socket_path)
         except OSError as problem:
             raise SpoolError(f"cannot listen on {socket_path}: {problem}; is STAGEOUT_SPOOL writable?") from None
-        self._run(self._accept_clients(self._listener), "accept")
+        self._listen_again(self._listener)
 
     async def stop(self, grace_s: float = 5.0) -> None:
         """Take no more clients, let running hand-offs end for ``grace_s`` seconds, then drop them."""
         if self._listener is not None:
             self._path.unlink(missing_ok=True)
+            asyncio.get_running_loop().remove_reader(self._listener)
             self._listener.close()
             self._listener = None
-        for task in self._tasks:
-            if task.get_name() == "accept":
-                task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=grace_s)
         for task in self._tasks:
@@ -192,16 +192,24 @@ class Intake:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _accept_clients(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
+    def _listen_again(self, listener: socket.socket) -> None:
+        if listener is self._listener:
+            asyncio.get_running_loop().add_reader(listener, self._accept_clients, listener)
+
+    def _accept_clients(self, listener: socket.socket) -> None:
+        """Take those who wait, some at a time, so that others get their turn."""
+        for _ in range(_AT_ONCE):
             try:
-                connection, _ = await loop.sock_accept(listener)
+                connection, _ = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
             except OSError as problem:
                 # Out of descriptors or memory: give others time to end.
                 log.warn("intake-accept", problem=problem)
-                await asyncio.sleep(0.1)
-                continue
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(listener)
+                loop.call_later(_ACCEPT_AGAIN_S, self._listen_again, listener)
+                return
             connection.setblocking(False)
             self._run(self._client(connection), "client")
 
@@ -244,7 +252,7 @@ class Intake:
         """One hand-off, from offer to receipt."""
         started_s = self._clock.monotonic_s()
         try:
-            offer = await asyncio.wait_for(self._read_offer(link), self._patience_s)
+            offer = await self._read_offer(link, started_s + self._patience_s)
             facts = await self._identity.identify(peer)
             _check_consent(facts, offer, self._encrypted)
             if link.is_gone:
@@ -267,7 +275,7 @@ class Intake:
         with durable.step("handoff-reply"):
             await link.send(wire.accepted_message(receipt))
 
-    async def _read_offer(self, link: Link) -> _Offer:
+    async def _read_offer(self, link: Link, latest_s: float) -> _Offer:
         head = await link.receive("offer")
         count, plugin = head.get("files"), head.get("plugin")
         if head.get("version") != wire.VERSION:
@@ -280,6 +288,8 @@ class Intake:
         files: list[OfferedFile] = []
         while len(files) < count:
             files += wire.offered_files(await link.receive("files"))
+            if self._clock.monotonic_s() > latest_s:
+                raise asyncio.TimeoutError("the plugin has stopped waiting for the answer")
             self._offers[link] = link.received_bytes
             if sum(self._offers.values()) > self._limits.offers_bytes:
                 raise Refused("the sandbox manager has too many files on offer at once")
