@@ -87,6 +87,13 @@ Fetches a file from a router of the overlay. It appears under its name only when
 exit status: 0 it is there, 1 it is not, 64 the URL cannot be used"""
 
 
+_ROUTES = """\
+Shows the links that a router of the overlay knows of, with measured rates and round trips, and the routes that it takes
+to TERMINAL (without: to every router that it knows of), with the reason for each.
+
+exit status: 0 shown, 1 the router does not answer or refuses, 64 an address cannot be read"""
+
+
 class _Parser(argparse.ArgumentParser):
     """Ends with EX_USAGE: 2 means 'timed out' here."""
 
@@ -111,6 +118,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_estimate(commands)
     _add_profile(commands)
     _add_files(commands)
+    _add_routes(commands)
     command = _add(commands, "help", "explains a command", "Explains a command.", "")
     command.add_argument("topic", metavar="COMMAND", nargs="?")
     return parser
@@ -211,6 +219,14 @@ def _add_files(commands: argparse._SubParsersAction[_Parser]) -> None:
     command = _add(commands, "get", "fetches a file from a router of the overlay", _GET, "files")
     command.add_argument("url", metavar="URL", help="overlay://HOST[:PORT]/path")
     command.add_argument("file", metavar="FILE", nargs="?", help="default: its name, here")
+    _add_key(command)
+
+
+def _add_routes(commands: argparse._SubParsersAction[_Parser]) -> None:
+    command = _add(commands, "routes", "shows links and routes between routers of the overlay", _ROUTES, "routes")
+    command.add_argument("router", metavar="ROUTER", help="HOST[:PORT] of the router that is asked")
+    command.add_argument("terminals", metavar="TERMINAL", nargs="*", help="HOST[:PORT]")
+    command.add_argument("--json", action="store_true", help="print JSON (its fields: docs/COMMANDS.md)")
     _add_key(command)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
 import time
 from collections.abc import Iterator
 
 import pytest
 
+from stageout.cli.main import main
 from stageout.overlay.channel import Channel, Gateway, read_key
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router_graph import RouterGraph
@@ -101,3 +103,19 @@ def test_where_no_link_leads_nothing_is_promised(graph: RouterGraph) -> None:
     assert routed(graph, "s", "s").routes == ((),)
     assert routed(graph, "t", "s").routes == ()
     assert "no router that" in routed(graph, "t", "s").reason
+
+
+def test_the_command_shows_links_and_routes(graph: RouterGraph, capsys: pytest.CaptureFixture[str]) -> None:
+    wait_until(lambda: len(links(graph, "s")) == 4, timeout_s=60, what="all links")
+    wait_until(lambda: len(routed(graph, "s", "t").routes) == 2, timeout_s=60, what="both routes")
+    address, key = graph.addresses, str(graph.routers["s"].key_file("site"))
+    assert main(["routes", address["s"], "--key", key]) == 0
+    text = capsys.readouterr().out
+    assert f"Links known to {address['s']}" in text
+    assert len([line for line in text.splitlines() if line.split()[:2] == [address["t"], "yes"]]) == 2
+    assert main(["routes", address["s"], address["b"], "--json", "--key", key]) == 0
+    (route,) = json.loads(capsys.readouterr().out)["routes"]
+    assert (route["to"], route["used"], route["by"]) == (address["b"], True, [])
+    assert main(["routes", "127.0.0.1:1", "--key", key]) == 1
+    assert "127.0.0.1:1" in capsys.readouterr().err
+    assert main(["routes", "no address", "--key", key]) == 64

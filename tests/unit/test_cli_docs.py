@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stageout.cli import render
+from stageout.cli import render, routes
 from stageout.cli.doctor import report
 from stageout.cli.doctor.findings import Role, fail, ok
 from stageout.cli.exits import Exit
@@ -19,6 +19,7 @@ from stageout.cli.history import entry
 from stageout.cli.main import _protect_job_ids, build_parser
 from stageout.cli.rows import SCHEMA, Row
 from stageout.wire.custody import FileReport
+from stageout.wire.overlay import Routed
 from tests.unit.test_cli_doctor import Fake
 from tests.unit.test_cli_jobs import job
 from tests.unit.test_cli_status import RECORD
@@ -110,6 +111,28 @@ def test_the_doctor_looks_like_that() -> None:
     assert report.as_text([Role.AP], findings, colour=False) == shown
 
 
+def test_routes_look_like_that() -> None:
+    here, relay, store = (f"{name}.example.org:9621" for name in ("gateway", "relay1", "store"))
+    links = [
+        (gateway_link, to, rate, rtt, 4200)
+        for gateway_link, to, rate, rtt in (
+            (here, relay, 118_204_000, 1347),
+            (here, store, 31_000_000, 67_100),
+            (relay, store, 112_500_000, 66_000),
+        )
+    ]
+    routed = Routed(
+        store,
+        ((relay, store), (store,)),
+        (("relay2.example.org:9621", relay, store),),
+        ("112 MB/s, 67.3 ms", "31 MB/s, 67.1 ms", f"31 MB/s, 70 ms; shares {relay} with a route in use"),
+        "first found",
+    )
+    assert routes.as_text(here, links, [routed]) == printed("stageout routes gateway.example.org store.example.org")
+    data = routes.as_json(links, [routed])
+    assert [name for kind in ("links", "routes") for name in data[kind][0] if name not in WORDS] == []  # type: ignore[index]
+
+
 def test_the_dag_of_the_help_is_the_one_of_the_document(capsys: pytest.CaptureFixture[str]) -> None:
     (dag,) = [body for kind, body in BLOCKS if kind == "dag"]
     (line,) = [line for line in dag.splitlines() if line.startswith("SCRIPT")]
@@ -124,5 +147,5 @@ def test_other_documents_call_the_command_as_it_is() -> None:
         for verb in re.findall(r"`stageout ([a-z]+)|^stageout ([a-z]+)", path.read_text(), re.M):
             assert (verb[0] or verb[1]) in {
                 "status", "wait", "retry", "cancel", "pause", "resume", "history", "doctor", "help",
-                "estimate", "profile", "put", "get",
+                "estimate", "profile", "put", "get", "routes",
             }, f"{path}: stageout {verb}"  # fmt: skip

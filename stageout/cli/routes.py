@@ -1,0 +1,84 @@
+"""``stageout routes``: the links that a router of the overlay knows of, and the routes that it takes, with reasons."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from stageout.cli.exits import CommandError, Exit, UsageError
+from stageout.cli.render import duration, table
+from stageout.core.errors import TransferFailure
+from stageout.overlay.channel import Gateway, read_key
+from stageout.overlay.routes import ask_links, ask_routes
+from stageout.wire.fields import KnownRow
+from stageout.wire.overlay import Routed
+from stageout.wire.route import BadRoute, address
+
+_MOST_TERMINALS = 32
+
+
+def run(options: argparse.Namespace) -> int:
+    """Ask, and show."""
+    try:
+        gateway = Gateway(*address(options.router), *read_key(Path(options.key)))
+        links = ask_links(gateway)
+        ends = options.terminals or _ends(gateway.server, links)
+        routes = [ask_routes(gateway, end) for end in ends]
+    except BadRoute as problem:
+        raise UsageError(str(problem)) from None
+    except TransferFailure as failure:
+        raise CommandError(str(failure)) from None
+    if options.json:
+        print(json.dumps(as_json(links, routes), indent=1))
+    else:
+        print("\n".join(as_text(gateway.server, links, routes)))
+    return int(Exit.OK)
+
+
+def _ends(here: str, links: Sequence[KnownRow]) -> list[str]:
+    return sorted({end for row in links for end in row[:2]} - {here})[:_MOST_TERMINALS]
+
+
+def as_text(here: str, links: Sequence[KnownRow], routes: Sequence[Routed]) -> list[str]:
+    """Both tables, for people."""
+    rows = [(a, b, _rate(rate), _round_trip(rtt), duration(age_ms / 1000)) for a, b, rate, rtt, age_ms in links]
+    lines = [f"Links known to {here}:", *table(("FROM", "TO", "RATE", "RTT", "AGE"), rows), "", f"Routes from {here}:"]
+    return lines + table(("TO", "USED", "BY", "WHY"), [row for one in routes for row in _routes(one)])
+
+
+def as_json(links: Sequence[KnownRow], routes: Sequence[Routed]) -> dict[str, object]:
+    """The same for programs (docs/COMMANDS.md)."""
+    names = ("from", "to", "rate_bytes_s", "round_trip_us", "age_ms")
+    return {
+        "schema": 1,
+        "links": [dict(zip(names, row)) for row in links],
+        "routes": [
+            {"to": one.terminal, "used": used, "by": list(route[:-1]), "reason": why, "choice": one.reason}
+            for one in routes
+            for route, used, why in _each(one)
+        ],
+    }
+
+
+def _each(one: Routed) -> list[tuple[tuple[str, ...], bool, str]]:
+    reasons = [*one.reasons, *[""] * len(one.routes + one.others)]
+    used = [True] * len(one.routes) + [False] * len(one.others)
+    return list(zip(one.routes + one.others, used, reasons))
+
+
+def _routes(one: Routed) -> list[Sequence[str]]:
+    rows: list[Sequence[str]] = []
+    for route, used, why in _each(one):
+        reason = f"{why} ({one.reason})" if used and one.reason else why
+        rows.append((one.terminal, "yes" if used else "no", " > ".join(route[:-1]) or "direct", reason))
+    return rows or [(one.terminal, "none", "", one.reason)]
+
+
+def _rate(bytes_s: int) -> str:
+    return f"{bytes_s / 1e6:.3g} MB/s" if bytes_s else "not yet"
+
+
+def _round_trip(rtt_us: int) -> str:
+    return f"{rtt_us / 1e3:.3g} ms" if rtt_us else "not yet"
