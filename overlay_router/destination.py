@@ -140,15 +140,27 @@ class Destination:
         if not terminal.is_final(record, ask.seq):
             self._store.cancel(ask.origin, ask.seq)
         held = self._held.get((ask.origin, ask.seq))
-        return self._consider(held) if held else self.status(overlay.Status(ask.origin, ask.seq), peer)
+        if held:
+            return self._consider(held)
+        final = self._stored(ask.origin, ask.seq)
+        return [Reply(peer, final)] if final else []
 
     def status(self, ask: overlay.Status, peer: str) -> list[Reply]:
-        """The result of an operation, if it has one."""
-        record = self._store.record(ask.origin)
-        if ask.seq <= record.low:
-            return [Reply(peer, _message(ask.origin, ask.seq, None))]
-        stored = record.results.get(ask.seq)
-        return [Reply(peer, _message(ask.origin, ask.seq, stored))] if stored else []
+        """The result of an operation; else what of its data is here, "pending" while it waits, or "unknown"."""
+        final = self._stored(ask.origin, ask.seq)
+        if final is not None:
+            return [Reply(peer, final)]
+        transfers = self._store.transfers_of(ask.origin, ask.seq)
+        if transfers:
+            return [Reply(peer, Staged(transfer.tid, self._ranges(transfer.tid))) for transfer in transfers]
+        here = (ask.origin, ask.seq) in self._held
+        return [Reply(peer, overlay.Result(ask.origin, ask.seq, "pending" if here else "unknown"))]
+
+    def _stored(self, origin: str, seq: int) -> overlay.Result | None:
+        record = self._store.record(origin)
+        if seq <= record.low:
+            return _message(origin, seq, None)
+        return _message(origin, seq, record.results[seq]) if seq in record.results else None
 
     def low(self, ask: overlay.Low) -> None:
         """Results up to that number may be forgotten."""
@@ -168,11 +180,9 @@ class Destination:
         return replies
 
     def _final(self, ask: Open) -> overlay.Result | None:
-        record = self._store.record(ask.origin)
-        if ask.seq <= record.low:
-            return _message(ask.origin, ask.seq, None)
-        if ask.seq in record.results:
-            return _message(ask.origin, ask.seq, record.results[ask.seq])
+        stored = self._stored(ask.origin, ask.seq)
+        if stored is not None:
+            return stored
         if self._now() > ask.expires:
             return _message(ask.origin, ask.seq, Result(Outcome.EXPIRED))
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import zlib
 from dataclasses import dataclass
@@ -80,11 +81,15 @@ class Channel:
         self._socket.close()
 
     def finish(self) -> None:
-        """Say that nothing more comes, and wait until the other side has taken everything and closed."""
+        """Say that nothing more comes, and wait until the other side has taken everything and closed.
+
+        :raises TransferFailure: the connection is lost, or the other side says what was wrong with what came.
+        """
         with self._failures():
             self._socket.shutdown(socket.SHUT_WR)
-            while self._socket.recv(65536):
-                pass
+            if self._socket.recv(1, socket.MSG_PEEK):
+                told = overlay.decode(frames.Frame(*self._frame()))
+                raise BadFrame(getattr(told, "message", ""))
 
     def send(self, message: Message) -> None:
         """Send one message. :raises TransferFailure: the connection is lost."""
@@ -101,6 +106,10 @@ class Channel:
                 sent = len(header)
             if sent < len(header) + len(data):
                 self._socket.sendall(memoryview(data)[sent - len(header) :])
+
+    def has_more(self, within_s: float) -> bool:
+        """Whether something (or the end) comes within so many seconds."""
+        return bool(select.select([self._socket], [], [], within_s)[0])
 
     def receive(self) -> Message:
         """The next message. :raises TransferFailure: the connection is lost, or the router refuses."""

@@ -25,7 +25,8 @@ KnownRow = tuple[str, str, int, int, int]
 
 _WORDS = {
     "kind": ("publish", "rename", "delete", "mkdir", "setattr"),
-    "outcome": ("done", "failed", "cancelled", "expired", "stale", "lost"),
+    "outcome": ("done", "failed", "cancelled", "expired", "stale", "lost", "pending", "unknown"),
+    "release": ("delivered", "custody"),
     "kinds": ("file", "directory", "link", "other"),
     "attributes": ("mode", "size"),
 }

@@ -87,6 +87,7 @@ class Open:
     """Ask for a transfer number (tid) for the data of one PUBLISH to come.
 
     :param size_bytes: of the whole file. :param block_bytes: size of every block but the last.
+    :param terminal: ``HOST:PORT`` of the router where the file shall arrive; "" when it is the one that is asked.
     """
 
     origin: str
@@ -95,6 +96,7 @@ class Open:
     size_bytes: int
     block_bytes: int
     expires: int
+    terminal: str = ""
 
 
 @dataclass(frozen=True)
@@ -194,6 +196,8 @@ class Operation:
     :param parents: directories above (of a RENAME: above its target) are made if missing.
     :param manifest: SHA-256 over the digests of all blocks in order. :param mode: permissions.
     :param attributes: what SETATTR changes: "mode", "size" (a file can be cut, never made longer), or both.
+    :param terminal: as in OPEN; another router takes the operation into custody. :param release: "delivered" (the
+        sender keeps its bytes until RESULT) or "custody" (until CUSTODY).
     """
 
     origin: str
@@ -213,11 +217,16 @@ class Operation:
     mode: int = 0o644
     priority: int = 0
     attributes: tuple[str, ...] = ("mode",)
+    terminal: str = ""
+    release: str = "delivered"
 
 
 @dataclass(frozen=True)
 class Result:
-    """The final answer for an operation, repeated as often as it is asked for."""
+    """The final answer for an operation, repeated as often as it is asked for.
+
+    Two outcomes answer a STATUS only and are not final: "pending" (it is known here) and "unknown" (it is not).
+    """
 
     origin: str
     seq: int
@@ -237,7 +246,7 @@ class Custody:
 
 @dataclass(frozen=True)
 class Status:
-    """Ask for the state of an operation."""
+    """Ask for the state of an operation: RESULT, CUSTODY where a custodian has it, else STAGED while data come."""
 
     origin: str
     seq: int

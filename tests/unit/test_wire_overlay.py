@@ -42,7 +42,11 @@ _KINDS: dict[Any, st.SearchStrategy[Any]] = {
         tuple
     ),
 }
-_WORDS = {"kind": st.just("rename"), "outcome": st.sampled_from(("done", "stale"))}
+_WORDS = {
+    "kind": st.just("rename"),
+    "outcome": st.sampled_from(("done", "stale", "unknown")),
+    "release": st.sampled_from(("delivered", "custody")),
+}
 _WORDS["attributes"] = st.just(("mode", "size"))
 _WORDS["kinds"] = st.lists(st.sampled_from(("file", "link")), max_size=4).map(tuple)
 
