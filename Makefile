@@ -22,8 +22,9 @@ check: $(STAMP)
 	.venv/bin/mypy
 	$(PY) -m pytest -q -n 2 tests/unit
 
+# three at once on two cores: pools mostly wait
 test: check
-	$(PY) -m pytest -q -n 2 --dist loadfile --durations=10 tests --ignore tests/unit
+	$(PY) -m pytest -q -n 3 --dist loadfile --durations=10 tests --ignore tests/unit
 
 bench: $(STAMP)
 	$(PY) benchmarks/run_all.py $(if $(QUICK),--quick)

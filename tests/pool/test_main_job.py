@@ -113,8 +113,9 @@ def test_release_of_a_failed_job_runs_it_again(site: Any) -> None:
 
 
 def test_removal_cancels_the_stage_out(site: Any) -> None:
+    """The files are larger than what lies in the connection's buffers, which the server reads when it goes on."""
     site.destination.pause()
-    job = site.submit(env="SIZE=3000000")
+    job = site.submit(env="SIZE=20000000")
     site.pool.wait_status(job, "Completed", timeout_s=60)
     site.wait_state(job, "Moving")
     site.pool.ap.run(["condor_rm", str(job)], user="alice")
