@@ -21,6 +21,7 @@ from overlay_router.identity import identity
 from overlay_router.keys import read_keys, read_own_key
 from overlay_router.neighbours import INTERVALS_TO_AGE, Neighbourhood
 from overlay_router.relay import Router
+from overlay_router.rights import Rights, read_issuers
 from overlay_router.store import Store
 from overlay_router.tree import Tree
 from stageout.core import log
@@ -86,6 +87,16 @@ def links_of(settings: Settings, node: str, port: int, neighbours: Neighbours) -
     return Neighbourhood(node, book, neighbours.key, interval_s, neighbours.allowed)
 
 
+def rights_of(settings: Settings) -> Rights:
+    """Whose capabilities count, and how much a peer may have under way. :raises StageoutError: issuers are unusable."""
+    path = settings.text("STAGEOUT_ROUTER_ISSUERS")
+    return Rights(
+        read_issuers(Path(path)) if path else {},
+        settings.flag("STAGEOUT_ROUTER_CAPABILITIES"),
+        settings.count("STAGEOUT_ROUTER_PEER_TRANSFERS"),
+    )
+
+
 def listen(settings: Settings) -> socket.socket:
     """The listening socket. :raises ConfigError: the address cannot be used."""
     host, port = settings.text("STAGEOUT_ROUTER_HOST"), settings.count("STAGEOUT_ROUTER_PORT")
@@ -109,7 +120,9 @@ async def run(load: Callable[[], Settings]) -> None:
         listening = stack.enter_context(listen(settings))
         port = listening.getsockname()[1]
         links = links_of(settings, node, port, neighbours)
-        router = Router(node, destination, keys, settings.count("STAGEOUT_ROUTER_WORKERS"), neighbours, links)
+        rights = rights_of(settings)
+        rights.remember(destination.transfers() if destination else ())
+        router = Router(node, destination, keys, settings.count("STAGEOUT_ROUTER_WORKERS"), neighbours, links, rights)
         log.event("started", pid=os.getpid(), port=port, root=place.root if place else "")
         await _until_stopped(router, listening, load)
         log.event("stopped")
@@ -141,6 +154,7 @@ def _reconfigure(router: Router, load: Callable[[], Settings]) -> None:
     try:
         settings = load()
         keys, neighbours = read_keys(Path(settings.text("STAGEOUT_ROUTER_KEYS"))), neighbours_of(settings)
+        router.rights.become(rights_of(settings))
     except StageoutError as problem:
         log.error("reconfigured", problem=f"{problem}; the old keys and neighbours stay")
         return

@@ -88,6 +88,10 @@ class Destination:
                 return Reply(peer, overlay.NoSpace(ask.origin, ask.seq, _NOSPACE_AGAIN_S))
         return self._opened(transfer)
 
+    def transfers(self) -> list[Transfer]:
+        """All that are under way."""
+        return self._store.transfers()
+
     def staged(self, tid: int, blocks: Iterable[tuple[int, bytes]]) -> list[Reply]:
         """Blocks (position, digest) whose bytes are on the disk: recorded, said, and a PUBLISH may go on."""
         transfer = self._store.transfer(tid)

@@ -20,12 +20,12 @@ def identity(home: Path) -> tuple[SigningKey, int]:
     :param home: the router's directory. :raises IdentityError: it cannot be written to.
     :raises KeyUnusable: the key is there and cannot be used.
     """
-    key = load_or_make_key("overlay-key", home / "router_key")
+    key = load_or_make_key("router-key", home / "router_key")
     path = home / "incarnation"
     try:
         before = int(path.read_text()) if path.exists() else 0
         incarnation = max(before + 1, int(time.time()))
-        durable.write_file("overlay-incarnation", path, b"%d\n" % incarnation, 0o600)
+        durable.write_file("router-incarnation", path, b"%d\n" % incarnation, 0o600)
     except ValueError:
         raise IdentityError(f"{path} has no number: remove it") from None
     except OSError as problem:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from overlay_router.greeting import Peer, Unwelcome, greet, refuse
 from overlay_router.keys import Key
 from overlay_router.neighbours import Neighbourhood
 from overlay_router.pool import Pool
+from overlay_router.rights import Rights, outside
 from overlay_router.worker import Job, Report
 from stageout.core import log
 from stageout.core.errors import ErrorClass
@@ -32,6 +34,8 @@ from stageout.wire.overlay import List, Message, Stat
 
 _READ_BYTES = 65536
 _EXPIRE_INTERVAL_S = 60.0
+_AGAIN_S = 5
+_NOT_FINAL = ("pending", "unknown")
 _TAKEN_WITHIN_S = 60.0
 T = TypeVar("T")
 
@@ -53,7 +57,7 @@ class Router:
 
     :param node: its name. :param destination: used in one thread only. :param keys: who may connect.
     :param workers: processes that move data. :param neighbours: whom circuits are passed on to.
-    :param links: what is known of the routers around.
+    :param links: what is known of the routers around. :param rights: who may do what, and how much.
     """
 
     def __init__(
@@ -64,9 +68,10 @@ class Router:
         workers: int,
         neighbours: Neighbours,
         links: Neighbourhood,
+        rights: Rights,
     ) -> None:
         self._node, self._place, self.keys, self.neighbours = node, destination, keys, neighbours
-        self.links = links
+        self.links, self.rights = links, rights
         self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="disk")
         self._lines: dict[str, Line] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -154,7 +159,7 @@ class Router:
 
     async def _look_up(self, line: Line, ask: Stat | List) -> None:
         if not line.peer.key.allows(ask.path):
-            text = _outside(line.peer.key, ask.path)
+            text = outside(line.peer.key, ask.path)
             line.send(overlay.Answer(code=ErrorClass.PERMISSION_DENIED.code, message=text))
         elif isinstance(ask, Stat):
             line.send(await self._on_disk(lambda: self._destination.look_up(ask)))
@@ -178,12 +183,20 @@ class Router:
             raise BadFrame(f"{type(message).__name__} without an origin of 32 hexadecimal digits")
         name = f"{line.peer.key.name}/{origin}"
         self._lines[name] = line
-        refusal = _not_allowed(line.peer.key, message)
+        refusal = self.rights.refusal(line.peer.key, message, int(time.time()))
         if refusal:
             log.warn("path-refused", key=line.peer.key.name, reason=refusal)
             line.send(overlay.Result(origin, message.seq, "failed", refusal))  # type: ignore[union-attr]
             return
+        if isinstance(message, overlay.Open):
+            full = self.rights.reserve(line.peer.key, message, int(time.time()))
+            if full:
+                log.warn("too-much", key=line.peer.key.name, reason=full)
+                line.send(overlay.NoSpace(origin, message.seq, _AGAIN_S))
+                return
         self._deliver(await self._on_disk(lambda: self._decide(message, name)))
+        if isinstance(message, overlay.Low):
+            self.rights.release_up_to(origin, message.seq)
 
     def _decide(self, message: Message, name: str) -> list[Reply]:
         if isinstance(message, overlay.Open):
@@ -209,7 +222,7 @@ class Router:
 
     async def _get(self, sock: socket.socket, peer: Peer, ask: overlay.Get) -> None:
         if not peer.key.allows(ask.path):
-            raise Unwelcome(_outside(peer.key, ask.path), peer.checksum, code=ErrorClass.PERMISSION_DENIED.code)
+            raise Unwelcome(outside(peer.key, ask.path), peer.checksum, code=ErrorClass.PERMISSION_DENIED.code)
         found = await self._on_disk(lambda: self._destination.published(ask.path, ask.generation))
         if isinstance(found, overlay.Answer):
             raise Unwelcome(found.message, peer.checksum, code=found.code)
@@ -239,6 +252,8 @@ class Router:
 
     def _deliver(self, replies: list[Reply]) -> None:
         for reply in replies:
+            if isinstance(reply.message, overlay.Result) and reply.message.outcome not in _NOT_FINAL:
+                self.rights.release(reply.message.origin, reply.message.seq)
             line = self._lines.get(reply.to)
             if line is not None:  # else it asks again when it is back
                 line.send(reply.message)
@@ -248,6 +263,7 @@ class Router:
             await asyncio.sleep(_EXPIRE_INTERVAL_S)
             if self._place is not None:
                 self._deliver(await self._on_disk(self._place.expire))
+                self.rights.expire(int(time.time()))
 
     async def _on_disk(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._disk, work)
@@ -265,16 +281,3 @@ class Router:
 
 def _is_origin(text: str) -> bool:
     return len(text) == 32 and all(char in "0123456789abcdef" for char in text)
-
-
-def _not_allowed(key: Key, message: Message) -> str:
-    """Why a key may not ask for this, "" if it may."""
-    paths = [getattr(message, "path", ""), getattr(message, "target", "")]
-    for path in paths:
-        if path and not key.allows(path):
-            return _outside(key, path)
-    return ""
-
-
-def _outside(key: Key, path: str) -> str:
-    return f"the key {key.name!r} is not for {path[:500]!r}, only for what is below {key.prefix!r}"

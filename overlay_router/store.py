@@ -40,6 +40,8 @@ CREATE TABLE generations (path BLOB PRIMARY KEY, generation INTEGER NOT NULL) WI
 """
 #: An origin is forgotten so long (s) after the last expiry of its operations (rule 1).
 FORGET_AFTER_S = 3600
+#: In memory; the others are read again when they are needed.
+_RECORDS_KEPT = 4096
 
 
 class StoreError(StageoutError):
@@ -94,6 +96,8 @@ class Store:
     def record(self, origin: str) -> OriginRecord:
         """What the terminal rule needs to know of an origin. Change it only by the methods below."""
         if origin not in self._records:
+            if len(self._records) >= _RECORDS_KEPT:
+                self._records.clear()
             self._records[origin] = self._read_record(origin)
         return self._records[origin]
 

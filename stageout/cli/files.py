@@ -11,7 +11,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 from stageout.cli.exits import CommandError, Exit, UsageError
 from stageout.core.errors import TransferFailure
-from stageout.overlay.channel import Gateway, read_key
+from stageout.overlay.channel import Gateway, read_credential, read_key
 from stageout.overlay.client import put
 from stageout.overlay.fetch import get
 from stageout.wire.route import DEFAULT_PORT
@@ -72,7 +72,8 @@ def target(url: str, key: str) -> tuple[Gateway, str]:
         raise UsageError(f"{url}: write overlay://HOST[:PORT]/path")
     try:
         name, secret = read_key(Path(key))
-        return Gateway(parts.hostname, parts.port or DEFAULT_PORT, name, secret), path
+        credential = read_credential(Path(key))
+        return Gateway(parts.hostname, parts.port or DEFAULT_PORT, name, secret, credential=credential), path
     except ValueError:
         raise UsageError(f"{url}: the port is not a number") from None
     except TransferFailure as failure:

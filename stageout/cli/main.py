@@ -94,6 +94,14 @@ to TERMINAL (without: to every router that it knows of), with the reason for eac
 exit status: 0 shown, 1 the router does not answer or refuses, 64 an address cannot be read"""
 
 
+_CAPABILITY = """\
+Makes a capability: what somebody may write at routers of the overlay that trust its issuer, for a time. It is printed
+as the line to be added to that person's key file (--key of put); the line holds a secret. The issuer's key is made when
+it is missing; its public key, printed by --public, goes into the routers' STAGEOUT_ROUTER_ISSUERS.
+
+exit status: 0 made, 1 the key cannot be used, 64 the command line cannot be used"""
+
+
 class _Parser(argparse.ArgumentParser):
     """Ends with EX_USAGE: 2 means 'timed out' here."""
 
@@ -119,6 +127,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_profile(commands)
     _add_files(commands)
     _add_routes(commands)
+    _add_capability(commands)
     command = _add(commands, "help", "explains a command", "Explains a command.", "")
     command.add_argument("topic", metavar="COMMAND", nargs="?")
     return parser
@@ -166,6 +175,16 @@ def _seconds(text: str) -> float:
 
 
 _seconds.__name__ = "number of seconds"
+
+
+def _days(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 36500:
+        raise ValueError
+    return value
+
+
+_days.__name__ = "number of days"
 
 
 def _add_history(commands: argparse._SubParsersAction[_Parser]) -> None:
@@ -228,6 +247,18 @@ def _add_routes(commands: argparse._SubParsersAction[_Parser]) -> None:
     command.add_argument("terminals", metavar="TERMINAL", nargs="*", help="HOST[:PORT]")
     command.add_argument("--json", action="store_true", help="print JSON (its fields: docs/COMMANDS.md)")
     _add_key(command)
+
+
+def _add_capability(commands: argparse._SubParsersAction[_Parser]) -> None:
+    command = _add(commands, "capability", "makes a capability for the overlay", _CAPABILITY, "capability")
+    command.add_argument("issuer", metavar="KEYFILE", help="private key of the issuer")
+    what = command.add_mutually_exclusive_group(required=True)
+    what.add_argument("--public", action="store_true", help="print the issuer's public key")
+    what.add_argument("--prefix", metavar="PATH", help="for names at or below it; / for all")
+    command.add_argument("--delete", action="store_true", help="with the right to delete and rename")
+    command.add_argument("--lot", metavar="SIZE", type=_size, default=0, help="most bytes under way at once")
+    command.add_argument("--priority", metavar="N", type=int, default=0, help="highest priority (default: 0)")
+    command.add_argument("--days", metavar="N", type=_days, default=30.0, help="until it expires (default: 30)")
 
 
 def _add_key(command: argparse.ArgumentParser) -> None:

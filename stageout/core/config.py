@@ -164,6 +164,11 @@ KNOBS: dict[str, Knob] = {
         Knob("STAGEOUT_ROUTER_HOST", "0.0.0.0", "router", "address to listen on"),
         Knob("STAGEOUT_ROUTER_PORT", 9621, "router", "TCP port; 0: any free one (see the log)", 0),
         Knob("STAGEOUT_ROUTER_KEYS", "/etc/condor/stageout-router.keys", "router", "one NAME SECRET PREFIX a line"),
+        Knob(
+            "STAGEOUT_ROUTER_ISSUERS", "", "router", "file of trusted issuers of capabilities: NAME ed25519:KEY PREFIX"
+        ),
+        Knob("STAGEOUT_ROUTER_CAPABILITIES", False, "router", "true: nothing is written without a capability"),
+        Knob("STAGEOUT_ROUTER_PEER_TRANSFERS", 1024, "router", "most transfers of one key under way at once", 1),
         Knob("STAGEOUT_ROUTER_ADDRESS", "", "router", "HOST:PORT that others reach it by; empty: full host name, port"),
         Knob("STAGEOUT_ROUTER_NEIGHBOURS", "", "router", "routers that it may connect to: HOST:PORT, ..."),
         Knob("STAGEOUT_ROUTER_KEY", "/etc/condor/stageout-overlay.key", "router", "its NAME SECRET for its neighbours"),

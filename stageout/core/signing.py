@@ -52,6 +52,11 @@ class SigningKey:
         self.vouches = tuple(vouches)
         self.public = _SCHEME + _text(self._key.public_key().public_bytes_raw())
 
+    @property
+    def private(self) -> str:
+        """The private key as text, for :func:`key_of`."""
+        return _text(self._private)
+
     def sign(self, kind: str, text: str) -> str:
         """Signature over a message. :param kind: of message, such as the MyType of its ad."""
         return _text(self._key.sign(_signed_bytes(kind, text)))
@@ -67,6 +72,24 @@ class SigningKey:
         """Replace the key file, for its owner alone. On return it is on the disk. :raises OSError: it is not."""
         facts = {"private": _text(self._private), "vouches": [list(vouch) for vouch in self.vouches]}
         durable.write_file(label, path, json.dumps(facts).encode("ascii"), 0o600)
+
+
+def new_key() -> SigningKey:
+    """A new key that is kept nowhere. :raises KeyUnusable: ``cryptography`` is not installed."""
+    try:
+        return SigningKey(_new_private())
+    except ImportError:
+        raise _no_cryptography() from None
+
+
+def key_of(private: str) -> SigningKey:
+    """The key that a text of :attr:`SigningKey.private` names. :raises KeyUnusable: it is none."""
+    try:
+        return SigningKey(_bytes(private))
+    except ImportError:
+        raise _no_cryptography() from None
+    except ValueError:
+        raise KeyUnusable("a private key is damaged: ask for another") from None
 
 
 def load_key(path: Path) -> SigningKey | None:
@@ -159,4 +182,4 @@ def _bytes(text: str) -> bytes:
 
 
 def _no_cryptography() -> KeyUnusable:
-    return KeyUnusable("reports and orders are signed with the Python package cryptography: install it (pip, dnf, apt)")
+    return KeyUnusable("what is signed needs the Python package cryptography: install it (pip, dnf, apt)")

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.core.signing import KeyUnusable, key_of
 from stageout.wire import frames, overlay
+from stageout.wire.capability import Credential
 from stageout.wire.frames import BadFrame, Header, Type
 from stageout.wire.greeting import WrongKey, accept, offer
-from stageout.wire.overlay import Message, Refuse, Via, Welcome
+from stageout.wire.overlay import Message, Open, Operation, Refuse, Via, Welcome
 from stageout.wire.route import BadRoute, Route, address, check, shown, written
 
 
@@ -22,6 +24,7 @@ class Gateway:
     """A router and the key that it knows us by.
 
     :param timeout_s: silence after which a connection counts as dead.
+    :param credential: a capability that OPEN and OPERATION carry, None for the key's own rights.
     """
 
     host: str
@@ -29,6 +32,7 @@ class Gateway:
     key_name: str
     secret: bytes
     timeout_s: float = 60.0
+    credential: Credential | None = None
 
     @property
     def server(self) -> str:
@@ -45,6 +49,22 @@ def read_key(path: Path) -> tuple[str, bytes]:
     if len(words) < 2:
         raise TransferFailure(ErrorClass.CREDENTIAL_MISSING, f"{path}: write 'NAME SECRET'")
     return words[0], words[1].encode()
+
+
+def read_credential(path: Path) -> Credential | None:
+    """The capability in a key file, a line ``capability TEXT PRIVATE``; None without one.
+
+    :raises TransferFailure: CREDENTIAL_MISSING, CREDENTIAL_REFUSED.
+    """
+    try:
+        lines = [line.split() for line in path.read_text().splitlines()]
+    except (OSError, UnicodeDecodeError) as problem:
+        raise TransferFailure(ErrorClass.CREDENTIAL_MISSING, f"no key for the overlay: {problem}") from None
+    found = [line for line in lines if line[:1] == ["capability"]]
+    try:
+        return Credential(found[0][1], key_of(found[0][2])) if found else None
+    except (IndexError, KeyUnusable) as problem:
+        raise TransferFailure(ErrorClass.CREDENTIAL_REFUSED, f"{path}: its capability: {problem}") from None
 
 
 class Channel:
@@ -92,7 +112,9 @@ class Channel:
                 raise BadFrame(getattr(told, "message", ""))
 
     def send(self, message: Message) -> None:
-        """Send one message. :raises TransferFailure: the connection is lost."""
+        """Send one message, with the capability where it takes one. :raises TransferFailure: the connection is lost."""
+        if isinstance(message, (Open, Operation)) and self.gateway.credential and not message.capability:
+            message = self.gateway.credential.signed(message)
         with self._failures():
             self._socket.sendall(overlay.encode(message, self._checksum))
 
@@ -146,7 +168,7 @@ class Channel:
         self._refused = ErrorClass.PERMISSION_DENIED, ErrorClass.CONNECT_FAILED
 
     def _greet(self) -> None:
-        hello = offer(socket.gethostname(), self.gateway.key_name)
+        hello = offer(socket.gethostname(), self.gateway.key_name, self.gateway.credential is not None)
         self.send(hello)
         welcome = self.receive()
         if not isinstance(welcome, Welcome):

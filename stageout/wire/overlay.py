@@ -88,6 +88,7 @@ class Open:
 
     :param size_bytes: of the whole file. :param block_bytes: size of every block but the last.
     :param terminal: ``HOST:PORT`` of the router where the file shall arrive; "" when it is the one that is asked.
+    :param capability: and the signature of its holder over what is asked (:mod:`stageout.wire.capability`).
     """
 
     origin: str
@@ -97,6 +98,8 @@ class Open:
     block_bytes: int
     expires: int
     terminal: str = ""
+    capability: str = ""
+    signature: str = ""
 
 
 @dataclass(frozen=True)
@@ -195,6 +198,7 @@ class Operation:
     :param after: sequence numbers that must be final before.
     :param parents: directories above (of a RENAME: above its target) are made if missing.
     :param manifest: SHA-256 over the digests of all blocks in order. :param mode: permissions.
+    :param capability: as in OPEN.
     :param attributes: what SETATTR changes: "mode", "size" (a file can be cut, never made longer), or both.
     :param terminal: as in OPEN; another router takes the operation into custody. :param release: "delivered" (the
         sender keeps its bytes until RESULT) or "custody" (until CUSTODY).
@@ -219,6 +223,8 @@ class Operation:
     attributes: tuple[str, ...] = ("mode",)
     terminal: str = ""
     release: str = "delivered"
+    capability: str = ""
+    signature: str = ""
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ _LENGTH_S = 1200.0
 
 #: Labels of other parts, or of parts that this pool has not; they are walked where they are tested.
 ELSEWHERE = re.compile(
-    r"policy-|profile-|overlay-|globus-|handoff-credential|credential-|record-renewed|agent-certificate"
-    r"|record-lost|report-last"
+    r"policy-|profile-|overlay-|router-|capability-|globus-|handoff-credential|credential-|record-renewed"
+    r"|agent-certificate|record-lost|report-last"
 )
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 
+from overlay_router.identity import IdentityError, identity
 from overlay_router.keys import BadKeys, Key, read_keys
+from stageout.core import durable
 from stageout.wire.address import is_address, split_address
 
 _SECRET = "long-enough-to-be-a-key"
@@ -47,3 +51,43 @@ def test_addresses() -> None:
     assert split_address("[::1]:80") == ("::1", 80)
     for text in ("", "host", "host:0", "host:65536", "a b:1", ":1", "host:1\n", "-h:1", "x" * 200 + ":1", "[::1:80"):
         assert not is_address(text), text
+
+
+class _Death(Exception):
+    """The process is gone."""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("label", ["router-key", "router-incarnation"])
+def test_numbers_of_starts_only_grow_whatever_happens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, label: str, when: str
+) -> None:
+    key, first = identity(tmp_path)
+    (tmp_path / "incarnation").write_text(f"{first + 10**9}\n")  # written by a clock that was ahead
+    if label == "router-key":
+        (tmp_path / "router_key").unlink()
+    with monkeypatch.context() as patched:
+        patched.setattr(durable, "step", _dying(label, when))
+        with pytest.raises(_Death):
+            identity(tmp_path)
+    again, later = identity(tmp_path)
+    assert later > first + 10**9
+    assert (again.public == key.public) == (label != "router-key")
+    (tmp_path / "incarnation").write_text("damaged")
+    with pytest.raises(IdentityError, match="remove it"):
+        identity(tmp_path)
+
+
+def _dying(label: str, when: str) -> Callable[[str], AbstractContextManager[None]]:
+    real = durable.step
+
+    @contextmanager
+    def step(name: str) -> Iterator[None]:
+        if (name, when) == (label, "before"):
+            raise _Death
+        with real(name):
+            yield
+        if name == label:
+            raise _Death
+
+    return step

@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.overlay.channel import Gateway, read_key
+from stageout.overlay.channel import Gateway, read_credential, read_key
 from stageout.overlay.client import put
 from stageout.overlay.fetch import get
 from stageout.plugin.api import Context, Outcome, Request, TransferProtocol
@@ -53,6 +53,7 @@ def _target(url: str, context: Context) -> tuple[Gateway, str]:
         port = parts.port or DEFAULT_PORT
     except ValueError:
         raise TransferFailure(ErrorClass.BAD_URL, f"{safe_url(url)}: the port is not a number") from None
-    name, secret = read_key(Path(context.setting("OVERLAY_KEY", _KEY)))
+    key = Path(context.setting("OVERLAY_KEY", _KEY))
+    name, secret = read_key(key)
     silence_s = max(_LEAST_S, min(_SILENCE_S, context.remaining_s))
-    return Gateway(parts.hostname, port, name, secret, silence_s), path
+    return Gateway(parts.hostname, port, name, secret, silence_s, read_credential(key)), path

@@ -1,0 +1,169 @@
+"""Capabilities: what the holder of a key may write at terminals that trust the issuer. Pure; described in docs/WIRE.md.
+
+A capability is a text, ``BODY.SIGNATURE``: base64url of a JSON object, and the issuer's Ed25519 signature over that
+JSON. It names the holder's public key. Each OPEN and OPERATION carries it with the holder's signature over what is
+asked, so whoever passes one on can neither change it nor ask for anything else.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Union
+
+from stageout.core import signing
+from stageout.core.signing import BadSignature, SigningKey
+from stageout.wire.fields import MAX_NUMBER, MAX_PATH_BYTES
+from stageout.wire.overlay import Open, Operation
+
+RIGHTS = ("write", "delete")
+#: The rights that each kind of operation needs.
+NEEDED = {
+    "publish": ("write",),
+    "mkdir": ("write",),
+    "setattr": ("write",),
+    "delete": ("delete",),
+    "rename": ("write", "delete"),
+}
+KIND = "OverlayCapability"
+_OPEN = ("origin", "seq", "path", "size_bytes", "block_bytes", "expires")
+_OPERATION = (
+    "origin", "seq", "kind", "path", "expires", "target", "after", "absent", "generation", "size_bytes", "blocks",
+    "manifest", "parents", "mode", "priority", "attributes",
+)  # fmt: skip
+Asked = Union[Open, Operation]
+
+
+class BadCapability(ValueError):
+    """A text is no capability, or does not allow what is asked; the words are for its holder."""
+
+
+@dataclass(frozen=True)
+class Capability:
+    """What is allowed.
+
+    :param issuer: public key. :param holder: public key of the origin that may use it. :param number: random.
+    :param prefix: names at or below it; "" for all. :param rights: of :data:`RIGHTS`.
+    :param lot_bytes: most bytes of its transfers that are under way at once; 0: no limit.
+    :param max_priority: of its operations. :param expires: Unix time in seconds.
+    """
+
+    issuer: str
+    holder: str
+    number: str
+    prefix: str
+    rights: tuple[str, ...]
+    lot_bytes: int
+    max_priority: int
+    expires: int
+
+
+@dataclass(frozen=True)
+class Credential:
+    """A capability and the private key of its holder: what an origin has. :param text: of the capability."""
+
+    text: str
+    key: SigningKey
+
+    def signed(self, message: Asked) -> Asked:
+        """The message with the capability and the holder's signature."""
+        return replace(message, capability=self.text, signature=self.key.sign(*_asked(message)))
+
+
+def issue(
+    issuer: SigningKey,
+    holder: str,
+    prefix: str,
+    rights: tuple[str, ...],
+    expires: int,
+    lot_bytes: int = 0,
+    max_priority: int = 0,
+) -> str:
+    """The text of a new capability."""
+    made = Capability(
+        issuer.public, holder, secrets.token_hex(16), prefix.strip("/"), rights, lot_bytes, max_priority, expires
+    )
+    body = json.dumps(asdict(made), separators=(",", ":"))
+    return f"{base64.urlsafe_b64encode(body.encode('utf-8', 'surrogatepass')).decode()}.{issuer.sign(KIND, body)}"
+
+
+def read(text: str) -> Capability:
+    """The capability in a text, signed by the issuer that it names. :raises BadCapability: it is none."""
+    try:
+        encoded, _, signature = text.partition(".")
+        body = base64.b64decode(encoded, altchars=b"-_", validate=True).decode("utf-8", "surrogatepass")
+        found = _capability(json.loads(body))
+        signing.check(KIND, body, signature, found.issuer)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise BadCapability("the capability is damaged: ask for another") from None
+    except BadSignature as problem:
+        raise BadCapability(f"the capability: {problem}") from None
+    return found
+
+
+def allow(message: Asked, issuers: Mapping[str, str], now: int) -> Capability:
+    """The capability that a message carries, if it allows what is asked.
+
+    :param issuers: public key -> prefix below which it may issue. :param now: Unix time in seconds.
+    :raises BadCapability: it does not; the text says why.
+    """
+    found = read(message.capability)
+    if found.issuer not in issuers or not below(found.prefix, issuers[found.issuer]):
+        raise BadCapability(f"this router does not take capabilities of {found.issuer} for {_shown(found.prefix)}")
+    if now > found.expires:
+        raise BadCapability(f"the capability expired {now - found.expires} s ago: ask for another")
+    try:
+        signing.check(*_asked(message), message.signature, found.holder)
+    except BadSignature as problem:
+        raise BadCapability(f"what is asked was not signed by the holder of the capability: {problem}") from None
+    _allow_names(message, found)
+    return found
+
+
+def below(path: str, prefix: str) -> bool:
+    """Whether a path is a prefix or below it."""
+    return not prefix or path == prefix or path.startswith(prefix + "/")
+
+
+def _allow_names(message: Asked, found: Capability) -> None:
+    operation = message if isinstance(message, Operation) else None
+    for path in (message.path, operation.target if operation else ""):
+        if path and not below(path, found.prefix):
+            raise BadCapability(f"the capability is for {_shown(found.prefix)}, not for {path[:500]!r}")
+    missing = set(NEEDED[operation.kind if operation else "publish"]) - set(found.rights)
+    if missing:
+        raise BadCapability(f"the capability lacks the right to {', '.join(sorted(missing))}")
+    if found.lot_bytes and message.size_bytes > found.lot_bytes:
+        raise BadCapability(
+            f"the capability is for {found.lot_bytes} bytes at once, {message.size_bytes} are asked for"
+        )
+    if operation and operation.priority > found.max_priority:
+        raise BadCapability(f"the capability allows no higher priority than {found.max_priority}")
+
+
+def _asked(message: Asked) -> tuple[str, str]:
+    """Kind and text of what a holder signs; not signed is what differs between routers, such as the tid."""
+    names, kind = (_OPEN, "OverlayOpen") if isinstance(message, Open) else (_OPERATION, "OverlayOperation")
+    return kind, json.dumps([getattr(message, name) for name in names], separators=(",", ":"))
+
+
+def _capability(facts: Any) -> Capability:
+    """:raises ValueError: a field is of another kind or out of its range."""
+    values = {item.name: facts[item.name] for item in fields(Capability)}
+    rights = values["rights"] = tuple(values["rights"])
+    texts = (values[name] for name in ("issuer", "holder", "number", "prefix"))
+    numbers = (values[name] for name in ("lot_bytes", "max_priority", "expires"))
+    if not all(isinstance(text, str) and len(text) <= MAX_PATH_BYTES for text in texts):
+        raise ValueError
+    if not all(type(number) is int and 0 <= number <= MAX_NUMBER for number in numbers):
+        raise ValueError
+    if not set(rights) <= set(RIGHTS):
+        raise ValueError
+    return Capability(**values)
+
+
+def _shown(prefix: str) -> str:
+    return repr(prefix) if prefix else "the whole root"

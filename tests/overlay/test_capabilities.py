@@ -1,0 +1,132 @@
+"""Capabilities at a real router: what their holder may write; whoever passes a message on may write nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stageout.cli.main import main
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.core.signing import load_or_make_key, new_key
+from stageout.overlay.channel import Channel, Gateway, read_credential, read_key
+from stageout.overlay.client import put
+from stageout.overlay.operations import Session
+from stageout.testing.router import RouterProcess
+from stageout.wire.capability import Credential, issue
+from stageout.wire.overlay import BLOCK_BYTES, NoSpace, Open, Opened, Operation, Result
+
+
+@pytest.fixture(scope="module")
+def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RouterProcess]:
+    """One that insists on capabilities, and trusts an issuer for what is below vo."""
+    home = tmp_path_factory.mktemp("capabilities")
+    issuer = load_or_make_key("capability-key", home / "issuer.key")
+    (home / "issuers").write_text(f"# who\nvo {issuer.public} /vo\n")
+    settings = {"STAGEOUT_ROUTER_ISSUERS": str(home / "issuers"), "STAGEOUT_ROUTER_CAPABILITIES": "true"}
+    with RouterProcess(home, settings) as running:
+        yield running
+
+
+@pytest.fixture
+def gateway(router: RouterProcess) -> Gateway:
+    """With the key of a custodian, which may write nothing by itself."""
+    return Gateway("127.0.0.1", router.port, *read_key(router.key_file("hop")), timeout_s=20)
+
+
+def granted(router: RouterProcess, gateway: Gateway, prefix: str = "vo/alice", **limits: object) -> Gateway:
+    issuer = load_or_make_key("capability-key", router.home / "issuer.key")
+    holder = new_key()
+    facts = {"rights": ("write",), "expires": int(time.time()) + 600, **limits}
+    text = issue(issuer, holder.public, prefix, **facts)  # type: ignore[arg-type]
+    return dataclasses.replace(gateway, credential=Credential(text, holder))
+
+
+def refused(words: str, gateway: Gateway, source: Path, path: str) -> None:
+    with pytest.raises(TransferFailure, match=words) as caught:
+        put(gateway, source, path)
+    assert caught.value.kind is ErrorClass.PERMISSION_DENIED
+
+
+def test_a_holder_writes_below_the_prefix_and_nowhere_else(
+    router: RouterProcess, gateway: Gateway, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(b"x" * (BLOCK_BYTES + 5))
+    alice = granted(router, gateway)
+    done = put(alice, source, "vo/alice/d/f")
+    assert done.digest_name == "blake2b-128"
+    assert (router.root / "vo/alice/d/f").read_bytes() == source.read_bytes()
+    refused("takes nothing without a capability", gateway, source, "vo/alice/g")
+    refused("the capability is for 'vo/alice'", alice, source, "vo/bob/f")
+    refused("does not take capabilities of", granted(router, gateway, "other"), source, "other/f")
+    refused("expired", granted(router, gateway, expires=int(time.time()) - 5), source, "vo/alice/g")
+    refused("lacks the right to write", granted(router, gateway, rights=("delete",)), source, "vo/alice/g")
+    refused("bytes at once", granted(router, gateway, lot_bytes=BLOCK_BYTES), source, "vo/alice/g")
+    with Session(alice) as session, pytest.raises(TransferFailure, match="lacks the right to delete"):
+        session.delete("vo/alice/d/f")
+        session.push()
+    with Session(granted(router, gateway, rights=("write", "delete"))) as session:
+        session.rename("vo/alice/d/f", "vo/alice/h")
+        session.push()
+    assert (router.root / "vo/alice/h").exists()
+    assert not (router.root / "vo/alice/g").exists()
+
+
+def _heard(gateway: Gateway, message: Open | Operation) -> object:
+    with Channel(gateway) as channel:
+        channel.send(message)
+        return channel.receive()
+
+
+def test_a_custodian_can_send_what_it_was_given_and_nothing_else(router: RouterProcess, gateway: Gateway) -> None:
+    alice = granted(router, gateway, rights=("write", "delete"))
+    assert alice.credential is not None
+    soon = int(time.time()) + 600
+    given = alice.credential.signed(Operation("0b" * 16, 1, "mkdir", "vo/alice/made", soon, parents=True))
+    assert isinstance(given, Operation)
+    for changes in (
+        {"path": "vo/alice/other"},
+        {"kind": "delete"},
+        {"seq": 2},
+        {"mode": 0o777},
+        {"priority": 1},
+        {"expires": soon + 1},
+        {"signature": ""},
+    ):
+        answer = _heard(gateway, dataclasses.replace(given, **changes))  # type: ignore[arg-type]
+        assert isinstance(answer, Result), answer
+        assert (answer.outcome, "not signed by the holder" in answer.reason) == ("failed", True), changes
+    answer = _heard(gateway, given)
+    assert isinstance(answer, Result), answer
+    assert answer.outcome == "done"
+    assert sorted(path.name for path in (router.root / "vo/alice").iterdir() if path.is_dir()) == ["d", "made"]
+
+
+def test_a_lot_bounds_what_is_under_way_at_once(router: RouterProcess, gateway: Gateway) -> None:
+    alice = granted(router, gateway, lot_bytes=10 * BLOCK_BYTES)
+    opens = [
+        Open(f"{n:032x}", 1, f"vo/alice/{n}", 4 * BLOCK_BYTES, BLOCK_BYTES, int(time.time()) + 60) for n in (1, 2, 3)
+    ]
+    assert [type(_heard(alice, ask)) for ask in opens] == [Opened, Opened, NoSpace]
+    assert type(_heard(alice, opens[0])) is Opened, "the same once more"
+
+
+def test_the_command_makes_one(
+    router: RouterProcess, gateway: Gateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    issuer, key = str(router.home / "issuer.key"), router.home / "alice.key"
+    assert main(["capability", issuer, "--public"]) == 0
+    assert capsys.readouterr().out.strip() in (router.home / "issuers").read_text()
+    assert main(["capability", issuer, "--prefix", "/vo/carol", "--lot", "1G", "--days", "1"]) == 0
+    key.write_text(router.key_file("hop").read_text() + capsys.readouterr().out)
+    source = tmp_path / "source"
+    source.write_bytes(b"from carol")
+    assert main(["put", "--key", str(key), str(source), f"overlay://127.0.0.1:{router.port}/vo/carol/f"]) == 0
+    assert (router.root / "vo/carol/f").read_bytes() == b"from carol"
+    key.write_text("hop secret\ncapability broken\n")
+    with pytest.raises(TransferFailure, match="its capability"):
+        read_credential(key)
