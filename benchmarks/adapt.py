@@ -1,4 +1,7 @@
-"""ADAPT's tables on a shared server: 8 clients, all streams at once against clients that adapt.
+"""ADAPT's tables on a shared server: clients that start all their streams at once against clients that adapt.
+
+First testbed: 8 clients, slow and fast increase, on the client side and on the policy side. Second testbed: one client
+with all the files, at a quarter of the published numbers of streams.
 
 The server (``sharing/sink.py``) is a process with real connections that reads no faster than a disk server with a
 bounded memory would: some 70 streams are best, 256 get half of that. Every setting runs once per round, in turn.
@@ -30,6 +33,7 @@ SERVER = {"disk_mb_s": 16.0, "seek_s": 0.008, "memory_mb": 16.0, "stream_mb_s": 
 CLIENTS, FILE_BYTES = 8, 500_000
 SLOW = Knobs(initial=1, maximum=8, parallelism=4, delay=4, increment=1, threshold=0.1)
 FAST = Knobs(initial=4, maximum=8, parallelism=4, delay=2, increment=1, threshold=0.1)
+ALONE = Knobs(initial=5, maximum=32, parallelism=8, delay=2, increment=1, threshold=0.1)
 TOKEN = "benchmark-0123456789abcdef"
 
 
@@ -38,7 +42,8 @@ class Setting:
     """One line of the table.
 
     :param policy: settings of the policy service, None without one. :param greedy: as ADAPT's clients, which always ask
-        for all that they may have.
+        for all that they may have. :param clients: that share the files evenly. :param beside: name of the setting that
+        it is compared with; "" for those that others are compared with. :param ours: it has the goal.
     """
 
     name: str
@@ -46,13 +51,18 @@ class Setting:
     knobs: Knobs
     policy: dict[str, object] | None = None
     greedy: bool = True
+    clients: int = CLIENTS
+    beside: str = "all streams at once (256)"
+    ours: bool = False
 
 
-def _policy(initial: int, increment: int, policy: str = "greedy") -> dict[str, object]:
-    return {"": policy, "_INITIAL": initial, "_INCREMENT": increment, "_MAX_PAIR": 128, "_MAX_CLIENT": 32}
+def _policy(
+    initial: int, increment: int, policy: str = "greedy", pair: int = 128, client: int = 32
+) -> dict[str, object]:
+    return {"": policy, "_INITIAL": initial, "_INCREMENT": increment, "_MAX_PAIR": pair, "_MAX_CLIENT": client}
 
 
-AT_ONCE = Setting("all streams at once (256)", "fixed", FAST)
+AT_ONCE = Setting("all streams at once (256)", "fixed", FAST, beside="")
 ADAPT = (
     Setting("ADAPT, client side, slow increase", "running", SLOW, _policy(32, 4)),
     Setting("ADAPT, client side, fast increase", "running", FAST, _policy(32, 4)),
@@ -60,9 +70,15 @@ ADAPT = (
     Setting("ADAPT, policy side, fast increase", "fixed", FAST, _policy(16, 4)),
 )
 OURS = (
-    Setting("ours, policy service, slow settings", "crowding", SLOW, _policy(4, 4, "fair-share"), greedy=False),
-    Setting("ours, policy service, fast settings", "crowding", FAST, _policy(16, 4, "fair-share"), greedy=False),
-    Setting("ours, no policy service", "crowding", FAST),
+    Setting("ours, policy service, slow settings", "crowding", SLOW, _policy(4, 4, "fair-share"), False, ours=True),
+    Setting("ours, policy service, fast settings", "crowding", FAST, _policy(16, 4, "fair-share"), False, ours=True),
+    Setting("ours, no policy service", "crowding", FAST, ours=True),
+)
+_ONE = "one client, all streams at once (256)"
+ONE_CLIENT = (
+    Setting(_ONE, "fixed", ALONE, clients=1, beside=""),
+    Setting("one client, ADAPT", "running", ALONE, _policy(256, 8, "greedy", 256, 256), clients=1, beside=_ONE),
+    Setting("one client, ours", "crowding", ALONE, clients=1, beside=_ONE, ours=True),
 )
 
 
@@ -78,7 +94,7 @@ class Result:
 def measure(quick: bool) -> list[Figure]:
     """Run it all."""
     files, rounds = (40, 1) if quick else (61, 3)
-    settings = (AT_ONCE, *ADAPT, *OURS) if not quick else (AT_ONCE, ADAPT[1], *OURS[1:])
+    settings = (AT_ONCE, *ADAPT, *OURS, *ONE_CLIENT) if not quick else (AT_ONCE, ADAPT[1], *OURS[1:])
     results: dict[str, list[Result]] = {setting.name: [] for setting in settings}
     with _sink() as port:
         for _ in range(rounds):
@@ -87,7 +103,7 @@ def measure(quick: bool) -> list[Figure]:
                 last = results[setting.name][-1]
                 print(f"adapt: {setting.name}: {last.completion_s:.1f} s, {last.fairness:.3f}", flush=True)
     _keep_levels(results)
-    what = f"{CLIENTS} clients, {files} files of {FILE_BYTES / 1e6:g} MB each"
+    what = f"{CLIENTS * files} files of {FILE_BYTES / 1e6:g} MB"
     return [*_table(settings, results, what), *_gains(settings, results, None if quick else 0.75)]
 
 
@@ -96,7 +112,7 @@ def _table(settings: Sequence[Setting], results: dict[str, list[Result]], what: 
     for setting in settings:
         runs = results[setting.name]
         found.append(Figure(f"{setting.name}: {what}", statistics.median(run.completion_s for run in runs), "s"))
-    for setting in settings:
+    for setting in [one for one in settings if one.clients > 1]:
         index = statistics.median(run.fairness for run in results[setting.name])
         found.append(Figure(f"fairness (Jain): {setting.name}", index, "index"))
     return found
@@ -105,8 +121,8 @@ def _table(settings: Sequence[Setting], results: dict[str, list[Result]], what: 
 def _gains(settings: Sequence[Setting], results: dict[str, list[Result]], goal: float | None) -> list[Figure]:
     """Completion time over that of all at once in the same round: ADAPT reports 0.8. :param goal: for ours."""
     found = []
-    for setting in settings[1:]:
-        pairs = zip(results[setting.name], results[AT_ONCE.name])
+    for setting in [one for one in settings if one.beside]:
+        pairs = zip(results[setting.name], results[setting.beside])
         ratio = statistics.median(run.completion_s / peer.completion_s for run, peer in pairs)
         found.append(
             Figure(
@@ -115,7 +131,7 @@ def _gains(settings: Sequence[Setting], results: dict[str, list[Result]], goal: 
                 "",
                 "ADAPT's own figure",
                 0.8,
-                goal if setting in OURS else None,
+                goal if setting.ours else None,
             )
         )
     return found
@@ -123,7 +139,7 @@ def _gains(settings: Sequence[Setting], results: dict[str, list[Result]], goal: 
 
 def _run(port: int, setting: Setting, files: int) -> Result:
     plan: dict[str, Any] = {
-        "port": port, "clients": CLIENTS, "files": files, "file_bytes": FILE_BYTES,
+        "port": port, "clients": setting.clients, "files": files * CLIENTS // setting.clients, "file_bytes": FILE_BYTES,
         "controller": setting.controller, "knobs": asdict(setting.knobs), "greedy": setting.greedy,
     }  # fmt: skip
     with _service(setting.policy) as access:

@@ -27,6 +27,7 @@ _EMPTY_TRIES = 2  # the quicker one counts: a machine that is busy for a moment 
 _LOOK_S = 0.04
 _GRACE_S = 15.0
 _LEAST_SPLIT_BYTES = 64 << 10
+_STEADY_MOST = 1.4
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Carrier:
         which the samples are put under names of their own.
     :param folder: where the local ends are: on a disk, or in memory. :param limit_s: longest time of one call.
     :param server_pid: of the server, when it runs on this machine; 0: not looked at.
+    :param steady: rates are to be those of a transfer that goes on for long, without its begin and end.
     :param settings: further environment of the plugin.
     :ivar moved_bytes: over the network, all calls together. :ivar spent_s: time of all calls together.
     """
@@ -65,6 +67,7 @@ class Carrier:
     folder: Path
     limit_s: float = 60.0
     server_pid: int = 0
+    steady: bool = False
     settings: Mapping[str, str] = field(default_factory=dict)
     moved_bytes: int = 0
     spent_s: float = 0.0
@@ -234,17 +237,31 @@ class Carrier:
     def _rate(self, setting: Setting, ads: list[ClassAd], moved_bytes: int, call_s: float) -> float:
         """Bytes per second of all files together.
 
-        What arrives is seen as it arrives. Of what is sent, megabytes of each stream wait in the kernel and are not at
-        the server: there the whole time counts, without that of an empty file. Of many files it is what the call took,
-        the plugin's start and the checks included: that is their cost.
+        What arrives is seen as it arrives. Of what is sent, megabytes of each stream may wait in the kernel and are not
+        at the server: there the whole time counts, without that of an empty file. Of many files it is what the call
+        took, the plugin's start and the checks included: that is their cost. Where a steady rate is wanted, see
+        :func:`steady_rate`.
         """
         if len(ads) > setting.concurrency:
             return moved_bytes / call_s
-        steady = [_steady(ad) for ad in ads]
-        if not self.upload and all(steady):
-            return float(sum(steady))
+        seen = float(sum(map(_steady, ads))) if all(map(_steady, ads)) else 0.0
+        if not self.upload and seen:
+            return seen
         empty_s = max(0.0, self._empty_s) if self.upload else 0.0
-        return moved_bytes / max(1e-3, max(map(_seconds, ads)) - empty_s)
+        whole = moved_bytes / max(1e-3, max(map(_seconds, ads)) - empty_s)
+        return steady_rate(seen, whole) if self.steady and seen else whole
+
+
+def steady_rate(seen: float, whole: float) -> float:
+    """Rate of an upload that goes on for long.
+
+    That is what the plugin saw when 40 to 90 % of the bytes had left it, unless so much of them may have been waiting
+    in the kernel that this was the filling of its buffers. If all time that the whole upload took longer than at that
+    rate was the emptying of the buffers, and they hold no more than 40 % of the bytes, they were full by then.
+
+    :param seen: by the plugin, bytes/s. :param whole: all bytes over the whole time.
+    """
+    return seen if seen <= _STEADY_MOST * whole else whole
 
 
 def _steady(ad: ClassAd) -> int:

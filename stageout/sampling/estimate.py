@@ -20,7 +20,7 @@ from stageout.core.profiles import Profile, Run, load
 from stageout.sampling.carrier import Carrier
 from stageout.sampling.plugins import Plugin
 from stageout.sampling.request import BadAd, Estimation, duration_text, stamp
-from stageout.tuning.choice import Choice, choose, choose_as_printed, next_sample
+from stageout.tuning.choice import Choice, choose, choose_as_printed, next_sample, sample_again
 from stageout.tuning.flow import Capacities, cpu_line, opt_b
 from stageout.tuning.streams import NoModelError, next_level
 
@@ -29,23 +29,28 @@ SHARE = 0.05
 
 MOST_STREAMS = 32
 _SAMPLE_S = 4.0
+_MOST_AGAIN = 10
+_TIME_SHARE = 0.1
 _LONGEST_S = 60.0
 _LEAST_BYTES = 64 << 10
 _MBIT = 1e6 / 8
 _GROWTH = 1.6
+_FIRST_PART = 8
 
 
 @dataclass
 class Leg:
     """One side of a transfer and what was seen of it.
 
-    :param samples: streams -> bytes per second. :param spent_s: on sampling. :param sampled_bytes: likewise.
+    :param samples: streams -> bytes per second. :param weights: streams -> bytes moved for it.
+    :param spent_s: on sampling. :param sampled_bytes: likewise.
     :param stored: they come from a stored profile.
     """
 
     url: str
     upload: bool
     samples: dict[int, float] = field(default_factory=dict)
+    weights: dict[int, float] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)
     spent_s: float = 0.0
     sampled_bytes: int = 0
@@ -109,7 +114,7 @@ def _carrier(asked: Estimation, plugin: Plugin, leg: Leg, means: Means, stack: E
     settings = dict(means.settings)
     if asked.proxy not in ("", "default"):
         settings["X509_USER_PROXY"] = asked.proxy
-    carrier = Carrier(plugin, leg.url, leg.upload, place, _LONGEST_S, settings=settings)
+    carrier = Carrier(plugin, leg.url, leg.upload, place, _LONGEST_S, steady=True, settings=settings)
     stack.callback(carrier.tidy, 1 if leg.in_parts else means.most_streams)
     return carrier
 
@@ -129,24 +134,46 @@ def memory_folder() -> Path:
 
 
 def _sample(carrier: Carrier, leg: Leg, asked: Estimation, means: Means) -> None:
-    """Take samples until the rule says that they suffice, or the bytes are used up."""
+    """Take samples until the rule says that they suffice; then more of them for what may still be moved."""
     budget_bytes = int(asked.file_bytes * SHARE)
     following = next_level if means.printed else next_sample
     while (streams := following(leg.samples, means.most_streams)) is not None:
         size_bytes = _size(leg.samples, streams, asked, budget_bytes - carrier.moved_bytes, means.most_streams)
         if leg.samples and size_bytes < _LEAST_BYTES:
-            break  # what is known must do
-        setting = carrier.streams(streams, max(size_bytes, streams))
-        run = carrier.run(setting)
-        leg.runs.append(run)
-        leg.samples[streams] = max(1.0, run.rate_bytes_per_s)
-        leg.spent_s, leg.sampled_bytes = carrier.spent_s, carrier.moved_bytes
+            return  # what is known must do
+        _one(carrier, leg, streams, max(size_bytes, streams))
+    if means.printed:
+        return
+    for _ in range(_MOST_AGAIN):
+        best = max(leg.samples.values())
+        streams = sample_again(leg.samples, leg.weights)
+        size_bytes = min(int(_SAMPLE_S * _expected(leg, streams)), asked.sample_bytes or asked.file_bytes)
+        if size_bytes > budget_bytes - carrier.moved_bytes or leg.spent_s > _TIME_SHARE * asked.file_bytes / best:
+            return
+        _one(carrier, leg, streams, max(size_bytes, streams))
+
+
+def _one(carrier: Carrier, leg: Leg, streams: int, size_bytes: int) -> None:
+    """One sample; with earlier ones of the same number of streams it makes one longer sample."""
+    run = carrier.run(carrier.streams(streams, size_bytes))
+    leg.runs.append(run)
+    rate, moved = max(1.0, run.rate_bytes_per_s), float(max(1, run.moved_bytes))
+    seconds = moved / rate
+    if streams in leg.samples:
+        seconds += leg.weights[streams] / leg.samples[streams]
+        moved += leg.weights[streams]
+    leg.samples[streams], leg.weights[streams] = moved / seconds, moved
+    leg.spent_s, leg.sampled_bytes = carrier.spent_s, carrier.moved_bytes
+
+
+def _expected(leg: Leg, streams: int) -> float:
+    """Rate to expect: of the nearest number of streams that was sampled."""
+    return leg.samples[min(leg.samples, key=lambda sampled: abs(sampled - streams))]
 
 
 def _size(samples: Mapping[int, float], streams: int, asked: Estimation, left_bytes: int, most: int) -> int:
-    """Bytes of the next sample: a few seconds' worth, an even part of what is left of the budget, at most ``-s``."""
-    levels = max(2, most.bit_length() - streams.bit_length() + 2)
-    size_bytes = left_bytes // levels
+    """Bytes of the next sample: a few seconds' worth, a part of what is left of the budget, at most ``-s``."""
+    size_bytes = left_bytes // max(2, min(_FIRST_PART, most.bit_length() + 2))
     if samples:
         last = max(samples)
         grown = _GROWTH if streams > last else 1.0
@@ -172,7 +199,7 @@ def _of_profile(leg: Leg, known: Profile) -> bool:
 
 
 def _choose(leg: Leg, means: Means) -> Choice:
-    return choose_as_printed(leg.samples) if means.printed else choose(leg.samples)
+    return choose_as_printed(leg.samples) if means.printed else choose(leg.samples, weights=leg.weights or None)
 
 
 def _answer(asked: Estimation, legs: list[Leg], means: Means) -> ClassAd:

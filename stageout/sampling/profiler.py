@@ -169,7 +169,7 @@ def _best(runs: Sequence[Run], direction: str) -> Best:
     by_files = {run.concurrency: run.rate_bytes_per_s for run in plain if run.streams == 1}
     if not by_streams or not by_files:
         return Best(1, 1, max(run.rate_bytes_per_s for run in plain))
-    streams, files = choose(by_streams, _WITHIN), choose(by_files, _WITHIN)
+    streams, files = (choose(found, _WITHIN, margin=1.0) for found in (by_streams, by_files))
     return Best(streams.streams, files.streams, max(streams.rate, files.rate))
 
 

@@ -7,7 +7,9 @@ peak lies where nothing is gained any more.
 
 The running version goes one level further before it believes a fall, draws through all samples a curve that rises with
 the number of streams and then is full, sharply or softly, whatever fits, and takes the fewest streams that the curve
-has within a few percent of its end. That number is sampled too, and the curve drawn again.
+has within a few percent of its end, and a fifth more where that is at least one: one too many costs little, one too
+few costs its part of the rate. What may still be moved then goes where it decides most: to that number, to its
+neighbours and to where the link is full, each time where least has been seen, and the curve is drawn again.
 """
 
 from __future__ import annotations
@@ -19,9 +21,13 @@ from dataclasses import dataclass
 from stageout.tuning.streams import NoModelError, best_streams, fit
 
 WITHIN = 0.035
+_MARGIN = 1.2
 _RISE = 0.02
+_FALLEN = 0.1
+_FULL = 0.03
+_NEIGHBOUR = 1.3
 _MOST_CHECKS = 2
-_SHARPNESS = (1.0, 1.5, 2.5, 5.0, 40.0)
+_SHARPNESS = (1.0, 1.4, 2.0, 3.0, 5.0, 9.0, 40.0)
 _GRID, _ROUNDS = 16, 3
 
 
@@ -61,17 +67,19 @@ def _shape(streams: float, bend: float, sharpness: float) -> float:
     return math.exp(-math.log1p(ratio**sharpness) / sharpness)
 
 
-def fit_filling(samples: Mapping[int, float]) -> Filling:
+def fit_filling(samples: Mapping[int, float], weights: Mapping[int, float] | None = None) -> Filling:
     """The curve with the least sum of squares of relative differences.
 
-    :param samples: streams -> rate above 0; at least one.
+    :param samples: streams -> rate above 0; at least one. :param weights: streams -> how much the sample counts, such
+        as the bytes that were moved for it; None: all the same.
     """
+    parts = {streams: (rate, weights[streams] if weights else 1.0) for streams, rate in samples.items()}
     best: tuple[float, Filling] | None = None
     for sharpness in _SHARPNESS:
         low, high = math.log(0.05), math.log(4.0 * max(samples))
         for _ in range(_ROUNDS):
             found = min(
-                _fitted(samples, math.exp(low + (high - low) * step / _GRID), sharpness) for step in range(_GRID + 1)
+                _fitted(parts, math.exp(low + (high - low) * step / _GRID), sharpness) for step in range(_GRID + 1)
             )
             middle, width = math.log(found[1]), (high - low) / _GRID
             low, high = middle - width, middle + width
@@ -81,11 +89,11 @@ def fit_filling(samples: Mapping[int, float]) -> Filling:
     return best[1]
 
 
-def _fitted(samples: Mapping[int, float], bend: float, sharpness: float) -> tuple[float, float, float]:
+def _fitted(samples: Mapping[int, tuple[float, float]], bend: float, sharpness: float) -> tuple[float, float, float]:
     """Sum of squares, bend, and the best height for it, which is a linear problem."""
-    parts = [_shape(streams, bend, sharpness) / rate for streams, rate in samples.items()]
-    full = sum(parts) / sum(part * part for part in parts)
-    return sum((1 - full * part) ** 2 for part in parts), bend, full
+    parts = [(_shape(streams, bend, sharpness) / rate, weight) for streams, (rate, weight) in samples.items()]
+    full = sum(part * weight for part, weight in parts) / sum(part * part * weight for part, weight in parts)
+    return sum(weight * (1 - full * part) ** 2 for part, weight in parts), bend, full
 
 
 def next_sample(samples: Mapping[int, float], most: int, within: float = WITHIN) -> int | None:
@@ -113,19 +121,41 @@ def _flat(powers: Mapping[int, float]) -> bool:
     return all(powers[streams] < best * (1 + _RISE) for streams in levels[-2:])
 
 
-def choose(samples: Mapping[int, float], within: float = WITHIN) -> Choice:
-    """Fewest streams within a fraction of what the most that were sampled bring, by the curve.
+def sample_again(samples: Mapping[int, float], weights: Mapping[int, float]) -> int:
+    """Number of streams to sample, maybe once more, after :func:`next_sample` has said None and bytes are left.
 
-    :param samples: at least one.
+    :param samples: streams -> rate, at least one. :param weights: streams -> bytes moved for it.
     """
-    if len(samples) < 3:
-        good = max(samples.values()) * (1 - within)
-        enough = min(streams for streams, rate in samples.items() if rate >= good)
+    answer = choose(samples, weights=weights).streams
+    good = max(samples.values()) * (1 - _FULL)
+    full = max(streams for streams, rate in samples.items() if rate >= good)
+    below, above = max(1, int(answer / _NEIGHBOUR)), min(max(samples), math.ceil(answer * _NEIGHBOUR))
+    return min((answer, full, below, above), key=lambda streams: weights.get(streams, 0.0))
+
+
+def choose(
+    samples: Mapping[int, float],
+    within: float = WITHIN,
+    weights: Mapping[int, float] | None = None,
+    margin: float = _MARGIN,
+) -> Choice:
+    """Fewest streams within a fraction of what a full link brings, by the curve, and a margin on top.
+
+    :param samples: streams -> rate; at least one. What lies beyond the best one and far below it is left out of the
+        curve, which cannot fall. :param weights: as for :func:`fit_filling`. :param margin: factor on the number.
+    """
+    best = max(samples, key=lambda streams: samples[streams])
+    rising = {n: rate for n, rate in samples.items() if n <= best or rate >= (1 - _FALLEN) * samples[best]}
+    if len(rising) < 3:
+        good = samples[best] * (1 - within)
+        enough = min(streams for streams, rate in rising.items() if rate >= good)
         return Choice(enough, samples[enough], "samples")
-    curve = fit_filling(samples)
-    good = curve.rate(max(samples)) * (1 - within)
-    enough = next(streams for streams in range(1, max(samples) + 1) if curve.rate(streams) >= good)
-    return Choice(enough, curve.rate(enough), "model")
+    curve = fit_filling(rising, weights)
+    most = max(rising)
+    good = curve.rate(most) * (1 - within)
+    enough = next(streams for streams in range(1, most + 1) if curve.rate(streams) >= good)
+    streams = min(most, int(enough * margin))
+    return Choice(streams, curve.rate(streams), "model")
 
 
 def choose_as_printed(samples: Mapping[int, float]) -> Choice:

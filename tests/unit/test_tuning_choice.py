@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stageout.tuning.choice import choose, choose_as_printed, fit_filling, next_sample
+from stageout.sampling.carrier import steady_rate
+from stageout.tuning.choice import choose, choose_as_printed, fit_filling, next_sample, sample_again
 from stageout.tuning.streams import next_level
 
 LONI = {1: 903.41, 2: 954.84, 4: 990.91, 8: 953.43}
@@ -109,3 +110,50 @@ def test_the_curve_goes_through_what_it_is_made_for() -> None:
         curve = fit_filling(samples)
         for n, value in samples.items():
             assert curve.rate(n) == pytest.approx(value, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("rate", "fewest"),
+    [
+        (lambda n: min(n, 3) * 10.0, 3),
+        (lambda n: min(n, 6) * 10.0, 6),
+        (lambda n: 60.0 - n, 1),
+        (lambda n: min(n, 4) * 10.0 / (1 + max(0, n - 4) * 0.05), 4),  # more than enough do harm
+    ],
+)
+def test_what_is_left_of_the_bytes_makes_the_answer_good(rate: Callable[[int], float], fewest: int) -> None:
+    """Samples wrong by 2 % (standard deviation): nearly always 95 % of the best with at most 1.5 times the fewest."""
+    good = 0
+    for seed in range(10):
+        chance = random.Random(seed)
+        samples = _sampled(lambda n, chance=chance: rate(n) * chance.gauss(1, 0.02), 16)  # type: ignore[misc]
+        weights = dict.fromkeys(samples, 1.0)
+        for _ in range(5):
+            streams = sample_again(samples, weights)
+            seen = rate(streams) * chance.gauss(1, 0.02)
+            known, weight = samples.get(streams, 0.0), weights.get(streams, 0.0)
+            samples[streams], weights[streams] = (known * weight + seen) / (weight + 1), weight + 1
+        answer = choose(samples, weights=weights).streams
+        good += rate(answer) >= 0.95 * rate(fewest) and answer <= 1.5 * fewest
+    assert good >= 9
+
+
+def test_more_is_sampled_where_least_was_seen() -> None:
+    samples = {1: 10.0, 2: 20.0, 4: 40.0, 8: 41.0, 16: 41.0}
+    assert choose(samples).streams == 4
+    seen = {1: 9.0, 2: 9.0, 3: 9.0, 4: 2.0, 6: 9.0, 8: 9.0, 16: 1.0}
+    assert sample_again(samples, seen) == 16  # where the link is full
+    assert sample_again(samples, {**seen, 16: 3.0}) == 4
+    assert sample_again(samples, {**seen, 4: 9.0, 16: 9.0, 3: 0.0}) == 3  # a neighbour of the answer
+
+
+def test_samples_count_by_their_weight() -> None:
+    samples = {1: 10.0, 2: 9.0, 4: 10.0}
+    trusted = fit_filling(samples, {1: 1.0, 2: 1000.0, 4: 1.0})
+    assert trusted.rate(2) == pytest.approx(9.0, rel=0.01)
+
+
+def test_the_rate_of_a_long_upload() -> None:
+    assert steady_rate(20.0, 16.0) == 20.0  # connecting and slow start took the rest
+    assert steady_rate(15.0, 16.0) == 15.0  # the first part only went into a buffer
+    assert steady_rate(400.0, 16.0) == 16.0  # most of it only went into buffers

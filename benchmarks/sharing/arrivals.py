@@ -1,0 +1,77 @@
+"""What has arrived, as the far end's filesystem tells: nothing that the product says about itself."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+
+from stageout.core.errors import StageoutError
+
+_LOOK_S = 0.05
+_FROM, _TO = 0.3, 0.85
+_BLOCK_BYTES = 512
+
+
+class Arrivals:
+    """Looks at the files below a directory while a transfer writes there.
+
+    >>> with Arrivals(folder) as arrivals:                                    # doctest: +SKIP
+    ...     transfer()
+    >>> arrivals.rate()                                                       # doctest: +SKIP
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._points: list[tuple[float, int]] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> Arrivals:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def rate(self) -> float:
+        """Bytes per second while the second third of the bytes and some more arrived.
+
+        Behind connecting and slow start, before the first of several streams has ended.
+
+        :raises StageoutError: too little was seen.
+        """
+        points = max(_rises(self._points), key=lambda rise: rise[-1][1] - rise[0][1], default=[(0.0, 0)])
+        base, all_bytes = points[0][1], points[-1][1] - points[0][1]
+        first = next(point for point in points if point[1] - base >= _FROM * all_bytes)
+        last = next(point for point in points if point[1] - base >= _TO * all_bytes)
+        if last[0] <= first[0]:
+            raise StageoutError("the transfer was too short to be seen: raise its size")
+        return (last[1] - first[1]) / (last[0] - first[0])
+
+    def _look(self) -> None:
+        while not self._over.wait(_LOOK_S):
+            self._points.append((time.monotonic(), sum(map(_filled_bytes, self._folder.rglob("*")))))
+
+
+def _rises(points: list[tuple[float, int]]) -> list[list[tuple[float, int]]]:
+    """Pieces without a fall: an older file is emptied before a transfer, a sample removed after it."""
+    rises: list[list[tuple[float, int]]] = []
+    for point in points:
+        if not rises or point[1] < rises[-1][-1][1]:
+            rises.append([])
+        rises[-1].append(point)
+    return rises
+
+
+def _filled_bytes(path: Path) -> int:
+    """What is there of a file that is written in several places at once."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return 0
+    return min(status.st_size, status.st_blocks * _BLOCK_BYTES) if path.is_file() else 0
