@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sandbox_manager.acceptance import Manager
 from sandbox_manager.ads import Reporter
 from sandbox_manager.agents import AgentBook
 from sandbox_manager.collector import Collector, CollectorError, CollectorProcess
@@ -31,7 +32,7 @@ from sandbox_manager.grants import Grants
 from sandbox_manager.identity import Identity
 from sandbox_manager.intake import Identifier, Intake
 from sandbox_manager.ledger import Ledger, LedgerError, get_meta, set_meta
-from sandbox_manager.pipeline import Manager, Pipeline
+from sandbox_manager.pipeline import Pipeline
 from sandbox_manager.plugins_table import PluginsTable
 from sandbox_manager.policy_client import PolicyClient, address_of
 from sandbox_manager.rules import read_rules
@@ -125,7 +126,7 @@ class Daemon:
         await self._know_keys(ledger, pipeline)
         gate = Gatekeeper(manager.name, manager.key, self._agents, self._keys)
         reporter = Reporter(pipeline, self.spool, around.collector, around.clock, settings, condor_uid(), key)
-        intake = Intake(self.spool, around.identity(settings), pipeline, settings, around.clock)
+        intake = Intake(self.spool, around.identity(settings), pipeline.acceptance, settings, around.clock)
         fetcher = Fetcher(pipeline, self._agents, key.sign)
         control = Control(pipeline, reporter.figures, lambda: {**gate.facts(), **fetcher.facts()})
         run = self.spool.root / "run"

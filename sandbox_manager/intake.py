@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from sandbox_manager.credentials import BadCredential, HeldSurroundings
+from sandbox_manager.crew import Crew
 from sandbox_manager.identity import RunFacts
 from sandbox_manager.link import Link
 from sandbox_manager.peers import NotIdentified, Peer, peer_of
@@ -34,6 +35,7 @@ from stageout.wire.handoff import OfferedFile, Receipt
 T = TypeVar("T")
 _AT_ONCE = 16
 _ACCEPT_AGAIN_S = 0.1
+_FEW_FILES = 200
 
 
 class Reservation:
@@ -72,7 +74,7 @@ class Handoff:
 
 
 class Custody(Protocol):
-    """Who keeps accepted sandboxes and delivers them (:mod:`sandbox_manager.pipeline`)."""
+    """Who keeps accepted sandboxes and delivers them (:mod:`sandbox_manager.acceptance`)."""
 
     def may_accept(
         self, facts: RunFacts, files: int, size_bytes: int, urls: Sequence[str], plugin: str
@@ -130,7 +132,7 @@ class _Offer:
 class Intake:
     """Listens on the hand-off socket.
 
-    :param spool: opened. :param clock: for figures in the log. :param executor: threads for the disk.
+    :param spool: opened. :param clock: for figures in the log.
     """
 
     def __init__(
@@ -141,7 +143,6 @@ class Intake:
         settings: Settings,
         clock: Clock,
         *,
-        executor: ThreadPoolExecutor | None = None,
         limits: Limits = Limits(),
     ) -> None:
         self._spool = spool
@@ -151,7 +152,9 @@ class Intake:
         self._limits = limits
         self._patience_s = settings.number("STAGEOUT_HANDOFF_TIMEOUT") + limits.silence_s
         self._encrypted = settings.condor("ENCRYPT_EXECUTE_DIRECTORY").strip().lower() in ("true", "yes", "1")
-        self._disk = executor or ThreadPoolExecutor(4, thread_name_prefix="intake")
+        # Two: a hand-off of very many files holds up no small one.
+        self._threads = [ThreadPoolExecutor(1, thread_name_prefix="intake") for _ in range(2)]
+        self._quick, self._slow = map(Crew, self._threads)
         # Its own thread: a sync lasts as long as the disk needs for the bytes, a claim must not queue behind it.
         self._syncing = ThreadPoolExecutor(1, thread_name_prefix="sync")
         self._syncs = Syncs(spool, self._syncing, custody.synced, lambda work: self._run(work, "sync"))
@@ -184,7 +187,8 @@ class Intake:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._disk.shutdown(wait=True)
+        for thread in self._threads:
+            thread.shutdown(wait=True)
         self._syncing.shutdown(wait=False, cancel_futures=True)
 
     def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
@@ -305,20 +309,22 @@ class Intake:
             raise Refused(reservation.reason)
         ticket = secrets.token_hex(16)
         try:
-            place = await self._in_thread(self._spool.prepare_intake, ticket, facts.uid, facts.gid)
+            place = await self._on_disk(1, self._spool.prepare_intake, ticket, facts.uid, facts.gid)
             await link.send({"op": "go", "ticket": ticket, "directory": str(place)})
             await self._linked(link, offer)
             credentials = offer.surroundings.credentials
-            files = await self._in_thread(self._spool.claim, ticket, offer.files, facts.uid, facts.gid, credentials)
+            files = await self._on_disk(
+                len(offer.files), self._spool.claim, ticket, offer.files, facts.uid, facts.gid, credentials
+            )
             surroundings = None
             if offer.surroundings != wire.Surroundings():
-                surroundings = await self._in_thread(self._surroundings, ticket, offer.surroundings)
+                surroundings = await self._on_disk(1, self._surroundings, ticket, offer.surroundings)
             if link.is_gone:
                 raise EOFError("the plugin ended before its files were accepted")
             return await self._record(Handoff(ticket, facts, offer.plugin, files, reservation, surroundings))
         except BaseException:
             try:
-                await self._in_thread(self._spool.discard, ticket)
+                await self._on_disk(_FEW_FILES + 1, self._spool.discard, ticket)  # the user may have put more there
             finally:
                 self._custody.release(reservation)
             raise
@@ -343,17 +349,13 @@ class Intake:
             if self._clock.monotonic_s() > latest_s:
                 raise Refused(f"the links were not made within {limit_s:.0f} s")
 
-    async def _in_thread(self, work: Callable[..., T], *args: Any) -> T:
+    async def _on_disk(self, files: int, work: Callable[..., T], *args: Any) -> T:
         """Run to the end even when this hand-off is dropped meanwhile: nothing may be undone under its feet."""
-        future = asyncio.get_running_loop().run_in_executor(self._disk, work, *args)
+        crew = self._quick if files <= _FEW_FILES else self._slow
         try:
-            return await asyncio.shield(future)
+            return await crew.do(lambda: work(*args))
         except OSError as problem:
             raise Refused(f"the spool cannot take files: {problem}") from problem
-        except asyncio.CancelledError:
-            with contextlib.suppress(Exception):
-                await future
-            raise
 
 
 def _one_ad(text: str) -> str:

@@ -26,6 +26,7 @@ class Link:
 
     def __init__(self, connection: socket.socket, silence_s: float) -> None:
         self._connection = connection
+        self._descriptor = connection.fileno()  # the loop's tables are quicker with a number
         self._silence_s = silence_s
         self.received_bytes = 0
         self._loop = asyncio.get_running_loop()
@@ -102,12 +103,12 @@ class Link:
 
     def _resume(self) -> None:
         if not self._is_reading and self._ended is None:
-            self._loop.add_reader(self._connection, self._read)
+            self._loop.add_reader(self._descriptor, self._read)
             self._is_reading = True
 
     def _pause(self) -> None:
         if self._is_reading:
-            self._loop.remove_reader(self._connection)
+            self._loop.remove_reader(self._descriptor)
             self._is_reading = False
 
     # ---- out ---------------------------------------------------------------------------------------------------------
@@ -120,11 +121,11 @@ class Link:
             try:
                 view = view[self._connection.send(view) :]
             except (BlockingIOError, InterruptedError):
-                self._loop.add_writer(self._connection, self._wake)
+                self._loop.add_writer(self._descriptor, self._wake)
                 try:
                     await self._wait(latest_s)
                 finally:
-                    self._loop.remove_writer(self._connection)
+                    self._loop.remove_writer(self._descriptor)
 
     # ---- waiting -----------------------------------------------------------------------------------------------------
 

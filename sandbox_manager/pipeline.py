@@ -1,6 +1,6 @@
 """The way of one sandbox through this node, top to bottom. Read this first.
 
-A plugin offers files (``intake.py``); :meth:`Pipeline.may_accept` and :meth:`Pipeline.accept` take them over. The
+A plugin offers files (``intake.py``), which are taken over (``acceptance.py``). The
 schedd agent's word arrives as an order (:meth:`Pipeline.carry_out`). Only then the planner (``planner.py``) puts files
 into batches, a mover (``movers.py``) runs the plugin for each, the answers are judged (``results.py``, ``retry.py``),
 and when everything is delivered the bytes are released. Each change is in the ledger before anything is built on it
@@ -14,11 +14,11 @@ import contextlib
 import sqlite3
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TypeVar
 
 from sandbox_manager import lookups, orders, rates, records, recovery
-from sandbox_manager.admission import Admission, Offer, schemes_of, slot_of
+from sandbox_manager.acceptance import Acceptance, Manager
+from sandbox_manager.admission import Admission
 from sandbox_manager.agents import AgentBook
 from sandbox_manager.batches import (
     BatchRun,
@@ -35,12 +35,10 @@ from sandbox_manager.book import Book
 from sandbox_manager.breaker import Breakers, Flow
 from sandbox_manager.credentials import HeldSurroundings
 from sandbox_manager.grants import Grants
-from sandbox_manager.identity import RunFacts
-from sandbox_manager.intake import Handoff, Refusal, Refused, Reservation
 from sandbox_manager.leases import Leases
 from sandbox_manager.ledger import Ledger, get_meta, set_meta
 from sandbox_manager.movers import Stopped
-from sandbox_manager.pilot_end import PilotEnd, servers_of
+from sandbox_manager.pilot_end import PilotEnd
 from sandbox_manager.planner import BatchPlan, Load, Scene, plan
 from sandbox_manager.plugins_table import PluginsTable
 from sandbox_manager.rates import Known, Rates, call_limits
@@ -49,10 +47,10 @@ from sandbox_manager.renewal import Renewal
 from sandbox_manager.results import Delivered, only_delivered
 from sandbox_manager.retry import UNREACHABLE, backoff_s
 from sandbox_manager.rules import Rules, deadline_of
-from sandbox_manager.sandbox import Destination, Sandbox, method_of, split_url
+from sandbox_manager.sandbox import Destination, Sandbox, method_of
 from sandbox_manager.shares import Shares
 from sandbox_manager.slots import Places
-from sandbox_manager.spool import HeldFile, Spool
+from sandbox_manager.spool import Spool
 from sandbox_manager.strays import Strays
 from sandbox_manager.syncing import Syncs
 from sandbox_manager.throughput import Throughput
@@ -61,7 +59,6 @@ from stageout.core import log
 from stageout.core.clock import Clock, boot_id
 from stageout.core.states import FREED, State
 from stageout.wire.custody import OrderSheet, Run
-from stageout.wire.handoff import Receipt
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -71,19 +68,6 @@ _AGAIN_S = 5.0
 _LEASES_INTERVAL_S = 5.0
 _PLUGINS_END_S = 0.1
 _BREAKERS = "breakers"
-
-
-@dataclass(frozen=True)
-class Manager:
-    """Who this manager is, for receipts and reports."""
-
-    name: str
-    key: str = ""
-
-
-class _Promise(Reservation):
-    def __init__(self, number: int) -> None:
-        self.number = number
 
 
 class Pipeline:
@@ -123,6 +107,7 @@ class Pipeline:
         self.tuner = Tuner(rules.tuning, clock, lambda server: self._rates.level(server, clock.wall_s()), grants)
         self.leases = Leases(clock)
         self._boot = boot_id()
+        self.acceptance = Acceptance(manager, self.book, self.admission, self._boot, self._now, self.follow)
         self._wall = recovery.WallWatch(clock)
         self._load = Load()
         self._batch_number = 0
@@ -130,7 +115,7 @@ class Pipeline:
         self._tasks: set[asyncio.Task[None]] = set()
         self._movers = ThreadPoolExecutor(64, "mover")
         self._disk = ThreadPoolExecutor(2, "spool")
-        self._syncs = Syncs(spool, self._disk, self.synced, self._background)
+        self._syncs = Syncs(spool, self._disk, self.acceptance.synced, self._background)
         self._releases = Releases(self.book, spool, self.admission.space, self._disk, self._background, self._now)
 
     # ---- 0. start ----------------------------------------------------------------------------------------------------
@@ -162,74 +147,6 @@ class Pipeline:
             self._syncs.add(ticket)
         self._releases.consider([box for box in self.book.registry.by_id.values() if box.state in FREED])
         log.event("recovered", sandboxes=len(self.book.registry.by_id), strays=len(strays), unsynced=len(unsynced))
-
-    # ---- 1. taken over (Custody, as intake.py asks for it) -----------------------------------------------------------
-
-    def may_accept(
-        self, facts: RunFacts, files: int, size_bytes: int, urls: Sequence[str], plugin: str
-    ) -> Reservation | Refusal:
-        """Reserve room and a place in the data slot, or say why the plugin must upload itself."""
-        offer = Offer(facts, files, size_bytes, schemes_of(urls), servers_of(urls), plugin)
-        reason = self.admission.reason_against(offer)
-        return Refusal(reason) if reason else _Promise(self.admission.promise(offer))
-
-    def release(self, reservation: Reservation) -> None:
-        """Give back what was reserved."""
-        assert isinstance(reservation, _Promise)
-        self.admission.release(reservation.number)
-
-    async def accept(self, handoff: Handoff) -> Receipt:
-        """Record a hand-off. On return ACCEPTED is on the disk; older runs of the job are superseded.
-
-        :raises Exception: it is not recorded.
-        """
-        write = asyncio.ensure_future(self._record_ticket(handoff))
-        try:
-            await asyncio.shield(write)
-        except asyncio.CancelledError:
-            await write  # What is recorded is recorded: the files may not be taken away any more.
-        held = ((item.inode, item.size_bytes) for item in handoff.files)
-        self.admission.space.add(handoff.ticket, handoff.facts.owner, held)
-        self.release(handoff.reservation)
-        return Receipt(
-            handoff.ticket, self.manager.name, self.manager.key, len(handoff.files), handoff.size_bytes
-        )  # fmt: skip
-
-    async def _record_ticket(self, handoff: Handoff) -> None:
-        facts, now = handoff.facts, self._now()
-        owner = records.NewSandbox(
-            facts.run, facts.owner, facts.user, facts.uid, facts.gid, facts.shared_uid, slot_of(facts),
-            facts.slot_name, facts.job_prio,
-        )  # fmt: skip
-        held = handoff.surroundings
-        digest = held.digest if held else ""
-        files = [self._new_file(handoff.plugin, item, digest) for item in handoff.files]
-
-        def change(db: sqlite3.Connection) -> Iterable[int]:
-            if records.newest_run(db, facts.run.job) > facts.run.number:
-                raise Refused("a newer run of the job came in meanwhile")
-            state = records.state_of_run(db, facts.run)
-            if state not in (None, State.ACCEPTED):
-                # Its plugin gave up waiting; what is decided about the run was decided without these files.
-                raise Refused(f"output of this run became {state} meanwhile")
-            box = records.add_ticket(db, owner, handoff.ticket, handoff.plugin, files, self._boot, now)
-            if held:
-                records.keep_surroundings(db, held)
-            orders.confirm_late(db, box, now)
-            return [box, *orders.supersede_older(db, facts.run, now)]
-
-        self.follow(await self.book.write(change, "record-accepted"))
-
-    def _new_file(self, plugin: str, held: HeldFile, surroundings: str) -> records.NewFile:
-        scheme, host = split_url(held.url)
-        return records.NewFile(
-            held.position, held.url, held.name, held.size_bytes, held.mtime_ns, held.inode, held.device,
-            Destination(plugin, scheme, host, surroundings),
-        )  # fmt: skip
-
-    async def synced(self, tickets: Sequence[str]) -> None:
-        """Record that the data of these tickets is on the disk."""
-        await self.book.ledger.write(lambda db: records.mark_synced(db, tickets), "record-synced")
 
     # ---- 2. confirmed, cancelled, ... --------------------------------------------------------------------------------
 

@@ -66,10 +66,11 @@ class Spool:
     def __init__(self, root: Path, execute: Path) -> None:
         self.root = Path(os.path.realpath(root))
         self.execute = Path(os.path.realpath(execute))
+        self._intake, self._sandboxes = self.root / "intake", self.root / "sandboxes"
         self._root_mode = os.geteuid() == 0
         self._lock = -1
         self._private_groups = False
-        self.safe = Safe(self.root / "sandboxes")
+        self.safe = Safe(self._sandboxes)
 
     # ---- at start ----------------------------------------------------------------------------------------------------
 
@@ -91,7 +92,7 @@ class Spool:
             self._private_groups = self._root_mode and self._may_have_private_groups()
         except OSError as problem:
             raise SpoolError(f"STAGEOUT_SPOOL = {self.root}: {problem}; give it a place that can be written") from None
-        for left in durable.disk.listdir(self.root / "intake"):
+        for left in durable.disk.listdir(self._intake):
             self.withdraw(left)
 
     def close(self) -> None:
@@ -128,8 +129,8 @@ class Spool:
     def _may_have_private_groups(self) -> bool:
         """False in a container that maps only some numbers of groups."""
         try:
-            durable.disk.chown(self.root / "intake", -1, _FIRST_GROUP)
-            durable.disk.chown(self.root / "intake", -1, 0)
+            durable.disk.chown(self._intake, -1, _FIRST_GROUP)
+            durable.disk.chown(self._intake, -1, 0)
         except OSError as problem:
             log.warn("no-private-groups", problem=problem, now="a job's primary group can reach its output by path")
             return False
@@ -176,7 +177,7 @@ class Spool:
 
     def prepare_intake(self, ticket: str, uid: int, gid: int) -> Path:
         """Make the directory into which this user may link. Not on the disk, and need not be."""
-        place = self.root / "intake" / ticket
+        place = self._intake / ticket
         durable.make_dir("intake-mkdir", place, 0o700)
         if self._root_mode:
             durable.disk.chown(place, uid, gid)
@@ -185,7 +186,7 @@ class Spool:
     def withdraw(self, ticket: str) -> None:
         """Remove a hand-off that was not accepted, with whatever its user put there; never raises."""
         try:
-            trees.remove(self.root / "intake", ticket)
+            trees.remove(self._intake, ticket)
         except OSError as problem:
             log.warn("intake-left", ticket=ticket, problem=problem)
 
@@ -203,12 +204,12 @@ class Spool:
 
         :raises NotClaimed: something is not as offered; the ticket is gone then.
         """
-        place = self.root / "intake" / ticket
+        place = self._intake / ticket
         try:
             with durable.step("intake-claim"):
                 files = self._checked(place, offered, uid, gid, credentials)
             with durable.step("spool-move"):
-                durable.disk.rename(place, self.root / "sandboxes" / ticket)
+                durable.disk.rename(place, self._sandboxes / ticket)
         except (OSError, NotClaimed) as problem:
             self.withdraw(ticket)
             raise NotClaimed(str(problem)) from problem
@@ -280,7 +281,7 @@ class Spool:
 
     def path(self, ticket: str, position: int) -> Path:
         """Where a file lies."""
-        return self.root / "sandboxes" / ticket / str(position)
+        return self._sandboxes / ticket / str(position)
 
     def sync(self, tickets: Sequence[str]) -> list[str]:
         """Bring the data and the names of tickets to the disk; takes as long as the disk needs for the bytes.
@@ -292,12 +293,12 @@ class Spool:
         """
         with durable.step("spool-sync"):
             synced = [ticket for ticket in tickets if self._sync_data(ticket)]
-            for parent in ("sandboxes", "intake") if synced else ():
-                self._sync_names(self.root / parent)
+            for parent in (self._sandboxes, self._intake) if synced else ():
+                self._sync_names(parent)
         return synced
 
     def _sync_data(self, ticket: str) -> bool:
-        place = self.root / "sandboxes" / ticket
+        place = self._sandboxes / ticket
         try:
             if _sync_directory(place):
                 with contextlib.suppress(FileNotFoundError):  # one is just being renewed, which syncs it
@@ -346,7 +347,7 @@ class Spool:
     def release(self, ticket: str) -> None:
         """Remove the bytes of a ticket; one that is gone already is no error. :raises OSError: they cannot be."""
         with durable.step("spool-release"):
-            trees.remove(self.root / "sandboxes", ticket)
+            trees.remove(self._sandboxes, ticket)
 
     def remove_strays(self, known: Iterable[str]) -> list[str]:
         """Remove the directories of all tickets that the ledger does not know; their names."""
@@ -357,7 +358,7 @@ class Spool:
 
     def directories(self) -> list[str]:
         """Tickets that have a directory."""
-        return list(durable.disk.listdir(self.root / "sandboxes"))
+        return list(durable.disk.listdir(self._sandboxes))
 
     def free_bytes(self) -> int:
         """What the filesystem still takes."""

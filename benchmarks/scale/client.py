@@ -1,7 +1,7 @@
 """A job's plugin that hands off the same small file again and again: ``client.py UID SECONDS PLUGIN FILE``.
 
 The product's client code, in one process that does not pay for a new interpreter each time: what is measured is the
-manager. Prints the number of hand-offs, refusals, and the time of each in ms.
+manager. Prints the time of each hand-off in ms, the number of refusals, and the processor time that all took in s.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main() -> None:
         os.setgid(uid)
         os.setuid(uid)
     os.chdir(Path(path).parent)
-    end_s = time.monotonic() + seconds
+    end_s, cpu_s = time.monotonic() + seconds, time.process_time()
     took_ms: list[float] = []
     refused: list[str] = []
     while time.monotonic() < end_s:
@@ -34,7 +34,8 @@ def main() -> None:
             took_ms.append((time.monotonic() - start_s) * 1000)
         else:
             refused.append(answer.reason)
-    print(json.dumps({"ms": took_ms, "refused": len(refused), "reason": refused[:1]}))
+    used_s = time.process_time() - cpu_s
+    print(json.dumps({"ms": took_ms, "refused": len(refused), "reason": refused[:1], "cpu_s": used_s}))
 
 
 if __name__ == "__main__":

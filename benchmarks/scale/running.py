@@ -87,10 +87,14 @@ def manager(home: Path) -> Iterator[Manager]:
 
 @dataclass(frozen=True)
 class Seen:
-    """One round of hand-offs. :param took_ms: each of them. :param manager_cpu_s: for all of them."""
+    """One round of hand-offs.
+
+    :param took_ms: each of them. :param manager_cpu_s: for all of them. :param clients_cpu_s: likewise.
+    """
 
     took_ms: list[float]
     manager_cpu_s: float
+    clients_cpu_s: float
 
 
 class Clients:
@@ -119,7 +123,7 @@ class Clients:
             if answer["refused"]:
                 raise StageoutError(f"the manager refused {answer['refused']} hand-offs: {answer['reason'][0]}")
         took_ms = [value for answer in answers for value in answer["ms"]]
-        return Seen(took_ms, self._node.cpu_s() - before_s)
+        return Seen(took_ms, self._node.cpu_s() - before_s, sum(answer["cpu_s"] for answer in answers))
 
     def _below_a_starter(self, seconds: float) -> list[str]:
         """startd -> starter -a slot1_N -> client. The exit keeps the shells from becoming what they run."""

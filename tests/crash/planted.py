@@ -18,8 +18,8 @@ import sandbox_manager.pipeline
 import sandbox_manager.records
 import sandbox_manager.recovery
 import schedd_agent.tracker
+from sandbox_manager.acceptance import Acceptance
 from sandbox_manager.leases import Leases
-from sandbox_manager.pipeline import Pipeline
 from sandbox_manager.spool import Spool
 from sandbox_manager.strays import Strays
 from sandbox_manager.syncing import Syncs
@@ -87,18 +87,18 @@ async def _record_before_sync(syncs: Any, tickets: Sequence[str]) -> None:
     syncs._spool.sync(tickets)
 
 
-async def _accept_unwritten(pipeline: Pipeline, handoff: Any) -> Any:
+async def _accept_unwritten(acceptance: Acceptance, handoff: Any) -> Any:
     """The receipt goes out while the record is still being written."""
-    pipeline._background(_slowly(pipeline, handoff))
-    pipeline.release(handoff.reservation)
+    asyncio.get_running_loop().create_task(_slowly(acceptance, handoff))
+    acceptance.release(handoff.reservation)
     return Receipt(
-        handoff.ticket, pipeline.manager.name, pipeline.manager.key, len(handoff.files), handoff.size_bytes
+        handoff.ticket, acceptance._manager.name, acceptance._manager.key, len(handoff.files), handoff.size_bytes
     )  # fmt: skip
 
 
-async def _slowly(pipeline: Pipeline, handoff: Any) -> None:
+async def _slowly(acceptance: Acceptance, handoff: Any) -> None:
     await asyncio.sleep(2.0)
-    await pipeline._record_ticket(handoff)
+    await acceptance._record_ticket(handoff)
 
 
 def _open_fast(path: Any) -> Any:
@@ -157,7 +157,7 @@ BUGS = (
             ("power_after_handoff",)),
     Planted("recorded as synced before it is", lambda: [(Syncs, "_sync", _record_before_sync)],
             ("power_after_handoff",)),
-    Planted("the receipt goes out before the record is written", lambda: [(Pipeline, "accept", _accept_unwritten)],
+    Planted("the receipt goes out before the record is written", lambda: [(Acceptance, "accept", _accept_unwritten)],
             ("kill_after_handoff",)),
     Planted("the ledger does not wait for the disk", lambda: [(sandbox_manager.ledger, "_open", _open_fast)],
             ("power_after_handoff",)),

@@ -13,12 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sandbox_manager.acceptance import Manager
 from sandbox_manager.agents import AgentBook
 from sandbox_manager.credentials import HeldSurroundings
 from sandbox_manager.identity import RunFacts
 from sandbox_manager.intake import Handoff, Refusal
 from sandbox_manager.ledger import Ledger
-from sandbox_manager.pipeline import Manager, Pipeline
+from sandbox_manager.pipeline import Pipeline
 from sandbox_manager.plugins_table import PluginsTable
 from sandbox_manager.rules import Rules, read_rules
 from sandbox_manager.sandbox import Sandbox
@@ -260,7 +261,7 @@ class Node:
 
     def offer(self, facts: RunFacts, urls: Sequence[str], size_bytes: int = 10, plugin: Path | None = None) -> Any:
         """Ask for admission."""
-        return self.pipeline.may_accept(facts, len(urls), size_bytes, urls, str(plugin or self.site.plugin))
+        return self.pipeline.acceptance.may_accept(facts, len(urls), size_bytes, urls, str(plugin or self.site.plugin))
 
     async def hand_off(
         self,
@@ -302,7 +303,7 @@ class Node:
         taken = self.spool.safe.take(ticket, given, self.clock.wall_s())
         surroundings = HeldSurroundings(ticket, job_ad, plugin_data, taken)
         handoff = Handoff(ticket, facts, str(plugin or self.site.plugin), held, reservation, surroundings)
-        return await self.pipeline.accept(handoff)
+        return await self.pipeline.acceptance.accept(handoff)
 
     # ---- what an agent does ------------------------------------------------------------------------------------------
 

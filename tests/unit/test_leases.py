@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 from manager_site import AGENT, Site, made, run, until
 
+from sandbox_manager.acceptance import _Promise
 from sandbox_manager.intake import Refused
 from sandbox_manager.leases import Leases
-from sandbox_manager.pipeline import _Promise
 from stageout.core.states import State
 from stageout.wire.custody import Action, OrderSheet
 

@@ -188,7 +188,7 @@ def test_a_data_slot_has_a_depth(site: Site) -> None:
             assert "is full" in refusal(node, job="4.0")
             assert refusal(node, job="4.0", dslot_id=9) == ""
             assert refusal(node, job="1.0") == ""  # a further hand-off of a run that has its place
-            node.pipeline.release(promise)
+            node.pipeline.acceptance.release(promise)
             assert refusal(node, job="4.0") == ""
 
     run(story())
@@ -413,7 +413,7 @@ def test_a_file_with_two_destinations_takes_its_space_once_and_after_a_restart_t
             offered = [OfferedFile(f"copy://{host}/ok/a", "a", 1000) for host in "hi"]
             held = node.spool.claim("a" * 32, offered, facts.uid, facts.gid)
             handoff = Handoff("a" * 32, facts, str(site.plugin), held, reservation)
-            receipts.append(await node.pipeline.accept(handoff))
+            receipts.append(await node.pipeline.acceptance.accept(handoff))
             assert node.pipeline.admission.space.used_bytes == 1000
         async with site.manager() as node:
             assert dict(node.pipeline.admission.space.by_owner) == {"alice@test": 1000}

@@ -1,0 +1,128 @@
+"""Takes hand-offs over: room and a place are reserved, what the spool holds is recorded, its sync too.
+
+Custody, as ``intake.py`` asks for it. What is against an offer is in ``admission.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from sandbox_manager import orders, records
+from sandbox_manager.admission import Admission, Offer, schemes_of, slot_of
+from sandbox_manager.book import Book
+from sandbox_manager.identity import RunFacts
+from sandbox_manager.intake import Handoff, Refusal, Refused, Reservation
+from sandbox_manager.pilot_end import servers_of
+from sandbox_manager.sandbox import Destination, Sandbox, split_url
+from sandbox_manager.spool import HeldFile
+from stageout.core.states import State
+from stageout.wire.handoff import Receipt
+
+
+@dataclass(frozen=True)
+class Manager:
+    """Who this manager is, for receipts and reports."""
+
+    name: str
+    key: str = ""
+
+
+class _Promise(Reservation):
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class Acceptance:
+    """Custody of what plugins hand over.
+
+    :param boot: id of this boot. :param now: wall clock, seconds.
+    :param follow: what a change of state brings with it (:meth:`sandbox_manager.pipeline.Pipeline.follow`).
+    """
+
+    def __init__(
+        self,
+        manager: Manager,
+        book: Book,
+        admission: Admission,
+        boot: str,
+        now: Callable[[], int],
+        follow: Callable[[Iterable[Sandbox]], None],
+    ) -> None:
+        self._manager = manager
+        self._book = book
+        self._admission = admission
+        self._boot = boot
+        self._now = now
+        self._follow = follow
+
+    def may_accept(
+        self, facts: RunFacts, files: int, size_bytes: int, urls: Sequence[str], plugin: str
+    ) -> Reservation | Refusal:
+        """Reserve room and a place in the data slot, or say why the plugin must upload itself."""
+        offer = Offer(facts, files, size_bytes, schemes_of(urls), servers_of(urls), plugin)
+        reason = self._admission.reason_against(offer)
+        return Refusal(reason) if reason else _Promise(self._admission.promise(offer))
+
+    def release(self, reservation: Reservation) -> None:
+        """Give back what was reserved."""
+        assert isinstance(reservation, _Promise)
+        self._admission.release(reservation.number)
+
+    async def accept(self, handoff: Handoff) -> Receipt:
+        """Record a hand-off. On return ACCEPTED is on the disk; older runs of the job are superseded.
+
+        :raises Exception: it is not recorded.
+        """
+        write = asyncio.ensure_future(self._record_ticket(handoff))
+        try:
+            await asyncio.shield(write)
+        except asyncio.CancelledError:
+            await write  # What is recorded is recorded: the files may not be taken away any more.
+        held = ((item.inode, item.size_bytes) for item in handoff.files)
+        self._admission.space.add(handoff.ticket, handoff.facts.owner, held)
+        self.release(handoff.reservation)
+        return Receipt(
+            handoff.ticket, self._manager.name, self._manager.key, len(handoff.files), handoff.size_bytes
+        )  # fmt: skip
+
+    async def _record_ticket(self, handoff: Handoff) -> None:
+        facts, now = handoff.facts, self._now()
+        owner = records.NewSandbox(
+            facts.run, facts.owner, facts.user, facts.uid, facts.gid, facts.shared_uid, slot_of(facts),
+            facts.slot_name, facts.job_prio,
+        )  # fmt: skip
+        held = handoff.surroundings
+        digest = held.digest if held else ""
+        files = [self._new_file(handoff.plugin, item, digest) for item in handoff.files]
+
+        def change(db: sqlite3.Connection) -> Iterable[int]:
+            newest = records.newest_run(db, facts.run.job)
+            if newest > facts.run.number:
+                raise Refused("a newer run of the job came in meanwhile")
+            state = records.state_of_run(db, facts.run) if newest else None
+            if state not in (None, State.ACCEPTED):
+                # Its plugin gave up waiting; what is decided about the run was decided without these files.
+                raise Refused(f"output of this run became {state} meanwhile")
+            box = records.add_ticket(db, owner, handoff.ticket, handoff.plugin, files, self._boot, now)
+            if held:
+                records.keep_surroundings(db, held)
+            if not newest:
+                return [box]  # the first that is heard of this job: nothing was confirmed, nothing is older
+            orders.confirm_late(db, box, now)
+            return [box, *orders.supersede_older(db, facts.run, now)]
+
+        self._follow(await self._book.write(change, "record-accepted"))
+
+    def _new_file(self, plugin: str, held: HeldFile, surroundings: str) -> records.NewFile:
+        scheme, host = split_url(held.url)
+        return records.NewFile(
+            held.position, held.url, held.name, held.size_bytes, held.mtime_ns, held.inode, held.device,
+            Destination(plugin, scheme, host, surroundings),
+        )  # fmt: skip
+
+    async def synced(self, tickets: Sequence[str]) -> None:
+        """Record that the data of these tickets is on the disk."""
+        await self._book.ledger.write(lambda db: records.mark_synced(db, tickets), "record-synced")
