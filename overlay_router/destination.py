@@ -8,26 +8,25 @@ threads: a call returns the messages to be sent.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from overlay_router import lookups, names, terminal
+from overlay_router.small_files import Arrived, SmallFiles, apart
 from overlay_router.states import Kind, Op, Outcome, Result
 from overlay_router.store import Store, StoredIntent, Transfer
 from overlay_router.terminal import Step
-from overlay_router.tree import BadPath, Tree, checked
+from overlay_router.tree import NO_ROOM, BadPath, Tree, checked
 from stageout.core import log
 from stageout.core.errors import ErrorClass
 from stageout.wire import overlay
 from stageout.wire.overlay import Answer, Message, Open, Opened, Operation, Range, Staged
 
 _NOSPACE_AGAIN_S = 5
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class Reply(NamedTuple):
@@ -70,6 +69,7 @@ class Destination:
     def __init__(self, store: Store, tree: Tree, now: Callable[[], int]) -> None:
         self._store, self._tree, self._now = store, tree, now
         self._held: dict[tuple[str, int], _Held] = {}
+        self._small = SmallFiles(store, tree, now)
         self._recover()
 
     def open(self, ask: Open, peer: str) -> Reply:
@@ -82,7 +82,7 @@ class Destination:
             try:
                 self._tree.allocate(transfer.tid, transfer.ask.size_bytes)
             except OSError as problem:
-                if problem.errno not in _NO_ROOM:
+                if problem.errno not in NO_ROOM:
                     raise
                 log.event("no-space", path=ask.path, size_bytes=ask.size_bytes)
                 return Reply(peer, overlay.NoSpace(ask.origin, ask.seq, _NOSPACE_AGAIN_S))
@@ -137,6 +137,13 @@ class Destination:
         held = self._held.get((operation.origin, operation.seq)) or _Held(operation)
         held.peers.add(peer)
         return self._consider(held)
+
+    def pack(self, batch: Sequence[Arrived]) -> list[Reply]:
+        """Execute packs of small files, and what waited for them. :raises OSError: the disk fails; ask again."""
+        replies = [Reply(*answer) for group in apart(batch) for answer in self._small.execute(group)]
+        origins = {arrived.pack.origin for arrived in batch}
+        waiting = [held for (origin, _), held in self._held.items() if origin in origins and held.operation.after]
+        return replies + [reply for held in waiting for reply in self._consider(held)]
 
     def cancel(self, ask: overlay.Cancel, peer: str) -> list[Reply]:
         """Remember the wish; an operation that waits here becomes CANCELLED when its edges are final."""
@@ -318,6 +325,7 @@ class Destination:
 
     def _recover(self) -> None:
         """After a restart: what was begun is finished or was never done; what nobody owns is removed."""
+        self._small.recover()
         for stored in self._store.intents():
             self._recover_one(stored)
         for transfer in self._store.transfers():

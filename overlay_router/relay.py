@@ -12,10 +12,12 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import sqlite3
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from overlay_router.circuits import Neighbours, onward
@@ -25,11 +27,12 @@ from overlay_router.keys import Key
 from overlay_router.neighbours import Neighbourhood
 from overlay_router.pool import Pool
 from overlay_router.rights import Rights, outside
+from overlay_router.small_files import Arrived
 from overlay_router.worker import Job, Report
 from stageout.core import log
 from stageout.core.errors import ErrorClass
-from stageout.wire import frames, overlay
-from stageout.wire.frames import BadFrame, Decoder
+from stageout.wire import frames, overlay, packs
+from stageout.wire.frames import BadFrame, Decoder, Type
 from stageout.wire.overlay import List, Message, Stat
 
 _READ_BYTES = 65536
@@ -37,6 +40,8 @@ _EXPIRE_INTERVAL_S = 60.0
 _AGAIN_S = 5
 _NOT_FINAL = ("pending", "unknown")
 _TAKEN_WITHIN_S = 60.0
+_PACKS_WAITING = 16
+_REASON_CHARS = 200
 T = TypeVar("T")
 
 
@@ -75,6 +80,7 @@ class Router:
         self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="disk")
         self._lines: dict[str, Line] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._packs: asyncio.Queue[Arrived] = asyncio.Queue(_PACKS_WAITING)
         self._pool = Pool(workers, self._on_report)
 
     async def serve(self, listening: socket.socket) -> None:
@@ -83,6 +89,7 @@ class Router:
         loop = asyncio.get_running_loop()
         self._start(self._expire())
         self._start(self.links.run())
+        self._start(self._execute_packs())
         try:
             while True:
                 sock, _ = await loop.sock_accept(listening)
@@ -150,7 +157,10 @@ class Router:
             while data := await reader.read(_READ_BYTES):
                 decoder.feed(data)
                 for frame in decoder.frames():
-                    await self._answer(line, overlay.decode(frame))
+                    if frame.header.type is Type.PACK:
+                        await self._pack(line, frame)
+                    else:
+                        await self._answer(line, overlay.decode(frame))
                 await writer.drain()
         finally:
             for name in [name for name, known in self._lines.items() if known is line]:
@@ -168,6 +178,31 @@ class Router:
             while (page := await asyncio.to_thread(next, pages, None)) is not None:
                 line.send(page)
                 await asyncio.wait_for(line.writer.drain(), _TAKEN_WITHIN_S)
+
+    async def _pack(self, line: Line, frame: frames.Frame) -> None:
+        pack, files = packs.decode(frame)
+        if self._place is None or not _is_origin(pack.origin):
+            raise BadFrame("a pack for a relay, or without an origin of 32 hexadecimal digits")
+        name, count = f"{line.peer.key.name}/{pack.origin}", len(files)
+        self._lines[name] = line
+        refusal = self.rights.refusal(line.peer.key, pack, int(time.time()))
+        if refusal:
+            log.warn("path-refused", key=line.peer.key.name, reason=refusal)
+            told = ("failed",) * count, (refusal[:_REASON_CHARS],) * count
+            line.send(overlay.Packed(pack.origin, pack.seq, (0,) * count, tuple(range(count)), *told))
+            return
+        await self._packs.put(Arrived(pack, files, frames.digests()[line.peer.digest], name))
+
+    async def _execute_packs(self) -> None:
+        """Packs as they come; those that came while others were executed share their durable steps."""
+        while True:
+            batch = [await self._packs.get()]
+            while not self._packs.empty():
+                batch.append(self._packs.get_nowait())
+            try:
+                self._deliver(await self._on_disk(partial(self._destination.pack, batch)))
+            except (OSError, sqlite3.Error) as problem:  # not answered: who asks again finds out
+                log.error("packs-not-executed", packs=len(batch), problem=problem)
 
     async def _answer(self, line: Line, message: Message) -> None:
         if isinstance(message, overlay.Routes):

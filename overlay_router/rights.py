@@ -15,7 +15,7 @@ from typing import NamedTuple
 from overlay_router.keys import BadKeys, Key
 from overlay_router.store import Transfer
 from stageout.wire.capability import BadCapability, Capability, allow
-from stageout.wire.overlay import Message, Open, Operation
+from stageout.wire.overlay import Message, Open, Operation, Pack
 
 
 class Lot(NamedTuple):
@@ -44,13 +44,14 @@ class Rights:
 
     def refusal(self, key: Key, message: Message, now: int) -> str:
         """Why a peer may not ask for this, "" if it may."""
-        if isinstance(message, (Open, Operation)) and (message.capability or self.insists):
+        if isinstance(message, (Open, Operation, Pack)) and (message.capability or self.insists):
             try:
                 self._allowed(message, now)
             except BadCapability as problem:
                 return str(problem)
             return ""
-        for path in (getattr(message, "path", ""), getattr(message, "target", "")):
+        names = getattr(message, "paths", ()) or (getattr(message, "path", ""), getattr(message, "target", ""))
+        for path in names:
             if path and not key.allows(path):
                 return outside(key, path)
         return ""
@@ -101,7 +102,7 @@ class Rights:
         self._transfers[lot.key] += 1
         self._bytes[lot.capability] += lot.size_bytes
 
-    def _allowed(self, message: Open | Operation, now: int) -> Capability:
+    def _allowed(self, message: Open | Operation | Pack, now: int) -> Capability:
         if not message.capability:
             raise BadCapability("this router takes nothing without a capability: ask its administrator for one")
         return allow(message, self.issuers, now)

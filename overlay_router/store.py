@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from overlay_router.states import Outcome, Result
 from overlay_router.terminal import OriginRecord
@@ -19,7 +20,7 @@ from stageout.core import durable
 from stageout.core.errors import StageoutError
 from stageout.wire.overlay import Open, Operation
 
-_VERSION = 1
+_VERSION = 2
 _SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE transfers (
@@ -36,6 +37,10 @@ CREATE TABLE cancelled (origin TEXT NOT NULL, seq INTEGER NOT NULL, PRIMARY KEY 
 CREATE TABLE intents (
     origin TEXT NOT NULL, seq INTEGER NOT NULL, operation TEXT NOT NULL, inode INTEGER NOT NULL,
     PRIMARY KEY (origin, seq)) WITHOUT ROWID;
+CREATE TABLE packs (
+    origin TEXT NOT NULL, seq INTEGER NOT NULL, end INTEGER NOT NULL, results TEXT NOT NULL, PRIMARY KEY (origin, seq))
+    WITHOUT ROWID;
+CREATE TABLE pack_intents (origin TEXT NOT NULL, expires INTEGER NOT NULL, files TEXT NOT NULL);
 CREATE TABLE generations (path BLOB PRIMARY KEY, generation INTEGER NOT NULL) WITHOUT ROWID;
 """
 #: An origin is forgotten so long (s) after the last expiry of its operations (rule 1).
@@ -68,6 +73,24 @@ class StoredIntent:
 
     operation: Operation
     inode: int
+
+
+class PackIntent(NamedTuple):
+    """Files of a pack that were about to get their names. :param files: number, path and inode of each."""
+
+    origin: str
+    expires: int
+    files: list[tuple[int, str, int]]
+
+
+@dataclass
+class PackResults:
+    """What became of files of one pack. :param generations: new ones of the names that were changed."""
+
+    origin: str
+    expires: int
+    results: dict[int, Result] = field(default_factory=dict)
+    generations: dict[str, int] = field(default_factory=dict)
 
 
 class Store:
@@ -180,6 +203,46 @@ class Store:
             self._connection.executemany("INSERT OR REPLACE INTO generations VALUES (?, ?)", rows)
         self.record(operation.origin).results[operation.seq] = result
 
+    def intend_packs(self, intents: Iterable[PackIntent]) -> None:
+        """INTENT of all files of some packs, durable before the first of them gets its name."""
+        rows = [(one.origin, one.expires, json.dumps(one.files)) for one in intents]
+        with self._transaction("overlay-pack-intent"):
+            self._connection.executemany("INSERT INTO pack_intents VALUES (?, ?, ?)", rows)
+
+    def pack_intents(self) -> list[PackIntent]:
+        """Files of packs that were about to get their names."""
+        rows = self._connection.execute("SELECT origin, expires, files FROM pack_intents").fetchall()
+        return [
+            PackIntent(origin, expires, [(seq, path, inode) for seq, path, inode in json.loads(text)])
+            for origin, expires, text in rows
+        ]
+
+    def settle_packs(self, settled: Sequence[PackResults]) -> None:
+        """Final results of some packs' files, and the end of all their INTENTs, in one."""
+        run = self._connection.execute
+        with self._transaction("overlay-pack-settle"):
+            run("DELETE FROM pack_intents")
+            for one in settled:
+                run("INSERT OR IGNORE INTO origins VALUES (?, 0, ?)", (one.origin, one.expires))
+                run("UPDATE origins SET expires = max(expires, ?) WHERE origin = ?", (one.expires, one.origin))
+                text = json.dumps([[seq, *result] for seq, result in one.results.items()])
+                run(
+                    "INSERT OR REPLACE INTO packs VALUES (?, ?, ?, ?)",
+                    (one.origin, min(one.results), max(one.results), text),
+                )
+                rows = [(os.fsencode(path), number) for path, number in one.generations.items()]
+                self._connection.executemany("INSERT OR REPLACE INTO generations VALUES (?, ?)", rows)
+        for one in settled:
+            self.record(one.origin).results.update(one.results)
+
+    def generations(self, paths: Sequence[str]) -> dict[str, int]:
+        """How often each of these names was changed; those that never were are left out."""
+        marks = ", ".join("?" * len(paths))
+        rows = self._connection.execute(
+            f"SELECT path, generation FROM generations WHERE path IN ({marks})", [os.fsencode(path) for path in paths]
+        )
+        return {os.fsdecode(path): number for path, number in rows}
+
     def cancel(self, origin: str, seq: int) -> None:
         """Somebody asked for the cancellation of an operation."""
         with self._transaction("overlay-cancel"):
@@ -195,6 +258,7 @@ class Store:
             run("UPDATE origins SET low = ? WHERE origin = ?", (low, origin))
             for table in ("results", "cancelled"):
                 run(f"DELETE FROM {table} WHERE origin = ? AND seq <= ?", (origin, low))
+            run("DELETE FROM packs WHERE origin = ? AND end <= ?", (origin, low))
             self._close_transfers("origin = ? AND seq <= ?", (origin, low))
         del self._records[origin]
 
@@ -206,7 +270,7 @@ class Store:
             self._close_transfers("expires < ?", (now,))
             old = [row[0] for row in run("SELECT origin FROM origins WHERE expires < ?", (now - FORGET_AFTER_S,))]
             for origin in old:
-                for table in ("origins", "results", "cancelled"):
+                for table in ("origins", "results", "packs", "cancelled"):
                     run(f"DELETE FROM {table} WHERE origin = ?", (origin,))
         for origin in old:
             self._records.pop(origin, None)
@@ -260,6 +324,9 @@ class Store:
         row = run("SELECT low FROM origins WHERE origin = ?", (origin,)).fetchone()
         results = run("SELECT seq, outcome, reason, generation FROM results WHERE origin = ?", (origin,))
         found = {seq: Result(Outcome(outcome), reason, number) for seq, outcome, reason, number in results}
+        for (text,) in run("SELECT results FROM packs WHERE origin = ?", (origin,)):
+            for seq, outcome, reason, number in json.loads(text):
+                found[seq] = Result(Outcome(outcome), reason, number)
         cancelled = {seq for (seq,) in run("SELECT seq FROM cancelled WHERE origin = ?", (origin,))}
         return OriginRecord(row[0] if row else 0, found, cancelled)
 

@@ -19,6 +19,7 @@ from stageout.core import durable
 from stageout.core.errors import StageoutError
 
 OWN = ".stageout"
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 _STAGING, _TRASH = f"{OWN}/staging", f"{OWN}/trash"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -121,12 +122,19 @@ class Tree:
     @contextmanager
     def scan(self, path: str) -> Iterator[Iterator[os.DirEntry[str]]]:
         """Entries of a directory, "" is the root. :raises OSError: there is none."""
-        with self._parent(f"{path}/." if path else ".") as (directory, _), os.scandir(directory) as entries:
+        with self.directory(path) as descriptor, os.scandir(descriptor) as entries:
             yield entries
 
-    def make_parents(self, path: str) -> list[str]:
+    @contextmanager
+    def directory(self, path: str) -> Iterator[int]:
+        """Descriptor of a directory, "" is the root; no symbolic link on the way. :raises OSError: there is none."""
+        with self._parent(f"{path}/." if path else ".") as (descriptor, _):
+            yield descriptor
+
+    def make_parents(self, path: str, sync: bool = True) -> list[str]:
         """Make the directories above a path that are missing; returns those that were made, outermost first.
 
+        :param sync: bring their names to the disk.
         :raises OSError: a name on the way is a file. None that this call made is left then.
         """
         made: list[str] = []
@@ -136,7 +144,8 @@ class Tree:
                     with durable.step("overlay-parents"):
                         os.mkdir(name, 0o777, dir_fd=descriptor)
                     made.append(directory)
-                    os.fsync(descriptor)
+                    if sync:
+                        os.fsync(descriptor)
         except OSError:
             self.remove_parents(made)
             raise

@@ -6,12 +6,13 @@ import contextlib
 import select
 import socket
 import zlib
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.signing import KeyUnusable, key_of
-from stageout.wire import frames, overlay
+from stageout.wire import frames, overlay, packs
 from stageout.wire.capability import Credential
 from stageout.wire.frames import BadFrame, Header, Type
 from stageout.wire.greeting import WrongKey, accept, offer
@@ -132,6 +133,14 @@ class Channel:
     def has_more(self, within_s: float) -> bool:
         """Whether something (or the end) comes within so many seconds."""
         return bool(select.select([self._socket], [], [], within_s)[0])
+
+    def send_pack(self, pack: overlay.Pack, digests: Sequence[bytes], data: Sequence[bytes]) -> None:
+        """Send small files, with the capability. :raises TransferFailure: the connection is lost."""
+        pack = replace(pack, manifest=packs.manifest(digests))
+        if self.gateway.credential:
+            pack = self.gateway.credential.signed(pack)
+        with self._failures():
+            self._socket.sendall(packs.encode(pack, digests, data, self._checksum))
 
     def receive(self) -> Message:
         """The next message. :raises TransferFailure: the connection is lost, or the router refuses."""

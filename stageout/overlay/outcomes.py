@@ -10,6 +10,7 @@ _REASONS = {
     "precondition": ErrorClass.CONFLICT,
     "conflict": ErrorClass.CONFLICT,
     "dependency": ErrorClass.CONFLICT,
+    "digest": ErrorClass.CONTENT_MISMATCH,
 }
 _OUTCOMES = {"expired": ErrorClass.DEADLINE, "lost": ErrorClass.SERVER_ERROR}
 

@@ -1,8 +1,8 @@
 """Capabilities: what the holder of a key may write at terminals that trust the issuer. Pure; described in docs/WIRE.md.
 
 A capability is a text, ``BODY.SIGNATURE``: base64url of a JSON object, and the issuer's Ed25519 signature over that
-JSON. It names the holder's public key. Each OPEN and OPERATION carries it with the holder's signature over what is
-asked, so whoever passes one on can neither change it nor ask for anything else.
+JSON. It names the holder's public key. Each OPEN, OPERATION and PACK carries it with the holder's signature over what
+is asked, so whoever passes one on can neither change it nor ask for anything else.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Union
+from typing import Any, TypeVar, Union
 
 from stageout.core import signing
 from stageout.core.signing import BadSignature, SigningKey
 from stageout.wire.fields import MAX_NUMBER, MAX_PATH_BYTES
-from stageout.wire.overlay import Open, Operation
+from stageout.wire.overlay import Open, Operation, Pack
 
 RIGHTS = ("write", "delete")
 #: The rights that each kind of operation needs.
@@ -34,7 +34,14 @@ _OPERATION = (
     "origin", "seq", "kind", "path", "expires", "target", "after", "absent", "generation", "size_bytes", "blocks",
     "manifest", "parents", "mode", "priority", "attributes",
 )  # fmt: skip
-Asked = Union[Open, Operation]
+_PACK = ("origin", "seq", "expires", "paths", "sizes_bytes", "modes", "manifest")
+Asked = Union[Open, Operation, Pack]
+Signed = TypeVar("Signed", bound=Asked)
+_SIGNED: dict[type[Any], tuple[tuple[str, ...], str]] = {
+    Open: (_OPEN, "OverlayOpen"),
+    Operation: (_OPERATION, "OverlayOperation"),
+    Pack: (_PACK, "OverlayPack"),
+}
 
 
 class BadCapability(ValueError):
@@ -68,7 +75,7 @@ class Credential:
     text: str
     key: SigningKey
 
-    def signed(self, message: Asked) -> Asked:
+    def signed(self, message: Signed) -> Signed:
         """The message with the capability and the holder's signature."""
         return replace(message, capability=self.text, signature=self.key.sign(*_asked(message)))
 
@@ -130,23 +137,23 @@ def below(path: str, prefix: str) -> bool:
 
 def _allow_names(message: Asked, found: Capability) -> None:
     operation = message if isinstance(message, Operation) else None
-    for path in (message.path, operation.target if operation else ""):
+    names = message.paths if isinstance(message, Pack) else (message.path, operation.target if operation else "")
+    for path in names:
         if path and not below(path, found.prefix):
             raise BadCapability(f"the capability is for {_shown(found.prefix)}, not for {path[:500]!r}")
     missing = set(NEEDED[operation.kind if operation else "publish"]) - set(found.rights)
     if missing:
         raise BadCapability(f"the capability lacks the right to {', '.join(sorted(missing))}")
-    if found.lot_bytes and message.size_bytes > found.lot_bytes:
-        raise BadCapability(
-            f"the capability is for {found.lot_bytes} bytes at once, {message.size_bytes} are asked for"
-        )
+    size_bytes = sum(message.sizes_bytes) if isinstance(message, Pack) else message.size_bytes
+    if found.lot_bytes and size_bytes > found.lot_bytes:
+        raise BadCapability(f"the capability is for {found.lot_bytes} bytes at once, {size_bytes} are asked for")
     if operation and operation.priority > found.max_priority:
         raise BadCapability(f"the capability allows no higher priority than {found.max_priority}")
 
 
 def _asked(message: Asked) -> tuple[str, str]:
     """Kind and text of what a holder signs; not signed is what differs between routers, such as the tid."""
-    names, kind = (_OPEN, "OverlayOpen") if isinstance(message, Open) else (_OPERATION, "OverlayOperation")
+    names, kind = _SIGNED[type(message)]
     return kind, json.dumps([getattr(message, name) for name in names], separators=(",", ":"))
 
 

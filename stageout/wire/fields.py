@@ -11,7 +11,7 @@ MAX_AFTER = 8
 MAX_PATH_BYTES = 4096
 MAX_RANGES = 4096
 MAX_NUMBER = 2**63 - 1
-#: Of a directory in one answer.
+#: Of a directory in one answer, and files of a pack.
 MAX_ENTRIES = 1024
 #: Of one router; a list of links in an answer has at most 16 times as many.
 MAX_LINKS = 32
@@ -27,12 +27,16 @@ _WORDS = {
     "kind": ("publish", "rename", "delete", "mkdir", "setattr"),
     "outcome": ("done", "failed", "cancelled", "expired", "stale", "lost", "pending", "unknown"),
     "release": ("delivered", "custody"),
+    "outcomes": ("failed", "cancelled", "expired", "stale", "lost"),
     "kinds": ("file", "directory", "link", "other"),
     "attributes": ("mode", "size"),
 }
 _LEAST = {"generation": -1, "retry_after_s": -1}
 #: Lists that may be longer than the usual.
-_MOST = dict.fromkeys(("names", "kinds", "sizes_bytes", "modes", "modified"), MAX_ENTRIES)
+_MOST = dict.fromkeys(
+    ("names", "kinds", "sizes_bytes", "modes", "modified", "paths", "generations", "failed", "outcomes", "reasons"),
+    MAX_ENTRIES,
+)
 _MOST_TEXTS = 16
 
 

@@ -54,6 +54,7 @@ class Type(enum.IntEnum):
     STATUS = 24
     CANCEL = 25
     LOW = 26
+    PACKED = 27
     GET = 30
     STAT = 31
     LIST = 32

@@ -228,6 +228,41 @@ class Operation:
 
 
 @dataclass(frozen=True)
+class Pack:
+    """Small whole files in one frame, numbered from ``seq`` on; digests and data follow (:mod:`stageout.wire.packs`).
+
+    Each is an operation of its own that depends on no other; missing directories are made, a file is replaced.
+
+    :param manifest: SHA-256 over the digests of all files in order.
+    """
+
+    origin: str
+    seq: int
+    expires: int
+    paths: tuple[str, ...]
+    sizes_bytes: tuple[int, ...]
+    modes: tuple[int, ...]
+    manifest: str
+    capability: str = ""
+    signature: str = ""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The results of a pack's files: the generation of each name, 0 for those that failed.
+
+    :param failed: positions of those. :param outcomes: their outcomes. :param reasons: why, of the first of them.
+    """
+
+    origin: str
+    seq: int
+    generations: tuple[int, ...]
+    failed: tuple[int, ...] = ()
+    outcomes: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Result:
     """The final answer for an operation, repeated as often as it is asked for.
 
@@ -355,7 +390,8 @@ class Probed:
 
 Message = Union[
     Hello, Welcome, Prove, Refuse, Via, Open, Opened, NoSpace, Attach, Get, Found, Stat, List, Answer, Staged,
-    Operation, Result, Custody, Status, Cancel, Low, Credit, Heartbeat, Links, Routes, Routed, Known, Probe, Probed,
+    Operation, Pack, Packed, Result, Custody, Status, Cancel, Low, Credit, Heartbeat, Links, Routes, Routed, Known,
+    Probe, Probed,
 ]  # fmt: skip
 
 TYPES: dict[type[Any], Type] = {
@@ -376,6 +412,8 @@ TYPES: dict[type[Any], Type] = {
     Staged: Type.STAGED,
     Operation: Type.OPERATION,
     Result: Type.RESULT,
+    Pack: Type.PACK,
+    Packed: Type.PACKED,
     Custody: Type.CUSTODY,
     Status: Type.STATUS,
     Cancel: Type.CANCEL,

@@ -48,6 +48,7 @@ _WORDS = {
     "release": st.sampled_from(("delivered", "custody")),
 }
 _WORDS["attributes"] = st.just(("mode", "size"))
+_WORDS["outcomes"] = st.lists(st.sampled_from(("failed", "stale")), max_size=4).map(tuple)
 _WORDS["kinds"] = st.lists(st.sampled_from(("file", "link")), max_size=4).map(tuple)
 
 

@@ -1,0 +1,235 @@
+"""Small files to a router, many in one frame.
+
+A :class:`Packer` is one origin. Files are read, packed and sent while earlier packs are being executed; a few packs are
+under way at once, and kept until their results are here. A lost connection costs nothing: packs without results are
+said again under the same numbers, and each file is executed once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Generic, TypeVar, Union
+
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay import outcomes
+from stageout.overlay.channel import Channel, Gateway
+from stageout.wire.overlay import Low, NoSpace, Pack, Packed, Result
+from stageout.wire.packs import MAX_FILE_BYTES, MAX_FILES, MAX_PACK_BYTES, MAX_PATHS_BYTES
+from stageout.wire.route import Route
+
+EXPIRES_AFTER_S = 24 * 3600
+_UNDER_WAY = 6
+_RESUMES = 3
+_RESUMABLE = frozenset({ErrorClass.CONNECTION_LOST, ErrorClass.STALLED, ErrorClass.CONNECT_FAILED})
+Key = TypeVar("Key")
+
+
+@dataclass(frozen=True)
+class SmallPut:
+    """A small file that is at its destination."""
+
+    size_bytes: int
+    digest_name: str
+    digest: str
+    generation: int
+
+
+End = Union[SmallPut, TransferFailure]
+
+
+@dataclass
+class _Load(Generic[Key]):
+    """Files of one pack. :param keys: what the caller knows them by. :param head: while it is under way."""
+
+    first: int
+    keys: list[Key] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+    modes: list[int] = field(default_factory=list)
+    data: list[bytes] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)
+    data_bytes: int = 0
+    paths_bytes: int = 0
+    head: Pack | None = None
+
+    def add(self, key: Key, path: str, mode: int, data: bytes) -> bool:
+        """Take a file, if there is room for it."""
+        path_bytes = len(json.dumps(path)) + 1
+        if (
+            len(self.paths) == MAX_FILES
+            or self.data_bytes + len(data) > MAX_PACK_BYTES
+            or self.paths_bytes + path_bytes > MAX_PATHS_BYTES
+        ):
+            return False
+        self.keys.append(key)
+        self.paths.append(path)
+        self.modes.append(mode)
+        self.data.append(data)
+        self.data_bytes += len(data)
+        self.paths_bytes += path_bytes
+        return True
+
+    def close(self, origin: str, expires: int) -> Pack:
+        """The pack, to which no file is added any more."""
+        sizes_bytes = tuple(map(len, self.data))
+        self.head = Pack(origin, self.first, expires, tuple(self.paths), sizes_bytes, tuple(self.modes), "")
+        return self.head
+
+
+class Packer(Generic[Key]):
+    """Small files of one origin. Use from one thread.
+
+    :param ended: called with a file's key and what became of it. :param route: relays to pass.
+    """
+
+    def __init__(self, gateway: Gateway, ended: Callable[[Key, End], None], route: Route = ()) -> None:
+        self.gateway, self._ended, self._route = gateway, ended, route
+        self.origin = secrets.token_hex(16)
+        self._expires = int(time.time()) + EXPIRES_AFTER_S
+        self._channel: Channel | None = None
+        self._load: _Load[Key] = _Load(1)
+        self._waiting: deque[_Load[Key]] = deque()
+        self._names: set[str] = set()
+        self._attempts = 0
+
+    def __enter__(self) -> Packer[Key]:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the connection. Files without a result may or may not arrive."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def add(self, key: Key, local: Path, path: str) -> None:
+        """Send a file of at most 64 KiB; it is read now. One whose name is under way waits until that has ended.
+
+        :param key: ``ended`` is called with it, sooner or later. :param path: below the router's root.
+        :raises TransferFailure: the router cannot be reached; no file that has not ended will.
+        """
+        try:
+            data, mode = _read(local)
+        except TransferFailure as failure:
+            self._ended(key, failure)
+            return
+        if path in self._names:
+            self.finish()
+        if not self._load.add(key, path, mode, data):
+            self._send()
+            if not self._load.add(key, path, mode, data):
+                self._ended(key, TransferFailure(ErrorClass.BAD_URL, f"{path[:100]}...: the path is too long"))
+                return
+        self._names.add(path)
+
+    def finish(self) -> None:
+        """Wait until every file so far has ended. :raises TransferFailure: as :meth:`add`."""
+        if self._load.paths:
+            self._send()
+        while self._waiting:
+            self._trying(self._take)
+
+    def _send(self) -> None:
+        while len(self._waiting) >= _UNDER_WAY:
+            self._trying(self._take)
+        load = self._load
+        load.close(self.origin, self._expires)
+        self._load = _Load(load.first + len(load.paths))
+        self._trying(lambda: self._say(load))
+        while self._waiting and self._channel is not None and self._channel.has_more(0):
+            self._trying(self._take)
+
+    def _trying(self, step: Callable[[], None]) -> None:
+        """One step with the router; a connection that was lost is made anew by the next one."""
+        try:
+            step()
+            self._attempts = 0
+        except TransferFailure as failure:
+            self.close()
+            if failure.kind not in _RESUMABLE or self._attempts == _RESUMES:
+                raise
+            time.sleep(min(4.0, 0.25 * 2**self._attempts))
+            self._attempts += 1
+
+    def _say(self, load: _Load[Key]) -> None:
+        self._waiting.append(load)
+        if self._channel is None:
+            self._connected()
+        else:
+            _put(self._channel, load)
+
+    def _connected(self) -> Channel:
+        """The connection; on a new one everything that has no result is said again."""
+        if self._channel is None:
+            self._channel = Channel(self.gateway, self._route)
+            self._channel.send(Low(self.origin, 0))
+            for load in self._waiting:
+                _put(self._channel, load)
+        return self._channel
+
+    def _take(self) -> None:
+        """The results of one pack."""
+        channel = self._connected()
+        answer = channel.receive()
+        if not isinstance(answer, (Packed, NoSpace)):
+            raise channel.failure(ErrorClass.NOT_SUPPORTED, f"{type(answer).__name__} where PACKED was due")
+        load = next((load for load in self._waiting if load.first == answer.seq), None)
+        if load is None:
+            return
+        self._waiting.remove(load)
+        self._names.difference_update(load.paths)
+        if isinstance(answer, NoSpace):
+            self._no_space(load, answer)
+        else:
+            self._tell(channel, load, answer)
+            low = (self._waiting[0].first if self._waiting else load.first + len(load.paths)) - 1
+            channel.send(Low(self.origin, low))
+
+    def _no_space(self, load: _Load[Key], answer: NoSpace) -> None:
+        server = self.gateway.server
+        text = f"{server} has no room for {load.data_bytes} bytes"
+        for key in load.keys:
+            self._ended(key, TransferFailure(ErrorClass.NO_SPACE_REMOTE, text, server, float(answer.retry_after_s)))
+
+    def _tell(self, channel: Channel, load: _Load[Key], answer: Packed) -> None:
+        reasons = dict(zip(answer.failed, answer.reasons))
+        bad = dict(zip(answer.failed, answer.outcomes))
+        columns = zip(load.keys, load.paths, load.data, load.digests, answer.generations)
+        for position, (key, path, data, digest, generation) in enumerate(columns):
+            end: End | None = None
+            if position in bad:
+                said = Result(self.origin, load.first + position, bad[position], reasons.get(position, ""))
+                end = outcomes.failure(said, path, self.gateway.server)
+            self._ended(key, end or SmallPut(len(data), channel.digest_name, digest.hex(), generation))
+
+
+def _put(channel: Channel, load: _Load[Key]) -> None:
+    assert load.head is not None
+    load.digests = load.digests or [channel.digest(data) for data in load.data]
+    channel.send_pack(load.head, load.digests, load.data)
+
+
+def _read(local: Path) -> tuple[bytes, int]:
+    """A whole small file and its permissions. :raises TransferFailure: LOCAL_FILE, SOURCE_CHANGED."""
+    try:
+        descriptor = os.open(local, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            before = os.fstat(descriptor)
+            data = os.read(descriptor, MAX_FILE_BYTES + 1)
+            after = os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as problem:
+        raise TransferFailure(ErrorClass.LOCAL_FILE, f"{local}: {problem.strerror}") from None
+    changed = (before.st_mtime_ns, before.st_ctime_ns) != (after.st_mtime_ns, after.st_ctime_ns)
+    if changed or not len(data) == before.st_size <= MAX_FILE_BYTES:
+        raise TransferFailure(ErrorClass.SOURCE_CHANGED, f"{local} was changed while it was sent")
+    return data, before.st_mode & 0o777

@@ -1,0 +1,72 @@
+"""Packs: many small files in one frame. No I/O; described in docs/WIRE.md.
+
+Behind the meta data (:class:`~stageout.wire.overlay.Pack`) come the digests of all files, 16 bytes each, then their
+data, both in order and without gaps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from stageout.wire import frames, overlay
+from stageout.wire.fields import MAX_ENTRIES
+from stageout.wire.frames import BadFrame, Buffer, Checksum, Frame, Type
+from stageout.wire.overlay import Pack
+
+MAX_FILE_BYTES = 64 * 1024
+MAX_PACK_BYTES = 1024 * 1024
+MAX_FILES = MAX_ENTRIES
+#: Bytes of meta data that the paths of a pack may take up; the rest is for its other columns.
+MAX_PATHS_BYTES = 128 * 1024
+DIGEST_BYTES = 16
+
+
+class PackedFile(NamedTuple):
+    """One file of a pack."""
+
+    seq: int
+    path: str
+    mode: int
+    digest: bytes
+    data: memoryview
+
+
+def encode(pack: Pack, digests: Sequence[bytes], data: Sequence[Buffer], checksum: Checksum) -> bytes:
+    """The whole frame of a pack."""
+    payload = frames.encode_meta(overlay.to_meta(pack), b"".join((*digests, *data)))
+    return frames.encode_header(Type.PACK, payload, checksum) + payload
+
+
+def decode(frame: Frame) -> tuple[Pack, list[PackedFile]]:
+    """A pack and its files, whose data are views of the frame; raises BadFrame."""
+    meta, tail = frames.decode_meta(frame.payload)
+    pack = overlay.from_meta(frame.header.type, meta)
+    if not isinstance(pack, Pack):
+        raise BadFrame("this is no pack")
+    count = len(pack.paths)
+    if not count or len(pack.sizes_bytes) != count or len(pack.modes) != count:
+        raise BadFrame("the columns of a pack are not of one length, or empty")
+    total_bytes = sum(pack.sizes_bytes)
+    if max(pack.sizes_bytes) > MAX_FILE_BYTES or total_bytes > MAX_PACK_BYTES:
+        raise BadFrame("a pack holds more than the protocol allows")
+    if len(tail) != count * DIGEST_BYTES + total_bytes:
+        raise BadFrame("the data of a pack are not those that it names")
+    if pack.manifest != manifest([bytes(tail[: count * DIGEST_BYTES])]):
+        raise BadFrame("the digests of a pack are not those of its manifest")
+    return pack, list(_files(pack, tail))
+
+
+def manifest(digests: Sequence[bytes]) -> str:
+    """What stands for the content of a pack's files."""
+    return hashlib.sha256(b"".join(digests)).hexdigest()
+
+
+def _files(pack: Pack, tail: memoryview) -> Iterator[PackedFile]:
+    at = len(pack.paths) * DIGEST_BYTES
+    digests = bytes(tail[:at])
+    for position, (path, size_bytes, mode) in enumerate(zip(pack.paths, pack.sizes_bytes, pack.modes)):
+        digest = digests[position * DIGEST_BYTES : (position + 1) * DIGEST_BYTES]
+        yield PackedFile(pack.seq + position, path, mode, digest, tail[at : at + size_bytes])
+        at += size_bytes

@@ -1,0 +1,102 @@
+"""Small files through a real router: each arrives once and whole, whoever dies."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay.channel import Channel, Gateway, read_key
+from stageout.overlay.packs import End, Packer, SmallPut
+from stageout.testing.router import RouterProcess
+from stageout.wire.packs import MAX_FILE_BYTES
+
+Ends = dict[str, End]
+Meanwhile = Callable[[int], object]
+
+
+def _make(folder: Path, count: int, size_bytes: int) -> dict[str, bytes]:
+    folder.mkdir()
+    files = {f"d{number % 7}/f{number}": os.urandom(size_bytes) for number in range(count)}
+    for name, data in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(data)
+    return files
+
+
+def _send(gateway: Gateway, folder: Path, names: list[str], meanwhile: Meanwhile = lambda n: None) -> Ends:
+    ends: Ends = {}
+    with Packer(gateway, ends.__setitem__) as packer:
+        for number, name in enumerate(names):
+            packer.add(name, folder / name, f"to/{name}")
+            meanwhile(number)
+        packer.finish()
+    return ends
+
+
+def _there(router: RouterProcess) -> dict[str, bytes]:
+    place = router.root / "to"
+    return {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}
+
+
+def test_many_small_files_arrive_although_the_router_is_killed(
+    router: RouterProcess, gateway: Gateway, tmp_path: Path
+) -> None:
+    files = _make(tmp_path / "from", 500, 9000)
+
+    def kill(number: int) -> None:
+        if number == 300:
+            router.kill()
+            router.start()
+
+    ends = _send(gateway, tmp_path / "from", list(files), kill)
+    assert {name for name, end in ends.items() if isinstance(end, SmallPut)} == set(files)
+    assert {end.generation for end in ends.values() if isinstance(end, SmallPut)} == {1}, "each executed once"
+    assert _there(router) == files
+    assert not any((router.root / ".stageout/packs").iterdir())
+
+
+def test_the_biggest_the_empty_and_the_same_name_again(router: RouterProcess, gateway: Gateway, tmp_path: Path) -> None:
+    files = {"big": os.urandom(MAX_FILE_BYTES), "empty": b"", os.fsdecode(b"caf\xe9\n"): b"x", "n" * 255: b"long"}
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+        (tmp_path / name).chmod(0o640)
+    ends = _send(gateway, tmp_path, [*files, "big"])
+    assert _there(router) == files
+    assert (router.root / "to/big").stat().st_mode & 0o777 == 0o640
+    assert isinstance(ends["big"], SmallPut)
+    assert ends["big"].generation == 2
+    with Channel(gateway) as channel:
+        assert ends["big"].digest == channel.digest(files["big"]).hex()
+
+
+def test_what_cannot_be_sent_fails_alone(router: RouterProcess, gateway: Gateway, tmp_path: Path) -> None:
+    (tmp_path / "good").write_text("good")
+    (tmp_path / "large").write_bytes(bytes(MAX_FILE_BYTES + 1))
+    (tmp_path / "pp").write_text("where a directory is")
+    (router.root / "to/pp").mkdir(parents=True)
+    ends = _send(gateway, tmp_path, ["good", "none", "large", "pp"])
+    kinds = {name: end.kind for name, end in ends.items() if isinstance(end, TransferFailure)}
+    assert kinds == {
+        "none": ErrorClass.LOCAL_FILE,
+        "large": ErrorClass.SOURCE_CHANGED,
+        "pp": ErrorClass.CONFLICT,
+    }
+    assert _there(router) == {"good": b"good"}
+
+
+def test_only_below_the_prefix_and_only_with_a_router(router: RouterProcess, gateway: Gateway, tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("f")
+    small = Gateway("127.0.0.1", router.port, *read_key(router.key_file("small")), timeout_s=20)
+    (end,) = _send(small, tmp_path, ["f"]).values()
+    assert isinstance(end, TransferFailure)
+    assert end.kind is ErrorClass.PERMISSION_DENIED
+    assert "only for what is below 'small'" in end.message
+    assert not (router.root / "to").exists()
+    router.stop()
+    with pytest.raises(TransferFailure, match="refused"):
+        _send(dataclasses.replace(gateway, timeout_s=1), tmp_path, ["f"])

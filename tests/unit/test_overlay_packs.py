@@ -1,0 +1,240 @@
+"""Packs of small files at the terminal: each file executed once and seen only whole, whoever dies when."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from overlay_router import small_files
+from overlay_router.destination import Reply
+from overlay_router.small_files import Arrived
+from stageout.core.signing import SigningKey
+from stageout.wire import frames, overlay, packs
+from stageout.wire.capability import BadCapability, Credential, allow, issue
+from stageout.wire.frames import BadFrame, Decoder
+from stageout.wire.overlay import Pack
+from tests.unit.test_overlay_destination import EXPIRES, ORIGIN, PEER, Crash, Router, _dying, home, op, outcome
+
+__all__ = ["home"]
+
+
+def digest(data: frames.Buffer) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+def arrived(seq: int, files: dict[str, bytes], *, mode: int = 0o644, origin: str = ORIGIN, wrong: str = "") -> Arrived:
+    """A pack as it comes from the wire."""
+    sizes = tuple(len(data) for data in files.values())
+    head = Pack(origin, seq, EXPIRES, tuple(files), sizes, (mode,) * len(files), "")
+    digests = [digest(data + b"?" if path == wrong else data) for path, data in files.items()]
+    head = replace(head, manifest=packs.manifest(digests))
+    decoder = Decoder()
+    decoder.feed(packs.encode(head, digests, list(files.values()), decoder.checksum))
+    (frame,) = decoder.frames()
+    pack, found = packs.decode(frame)
+    assert pack == head
+    return Arrived(pack, found, digest, PEER)
+
+
+@pytest.fixture
+def router(home: Path) -> Iterator[Router]:
+    made = Router(home / "router")
+    yield made
+    made.close()
+
+
+def execute(router: Router, *batch: Arrived) -> list[overlay.Packed]:
+    replies = router.place.pack(batch)
+    return [reply.message for reply in replies if isinstance(reply.message, overlay.Packed)]
+
+
+def leftovers(router: Router) -> list[Path]:
+    return [*router.leftovers(), *(router.root / ".stageout/packs").iterdir()]
+
+
+def test_files_appear_with_their_modes_and_generations(router: Router) -> None:
+    files = {"a/b/one": b"first", "a/two": b"", "three": b"x" * packs.MAX_FILE_BYTES}
+    (told,) = execute(router, arrived(1, files, mode=0o600))
+    assert told == overlay.Packed(ORIGIN, 1, (1, 1, 1))
+    assert router.content() == {"a": "/", "a/b": "/"} | {path: data.decode() for path, data in files.items()}
+    assert (router.root / "three").stat().st_mode & 0o777 == 0o600
+    (again,) = execute(router, arrived(4, {"three": b"new"}, mode=0o666))
+    assert again.generations == (2,)
+    assert (router.content()["three"], (router.root / "three").stat().st_mode & 0o777) == ("new", 0o666)
+    assert leftovers(router) == []
+
+
+def test_a_pack_that_comes_again_changes_nothing(router: Router) -> None:
+    first = arrived(1, {"f": b"old", "g": b"g"})
+    (told,) = execute(router, first)
+    execute(router, arrived(3, {"f": b"new"}))
+    for again in range(2):
+        assert execute(router, first) == [told]
+        assert router.content() == {"f": "new", "g": "g"}
+        if not again:
+            router.restart()
+    router.place.low(overlay.Low(ORIGIN, 2))
+    (stale,) = execute(router, first)
+    assert (stale.failed, stale.outcomes) == ((0, 1), ("stale", "stale"))
+    assert router.content() == {"f": "new", "g": "g"}
+
+
+def test_the_same_pack_twice_in_a_batch_is_executed_once(router: Router) -> None:
+    one, two = execute(router, arrived(1, {"f": b"data"}), arrived(1, {"f": b"data"}))
+    assert one == two == overlay.Packed(ORIGIN, 1, (1,))
+
+
+def test_two_origins_give_one_name_in_a_batch(router: Router) -> None:
+    told = execute(router, arrived(1, {"f": b"first"}), arrived(1, {"f": b"second"}, origin="0b" * 16))
+    assert [one.generations for one in told] == [(1,), (2,)]
+    assert router.content() == {"f": "second"}
+    assert router.store.generation("f") == 2
+
+
+def test_what_cannot_be_is_refused_file_by_file(router: Router, tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (router.root / "link").symlink_to(tmp_path / "outside")
+    (router.root / "d").mkdir()
+    (router.root / "file").write_text("file")
+    files = {"../x": b"", "d": b"", "file/x": b"", "link/x": b"", ".stageout/x": b"", "wrong": b"", "good": b"good"}
+    (told,) = execute(router, arrived(1, files, wrong="wrong"))
+    assert told.failed == (0, 1, 2, 3, 4, 5)
+    assert set(told.outcomes) == {"failed"}
+    assert told.reasons[1:3] == ("conflict", "conflict")
+    assert told.reasons[5] == "digest"
+    assert router.content()["good"] == "good"
+    assert list((tmp_path / "outside").iterdir()) == []
+    assert execute(router, arrived(1, files)) == [told], "also what failed is final"
+    assert leftovers(router) == []
+
+
+def test_cancelled_and_expired_files_never_appear(router: Router) -> None:
+    router.place.cancel(overlay.Cancel(ORIGIN, 2), PEER)
+    (told,) = execute(router, arrived(1, {"f": b"", "g": b""}))
+    assert (told.failed, told.outcomes) == ((1,), ("cancelled",))
+    router.now = EXPIRES + 1
+    (told,) = execute(router, arrived(3, {"h": b""}))
+    assert told.outcomes == ("expired",)
+    assert router.content() == {"f": ""}
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    pack = arrived(1, {"d/f": b"data", "g": b"g"})
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        assert router.place.pack([pack]) == [Reply(PEER, overlay.NoSpace(ORIGIN, 1, 5))]
+        assert (router.content(), leftovers(router)) == ({}, [])
+    assert execute(router, pack) == [overlay.Packed(ORIGIN, 1, (1, 1))]
+
+
+def test_a_disk_that_fails_is_asked_again(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(place: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    pack = arrived(1, {f"f{number}": b"data" for number in range(20)})
+    for owner, name in ((small_files, "_sync_filesystem"), (small_files._Directories, "sync")):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, broken)
+            with pytest.raises(OSError, match="Input/output"):
+                router.place.pack([pack])
+    assert execute(router, pack) == [overlay.Packed(ORIGIN, 1, (1,) * 20)]
+    assert leftovers(router) == []
+
+
+def test_an_operation_waits_for_a_file_of_a_pack(router: Router) -> None:
+    assert router.send(op(3, "rename", "f", target="g", after=(2,))) == ""
+    replies = router.place.pack([arrived(1, {"e": b"", "f": b"data"})])
+    assert outcome(replies, 3) == "done"
+    assert router.content() == {"e": "", "g": "data"}
+
+
+LABELS = ["overlay-pack-write", "overlay-pack-intent", "overlay-parents", "overlay-pack-publish", "overlay-pack-settle"]
+FILES = {f"d{number % 3}/f{number}": f"{number}".encode() for number in range(12)}
+NEWER = {"d0/f0": b"newer", "last": b"last"}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("label", [*LABELS, "overlay-recover-sync"])
+def test_death_at_every_step_changes_nothing_in_the_end(home: Path, label: str, when: str) -> None:
+    for count in (1, 2):
+        router = Router(home / str(count))
+        died = _die_with(router, label, count, when)
+        assert died or count == 2, f"nobody passes {label}"
+        for path, text in router.content().items():
+            assert text in {"/", FILES.get(path, b"?").decode(), NEWER.get(path, b"?").decode()}, "never half of it"
+        for _ in range(2):
+            told = [execute(router, arrived(1, FILES)), execute(router, arrived(13, NEWER))]
+            assert [one.generations for (one,) in told] == [(1,) * 12, (2, 1)]
+            router.restart()
+        wanted = {path: data.decode() for path, data in {**FILES, **NEWER}.items()}
+        assert {path: text for path, text in router.content().items() if text != "/"} == wanted
+        assert (leftovers(router), router.store.pack_intents()) == ([], [])
+        router.close()
+
+
+def _die_with(router: Router, label: str, count: int, when: str) -> bool:
+    recovering = label == "overlay-recover-sync"
+    with _dying("overlay-pack-publish" if recovering else label, count, "after" if recovering else when):
+        try:
+            execute(router, arrived(1, FILES))
+            execute(router, arrived(13, NEWER))
+            return False
+        except Crash:
+            pass
+    died = not recovering
+    with _dying(label, 1, when):
+        try:
+            router.restart()
+        except Crash:
+            died = True
+    router.restart()
+    return died
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sizes_bytes": (1,)},
+        {"modes": ()},
+        {"paths": (), "sizes_bytes": (), "modes": ()},
+        {"sizes_bytes": (1, packs.MAX_FILE_BYTES + 1)},
+        {"sizes_bytes": (1, 2)},
+        {"manifest": "0" * 64},
+    ],
+)
+def test_packs_that_do_not_fit_their_data_are_refused(change: dict[str, object]) -> None:
+    fields = {"paths": ("a", "b"), "sizes_bytes": (1, 1), "modes": (0, 0), "manifest": packs.manifest([b"d" * 16] * 2)}
+    head = Pack(ORIGIN, 1, EXPIRES, **{**fields, **change})  # type: ignore[arg-type]
+    decoder = Decoder()
+    decoder.feed(packs.encode(head, [b"d" * 16] * 2, [b"x", b"y"], decoder.checksum))
+    (frame,) = decoder.frames()
+    with pytest.raises(BadFrame):
+        packs.decode(frame)
+
+
+def test_a_pack_is_allowed_by_its_capability_and_as_a_whole() -> None:
+    issuer, holder = SigningKey(os.urandom(32)), SigningKey(os.urandom(32))
+    text = issue(issuer, holder.public, "alice", ("write",), expires=100, lot_bytes=10)
+    pack = Pack(ORIGIN, 1, EXPIRES, ("alice/a", "alice/b"), (4, 6), (0, 0), "0" * 64)
+    issuers = {issuer.public: ""}
+    signed = Credential(text, holder).signed(pack)
+    assert allow(signed, issuers, 50).prefix == "alice"
+    for change, words in (
+        ({"manifest": "1" * 64}, "not signed"),
+        ({"modes": (0, 1)}, "not signed"),
+        ({"paths": ("alice/a", "alice/c")}, "not signed"),
+    ):
+        with pytest.raises(BadCapability, match=words):
+            allow(replace(signed, **change), issuers, 50)  # type: ignore[arg-type]
+    for change, words in (({"paths": ("alice/a", "bob/b")}, "for 'alice'"), ({"sizes_bytes": (5, 6)}, "10 bytes")):
+        with pytest.raises(BadCapability, match=words):
+            allow(Credential(text, holder).signed(replace(pack, **change)), issuers, 50)  # type: ignore[arg-type]
