@@ -122,7 +122,10 @@ async def run(load: Callable[[], Settings]) -> None:
         links = links_of(settings, node, port, neighbours)
         rights = rights_of(settings)
         rights.remember(destination.transfers() if destination else ())
-        router = Router(node, destination, keys, settings.count("STAGEOUT_ROUTER_WORKERS"), neighbours, links, rights)
+        router = Router(
+            node, destination, keys, settings.count("STAGEOUT_ROUTER_WORKERS"), neighbours, links, rights,
+            settings.count("STAGEOUT_ROUTER_PEER_CONNECTIONS"), settings.number("STAGEOUT_ROUTER_PEER_MESSAGES"),
+        )  # fmt: skip
         log.event("started", pid=os.getpid(), port=port, root=place.root if place else "")
         await _until_stopped(router, listening, load)
         log.event("stopped")

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from overlay_router.book import Book
 from overlay_router.chooser import Chooser
 from overlay_router.greeting import Peer, Unwelcome, connect, introduce, receive_frame
+from overlay_router.limits import Allowance
 from overlay_router.measure import Meter
 from stageout.core import log
 from stageout.wire import frames, overlay
@@ -47,8 +48,7 @@ class _Line:
     meter: Meter | None
     beat: int = 0
     beat_sent_s: float = 0.0
-    allowance: float = _MESSAGES_AT_ONCE
-    counted_s: float = field(default_factory=time.monotonic)
+    allowance: Allowance = field(default_factory=lambda: Allowance(_MESSAGES_A_SECOND, _MESSAGES_AT_ONCE))
 
     def send(self, message: Message) -> None:
         """Queue a message. :raises OSError: the peer does not read what it is sent."""
@@ -58,9 +58,7 @@ class _Line:
 
     def count(self, now_s: float) -> None:
         """One more message came. :raises BadFrame: more than any router sends."""
-        refilled = self.allowance + (now_s - self.counted_s) * _MESSAGES_A_SECOND
-        self.allowance, self.counted_s = min(_MESSAGES_AT_ONCE, refilled) - 1, now_s
-        if self.allowance < 0:
+        if self.allowance.take(now_s):
             raise BadFrame(f"more than {_MESSAGES_A_SECOND} messages a second from a neighbour")
 
 

@@ -7,6 +7,7 @@ import json
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 
@@ -31,7 +32,7 @@ class Worker:
         self._socket, self._on_report, self._on_death = mine, on_report, on_death
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(mine, self._readable)
-        self.jobs = 0
+        self.jobs: Counter[str] = Counter()
 
     @property
     def pid(self) -> int:
@@ -41,7 +42,7 @@ class Worker:
     def give(self, job: Job, connection: socket.socket, file: int) -> None:
         """Hand over a connection and a file; the caller closes its own descriptors."""
         socket.send_fds(self._socket, [json.dumps(asdict(job)).encode()], [connection.fileno(), file])
-        self.jobs += 1
+        self.jobs[job.peer] += 1
 
     def close(self) -> None:
         """End the process and wait for it."""
@@ -63,7 +64,12 @@ class Worker:
             return
         values = json.loads(message)
         values["blocks"] = tuple((block, digest) for block, digest in values["blocks"])
-        self._on_report(Report(**values))
+        report = Report(**values)
+        if report.ended:
+            self.jobs[report.ended] -= 1
+            self.jobs = +self.jobs
+        else:
+            self._on_report(report)
 
 
 class Pool:
@@ -77,9 +83,13 @@ class Pool:
         self._workers = [self._start() for _ in range(count)]
 
     def give(self, job: Job, connection: socket.socket, file: int) -> None:
-        """Hand a connection and a file to the worker that was given fewest."""
-        worker = min(self._workers, key=lambda one: one.jobs)
+        """Hand a connection and a file to the worker that has fewest."""
+        worker = min(self._workers, key=lambda one: sum(one.jobs.values()))
         worker.give(job, connection, file)
+
+    def connections(self, peer: str) -> int:
+        """How many connections of a key the workers have."""
+        return sum(worker.jobs[peer] for worker in self._workers)
 
     def pids(self) -> list[int]:
         """Of all workers."""

@@ -10,13 +10,14 @@ worker reports are recorded, and only then said to their sender.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import sqlite3
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ from overlay_router.circuits import Neighbours, onward
 from overlay_router.destination import Destination, Reply
 from overlay_router.greeting import Peer, Unwelcome, greet, refuse
 from overlay_router.keys import Key
+from overlay_router.limits import Limits, TooMany
 from overlay_router.neighbours import Neighbourhood
 from overlay_router.pool import Pool
 from overlay_router.rights import Rights, outside
@@ -38,6 +40,9 @@ from stageout.wire.overlay import List, Message, Stat
 _READ_BYTES = 65536
 _EXPIRE_INTERVAL_S = 60.0
 _AGAIN_S = 5
+_GREETING_S = 30.0
+_MOST_UNREAD_BYTES = 8 * 1024 * 1024
+_MOST_ORIGINS = 4096
 _NOT_FINAL = ("pending", "unknown")
 _TAKEN_WITHIN_S = 60.0
 _PACKS_WAITING = 16
@@ -51,9 +56,13 @@ class Line:
 
     writer: asyncio.StreamWriter
     peer: Peer
+    origins: set[str] = field(default_factory=set)
 
     def send(self, message: Message) -> None:
-        """Queue a message; the number of answers is bounded by that of the questions."""
+        """Queue a message. A peer that does not read its answers loses its connection."""
+        if self.writer.transport.get_write_buffer_size() > _MOST_UNREAD_BYTES:
+            self.writer.transport.abort()
+            return
         self.writer.write(overlay.encode(message, frames.checksums()[self.peer.checksum]))
 
 
@@ -63,6 +72,7 @@ class Router:
     :param node: its name. :param destination: used in one thread only. :param keys: who may connect.
     :param workers: processes that move data. :param neighbours: whom circuits are passed on to.
     :param links: what is known of the routers around. :param rights: who may do what, and how much.
+    :param most_connections: of one key. :param messages_per_s: on one control connection.
     """
 
     def __init__(
@@ -74,6 +84,8 @@ class Router:
         neighbours: Neighbours,
         links: Neighbourhood,
         rights: Rights,
+        most_connections: int,
+        messages_per_s: float,
     ) -> None:
         self._node, self._place, self.keys, self.neighbours = node, destination, keys, neighbours
         self.links, self.rights = links, rights
@@ -82,6 +94,7 @@ class Router:
         self._tasks: set[asyncio.Task[None]] = set()
         self._packs: asyncio.Queue[Arrived] = asyncio.Queue(_PACKS_WAITING)
         self._pool = Pool(workers, self._on_report)
+        self.limits = Limits(self._pool.connections, most_connections, messages_per_s)
 
     async def serve(self, listening: socket.socket) -> None:
         """Accept until cancelled; then every connection is closed and every worker ended."""
@@ -92,10 +105,10 @@ class Router:
         self._start(self._execute_packs())
         try:
             while True:
-                sock, _ = await loop.sock_accept(listening)
+                sock, place = await loop.sock_accept(listening)
                 sock.setblocking(False)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._start(self._connection(sock))
+                self._start(self._connection(sock, str(place[0])))
         finally:
             for task in list(self._tasks):
                 task.cancel()
@@ -103,16 +116,15 @@ class Router:
             self._pool.close()
             self._disk.shutdown()
 
-    async def _connection(self, sock: socket.socket) -> None:
+    async def _connection(self, sock: socket.socket, host: str) -> None:
         with sock:
             try:
-                peer, first = await greet(sock, self._node, self.keys)
-                if isinstance(first, overlay.Via) and first.route:
-                    await self._pass_on(sock, first)
-                    return
-                if isinstance(first, overlay.Via):
-                    peer, first = await greet(sock, self._node, self.keys)
-                await self._serve(sock, peer, first)
+                with self.limits.stranger(host):
+                    peer, first = await asyncio.wait_for(self._greeted(sock), _GREETING_S)
+                with self._among_limits(peer):
+                    await self._serve(sock, peer, first)
+            except TooMany as reason:
+                log.warn("too-many", reason=reason)
             except Unwelcome as reason:
                 log.warn("peer-refused", reason=reason)
                 await refuse(sock, reason)
@@ -121,12 +133,29 @@ class Router:
             except (OSError, asyncio.TimeoutError) as problem:
                 log.event("peer-gone", problem=problem or "silent")
 
-    async def _pass_on(self, sock: socket.socket, ask: overlay.Via) -> None:
+    async def _greeted(self, sock: socket.socket) -> tuple[Peer, Message]:
+        peer, first = await greet(sock, self._node, self.keys)
+        if isinstance(first, overlay.Via) and not first.route:
+            return await greet(sock, self._node, self.keys)
+        return peer, first
+
+    @contextlib.contextmanager
+    def _among_limits(self, peer: Peer) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(self.limits.peer(peer.key.name))
+            except TooMany as reason:
+                raise Unwelcome(str(reason), peer.checksum, retry_after_s=_AGAIN_S) from None
+            yield
+
+    async def _pass_on(self, sock: socket.socket, peer: Peer, ask: overlay.Via) -> None:
         with await onward(self._node, ask, self.neighbours) as far:
-            self._pool.give(Job("relay", hop=ask.route[0]), sock, far.fileno())
+            self._pool.give(Job("relay", hop=ask.route[0], peer=peer.key.name), sock, far.fileno())
 
     async def _serve(self, sock: socket.socket, peer: Peer, first: Message) -> None:
-        if isinstance(first, overlay.Heartbeat):
+        if isinstance(first, overlay.Via):
+            await self._pass_on(sock, peer, first)
+        elif isinstance(first, overlay.Heartbeat):
             await self.links.incoming(sock.dup(), peer, first)
         elif isinstance(first, overlay.Probe):
             await self.links.time_probe(sock, peer, first)
@@ -152,11 +181,13 @@ class Router:
     async def _control(self, sock: socket.socket, peer: Peer, first: Message) -> None:
         reader, writer = await asyncio.open_connection(sock=sock)
         line, decoder = Line(writer, peer), Decoder(frames.checksums()[peer.checksum])
+        allowance = self.limits.allowance()
         try:
             await self._answer(line, first)
             while data := await reader.read(_READ_BYTES):
                 decoder.feed(data)
                 for frame in decoder.frames():
+                    await asyncio.sleep(allowance.take(time.monotonic()))
                     if frame.header.type is Type.PACK:
                         await self._pack(line, frame)
                     else:
@@ -217,6 +248,9 @@ class Router:
         if not _is_origin(origin):
             raise BadFrame(f"{type(message).__name__} without an origin of 32 hexadecimal digits")
         name = f"{line.peer.key.name}/{origin}"
+        line.origins.add(origin)
+        if len(line.origins) > _MOST_ORIGINS:
+            raise BadFrame(f"more than {_MOST_ORIGINS} origins on one connection")
         self._lines[name] = line
         refusal = self.rights.refusal(line.peer.key, message, int(time.time()))
         if refusal:
@@ -252,7 +286,10 @@ class Router:
         if found is None or not found.transfer.sender.startswith(f"{peer.key.name}/"):
             raise BadFrame(f"transfer {ask.tid} is not one of this peer")
         ask_open = found.transfer.ask
-        job = Job("receive", ask.tid, peer.checksum, peer.digest, ask_open.block_bytes, ask_open.size_bytes)
+        job = Job(
+            "receive", ask.tid, peer.checksum, peer.digest, ask_open.block_bytes, ask_open.size_bytes,
+            peer=peer.key.name,
+        )  # fmt: skip
         self._give(job, sock, found.file)
 
     async def _get(self, sock: socket.socket, peer: Peer, ask: overlay.Get) -> None:
@@ -263,7 +300,7 @@ class Router:
             raise Unwelcome(found.message, peer.checksum, code=found.code)
         job = Job(
             "send", 0, peer.checksum, peer.digest, overlay.BLOCK_BYTES, found.size_bytes,
-            ask.first_block, found.generation, found.mode, blocks=ask.blocks,
+            ask.first_block, found.generation, found.mode, blocks=ask.blocks, peer=peer.key.name,
         )  # fmt: skip
         self._give(job, sock, found.file)
 

@@ -39,7 +39,7 @@ class Job:
     :param size_bytes: of the file.
     :param block: the first one to send. :param blocks: how many at most, 0: all.
     :param generation: of the file that is sent. :param mode: of that file.
-    :param hop: address of the router that a relay passes on to.
+    :param hop: address of the router that a relay passes on to. :param peer: name of the peer's key.
     """
 
     kind: str
@@ -52,13 +52,14 @@ class Job:
     generation: int = 0
     mode: int = 0
     hop: str = ""
+    peer: str = ""
     blocks: int = 0
 
 
 @dataclass(frozen=True)
 class Report:
     """Blocks whose bytes are on the disk: position and digest in hexadecimal digits; or why it ended; or what a relay
-    has passed on to a hop."""
+    has passed on to a hop; or that a connection of a peer has ended."""
 
     tid: int
     blocks: tuple[tuple[int, str], ...] = ()
@@ -66,6 +67,7 @@ class Report:
     errno: int = 0
     hop: str = ""
     moved_bytes: int = 0
+    ended: str = ""
 
 
 class Receiver:
@@ -188,6 +190,13 @@ def serve(job: Job, connection: socket.socket, file: int, report: Reporter) -> N
             os.close(file)
 
 
+def _serve_to_its_end(job: Job, connection: socket.socket, file: int, report: Reporter) -> None:
+    try:
+        serve(job, connection, file, report)
+    finally:
+        report(Report(0, ended=job.peer))
+
+
 def _moved(report: Reporter, hop: str, size_bytes: int) -> None:
     report(Report(0, hop=hop, moved_bytes=size_bytes))
 
@@ -203,7 +212,7 @@ def main(argv: list[str]) -> None:
             return
         connection = socket.socket(fileno=descriptors[0])
         arguments = (Job(**json.loads(message)), connection, descriptors[1], report)
-        threading.Thread(target=serve, args=arguments, daemon=True).start()
+        threading.Thread(target=_serve_to_its_end, args=arguments, daemon=True).start()
 
 
 def _fill(connection: socket.socket, view: memoryview) -> bool:

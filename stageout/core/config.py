@@ -169,6 +169,8 @@ KNOBS: dict[str, Knob] = {
         ),
         Knob("STAGEOUT_ROUTER_CAPABILITIES", False, "router", "true: nothing is written without a capability"),
         Knob("STAGEOUT_ROUTER_PEER_TRANSFERS", 1024, "router", "most transfers of one key under way at once", 1),
+        Knob("STAGEOUT_ROUTER_PEER_CONNECTIONS", 512, "router", "most connections of one key at once", 1),
+        Knob("STAGEOUT_ROUTER_PEER_MESSAGES", 5000.0, "router", "most messages a second on a control connection", 1),
         Knob("STAGEOUT_ROUTER_ADDRESS", "", "router", "HOST:PORT that others reach it by; empty: full host name, port"),
         Knob("STAGEOUT_ROUTER_NEIGHBOURS", "", "router", "routers that it may connect to: HOST:PORT, ..."),
         Knob("STAGEOUT_ROUTER_KEY", "/etc/condor/stageout-overlay.key", "router", "its NAME SECRET for its neighbours"),

@@ -1,0 +1,79 @@
+"""How much one peer may have of a router: connections, messages a second. Whatever it does, others are served."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+MOST_STRANGERS = 512
+MOST_STRANGERS_OF_ONE = 64
+
+
+class TooMany(Exception):
+    """A limit was reached; the text says which."""
+
+
+class Allowance:
+    """So many messages a second on average. :param at_once: in a burst."""
+
+    def __init__(self, per_s: float, at_once: float, now_s: float | None = None) -> None:
+        self._per_s, self._at_once, self._left = per_s, at_once, at_once
+        self._counted_s = time.monotonic() if now_s is None else now_s
+
+    def take(self, now_s: float) -> float:
+        """Count one message. How many seconds it comes too early; 0: in time."""
+        self._left = min(self._at_once, self._left + (now_s - self._counted_s) * self._per_s) - 1
+        self._counted_s = now_s
+        return max(0.0, -self._left / self._per_s)
+
+
+@dataclass
+class Limits:
+    """Connections of this process.
+
+    :param elsewhere: how many connections of a key are with the workers. :param most: of one key.
+    :param messages_per_s: on one control connection.
+    """
+
+    elsewhere: Callable[[str], int]
+    most: int
+    messages_per_s: float
+    _strangers: Counter[str] = field(default_factory=Counter)
+    _known: Counter[str] = field(default_factory=Counter)
+
+    @contextlib.contextmanager
+    def stranger(self, host: str) -> Iterator[None]:
+        """A connection that has not proved a key yet. :raises TooMany: there are enough, of that host or in all."""
+        if self._strangers[host] >= MOST_STRANGERS_OF_ONE:
+            raise TooMany(f"{MOST_STRANGERS_OF_ONE} connections of {host} have not said who they are")
+        if sum(self._strangers.values()) >= MOST_STRANGERS:
+            raise TooMany(f"{MOST_STRANGERS} connections have not said who they are")
+        with _counted(self._strangers, host):
+            yield
+
+    @contextlib.contextmanager
+    def peer(self, key: str) -> Iterator[None]:
+        """A connection that has proved a key. :raises TooMany: there are enough of it, here and with the workers."""
+        if self._known[key] + self.elsewhere(key) >= self.most:
+            raise TooMany(f"the key {key!r} has {self.most} connections; close some, or ask for more (STAGEOUT_ROUTER_"
+                          "PEER_CONNECTIONS)")  # fmt: skip
+        with _counted(self._known, key):
+            yield
+
+    def allowance(self) -> Allowance:
+        """For a new control connection."""
+        return Allowance(self.messages_per_s, self.messages_per_s)
+
+
+@contextlib.contextmanager
+def _counted(counter: Counter[str], name: str) -> Iterator[None]:
+    counter[name] += 1
+    try:
+        yield
+    finally:
+        counter[name] -= 1
+        if not counter[name]:
+            del counter[name]

@@ -1,0 +1,134 @@
+"""Peers that misuse a router: silent ones, ones that take too much, ones that flood. Others are served meanwhile."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from overlay_router.limits import MOST_STRANGERS, MOST_STRANGERS_OF_ONE, Allowance, Limits, TooMany
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay.channel import Channel, Gateway, read_key
+from stageout.overlay.client import put
+from stageout.testing.router import RouterProcess
+from stageout.wire import frames, overlay
+from stageout.wire.overlay import BLOCK_BYTES, NoSpace, Open, Opened, Status
+
+_TRANSFERS = 40
+_CONNECTIONS = 6
+
+
+@pytest.fixture(scope="module")
+def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RouterProcess]:
+    settings = {
+        "STAGEOUT_ROUTER_PEER_TRANSFERS": str(_TRANSFERS),
+        "STAGEOUT_ROUTER_PEER_CONNECTIONS": str(_CONNECTIONS),
+        "STAGEOUT_ROUTER_PEER_MESSAGES": "20000",
+    }
+    with RouterProcess(tmp_path_factory.mktemp("limits"), settings) as running:
+        yield running
+
+
+def peer(router: RouterProcess, name: str) -> Gateway:
+    return Gateway("127.0.0.1", router.port, *read_key(router.key_file(name)), timeout_s=30)
+
+
+def serves(router: RouterProcess, tmp_path: Path, name: str) -> None:
+    """Somebody else is served."""
+    source = tmp_path / name
+    source.write_bytes(b"x" * 1000)
+    put(peer(router, "small"), source, f"small/{name}", connections=1)
+    assert (router.root / "small" / name).stat().st_size == 1000
+
+
+def resident_bytes(router: RouterProcess) -> int:
+    return int(Path(f"/proc/{router.pid}/statm").read_text().split()[1]) * 4096
+
+
+def test_a_host_that_connects_and_says_nothing(router: RouterProcess, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        silent = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", router.port), 30, ("127.0.0.66", 0)))
+            for _ in range(MOST_STRANGERS_OF_ONE + 10)
+        ]
+        for sock in silent[MOST_STRANGERS_OF_ONE:]:
+            sock.settimeout(30)
+            assert sock.recv(1) == b"", "closed at once"
+        serves(router, tmp_path, "beside-the-silent")
+    assert "have not said who they are" in router.log
+
+
+def test_a_peer_that_opens_ten_thousand_transfers(router: RouterProcess, tmp_path: Path) -> None:
+    before_bytes, soon = resident_bytes(router), int(time.time()) + 600
+    answers: list[object] = []
+    with Channel(peer(router, "site")) as channel:
+        ask = [Open("0c" * 16, n, f"f{n}", BLOCK_BYTES, BLOCK_BYTES, soon) for n in range(1, 10_001)]
+        sending = threading.Thread(target=lambda: [channel.send(one) for one in ask])
+        sending.start()
+        answers = [channel.receive() for _ in ask]
+        sending.join()
+    kinds = [type(answer) for answer in answers]
+    assert (kinds.count(Opened), kinds.count(NoSpace)) == (_TRANSFERS, 10_000 - _TRANSFERS)
+    assert resident_bytes(router) - before_bytes < 64 << 20
+    serves(router, tmp_path, "beside-the-many")
+
+
+def test_a_peer_that_floods_and_does_not_read(router: RouterProcess, tmp_path: Path) -> None:
+    before_bytes = resident_bytes(router)
+    with Channel(peer(router, "site")) as channel:
+        channel.send(Status("0d" * 16, 1))
+        channel.receive()
+        question = overlay.encode(Status("0d" * 16, 1), frames.checksums()["crc32c"]) * 500
+        raw = channel._socket
+        raw.setblocking(False)
+        asked, since_s = 0, time.monotonic()
+        while time.monotonic() - since_s < 1.5:
+            try:
+                asked += raw.send(question)
+            except BlockingIOError:
+                time.sleep(0.001)
+        assert asked > len(question)
+        serves(router, tmp_path, "beside-the-flood")
+        assert resident_bytes(router) - before_bytes < 64 << 20
+
+
+def test_connections_of_one_key_are_bounded_and_come_free_again(router: RouterProcess, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        for _ in range(_CONNECTIONS):
+            channel = stack.enter_context(Channel(peer(router, "hop")))
+            channel.send(Status("0e" * 16, 1))
+            channel.receive()
+        with Channel(peer(router, "hop")) as further:
+            further.send(Status("0e" * 16, 1))
+            with pytest.raises(TransferFailure, match="has 6 connections") as caught:
+                further.receive()
+        assert caught.value.kind is ErrorClass.SERVER_BUSY
+        serves(router, tmp_path, "beside-the-connected")
+    source = tmp_path / "source"
+    source.write_bytes(b"x" * (4 * BLOCK_BYTES))
+    for number in range(4):  # connections that workers had are counted back, too
+        put(peer(router, "small"), source, f"small/back{number}", connections=4)
+
+
+def test_allowances_refill_with_time() -> None:
+    allowance = Allowance(10, 3, now_s=100)
+    assert [allowance.take(100) for _ in range(3)] == [0, 0, 0]
+    assert allowance.take(100) == pytest.approx(0.1)
+    assert allowance.take(100.2) == 0
+    assert [allowance.take(1000) for _ in range(4)] == [0, 0, 0, pytest.approx(0.1)]
+
+
+def test_strangers_are_bounded_in_all() -> None:
+    limits = Limits(lambda key: 0, 5, 10)
+    with ExitStack() as stack:
+        for number in range(MOST_STRANGERS):
+            stack.enter_context(limits.stranger(f"host{number % 20}"))
+        with pytest.raises(TooMany, match="512 connections"), limits.stranger("another"):
+            pass
+    with limits.stranger("another"):
+        pass
