@@ -94,7 +94,7 @@ def test_a_relay_keeps_no_files(inner: RouterProcess, gateway: Gateway) -> None:
 def test_each_end_of_a_circuit_proves_its_own_key(inner: RouterProcess, gateway: Gateway) -> None:
     """Who passed a relay is at the terminal nobody but whose key it proves there: here one that may name no path."""
     hop = dataclasses.replace(gateway, key_name="hop")
-    from stageout.overlay.client import get
+    from stageout.overlay.fetch import get
 
     with pytest.raises(TransferFailure, match="the key 'hop' is not for 'f'"):
         get(hop, "f", Path("unused"))
