@@ -93,14 +93,28 @@ class Destination:
         return self._store.transfers()
 
     def staged(self, tid: int, blocks: Iterable[tuple[int, bytes]]) -> list[Reply]:
-        """Blocks (position, digest) whose bytes are on the disk: recorded, said, and a PUBLISH may go on."""
+        """Blocks (position, digest) whose bytes are on the disk: recorded, and these are said."""
         transfer = self._store.transfer(tid)
         if transfer is None:
             return []
-        self._store.stage(tid, blocks)
-        replies = [Reply(transfer.sender, Staged(tid, self._ranges(tid)))]
-        held = self._held.get((transfer.ask.origin, transfer.ask.seq))
-        return replies + (self._consider(held) if held else [])
+        new = dict(blocks)
+        self._store.stage(tid, new.items())
+        return [Reply(transfer.sender, Staged(tid, _ranges(sorted(new))))]
+
+    def is_whole(self, tid: int) -> bool:
+        """Whether all blocks of a live transfer are recorded: nothing more may be written then."""
+        transfer = self._store.transfer(tid)
+        return transfer is not None and self._store.count(tid) >= transfer.blocks
+
+    def whole_of(self, origin: str, seq: int) -> list[int]:
+        """Transfers of an operation whose blocks are all recorded."""
+        return [transfer.tid for transfer in self._store.transfers_of(origin, seq) if self.is_whole(transfer.tid)]
+
+    def whole(self, tid: int) -> list[Reply]:
+        """All blocks are there and nobody writes any more: a PUBLISH that waits for them goes on."""
+        transfer = self._store.transfer(tid)
+        held = transfer and self._held.get((transfer.ask.origin, transfer.ask.seq))
+        return self._consider(held) if held else []
 
     def attach(self, tid: int) -> Attached | None:
         """The staging file of a live transfer; None for a number that is closed."""
@@ -163,7 +177,7 @@ class Destination:
             return [Reply(peer, final)]
         transfers = self._store.transfers_of(ask.origin, ask.seq)
         if transfers:
-            return [Reply(peer, Staged(transfer.tid, self._ranges(transfer.tid))) for transfer in transfers]
+            return [Reply(peer, Staged(transfer.tid, self._already(transfer.tid))) for transfer in transfers]
         here = (ask.origin, ask.seq) in self._held
         return [Reply(peer, overlay.Result(ask.origin, ask.seq, "pending" if here else "unknown"))]
 
@@ -203,16 +217,13 @@ class Destination:
         return None
 
     def _opened(self, transfer: Transfer) -> Reply:
-        return Reply(transfer.sender, Opened(transfer.tid, self._store.epoch, self._ranges(transfer.tid)))
+        return Reply(
+            transfer.sender,
+            Opened(transfer.tid, self._store.epoch, self._already(transfer.tid)),
+        )
 
-    def _ranges(self, tid: int) -> tuple[Range, ...]:
-        found: list[Range] = []
-        for block, _ in self._store.staged(tid):
-            if found and found[-1][1] == block:
-                found[-1] = (found[-1][0], block + 1)
-            else:
-                found.append((block, block + 1))
-        return tuple(found[: overlay.MAX_RANGES])
+    def _already(self, tid: int) -> tuple[Range, ...]:
+        return _ranges(block for block, _ in self._store.staged(tid))
 
     def _consider(self, held: _Held) -> list[Reply]:
         operation = held.operation
@@ -348,6 +359,17 @@ class Destination:
         live = {transfer.tid for transfer in self._store.transfers()}
         for tid in set(self._tree.staged_numbers()) - live:
             self._tree.discard(tid)
+
+
+def _ranges(blocks: Iterable[int]) -> tuple[Range, ...]:
+    """Positions in order, as they travel."""
+    found: list[Range] = []
+    for block in blocks:
+        if found and found[-1][1] == block:
+            found[-1] = (found[-1][0], block + 1)
+        else:
+            found.append((block, block + 1))
+    return tuple(found[: overlay.MAX_RANGES])
 
 
 def _op(operation: Operation) -> Op:

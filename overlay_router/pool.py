@@ -33,6 +33,7 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(mine, self._readable)
         self.jobs: Counter[str] = Counter()
+        self._closing: dict[int, list[asyncio.Future[None]]] = {}
 
     @property
     def pid(self) -> int:
@@ -44,12 +45,26 @@ class Worker:
         socket.send_fds(self._socket, [json.dumps(asdict(job)).encode()], [connection.fileno(), file])
         self.jobs[job.peer] += 1
 
+    def ask_to_close(self, tid: int) -> asyncio.Future[None]:
+        """Done when this process writes nothing more of a transfer, or has ended."""
+        done = self._loop.create_future()
+        self._closing.setdefault(tid, []).append(done)
+        socket.send_fds(self._socket, [json.dumps(asdict(Job("close", tid))).encode()], [])
+        return done
+
+    def _closed(self, tid: int) -> None:
+        for done in self._closing.pop(tid, ()):
+            if not done.done():
+                done.set_result(None)
+
     def close(self) -> None:
         """End the process and wait for it."""
         self._loop.remove_reader(self._socket)
         self._socket.close()
         self._process.kill()
         self._process.wait()
+        for tid in list(self._closing):
+            self._closed(tid)
 
     def _readable(self) -> None:
         try:
@@ -63,6 +78,9 @@ class Worker:
             self._on_death(self)
             return
         values = json.loads(message)
+        if values["closed"]:
+            self._closed(values["tid"])
+            return
         values["blocks"] = tuple((block, digest) for block, digest in values["blocks"])
         report = Report(**values)
         if report.ended:
@@ -90,6 +108,10 @@ class Pool:
     def connections(self, peer: str) -> int:
         """How many connections of a key the workers have."""
         return sum(worker.jobs[peer] for worker in self._workers)
+
+    async def no_more(self, tid: int) -> None:
+        """On return no worker writes anything of a transfer any more."""
+        await asyncio.gather(*(worker.ask_to_close(tid) for worker in self._workers))
 
     def pids(self) -> list[int]:
         """Of all workers."""

@@ -34,10 +34,14 @@ from overlay_router.worker import Job, Report
 from stageout.core import log
 from stageout.core.errors import ErrorClass
 from stageout.wire import frames, overlay, packs
-from stageout.wire.frames import BadFrame, Decoder, Type
+from stageout.wire.frames import BadFrame, Decoder, Frame, Type
 from stageout.wire.overlay import List, Message, Stat
 
 _READ_BYTES = 65536
+#: Messages of one connection that wait for the disk; then it is not read.
+_WAITING = 8
+#: Transfers whose data are whole and that are remembered to be so; a late connection comes within seconds.
+_WHOLE = 4096
 _EXPIRE_INTERVAL_S = 60.0
 _AGAIN_S = 5
 _GREETING_S = 30.0
@@ -90,7 +94,8 @@ class Router:
         self._node, self._place, self.keys, self.neighbours = node, destination, keys, neighbours
         self.links, self.rights = links, rights
         self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="disk")
-        self._lines: dict[str, Line] = {}
+        self._lines: dict[str, list[Line]] = {}
+        self._whole: dict[int, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._packs: asyncio.Queue[Arrived] = asyncio.Queue(_PACKS_WAITING)
         self._pool = Pool(workers, self._on_report)
@@ -182,21 +187,43 @@ class Router:
         reader, writer = await asyncio.open_connection(sock=sock)
         line, decoder = Line(writer, peer), Decoder(frames.checksums()[peer.checksum])
         allowance = self.limits.allowance()
+        todo: asyncio.Queue[Message | Frame] = asyncio.Queue(_WAITING)
+        answering = asyncio.get_running_loop().create_task(self._answers(line, todo))
         try:
-            await self._answer(line, first)
+            await todo.put(first)
             while data := await reader.read(_READ_BYTES):
                 decoder.feed(data)
                 for frame in decoder.frames():
                     await asyncio.sleep(allowance.take(time.monotonic()))
-                    if frame.header.type is Type.PACK:
-                        await self._pack(line, frame)
+                    what = frame if frame.header.type is Type.PACK else overlay.decode(frame)
+                    if isinstance(what, overlay.Heartbeat):  # at once: the disk may be slow, the line is not dead
+                        line.send(overlay.Heartbeat(echo=what.number))
                     else:
-                        await self._answer(line, overlay.decode(frame))
+                        await todo.put(what)
                 await writer.drain()
         finally:
-            for name in [name for name, known in self._lines.items() if known is line]:
-                del self._lines[name]
+            answering.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await answering
+            for name in [name for name, known in self._lines.items() if line in known]:
+                self._lines[name].remove(line)
+                if not self._lines[name]:
+                    del self._lines[name]
             writer.close()
+
+    def _join(self, line: Line, name: str) -> None:
+        """From now on it hears what concerns that origin, as its other connections do."""
+        if line not in self._lines.setdefault(name, []):
+            self._lines[name].append(line)
+
+    async def _answers(self, line: Line, todo: asyncio.Queue[Message | Frame]) -> None:
+        try:
+            while True:
+                what = await todo.get()
+                await (self._pack(line, what) if isinstance(what, Frame) else self._answer(line, what))
+        except (BadFrame, OSError, asyncio.TimeoutError):
+            line.writer.close()  # which ends whoever reads it too
+            raise
 
     async def _look_up(self, line: Line, ask: Stat | List) -> None:
         if not line.peer.key.allows(ask.path):
@@ -210,12 +237,12 @@ class Router:
                 line.send(page)
                 await asyncio.wait_for(line.writer.drain(), _TAKEN_WITHIN_S)
 
-    async def _pack(self, line: Line, frame: frames.Frame) -> None:
+    async def _pack(self, line: Line, frame: Frame) -> None:
         pack, files = packs.decode(frame)
         if self._place is None or not _is_origin(pack.origin):
             raise BadFrame("a pack for a relay, or without an origin of 32 hexadecimal digits")
         name, count = f"{line.peer.key.name}/{pack.origin}", len(files)
-        self._lines[name] = line
+        self._join(line, name)
         refusal = self.rights.refusal(line.peer.key, pack, int(time.time()))
         if refusal:
             log.warn("path-refused", key=line.peer.key.name, reason=refusal)
@@ -251,25 +278,35 @@ class Router:
         line.origins.add(origin)
         if len(line.origins) > _MOST_ORIGINS:
             raise BadFrame(f"more than {_MOST_ORIGINS} origins on one connection")
-        self._lines[name] = line
+        self._join(line, name)
         refusal = self.rights.refusal(line.peer.key, message, int(time.time()))
         if refusal:
             log.warn("path-refused", key=line.peer.key.name, reason=refusal)
             line.send(overlay.Result(origin, message.seq, "failed", refusal))  # type: ignore[union-attr]
             return
         if isinstance(message, overlay.Open):
-            full = self.rights.reserve(line.peer.key, message, int(time.time()))
-            if full:
-                log.warn("too-much", key=line.peer.key.name, reason=full)
-                line.send(overlay.NoSpace(origin, message.seq, _AGAIN_S))
-                return
+            await self._open(line, message, name)
+            return
+        if isinstance(message, overlay.Operation):
+            operation = message
+            for tid in await self._on_disk(lambda: self._destination.whole_of(operation.origin, operation.seq)):
+                await self._close(tid)
         self._deliver(await self._on_disk(lambda: self._decide(message, name)))
         if isinstance(message, overlay.Low):
             self.rights.release_up_to(origin, message.seq)
 
+    async def _open(self, line: Line, ask: overlay.Open, name: str) -> None:
+        """Each connection is told for itself what there is."""
+        full = self.rights.reserve(line.peer.key, ask, int(time.time()))
+        if full:
+            log.warn("too-much", key=line.peer.key.name, reason=full)
+            line.send(overlay.NoSpace(ask.origin, ask.seq, _AGAIN_S))
+            return
+        reply = await self._on_disk(lambda: self._destination.open(ask, name))
+        self._settled(reply.message)
+        line.send(reply.message)
+
     def _decide(self, message: Message, name: str) -> list[Reply]:
-        if isinstance(message, overlay.Open):
-            return [self._destination.open(message, name)]
         if isinstance(message, overlay.Operation):
             return self._destination.operate(message, name)
         if isinstance(message, overlay.Cancel):
@@ -285,6 +322,9 @@ class Router:
         found = await self._on_disk(lambda: self._destination.attach(ask.tid))
         if found is None or not found.transfer.sender.startswith(f"{peer.key.name}/"):
             raise BadFrame(f"transfer {ask.tid} is not one of this peer")
+        if ask.tid in self._whole:
+            os.close(found.file)
+            raise Unwelcome("all blocks are here", peer.checksum, retry_after_s=0)
         ask_open = found.transfer.ask
         job = Job(
             "receive", ask.tid, peer.checksum, peer.digest, ask_open.block_bytes, ask_open.size_bytes,
@@ -321,14 +361,28 @@ class Router:
     async def _record(self, report: Report) -> None:
         blocks = [(block, bytes.fromhex(digest)) for block, digest in report.blocks]
         self._deliver(await self._on_disk(lambda: self._destination.staged(report.tid, blocks)))
+        if await self._on_disk(lambda: self._destination.is_whole(report.tid)):
+            await self._close(report.tid)
+            self._deliver(await self._on_disk(lambda: self._destination.whole(report.tid)))
+
+    async def _close(self, tid: int) -> None:
+        """Late copies of blocks must not reach a file that has its name: nobody writes to a whole one any more."""
+        self._whole[tid] = None
+        while len(self._whole) > _WHOLE:
+            del self._whole[next(iter(self._whole))]
+        await self._pool.no_more(tid)
 
     def _deliver(self, replies: list[Reply]) -> None:
         for reply in replies:
-            if isinstance(reply.message, overlay.Result) and reply.message.outcome not in _NOT_FINAL:
-                self.rights.release(reply.message.origin, reply.message.seq)
-            line = self._lines.get(reply.to)
-            if line is not None:  # else it asks again when it is back
+            self._settled(reply.message)
+            if isinstance(reply.message, overlay.Opened):
+                self._whole.pop(reply.message.tid, None)  # its blocks were not right, and come again
+            for line in self._lines.get(reply.to, ()):  # one that is not here asks again when it is back
                 line.send(reply.message)
+
+    def _settled(self, message: Message) -> None:
+        if isinstance(message, overlay.Result) and message.outcome not in _NOT_FINAL:
+            self.rights.release(message.origin, message.seq)
 
     async def _expire(self) -> None:
         while True:

@@ -9,8 +9,8 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from overlay_router import blocks
 from overlay_router.states import Kind, Op, Release, Result
+from stageout.wire import blocks
 
 if TYPE_CHECKING:
     from overlay_router.simulator import World
@@ -189,7 +189,7 @@ class Sender:
     def _push_blocks(self, row: Row, table: blocks.BlockTable) -> None:
         world = self.party.world
         route = int(world.random() * ROUTES)
-        for index in blocks.ready(table) or blocks.tail(table, route):
+        for index in blocks.ready(table) or blocks.tail(table, (route,)):
             require(index in row.data, 2, f"block {index} of {key_of(row.op)} is needed and was freed")
             if world.credit(route):
                 message = ("BLOCK", row.tid, index, (*key_of(row.op), index), self.party.name, key_of(row.op))
@@ -202,7 +202,7 @@ class Sender:
         """A relay died or fell silent."""
         for row in self.rows.values():
             if row.table is not None:
-                blocks.route_down(row.table, route)
+                blocks.carrier_down(row.table, route)
 
     def on_tid(self, key: Key, tid: Tid, bitmap: frozenset[int]) -> None:
         """OPEN was granted."""

@@ -14,10 +14,10 @@ from collections import Counter
 from typing import Any
 
 from overlay_router import serial_reference
-from overlay_router.blocks import IllegalMove
 from overlay_router.simulated_parties import Custodian, Origin, Terminal
 from overlay_router.simulated_segment import ROUTES, TERMINAL, Bug, Crash, Key, Message, Violation, require
 from overlay_router.states import Kind, Op, Outcome, Result
+from stageout.wire.blocks import IllegalMove
 from stageout.wire.graph import SUBTREE
 
 RING_BLOCKS = 6

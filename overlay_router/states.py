@@ -57,20 +57,3 @@ class Result(NamedTuple):
     outcome: Outcome
     reason: str = ""
     generation: int = 0
-
-
-class Block(enum.Enum):
-    """A block at whoever sends it."""
-
-    READY = "ready"
-    SENT = "sent"
-    STAGED = "staged"
-    FREED = "freed"
-
-
-LEGAL_MOVES: dict[Block, frozenset[Block]] = {
-    Block.READY: frozenset({Block.SENT, Block.STAGED, Block.FREED}),
-    Block.SENT: frozenset({Block.READY, Block.STAGED, Block.FREED}),
-    Block.STAGED: frozenset({Block.READY, Block.FREED}),
-    Block.FREED: frozenset(),
-}

@@ -168,6 +168,10 @@ class Store:
             "SELECT block, digest FROM staged WHERE tid = ? ORDER BY block", (tid,)
         ).fetchall()
 
+    def count(self, tid: int) -> int:
+        """How many blocks of a transfer are on the disk."""
+        return int(self._connection.execute("SELECT count(*) FROM staged WHERE tid = ?", (tid,)).fetchone()[0])
+
     def intend(self, operation: Operation, inode: int) -> None:
         """INTENT: durable before the system call."""
         row = (operation.origin, operation.seq, json.dumps(asdict(operation)), inode)

@@ -15,6 +15,7 @@ import select
 import socket
 import sys
 import threading
+import time
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -25,6 +26,7 @@ from stageout.wire.overlay import Found, Refuse, encode
 
 _PAGE_BYTES = 4096
 _SYNC_BYTES = 64 * 1024 * 1024
+_SYNC_S = 0.2
 _REPORT_BLOCKS = 512
 _IDLE_S = 60.0
 #: The interpreter's lock changes hands sooner, so that a thread that has data does not wait for one that computes.
@@ -35,7 +37,8 @@ _SWITCH_INTERVAL_S = 0.0002
 class Job:
     """What to do with a connection.
 
-    :param kind: "receive", "send", or "relay" between two connections. :param tid: of what is received.
+    :param kind: "receive", "send", or "relay" between two connections; "close", without any: nothing more of that
+        transfer is written. :param tid: of what is received.
     :param size_bytes: of the file.
     :param block: the first one to send. :param blocks: how many at most, 0: all.
     :param generation: of the file that is sent. :param mode: of that file.
@@ -59,7 +62,7 @@ class Job:
 @dataclass(frozen=True)
 class Report:
     """Blocks whose bytes are on the disk: position and digest in hexadecimal digits; or why it ended; or what a relay
-    has passed on to a hop; or that a connection of a peer has ended."""
+    has passed on to a hop; or that a connection of a peer has ended; or that nothing more of a transfer is written."""
 
     tid: int
     blocks: tuple[tuple[int, str], ...] = ()
@@ -68,15 +71,54 @@ class Report:
     hop: str = ""
     moved_bytes: int = 0
     ended: str = ""
+    closed: bool = False
+
+
+class Gate:
+    """Whether a connection may still write. A file that is whole is about to get its name: late copies are dropped."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.closed = False
+
+
+class Gates:
+    """Those of all connections of this process, by transfer number."""
+
+    def __init__(self) -> None:
+        self._gates: dict[int, set[Gate]] = {}
+        self._lock = threading.Lock()
+
+    def add(self, tid: int) -> Gate:
+        """One for a new connection."""
+        gate = Gate()
+        with self._lock:
+            self._gates.setdefault(tid, set()).add(gate)
+        return gate
+
+    def remove(self, tid: int, gate: Gate) -> None:
+        """Its connection has ended."""
+        with self._lock:
+            self._gates[tid].discard(gate)
+            if not self._gates[tid]:
+                del self._gates[tid]
+
+    def close(self, tid: int) -> None:
+        """None of this transfer writes any more when this returns."""
+        with self._lock:
+            gates = list(self._gates.get(tid, ()))
+        for gate in gates:
+            with gate.lock:
+                gate.closed = True
 
 
 class Receiver:
     """BLOCK frames of one transfer from one connection into its staging file.
 
-    :param report: called with each :class:`Report`.
+    :param report: called with each :class:`Report`. :param gate: closed when nothing may be written any more.
     """
 
-    def __init__(self, job: Job, connection: socket.socket, file: int, report: Reporter) -> None:
+    def __init__(self, job: Job, connection: socket.socket, file: int, report: Reporter, gate: Gate) -> None:
         self._job, self._connection, self._file, self._report = job, connection, file, report
         self._checksum = frames.checksums()[job.checksum]
         self._digest = frames.digests()[job.digest]
@@ -85,12 +127,14 @@ class Receiver:
         self._direct = _direct(file)
         self._unsynced: list[tuple[int, str]] = []
         self._unsynced_bytes = 0
+        self._synced_s = 0.0
+        self._gate = gate
 
     def run(self) -> None:
         """Receive until the sender closes; what came is synced and reported whatever happens."""
         try:
             while self._block():
-                if self._unsynced_bytes >= _SYNC_BYTES or len(self._unsynced) >= _REPORT_BLOCKS or not self._more():
+                if self._due() or not self._more():
                     self._sync()
         finally:
             self._sync()
@@ -111,10 +155,17 @@ class Receiver:
             raise BadFrame("the connection ended in a block")
         if self._checksum(data) != header.checksum:
             raise BadFrame(f"block {header.block} does not fit its checksum")
-        self._write(data, header.block * self._job.block_bytes)
-        self._unsynced.append((header.block, self._digest(data).hex()))
-        self._unsynced_bytes += len(data)
+        with self._gate.lock:
+            if not self._gate.closed:
+                self._keep(header.block, data)
         return True
+
+    def _keep(self, block: int, data: memoryview) -> None:
+        self._write(data, block * self._job.block_bytes)
+        if not self._unsynced:
+            self._synced_s = time.monotonic()
+        self._unsynced.append((block, self._digest(data).hex()))
+        self._unsynced_bytes += len(data)
 
     def _length(self, block: int) -> int:
         left = self._job.size_bytes - block * self._job.block_bytes
@@ -129,11 +180,16 @@ class Receiver:
             written = os.pwrite(descriptor, data, offset)
             data, offset = data[written:], offset + written
 
+    def _due(self) -> bool:
+        """A sender should know within a moment what has arrived: if this route dies it sends all else again."""
+        full = self._unsynced_bytes >= _SYNC_BYTES or len(self._unsynced) >= _REPORT_BLOCKS
+        return full or time.monotonic() - self._synced_s > _SYNC_S
+
     def _more(self) -> bool:
         return bool(select.select([self._connection], [], [], 0)[0])
 
     def _sync(self) -> None:
-        if self._unsynced:
+        if self._unsynced and not self._gate.closed:
             os.fdatasync(self._file)
             self._report(Report(self._job.tid, tuple(self._unsynced)))
             self._unsynced, self._unsynced_bytes = [], 0
@@ -168,7 +224,7 @@ class Reporter:
             self._daemon.send(json.dumps(asdict(report)).encode())
 
 
-def serve(job: Job, connection: socket.socket, file: int, report: Reporter) -> None:
+def serve(job: Job, connection: socket.socket, file: int, report: Reporter, gate: Gate) -> None:
     """One connection to its end; what goes wrong is told to the peer and the daemon."""
     if job.kind == "relay":
         with connection, socket.socket(fileno=file) as far:
@@ -179,10 +235,12 @@ def serve(job: Job, connection: socket.socket, file: int, report: Reporter) -> N
         try:
             connection.settimeout(_IDLE_S)
             if job.kind == "receive":
-                Receiver(job, connection, file, report).run()
+                Receiver(job, connection, file, report, gate).run()
             else:
                 send_file(job, connection, file)
         except (BadFrame, OSError) as problem:
+            if gate.closed:
+                return  # the sender knows that all is here, and drops the rest
             report(Report(job.tid, problem=str(problem), errno=getattr(problem, "errno", 0) or 0))
             with contextlib.suppress(OSError):
                 connection.sendall(encode(Refuse(str(problem), 1), frames.checksums()[job.checksum]))
@@ -190,10 +248,13 @@ def serve(job: Job, connection: socket.socket, file: int, report: Reporter) -> N
             os.close(file)
 
 
-def _serve_to_its_end(job: Job, connection: socket.socket, file: int, report: Reporter) -> None:
+def _serve_to_its_end(
+    job: Job, connection: socket.socket, file: int, report: Reporter, gate: Gate, gates: Gates
+) -> None:
     try:
-        serve(job, connection, file, report)
+        serve(job, connection, file, report, gate)
     finally:
+        gates.remove(job.tid, gate)
         report(Report(0, ended=job.peer))
 
 
@@ -205,13 +266,18 @@ def main(argv: list[str]) -> None:
     """Serve connections until the daemon goes away. ``argv[1]`` is the descriptor of its socket."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     daemon = socket.socket(fileno=int(argv[1]))
-    report = Reporter(daemon)
+    report, gates = Reporter(daemon), Gates()
     while True:
         message, descriptors, _, _ = socket.recv_fds(daemon, 65536, 2)
         if not message:
             return
+        job = Job(**json.loads(message))
+        if job.kind == "close":
+            gates.close(job.tid)
+            report(Report(job.tid, closed=True))
+            continue
         connection = socket.socket(fileno=descriptors[0])
-        arguments = (Job(**json.loads(message)), connection, descriptors[1], report)
+        arguments = (job, connection, descriptors[1], report, gates.add(job.tid), gates)
         threading.Thread(target=_serve_to_its_end, args=arguments, daemon=True).start()
 
 

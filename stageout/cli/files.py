@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import unquote_to_bytes, urlsplit
 
@@ -14,7 +15,9 @@ from stageout.core.errors import TransferFailure
 from stageout.overlay.channel import Gateway, read_credential, read_key
 from stageout.overlay.client import put
 from stageout.overlay.fetch import get
-from stageout.wire.route import DEFAULT_PORT
+from stageout.overlay.sending import report
+from stageout.overlay.settings import routes_of
+from stageout.wire.route import DEFAULT_PORT, Route
 
 _BAR = 30
 _SHOW_EVERY_S = 0.2
@@ -53,11 +56,12 @@ def run(options: argparse.Namespace) -> int:
     """Move the files in order; the first that fails ends the command."""
     gateway, path = target(options.url, options.key)
     try:
+        routes = routes_of(options.routes)
         if options.command == "get":
-            return _get(gateway, path, Path(options.file or Path(path).name))
+            return _get(gateway, path, Path(options.file or Path(path).name), routes)
         for file in options.files:
             name = f"{path}/{Path(file).name}" if len(options.files) > 1 or options.url.endswith("/") else path
-            _put(gateway, Path(file), name, options.connections)
+            _put(gateway, Path(file), name, options.connections, routes)
     except TransferFailure as failure:
         print(f"stageout: {failure}", file=sys.stderr)
         return int(Exit.FAILED)
@@ -80,17 +84,19 @@ def target(url: str, key: str) -> tuple[Gateway, str]:
         raise CommandError(f"{failure} (--key)") from None
 
 
-def _put(gateway: Gateway, local: Path, path: str, connections: int) -> None:
+def _put(gateway: Gateway, local: Path, path: str, connections: int, routes: Sequence[Route]) -> None:
     try:
         status = local.stat()
     except OSError as problem:
         raise CommandError(f"{local}: {problem.strerror}") from None
     bar = Bar(local.name, status.st_size)
-    done = put(gateway, local, path, mode=status.st_mode & 0o777, connections=connections, progress=bar)
+    done = put(gateway, local, path, mode=status.st_mode & 0o777, connections=connections, progress=bar, routes=routes)
     bar.end(done.size_bytes)
+    if len(routes) > 1:
+        print(f"  {report(done.shares)}")
 
 
-def _get(gateway: Gateway, path: str, local: Path) -> int:
+def _get(gateway: Gateway, path: str, local: Path, routes: Sequence[Route]) -> int:
     bar = Bar(local.name, 0)
-    bar.end(get(gateway, path, local, progress=bar))
+    bar.end(get(gateway, path, local, progress=bar, routes=routes))
     return int(Exit.OK)

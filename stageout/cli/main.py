@@ -232,13 +232,15 @@ def _add_files(commands: argparse._SubParsersAction[_Parser]) -> None:
     command.add_argument("files", metavar="FILE", nargs="+")
     command.add_argument("url", metavar="URL", help="overlay://HOST[:PORT]/path")
     command.add_argument(
-        "--connections", metavar="N", type=_streams, default=2, help="that carry one file at once (default: 2)"
+        "--connections", metavar="N", type=_streams, default=2, help="that carry one file on each route (default: 2)"
     )
     _add_key(command)
+    _add_ways(command)
     command = _add(commands, "get", "fetches a file from a router of the overlay", _GET, "files")
     command.add_argument("url", metavar="URL", help="overlay://HOST[:PORT]/path")
     command.add_argument("file", metavar="FILE", nargs="?", help="default: its name, here")
     _add_key(command)
+    _add_ways(command)
 
 
 def _add_routes(commands: argparse._SubParsersAction[_Parser]) -> None:
@@ -247,6 +249,13 @@ def _add_routes(commands: argparse._SubParsersAction[_Parser]) -> None:
     command.add_argument("terminals", metavar="TERMINAL", nargs="*", help="HOST[:PORT]")
     command.add_argument("--json", action="store_true", help="print JSON (its fields: docs/COMMANDS.md)")
     _add_key(command)
+
+
+def _add_ways(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--routes", metavar="ROUTES", default="",
+        help="relays to pass: 'A; B,C; direct' are three routes used at once (default: STAGEOUT_OVERLAY_ROUTES)",
+    )  # fmt: skip
 
 
 def _add_capability(commands: argparse._SubParsersAction[_Parser]) -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway
 from stageout.wire.overlay import BLOCK_BYTES, Found, Get
+from stageout.wire.route import Route
 
 _RESUMES = 3
 _RESUMABLE = frozenset({ErrorClass.CONNECTION_LOST, ErrorClass.STALLED})
@@ -37,10 +38,11 @@ class _Fetch:
     generation: int = _ANY
     received_bytes: int = 0
     found: Found | None = None
+    routes: Sequence[Route] = ((),)
 
     def parts(self, buffer: memoryview) -> Iterator[memoryview]:
         """The bytes that are still missing, block by block; each is valid until the next is asked for."""
-        with Channel(self.gateway) as channel:
+        with Channel(self.gateway, self.routes[0]) as channel:
             at = self.offset + self.received_bytes
             first, skip = divmod(at, BLOCK_BYTES)
             left = self.size_bytes - self.received_bytes if self.size_bytes >= 0 else _ANY
@@ -51,6 +53,10 @@ class _Fetch:
             self.found, self.generation = found, found.generation
             end = max(at, found.size_bytes if left < 0 else min(found.size_bytes, at + left))
             yield from self._blocks(channel, buffer, at, end)
+
+    def by_the_next(self) -> None:
+        """Go on by the next route, if there are several."""
+        self.routes = (*self.routes[1:], self.routes[0])
 
     def _blocks(self, channel: Channel, buffer: memoryview, at: int, end: int) -> Iterator[memoryview]:
         while at < end:
@@ -70,16 +76,18 @@ def get(
     local: Path,
     *,
     progress: Progress = lambda received_bytes: None,
+    routes: Sequence[Route] = ((),),
 ) -> int:
     """Fetch a published file; returns its size in bytes. It appears under ``local`` only when whole.
 
     :param progress: called with the bytes of it that are here.
+    :param routes: ways to the router (relays in order, () is the direct one): the first that works, then the next.
     :raises TransferFailure: classified; nothing is left behind.
     """
     part = local.with_name(f".{local.name}.{secrets.token_hex(4)}.part")
     try:
         with part.open("xb") as file:
-            size_bytes = _into(_Fetch(gateway, path, 0, _ANY), file.fileno(), progress)
+            size_bytes = _into(_Fetch(gateway, path, 0, _ANY, routes=routes or ((),)), file.fileno(), progress)
         part.replace(local)
     except OSError as problem:
         raise TransferFailure(ErrorClass.LOCAL_FILE, f"{local}: {problem.strerror}") from None
@@ -108,7 +116,7 @@ def read(gateway: Gateway, path: str, offset: int = 0, size_bytes: int = _ANY) -
 def _into(fetch: _Fetch, file: int, progress: Progress) -> int:
     """All of it into a file; one that was replaced meanwhile begins again. Returns its size in bytes."""
     buffer = memoryview(bytearray(BLOCK_BYTES))
-    patience = _Patience()
+    patience = _Patience(len(fetch.routes))
     while True:
         try:
             for part in fetch.parts(buffer):
@@ -120,20 +128,24 @@ def _into(fetch: _Fetch, file: int, progress: Progress) -> int:
                 fetch.generation, fetch.received_bytes = _ANY, 0
             else:
                 patience.spend(failure)
+                fetch.by_the_next()
     assert fetch.found is not None
     os.ftruncate(file, fetch.found.size_bytes)
     return fetch.found.size_bytes
 
 
 class _Patience:
-    """Which failures are worth another connection, and how many."""
+    """Which failures are worth another connection, and how many. :param routes: that there are."""
 
-    def __init__(self) -> None:
-        self._left = _RESUMES
+    def __init__(self, routes: int = 1) -> None:
+        self._routes, self._spent = routes, 0
 
     def spend(self, failure: TransferFailure) -> None:
-        """Wait a little. :raises TransferFailure: that one, when it would come again, or came too often."""
-        if failure.kind not in _RESUMABLE or not self._left:
+        """Wait a little once all routes failed. :raises TransferFailure: it would come again, or came too often."""
+        worth_it = failure.kind in _RESUMABLE or (self._routes > 1 and failure.kind.retryable)
+        if not worth_it or self._spent == _RESUMES * self._routes:
             raise failure
-        time.sleep(min(4.0, 0.25 * 2 ** (_RESUMES - self._left)))
-        self._left -= 1
+        self._spent += 1
+        rounds, rest = divmod(self._spent, self._routes)
+        if not rest:
+            time.sleep(min(4.0, 0.125 * 2**rounds))

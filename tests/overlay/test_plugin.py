@@ -10,7 +10,7 @@ import pytest
 from stageout.cli.main import main
 from stageout.testing.conformance import check, failures, table
 from stageout.testing.endpoints import Endpoint
-from stageout.testing.router import RouterProcess
+from stageout.testing.router import RouterProcess, relay
 from stageout.testing.starter import installed
 
 PLUGIN = Path(__file__).resolve().parents[2] / "plugins" / "overlay_router_plugin"
@@ -66,3 +66,21 @@ def test_what_the_commands_refuse(router: RouterProcess, tmp_path: Path, capsys:
         assert main(arguments) == status
         assert words in capsys.readouterr().err
     assert not (tmp_path / "back").exists()
+
+
+def test_put_and_get_by_several_routes(
+    router: RouterProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = ["--key", str(router.key_file("site"))]
+    file = tmp_path / "a"
+    file.write_bytes(os.urandom(5_000_000))
+    with relay(tmp_path / "relay", [router]) as between:
+        ways = ["--routes", f"{between.address}; 127.0.0.1:1; direct"]
+        assert main(["put", str(file), _url(router, "f"), *key, *ways]) == 0
+        assert main(["get", _url(router, "f"), str(tmp_path / "back"), *key, "--routes", between.address]) == 0
+    assert (tmp_path / "back").read_bytes() == file.read_bytes()
+    printed = capsys.readouterr().out
+    assert f"  {between.address}: " in printed
+    assert "127.0.0.1:1: 0.0 MB, 127.0.0.1:1: Connection refused; direct: " in printed
+    assert main(["put", str(file), _url(router, "f"), *key, "--routes", "a b/c"]) == 1
+    assert "write HOST or HOST:PORT" in capsys.readouterr().err

@@ -15,6 +15,7 @@ import pytest
 from overlay_router import splice
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway, read_key
+from stageout.overlay.fetch import get
 from stageout.testing.router import RouterProcess, relay
 from stageout.wire.overlay import BLOCK_BYTES, Open, Result, Status
 from stageout.wire.route import Route
@@ -94,8 +95,6 @@ def test_a_relay_keeps_no_files(inner: RouterProcess, gateway: Gateway) -> None:
 def test_each_end_of_a_circuit_proves_its_own_key(inner: RouterProcess, gateway: Gateway) -> None:
     """Who passed a relay is at the terminal nobody but whose key it proves there: here one that may name no path."""
     hop = dataclasses.replace(gateway, key_name="hop")
-    from stageout.overlay.fetch import get
-
     with pytest.raises(TransferFailure, match="the key 'hop' is not for 'f'"):
         get(hop, "f", Path("unused"))
     unknown = dataclasses.replace(gateway, key_name="stranger")

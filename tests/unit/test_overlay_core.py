@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from overlay_router import blocks, custody, lots, names, terminal
-from overlay_router.states import Block, Kind, Op, Outcome, Release, Result
+from overlay_router import custody, lots, names, terminal
+from overlay_router.states import Kind, Op, Outcome, Release, Result
 from overlay_router.terminal import OriginRecord, Step, judge
-from stageout.wire import graph
+from stageout.wire import blocks, graph
+from stageout.wire.blocks import Block
 
 
 def op(seq: int, kind: Kind, path: str, target: str = "", after: tuple[int, ...] = ()) -> Op:
@@ -122,25 +123,28 @@ def test_a_done_rename_raises_both_generations() -> None:
 
 def test_only_blocks_of_the_dead_route_are_ready_again() -> None:
     table = blocks.BlockTable(4)
-    for index, route in ((0, 0), (1, 1), (2, 0), (2, 1)):
-        blocks.sent(table, index, route)
+    assert [blocks.take(table, route) for route in (0, 1, 0)] == [0, 1, 2]
+    blocks.sent(table, 2, 1)
     blocks.staged(table, [1])
-    assert blocks.route_down(table, 0) == [0]
+    assert blocks.carrier_down(table, 0) == [0]
     assert table.state == [Block.READY, Block.STAGED, Block.SENT, Block.READY]
     assert blocks.ready(table) == [0, 3]
+    assert [blocks.take(table, 1) for _ in range(3)] == [3, 0, None], "what was never sent goes first"
+    assert blocks.waits_for(table, (1,))
+    assert not blocks.waits_for(table, (0,))
 
 
 def test_tail_duplicates_the_oldest_on_an_idle_route_only() -> None:
     table = blocks.BlockTable(2)
     blocks.sent(table, 1, 0)
-    assert blocks.tail(table, 1) == []
+    assert blocks.tail(table, (1,)) == []
     blocks.sent(table, 0, 0)
-    assert blocks.tail(table, 0) == []
-    assert blocks.tail(table, 1) == [1]
+    assert blocks.tail(table, (0,)) == []
+    assert blocks.tail(table, (1,)) == [1, 0], "a small file may be duplicated whole"
     wide = blocks.BlockTable(10_000)
     for index in range(wide.count):
         blocks.sent(wide, index, 0)
-    assert blocks.tail(wide, 1) == list(range(blocks.TAIL_BLOCKS))
+    assert blocks.tail(wide, (1,)) == list(range(200)), "of a large one 2 %"
 
 
 def test_a_new_tid_starts_from_its_bitmap() -> None:

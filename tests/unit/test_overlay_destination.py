@@ -141,7 +141,7 @@ def test_publish_waits_for_its_data_and_its_edges(router: Router) -> None:
     publish = op(1, "publish", "f", size_bytes=4, blocks=1, manifest=hashlib.sha256(digest).hexdigest())
     assert router.place.operate(publish, PEER) == []
     router.tree.staging(ask.tid).write_bytes(b"data")
-    replies = router.place.staged(ask.tid, [(0, digest)])
+    replies = router.place.staged(ask.tid, [(0, digest)]) + router.place.whole(ask.tid)
     assert [(reply.to, type(reply.message).__name__) for reply in replies] == [
         (PEER, "Staged"),
         (PEER, "Result"),

@@ -10,6 +10,8 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Gateway, read_credential, read_key
 from stageout.overlay.client import put
 from stageout.overlay.fetch import get
+from stageout.overlay.sending import report
+from stageout.overlay.settings import routes_of
 from stageout.plugin.api import Context, Outcome, Request, TransferProtocol
 from stageout.plugin.urls import as_written, safe_url
 from stageout.wire.route import DEFAULT_PORT
@@ -25,7 +27,8 @@ class OverlayProtocol(TransferProtocol):
     def download(self, request: Request, context: Context) -> Outcome:
         """Fetch a published file; every block is checked on arrival."""
         gateway, path = _target(as_written(request.url), context)
-        size_bytes = get(gateway, path, Path(request.local_path), progress=context.progress)
+        routes = routes_of(context.setting("OVERLAY_ROUTES", ""))
+        size_bytes = get(gateway, path, Path(request.local_path), progress=context.progress, routes=routes)
         return Outcome(size_bytes, size_bytes, verified="crc32c")
 
     def upload(self, request: Request, context: Context) -> Outcome:
@@ -36,10 +39,13 @@ class OverlayProtocol(TransferProtocol):
             mode = local.stat().st_mode
         except OSError as problem:
             raise TransferFailure(ErrorClass.LOCAL_FILE, f"{local}: {problem.strerror}") from None
-        done = put(gateway, local, path, mode=mode & 0o777, connections=context.parallelism, progress=context.progress)
+        done = put(
+            gateway, local, path, mode=mode & 0o777, connections=context.parallelism, progress=context.progress,
+            routes=routes_of(context.setting("OVERLAY_ROUTES", "")),
+        )  # fmt: skip
         return Outcome(
             done.size_bytes, done.sent_bytes, verified=done.digest_name,
-            developer={"Generation": done.generation, "Manifest": done.manifest},
+            developer={"Generation": done.generation, "Manifest": done.manifest, "Routes": report(done.shares)},
         )  # fmt: skip
 
 

@@ -1,0 +1,147 @@
+"""Blocks of one transfer at whoever sends them: READY -> SENT(carrier) -> STAGED -> freed (rules 4 and 14). No I/O.
+
+A carrier is whatever a block can be lost with: a connection, or a whole route.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+TAIL_BLOCKS = 64
+TAIL_SHARE = 0.02
+
+
+class Block(enum.Enum):
+    """A block at whoever sends it."""
+
+    READY = "ready"
+    SENT = "sent"
+    STAGED = "staged"
+    FREED = "freed"
+
+
+LEGAL_MOVES: dict[Block, frozenset[Block]] = {
+    Block.READY: frozenset({Block.SENT, Block.STAGED, Block.FREED}),
+    Block.SENT: frozenset({Block.READY, Block.STAGED, Block.FREED}),
+    Block.STAGED: frozenset({Block.READY, Block.FREED}),
+    Block.FREED: frozenset(),
+}
+
+
+class IllegalMove(Exception):
+    """A block was moved against the table above: a fault of the caller."""
+
+
+@dataclass
+class BlockTable:
+    """State of every block and the carriers that it was sent with, oldest first. Nothing in it is durable.
+
+    :param queue: blocks that may be READY, in the order in which they go. :param open: how many are not yet STAGED.
+    """
+
+    count: int
+    state: list[Block] = field(default_factory=list)
+    carriers: dict[int, list[int]] = field(default_factory=dict)
+    queue: deque[int] = field(default_factory=deque)
+    open: int = 0
+
+    def __post_init__(self) -> None:
+        """All blocks begin READY."""
+        self.state = self.state or [Block.READY] * self.count
+        self.queue.extend(ready(self))
+        self.open = sum(state in _OPEN for state in self.state)
+
+
+_OPEN = frozenset({Block.READY, Block.SENT})
+
+
+def move(table: BlockTable, index: int, to: Block) -> None:
+    """Move one block; staying where it is is allowed. Raises IllegalMove."""
+    now = table.state[index]
+    if now is not to and to not in LEGAL_MOVES[now]:
+        raise IllegalMove(f"block {index}: {now.value} -> {to.value}")
+    table.open += (to in _OPEN) - (now in _OPEN)
+    table.state[index] = to
+
+
+def sent(table: BlockTable, index: int, carrier: int) -> None:
+    """A block left with a carrier."""
+    move(table, index, Block.SENT)
+    table.carriers.setdefault(index, []).append(carrier)
+
+
+def take(table: BlockTable, carrier: int) -> int | None:
+    """The next READY block, SENT with this carrier from now on; None when there is none."""
+    while table.queue:
+        index = table.queue.popleft()
+        if table.state[index] is Block.READY:
+            sent(table, index, carrier)
+            return index
+    return None
+
+
+def staged(table: BlockTable, indices: Iterable[int]) -> None:
+    """STAGED(tid, bitmap) came: these blocks are durable there. Raises IllegalMove for an unknown block."""
+    for index in indices:
+        if not 0 <= index < table.count:
+            raise IllegalMove(f"block {index} of {table.count}")
+        if table.state[index] is not Block.FREED:
+            move(table, index, Block.STAGED)
+            table.carriers.pop(index, None)
+
+
+def carrier_down(table: BlockTable, carrier: int) -> list[int]:
+    """A dead carrier held nothing: blocks that were sent with no other one are READY again (rule 4). Returns them.
+
+    They go last: some have arrived, and their STAGED overtakes them.
+    """
+    back = []
+    for index, used in list(table.carriers.items()):
+        used[:] = [other for other in used if other != carrier]
+        if not used and table.state[index] is Block.SENT:
+            del table.carriers[index]
+            move(table, index, Block.READY)
+            back.append(index)
+    table.queue.extend(back)
+    return back
+
+
+def reopened(table: BlockTable, already: Iterable[int]) -> None:
+    """A new tid was granted: everything is READY but what its bitmap says is there."""
+    table.carriers.clear()
+    for index, state in enumerate(table.state):
+        if state is not Block.FREED:
+            move(table, index, Block.READY)
+    staged(table, already)
+    table.queue = deque(ready(table))
+
+
+def ready(table: BlockTable) -> list[int]:
+    """Blocks that may be sent."""
+    return [index for index, state in enumerate(table.state) if state is Block.READY]
+
+
+def tail(table: BlockTable, idle: Collection[int]) -> list[int]:
+    """Oldest unconfirmed blocks that idle carriers duplicate once none is READY (rule 14).
+
+    At most 64 blocks, or 2 % of a file where that is more: a file of few blocks may be duplicated whole, or a slow
+    route that has one of them makes it late.
+    """
+    if any(table.state[index] is Block.READY for index in table.queue):
+        return []
+    limit = max(TAIL_BLOCKS, int(table.count * TAIL_SHARE))
+    found = (index for index, used in table.carriers.items() if not any(carrier in used for carrier in idle))
+    return [index for index, _ in zip(found, range(limit))]
+
+
+def waits_for(table: BlockTable, carriers: Collection[int]) -> bool:
+    """Whether a block that went with one of these carriers is not yet STAGED."""
+    return any(carrier in used for used in table.carriers.values() for carrier in carriers)
+
+
+def complete(table: BlockTable) -> bool:
+    """Whether every block is durable at the other side."""
+    return table.open == 0
