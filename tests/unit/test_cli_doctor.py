@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import stat
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
 
 from stageout.cli.doctor import node, report
 from stageout.cli.doctor.findings import Finding, Level, Ran, Role, Unseen
+from stageout.cli.doctor.machine import http_status
 from stageout.cli.doctor.pilot import pilot_end
 from stageout.core.classads import ClassAd
 from stageout.core.config import mapping_settings
@@ -110,6 +113,7 @@ class Fake:
     generic: bool = True
     ahead_s: float = 0.0
     collector_down: bool = False
+    policy: Any = 200
 
     @property
     def settings(self) -> Any:
@@ -168,6 +172,12 @@ class Fake:
     def accepts_generic(self) -> bool:
         return self.generic
 
+    def http_status(self, url: str, token: str) -> int:
+        assert (url, token) == ("https://policy:1/v1/leases", "secret")
+        if isinstance(self.policy, Exception):
+            raise self.policy
+        return self.policy  # type: ignore[no-any-return]
+
     def now(self) -> float:
         return NOW
 
@@ -210,6 +220,15 @@ def no_file(path: str) -> Callable[[Fake], None]:
 
 def collector(**kinds: list[ClassAd]) -> Callable[[Fake], None]:
     return lambda machine: machine.in_collector.update(kinds)
+
+
+def policy(answer: Any) -> Callable[[Fake], None]:
+    def spoil(machine: Fake) -> None:
+        machine.values.update(STAGEOUT_POLICY_URL="https://policy:1/", STAGEOUT_POLICY_TOKEN="/token")
+        machine.texts["/token"] = "secret\n"
+        machine.policy = answer
+
+    return spoil
 
 
 FORGED = (
@@ -337,6 +356,11 @@ FAULTS: list[tuple[str, Level, str, Callable[[Fake], None]]] = [
     ("credentials", Level.UNCHECKED, "no credential had", has(manager=ClassAd({"Manager": "m", "Uid": 0}))),
     ("agent-keys", Level.WARN, "came first", manager(AgentKeys=[{"Schedd": "ap", "Key": "k", "Learnt": "first"}])),
     ("trust", Level.UNCHECKED, "no manager reports", collector(StageOutManager=[])),
+    ("policy-service", Level.FAIL, "is no address", values(STAGEOUT_POLICY_URL="policy:9620")),
+    ("policy-service", Level.FAIL, "in clear", values(STAGEOUT_POLICY_URL="http://policy:9620")),
+    ("policy-service", Level.WARN, "does not answer (no route)", policy(OSError("no route"))),
+    ("policy-service", Level.FAIL, "refuses the token", policy(401)),
+    ("policy-service", Level.FAIL, "status 404", policy(404)),
 ]
 
 
@@ -358,6 +382,32 @@ def test_the_other_doors() -> None:
     machine.in_collector.update(Machine=[])
     machine.generic = False
     assert "nobody hears it" in {item.name: item.text for item in examine(machine)}["reporting-door"]
+
+
+def test_the_policy_service_answers() -> None:
+    machine = Fake()
+    policy(200)(machine)
+    texts = {item.name: item.text for item in examine(machine) if item.level is Level.OK}
+    assert texts["policy-service"] == "https://policy:1 answers and knows this node's token"
+
+
+def test_the_status_of_a_service() -> None:
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            known = self.headers["Authorization"] == "Bearer secret" and self.path == "/v1/leases"
+            self.send_response(200 if known else 401)
+            self.end_headers()
+
+        def log_message(self, *arguments: object) -> None:
+            return None
+
+    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/v1/leases"
+        assert [http_status(url, token) for token in ("secret", "wrong")] == [200, 401]
+        server.shutdown()
+    with pytest.raises(OSError):
+        http_status(url, "secret")
 
 
 def test_a_planned_restart_with_output_at_risk() -> None:

@@ -98,6 +98,9 @@ class Machine(Protocol):
     def accepts_generic(self) -> bool:
         """True when the collector takes a generic ad from this process. :raises Unseen: it does not answer."""
 
+    def http_status(self, url: str, token: str) -> int:
+        """Status of a GET with this bearer token. :raises OSError: nobody answers whose certificate counts."""
+
     def now(self) -> float:
         """Wall clock, seconds."""
 

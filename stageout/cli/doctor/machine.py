@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import os
 import pwd
 import re
@@ -10,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from stageout.cli import node
 from stageout.cli.condor import Pool, bindings, errors, plain
@@ -133,6 +136,26 @@ class ThisMachine:
             return False
         return True
 
+    def http_status(self, url: str, token: str) -> int:
+        """Status of a GET with this bearer token. :raises OSError: nobody answers whose certificate counts."""
+        return http_status(url, token)
+
     def now(self) -> float:
         """Wall clock, seconds."""
         return time.time()
+
+
+def http_status(url: str, token: str) -> int:
+    """Status of a GET with this bearer token, which no redirection takes elsewhere.
+
+    :param url: http or https, with a host. :raises OSError: nobody answers, or nobody whose certificate counts.
+    """
+    parts = urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    try:
+        connection = kind(parts.hostname or "", parts.port, timeout=_LATEST_S)
+        with contextlib.closing(connection):
+            connection.request("GET", parts.path, headers={"Authorization": f"Bearer {token}"})
+            return connection.getresponse().status
+    except (http.client.HTTPException, ValueError) as problem:
+        raise OSError(str(problem) or type(problem).__name__) from None

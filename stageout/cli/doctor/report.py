@@ -8,7 +8,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from stageout.cli.doctor import config, credentials, node, pilot, pool, trust
+from stageout.cli.doctor import config, credentials, node, pilot, policy, pool, trust
 from stageout.cli.doctor.findings import Check, Finding, Level, Machine, Role, Unseen, fail, unchecked, words
 from stageout.cli.exits import CommandError, Exit
 from stageout.cli.render import clean
@@ -16,7 +16,7 @@ from stageout.cli.rows import SCHEMA
 
 _EXECUTE_POINT: tuple[Check, ...] = (
     *config.COMMON, *config.EXECUTE_POINT, *node.EXECUTE_POINT, *pool.COMMON, *pool.EXECUTE_POINT, *trust.EXECUTE_POINT,
-    *credentials.EXECUTE_POINT,
+    *credentials.EXECUTE_POINT, *policy.EXECUTE_POINT,
 )  # fmt: skip
 CHECKS: dict[Role, tuple[Check, ...]] = {
     Role.AP: (
