@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import select
-import shlex
 import shutil
 import statistics
 import subprocess
@@ -25,6 +24,7 @@ from pathlib import Path
 
 from common import Figure, main
 from sharing.arrivals import Arrivals
+from sharing.plugin import wrapped
 from sharing.quota import part_of_a_core, part_of_a_disk
 from sharing.web import WebServer, authority
 
@@ -32,13 +32,11 @@ from stageout.core.classads import ClassAd
 from stageout.core.errors import StageoutError
 from stageout.sampling.carrier import Carrier
 from stageout.sampling.estimate import Means, estimate, memory_folder
-from stageout.sampling.plugins import Plugin, ask
+from stageout.sampling.plugins import Plugin
 from stageout.sampling.request import read_estimation
 from stageout.testing.gridftp import GridFtpServer
-from stageout.testing.starter import installed
 from stageout.testing.wide_area import Link, WideArea
 
-ROOT = Path(__file__).resolve().parents[1]
 MOST = 16
 LONG_S = 600.0  # the transfer that is asked about
 TRY_S = 5.0
@@ -62,20 +60,6 @@ class Place:
     plugin: Plugin
     arriving: Path | None
     settings: Mapping[str, str] = field(default_factory=dict)
-
-
-def wrapped(folder: Path, name: str, *prefix: str) -> Plugin:
-    """A plugin behind a command prefix."""
-    plain = folder / name
-    if not plain.exists():
-        installed(ROOT / "plugins" / name, folder)
-    script = folder / f"{name}.sh"
-    script.write_text(f'#!/bin/sh\nexec {shlex.join(prefix)} {plain} "$@"\n')
-    script.chmod(0o755)
-    plugin = ask(script)
-    if plugin is None:
-        raise StageoutError(f"{name} does not answer; is globus-url-copy installed (tools/install)?")
-    return plugin
 
 
 @contextmanager

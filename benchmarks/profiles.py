@@ -1,8 +1,9 @@
-"""Profiles of real servers on this machine, as ``stageout profile`` makes them: GridFTP, nginx, XRootD (over HTTP).
+"""Profiles of real servers on this machine, as ``stageout profile`` makes them: GridFTP, nginx, XRootD, our router.
 
 What Kola, Kosar and Livny showed of GridFTP and NeST (figures 3 and 4: block size and streams, files at once and
 streams, rate and CPU of both ends), with today's servers. The loopback interface stands for a network that is faster
-than the ends: what is seen is what streams, files and blocks cost them. Curves are drawn as ``profile-SERVER.png``.
+than the ends: what is seen is what streams, files and blocks cost them. GridFTP stands there a second time behind a
+long way (their figure 4b). XRootD is asked through its HTTP door. Curves are drawn as ``profile-SERVER.png``.
 """
 
 from __future__ import annotations
@@ -11,27 +12,29 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from common import Figure, main
+from sharing.plugin import wrapped
 from sharing.web import WebServer, free_port
 
 from stageout.core.errors import StageoutError
 from stageout.core.profiles import Profile, Run
 from stageout.sampling.carrier import Carrier
 from stageout.sampling.estimate import memory_folder
-from stageout.sampling.plugins import ask
 from stageout.sampling.profiler import Limits, Profiler, reservation_cost
 from stageout.sampling.report import table, write_plot
 from stageout.testing.gridftp import GridFtpServer
-from stageout.testing.starter import installed
+from stageout.testing.pool.waiting import wait_until
+from stageout.testing.router import RouterProcess
+from stageout.testing.wide_area import Link, WideArea
 
-ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {True: Limits(35.0, 6 << 30), False: Limits(180.0, 40 << 30)}
+FAR, FAR_LIMITS = "GridFTP-far", Limits(420.0, 4 << 30)
 PROFILES: dict[str, Profile] = {}
 
 _XROOTD = """\
@@ -45,23 +48,44 @@ all.pidpath {home}/admin
 """
 
 
+@dataclass(frozen=True)
+class Place:
+    """A server that is up. :param url: of a directory. :param pid: of the server. :param before: the plugin's command.
+
+    :param settings: further environment of the plugin.
+    """
+
+    url: str
+    pid: int
+    before: tuple[str, ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
 @contextmanager
-def gridftp(home: Path) -> Iterator[tuple[str, int]]:
-    """URL of a directory, and the server's pid."""
+def gridftp(home: Path) -> Iterator[Place]:
+    """GridFTP."""
     with GridFtpServer(home) as server:
-        yield server.url(), server.pid
+        yield Place(server.url(), server.pid)
 
 
 @contextmanager
-def nginx(home: Path) -> Iterator[tuple[str, int]]:
-    """Likewise."""
+def gridftp_far(home: Path) -> Iterator[Place]:
+    """GridFTP behind 60 ms and 12.5 MB/s, with windows for a sixth of that."""
+    with WideArea(Link(12.5e6, 0.06, window_bytes=128 << 10)) as area, ExitStack() as stack:
+        server = stack.enter_context(GridFtpServer(home, 2811, address=area.far_address, wrapper=area.far))
+        yield Place(server.url(), server.pid, area.near)
+
+
+@contextmanager
+def nginx(home: Path) -> Iterator[Place]:
+    """A WebDAV server."""
     with WebServer(home, "127.0.0.1", 0) as server:
-        yield server.url(""), server.pid
+        yield Place(server.url(""), server.pid)
 
 
 @contextmanager
-def xrootd(home: Path) -> Iterator[tuple[str, int]]:
-    """Likewise."""
+def xrootd(home: Path) -> Iterator[Place]:
+    """XRootD."""
     program = shutil.which("xrootd")
     if program is None:
         raise StageoutError("xrootd is not installed: apt-get install xrootd-server")
@@ -73,24 +97,44 @@ def xrootd(home: Path) -> Iterator[tuple[str, int]]:
     command = [program, "-R", "nobody", "-c", str(home / "config"), "-l", str(home / "admin" / "log"), "-n", "bench"]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        time.sleep(3)  # it answers before it is ready, with errors
-        yield f"http://127.0.0.1:{http}/", process.pid
+        url = f"http://127.0.0.1:{http}/"
+        wait_until(lambda: _takes_files(url), timeout_s=30, what="XRootD to take a file")  # errors come first
+        yield Place(url, process.pid)
     finally:
         process.kill()
         process.wait()
 
 
+def _takes_files(url: str) -> bool:
+    request = urllib.request.Request(f"{url}ready", data=b"ready", method="PUT")
+    try:
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            return bool(answer.status < 300)
+    except OSError:
+        return False
+
+
 @contextmanager
-def directory(home: Path) -> Iterator[tuple[str, int]]:
+def router(home: Path) -> Iterator[Place]:
+    """The overlay's router, as the end of the way."""
+    with RouterProcess(home) as process:
+        key = {"STAGEOUT_OVERLAY_KEY": str(process.key_file("site"))}
+        yield Place(f"overlay://127.0.0.1:{process.port}/", process.pid, settings=key)
+
+
+@contextmanager
+def directory(home: Path) -> Iterator[Place]:
     """A local directory: for what space reservation costs."""
     home.mkdir()
-    yield f"file://{home}/", 0
+    yield Place(f"file://{home}/", 0)
 
 
 SERVERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "GridFTP": (gridftp, "gsiftp_plugin"),
     "nginx": (nginx, "curl_plugin"),
     "XRootD": (xrootd, "curl_plugin"),
+    "router": (router, "overlay_router_plugin"),
+    FAR: (gridftp_far, "gsiftp_plugin"),
     "directory": (directory, "curl_plugin"),
 }
 
@@ -98,18 +142,19 @@ SERVERS: dict[str, tuple[Callable[[Path], object], str]] = {
 def profile_of(name: str, folder: Path, quick: bool) -> Profile:
     """Start the server and measure it."""
     start, plugin_name = SERVERS[name]
-    plugin = ask(installed(ROOT / "plugins" / plugin_name, folder))
-    if plugin is None:
-        raise StageoutError(f"{plugin_name} does not answer; tools/install installs what it needs")
     local = Path(tempfile.mkdtemp(prefix="stageout-bench-", dir=memory_folder()))
     try:
-        with start(folder / name) as (url, pid):  # type: ignore[attr-defined]
-            writer = Carrier(plugin, url, True, local, 60.0, pid)
+        with start(folder / name) as place:  # type: ignore[attr-defined]
+            plugin = wrapped(folder, plugin_name, *place.before)
+            writer = Carrier(plugin, place.url, True, local, 60.0, place.pid, settings=place.settings)
+
+            blocks = plugin_name == "gsiftp_plugin" and name != FAR
+            limits = FAR_LIMITS if name == FAR else LIMITS[quick]
 
             def reader(source: str) -> Carrier:
                 return replace(writer, url=source, upload=False)
 
-            outcome = Profiler(writer, reader, plugin_name == "gsiftp_plugin", LIMITS[quick]).run()
+            outcome = Profiler(writer, reader, blocks, limits).run()
     finally:
         shutil.rmtree(local)
     print(f"{name} ({outcome.left_out} left out: {outcome.why})\n{table(outcome.profile)}\n", flush=True)
@@ -148,6 +193,8 @@ def measure(quick: bool) -> list[Figure]:
     """The figures of all servers."""
     figures = []
     for name in SERVERS:
+        if quick and name == FAR:
+            continue
         folder = Path(tempfile.mkdtemp(prefix="stageout-bench-"))
         folder.chmod(0o755)
         try:

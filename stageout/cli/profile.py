@@ -20,7 +20,7 @@ from stageout.sampling.processes import listener_on
 from stageout.sampling.profiler import Limits, Outcome, Profiler, writer
 from stageout.sampling.report import row, table, write_plot
 
-_PORTS = {"http": 80, "https": 443, "dav": 80, "davs": 443, "ftp": 21, "gsiftp": 2811, "root": 1094}
+_PORTS = {"http": 80, "https": 443, "dav": 80, "davs": 443, "ftp": 21, "gsiftp": 2811, "root": 1094, "overlay": 9621}
 
 
 def run(options: argparse.Namespace) -> int:

@@ -20,6 +20,7 @@ FILES_AT_ONCE = (1, 2, 4, 8)
 BLOCKS_BYTES = (64 << 10, 256 << 10, 1 << 20, 4 << 20)
 _SIZES_BYTES = (64 << 10, 1 << 20, 16 << 20)
 _PROBE_BYTES = 4 << 20
+_PROBE_STEP = 8
 _MOST_FILES = 32
 _MEASURES = 40  # how many runs of the usual size the limits should allow
 _RESERVED_PAIRS = 5
@@ -94,11 +95,19 @@ class Profiler:
         return Outcome(profile, left_out, self._why)
 
     def _usual_bytes(self) -> int:
-        """Size of a file that moves for about a second, within what the limits allow for each measurement."""
-        probe = self._upload.run(Setting(min(_PROBE_BYTES, self._limits.size_bytes // _MEASURES)))
-        each_s = min(1.0, self._limits.time_s / (2 * _MEASURES))
-        size = min(int(probe.rate_bytes_per_s * each_s), self._limits.size_bytes // _MEASURES)
-        return max(64 << 10, 1 << (max(1, size).bit_length() - 1))
+        """Size of a file that moves for about a second, within what the limits allow for each measurement.
+
+        Or for as long as connecting and the checks take. Probes grow until one is about as large: a small one tells
+        more about the plugin's start.
+        """
+        each_s = min(max(1.0, self._upload.empty_s()), self._limits.time_s / (2 * _MEASURES))
+        most = self._limits.size_bytes // _MEASURES
+        probe_bytes = min(_PROBE_BYTES, most)
+        while True:
+            size = min(int(self._upload.run(Setting(probe_bytes)).rate_bytes_per_s * each_s), most)
+            if size < _PROBE_STEP * probe_bytes or probe_bytes == most:
+                return max(64 << 10, 1 << (max(1, size).bit_length() - 1))
+            probe_bytes = min(_PROBE_STEP * probe_bytes, most)
 
     def _measure(self, plans: Sequence[tuple[Carrier, list[Setting]]]) -> int:
         """Both directions in turn, so that a limit cuts both at the same place; returns what was left out."""

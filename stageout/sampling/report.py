@@ -145,24 +145,23 @@ def _sizes(panel: Any, runs: Sequence[Run], way: str) -> None:
 
 
 def _cpu(panel: Any, runs: Sequence[Run], way: str) -> None:
-    """CPU of both ends for the same work, over streams."""
-    plain = sorted((run for run in runs if run.concurrency == 1 and not run.block_bytes), key=lambda run: run.streams)
-    for label, seconds in (
-        ("client", [run.client_cpu_s for run in plain]),
-        ("server", [run.server_cpu_s for run in plain]),
-    ):
-        points = [
-            (run.streams, spent / (run.moved_bytes / 1e9))
-            for run, spent in zip(plain, seconds)
-            if spent is not None and run.moved_bytes
-        ]
-        if points:
-            panel.plot([x for x, _ in points], [y for _, y in points], marker="o", markersize=4, label=label)
+    """CPU of both ends for the same work, over streams of one file, and over files at once."""
+    large = max((run.moved_bytes for run in runs), default=0) // 2
+    plain = [run for run in runs if not run.block_bytes and run.moved_bytes >= max(1, large)]
+    for over, other, style in (("streams", "concurrency", "-"), ("concurrency", "streams", "--")):
+        some = sorted((run for run in plain if getattr(run, other) == 1), key=lambda run: int(getattr(run, over)))
+        for label, colour, name in (("client", "C0", "client_cpu_s"), ("server", "C1", "server_cpu_s")):
+            points = [(getattr(run, over), getattr(run, name), run.moved_bytes / 1e9) for run in some]
+            known = [(count, spent / work) for count, spent, work in points if spent is not None]
+            if known:
+                words = f"{label}, {'streams of one file' if over == 'streams' else 'files at once'}"
+                panel.plot(*zip(*known), style, color=colour, marker="o", markersize=4, label=words)
     panel.set_title(f"{way}: CPU", fontsize=9)
-    panel.set_xlabel("streams of each file", fontsize=8)
+    panel.set_xlabel("streams of one file, or files at once", fontsize=8)
     panel.set_ylabel("s/GB", fontsize=8)
     panel.set_ylim(bottom=0)
-    panel.legend(fontsize=7)
+    if panel.lines:
+        panel.legend(fontsize=7)
 
 
 def write_plot(profile: Profile, path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from stageout.core.profiles import load
 from stageout.testing.destination import Destination
+from stageout.testing.router import RouterProcess
 from stageout.testing.starter import installed
 from tests.sampling.test_estimate import ad, estimate, nginx  # noqa: F401 - a fixture
 
@@ -63,6 +64,26 @@ def _the_estimator_uses_it(folder: Path, url: str) -> None:
     assert status == 0
     assert answer["from_profile"] is False
     assert 0 < answer["sampled_bytes"] <= 2 << 20
+
+
+def test_our_router(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = installed(ROOT / "plugins" / "overlay_router_plugin", tmp_path)
+    with RouterProcess(tmp_path / "router") as router:
+        monkeypatch.setenv("STAGEOUT_OVERLAY_KEY", str(router.key_file("site")))
+        url = f"overlay://127.0.0.1:{router.port}/profiled/"
+        options = ("--plugin", str(plugin), "--max-time", "5", "--max-bytes", "200M", "--json")
+        done = profile(tmp_path, url, *options)
+        assert (done.returncode, done.stderr[-500:]) == (0, done.stderr[-500:])
+        told = json.loads(done.stdout)
+        left = list((router.root / "profiled").iterdir())
+        assert left
+        assert sum(path.stat().st_size for path in left) == 0
+    assert (told["scheme"], told["server"]) == ("overlay", f"127.0.0.1:{router.port}")
+    assert {run["direction"] for run in told["runs"]} == {"upload", "download"} == set(told["best"])
+    assert {1, 2} <= {run["streams"] for run in told["runs"] if run["direction"] == "upload"}
+    for run in told["runs"]:
+        assert 0 < run["rate_bytes_per_s"] < 50e9  # however short a sample was
+        assert run["server_cpu_s"] is not None
 
 
 def test_a_directory_with_and_without_reservation(tmp_path: Path) -> None:
