@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
     """Move the files in order; the first that fails ends the command."""
     gateway, path = target(options.url, options.key)
     try:
-        routes = routes_of(options.routes)
+        routes = routes_of(options.routes, gateway)
         if options.command == "get":
             return _get(gateway, path, Path(options.file or Path(path).name), routes)
         for file in options.files:

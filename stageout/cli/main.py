@@ -254,7 +254,8 @@ def _add_routes(commands: argparse._SubParsersAction[_Parser]) -> None:
 def _add_ways(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--routes", metavar="ROUTES", default="",
-        help="relays to pass: 'A; B,C; direct' are three routes used at once (default: STAGEOUT_OVERLAY_ROUTES)",
+        help="relays to pass: 'A; B,C; direct' are three routes used at once, 'ask A' those that A"
+        "knows (default: STAGEOUT_OVERLAY_ROUTES)",
     )  # fmt: skip
 
 

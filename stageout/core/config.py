@@ -176,7 +176,9 @@ KNOBS: dict[str, Knob] = {
         Knob("STAGEOUT_ROUTER_KEY", "/etc/condor/stageout-overlay.key", "router", "its NAME SECRET for its neighbours"),
         Knob("STAGEOUT_ROUTER_INTERVAL", 15.0, "router", "s between announcements of its links; alike on all", 0.05),
         Knob("STAGEOUT_ROUTER_WORKERS", 2, "router", "processes that move data", 1),
-        Knob("STAGEOUT_OVERLAY_ROUTES", "", "ep", "ways to overlay:// routers: RELAY, ...; RELAY, ...; empty: direct"),
+        Knob(
+            "STAGEOUT_OVERLAY_ROUTES", "", "ep", "ways to overlay:// routers: RELAY, ...; ask RELAY, ...; empty: direct"
+        ),
         Knob("STAGEOUT_PROFILES", "/var/lib/stageout/profiles", "ep", "what stageout profile measured about servers"),
         Knob(
             "STAGEOUT_GLOBUS_LOCAL",

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from stageout.core.errors import ErrorClass
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway
 from stageout.wire.fields import KnownRow
 from stageout.wire.overlay import Known, Routed, Routes
-from stageout.wire.route import Route, address, written
+from stageout.wire.route import MAX_HOPS, Route, address, written
 
 #: More links than any router keeps (256 routers with 32 each).
 _MOST_LINKS = 8192
+_USED_FOR_S = 15.0
+_MOST_ROUTES = 4
 
 
 def ask_routes(gateway: Gateway, terminal: str) -> Routed:
@@ -25,9 +31,51 @@ def ask_routes(gateway: Gateway, terminal: str) -> Routed:
         return answer
 
 
-def relays(gateway: Gateway, answer: Routed) -> tuple[Route, ...]:
+def found_routes(asked: Sequence[str], end: Gateway) -> tuple[Route, ...]:
+    """Routes to a router that other routers, which the sender can reach, know of: at most four that share no relay.
+
+    :param asked: ``HOST:PORT`` of these; they must know the sender's key. What they say is used for 15 s.
+    :raises TransferFailure: none of them can be asked, or none knows a route; the text says why.
+    """
+    question = (tuple(asked), end.server, end.key_name)
+    answer = _answers.get(question)
+    if answer is None or time.monotonic() - answer[0] > _USED_FOR_S:
+        _answers[question] = answer = (time.monotonic(), _ask_all(asked, end))
+    return answer[1]
+
+
+#: (asked, end, key) -> when (monotonic, s), routes.
+_answers: dict[tuple[tuple[str, ...], str, str], tuple[float, tuple[Route, ...]]] = {}
+
+
+def _ask_all(asked: Sequence[str], end: Gateway) -> tuple[Route, ...]:
+    found: list[Route] = []
+    used: set[str] = set()
+    problems: list[str] = []
+    for place in asked:
+        host, port = address(place)
+        try:
+            answer = ask_routes(replace(end, host=host, port=port), end.server)
+        except TransferFailure as failure:
+            problems.append(str(failure))
+            continue
+        if not answer.routes:
+            problems.append(answer.reason)
+        for route in relays(written(host, port), answer):
+            if not used & set(route) and len(route) < MAX_HOPS and len(found) < _MOST_ROUTES:
+                found.append(route)
+                used |= set(route[1:])
+        used |= {written(host, port)}
+    if not found:
+        raise TransferFailure(
+            ErrorClass.CONNECT_FAILED, f"no route to {end.server} is known: {'; '.join(problems)}", end.server
+        )
+    return tuple(found)
+
+
+def relays(asked: str, answer: Routed) -> tuple[Route, ...]:
     """The routes in use as lists of relays, for a sender: the router that was asked first, the terminal left out."""
-    return tuple((gateway.server, *route[:-1]) if route else () for route in answer.routes)
+    return tuple((asked, *route[:-1]) if route else () for route in answer.routes)
 
 
 def ask_links(gateway: Gateway) -> list[KnownRow]:

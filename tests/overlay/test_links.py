@@ -6,11 +6,14 @@ import itertools
 import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from stageout.cli.main import main
+from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway, read_key
+from stageout.overlay.routes import found_routes
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router_graph import RouterGraph
 from stageout.wire.address import split_address
@@ -118,3 +121,23 @@ def test_the_command_shows_links_and_routes(graph: RouterGraph, capsys: pytest.C
     assert main(["routes", "127.0.0.1:1", "--key", key]) == 1
     assert "127.0.0.1:1" in capsys.readouterr().err
     assert main(["routes", "no address", "--key", key]) == 64
+
+
+def test_a_sender_that_knows_no_routes_asks(
+    graph: RouterGraph, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wait_until(lambda: routes(graph, "s", "t"), timeout_s=60, what="a route")
+    end, asked = gateway(graph, "t"), graph.addresses["s"]
+    found = found_routes([asked], end)
+    assert {route[0] for route in found} == {asked}
+    assert {route[1] for route in found} <= {graph.addresses["a"], graph.addresses["b"]}
+    source, key = tmp_path / "source", str(graph.routers["t"].key_file("site"))
+    source.write_bytes(b"x" * (3 * BLOCK_BYTES))
+    url = f"overlay://{end.server}/asked"
+    assert main(["put", "--key", key, "--routes", f"ask {asked}", str(source), url]) == 0
+    assert (graph.routers["t"].root / "asked").read_bytes() == source.read_bytes()
+    with pytest.raises(TransferFailure, match=r"no route to .* is known: no router that") as caught:
+        found_routes([end.server], gateway(graph, "s"))
+    assert caught.value.kind is ErrorClass.CONNECT_FAILED
+    assert main(["put", "--key", key, "--routes", "ask", str(source), url]) == 1
+    assert "ask HOST" in capsys.readouterr().err

@@ -27,7 +27,7 @@ class OverlayProtocol(TransferProtocol):
     def download(self, request: Request, context: Context) -> Outcome:
         """Fetch a published file; every block is checked on arrival."""
         gateway, path = _target(as_written(request.url), context)
-        routes = routes_of(context.setting("OVERLAY_ROUTES", ""))
+        routes = routes_of(context.setting("OVERLAY_ROUTES", ""), gateway)
         size_bytes = get(gateway, path, Path(request.local_path), progress=context.progress, routes=routes)
         return Outcome(size_bytes, size_bytes, verified="crc32c")
 
@@ -41,7 +41,7 @@ class OverlayProtocol(TransferProtocol):
             raise TransferFailure(ErrorClass.LOCAL_FILE, f"{local}: {problem.strerror}") from None
         done = put(
             gateway, local, path, mode=mode & 0o777, connections=context.parallelism, progress=context.progress,
-            routes=routes_of(context.setting("OVERLAY_ROUTES", "")),
+            routes=routes_of(context.setting("OVERLAY_ROUTES", ""), gateway),
         )  # fmt: skip
         return Outcome(
             done.size_bytes, done.sent_bytes, verified=done.digest_name,
