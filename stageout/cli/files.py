@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from stageout.cli.exits import CommandError, Exit, UsageError
+from stageout.cli.trees import send_trees
 from stageout.core.errors import TransferFailure
 from stageout.overlay.channel import Gateway, read_credential, read_key
 from stageout.overlay.client import put
@@ -59,6 +60,8 @@ def run(options: argparse.Namespace) -> int:
         routes = routes_of(options.routes, gateway)
         if options.command == "get":
             return _get(gateway, path, Path(options.file or Path(path).name), routes)
+        if options.recursive:
+            return send_trees(gateway, path, options, routes)
         for file in options.files:
             name = f"{path}/{Path(file).name}" if len(options.files) > 1 or options.url.endswith("/") else path
             _put(gateway, Path(file), name, options.connections, routes)

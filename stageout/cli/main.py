@@ -77,6 +77,7 @@ exit status: 0 measured, 1 it could not be (or not be kept), 64 the URL cannot b
 _PUT = """\
 Sends files to a router of the overlay. Each appears under its name only when it is whole, checked by digest and on the
 router's disk; directories that are missing are made. With several FILEs, or a / at its end, URL is a directory.
+With -r small files travel many at a time, and one that fails does not stop the others.
 
 exit status: 0 all arrived, 1 one did not (those behind it were not sent), 64 the URL cannot be used"""
 
@@ -231,6 +232,7 @@ def _add_files(commands: argparse._SubParsersAction[_Parser]) -> None:
     command = _add(commands, "put", "sends files to a router of the overlay", _PUT, "files")
     command.add_argument("files", metavar="FILE", nargs="+")
     command.add_argument("url", metavar="URL", help="overlay://HOST[:PORT]/path")
+    command.add_argument("-r", "--recursive", action="store_true", help="FILEs are directories: send all below them")
     command.add_argument(
         "--connections", metavar="N", type=_streams, default=2, help="that carry one file on each route (default: 2)"
     )

@@ -1,4 +1,5 @@
 """Client of the overlay's routers.
 
-:mod:`client` (a file there), :mod:`fetch` (a file back), :mod:`operations` (names), :mod:`channel` (one connection).
+:mod:`client` (a file there), :mod:`many` (many files there, small ones in :mod:`packs`), :mod:`fetch` (a file back),
+:mod:`operations` (names), :mod:`channel` (one connection).
 """

@@ -12,7 +12,7 @@ import os
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar, Union
@@ -85,11 +85,12 @@ class _Load(Generic[Key]):
 class Packer(Generic[Key]):
     """Small files of one origin. Use from one thread.
 
-    :param ended: called with a file's key and what became of it. :param route: relays to pass.
+    :param ended: called with a file's key and what became of it. :param routes: ways to the router (relays in order,
+        () is the direct one): the first that works, then the next.
     """
 
-    def __init__(self, gateway: Gateway, ended: Callable[[Key, End], None], route: Route = ()) -> None:
-        self.gateway, self._ended, self._route = gateway, ended, route
+    def __init__(self, gateway: Gateway, ended: Callable[[Key, End], None], routes: Sequence[Route] = ((),)) -> None:
+        self.gateway, self._ended, self._routes = gateway, ended, tuple(routes) or ((),)
         self.origin = secrets.token_hex(16)
         self._expires = int(time.time()) + EXPIRES_AFTER_S
         self._channel: Channel | None = None
@@ -109,6 +110,10 @@ class Packer(Generic[Key]):
         if self._channel is not None:
             self._channel.close()
             self._channel = None
+
+    def keys(self) -> list[Key]:
+        """Files that have not ended."""
+        return [key for load in (*self._waiting, self._load) for key in load.keys]
 
     def add(self, key: Key, local: Path, path: str) -> None:
         """Send a file of at most 64 KiB; it is read now. One whose name is under way waits until that has ended.
@@ -154,9 +159,10 @@ class Packer(Generic[Key]):
             self._attempts = 0
         except TransferFailure as failure:
             self.close()
-            if failure.kind not in _RESUMABLE or self._attempts == _RESUMES:
+            self._routes = (*self._routes[1:], self._routes[0])
+            if failure.kind not in _RESUMABLE or self._attempts == _RESUMES * len(self._routes):
                 raise
-            time.sleep(min(4.0, 0.25 * 2**self._attempts))
+            time.sleep(min(4.0, 0.25 * 2 ** (self._attempts // len(self._routes))))
             self._attempts += 1
 
     def _say(self, load: _Load[Key]) -> None:
@@ -169,7 +175,7 @@ class Packer(Generic[Key]):
     def _connected(self) -> Channel:
         """The connection; on a new one everything that has no result is said again."""
         if self._channel is None:
-            self._channel = Channel(self.gateway, self._route)
+            self._channel = Channel(self.gateway, self._routes[0])
             self._channel.send(Low(self.origin, 0))
             for load in self._waiting:
                 _put(self._channel, load)

@@ -84,3 +84,28 @@ def test_put_and_get_by_several_routes(
     assert "127.0.0.1:1: 0.0 MB, 127.0.0.1:1: Connection refused; direct: " in printed
     assert main(["put", str(file), _url(router, "f"), *key, "--routes", "a b/c"]) == 1
     assert "write HOST or HOST:PORT" in capsys.readouterr().err
+
+
+def test_put_a_whole_tree(router: RouterProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    key = ["--key", str(router.key_file("site"))]
+    files = {"a/b/small": b"small", "a/empty": b"", "large": os.urandom(300_000), "a/b/big": bytes(65536)}
+    for name, data in files.items():
+        (tmp_path / "run7" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "run7" / name).write_bytes(data)
+    (tmp_path / "run7/nothing/inside").mkdir(parents=True)
+    for _ in range(2):
+        assert main(["put", "-r", str(tmp_path / "run7"), _url(router, "to/"), *key]) == 0
+        there = router.root / "to/run7"
+        assert {name: (there / name).read_bytes() for name in files} == files
+        assert (there / "nothing/inside").is_dir()
+        assert "run7: 4 files, 365541 bytes in " in capsys.readouterr().out
+    (tmp_path / "run7/link").symlink_to("large")
+    (router.root / "other/large").mkdir(parents=True)
+    assert main(["put", "-r", str(tmp_path / "run7"), _url(router, "other"), *key]) == 1
+    printed = capsys.readouterr()
+    assert "link is not a file" in printed.err
+    assert "large: failed: conflict" in printed.err
+    assert "run7: 3 files" in printed.out
+    assert (router.root / "other/a/b/small").read_bytes() == b"small"
+    router.stop()
+    assert main(["put", "-r", str(tmp_path / "run7"), _url(router, "to/"), *key]) == 1

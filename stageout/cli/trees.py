@@ -1,0 +1,79 @@
+"""``stageout put -r``: whole directories to a router of the overlay."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from stageout.cli.exits import Exit
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay.channel import Gateway
+from stageout.overlay.client import Put
+from stageout.overlay.many import below, put_many
+from stageout.overlay.operations import Session
+from stageout.overlay.packs import SmallPut
+from stageout.wire.route import Route
+
+
+def send_trees(gateway: Gateway, path: str, options: argparse.Namespace, routes: Sequence[Route]) -> int:
+    """All files below the directories; each that fails is said, and the others are sent nevertheless.
+
+    :raises TransferFailure: a directory cannot be read, or the router cannot be reached.
+    """
+    into = len(options.files) > 1 or options.url.endswith("/")
+    status = Exit.OK
+    for name in options.files:
+        tree = _Tree(gateway, Path(name), f"{path}/{Path(name).resolve().name}".strip("/") if into else path)
+        if tree.send(options.connections, routes):
+            status = Exit.FAILED
+    return int(status)
+
+
+class _Tree:
+    """One directory that is sent."""
+
+    def __init__(self, gateway: Gateway, local: Path, path: str) -> None:
+        self._gateway, self._local, self._path = gateway, local, path
+        self._files = self._bytes = self._failed = 0
+
+    def send(self, connections: int, routes: Sequence[Route]) -> int:
+        """Send it; returns how many of its entries are not there now."""
+        start_s = time.monotonic()
+        with Session(self._gateway) as names:
+            put_many(self._gateway, self._entries(names), self._ended, connections=connections, routes=routes)
+            names.push()
+        seconds = max(1e-3, time.monotonic() - start_s)
+        rates = f"{self._files / seconds:.0f} files/s, {self._bytes / seconds / 1e6:.1f} MB/s"
+        print(f"{self._local}: {self._files} files, {self._bytes} bytes in {seconds:.2f} s, {rates}")
+        return self._failed
+
+    def _entries(self, names: Session) -> Iterator[tuple[str, Path, str]]:
+        prefix = f"{self._path}/" if self._path else ""
+        for found in below(self._local):
+            if found.kind == "file":
+                yield found.path, found.local, prefix + found.path
+            elif found.kind == "empty":
+                _make_dir(names, prefix + found.path)
+            else:
+                self._ended(found.path, TransferFailure(ErrorClass.NOT_SUPPORTED, f"{found.local} is not a file"))
+
+    def _ended(self, path: str, result: Put | SmallPut | TransferFailure) -> None:
+        if isinstance(result, TransferFailure):
+            self._failed += 1
+            print(f"stageout: {path}: {result}", file=sys.stderr)
+        else:
+            self._files += 1
+            self._bytes += result.size_bytes
+
+
+def _make_dir(names: Session, path: str) -> None:
+    try:
+        if names.stat(path).kind == "directory":
+            return
+    except TransferFailure as failure:
+        if failure.kind is not ErrorClass.NOT_FOUND:
+            raise
+    names.mkdir(path, parents=True)
