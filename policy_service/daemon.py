@@ -10,18 +10,20 @@ import os
 import signal
 import ssl
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from aiohttp import web
 
+from policy_service.advert import Advert, ad_of
 from policy_service.api import Api
 from policy_service.book import Book, Rules
 from policy_service.model import Refused
 from policy_service.site_policy import BuiltIn, Decider, PolicyError, open_policy
 from policy_service.store import Store
 from policy_service.tokens import TokenError, Tokens
+from policy_service.views import Picture
 from stageout import __version__
 from stageout.core import log
 from stageout.core.clock import SystemClock
@@ -93,12 +95,13 @@ def tls_of(settings: Settings) -> ssl.SSLContext | None:
 class Daemon:
     """One service.
 
-    :param load: reads the settings (again).
+    :param load: reads the settings (again). :param pool_name: local name in the pool that is to know of it; None: none.
     :raises StageoutError: settings, tokens or database cannot be used.
     """
 
-    def __init__(self, load: Callable[[], Settings]) -> None:
+    def __init__(self, load: Callable[[], Settings], pool_name: str | None = None) -> None:
         self._load = load
+        self._pool_name = pool_name
         settings = load()
         rules, tokens = rules_of(settings), Tokens(Path(settings.text("STAGEOUT_POLICY_TOKENS")))
         self._tls = tls_of(settings)
@@ -131,12 +134,30 @@ class Daemon:
             await web.TCPSite(runner, self._host, self._port, ssl_context=self._tls).start()
             url = f"{'https' if self._tls else 'http'}://{self._host}:{runner.addresses[0][1]}"
             log.event("start", version=__version__, pid=os.getpid(), url=url, policy=self._book.decider.name)
-            await self._sweep_until(stop)
+            async with self._advertised(url):
+                await self._sweep_until(stop)
         finally:
             await runner.cleanup()
             await self._api.call(self._book.close)
             self._worker.shutdown()
         log.event("stop")
+
+    @contextlib.asynccontextmanager
+    async def _advertised(self, url: str) -> AsyncIterator[None]:
+        """In the pool's collector meanwhile."""
+        if self._pool_name is None:
+            yield
+            return
+
+        async def facts() -> Mapping[str, str | int]:
+            return ad_of(url, await self._api.call(lambda: Picture.of(self._book)))
+
+        task = asyncio.get_running_loop().create_task(Advert(self._pool_name, facts).run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     async def _sweep_until(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
@@ -203,7 +224,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     try:
         _open_log(load())
-        daemon = Daemon(load)
+        daemon = Daemon(load, None if options.alone else options.local_name)
     except (ConfigError, TokenError) as problem:
         _end(problem, EXIT_NO_RESTART)
     except StageoutError as problem:

@@ -57,6 +57,10 @@ def test_grants_outlive_the_service_below_condor_master(pool_factory: Callable[.
     node.run(["condor_on", "-daemon", "STAGEOUT_POLICY_SERVICE"])
 
     assert [_lease(node, name)["streams"] for name in ("a", "b", "c")] == [4, 2, 0]
+    columns = ["StageOutPolicyURL", "StageOutPolicyName", "StageOutPolicyMaxPair"]
+    shown = ["condor_status", "-any", "-constraint", 'MyType == "StageOutPolicy"', "-af", *columns]
+    wanted = f"http://127.0.0.1:{PORT} greedy 6\n"
+    wait_until(lambda: node.run(shown, check=False).stdout == wanted, what="the pool's collector knows of it")
     [pid] = node.pids("stageout-policy-service")
     assert _owner(node, pid) == "condor"
     node.kill("stageout-policy-service")
