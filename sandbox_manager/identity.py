@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import os
 import pwd
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from sandbox_manager import peers
-from sandbox_manager.peers import Lineage, NotIdentified, Peer
+from sandbox_manager.peers import Families, Lineage, NotIdentified, Peer
 from sandbox_manager.startd import JOB_ATTRIBUTES, SlotAd, SlotTable
 from stageout.wire.custody import Run
 
+_ACCOUNT_S = 10.0
 __all__ = ["JOB_ATTRIBUTES", "Identity", "NotIdentified", "RunFacts"]
 
 
@@ -68,6 +70,8 @@ class Identity:
         self._local_name = local_name
         self._master = master
         self._own_uid = os.geteuid()
+        self._families = Families()
+        self._accounts = Accounts()
 
     async def identify(self, peer: Peer) -> RunFacts:
         """Facts about the peer's run.
@@ -76,7 +80,7 @@ class Identity:
         """
         self._check_user(peer)
         master = self._master()
-        found = peers.lineage(peers.family(peer.pid, master), master, self._own_uid)
+        found = peers.lineage(self._families.of(peer.pid, master), master, self._own_uid)
         if found.local_name != self._local_name:
             raise NotIdentified(
                 f"the job runs below the startd with local name {found.local_name!r}, "
@@ -93,8 +97,9 @@ class Identity:
             raise NotIdentified("a job does not run as root")
         if self._own_uid not in (0, peer.uid):
             raise NotIdentified(
-                f"the sandbox manager runs as {_user_of(self._own_uid)}, the job as {_user_of(peer.uid)}: it could not "
-                "read the output; start it as root, or as the user of all jobs"
+                f"the sandbox manager runs as {self._accounts.name(self._own_uid)}, the job as "
+                f"{self._accounts.name(peer.uid)}: it could not read the output; start it as root, or as the user of "
+                "all jobs"
             )
 
     def _check_unchanged(self, peer: Peer, found: Lineage) -> None:
@@ -111,7 +116,7 @@ class Identity:
                 f"the startd does not say which run {slot.get('Name')} has; add GlobalJobId and NumShadowStarts to "
                 "STARTD_JOB_ATTRS (20-stageout-ep.conf) and restart it"
             )
-        user = _user_of(peer.uid)
+        user = self._accounts.name(peer.uid)
         if self._own_uid == 0 and user != owner.split("@", 1)[0]:
             raise NotIdentified(f"the job of {owner} runs as {user}, an account that other owners may share")
         return RunFacts(
@@ -145,8 +150,20 @@ def _count(slot: SlotAd, name: str) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
-def _user_of(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"uid {uid}"
+class Accounts:
+    """Names of accounts, remembered for some seconds: a look may go over the network."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, tuple[float, str]] = {}
+
+    def name(self, uid: int) -> str:
+        """The account's name, ``uid 17`` where there is none."""
+        now_s = time.monotonic()
+        until_s, name = self._names.get(uid, (0.0, ""))
+        if now_s >= until_s:
+            try:
+                name = pwd.getpwuid(uid).pw_name
+            except KeyError:
+                name = f"uid {uid}"
+            self._names[uid] = (now_s + _ACCOUNT_S, name)
+        return name

@@ -36,7 +36,7 @@ class Link:
         self._waiter: asyncio.Future[None] | None = None
 
     async def __aenter__(self) -> Link:
-        self._read()
+        self._resume()
         return self
 
     async def __aexit__(

@@ -198,13 +198,24 @@ class Lineage(NamedTuple):
         return self.startd.option("-local-name")
 
 
-def family(pid: int, master: int) -> list[Process]:
-    """:func:`ancestors` up to the child of ``master``, described as far as :func:`lineage` looks at them.
+class Families:
+    """Processes below one condor_master. A startd outlives many plugins, so the last one is remembered."""
 
-    :raises NotIdentified: the process or one above it has ended.
-    """
-    chain = ancestors(pid, master, read_kinship)
-    return [*chain[:-2], *map(described, chain[-2:])]
+    def __init__(self) -> None:
+        self._startd: Process | None = None
+
+    def of(self, pid: int, master: int) -> list[Process]:
+        """:func:`ancestors` up to the child of ``master``, described as far as :func:`lineage` looks at them.
+
+        :raises NotIdentified: the process or one above it has ended.
+        """
+        chain = ancestors(pid, master, read_kinship)
+        chain[-2:-1] = map(described, chain[-2:-1])
+        known = self._startd
+        if known is None or (known.pid, known.parent, known.started_ticks) != chain[-1][:3]:
+            known = self._startd = described(chain[-1])
+        chain[-1] = known
+        return chain
 
 
 def lineage(chain: Sequence[Process], master: int, own_uid: int) -> Lineage:

@@ -12,6 +12,7 @@ import os
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from sandbox_manager import trees
@@ -156,7 +157,7 @@ class Spool:
             )
         durable.disk.chmod(path, mode if self._root_mode else 0o700)
 
-    @property
+    @cached_property
     def needs_copies(self) -> bool:
         """True when the spool is on another filesystem than EXECUTE: a hand-off then costs a copy of the data."""
         return durable.disk.stat(self.root).st_dev != durable.disk.stat(self.execute).st_dev

@@ -21,7 +21,7 @@ from handoff_site import ROOT, needs_root, wait_for
 
 from sandbox_manager import peers
 from sandbox_manager.identity import Identity, RunFacts
-from sandbox_manager.peers import Lineage, NotIdentified, Peer, Process, ancestors, lineage
+from sandbox_manager.peers import Families, Lineage, NotIdentified, Peer, Process, ancestors, lineage
 from sandbox_manager.startd import SlotTable
 
 NOBODY = 65534 if ROOT else os.geteuid()
@@ -107,6 +107,29 @@ def test_the_chain_ends() -> None:
     assert 0 < real[0].started_s <= peers.boot_clock_s()
     with pytest.raises(NotIdentified, match="has ended"):
         ancestors(2**22 + 1, 1)
+
+
+def test_a_startd_is_remembered_for_as_long_as_it_is_the_same_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = {40: PLUGIN, 30: STARTER._replace(parent=20), 20: STARTD}
+    table[40] = PLUGIN._replace(parent=30)
+    looked: list[int] = []
+
+    def described(known: Process) -> Process:
+        looked.append(known.pid)
+        return table[known.pid]
+
+    monkeypatch.setattr(peers, "read_kinship", lambda pid: table[pid]._replace(argv=(), program=""))
+    monkeypatch.setattr(peers, "described", described)
+    families = Families()
+    for _ in range(3):
+        assert lineage(families.of(40, MASTER), MASTER, 0) == Lineage(
+            STARTD, table[30], table[40]._replace(argv=(), program="")
+        )
+    assert looked == [30, 20, 30, 30]
+    table[20] = STARTD._replace(started_ticks=25, argv=("condor_startd", "-local-name", "again"))
+    assert lineage(families.of(40, MASTER), MASTER, 0).local_name == "again"
+    for pid in (20, 30):
+        assert families.of(pid, MASTER)[-1] == table[20]
 
 
 # ---- real processes and a real socket --------------------------------------------------------------------------------
