@@ -103,6 +103,25 @@ it is missing; its public key, printed by --public, goes into the routers' STAGE
 exit status: 0 made, 1 the key cannot be used, 64 the command line cannot be used"""
 
 
+_NAMES_STATUS = """
+
+exit status: 0 done, 1 not done, 64 a URL cannot be used"""
+
+_LS = (
+    "Lists a directory at a router of the overlay, or one file. Symbolic links are shown, not followed." + _NAMES_STATUS
+)
+_STAT = "Says what a name is; its generation counts how often the overlay has changed it." + _NAMES_STATUS
+_RM = "Removes files, with -r also directories and all that is in them, in the order given." + _NAMES_STATUS
+_MKDIR = "Makes directories in the order given." + _NAMES_STATUS
+_MV = "Gives a file or directory another name at the same router. A file of that name is replaced." + _NAMES_STATUS
+
+_COPY = """\
+Copies a file from a router to another (or the same). The bytes pass through this machine's memory, a MiB at a time, not
+over its disk. The copy appears under its name only when it is whole, checked by digest and on the router's disk.
+
+exit status: 0 it is there, 1 it is not, 64 a URL cannot be used"""
+
+
 class _Parser(argparse.ArgumentParser):
     """Ends with EX_USAGE: 2 means 'timed out' here."""
 
@@ -127,6 +146,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_estimate(commands)
     _add_profile(commands)
     _add_files(commands)
+    _add_names(commands)
     _add_routes(commands)
     _add_capability(commands)
     command = _add(commands, "help", "explains a command", "Explains a command.", "")
@@ -271,6 +291,35 @@ def _add_capability(commands: argparse._SubParsersAction[_Parser]) -> None:
     command.add_argument("--lot", metavar="SIZE", type=_size, default=0, help="most bytes under way at once")
     command.add_argument("--priority", metavar="N", type=int, default=0, help="highest priority (default: 0)")
     command.add_argument("--days", metavar="N", type=_days, default=30.0, help="until it expires (default: 30)")
+
+
+def _add_names(commands: argparse._SubParsersAction[_Parser]) -> None:
+    url = "overlay://HOST[:PORT]/path"
+    command = _add(commands, "ls", "lists what is at a router of the overlay", _LS, "names")
+    command.add_argument("-l", "--long", action="store_true", help="kind, mode, size and time, too")
+    command.add_argument("url", metavar="URL", help=url)
+    _add_key(command)
+    command = _add(commands, "stat", "says what a name at a router is", _STAT, "names")
+    command.add_argument("url", metavar="URL", help=url)
+    _add_key(command)
+    command = _add(commands, "rm", "removes names at a router", _RM, "names")
+    command.add_argument("-r", "--recursive", action="store_true", help="directories, with all that is in them")
+    command.add_argument("urls", metavar="URL", nargs="+", help=url)
+    _add_key(command)
+    command = _add(commands, "mkdir", "makes directories at a router", _MKDIR, "names")
+    command.add_argument("-p", "--parents", action="store_true", help="those above, too, where they are missing")
+    command.add_argument("urls", metavar="URL", nargs="+", help=url)
+    _add_key(command)
+    command = _add(commands, "mv", "renames a file or directory at a router", _MV, "names")
+    command.add_argument("-p", "--parents", action="store_true", help="make the directories above NEW, too")
+    command.add_argument("url", metavar="URL", help=url)
+    command.add_argument("to", metavar="NEW", help="the new name, at the same router")
+    _add_key(command)
+    command = _add(commands, "copy", "copies a file from one router to another", _COPY, "names")
+    command.add_argument("url", metavar="URL", help=url)
+    command.add_argument("to", metavar="NEW", help="at any router; with / at its end a directory")
+    _add_key(command)
+    command.add_argument("--to-key", metavar="FILE", default="", help="key for the router of NEW (default: --key)")
 
 
 def _add_key(command: argparse.ArgumentParser) -> None:

@@ -96,13 +96,16 @@ def get(
     return size_bytes
 
 
-def read(gateway: Gateway, path: str, offset: int = 0, size_bytes: int = _ANY) -> Iterator[bytes]:
+def read(
+    gateway: Gateway, path: str, offset: int = 0, size_bytes: int = _ANY, generation: int = _ANY
+) -> Iterator[bytes]:
     """Bytes of a published file, all of one version, in parts of at most 1 MiB.
 
     :param size_bytes: how many at most, negative: up to the end. Behind the end there are none.
-    :raises TransferFailure: classified; CONFLICT when the file was replaced while its connection was lost.
+    :param generation: of the version that is wanted, negative for the present one.
+    :raises TransferFailure: classified; CONFLICT when there is another version now.
     """
-    fetch, buffer = _Fetch(gateway, path, offset, size_bytes), memoryview(bytearray(BLOCK_BYTES))
+    fetch, buffer = _Fetch(gateway, path, offset, size_bytes, generation), memoryview(bytearray(BLOCK_BYTES))
     patience = _Patience()
     while True:
         try:

@@ -109,3 +109,46 @@ def test_put_a_whole_tree(router: RouterProcess, tmp_path: Path, capsys: pytest.
     assert (router.root / "other/a/b/small").read_bytes() == b"small"
     router.stop()
     assert main(["put", "-r", str(tmp_path / "run7"), _url(router, "to/"), *key]) == 1
+
+
+def test_names_by_commands(router: RouterProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    key = ["--key", str(router.key_file("site"))]
+
+    def run(*words: str) -> list[str]:
+        assert main([*words, *key]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    content = os.urandom(3_000_001)
+    (router.root / "a").mkdir()
+    (router.root / "a/f").write_bytes(content)
+    (router.root / "a/f").chmod(0o640)
+    (router.root / "a" / os.fsdecode(b"x\xe9\033[1m")).touch()
+    assert run("ls", _url(router, "a")) == ["f", "x\\udce9\\x1b[1m"]
+    assert run("ls", _url(router, "")) == ["a/"]
+    assert run("ls", "-l", _url(router, "a/f"))[0].startswith("- 640        3000001 20")
+    assert run("stat", _url(router, "a/f"))[:4] == [
+        "name:       a/f",
+        "kind:       file",
+        "size:       3000001 bytes",
+        "mode:       640",
+    ]
+    run("mkdir", "-p", _url(router, "b/c"))
+    assert run("copy", _url(router, "a/f"), _url(router, "b/c/"))[0].startswith("f: 3000001 bytes in ")
+    assert (router.root / "b/c/f").read_bytes() == content
+    assert (router.root / "b/c/f").stat().st_mode & 0o777 == 0o640
+    run("mv", "-p", _url(router, "b/c/f"), _url(router, "new/g"))
+    assert (router.root / "new/g").read_bytes() == content
+    run("rm", "-r", _url(router, "b"), _url(router, "new/g"))
+    assert sorted(path.name for path in router.root.iterdir()) == [".stageout", "a", "new"]
+    for words, status, said in (
+        (["rm", _url(router, "a")], 1, "rm -r removes it"),
+        (["rm", _url(router, "none")], 1, "No such file"),
+        (["ls", _url(router, "none")], 1, "No such file"),
+        (["mkdir", _url(router, "no/d")], 1, "conflict"),
+        (["mv", _url(router, "a/f"), "overlay://other/f"], 64, "use copy, then rm"),
+        (["copy", _url(router, "a"), _url(router, "z")], 1, "not a file"),
+        (["copy", _url(router, "a/f"), _url(router, "z"), "--to-key", str(router.key_file("small"))], 1, "only for"),
+    ):
+        assert main([*words, *key]) == status
+        assert said in capsys.readouterr().err
+    assert not (router.root / "z").exists()

@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import time
 from dataclasses import fields
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stageout.cli import render, routes
+from stageout.cli import names, render, routes
 from stageout.cli.doctor import report
 from stageout.cli.doctor.findings import Role, fail, ok
 from stageout.cli.exits import Exit
 from stageout.cli.history import entry
 from stageout.cli.main import _protect_job_ids, build_parser
 from stageout.cli.rows import SCHEMA, Row
+from stageout.overlay.operations import Entry
 from stageout.wire.custody import FileReport
 from stageout.wire.overlay import Routed
 from tests.unit.test_cli_doctor import Fake
@@ -133,6 +136,17 @@ def test_routes_look_like_that() -> None:
     assert [name for kind in ("links", "routes") for name in data[kind][0] if name not in WORDS] == []  # type: ignore[index]
 
 
+def test_a_listing_looks_like_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    noon = int(datetime(2026, 3, 1, 12, tzinfo=timezone.utc).timestamp())
+    entries = [Entry("2026", "directory", 0, 0o755, noon), Entry("results.tar", "file", 40960000, 0o644, noon)]
+    shown = printed("stageout ls -l overlay://gateway.example.org/alice")
+    assert [names.line(entry, long=True) for entry in entries] == shown
+    monkeypatch.undo()
+    time.tzset()
+
+
 def test_the_dag_of_the_help_is_the_one_of_the_document(capsys: pytest.CaptureFixture[str]) -> None:
     (dag,) = [body for kind, body in BLOCKS if kind == "dag"]
     (line,) = [line for line in dag.splitlines() if line.startswith("SCRIPT")]
@@ -148,4 +162,5 @@ def test_other_documents_call_the_command_as_it_is() -> None:
             assert (verb[0] or verb[1]) in {
                 "status", "wait", "retry", "cancel", "pause", "resume", "history", "doctor", "help",
                 "estimate", "profile", "put", "get", "routes", "capability",
+                    "ls", "stat", "rm", "mv", "mkdir", "copy",
             }, f"{path}: stageout {verb}"  # fmt: skip
