@@ -28,10 +28,12 @@ class Neighbours:
     """Whom this router may pass circuits on to.
 
     :param allowed: addresses in their one form. :param key: name and secret that they know this router by.
+    :param finds: routers that are found through the collector are allowed, too.
     """
 
     allowed: frozenset[str] = frozenset()
     key: tuple[str, bytes] = ("", b"")
+    finds: bool = False
 
 
 async def onward(node: str, ask: Via, neighbours: Neighbours) -> socket.socket:

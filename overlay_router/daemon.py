@@ -8,6 +8,7 @@ import contextlib
 import os
 import signal
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Callable
@@ -16,7 +17,9 @@ from pathlib import Path
 
 from overlay_router.book import Book
 from overlay_router.circuits import Neighbours
+from overlay_router.cover import Cover
 from overlay_router.destination import Destination
+from overlay_router.directory import Directory
 from overlay_router.identity import identity
 from overlay_router.keys import read_keys, read_own_key
 from overlay_router.neighbours import INTERVALS_TO_AGE, Neighbourhood
@@ -25,6 +28,7 @@ from overlay_router.rights import Rights, read_issuers
 from overlay_router.store import Store
 from overlay_router.tree import Tree
 from stageout.core import log
+from stageout.core.collector import CollectorChild
 from stageout.core.config import ConfigError, Settings, condor_settings, environment_settings, reload_condor
 from stageout.core.errors import StageoutError
 from stageout.wire.fields import MAX_LINKS
@@ -32,6 +36,8 @@ from stageout.wire.route import BadRoute, address, addresses, written
 
 EXIT_NO_RESTART = 99
 """condor_master does not start a daemon again that exits with this status."""
+#: Among the neighbours: all routers that are found through the collector.
+_FOUND = "collector"
 
 
 @dataclass(frozen=True)
@@ -62,15 +68,17 @@ def home_of(settings: Settings) -> Path:
 
 def neighbours_of(settings: Settings) -> Neighbours:
     """Whom circuits are passed on to. :raises StageoutError: an address or this router's key cannot be used."""
+    words = settings.text("STAGEOUT_ROUTER_NEIGHBOURS").replace(",", " ").split()
     try:
-        allowed = addresses(settings.text("STAGEOUT_ROUTER_NEIGHBOURS"))
+        allowed = addresses(" ".join(word for word in words if word != _FOUND))
     except BadRoute as problem:
         raise ConfigError(f"STAGEOUT_ROUTER_NEIGHBOURS: {problem}") from None
-    if not allowed:
+    if not words:
         return Neighbours()
     if len(allowed) > MAX_LINKS:
         raise ConfigError(f"STAGEOUT_ROUTER_NEIGHBOURS has more than {MAX_LINKS} addresses: use routers in between")
-    return Neighbours(frozenset(allowed), read_own_key(Path(settings.text("STAGEOUT_ROUTER_KEY"))))
+    key = read_own_key(Path(settings.text("STAGEOUT_ROUTER_KEY")))
+    return Neighbours(frozenset(allowed), key, finds=_FOUND in words)
 
 
 def links_of(settings: Settings, node: str, port: int, neighbours: Neighbours) -> Neighbourhood:
@@ -97,6 +105,20 @@ def rights_of(settings: Settings) -> Rights:
     )
 
 
+def cover_of(settings: Settings) -> Cover:
+    """How this router does TLS. :raises ConfigError: certificate or key cannot be used."""
+    cert, key = settings.text("STAGEOUT_ROUTER_CERT"), settings.text("STAGEOUT_ROUTER_CERT_KEY")
+    insists = settings.flag("STAGEOUT_ROUTER_TLS_ONLY")
+    try:
+        if cert:
+            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(cert, key or None)
+        elif insists:
+            raise ConfigError("STAGEOUT_ROUTER_TLS_ONLY needs a certificate: STAGEOUT_ROUTER_CERT")
+    except (OSError, ssl.SSLError) as problem:
+        raise ConfigError(f"STAGEOUT_ROUTER_CERT = {cert}, STAGEOUT_ROUTER_CERT_KEY = {key}: {problem}") from None
+    return Cover(cert, key, insists)
+
+
 def listen(settings: Settings) -> socket.socket:
     """The listening socket. :raises ConfigError: the address cannot be used."""
     host, port = settings.text("STAGEOUT_ROUTER_HOST"), settings.count("STAGEOUT_ROUTER_PORT")
@@ -106,9 +128,10 @@ def listen(settings: Settings) -> socket.socket:
         raise ConfigError(f"STAGEOUT_ROUTER_HOST = {host}, STAGEOUT_ROUTER_PORT = {port}: {problem.strerror}") from None
 
 
-async def run(load: Callable[[], Settings]) -> None:
+async def run(load: Callable[[], Settings], local_name: str | None = None) -> None:
     """Serve until SIGTERM, SIGINT or SIGQUIT; SIGHUP reads keys and neighbours again.
 
+    :param local_name: as HTCondor's daemon, whose collector knows other routers; None without HTCondor.
     :raises StageoutError: settings, keys or database cannot be used.
     """
     settings = load()
@@ -125,9 +148,12 @@ async def run(load: Callable[[], Settings]) -> None:
         router = Router(
             node, destination, keys, settings.count("STAGEOUT_ROUTER_WORKERS"), neighbours, links, rights,
             settings.count("STAGEOUT_ROUTER_PEER_CONNECTIONS"), settings.number("STAGEOUT_ROUTER_PEER_MESSAGES"),
+            cover_of(settings),
         )  # fmt: skip
         log.event("started", pid=os.getpid(), port=port, root=place.root if place else "")
-        await _until_stopped(router, listening, load)
+        collector = None if local_name is None else CollectorChild(local_name)
+        directory = Directory(collector, links.address, router.meet) if collector else None
+        await _until_stopped(router, directory, listening, load)
         log.event("stopped")
 
 
@@ -138,17 +164,21 @@ def _destination(place: Place, stack: contextlib.ExitStack) -> Destination:
     return Destination(store, tree, lambda: int(time.time()))
 
 
-async def _until_stopped(router: Router, listening: socket.socket, load: Callable[[], Settings]) -> None:
+async def _until_stopped(
+    router: Router, directory: Directory | None, listening: socket.socket, load: Callable[[], Settings]
+) -> None:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, _reconfigure, router, load)
     serving = asyncio.ensure_future(router.serve(listening))
     waiting = asyncio.ensure_future(stop.wait())
+    finding = [asyncio.ensure_future(directory.run())] if directory else []
     await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
-    for task in (serving, waiting):
+    tasks = (serving, waiting, *finding)
+    for task in tasks:
         task.cancel()
-    outcomes = await asyncio.gather(serving, waiting, return_exceptions=True)
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     if isinstance(outcomes[0], Exception):
         raise outcomes[0]
 
@@ -157,13 +187,14 @@ def _reconfigure(router: Router, load: Callable[[], Settings]) -> None:
     try:
         settings = load()
         keys, neighbours = read_keys(Path(settings.text("STAGEOUT_ROUTER_KEYS"))), neighbours_of(settings)
-        router.rights.become(rights_of(settings))
+        rights, cover = rights_of(settings), cover_of(settings)
     except StageoutError as problem:
         log.error("reconfigured", problem=f"{problem}; the old keys and neighbours stay")
         return
-    router.keys, router.neighbours = keys, neighbours
-    router.links.connect_to(neighbours.allowed)
-    log.event("reconfigured", keys=len(keys), neighbours=len(neighbours.allowed))
+    router.keys, router.cover = keys, cover
+    router.rights.become(rights)
+    router.have_neighbours(neighbours)
+    log.event("reconfigured", keys=len(keys), neighbours=len(router.neighbours.allowed))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -178,7 +209,7 @@ def main(argv: list[str] | None = None) -> int:
 
     try:
         _open_log(load(), options.terminal or options.alone)
-        asyncio.run(run(load))
+        asyncio.run(run(load, None if options.alone else options.local_name))
     except StageoutError as problem:
         log.error("cannot-start", problem=problem)
         print(f"stageout-router: {problem}", file=sys.stderr)

@@ -106,6 +106,11 @@ class Neighbourhood:
             if target not in self._targets:
                 self._targets[target] = asyncio.get_running_loop().create_task(self._keep(target))
 
+    @property
+    def address(self) -> str:
+        """Of this router."""
+        return self._book.address
+
     def moved(self, address: str, size_bytes: int) -> None:
         """So many bytes of transfers left for a neighbour since the last call."""
         for line in self._lines:

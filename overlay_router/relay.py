@@ -17,11 +17,12 @@ import sqlite3
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
 from overlay_router.circuits import Neighbours, onward
+from overlay_router.cover import Cover, Wire
 from overlay_router.destination import Destination, Reply
 from overlay_router.greeting import Peer, Unwelcome, greet, refuse
 from overlay_router.keys import Key
@@ -77,6 +78,7 @@ class Router:
     :param workers: processes that move data. :param neighbours: whom circuits are passed on to.
     :param links: what is known of the routers around. :param rights: who may do what, and how much.
     :param most_connections: of one key. :param messages_per_s: on one control connection.
+    :param cover: how it does TLS.
     """
 
     def __init__(
@@ -90,9 +92,11 @@ class Router:
         rights: Rights,
         most_connections: int,
         messages_per_s: float,
+        cover: Cover,
     ) -> None:
         self._node, self._place, self.keys, self.neighbours = node, destination, keys, neighbours
-        self.links, self.rights = links, rights
+        self.links, self.rights, self.cover = links, rights, cover
+        self._configured, self._found = neighbours, frozenset[str]()
         self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="disk")
         self._lines: dict[str, list[Line]] = {}
         self._whole: dict[int, None] = {}
@@ -100,6 +104,18 @@ class Router:
         self._packs: asyncio.Queue[Arrived] = asyncio.Queue(_PACKS_WAITING)
         self._pool = Pool(workers, self._on_report)
         self.limits = Limits(self._pool.connections, most_connections, messages_per_s)
+
+    def have_neighbours(self, neighbours: Neighbours) -> None:
+        """From now on these are configured."""
+        found = self._found if neighbours.finds else frozenset()
+        self.neighbours = replace(neighbours, allowed=neighbours.allowed | found)
+        self.links.connect_to(self.neighbours.allowed)
+        self._configured = neighbours
+
+    def meet(self, found: frozenset[str]) -> None:
+        """These routers were found; they become neighbours where the configuration says so."""
+        self._found = found
+        self.have_neighbours(self._configured)
 
     async def serve(self, listening: socket.socket) -> None:
         """Accept until cancelled; then every connection is closed and every worker ended."""
@@ -122,26 +138,32 @@ class Router:
             self._disk.shutdown()
 
     async def _connection(self, sock: socket.socket, host: str) -> None:
-        with sock:
+        with contextlib.ExitStack() as owned:
+            wire = Wire(sock, owned)
             try:
                 with self.limits.stranger(host):
-                    peer, first = await asyncio.wait_for(self._greeted(sock), _GREETING_S)
+                    peer, first = await asyncio.wait_for(self._greeted(wire), _GREETING_S)
                 with self._among_limits(peer):
-                    await self._serve(sock, peer, first)
+                    await self._serve(wire.sock, peer, first)
             except TooMany as reason:
                 log.warn("too-many", reason=reason)
             except Unwelcome as reason:
                 log.warn("peer-refused", reason=reason)
-                await refuse(sock, reason)
+                await refuse(wire.sock, reason)
             except BadFrame as problem:
                 log.warn("peer-not-understood", problem=problem)
             except (OSError, asyncio.TimeoutError) as problem:
                 log.event("peer-gone", problem=problem or "silent")
 
-    async def _greeted(self, sock: socket.socket) -> tuple[Peer, Message]:
-        peer, first = await greet(sock, self._node, self.keys)
+    async def _greeted(self, wire: Wire) -> tuple[Peer, Message]:
+        await wire.uncover(self.cover, self._pool)
+        peer, first = await greet(wire.sock, self._node, self.keys)
         if isinstance(first, overlay.Via) and not first.route:
-            return await greet(sock, self._node, self.keys)
+            await wire.uncover(self.cover, self._pool)
+            peer, first = await greet(wire.sock, self._node, self.keys)
+        passes = peer.key.is_router or isinstance(first, overlay.Via)
+        if self.cover.insists and not wire.covered and not passes:
+            raise Unwelcome("this router takes files over TLS only: write 'ca FILE' into your key file", peer.checksum)
         return peer, first
 
     @contextlib.contextmanager

@@ -13,13 +13,16 @@ import mmap
 import os
 import select
 import socket
+import ssl
 import sys
 import threading
 import time
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import lru_cache, partial
+from pathlib import Path
 
 from overlay_router.splice import Circuit
+from stageout.core.tls import Tunnel
 from stageout.wire import frames
 from stageout.wire.frames import BadFrame, Type
 from stageout.wire.overlay import Found, Refuse, encode
@@ -29,6 +32,7 @@ _SYNC_BYTES = 64 * 1024 * 1024
 _SYNC_S = 0.2
 _REPORT_BLOCKS = 512
 _IDLE_S = 60.0
+_HANDSHAKE_S = 10.0
 #: The interpreter's lock changes hands sooner, so that a thread that has data does not wait for one that computes.
 _SWITCH_INTERVAL_S = 0.0002
 
@@ -43,6 +47,7 @@ class Job:
     :param block: the first one to send. :param blocks: how many at most, 0: all.
     :param generation: of the file that is sent. :param mode: of that file.
     :param hop: address of the router that a relay passes on to. :param peer: name of the peer's key.
+    :param cert: file of the certificate, of "tls" between a connection and a plain one. :param cert_key: of its key.
     """
 
     kind: str
@@ -56,6 +61,8 @@ class Job:
     mode: int = 0
     hop: str = ""
     peer: str = ""
+    cert: str = ""
+    cert_key: str = ""
     blocks: int = 0
 
 
@@ -231,6 +238,9 @@ def serve(job: Job, connection: socket.socket, file: int, report: Reporter, gate
             moved = partial(_moved, report, job.hop)
             Circuit(connection, far, moved=moved).run()
         return
+    if job.kind == "tls":
+        _cover(job, connection, socket.socket(fileno=file), report)
+        return
     with connection:
         try:
             connection.settimeout(_IDLE_S)
@@ -256,6 +266,25 @@ def _serve_to_its_end(
     finally:
         gates.remove(job.tid, gate)
         report(Report(0, ended=job.peer))
+
+
+def _cover(job: Job, connection: socket.socket, plain: socket.socket, report: Reporter) -> None:
+    with connection, plain:
+        try:
+            changed_ns = Path(job.cert).stat().st_mtime_ns
+            tunnel = Tunnel(connection, plain, _certified(job.cert, job.cert_key, changed_ns))
+            tunnel.handshake(_HANDSHAKE_S)
+            tunnel.run()
+        except OSError as problem:
+            report(Report(0, problem=f"TLS: {problem}"))
+
+
+@lru_cache(maxsize=4)
+def _certified(cert: str, cert_key: str, changed_ns: int) -> ssl.SSLContext:
+    """With the certificate as it was at that time: a renewed one is read anew."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(cert, cert_key or None)
+    return context
 
 
 def _moved(report: Reporter, hop: str, size_bytes: int) -> None:

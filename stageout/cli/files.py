@@ -13,7 +13,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 from stageout.cli.exits import CommandError, Exit, UsageError
 from stageout.cli.trees import send_trees
 from stageout.core.errors import TransferFailure
-from stageout.overlay.channel import Gateway, read_credential, read_key
+from stageout.overlay.channel import Gateway, gateway_of
 from stageout.overlay.client import put
 from stageout.overlay.fetch import get
 from stageout.overlay.sending import report
@@ -78,9 +78,7 @@ def target(url: str, key: str) -> tuple[Gateway, str]:
     if parts.scheme != "overlay" or not parts.hostname:
         raise UsageError(f"{url}: write overlay://HOST[:PORT]/path")
     try:
-        name, secret = read_key(Path(key))
-        credential = read_credential(Path(key))
-        return Gateway(parts.hostname, parts.port or DEFAULT_PORT, name, secret, credential=credential), path
+        return gateway_of(parts.hostname, parts.port or DEFAULT_PORT, Path(key)), path
     except ValueError:
         raise UsageError(f"{url}: the port is not a number") from None
     except TransferFailure as failure:

@@ -10,7 +10,7 @@ from pathlib import Path
 from stageout.cli.exits import CommandError, Exit, UsageError
 from stageout.cli.render import duration, table
 from stageout.core.errors import TransferFailure
-from stageout.overlay.channel import Gateway, read_key
+from stageout.overlay.channel import gateway_of
 from stageout.overlay.routes import ask_links, ask_routes
 from stageout.wire.fields import KnownRow
 from stageout.wire.overlay import Routed
@@ -22,7 +22,7 @@ _MOST_TERMINALS = 32
 def run(options: argparse.Namespace) -> int:
     """Ask, and show."""
     try:
-        gateway = Gateway(*address(options.router), *read_key(Path(options.key)))
+        gateway = gateway_of(*address(options.router), Path(options.key))
         links = ask_links(gateway)
         ends = options.terminals or _ends(gateway.server, links)
         routes = [ask_routes(gateway, end) for end in ends]

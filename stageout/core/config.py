@@ -168,11 +168,16 @@ KNOBS: dict[str, Knob] = {
             "STAGEOUT_ROUTER_ISSUERS", "", "router", "file of trusted issuers of capabilities: NAME ed25519:KEY PREFIX"
         ),
         Knob("STAGEOUT_ROUTER_CAPABILITIES", False, "router", "true: nothing is written without a capability"),
+        Knob("STAGEOUT_ROUTER_CERT", "", "router", "PEM file of the certificate and its chain; empty: no TLS"),
+        Knob("STAGEOUT_ROUTER_CERT_KEY", "", "router", "PEM file of its key; empty: in the same file"),
+        Knob("STAGEOUT_ROUTER_TLS_ONLY", False, "router", "true: senders without TLS are refused"),
         Knob("STAGEOUT_ROUTER_PEER_TRANSFERS", 1024, "router", "most transfers of one key under way at once", 1),
         Knob("STAGEOUT_ROUTER_PEER_CONNECTIONS", 512, "router", "most connections of one key at once", 1),
         Knob("STAGEOUT_ROUTER_PEER_MESSAGES", 5000.0, "router", "most messages a second on a control connection", 1),
         Knob("STAGEOUT_ROUTER_ADDRESS", "", "router", "HOST:PORT that others reach it by; empty: full host name, port"),
-        Knob("STAGEOUT_ROUTER_NEIGHBOURS", "", "router", "routers that it may connect to: HOST:PORT, ..."),
+        Knob(
+            "STAGEOUT_ROUTER_NEIGHBOURS", "", "router", "routers that it may connect to: HOST:PORT, ..., or: collector"
+        ),
         Knob("STAGEOUT_ROUTER_KEY", "/etc/condor/stageout-overlay.key", "router", "its NAME SECRET for its neighbours"),
         Knob("STAGEOUT_ROUTER_INTERVAL", 15.0, "router", "s between announcements of its links; alike on all", 0.05),
         Knob("STAGEOUT_ROUTER_WORKERS", 2, "router", "processes that move data", 1),

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import select
 import socket
+import ssl
 import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from stageout.core import tls
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.signing import KeyUnusable, key_of
 from stageout.wire import frames, overlay, packs
@@ -27,6 +30,7 @@ class Gateway:
 
     :param timeout_s: silence after which a connection counts as dead.
     :param credential: a capability that OPEN and OPERATION carry, None for the key's own rights.
+    :param ca: file of certificates: TLS to the router, whose certificate must come from one of them; "" for none.
     """
 
     host: str
@@ -35,6 +39,7 @@ class Gateway:
     secret: bytes
     timeout_s: float = 60.0
     credential: Credential | None = None
+    ca: str = ""
 
     @property
     def server(self) -> str:
@@ -69,6 +74,17 @@ def read_credential(path: Path) -> Credential | None:
         raise TransferFailure(ErrorClass.CREDENTIAL_REFUSED, f"{path}: its capability: {problem}") from None
 
 
+def gateway_of(host: str, port: int, key: Path, timeout_s: float = 60.0) -> Gateway:
+    """The router at an address, with all that a key file says: the key, ``capability ...``, ``ca FILE``.
+
+    :raises TransferFailure: CREDENTIAL_MISSING, CREDENTIAL_REFUSED.
+    """
+    name, secret = read_key(key)
+    lines = (line.split(None, 1) for line in key.read_text().splitlines())
+    ca = next((line[1].strip() for line in lines if len(line) == 2 and line[0] == "ca"), "")
+    return Gateway(host, port, name, secret, timeout_s, read_credential(key), ca)
+
+
 class Channel:
     """Connect and prove the key.
 
@@ -84,6 +100,8 @@ class Channel:
         try:
             if route:
                 self._pass_relays()
+            if gateway.ca:
+                self._cover()
             self._greet()
             self._refused = ErrorClass.PERMISSION_DENIED, ErrorClass.SERVER_BUSY
         except BaseException:
@@ -177,6 +195,20 @@ class Channel:
         self._checksum = zlib.crc32
         self._refused = ErrorClass.PERMISSION_DENIED, ErrorClass.CONNECT_FAILED
 
+    def _cover(self) -> None:
+        """TLS from here on, to the end of the route: relays see nothing of it."""
+        raw = self._socket
+        try:
+            self._socket = tls.secured(raw, _trusting(self.gateway.ca), self.gateway.host, self.gateway.timeout_s)
+        except ssl.SSLCertVerificationError as problem:
+            why = f"its certificate is not one of {self.gateway.ca}: {problem.verify_message}"
+            raise self.failure(ErrorClass.TLS_UNTRUSTED, why) from None
+        except ssl.SSLError as problem:
+            raise self.failure(ErrorClass.TLS_UNTRUSTED, f"TLS: {problem.reason or problem}") from None
+        except OSError as problem:
+            words = f"{problem.strerror or problem}; has the router a certificate (STAGEOUT_ROUTER_CERT)?"
+            raise self.failure(ErrorClass.CONNECTION_LOST, words) from None
+
     def _greet(self) -> None:
         hello = offer(socket.gethostname(), self.gateway.key_name, self.gateway.credential is not None)
         self.send(hello)
@@ -240,6 +272,14 @@ class _Failures:
             raise failure(ErrorClass.CONNECTION_LOST, str(problem)) from None
         if isinstance(problem, OSError):
             raise failure(ErrorClass.CONNECTION_LOST, problem.strerror or str(problem)) from None
+
+
+@functools.lru_cache(maxsize=8)
+def _trusting(ca: str) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except OSError as problem:
+        raise TransferFailure(ErrorClass.CREDENTIAL_MISSING, f"{ca}: no certificates there: {problem}") from None
 
 
 def _connect(gateway: Gateway, route: Route) -> socket.socket:

@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.overlay.channel import Gateway, read_credential, read_key
+from stageout.overlay.channel import Gateway, gateway_of
 from stageout.overlay.client import put
 from stageout.overlay.fetch import get
 from stageout.overlay.sending import report
@@ -60,6 +60,5 @@ def _target(url: str, context: Context) -> tuple[Gateway, str]:
     except ValueError:
         raise TransferFailure(ErrorClass.BAD_URL, f"{safe_url(url)}: the port is not a number") from None
     key = Path(context.setting("OVERLAY_KEY", _KEY))
-    name, secret = read_key(key)
     silence_s = max(_LEAST_S, min(_SILENCE_S, context.remaining_s))
-    return Gateway(parts.hostname, port, name, secret, silence_s, read_credential(key)), path
+    return gateway_of(parts.hostname, port, key, silence_s), path

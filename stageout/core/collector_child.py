@@ -1,4 +1,4 @@
-"""Talks to the collector for the manager: a question per line on stdin, an answer per line on stdout."""
+"""Talks to the collector for a daemon: a question per line on stdin, an answer per line on stdout."""
 
 from __future__ import annotations
 

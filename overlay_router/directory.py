@@ -1,0 +1,63 @@
+"""Routers of the same pool, found through HTCondor's collector.
+
+Each router below condor_master publishes a small ad with its address. An ad proves nothing: who is found is connected
+to like a configured neighbour, and must have the shared key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from stageout.core import log
+from stageout.core.collector import CollectorChild, CollectorError
+from stageout.wire.address import is_address
+from stageout.wire.route import address, written
+
+ROUTER_AD = "StageOutRouter"
+#: The collector forgets an ad after a quarter of an hour.
+_PUBLISH_EVERY_S = 300.0
+_LOOK_EVERY_S = 60.0
+_AGAIN_S = 2.5
+
+
+class Directory:
+    """This router's ad, and those of the others.
+
+    :param own: this router's address. :param found: called with the addresses of the others when they change.
+    """
+
+    def __init__(self, collector: CollectorChild, own: str, found: Callable[[frozenset[str]], None]) -> None:
+        self._collector, self._own, self._found = collector, own, found
+        self._known: frozenset[str] = frozenset()
+        self._published_s = float("-inf")
+
+    async def run(self) -> None:
+        """Publish and look, until cancelled. While the collector does not answer, who was found stays found."""
+        told, pause_s = "", _AGAIN_S
+        try:
+            while True:
+                try:
+                    await self._once()
+                    told, pause_s = "", _LOOK_EVERY_S
+                except CollectorError as problem:
+                    if str(problem) != told:
+                        log.warn("collector-not-asked", problem=problem)
+                    told, pause_s = str(problem), min(_LOOK_EVERY_S, 2 * pause_s)
+                await asyncio.sleep(pause_s)
+        finally:
+            await self._collector.close()
+
+    async def _once(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._published_s >= _PUBLISH_EVERY_S:
+            await self._collector.publish({"MyType": ROUTER_AD, "Name": self._own})
+            self._published_s = now_s
+        ads = await self._collector.query(f'MyType == "{ROUTER_AD}"', ["Name"])
+        names = (str(ad.get("Name")) for ad in ads)
+        known = frozenset(written(*address(name)) for name in names if is_address(name)) - {self._own}
+        if known != self._known:
+            log.event("routers-found", routers=", ".join(sorted(known)) or "none")
+            self._known = known
+            self._found(known)

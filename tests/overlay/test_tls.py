@@ -1,0 +1,120 @@
+"""TLS around the overlay's connections: to the end of a route, whatever relays are on the way."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay.channel import Gateway, gateway_of
+from stageout.overlay.client import put
+from stageout.overlay.fetch import get
+from stageout.testing.router import RouterProcess, relay
+from stageout.wire.overlay import BLOCK_BYTES
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("tls")
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(made / "ca.pem"))
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(made / "cert.pem"))
+    trustme.CA().cert_pem.write_to_path(str(made / "other.pem"))
+    return made
+
+
+@pytest.fixture(scope="module")
+def router(home: Path) -> Iterator[RouterProcess]:
+    settings = {"STAGEOUT_ROUTER_CERT": str(home / "cert.pem"), "STAGEOUT_ROUTER_TLS_ONLY": "true"}
+    with RouterProcess(home / "router", settings) as running:
+        yield running
+
+
+@pytest.fixture
+def gateway(home: Path, router: RouterProcess) -> Gateway:
+    key = home / "tls.key"
+    key.write_text(router.key_file("site").read_text() + f"ca {home / 'ca.pem'}\n")
+    return gateway_of("127.0.0.1", router.port, key, timeout_s=20)
+
+
+def _source(tmp_path: Path) -> Path:
+    path = tmp_path / "source"
+    path.write_bytes(b"secret bytes " * (3 * BLOCK_BYTES // 13))
+    return path
+
+
+def test_files_go_there_and_back_through_a_relay_that_sees_nothing(
+    gateway: Gateway, router: RouterProcess, tmp_path: Path
+) -> None:
+    source = _source(tmp_path)
+    with _Ear(router.port) as ear, relay(tmp_path / "relay", [f"127.0.0.1:{ear.port}"]) as between:
+        end = dataclasses.replace(gateway, port=ear.port)
+        put(end, source, "f", routes=[(between.address,)], connections=2)
+        assert len(ear.heard) > source.stat().st_size, "it went this way"
+        assert b"secret bytes" not in ear.heard
+    assert (router.root / "f").read_bytes() == source.read_bytes()
+    get(gateway, "f", tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == source.read_bytes()
+
+
+def _refused(gateway: Gateway, source: Path, kind: ErrorClass, words: str) -> None:
+    with pytest.raises(TransferFailure, match=words) as caught:
+        put(gateway, source, "g", routes=[()])
+    assert caught.value.kind is kind
+
+
+def test_who_does_not_fit_is_told_why(gateway: Gateway, home: Path, router: RouterProcess, tmp_path: Path) -> None:
+    source = _source(tmp_path)
+    _refused(dataclasses.replace(gateway, ca=""), source, ErrorClass.PERMISSION_DENIED, "over TLS only")
+    _refused(dataclasses.replace(gateway, ca=str(home / "other.pem")), source, ErrorClass.TLS_UNTRUSTED, "not one of")
+    _refused(dataclasses.replace(gateway, ca="none.pem"), source, ErrorClass.CREDENTIAL_MISSING, "none.pem")
+    _refused(dataclasses.replace(gateway, host="localhost"), source, ErrorClass.TLS_UNTRUSTED, "not one of")
+    assert not (router.root / "g").exists()
+
+
+def test_a_router_without_a_certificate_says_so(gateway: Gateway, tmp_path: Path) -> None:
+    with RouterProcess(tmp_path / "plain") as plain:
+        there = dataclasses.replace(gateway, port=plain.port)
+        _refused(there, _source(tmp_path), ErrorClass.PERMISSION_DENIED, "has no certificate")
+
+
+class _Ear:
+    """Passes connections on and keeps what it hears."""
+
+    def __init__(self, port: int) -> None:
+        self._target, self.heard = port, bytearray()
+
+    def __enter__(self) -> _Ear:
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._listening.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listening.accept()
+            except OSError:
+                return
+            far = socket.create_connection(("127.0.0.1", self._target))
+            for source, target in ((near, far), (far, near)):
+                threading.Thread(target=self._copy, args=(source, target), daemon=True).start()
+
+    def _copy(self, source: socket.socket, target: socket.socket) -> None:
+        try:
+            while data := source.recv(65536):
+                self.heard += data
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+        except OSError:
+            source.close()
+            target.close()
