@@ -132,15 +132,16 @@ class SmallFiles:
         work = _Work(arrived, new=PackResults(pack.origin, pack.expires))
         record, now, origin = self._store.record(pack.origin), self._now(), int(pack.origin, 16)
         for file in arrived.files:
+            if terminal.is_new(record, file.seq, pack.expires, now):
+                problem = self._problem(arrived, file)
+                if problem:
+                    work.new.results[file.seq] = Result(Outcome.FAILED, problem)
+                else:
+                    work.todo.append((file, 0))
+                continue
             op = Op(origin, file.seq, Kind.PUBLISH, file.path, expires=pack.expires)
             step, result = terminal.judge(record, op, now)
-            if step is Step.EXECUTE:
-                problem = self._problem(arrived, file)
-                if not problem:
-                    work.todo.append((file, 0))
-                    continue
-                result = Result(Outcome.FAILED, problem)
-            if step is not Step.ANSWER and result is not None:
+            if step is Step.RECORD and result is not None:
                 work.new.results[file.seq] = result
             work.answers[file.seq] = result
         return work

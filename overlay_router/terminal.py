@@ -48,6 +48,11 @@ def dependency_failed(record: OriginRecord, op: Op) -> bool:
     return any(seq > record.low and record.results[seq].outcome is Outcome.FAILED for seq in op.after)
 
 
+def is_new(record: OriginRecord, seq: int, expires: int, now: int) -> bool:
+    """Whether :func:`judge` would say EXECUTE for an operation that waits for none, without looking further."""
+    return record.low < seq and seq not in record.results and seq not in record.cancelled and now <= expires
+
+
 def judge(record: OriginRecord, op: Op, now: int, held_ops: int = 0) -> Verdict:
     """The terminal rule in its order; names are not looked at before it says EXECUTE.
 

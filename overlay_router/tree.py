@@ -19,6 +19,7 @@ from stageout.core import durable
 from stageout.core.errors import StageoutError
 
 OWN = ".stageout"
+_NO_NAMES = frozenset({"", ".", ".."})
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 _STAGING, _TRASH = f"{OWN}/staging", f"{OWN}/trash"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -31,7 +32,7 @@ class BadPath(StageoutError):
 def checked(path: str) -> str:
     """The path as it is used; raises BadPath unless it is names joined by single slashes."""
     parts = path.split("/")
-    if any(part in ("", ".", "..") for part in parts) or "\0" in path:
+    if not _NO_NAMES.isdisjoint(parts) or "\0" in path:
         raise BadPath(f"{path!r} is not a path below the root: no empty names, no . and no ..")
     if parts[0] == OWN:
         raise BadPath(f"{OWN} belongs to the router")

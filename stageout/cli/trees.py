@@ -50,7 +50,7 @@ class _Tree:
         print(f"{self._local}: {self._files} files, {self._bytes} bytes in {seconds:.2f} s, {rates}")
         return self._failed
 
-    def _entries(self, names: Session) -> Iterator[tuple[str, Path, str]]:
+    def _entries(self, names: Session) -> Iterator[tuple[str, str, str]]:
         prefix = f"{self._path}/" if self._path else ""
         for found in below(self._local):
             if found.kind == "file":

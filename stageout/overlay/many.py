@@ -12,8 +12,7 @@ from typing import Generic, NamedTuple, TypeVar, Union
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Gateway
 from stageout.overlay.client import Put, put
-from stageout.overlay.packs import Packer, SmallPut
-from stageout.wire.packs import MAX_FILE_BYTES
+from stageout.overlay.packs import AnyPath, Packer, SmallPut
 from stageout.wire.route import Route
 
 Key = TypeVar("Key")
@@ -23,14 +22,14 @@ Ended = Callable[[Key, Union[Put, SmallPut, TransferFailure]], None]
 class Found(NamedTuple):
     """Something below a directory. :param path: from there. :param kind: "file", "empty" (a directory) or "other"."""
 
-    local: Path
+    local: str
     path: str
     kind: str
 
 
 def put_many(
     gateway: Gateway,
-    files: Iterable[tuple[Key, Path, str]],
+    files: Iterable[tuple[Key, AnyPath, str]],
     ended: Ended[Key],
     *,
     connections: int = 2,
@@ -50,10 +49,10 @@ def put_many(
         with lock:
             ended(key, result)
 
-    def put_large(key: Key, local: Path, path: str, mode: int) -> None:
+    def put_large(key: Key, local: Path, path: str) -> None:
         try:
             done = put(
-                gateway, local, path, mode=mode & 0o777, connections=connections, routes=routes,
+                gateway, local, path, mode=_mode(local), connections=connections, routes=routes,
                 progress=lambda sent_bytes: progress(key, sent_bytes),
             )  # fmt: skip
         except TransferFailure as failure:
@@ -63,15 +62,8 @@ def put_many(
 
     with ThreadPoolExecutor(at_once) as pool, _Small(gateway, end, routes) as small:
         for key, local, path in files:
-            try:
-                status = local.stat()
-            except OSError as problem:
-                end(key, TransferFailure(ErrorClass.LOCAL_FILE, f"{local}: {problem.strerror}"))
-                continue
-            if status.st_size <= MAX_FILE_BYTES:
-                small.add(key, local, path)
-            else:
-                pool.submit(put_large, key, local, path, status.st_mode)
+            if not small.add(key, local, path):
+                pool.submit(put_large, key, Path(local), path)
         small.finish()
 
 
@@ -89,25 +81,37 @@ class _Small(Generic[Key]):
     def __exit__(self, *exception: object) -> None:
         self._packer.close()
 
-    def add(self, key: Key, local: Path, path: str) -> None:
-        """Send a file."""
+    def add(self, key: Key, local: AnyPath, path: str) -> bool:
+        """Send a file; False for one that is too large."""
         if self._failure:
             self._ended(key, self._failure)
-            return
-        self._do(lambda: self._packer.add(key, local, path), key)
+            return True
+        try:
+            return self._packer.add(key, local, path)
+        except TransferFailure as failure:
+            self._fail(failure, key)
+            return True
 
     def finish(self) -> None:
         """Wait for all."""
-        if not self._failure:
-            self._do(self._packer.finish)
-
-    def _do(self, work: Callable[[], None], *keys: Key) -> None:
         try:
-            work()
+            if not self._failure:
+                self._packer.finish()
         except TransferFailure as failure:
-            self._failure = failure
-            for key in dict.fromkeys([*self._packer.keys(), *keys]):
-                self._ended(key, failure)
+            self._fail(failure)
+
+    def _fail(self, failure: TransferFailure, *keys: Key) -> None:
+        self._failure = failure
+        for key in dict.fromkeys([*self._packer.keys(), *keys]):
+            self._ended(key, failure)
+
+
+def _mode(local: Path) -> int:
+    """Permissions of a file. :raises TransferFailure: LOCAL_FILE."""
+    try:
+        return local.stat().st_mode & 0o777
+    except OSError as problem:
+        raise TransferFailure(ErrorClass.LOCAL_FILE, f"{local}: {problem.strerror}") from None
 
 
 def below(directory: Path) -> Iterator[Found]:
@@ -115,7 +119,7 @@ def below(directory: Path) -> Iterator[Found]:
 
     :raises TransferFailure: LOCAL_FILE, a directory cannot be read.
     """
-    waiting = [(directory, "")]
+    waiting = [(str(directory), "")]
     while waiting:
         local, prefix = waiting.pop()
         try:
@@ -127,7 +131,7 @@ def below(directory: Path) -> Iterator[Found]:
             yield Found(local, prefix.rstrip("/"), "empty")
         for entry in found:
             if entry.is_dir(follow_symlinks=False):
-                waiting.append((Path(entry.path), f"{prefix}{entry.name}/"))
+                waiting.append((entry.path, f"{prefix}{entry.name}/"))
             else:
                 is_file = entry.is_file(follow_symlinks=False)
-                yield Found(Path(entry.path), prefix + entry.name, "file" if is_file else "other")
+                yield Found(entry.path, prefix + entry.name, "file" if is_file else "other")

@@ -7,7 +7,6 @@ said again under the same numbers, and each file is executed once.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import time
@@ -15,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, TypeVar, Union
+from typing import Generic, NamedTuple, TypeVar, Union
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay import outcomes
@@ -28,11 +27,13 @@ EXPIRES_AFTER_S = 24 * 3600
 _UNDER_WAY = 6
 _RESUMES = 3
 _RESUMABLE = frozenset({ErrorClass.CONNECTION_LOST, ErrorClass.STALLED, ErrorClass.CONNECT_FAILED})
+#: Characters that JSON takes at most for one of ASCII; twice as many for others.
+_ESCAPED = 6
 Key = TypeVar("Key")
+AnyPath = Union[str, Path]
 
 
-@dataclass(frozen=True)
-class SmallPut:
+class SmallPut(NamedTuple):
     """A small file that is at its destination."""
 
     size_bytes: int
@@ -60,7 +61,7 @@ class _Load(Generic[Key]):
 
     def add(self, key: Key, path: str, mode: int, data: bytes) -> bool:
         """Take a file, if there is room for it."""
-        path_bytes = len(json.dumps(path)) + 1
+        path_bytes = len(path) * (_ESCAPED if path.isascii() else 2 * _ESCAPED) + 3
         if (
             len(self.paths) == MAX_FILES
             or self.data_bytes + len(data) > MAX_PACK_BYTES
@@ -115,25 +116,30 @@ class Packer(Generic[Key]):
         """Files that have not ended."""
         return [key for load in (*self._waiting, self._load) for key in load.keys]
 
-    def add(self, key: Key, local: Path, path: str) -> None:
-        """Send a file of at most 64 KiB; it is read now. One whose name is under way waits until that has ended.
+    def add(self, key: Key, local: AnyPath, path: str) -> bool:
+        """Send a file; it is read now. One whose name is under way waits until that has ended.
 
         :param key: ``ended`` is called with it, sooner or later. :param path: below the router's root.
+        :returns: False for a file of more than 64 KiB, which is not sent.
         :raises TransferFailure: the router cannot be reached; no file that has not ended will.
         """
         try:
-            data, mode = _read(local)
+            found = _read(local)
         except TransferFailure as failure:
             self._ended(key, failure)
-            return
+            return True
+        if found is None:
+            return False
+        data, mode = found
         if path in self._names:
             self.finish()
         if not self._load.add(key, path, mode, data):
             self._send()
             if not self._load.add(key, path, mode, data):
                 self._ended(key, TransferFailure(ErrorClass.BAD_URL, f"{path[:100]}...: the path is too long"))
-                return
+                return True
         self._names.add(path)
+        return True
 
     def finish(self) -> None:
         """Wait until every file so far has ended. :raises TransferFailure: as :meth:`add`."""
@@ -223,12 +229,14 @@ def _put(channel: Channel, load: _Load[Key]) -> None:
     channel.send_pack(load.head, load.digests, load.data)
 
 
-def _read(local: Path) -> tuple[bytes, int]:
-    """A whole small file and its permissions. :raises TransferFailure: LOCAL_FILE, SOURCE_CHANGED."""
+def _read(local: AnyPath) -> tuple[bytes, int] | None:
+    """A whole small file and its permissions, None for a larger one. :raises TransferFailure: classified."""
     try:
         descriptor = os.open(local, os.O_RDONLY | os.O_CLOEXEC)
         try:
             before = os.fstat(descriptor)
+            if before.st_size > MAX_FILE_BYTES:
+                return None
             data = os.read(descriptor, MAX_FILE_BYTES + 1)
             after = os.fstat(descriptor)
         finally:
@@ -236,6 +244,6 @@ def _read(local: Path) -> tuple[bytes, int]:
     except OSError as problem:
         raise TransferFailure(ErrorClass.LOCAL_FILE, f"{local}: {problem.strerror}") from None
     changed = (before.st_mtime_ns, before.st_ctime_ns) != (after.st_mtime_ns, after.st_ctime_ns)
-    if changed or not len(data) == before.st_size <= MAX_FILE_BYTES:
+    if changed or len(data) != before.st_size:
         raise TransferFailure(ErrorClass.SOURCE_CHANGED, f"{local} was changed while it was sent")
     return data, before.st_mode & 0o777

@@ -53,11 +53,20 @@ def _flag(name: str, value: Any) -> bool:
 
 
 def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str) or len(value.encode(errors="surrogateescape")) > MAX_PATH_BYTES or "\0" in value:
+    if not isinstance(value, str) or _size_bytes(value) > MAX_PATH_BYTES or "\0" in value:
         raise BadFrame(f"{name} is not a text of at most {MAX_PATH_BYTES} bytes")
     if name in _WORDS and value not in _WORDS[name]:
         raise BadFrame(f"{name} {value!r} is not one of {', '.join(_WORDS[name])}")
     return value
+
+
+def _size_bytes(text: str) -> int:
+    if text.isascii():
+        return len(text)
+    try:
+        return len(text.encode(errors="surrogateescape"))
+    except UnicodeError:  # half of a character that stands for no byte
+        return MAX_PATH_BYTES + 1
 
 
 def _texts(name: str, value: Any) -> tuple[str, ...]:

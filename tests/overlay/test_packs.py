@@ -32,7 +32,8 @@ def _send(gateway: Gateway, folder: Path, names: list[str], meanwhile: Meanwhile
     ends: Ends = {}
     with Packer(gateway, ends.__setitem__) as packer:
         for number, name in enumerate(names):
-            packer.add(name, folder / name, f"to/{name}")
+            if not packer.add(name, folder / name, f"to/{name}"):
+                ends[name] = TransferFailure(ErrorClass.TOO_LARGE, "not for a pack")
             meanwhile(number)
         packer.finish()
     return ends
@@ -83,7 +84,7 @@ def test_what_cannot_be_sent_fails_alone(router: RouterProcess, gateway: Gateway
     kinds = {name: end.kind for name, end in ends.items() if isinstance(end, TransferFailure)}
     assert kinds == {
         "none": ErrorClass.LOCAL_FILE,
-        "large": ErrorClass.SOURCE_CHANGED,
+        "large": ErrorClass.TOO_LARGE,
         "pp": ErrorClass.CONFLICT,
     }
     assert _there(router) == {"good": b"good"}

@@ -206,3 +206,15 @@ def test_leases_run_out_unless_renewed_or_in_custody() -> None:
     assert lots.expire(spool, lots.LEASE_S + 1) == ["idle"]
     assert not lots.renew(spool, "idle", 31)
     assert set(spool.lots) == {"busy", "custody"}
+
+
+@pytest.mark.parametrize("low", [0, 4, 5])
+@pytest.mark.parametrize("now", [100, 101])
+@pytest.mark.parametrize("stored", [{}, {5: Result(Outcome.DONE)}])
+@pytest.mark.parametrize("cancelled", [set(), {5}])
+def test_what_is_new_is_what_would_be_executed(
+    low: int, now: int, stored: dict[int, Result], cancelled: set[int]
+) -> None:
+    record = OriginRecord(low, stored, cancelled)
+    judged = judge(record, op(5, Kind.PUBLISH, "f"), now).step is Step.EXECUTE
+    assert terminal.is_new(record, 5, 100, now) is judged

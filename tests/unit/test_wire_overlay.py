@@ -164,6 +164,11 @@ def test_ranges_must_be_in_order_and_apart(ranges: list[Any] | dict[str, Any]) -
         overlay.from_meta(Type.STAGED, {"tid": 1, "staged": ranges})
 
 
+def test_half_a_character_is_refused() -> None:
+    with pytest.raises(BadFrame, match="path is not a text"):
+        overlay.from_meta(Type.STAT, {"path": "\ud800"})
+
+
 def test_a_missing_field_is_named() -> None:
     with pytest.raises(BadFrame, match="CREDIT lacks one of size_bytes"):
         overlay.from_meta(Type.CREDIT, {"tid": 1})
