@@ -15,19 +15,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from overlay_router import report
 from overlay_router.book import Book
 from overlay_router.circuits import Neighbours
 from overlay_router.cover import Cover
+from overlay_router.custodian import Custodian
+from overlay_router.deposits import Terminals, read_terminals
 from overlay_router.destination import Destination
 from overlay_router.directory import Directory
+from overlay_router.ends import Ends
 from overlay_router.identity import identity
 from overlay_router.keys import read_keys, read_own_key
+from overlay_router.lots import Spool
 from overlay_router.neighbours import INTERVALS_TO_AGE, Neighbourhood
-from overlay_router.relay import Router
+from overlay_router.relay import Forwarding, Router
 from overlay_router.rights import Rights, read_issuers
+from overlay_router.spool import CustodyStore
 from overlay_router.store import Store
 from overlay_router.tree import Tree
 from stageout.core import log
+from stageout.core.clock import SystemClock
 from stageout.core.collector import CollectorChild
 from stageout.core.config import ConfigError, Settings, condor_settings, environment_settings, reload_condor
 from stageout.core.errors import StageoutError
@@ -49,12 +56,15 @@ class Place:
 
 
 def place_of(settings: Settings) -> Place | None:
-    """Root and database, None for a relay. :raises ConfigError: one of them is not there, or nothing is to be done."""
+    """Root and database, None where no files arrive. :raises ConfigError: one is missing, or nothing is to do."""
     root = settings.text("STAGEOUT_ROUTER_ROOT")
-    if not root and settings.text("STAGEOUT_ROUTER_NEIGHBOURS"):
+    if not root and (settings.text("STAGEOUT_ROUTER_NEIGHBOURS") or settings.text("STAGEOUT_ROUTER_TERMINALS")):
         return None
     if not root.startswith("/") or not Path(root).is_dir():
-        raise ConfigError(f"STAGEOUT_ROUTER_ROOT = {root}: name a directory that exists, or neighbours for a relay")
+        raise ConfigError(
+            f"STAGEOUT_ROUTER_ROOT = {root}: name a directory that exists, neighbours for a relay, or terminals for"
+            " a custodian"
+        )
     return Place(Path(root), home_of(settings) / "router.sqlite")
 
 
@@ -81,17 +91,20 @@ def neighbours_of(settings: Settings) -> Neighbours:
     return Neighbours(frozenset(allowed), key, finds=_FOUND in words)
 
 
-def links_of(settings: Settings, node: str, port: int, neighbours: Neighbours) -> Neighbourhood:
-    """What this router says to others about itself. :raises StageoutError: address, key or directory are unusable."""
-    text = settings.text("STAGEOUT_ROUTER_ADDRESS") or f"{node}:{port}"
+def address_of(settings: Settings, node: str, port: int) -> str:
+    """``HOST:PORT`` that others reach this router by. :raises ConfigError: it is none."""
     try:
-        own = written(*address(text))
+        return written(*address(settings.text("STAGEOUT_ROUTER_ADDRESS") or f"{node}:{port}"))
     except BadRoute as problem:
         raise ConfigError(f"STAGEOUT_ROUTER_ADDRESS: {problem}") from None
+
+
+def links_of(settings: Settings, node: str, port: int, neighbours: Neighbours) -> Neighbourhood:
+    """What this router says to others about itself. :raises StageoutError: address, key or directory are unusable."""
     interval_s = settings.number("STAGEOUT_ROUTER_INTERVAL")
     home = home_of(settings)
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    book = Book(own, *identity(home), INTERVALS_TO_AGE * interval_s)
+    book = Book(address_of(settings, node, port), *identity(home), INTERVALS_TO_AGE * interval_s)
     return Neighbourhood(node, book, neighbours.key, interval_s, neighbours.allowed)
 
 
@@ -143,12 +156,15 @@ async def run(load: Callable[[], Settings], local_name: str | None = None) -> No
         listening = stack.enter_context(listen(settings))
         port = listening.getsockname()[1]
         links = links_of(settings, node, port, neighbours)
-        rights = rights_of(settings)
-        rights.remember(destination.transfers() if destination else ())
+        terminals = read_terminals(settings.text("STAGEOUT_ROUTER_TERMINALS"))
+        custodian = _custodian(settings, terminals, address_of(settings, node, port), stack) if terminals else None
+        ends, rights = Ends(destination, custodian), rights_of(settings)
+        rights.remember(ends.transfers())
         router = Router(
-            node, destination, keys, settings.count("STAGEOUT_ROUTER_WORKERS"), neighbours, links, rights,
+            node, ends, keys, settings.count("STAGEOUT_ROUTER_WORKERS"), neighbours, links, rights,
             settings.count("STAGEOUT_ROUTER_PEER_CONNECTIONS"), settings.number("STAGEOUT_ROUTER_PEER_MESSAGES"),
             cover_of(settings),
+            forwarding_of(settings) if custodian else None,
         )  # fmt: skip
         log.event("started", pid=os.getpid(), port=port, root=place.root if place else "")
         collector = None if local_name is None else CollectorChild(local_name)
@@ -162,6 +178,25 @@ def _destination(place: Place, stack: contextlib.ExitStack) -> Destination:
     store = stack.enter_context(contextlib.closing(Store(place.records)))
     tree = stack.enter_context(contextlib.closing(Tree(place.root)))
     return Destination(store, tree, lambda: int(time.time()))
+
+
+def forwarding_of(settings: Settings) -> Forwarding:
+    """How a custodian delivers. :raises StageoutError: this router's key cannot be used."""
+    key = read_own_key(Path(settings.text("STAGEOUT_ROUTER_KEY")))
+    return Forwarding(key, settings.count("STAGEOUT_ROUTER_DELIVERIES"), home_of(settings) / report.NAME)
+
+
+def _custodian(settings: Settings, terminals: Terminals, name: str, stack: contextlib.ExitStack) -> Custodian:
+    home = home_of(settings)
+    place = home / "spool"
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    size_bytes = settings.count("STAGEOUT_ROUTER_SPOOL_MB") * 1024 * 1024
+    if not size_bytes:
+        disk = os.statvfs(place)
+        size_bytes = disk.f_blocks * disk.f_frsize // 2
+    store = stack.enter_context(contextlib.closing(CustodyStore(home / "custody.sqlite")))
+    tree = stack.enter_context(contextlib.closing(Tree(place)))
+    return Custodian(store, tree, Spool(size_bytes), terminals, name, SystemClock())
 
 
 async def _until_stopped(
@@ -208,6 +243,9 @@ def main(argv: list[str] | None = None) -> int:
         return condor_settings(options.local_name)
 
     try:
+        if options.custody:
+            print(report.shown(home_of(load()) / report.NAME, time.time()))
+            return 0
         _open_log(load(), options.terminal or options.alone)
         asyncio.run(run(load, None if options.alone else options.local_name))
     except StageoutError as problem:
@@ -220,6 +258,7 @@ def main(argv: list[str] | None = None) -> int:
 def _options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="stageout-router", description=__doc__)
     parser.add_argument("--alone", action="store_true", help="settings from the environment, log to the terminal")
+    parser.add_argument("--custody", action="store_true", help="show what the router here has in custody, and end")
     parser.add_argument("-f", action="store_true", help="ignored, for likeness with HTCondor's daemons")
     parser.add_argument("-t", dest="terminal", action="store_true", help="log to the terminal")
     parser.add_argument("-local-name", dest="local_name", default="", help="of this router among several")

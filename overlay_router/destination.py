@@ -8,7 +8,6 @@ threads: a call returns the messages to be sent.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,6 +16,7 @@ from typing import NamedTuple
 
 from overlay_router import lookups, names, terminal
 from overlay_router.small_files import Arrived, SmallFiles, apart
+from overlay_router.staging import as_result, ranges, whole
 from overlay_router.states import Kind, Op, Outcome, Result
 from overlay_router.store import Store, StoredIntent, Transfer
 from overlay_router.terminal import Step
@@ -99,7 +99,7 @@ class Destination:
             return []
         new = dict(blocks)
         self._store.stage(tid, new.items())
-        return [Reply(transfer.sender, Staged(tid, _ranges(sorted(new))))]
+        return [Reply(transfer.sender, Staged(tid, ranges(sorted(new))))]
 
     def is_whole(self, tid: int) -> bool:
         """Whether all blocks of a live transfer are recorded: nothing more may be written then."""
@@ -184,8 +184,8 @@ class Destination:
     def _stored(self, origin: str, seq: int) -> overlay.Result | None:
         record = self._store.record(origin)
         if seq <= record.low:
-            return _message(origin, seq, None)
-        return _message(origin, seq, record.results[seq]) if seq in record.results else None
+            return as_result(origin, seq, None)
+        return as_result(origin, seq, record.results[seq]) if seq in record.results else None
 
     def low(self, ask: overlay.Low) -> None:
         """Results up to that number may be forgotten."""
@@ -209,11 +209,11 @@ class Destination:
         if stored is not None:
             return stored
         if self._now() > ask.expires:
-            return _message(ask.origin, ask.seq, Result(Outcome.EXPIRED))
+            return as_result(ask.origin, ask.seq, Result(Outcome.EXPIRED))
         try:
             checked(ask.path)
         except BadPath as problem:
-            return _message(ask.origin, ask.seq, Result(Outcome.FAILED, str(problem)))
+            return as_result(ask.origin, ask.seq, Result(Outcome.FAILED, str(problem)))
         return None
 
     def _opened(self, transfer: Transfer) -> Reply:
@@ -223,7 +223,7 @@ class Destination:
         )
 
     def _already(self, tid: int) -> tuple[Range, ...]:
-        return _ranges(block for block, _ in self._store.staged(tid))
+        return ranges(block for block, _ in self._store.staged(tid))
 
     def _consider(self, held: _Held) -> list[Reply]:
         operation = held.operation
@@ -244,7 +244,7 @@ class Destination:
         if step is Step.BUSY:
             return []  # the peer asks again
         self._held.pop((operation.origin, operation.seq), None)
-        return [Reply(peer, _message(operation.origin, operation.seq, result)) for peer in sorted(held.peers)]
+        return [Reply(peer, as_result(operation.origin, operation.seq, result)) for peer in sorted(held.peers)]
 
     def _execute(self, op: Op, operation: Operation) -> tuple[Result | None, list[Reply]]:
         """The result, or None for a PUBLISH whose data are not all there."""
@@ -276,18 +276,9 @@ class Destination:
 
     def _complete(self, operation: Operation) -> tuple[Transfer | None, list[Reply]]:
         """The first transfer whose data are whole and right; one with wrong data begins again."""
-        replies = []
-        for transfer in self._store.transfers_of(operation.origin, operation.seq):
-            blocks = self._store.staged(transfer.tid)
-            if len(blocks) < operation.blocks or not self._tree.inode(transfer.tid):
-                continue
-            manifest = hashlib.sha256(b"".join(digest for _, digest in blocks)).hexdigest()
-            if manifest == operation.manifest and transfer.ask.size_bytes == operation.size_bytes:
-                return transfer, []
-            log.error("wrong-manifest", path=operation.path, tid=transfer.tid)
-            self._store.unstage(transfer.tid)
-            replies.append(self._opened(transfer))
-        return None, replies
+        transfers = self._store.transfers_of(operation.origin, operation.seq)
+        transfer, wrong = whole(self._store, self._tree, transfers, operation)
+        return transfer, [self._opened(item) for item in wrong]
 
     def _change(self, op: Op, operation: Operation, tid: int) -> Result:
         """INTENT, system call. DONE follows with the result."""
@@ -327,7 +318,7 @@ class Destination:
         if op.kind is Kind.DELETE:
             self._tree.empty(op)
         self._held.pop((operation.origin, operation.seq), None)
-        message = _message(operation.origin, operation.seq, result)
+        message = as_result(operation.origin, operation.seq, result)
         return [Reply(peer, message) for peer in sorted(held.peers)] + self._wake(operation.origin, operation.seq)
 
     def _wake(self, origin: str, seq: int) -> list[Reply]:
@@ -361,17 +352,6 @@ class Destination:
             self._tree.discard(tid)
 
 
-def _ranges(blocks: Iterable[int]) -> tuple[Range, ...]:
-    """Positions in order, as they travel."""
-    found: list[Range] = []
-    for block in blocks:
-        if found and found[-1][1] == block:
-            found[-1] = (found[-1][0], block + 1)
-        else:
-            found.append((block, block + 1))
-    return tuple(found[: overlay.MAX_RANGES])
-
-
 def _op(operation: Operation) -> Op:
     """The operation as the pure rules know it."""
     return Op(
@@ -386,10 +366,3 @@ def _op(operation: Operation) -> Op:
         absent=operation.absent,
         generation=operation.generation,
     )
-
-
-def _message(origin: str, seq: int, result: Result | None) -> overlay.Result:
-    """A result as it travels; None is STALE: settled by its origin, and forgotten here."""
-    if result is None:
-        return overlay.Result(origin, seq, "stale")
-    return overlay.Result(origin, seq, result.outcome.value, result.reason, result.generation)

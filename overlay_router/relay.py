@@ -2,9 +2,9 @@
 
 A connection that has proved its key becomes one of four. One that asks for a circuit goes on to the next hop
 (:mod:`overlay_router.circuits`), or ends here and begins anew with whoever is at its other end. Control connections
-carry the messages of :mod:`overlay_router.destination`, which are answered one after the other by the thread that owns
-the disk. Connections that carry data go to a worker process together with the file, or with the next hop. Blocks that a
-worker reports are recorded, and only then said to their sender.
+carry the messages of :mod:`overlay_router.destination` and :mod:`overlay_router.custodian`, which are answered one
+after the other by the thread that owns the disk. Connections that carry data go to a worker process together with the
+file, or with the next hop. Blocks that a worker reports are recorded, and only then said to their sender.
 """
 
 from __future__ import annotations
@@ -19,20 +19,25 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from overlay_router.circuits import Neighbours, onward
 from overlay_router.cover import Cover, Wire
 from overlay_router.destination import Destination, Reply
+from overlay_router.ends import Ends
+from overlay_router.forwarder import Forwarder
 from overlay_router.greeting import Peer, Unwelcome, greet, refuse
 from overlay_router.keys import Key
 from overlay_router.limits import Limits, TooMany
 from overlay_router.neighbours import Neighbourhood
 from overlay_router.pool import Pool
-from overlay_router.rights import Rights, outside
+from overlay_router.report import Reporting
+from overlay_router.rights import Rights, outside, outside_of
 from overlay_router.small_files import Arrived
 from overlay_router.worker import Job, Report
 from stageout.core import log
+from stageout.core.clock import SystemClock
 from stageout.core.errors import ErrorClass
 from stageout.wire import frames, overlay, packs
 from stageout.wire.frames import BadFrame, Decoder, Frame, Type
@@ -55,6 +60,18 @@ _REASON_CHARS = 200
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class Forwarding:
+    """How a custodian delivers. :param key: name and secret that terminals know this router by.
+
+    :param most: deliveries at once. :param report: file that says what is in custody.
+    """
+
+    key: tuple[str, bytes]
+    most: int
+    report: Path
+
+
 @dataclass
 class Line:
     """The control connection of a peer."""
@@ -72,19 +89,20 @@ class Line:
 
 
 class Router:
-    """A listening router over one destination, or none: a relay.
+    """A listening router.
 
-    :param node: its name. :param destination: used in one thread only. :param keys: who may connect.
+    :param node: its name. :param ends: where operations end; used in one thread only. :param keys: who may connect.
     :param workers: processes that move data. :param neighbours: whom circuits are passed on to.
     :param links: what is known of the routers around. :param rights: who may do what, and how much.
     :param most_connections: of one key. :param messages_per_s: on one control connection.
     :param cover: how it does TLS.
+    :param forwarding: with a custodian only.
     """
 
     def __init__(
         self,
         node: str,
-        destination: Destination | None,
+        ends: Ends,
         keys: Mapping[str, Key],
         workers: int,
         neighbours: Neighbours,
@@ -93,8 +111,9 @@ class Router:
         most_connections: int,
         messages_per_s: float,
         cover: Cover,
+        forwarding: Forwarding | None = None,
     ) -> None:
-        self._node, self._place, self.keys, self.neighbours = node, destination, keys, neighbours
+        self._node, self._ends, self.keys, self.neighbours = node, ends, keys, neighbours
         self.links, self.rights, self.cover = links, rights, cover
         self._configured, self._found = neighbours, frozenset[str]()
         self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="disk")
@@ -104,6 +123,12 @@ class Router:
         self._packs: asyncio.Queue[Arrived] = asyncio.Queue(_PACKS_WAITING)
         self._pool = Pool(workers, self._on_report)
         self.limits = Limits(self._pool.connections, most_connections, messages_per_s)
+        self._forwarder: Forwarder | None = None
+        if ends.custodian is not None and forwarding is not None:
+            self._forwarder = Forwarder(
+                ends.custodian, self._on_disk, self._deliver, forwarding.key, forwarding.most, SystemClock()
+            )
+            self._reporting = Reporting(forwarding.report, ends.custodian, self._forwarder, self._on_disk)
 
     def have_neighbours(self, neighbours: Neighbours) -> None:
         """From now on these are configured."""
@@ -124,6 +149,9 @@ class Router:
         self._start(self._expire())
         self._start(self.links.run())
         self._start(self._execute_packs())
+        if self._forwarder is not None:
+            self._start(self._forwarder.run())
+            self._start(self._reporting.run())
         try:
             while True:
                 sock, place = await loop.sock_accept(listening)
@@ -188,7 +216,7 @@ class Router:
             await self.links.time_probe(sock, peer, first)
         elif isinstance(first, overlay.Routes):
             await self._control(sock.dup(), peer, first)
-        elif self._place is None:
+        elif not self._ends:
             raise Unwelcome(
                 f"{self._node} is a relay and keeps no files: name it in STAGEOUT_OVERLAY_ROUTES, not in a URL",
                 peer.checksum,
@@ -202,8 +230,8 @@ class Router:
 
     @property
     def _destination(self) -> Destination:
-        assert self._place is not None
-        return self._place
+        assert self._ends.destination is not None
+        return self._ends.destination
 
     async def _control(self, sock: socket.socket, peer: Peer, first: Message) -> None:
         reader, writer = await asyncio.open_connection(sock=sock)
@@ -261,8 +289,8 @@ class Router:
 
     async def _pack(self, line: Line, frame: Frame) -> None:
         pack, files = packs.decode(frame)
-        if self._place is None or not _is_origin(pack.origin):
-            raise BadFrame("a pack for a relay, or without an origin of 32 hexadecimal digits")
+        if self._ends.destination is None or not _is_origin(pack.origin):
+            raise BadFrame("a pack for a router without a tree, or without an origin of 32 hexadecimal digits")
         name, count = f"{line.peer.key.name}/{pack.origin}", len(files)
         self._join(line, name)
         refusal = self.rights.refusal(line.peer.key, pack, int(time.time()))
@@ -288,9 +316,10 @@ class Router:
         if isinstance(message, overlay.Routes):
             line.send(self.links.routed(message.terminal) if message.terminal else self.links.known(message.first))
             return
-        if self._place is None:
+        if not self._ends:
             raise BadFrame(f"{type(message).__name__} is not for a relay")
         if isinstance(message, (Stat, List)):
+            self._needs_tree(line.peer)
             await self._look_up(line, message)
             return
         origin = getattr(message, "origin", "")
@@ -301,7 +330,7 @@ class Router:
         if len(line.origins) > _MOST_ORIGINS:
             raise BadFrame(f"more than {_MOST_ORIGINS} origins on one connection")
         self._join(line, name)
-        refusal = self.rights.refusal(line.peer.key, message, int(time.time()))
+        refusal = self._refusal(line.peer.key, message)
         if refusal:
             log.warn("path-refused", key=line.peer.key.name, reason=refusal)
             line.send(overlay.Result(origin, message.seq, "failed", refusal))  # type: ignore[union-attr]
@@ -311,37 +340,46 @@ class Router:
             return
         if isinstance(message, overlay.Operation):
             operation = message
-            for tid in await self._on_disk(lambda: self._destination.whole_of(operation.origin, operation.seq)):
+            for tid in await self._on_disk(lambda: self._ends.whole_of(operation)):
                 await self._close(tid)
-        self._deliver(await self._on_disk(lambda: self._decide(message, name)))
+        digest = line.peer.digest
+        self._deliver(await self._on_disk(lambda: self._ends.decide(message, name, digest)))
+        self._look_for_deliveries()
+        if isinstance(message, overlay.Cancel) and self._forwarder is not None:
+            self._forwarder.cancelled((message.origin, message.seq))
         if isinstance(message, overlay.Low):
             self.rights.release_up_to(origin, message.seq)
 
     async def _open(self, line: Line, ask: overlay.Open, name: str) -> None:
         """Each connection is told for itself what there is."""
-        full = self.rights.reserve(line.peer.key, ask, int(time.time()))
+        mine = replace(ask, capability="") if ask.terminal else ask  # it is for the terminal to judge
+        full = self.rights.reserve(line.peer.key, mine, int(time.time()))
         if full:
             log.warn("too-much", key=line.peer.key.name, reason=full)
             line.send(overlay.NoSpace(ask.origin, ask.seq, _AGAIN_S))
             return
-        reply = await self._on_disk(lambda: self._destination.open(ask, name))
+        reply = await self._on_disk(lambda: self._ends.open(ask, name))
         self._settled(reply.message)
         line.send(reply.message)
 
-    def _decide(self, message: Message, name: str) -> list[Reply]:
-        if isinstance(message, overlay.Operation):
-            return self._destination.operate(message, name)
-        if isinstance(message, overlay.Cancel):
-            return self._destination.cancel(message, name)
-        if isinstance(message, overlay.Status):
-            return self._destination.status(message, name)
-        if isinstance(message, overlay.Low):
-            self._destination.low(message)
-            return []
-        raise BadFrame(f"{type(message).__name__} is not for a terminal")
+    def _refusal(self, key: Key, message: Message) -> str:
+        """Why a peer may not ask for this; what goes on with a capability is for its terminal to judge."""
+        if isinstance(message, (overlay.Open, overlay.Operation)) and message.terminal:
+            return "" if message.capability else outside_of(key, message)
+        return self.rights.refusal(key, message, int(time.time()))
+
+    def _look_for_deliveries(self) -> None:
+        if self._forwarder is not None:
+            self._forwarder.wake.set()
+
+    def _needs_tree(self, peer: Peer) -> None:
+        if self._ends.destination is None:
+            raise Unwelcome(
+                f"{self._node} keeps no files of its own: name it as a gateway, not in a URL", peer.checksum
+            )
 
     async def _attach(self, sock: socket.socket, peer: Peer, ask: overlay.Attach) -> None:
-        found = await self._on_disk(lambda: self._destination.attach(ask.tid))
+        found = await self._on_disk(lambda: self._ends.attach(ask.tid))
         if found is None or not found.transfer.sender.startswith(f"{peer.key.name}/"):
             raise BadFrame(f"transfer {ask.tid} is not one of this peer")
         if ask.tid in self._whole:
@@ -355,6 +393,7 @@ class Router:
         self._give(job, sock, found.file)
 
     async def _get(self, sock: socket.socket, peer: Peer, ask: overlay.Get) -> None:
+        self._needs_tree(peer)
         if not peer.key.allows(ask.path):
             raise Unwelcome(outside(peer.key, ask.path), peer.checksum, code=ErrorClass.PERMISSION_DENIED.code)
         found = await self._on_disk(lambda: self._destination.published(ask.path, ask.generation))
@@ -382,10 +421,11 @@ class Router:
 
     async def _record(self, report: Report) -> None:
         blocks = [(block, bytes.fromhex(digest)) for block, digest in report.blocks]
-        self._deliver(await self._on_disk(lambda: self._destination.staged(report.tid, blocks)))
-        if await self._on_disk(lambda: self._destination.is_whole(report.tid)):
+        self._deliver(await self._on_disk(lambda: self._ends.staged(report.tid, blocks)))
+        if await self._on_disk(lambda: self._ends.is_whole(report.tid)):
             await self._close(report.tid)
-            self._deliver(await self._on_disk(lambda: self._destination.whole(report.tid)))
+            self._deliver(await self._on_disk(lambda: self._ends.whole(report.tid)))
+            self._look_for_deliveries()
 
     async def _close(self, tid: int) -> None:
         """Late copies of blocks must not reach a file that has its name: nobody writes to a whole one any more."""
@@ -403,15 +443,19 @@ class Router:
                 line.send(reply.message)
 
     def _settled(self, message: Message) -> None:
-        if isinstance(message, overlay.Result) and message.outcome not in _NOT_FINAL:
+        if isinstance(message, overlay.Custody) or (
+            isinstance(message, overlay.Result) and message.outcome not in _NOT_FINAL
+        ):
             self.rights.release(message.origin, message.seq)
 
     async def _expire(self) -> None:
         while True:
             await asyncio.sleep(_EXPIRE_INTERVAL_S)
-            if self._place is not None:
-                self._deliver(await self._on_disk(self._place.expire))
-                self.rights.expire(int(time.time()))
+            if self._ends.destination is not None:
+                self._deliver(await self._on_disk(self._ends.destination.expire))
+            if self._ends.custodian is not None and self._forwarder is not None:
+                self._deliver(await self._on_disk(partial(self._ends.custodian.expire, self._forwarder.busy)))
+            self.rights.expire(int(time.time()))
 
     async def _on_disk(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._disk, work)

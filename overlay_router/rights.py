@@ -50,11 +50,7 @@ class Rights:
             except BadCapability as problem:
                 return str(problem)
             return ""
-        names = getattr(message, "paths", ()) or (getattr(message, "path", ""), getattr(message, "target", ""))
-        for path in names:
-            if path and not key.allows(path):
-                return outside(key, path)
-        return ""
+        return outside_of(key, message)
 
     def reserve(self, key: Key, ask: Open, now: int) -> str:
         """Count a transfer that is asked for. Why it is too much now, or ""."""
@@ -106,6 +102,12 @@ class Rights:
         if not message.capability:
             raise BadCapability("this router takes nothing without a capability: ask its administrator for one")
         return allow(message, self.issuers, now)
+
+
+def outside_of(key: Key, message: Message) -> str:
+    """Why a key is not for the paths of a message, "" if it is."""
+    names = getattr(message, "paths", ()) or (getattr(message, "path", ""), getattr(message, "target", ""))
+    return next((outside(key, path) for path in names if path and not key.allows(path)), "")
 
 
 def outside(key: Key, path: str) -> str:

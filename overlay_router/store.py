@@ -21,7 +21,7 @@ from stageout.core.errors import StageoutError
 from stageout.wire.overlay import Open, Operation
 
 _VERSION = 2
-_SCHEMA = """
+SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE transfers (
     tid INTEGER PRIMARY KEY AUTOINCREMENT, origin TEXT NOT NULL, seq INTEGER NOT NULL, sender TEXT NOT NULL,
@@ -100,6 +100,8 @@ class Store:
     :raises StoreError: another process has it, it is damaged or of another version.
     """
 
+    schema = SCHEMA
+
     def __init__(self, path: Path) -> None:
         try:
             self._connection = sqlite3.connect(path, timeout=0.5, isolation_level=None, check_same_thread=False)
@@ -129,8 +131,7 @@ class Store:
         run = self._connection.execute
         key = (ask.origin, ask.seq, sender)
         with self._transaction("overlay-grant"):
-            run("INSERT OR IGNORE INTO origins VALUES (?, 0, ?)", (ask.origin, ask.expires))
-            run("UPDATE origins SET expires = max(expires, ?) WHERE origin = ?", (ask.expires, ask.origin))
+            self._keep_origin(ask.origin, ask.expires)
             run(
                 "INSERT OR IGNORE INTO transfers (origin, seq, sender, path, size, block_bytes, expires)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -181,7 +182,7 @@ class Store:
     def intents(self) -> list[StoredIntent]:
         """Changes that were begun and have no result."""
         rows = self._connection.execute("SELECT operation, inode FROM intents ORDER BY origin, seq").fetchall()
-        return [StoredIntent(_operation(text), inode) for text, inode in rows]
+        return [StoredIntent(as_operation(text), inode) for text, inode in rows]
 
     def generation(self, path: str) -> int:
         """How often a name was changed."""
@@ -195,12 +196,7 @@ class Store:
         run = self._connection.execute
         key = (operation.origin, operation.seq)
         with self._transaction("overlay-settle"):
-            run("INSERT OR IGNORE INTO origins VALUES (?, 0, ?)", (operation.origin, operation.expires))
-            run("UPDATE origins SET expires = max(expires, ?) WHERE origin = ?", (operation.expires, operation.origin))
-            run(
-                "INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?)",
-                (*key, result.outcome.value, result.reason, result.generation),
-            )
+            self._keep_result(operation, result)
             run("DELETE FROM intents WHERE origin = ? AND seq = ?", key)
             self._close_transfers("origin = ? AND seq = ?", key)
             rows = [(os.fsencode(path), number) for path, number in generations.items()]
@@ -227,8 +223,7 @@ class Store:
         with self._transaction("overlay-pack-settle"):
             run("DELETE FROM pack_intents")
             for one in settled:
-                run("INSERT OR IGNORE INTO origins VALUES (?, 0, ?)", (one.origin, one.expires))
-                run("UPDATE origins SET expires = max(expires, ?) WHERE origin = ?", (one.expires, one.origin))
+                self._keep_origin(one.origin, one.expires)
                 text = json.dumps([[seq, *result] for seq, result in one.results.items()])
                 run(
                     "INSERT OR REPLACE INTO packs VALUES (?, ?, ?, ?)",
@@ -268,17 +263,21 @@ class Store:
 
     def forget(self, now: int) -> list[int]:
         """Drop expired transfers, whose numbers are returned, and origins whose last expiry is an hour ago."""
-        run = self._connection.execute
         gone = [transfer.tid for transfer in self._transfers("expires < ?", (now,))]
         with self._transaction("overlay-forget"):
             self._close_transfers("expires < ?", (now,))
-            old = [row[0] for row in run("SELECT origin FROM origins WHERE expires < ?", (now - FORGET_AFTER_S,))]
-            for origin in old:
-                for table in ("origins", "results", "packs", "cancelled"):
-                    run(f"DELETE FROM {table} WHERE origin = ?", (origin,))
+            old = self._drop_origins(now)
         for origin in old:
             self._records.pop(origin, None)
         return gone
+
+    def _drop_origins(self, now: int) -> list[str]:
+        run = self._connection.execute
+        old = [str(row[0]) for row in run("SELECT origin FROM origins WHERE expires < ?", (now - FORGET_AFTER_S,))]
+        for origin in old:
+            for table in ("origins", "results", "packs", "cancelled"):
+                run(f"DELETE FROM {table} WHERE origin = ?", (origin,))
+        return old
 
     def _open(self) -> None:
         run = self._connection.execute
@@ -288,7 +287,7 @@ class Store:
         run("BEGIN IMMEDIATE")
         [version] = run("PRAGMA user_version").fetchone()
         if version == 0:
-            for statement in _SCHEMA.split(";\n"):
+            for statement in self.schema.split(";\n"):
                 run(statement)
             run("INSERT INTO meta VALUES ('epoch', ?)", (os.urandom(16).hex(),))
             run(f"PRAGMA user_version={_VERSION}")
@@ -318,6 +317,18 @@ class Store:
             for tid, sender, origin, seq, path, *rest in rows
         )
 
+    def _keep_origin(self, origin: str, expires: int) -> None:
+        run = self._connection.execute
+        run("INSERT OR IGNORE INTO origins VALUES (?, 0, ?)", (origin, expires))
+        run("UPDATE origins SET expires = max(expires, ?) WHERE origin = ?", (expires, origin))
+
+    def _keep_result(self, operation: Operation, result: Result) -> None:
+        self._keep_origin(operation.origin, operation.expires)
+        self._connection.execute(
+            "INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?)",
+            (operation.origin, operation.seq, result.outcome.value, result.reason, result.generation),
+        )
+
     def _close_transfers(self, where: str, values: tuple[object, ...]) -> None:
         run = self._connection.execute
         run(f"DELETE FROM staged WHERE tid IN (SELECT tid FROM transfers WHERE {where})", values)
@@ -335,7 +346,8 @@ class Store:
         return OriginRecord(row[0] if row else 0, found, cancelled)
 
 
-def _operation(text: str) -> Operation:
+def as_operation(text: str) -> Operation:
+    """An operation as it was written down."""
     values = json.loads(text)
     lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
     return Operation(**{**values, **lists})

@@ -180,6 +180,11 @@ KNOBS: dict[str, Knob] = {
         ),
         Knob("STAGEOUT_ROUTER_KEY", "/etc/condor/stageout-overlay.key", "router", "its NAME SECRET for its neighbours"),
         Knob("STAGEOUT_ROUTER_INTERVAL", 15.0, "router", "s between announcements of its links; alike on all", 0.05),
+        Knob(
+            "STAGEOUT_ROUTER_TERMINALS", "", "router", "takes custody for these: HOST:PORT[=KEY,KEY] ...; empty: none"
+        ),
+        Knob("STAGEOUT_ROUTER_SPOOL_MB", 0, "router", "MB of its spool for that; 0: half of the filesystem", 0),
+        Knob("STAGEOUT_ROUTER_DELIVERIES", 4, "router", "files that it delivers at once out of its spool", 1),
         Knob("STAGEOUT_ROUTER_WORKERS", 2, "router", "processes that move data", 1),
         Knob(
             "STAGEOUT_OVERLAY_ROUTES", "", "ep", "ways to overlay:// routers: RELAY, ...; ask RELAY, ...; empty: direct"

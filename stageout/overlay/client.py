@@ -86,6 +86,7 @@ class Upload:
     """One file on its way to a router: what :class:`stageout.overlay.sending.Sending` asks of it.
 
     :param order: the PUBLISH: identity, path, attributes, terminal. :param known: digests to be checked against.
+    :param opening: the OPEN to be sent, for who sends it in another's name; else it is made from ``order``.
     """
 
     gateway: Gateway
@@ -99,6 +100,7 @@ class Upload:
     digest_name: str = ""
     routes: Sequence[Route] = ((),)
     shares: tuple[Share, ...] = ()
+    opening: Open | None = None
 
     def __post_init__(self) -> None:
         self.status = self.local.stat()
@@ -106,17 +108,24 @@ class Upload:
         self.blocks = -(-self.size_bytes // BLOCK_BYTES)
         self._lock = threading.Lock()
 
-    def run(self, until_custody: bool = False) -> Result | Custody:
-        """The router's answer, after as many connections as it takes. :raises TransferFailure: classified."""
-        answer = self._sent(until_custody)
-        return answer if isinstance(answer, Result) or until_custody else self._delivered()
+    def run(self, until_custody: bool = False, keep_result: bool = False) -> Result | Custody:
+        """The router's answer, after as many connections as it takes. :raises TransferFailure: classified.
 
-    def _sent(self, until_custody: bool) -> Result | Custody:
+        :param until_custody: CUSTODY will do. :param keep_result: the router shall not forget it: somebody asks again.
+        """
+        while True:
+            answer: Result | Custody | None = self._sent(keep_result)
+            if isinstance(answer, Custody) and not until_custody:
+                answer = self._delivered(keep_result)
+            if answer is not None:
+                return answer
+
+    def _sent(self, keep_result: bool) -> Result | Custody:
         file = self._open()
         sending = Sending(self, file, self.routes, self.gateway.timeout_s)
         try:
             answer = sending.run()
-            if isinstance(answer, Result) and answer.outcome == "done" and not until_custody:
+            if isinstance(answer, Result) and answer.outcome == "done" and not keep_result:
                 sending.say(Low(self.order.origin, self.order.seq))
         finally:
             sending.close()
@@ -130,14 +139,17 @@ class Upload:
         except OSError as problem:
             raise TransferFailure(ErrorClass.LOCAL_FILE, f"{self.local}: {problem.strerror}") from None
 
-    def _delivered(self) -> Result:
-        """What becomes of a file in custody: it is on its way, so nothing begins anew when connections are lost."""
+    def _delivered(self, keep_result: bool) -> Result | None:
+        """What becomes of a file in custody; None when its data must come again.
+
+        It is on its way: nothing begins anew when connections are lost.
+        """
         for attempt in itertools.count():
             try:
                 with Channel(self.gateway, self.routes[attempt % len(self.routes)]) as control:
                     control.send(self.ask())
                     result = self._until_result(control)
-                    if result.outcome == "done":
+                    if result is not None and result.outcome == "done" and not keep_result:
                         control.send(Low(self.order.origin, self.order.seq))
                     return result
             except TransferFailure as failure:
@@ -148,6 +160,8 @@ class Upload:
 
     def ask(self) -> Open:
         """OPEN, the same on every connection."""
+        if self.opening is not None:
+            return self.opening
         order = self.order
         return Open(order.origin, order.seq, order.path, self.size_bytes, BLOCK_BYTES, order.expires, order.terminal)
 
@@ -176,27 +190,10 @@ class Upload:
         """The digest of all blocks' digests, in hexadecimal digits."""
         return hashlib.sha256(b"".join(self.digests[block] for block in range(self.blocks))).hexdigest()
 
-    def _answer(self, control: Channel) -> Result | Custody:
-        """The next message that says what became of the operation; the router is asked while it is silent."""
+    def _until_result(self, control: Channel) -> Result | None:
         while True:
-            while not control.has_more(min(_ASK_EVERY_S, self.gateway.timeout_s / 2)):
-                control.send(Status(self.order.origin, self.order.seq))
-                if not control.has_more(self.gateway.timeout_s):
-                    raise control.failure(ErrorClass.STALLED, f"silent for {self.gateway.timeout_s:.0f} s")
-            answer = control.receive()
-            if isinstance(answer, Opened):
-                raise control.failure(ErrorClass.CONTENT_MISMATCH, "the router found that blocks were damaged")
-            if isinstance(answer, Custody):
-                return answer
-            if isinstance(answer, Result) and answer.outcome == "unknown":
-                raise control.failure(ErrorClass.CONNECTION_LOST, "the router has lost its records of this transfer")
-            if isinstance(answer, Result) and answer.outcome != "pending":
-                return answer
-
-    def _until_result(self, control: Channel) -> Result:
-        while True:
-            answer = self._answer(control)
-            if isinstance(answer, Result):
+            answer = answer_to(control, self.order)
+            if not isinstance(answer, Custody):
                 return answer
 
     def _digest_rest(self, control: Channel) -> None:
@@ -230,6 +227,24 @@ class Upload:
             self.sent_bytes += size_bytes
             total = self.sent_bytes
         self.progress(total)
+
+
+def answer_to(control: Channel, order: Operation, patience_s: float = float("inf")) -> Result | Custody | None:
+    """What became of an operation; None when its data must come again. The router is asked while it is silent.
+
+    :param patience_s: for an operation that waits there. :raises TransferFailure: it is to be said again.
+    """
+    until_s, silence_s = time.monotonic() + patience_s, control.gateway.timeout_s
+    while True:
+        while not control.has_more(min(_ASK_EVERY_S, silence_s / 2)):
+            control.send(Status(order.origin, order.seq))
+            if not control.has_more(silence_s) or time.monotonic() > until_s:
+                raise control.failure(ErrorClass.STALLED, f"no result of {order.path} yet")
+        answer = control.receive()
+        if isinstance(answer, Opened) or (isinstance(answer, Result) and answer.outcome == "unknown"):
+            return None
+        if isinstance(answer, Custody) or (isinstance(answer, Result) and answer.outcome != "pending"):
+            return answer
 
 
 def put(
@@ -284,7 +299,7 @@ def deposit(
     """
     order = replace(_order(path, mode, terminal, expires_after_s), release="custody")
     upload = Upload(gateway, local, order, connections, progress, routes=routes or ((),))
-    answer = upload.run(until_custody=True)
+    answer = upload.run(until_custody=True, keep_result=True)
     if isinstance(answer, Result):  # it was quicker than its CUSTODY
         _raise_unless_done(gateway, path, answer)
     return Deposit(

@@ -31,6 +31,15 @@ def relay(home: Path, neighbours: Iterable[RouterProcess | str]) -> RouterProces
     )
 
 
+def custodian_for(
+    home: Path, terminals: Iterable[RouterProcess], environment: dict[str, str] | None = None
+) -> RouterProcess:
+    """A router with a root of its own that takes custody for these running routers."""
+    names = " ".join(one.address for one in terminals)
+    settings = {"STAGEOUT_ROUTER_TERMINALS": names, "STAGEOUT_ROUTER_KEY": str(home / "site.key")}
+    return RouterProcess(home, {**settings, **(environment or {})})
+
+
 @dataclass
 class RouterProcess:
     """A router below a directory; :attr:`port` stays the same over restarts.
@@ -121,6 +130,12 @@ class RouterProcess:
             return int(found.group(1)) if found else 0
 
         self.port = wait_until(listening, timeout_s=30, what="the router to listen", describe=lambda: self.log[said:])
+
+    def wait_for_end(self) -> None:
+        """Wait until it has ended by itself."""
+        if self._process is not None:
+            self._process.wait(60)
+            self._process = None
 
     def kill(self) -> None:
         """kill -9 of the daemon; its workers notice and end."""

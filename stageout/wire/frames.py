@@ -20,6 +20,8 @@ from typing import Any, NamedTuple, Union
 VERSION = 1
 HEADER = struct.Struct(">BBHIQQII")
 HEADER_BYTES = HEADER.size
+#: Of the digest of a block.
+DIGEST_BYTES = 16
 _CHECKED = struct.Struct(">BBHIQQI")
 _META_LENGTH = struct.Struct(">I")
 

@@ -30,6 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "cli": {"core", "wire", "tuning", "sampling", "overlay"},
     "testing": {"core", "wire", "handoff", "plugin"},
     **{daemon: {"core", "wire", "tuning"} for daemon in _DAEMONS},
+    "overlay_router": {"core", "wire", "tuning", "overlay"},
 }
 
 

@@ -1,0 +1,397 @@
+"""A custodian: operations for other terminals, kept in a spool until they are delivered.
+
+The way of a file, top to bottom: :meth:`Custodian.open` reserves a lot for the whole of it;
+:meth:`Custodian.staged` records blocks whose bytes are on the disk; :meth:`Custodian.operate`, or
+:meth:`Custodian.whole`, takes the operation into custody when they are all there and right; :meth:`Custodian.due` says
+what may be delivered; :meth:`Custodian.settle` records what the terminal answered and frees the spool. No sockets and
+no threads: a call returns the messages to be sent.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+
+from overlay_router import custody, lots
+from overlay_router.deposits import Terminals
+from overlay_router.destination import Attached, Reply
+from overlay_router.lots import Spool
+from overlay_router.spool import CustodyStore, Held, Key
+from overlay_router.staging import as_result, ranges, ranges_of, whole
+from overlay_router.states import Outcome, Release, Result
+from overlay_router.store import Transfer
+from overlay_router.tree import BadPath, Tree, checked
+from stageout.core import durable, log
+from stageout.core.clock import Clock
+from stageout.wire import overlay
+from stageout.wire.overlay import NoSpace, Open, Opened, Operation, Staged
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+_DAMAGED = "the copy in the custodian's spool was damaged"
+
+
+@dataclass
+class _Waiting:
+    """An operation whose data are not all there. :param digest: the kind of their digests."""
+
+    operation: Operation
+    peer: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What is in custody. Sizes in bytes. :param single: files whose only copy is here."""
+
+    files: int = 0
+    size_bytes: int = 0
+    single: int = 0
+    single_bytes: int = 0
+    damaged: int = 0
+    oldest_s: int = 0
+
+
+class Custodian:
+    """One spool and its records.
+
+    :param tree: of the spool. :param spool: its size; lots are filled in. :param name: of this router, for CUSTODY.
+    :param terminals: who may deposit for whom.
+    """
+
+    def __init__(
+        self, store: CustodyStore, tree: Tree, spool: Spool, terminals: Terminals, name: str, clock: Clock
+    ) -> None:
+        self._store, self._tree, self._spool, self._name, self._clock = store, tree, spool, name, clock
+        self.terminals = terminals
+        self._held = {held.key: held for held in store.held()}
+        self._waiting: dict[Key, _Waiting] = {}
+        self._asked: dict[Key, Open] = {}
+        self.cancelled: set[Key] = {key for key in self._held if key[1] in store.record(key[0]).cancelled}
+        self._recover()
+
+    # ---- taken in ----------------------------------------------------------------------------------------------------
+
+    def open(self, ask: Open, peer: str) -> Reply:
+        """Reserve a lot and grant a transfer number: OPENED, NOSPACE, CUSTODY, or the RESULT that is final."""
+        final = self._final(ask, peer)
+        if final is not None:
+            return Reply(peer, final)
+        held = self._held.get((ask.origin, ask.seq))
+        if held is not None and not held.damaged:
+            return self._in_custody(held, peer)
+        self._asked[ask.origin, ask.seq] = ask
+        owner = (ask.origin, ask.seq, peer)
+        again_s = lots.reserve(self._spool, owner, ask.size_bytes, self._clock.monotonic_s())
+        if again_s is not None:
+            return self._no_room(ask, peer, again_s)
+        transfer = self._store.grant(ask, peer)
+        try:
+            self._allocate(transfer)
+        except OSError as problem:
+            if problem.errno not in _NO_ROOM:
+                raise
+            return self._no_room(ask, peer, lots.RETRY_AFTER_S)
+        return self._opened(transfer, peer)
+
+    def attach(self, tid: int) -> Attached | None:
+        """The file of a live transfer; None for a number that is closed, or whose data are in custody."""
+        transfer = self._store.transfer(tid)
+        if transfer is None or not self._tree.inode(tid):
+            return None
+        held = self._held.get(_key_of(transfer))
+        if held is not None and not held.damaged:
+            return None
+        return Attached(transfer, os.open(self._tree.staging(tid), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC))
+
+    def staged(self, tid: int, blocks: Iterable[tuple[int, bytes]]) -> list[Reply]:
+        """Blocks (position, digest) whose bytes are on the disk: recorded, said."""
+        transfer = self._store.transfer(tid)
+        if transfer is None:
+            return []
+        lots.renew(self._spool, _owner(transfer), self._clock.monotonic_s())
+        new = dict(blocks)
+        self._store.stage(tid, new.items())
+        return [Reply(transfer.sender, Staged(tid, ranges(sorted(new))))]
+
+    def is_whole(self, tid: int) -> bool:
+        """Whether all blocks of a live transfer are recorded: nothing more may be written then."""
+        transfer = self._store.transfer(tid)
+        return transfer is not None and self._store.count(tid) >= transfer.blocks
+
+    def whole_of(self, origin: str, seq: int) -> list[int]:
+        """Transfers of an operation whose blocks are all recorded."""
+        return [transfer.tid for transfer in self._store.transfers_of(origin, seq) if self.is_whole(transfer.tid)]
+
+    def whole(self, tid: int) -> list[Reply]:
+        """All blocks are there and nobody writes any more: an operation that waits for them is taken."""
+        transfer = self._store.transfer(tid)
+        waiting = transfer and self._waiting.get(_key_of(transfer))
+        return self._consider(waiting) if waiting else []
+
+    def operate(self, operation: Operation, peer: str, digest: str) -> list[Reply]:
+        """Take an operation into custody, or wait for its data, or say what became of it.
+
+        :param digest: the kind of the digests that its manifest is made of.
+        """
+        final = self._final(operation, peer)
+        if final is not None:
+            return [Reply(peer, final)]
+        held = self._held.get((operation.origin, operation.seq))
+        if held is not None and not held.damaged:
+            return [self._in_custody(held, peer)]
+        return self._consider(_Waiting(operation, peer, digest))
+
+    def _consider(self, waiting: _Waiting) -> list[Reply]:
+        operation, key = waiting.operation, (waiting.operation.origin, waiting.operation.seq)
+        now = int(self._clock.wall_s())
+        held = Held(operation, waiting.peer, waiting.digest, 0, now, asked=self._asked.get(key))
+        if operation.kind != "publish":
+            return [self._take(held)]
+        mine = [item for item in self._store.transfers_of(*key) if item.sender == waiting.peer]
+        transfer, wrong = whole(self._store, self._tree, mine, operation)
+        if transfer is None or not self._may_take(transfer, operation):
+            self._waiting[key] = waiting
+            return [self._opened(item, waiting.peer) for item in wrong]
+        durable.sync("custody-sync", self._tree.staging(transfer.tid).parent)
+        self._waiting.pop(key, None)
+        return [self._take(replace(held, tid=transfer.tid))]
+
+    def _may_take(self, transfer: Transfer, operation: Operation) -> bool:
+        blocks = [block for block, _ in self._store.staged(transfer.tid)]
+        return custody.may_grant(operation.blocks, blocks, True, _owner(transfer) in self._spool.lots)
+
+    def _take(self, held: Held) -> Reply:
+        operation = held.operation
+        self._store.take(held)
+        self._asked.pop(held.key, None)
+        if held.tid:
+            lots.pin(self._spool, (*held.key, held.sender))
+        self._held[held.key] = held
+        log.event("custody-take", origin=held.key[0], seq=held.key[1], path=operation.path,
+                  terminal=operation.terminal, bytes=operation.size_bytes, release=operation.release)  # fmt: skip
+        return self._in_custody(held, held.sender)
+
+    # ---- asked about -------------------------------------------------------------------------------------------------
+
+    def knows(self, origin: str, seq: int) -> bool:
+        """Whether anything of an operation is, or was, here."""
+        return (
+            (origin, seq) in self._held
+            or self._stored(origin, seq) is not None
+            or bool(self._store.transfers_of(origin, seq))
+        )
+
+    def status(self, ask: overlay.Status, peer: str) -> list[Reply]:
+        """RESULT; CUSTODY while it is in custody; OPENED when data must come again; STAGED while they come."""
+        final = self._stored(ask.origin, ask.seq)
+        if final is not None:
+            return [Reply(peer, final)]
+        held = self._held.get((ask.origin, ask.seq))
+        if held is not None and not held.damaged:
+            return [self._in_custody(held, peer)]
+        transfers = self._store.transfers_of(ask.origin, ask.seq)
+        if held is not None:
+            return [self._opened(item, peer) for item in transfers]
+        return [Reply(peer, Staged(item.tid, ranges_of(self._store, item.tid))) for item in transfers]
+
+    def cancel(self, ask: overlay.Cancel, peer: str) -> list[Reply]:
+        """Remember the wish and pass it on; what is not in custody yet is cancelled at once."""
+        final = self._stored(ask.origin, ask.seq)
+        if final is not None:
+            return [Reply(peer, final)]
+        key = (ask.origin, ask.seq)
+        held, transfers = self._held.get(key), self._store.transfers_of(*key)
+        givers = {held.sender} if held else {item.sender for item in transfers}
+        if not all(_same_key(giver, peer) for giver in givers):
+            return [Reply(peer, _not_yours(*key))]
+        if held is None:
+            ask_open = transfers[0].ask
+            operation = Operation(*key, "publish", ask_open.path, ask_open.expires)
+            return self._end(operation, peer, Result(Outcome.CANCELLED))
+        self._store.cancel(*key)
+        self.cancelled.add(key)
+        return self._end(held.operation, held.sender, Result(Outcome.CANCELLED)) if held.damaged else []
+
+    def low(self, ask: overlay.Low) -> None:
+        """Results up to that number may be forgotten; what is in custody stays."""
+        if any(origin == ask.origin and seq <= ask.seq for origin, seq in self._held):
+            log.warn("low-too-early", origin=ask.origin, seq=ask.seq)
+            return
+        gone = [item for item in self._store.transfers() if item.ask.origin == ask.origin and item.ask.seq <= ask.seq]
+        self._store.raise_low(ask.origin, ask.seq)
+        self._free(gone)
+
+    def summary(self) -> Summary:
+        """What is in custody now."""
+        held = list(self._held.values())
+        single = [item.operation.size_bytes for item in held if item.release is Release.CUSTODY]
+        oldest = min((item.taken_at for item in held), default=int(self._clock.wall_s()))
+        return Summary(
+            len(held), sum(item.operation.size_bytes for item in held), len(single), sum(single),
+            sum(item.damaged for item in held), max(0, int(self._clock.wall_s()) - oldest),
+        )  # fmt: skip
+
+    def transfers(self) -> list[Transfer]:
+        """Data that come now."""
+        return [item for item in self._store.transfers() if _key_of(item) not in self._held]
+
+    def held(self) -> list[Held]:
+        """Everything in custody."""
+        return list(self._held.values())
+
+    # ---- delivered ---------------------------------------------------------------------------------------------------
+
+    def due(self) -> list[Held]:
+        """What may be delivered now, most urgent first: data are whole, and nothing in custody must come before."""
+        ready = [
+            held
+            for held in self._held.values()
+            if not held.damaged and not any((held.operation.origin, seq) in self._held for seq in held.operation.after)
+        ]
+        return sorted(ready, key=lambda held: (-held.operation.priority, held.taken_at))
+
+    def digests(self, held: Held) -> list[bytes]:
+        """Digests of all blocks, in order."""
+        return [digest for _, digest in self._store.staged(held.tid)] if held.tid else []
+
+    def file(self, held: Held) -> str:
+        """Where its data are, "" when it has none."""
+        return str(self._tree.staging(held.tid)) if held.tid else ""
+
+    def settle(self, key: Key, result: Result | None) -> list[Reply]:
+        """Record what the terminal answered (None: STALE), free the spool, and tell the sender."""
+        held = self._held.get(key)
+        if held is None:
+            return []
+        if result is None:
+            result = Result(Outcome.FAILED, "its origin has settled it at the terminal already")
+        outcome = custody.verdict_at_expiry(held.release, 1, result.outcome)
+        return self._end(held.operation, held.sender, result._replace(outcome=outcome))
+
+    def damaged(self, key: Key, blocks: Collection[int]) -> list[Reply]:
+        """Blocks in the spool are not what they were: they are asked for again, or LOST where nobody else has them."""
+        held = self._held.get(key)
+        if held is None:
+            return []
+        log.error("custody-damaged", origin=key[0], seq=key[1], path=held.operation.path, blocks=len(blocks),
+                  release=held.operation.release, advice="check the disk of the spool")  # fmt: skip
+        if held.release is Release.CUSTODY:
+            return self._end(held.operation, held.sender, Result(Outcome.LOST, _DAMAGED))
+        self._store.withdraw(key, held.tid, blocks)
+        self._held[key] = replace(held, damaged=True)
+        transfer = self._store.transfer(held.tid)
+        if transfer is None:
+            return []
+        try:
+            self._allocate(transfer)
+        except OSError as problem:
+            log.error("custody-damaged", path=held.operation.path, problem=problem)
+        return [self._opened(transfer, held.sender)]
+
+    def expire(self, busy: Collection[Key]) -> list[Reply]:
+        """End what is beyond its time and not ``busy`` (being delivered); give up lots that nobody goes on with."""
+        now = int(self._clock.wall_s())
+        late = [held for key, held in self._held.items() if held.operation.expires < now and key not in busy]
+        reason = "the custodian could not deliver it in time"
+        replies = [reply for held in late for reply in self.settle(held.key, Result(Outcome.EXPIRED, reason))]
+        gone = set(lots.expire(self._spool, self._clock.monotonic_s()))
+        dead = [item for item in self._store.transfers() if _key_of(item) not in self._held]
+        dead = [item for item in dead if _owner(item) in gone or item.ask.expires < now]
+        for item in dead:
+            self._store.abandon(item)
+        self._free(dead)
+        self._store.forget(now)
+        return replies
+
+    def _end(self, operation: Operation, sender: str, result: Result) -> list[Reply]:
+        key = (operation.origin, operation.seq)
+        gone = self._store.transfers_of(*key)
+        self._store.conclude(operation, result)
+        self._held.pop(key, None)
+        self._waiting.pop(key, None)
+        self.cancelled.discard(key)
+        self._free(gone)
+        say = log.event if result.outcome in (Outcome.DONE, Outcome.CANCELLED) else log.error
+        say("custody-settle", origin=key[0], seq=key[1], path=operation.path, terminal=operation.terminal,
+            outcome=result.outcome.value, reason=result.reason)  # fmt: skip
+        return [Reply(sender, as_result(*key, result))]
+
+    def _free(self, transfers: Iterable[Transfer]) -> None:
+        for item in transfers:
+            self._tree.discard(item.tid)
+            lots.release(self._spool, _owner(item))
+            self._asked.pop(_key_of(item), None)
+
+    # ---- rules -------------------------------------------------------------------------------------------------------
+
+    def _final(self, ask: Open | Operation, peer: str) -> overlay.Result | None:
+        """Why nothing is taken in: it is final, too late, not allowed, or another's."""
+        stored = self._stored(ask.origin, ask.seq)
+        if stored is not None:
+            return stored
+        held = self._held.get((ask.origin, ask.seq))
+        if held is not None and not _same_key(held.sender, peer):
+            return _not_yours(ask.origin, ask.seq)
+        if held is not None and not held.damaged:
+            return None
+        if self._clock.wall_s() > ask.expires:
+            return as_result(ask.origin, ask.seq, Result(Outcome.EXPIRED))
+        reason = self.terminals.reason_against(ask.terminal, peer.partition("/")[0])
+        if not reason:
+            try:
+                checked(ask.path)
+            except BadPath as problem:
+                reason = str(problem)
+        return as_result(ask.origin, ask.seq, Result(Outcome.FAILED, reason)) if reason else None
+
+    def _stored(self, origin: str, seq: int) -> overlay.Result | None:
+        record = self._store.record(origin)
+        if seq <= record.low:
+            return as_result(origin, seq, None)
+        return as_result(origin, seq, record.results[seq]) if seq in record.results else None
+
+    def _allocate(self, transfer: Transfer) -> None:
+        if not self._tree.inode(transfer.tid):
+            self._tree.allocate(transfer.tid, transfer.ask.size_bytes)
+
+    def _no_room(self, ask: Open, peer: str, again_s: float) -> Reply:
+        log.event("no-space", path=ask.path, size_bytes=ask.size_bytes, spool_bytes=self._spool.size_bytes,
+                  reserved_bytes=lots.reserved_bytes(self._spool))  # fmt: skip
+        return Reply(peer, NoSpace(ask.origin, ask.seq, int(again_s)))
+
+    def _opened(self, transfer: Transfer, peer: str) -> Reply:
+        return Reply(peer, Opened(transfer.tid, self._store.epoch, ranges_of(self._store, transfer.tid)))
+
+    def _in_custody(self, held: Held, peer: str) -> Reply:
+        return Reply(peer, overlay.Custody(*held.key, self._name))
+
+    def _recover(self) -> None:
+        """After a restart: lots are as they were, what nobody owns is removed."""
+        live = self._store.transfers()
+        for item in live:
+            owner = _owner(item)
+            self._spool.lots[owner] = lots.Lot(item.ask.size_bytes, self._clock.monotonic_s() + lots.LEASE_S)
+            if _key_of(item) in self._held:
+                lots.pin(self._spool, owner)
+            elif not self._tree.inode(item.tid):
+                self._store.unstage(item.tid)
+        for tid in set(self._tree.staged_numbers()) - {item.tid for item in live}:
+            self._tree.discard(tid)
+
+
+def _owner(transfer: Transfer) -> tuple[str, int, str]:
+    return transfer.ask.origin, transfer.ask.seq, transfer.sender
+
+
+def _key_of(transfer: Transfer) -> Key:
+    return transfer.ask.origin, transfer.ask.seq
+
+
+def _same_key(one: str, other: str) -> bool:
+    return one.partition("/")[0] == other.partition("/")[0]
+
+
+def _not_yours(origin: str, seq: int) -> overlay.Result:
+    return as_result(origin, seq, Result(Outcome.FAILED, "it was deposited with another key"))

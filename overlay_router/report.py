@@ -1,0 +1,85 @@
+"""What is in custody, for an administrator: a file that ``stageout-router --custody`` shows, and a line in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from overlay_router.custodian import Custodian
+from overlay_router.forwarder import Forwarder, OnDisk
+from stageout.core import log
+from stageout.core.errors import StageoutError
+
+NAME = "custody.json"
+_LOOK_S = 2.0
+_LOG_S = 60.0
+_NAMED = 200
+
+
+class Reporting:
+    """Writes the file whenever something has changed. :param forwarder: knows why deliveries fail."""
+
+    def __init__(self, path: Path, custodian: Custodian, forwarder: Forwarder, on_disk: OnDisk) -> None:
+        self._path, self._custodian, self._forwarder, self._on_disk = path, custodian, forwarder, on_disk
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        last: dict[str, Any] = {}
+        logged_s = float("-inf")
+        while True:
+            facts = await self._on_disk(self._facts)
+            if facts != last:
+                await self._on_disk(lambda said=facts: self._write(said))  # type: ignore[misc]
+                last = facts
+            summary = facts["summary"]
+            if summary["files"] and time.monotonic() - logged_s >= _LOG_S:
+                logged_s = time.monotonic()
+                log.event("in-custody", **summary)
+            await asyncio.sleep(_LOOK_S)
+
+    def _facts(self) -> dict[str, Any]:
+        held = sorted(self._custodian.held(), key=lambda one: one.taken_at)
+        rows = [
+            {
+                "origin": one.operation.origin,
+                "seq": one.operation.seq,
+                "path": one.operation.path,
+                "terminal": one.operation.terminal,
+                "bytes": one.operation.size_bytes,
+                "release": one.operation.release,
+                "since": one.taken_at,
+                "damaged": one.damaged,
+            }
+            for one in held[:_NAMED]
+        ]
+        summary = asdict(self._custodian.summary())
+        return {"summary": summary, "problems": self._forwarder.problems, "oldest": rows}
+
+    def _write(self, facts: dict[str, Any]) -> None:
+        part = self._path.with_suffix(".new")
+        part.write_text(json.dumps({"time": int(time.time()), **facts}, indent=1))
+        part.replace(self._path)
+
+
+def shown(path: Path, now: float) -> str:
+    """The report for a person. :raises StageoutError: there is none."""
+    try:
+        facts = json.loads(path.read_text())
+    except (OSError, ValueError) as problem:
+        raise StageoutError(f"{path}: {problem}. Does a router with STAGEOUT_ROUTER_TERMINALS run here?") from None
+    summary = facts["summary"]
+    lines = [
+        f"{summary['files']} files, {summary['size_bytes']} bytes in custody; of these {summary['single']} files,"
+        f" {summary['single_bytes']} bytes with this as their only copy; {summary['damaged']} wait for their data"
+    ]
+    lines += [f"{terminal}: {problem}" for terminal, problem in facts["problems"].items()]
+    for row in facts["oldest"]:
+        only = "only copy" if row["release"] == "custody" else "sender has it"
+        state = "damaged, " if row["damaged"] else ""
+        age_s = max(0, int(now) - row["since"])
+        lines.append(f"{age_s:>8} s {row['bytes']:>14} bytes  {row['terminal']} {row['path']}  ({state}{only})")
+    return "\n".join(lines)

@@ -1,0 +1,110 @@
+"""What a custodian must not forget: the same as a terminal, and the operations that it has to deliver."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+from overlay_router.states import Release, Result
+from overlay_router.store import SCHEMA, Store, Transfer, as_operation
+from stageout.wire.overlay import Open, Operation
+
+#: Transfer numbers of a spool begin here, so that they are never taken for those of the tree beside it.
+FIRST_TID = 2**62
+_COLUMNS = "operation, sender, digest, tid, taken_at, damaged, asked"
+
+Key = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Held:
+    """An operation in custody.
+
+    :param sender: who gave it. :param digest: the kind of its blocks' digests. :param tid: of its data, 0 without any.
+    :param taken_at: Unix time in seconds. :param damaged: data must come again before it can be delivered.
+    :param asked: the OPEN of its sender, whose capability the terminal wants to see.
+    """
+
+    operation: Operation
+    sender: str
+    digest: str
+    tid: int
+    taken_at: int
+    damaged: bool = False
+    asked: Open | None = None
+
+    @property
+    def key(self) -> Key:
+        """Its origin and number."""
+        return self.operation.origin, self.operation.seq
+
+    @property
+    def release(self) -> Release:
+        """Whether its sender keeps the bytes."""
+        return Release(self.operation.release)
+
+
+class CustodyStore(Store):
+    """The open database of a spool. Each method is one transaction and durable when it returns."""
+
+    schema = (
+        SCHEMA
+        + f"""CREATE TABLE custody (
+    origin TEXT NOT NULL, seq INTEGER NOT NULL, operation TEXT NOT NULL, sender TEXT NOT NULL, digest TEXT NOT NULL,
+    tid INTEGER NOT NULL, taken_at INTEGER NOT NULL, damaged INTEGER NOT NULL, asked TEXT NOT NULL,
+    PRIMARY KEY (origin, seq)) WITHOUT ROWID;
+INSERT INTO sqlite_sequence VALUES ('transfers', {FIRST_TID});
+"""
+    )
+
+    def held(self) -> list[Held]:
+        """Everything in custody."""
+        rows = self._connection.execute(f"SELECT {_COLUMNS} FROM custody").fetchall()
+        return [
+            Held(as_operation(text), sender, digest, tid, taken_at, bool(damaged), _asked(asked))
+            for text, sender, digest, tid, taken_at, damaged, asked in rows
+        ]
+
+    def take(self, held: Held) -> None:
+        """CUSTODY: durable before it is said."""
+        operation = held.operation
+        asked = json.dumps(asdict(held.asked)) if held.asked else ""
+        row = (*held.key, json.dumps(asdict(operation)), held.sender, held.digest, held.tid, held.taken_at, 0, asked)
+        with self._transaction("custody-take"):
+            self._keep_origin(operation.origin, operation.expires)
+            self._connection.execute("INSERT OR REPLACE INTO custody VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+
+    def withdraw(self, key: Key, tid: int, blocks: Iterable[int]) -> None:
+        """These blocks are damaged: they must come again, and the operation waits for them."""
+        run = self._connection.execute
+        with self._transaction("custody-withdraw"):
+            run("UPDATE custody SET damaged = 1 WHERE origin = ? AND seq = ?", key)
+            for block in blocks:
+                run("DELETE FROM staged WHERE tid = ? AND block = ?", (tid, block))
+
+    def conclude(self, operation: Operation, result: Result) -> None:
+        """The final result, the end of custody and of the transfers, in one."""
+        key = (operation.origin, operation.seq)
+        with self._transaction("custody-settle"):
+            self._keep_result(operation, result)
+            self._connection.execute("DELETE FROM custody WHERE origin = ? AND seq = ?", key)
+            self._close_transfers("origin = ? AND seq = ?", key)
+        self.record(operation.origin).results[operation.seq] = result
+
+    def abandon(self, transfer: Transfer) -> None:
+        """A transfer that nobody goes on with is closed."""
+        with self._transaction("custody-abandon"):
+            self._close_transfers("tid = ?", (transfer.tid,))
+
+    def forget(self, now: int) -> list[int]:
+        """Drop origins whose last expiry is an hour ago; transfers end by :meth:`abandon` and :meth:`conclude`."""
+        with self._transaction("overlay-forget"):
+            old = self._drop_origins(now)
+        for origin in old:
+            self._records.pop(origin, None)
+        return []
+
+
+def _asked(text: str) -> Open | None:
+    return Open(**json.loads(text)) if text else None

@@ -1,0 +1,54 @@
+"""Data that is gathered for an operation, at a terminal as at a custodian: what is there, and whether it is right."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from overlay_router.states import Result
+from overlay_router.store import Store, Transfer
+from overlay_router.tree import Tree
+from stageout.core import log
+from stageout.wire import overlay
+from stageout.wire.overlay import Operation, Range
+
+
+def ranges(blocks: Iterable[int]) -> tuple[Range, ...]:
+    """Positions in order, as they travel."""
+    found: list[Range] = []
+    for block in blocks:
+        if found and found[-1][1] == block:
+            found[-1] = (found[-1][0], block + 1)
+        else:
+            found.append((block, block + 1))
+    return tuple(found[: overlay.MAX_RANGES])
+
+
+def ranges_of(store: Store, tid: int) -> tuple[Range, ...]:
+    """Blocks of a transfer that are on the disk, as STAGED says them."""
+    return ranges(block for block, _ in store.staged(tid))
+
+
+def whole(
+    store: Store, tree: Tree, transfers: Iterable[Transfer], operation: Operation
+) -> tuple[Transfer | None, list[Transfer]]:
+    """The first transfer whose data are whole and right, and those with wrong data, which begin again."""
+    wrong: list[Transfer] = []
+    for transfer in transfers:
+        blocks = store.staged(transfer.tid)
+        if len(blocks) < operation.blocks or not tree.inode(transfer.tid):
+            continue
+        manifest = hashlib.sha256(b"".join(digest for _, digest in blocks)).hexdigest()
+        if manifest == operation.manifest and transfer.ask.size_bytes == operation.size_bytes:
+            return transfer, wrong
+        log.error("wrong-manifest", path=operation.path, tid=transfer.tid)
+        store.unstage(transfer.tid)
+        wrong.append(transfer)
+    return None, wrong
+
+
+def as_result(origin: str, seq: int, result: Result | None) -> overlay.Result:
+    """A result as it travels; None is STALE: settled by its origin, and forgotten here."""
+    if result is None:
+        return overlay.Result(origin, seq, "stale")
+    return overlay.Result(origin, seq, result.outcome.value, result.reason, result.generation)

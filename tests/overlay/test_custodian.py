@@ -1,0 +1,290 @@
+"""Files by way of a custodian: never lost silently, whoever dies, whatever rots."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay.channel import Channel, Gateway, read_key
+from stageout.overlay.client import Deposit, Put, deposit, outcome, put
+from stageout.testing.pool.waiting import wait_until
+from stageout.testing.router import RouterProcess, custodian_for
+from stageout.wire.overlay import BLOCK_BYTES, Cancel, Custody, Operation, Result
+
+SIZE_BYTES = 2 * BLOCK_BYTES + 5
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[RouterProcess]:
+    with RouterProcess(tmp_path / "terminal") as running:
+        yield running
+
+
+@pytest.fixture
+def custodian(tmp_path: Path, terminal: RouterProcess) -> Iterator[RouterProcess]:
+    with custodian_for(tmp_path / "custodian", [terminal]) as running:
+        yield running
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "source"
+    path.write_bytes(os.urandom(SIZE_BYTES))
+    return path
+
+
+def gateway_of(router: RouterProcess, name: str = "site") -> Gateway:
+    return Gateway("127.0.0.1", router.port, *read_key(router.key_file(name)), timeout_s=20)
+
+
+def said(custodian: RouterProcess, given: Deposit) -> str:
+    answer = outcome(gateway_of(custodian), given.origin, given.seq)
+    return answer.outcome if isinstance(answer, Result) else "custody"
+
+
+def spool_is_empty(custodian: RouterProcess) -> bool:
+    return not any((custodian.home / "records/spool/.stageout/staging").iterdir())
+
+
+def spooled(custodian: RouterProcess) -> Path:
+    (found,) = (custodian.home / "records/spool/.stageout/staging").iterdir()
+    return found
+
+
+def flip(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        byte = os.pread(file.fileno(), 1, at)
+        os.pwrite(file.fileno(), bytes([byte[0] ^ 4]), at)
+
+
+class Sending(threading.Thread):
+    """A put that waits for its result."""
+
+    def __init__(self, custodian: RouterProcess, source: Path, terminal: RouterProcess) -> None:
+        super().__init__()
+        self._arguments = (gateway_of(custodian), source, "some/where", terminal.address)
+        self.result: Put | Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        gateway, source, path, terminal = self._arguments
+        try:
+            self.result = put(gateway, source, path, terminal=terminal)
+        except Exception as problem:
+            self.result = problem
+
+
+def test_a_put_ends_when_the_terminal_has_the_file(
+    terminal: RouterProcess, custodian: RouterProcess, source: Path
+) -> None:
+    done = put(gateway_of(custodian), source, "some/where", mode=0o640, terminal=terminal.address)
+    assert (done.size_bytes, done.generation) == (SIZE_BYTES, 1)
+    arrived = terminal.root / "some/where"
+    assert arrived.read_bytes() == source.read_bytes()
+    assert arrived.stat().st_mode & 0o777 == 0o640
+    wait_until(lambda: spool_is_empty(custodian), what="the spool to be empty")
+    assert not (custodian.root / "some").exists()
+
+
+def test_a_deposit_may_be_freed_and_arrives_when_its_terminal_is_back(
+    terminal: RouterProcess, custodian: RouterProcess, source: Path
+) -> None:
+    terminal.stop()
+    given = deposit(gateway_of(custodian), source, "some/where", terminal.address)
+    content = source.read_bytes()
+    source.unlink()
+    assert said(custodian, given) == "custody"
+    shown = wait_until(lambda: _shown(custodian, "1 files"), what="the custodian's report")
+    assert f"1 files, {SIZE_BYTES} bytes with this as their only copy" in shown
+    wait_until(lambda: "Connection refused" in _shown(custodian, "1 files"), what="the reason in the report")
+    custodian.kill()
+    custodian.start()
+    assert said(custodian, given) == "custody"
+    terminal.start()
+    wait_until(lambda: said(custodian, given) == "done", what="the delivery")
+    assert (terminal.root / "some/where").read_bytes() == content
+    wait_until(lambda: spool_is_empty(custodian), what="the spool to be empty")
+    custodian.kill()
+    custodian.start()
+    assert said(custodian, given) == "done", "results are kept"
+
+
+def _shown(custodian: RouterProcess, words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "overlay_router.daemon", "--alone", "--custody"],
+        env={**os.environ, "STAGEOUT_ROUTER_DIR": str(custodian.home / "records")},
+        capture_output=True,
+        text=True,
+    )
+    return done.stdout if words in done.stdout else ""
+
+
+_DEATHS = (
+    "overlay-stage=kill-after",
+    "custody-sync=kill-before",
+    "custody-take=kill-before",
+    "custody-take=kill-after",
+    "custody-settle=kill-before",
+    "custody-settle=kill-after",
+    "overlay-discard=kill-before",
+)
+
+
+def test_killed_at_any_step_it_goes_on(tmp_path: Path, terminal: RouterProcess, source: Path) -> None:
+    """One death after the other: every time a file comes through, whole, and the spool is empty again."""
+    arming = {death: tmp_path / death for death in _DEATHS}
+    faults = " ".join(f"{death}@{arming[death]}" for death in _DEATHS)
+    with custodian_for(tmp_path / "custodian", [terminal], {"STAGEOUT_FAULTS": faults}) as custodian:
+        for death, armed in arming.items():
+            armed.touch()
+            sending = Sending(custodian, source, terminal)
+            wait_until(lambda arm=armed: not arm.exists(), what=death)  # type: ignore[misc]
+            custodian.wait_for_end()
+            custodian.start()
+            sending.join()
+            assert isinstance(sending.result, Put), sending.result
+            assert (terminal.root / "some/where").read_bytes() == source.read_bytes()
+            wait_until(lambda: spool_is_empty(custodian), what="the spool to be empty")
+        assert "task-failed" not in custodian.log
+
+
+@pytest.mark.parametrize("harm", ["flip", "gone"])
+def test_damage_in_the_spool_is_found_and_asked_for_again(
+    terminal: RouterProcess, custodian: RouterProcess, source: Path, harm: str
+) -> None:
+    terminal.stop()
+    sending = Sending(custodian, source, terminal)
+    wait_until(lambda: " custody-take " in custodian.log, what="custody")
+    flip(spooled(custodian), BLOCK_BYTES + 3) if harm == "flip" else spooled(custodian).unlink()
+    terminal.start()
+    sending.join()
+    assert isinstance(sending.result, Put), sending.result
+    assert sending.result.sent_bytes == SIZE_BYTES + (BLOCK_BYTES if harm == "flip" else SIZE_BYTES)
+    assert (terminal.root / "some/where").read_bytes() == source.read_bytes()
+    assert "custody-damaged" in custodian.log
+
+
+def test_damage_of_the_only_copy_is_a_loss_and_said_so(
+    terminal: RouterProcess, custodian: RouterProcess, source: Path
+) -> None:
+    terminal.stop()
+    given = deposit(gateway_of(custodian), source, "some/where", terminal.address)
+    flip(spooled(custodian), 0)
+    terminal.start()
+    wait_until(lambda: said(custodian, given) == "lost", what="the loss")
+    assert not (terminal.root / "some/where").exists()
+    assert re.search(r"ERROR custody-settle .*outcome=lost", custodian.log)
+    assert spool_is_empty(custodian)
+
+
+def test_a_lost_disk_costs_a_resend_or_is_a_loss_that_can_be_seen(
+    terminal: RouterProcess, custodian: RouterProcess, source: Path
+) -> None:
+    terminal.stop()
+    given = deposit(gateway_of(custodian), source, "deposited", terminal.address)
+    sending = Sending(custodian, source, terminal)
+    wait_until(lambda: custodian.log.count(" custody-take ") == 2, what="custody")
+    custodian.kill()
+    shutil.rmtree(custodian.home / "records")
+    custodian.start()
+    assert said(custodian, given) == "unknown"
+    terminal.start()
+    sending.join()
+    assert isinstance(sending.result, Put), sending.result
+    assert (terminal.root / "some/where").read_bytes() == source.read_bytes()
+    assert not (terminal.root / "deposited").exists()
+
+
+def test_cancelled_in_custody(terminal: RouterProcess, custodian: RouterProcess, source: Path) -> None:
+    terminal.stop()
+    given = deposit(gateway_of(custodian), source, "f", terminal.address)
+    with Channel(gateway_of(custodian, "small")) as other:
+        other.send(Cancel(given.origin, given.seq))
+        assert other.receive() == Result(given.origin, given.seq, "failed", "it was deposited with another key")
+    with Channel(gateway_of(custodian)) as channel:
+        channel.send(Cancel(given.origin, given.seq))
+        terminal.start()
+        answer = channel.receive()
+    assert answer == Result(given.origin, given.seq, "cancelled")
+    assert not (terminal.root / "f").exists()
+    wait_until(lambda: spool_is_empty(custodian), what="the spool to be empty")
+
+
+def test_who_may_deposit_for_whom(tmp_path: Path, terminal: RouterProcess, source: Path) -> None:
+    allowed = {"STAGEOUT_ROUTER_TERMINALS": f"{terminal.address}=small"}
+    with custodian_for(tmp_path / "custodian", [terminal], allowed) as custodian:
+        for name, path, target, words in (
+            ("site", "small/f", terminal.address, "may not deposit for"),
+            ("small", "small/f", "127.0.0.1:1", "takes nothing into custody for 127.0.0.1:1"),
+            ("small", "f", terminal.address, "only for what is below 'small'"),
+            ("small", "small/../f", terminal.address, "below the root"),
+        ):
+            with pytest.raises(TransferFailure, match=words) as caught:
+                put(gateway_of(custodian, name), source, path, terminal=target)
+            assert caught.value.kind is ErrorClass.PERMISSION_DENIED
+        put(gateway_of(custodian, "small"), source, "small/f", terminal=terminal.address)
+    assert (terminal.root / "small/f").read_bytes() == source.read_bytes()
+    with pytest.raises(TransferFailure, match="takes nothing into custody"):
+        put(gateway_of(terminal), source, "f", terminal="127.0.0.1:1")
+
+
+def test_a_full_spool_says_so_and_when_to_ask_again(tmp_path: Path, terminal: RouterProcess, source: Path) -> None:
+    with custodian_for(tmp_path / "custodian", [terminal], {"STAGEOUT_ROUTER_SPOOL_MB": "5"}) as custodian:
+        terminal.stop()
+        gateway = gateway_of(custodian)
+        deposit(gateway, source, "1", terminal.address)
+        deposit(gateway, source, "2", terminal.address)
+        with pytest.raises(TransferFailure) as caught:
+            deposit(gateway, source, "3", terminal.address)
+        assert (caught.value.kind, caught.value.retry_after_s) == (ErrorClass.NO_SPACE_REMOTE, 5.0)
+        terminal.start()
+        wait_until(lambda: spool_is_empty(custodian), what="the spool to be empty")
+        deposit(gateway, source, "3", terminal.address)
+
+
+def test_names_change_in_their_order_by_way_of_a_custodian(
+    terminal: RouterProcess, custodian: RouterProcess, source: Path
+) -> None:
+    terminal.stop()
+    given = deposit(gateway_of(custodian), source, "d/f", terminal.address)
+    more = {"terminal": terminal.address, "release": "custody"}
+    rename = Operation(given.origin, 2, "rename", "d/f", given.expires, target="d/g", after=(1,), **more)  # type: ignore[arg-type]
+    delete = Operation(given.origin, 3, "delete", "d/g", given.expires, after=(2,), **more)  # type: ignore[arg-type]
+    with Channel(gateway_of(custodian)) as channel:
+        for operation in (delete, rename):
+            channel.send(operation)
+            answer = channel.receive()
+            assert isinstance(answer, Custody)
+        terminal.start()
+        results = [channel.receive() for _ in range(3)]
+    assert [(one.seq, one.outcome) for one in results if isinstance(one, Result)] == [
+        (1, "done"),
+        (2, "done"),
+        (3, "done"),
+    ]
+    assert [path.name for path in (terminal.root / "d").iterdir()] == []
+
+
+def test_a_carrier_that_dies_costs_a_moment(terminal: RouterProcess, custodian: RouterProcess, source: Path) -> None:
+    terminal.stop()
+    given = deposit(gateway_of(custodian), source, "f", terminal.address)
+    workers = set(custodian.workers())
+    carrier = [pid for pid in workers if b"carrier" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert len(carrier) == 1
+    os.kill(carrier[0], signal.SIGKILL)
+    terminal.start()
+    wait_until(lambda: said(custodian, given) == "done", what="the delivery")
+    assert dataclasses.asdict(given)["size_bytes"] == SIZE_BYTES
+    assert json.loads((custodian.home / "records/custody.json").read_text())["summary"]["files"] in (0, 1)

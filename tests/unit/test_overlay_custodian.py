@@ -1,0 +1,213 @@
+"""The custodian's decisions on a real spool, with a clock of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from overlay_router import lots
+from overlay_router.custodian import Custodian
+from overlay_router.deposits import Terminals, read_terminals
+from overlay_router.destination import Reply
+from overlay_router.spool import CustodyStore
+from overlay_router.states import Outcome, Result
+from overlay_router.tree import Tree
+from stageout.core.config import ConfigError
+from stageout.wire import overlay
+from stageout.wire.overlay import Custody, NoSpace, Open, Opened, Operation, Staged
+
+ORIGIN, PEER, BLOCK, EXPIRES, TERMINAL = "0a" * 16, "site/" + "0a" * 16, 4, 1000, "t:1"
+MANIFEST = hashlib.sha256(b"d" * 16).hexdigest()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def wall_s(self) -> float:
+        return self.now_s
+
+
+class Spooling:
+    """A custodian that can be restarted."""
+
+    def __init__(self, home: Path, size_bytes: int) -> None:
+        self.home, self.size_bytes, self.clock = home, size_bytes, Clock()
+        self.open()
+
+    def open(self) -> None:
+        self.store, self.tree = CustodyStore(self.home / "store"), Tree(self.home)
+        terminals = Terminals({TERMINAL: frozenset()})
+        self.spool = lots.Spool(self.size_bytes)
+        self.one = Custodian(self.store, self.tree, self.spool, terminals, "me:1", self.clock)
+
+    def close(self) -> None:
+        self.store.close()
+        self.tree.close()
+
+    def restart(self) -> None:
+        self.close()
+        self.open()
+
+    def take(self, seq: int = 1, release: str = "delivered") -> Reply:
+        """A file of one block into custody; the last reply."""
+        opened = self.one.open(Open(ORIGIN, seq, f"f{seq}", BLOCK, BLOCK, EXPIRES, TERMINAL), PEER).message
+        assert isinstance(opened, Opened)
+        self.one.staged(opened.tid, [(0, b"d" * 16)])
+        return self.one.operate(publish(seq, release), PEER, "blake2b-128")[-1]
+
+    def files(self) -> int:
+        return len(list(self.tree.staged_numbers()))
+
+
+def publish(seq: int = 1, release: str = "delivered") -> Operation:
+    return Operation(
+        ORIGIN, seq, "publish", f"f{seq}", EXPIRES, size_bytes=BLOCK, blocks=1, manifest=MANIFEST, terminal=TERMINAL,
+        release=release,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def spooling() -> Iterator[Spooling]:
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as path:
+        made = Spooling(Path(path), 10)
+        yield made
+        made.close()
+
+
+def outcome(replies: list[Reply]) -> str:
+    (reply,) = replies
+    assert isinstance(reply.message, overlay.Result)
+    return reply.message.outcome
+
+
+def test_custody_only_with_all_blocks_and_it_survives_a_restart(spooling: Spooling) -> None:
+    opened = spooling.one.open(Open(ORIGIN, 1, "f1", BLOCK, BLOCK, EXPIRES, TERMINAL), PEER).message
+    assert isinstance(opened, Opened)
+    assert spooling.one.operate(publish(), PEER, "blake2b-128") == []
+    (staged,) = spooling.one.staged(opened.tid, [(0, b"d" * 16)])
+    assert isinstance(staged.message, Staged)
+    assert spooling.one.is_whole(opened.tid)
+    (taken,) = spooling.one.whole(opened.tid)
+    assert taken == Reply(PEER, Custody(ORIGIN, 1, "me:1"))
+    assert spooling.one.attach(opened.tid) is None, "what is in custody is not written to"
+    for _ in range(2):
+        assert spooling.one.status(overlay.Status(ORIGIN, 1), "other/x") == [Reply("other/x", taken.message)]
+        assert [held.key for held in spooling.one.due()] == [(ORIGIN, 1)]
+        assert lots.reserved_bytes(spooling.spool) == BLOCK
+        spooling.restart()
+    assert outcome(spooling.one.settle((ORIGIN, 1), Result(Outcome.DONE))) == "done"
+    assert (spooling.files(), lots.reserved_bytes(spooling.spool)) == (0, 0)
+    assert outcome(spooling.one.operate(publish(), PEER, "blake2b-128")) == "done"
+
+
+def test_wrong_data_are_asked_for_again(spooling: Spooling) -> None:
+    opened = spooling.one.open(Open(ORIGIN, 1, "f1", BLOCK, BLOCK, EXPIRES, TERMINAL), PEER).message
+    assert isinstance(opened, Opened)
+    spooling.one.staged(opened.tid, [(0, b"x" * 16)])
+    (again,) = spooling.one.operate(publish(), PEER, "blake2b-128")
+    assert again.message == replace(opened, staged=())
+
+
+def test_the_lot_is_for_the_whole_and_what_leaves_keeps_its_share(spooling: Spooling) -> None:
+    spooling.take(1)
+    spooling.take(2)  # 8 of 9 usable bytes
+    reply = spooling.one.open(Open(ORIGIN, 3, "f3", BLOCK, BLOCK, EXPIRES, TERMINAL), PEER)
+    assert reply.message == NoSpace(ORIGIN, 3, int(lots.RETRY_AFTER_S))
+    spooling.one.settle((ORIGIN, 1), Result(Outcome.DONE))
+    assert isinstance(spooling.take(3).message, Custody)
+
+
+def test_who_goes_away_before_custody_leaves_nothing(spooling: Spooling) -> None:
+    spooling.one.open(Open(ORIGIN, 1, "f1", BLOCK, BLOCK, EXPIRES, TERMINAL), PEER)
+    spooling.take(2)
+    spooling.restart()
+    assert (spooling.files(), lots.reserved_bytes(spooling.spool)) == (2, 2 * BLOCK)
+    spooling.clock.now_s += lots.LEASE_S + 1
+    assert spooling.one.expire(()) == []
+    assert (spooling.files(), lots.reserved_bytes(spooling.spool)) == (1, BLOCK)
+
+
+@pytest.mark.parametrize(("release", "word"), [("delivered", "expired"), ("custody", "lost")])
+def test_at_its_expiry_the_owner_is_told_and_for_an_hour(spooling: Spooling, release: str, word: str) -> None:
+    spooling.take(1, release)
+    spooling.clock.now_s = EXPIRES + 1
+    assert spooling.one.expire({(ORIGIN, 1)}) == [], "what is being delivered may still arrive"
+    assert spooling.files() == 1
+    assert outcome(spooling.one.expire(())) == word
+    assert (spooling.files(), lots.reserved_bytes(spooling.spool)) == (0, 0)
+    spooling.restart()
+    assert outcome(spooling.one.status(overlay.Status(ORIGIN, 1), PEER)) == word
+    spooling.clock.now_s += 3601
+    spooling.one.expire(())
+    assert not spooling.one.knows(ORIGIN, 1)
+
+
+def test_damage_without_another_copy_is_a_loss(spooling: Spooling) -> None:
+    spooling.take(1, "custody")
+    assert outcome(spooling.one.damaged((ORIGIN, 1), [0])) == "lost"
+
+
+def test_damage_with_another_copy_is_mended(spooling: Spooling) -> None:
+    spooling.take(1)
+    (asked,) = spooling.one.damaged((ORIGIN, 1), [0])
+    assert isinstance(asked.message, Opened)
+    assert spooling.one.due() == []
+    spooling.restart()
+    assert spooling.one.due() == []
+    assert spooling.one.open(Open(ORIGIN, 1, "f1", BLOCK, BLOCK, EXPIRES, TERMINAL), PEER).message == asked.message
+    attached = spooling.one.attach(asked.message.tid)
+    assert attached is not None
+    os.close(attached.file)
+    assert isinstance(spooling.take(1).message, Custody)
+    assert len(spooling.one.due()) == 1
+
+
+def test_low_forgets_no_custody(spooling: Spooling) -> None:
+    spooling.take(1)
+    spooling.one.low(overlay.Low(ORIGIN, 1))
+    assert len(spooling.one.due()) == 1
+    spooling.one.settle((ORIGIN, 1), Result(Outcome.DONE))
+    spooling.one.low(overlay.Low(ORIGIN, 1))
+    assert outcome(spooling.one.status(overlay.Status(ORIGIN, 1), PEER)) == "stale"
+
+
+def test_an_operation_waits_for_what_must_come_before_it(spooling: Spooling) -> None:
+    spooling.take(1)
+    rename = Operation(ORIGIN, 2, "rename", "f1", EXPIRES, target="g", after=(1,), terminal=TERMINAL, priority=9)
+    assert isinstance(spooling.one.operate(rename, PEER, "")[0].message, Custody)
+    assert [held.key[1] for held in spooling.one.due()] == [1]
+    spooling.one.settle((ORIGIN, 1), Result(Outcome.DONE))
+    assert [held.key[1] for held in spooling.one.due()] == [2]
+
+
+def test_another_key_can_neither_continue_nor_cancel(spooling: Spooling) -> None:
+    spooling.take(1)
+    other = "other/" + ORIGIN
+    for replies in (
+        [spooling.one.open(Open(ORIGIN, 1, "f1", BLOCK, BLOCK, EXPIRES, TERMINAL), other)],
+        spooling.one.operate(publish(), other, "blake2b-128"),
+        spooling.one.cancel(overlay.Cancel(ORIGIN, 1), other),
+    ):
+        assert outcome(replies) == "failed"
+    assert len(spooling.one.due()) == 1
+
+
+def test_the_list_of_terminals() -> None:
+    found = read_terminals("A.org=x,y b:1")
+    assert [found.reason_against("a.org:9621", key) == "" for key in ("x", "y", "z")] == [True, True, False]
+    assert found.reason_against("b:1", "anyone") == ""
+    assert "STAGEOUT_ROUTER_TERMINALS" in found.reason_against("c:1", "x")
+    assert not read_terminals("")
+    with pytest.raises(ConfigError, match="apart by blanks"):
+        read_terminals("a:port")
