@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote_to_bytes, urlsplit
 
@@ -14,11 +15,12 @@ from stageout.cli.exits import CommandError, Exit, UsageError
 from stageout.cli.trees import send_trees
 from stageout.core.errors import TransferFailure
 from stageout.overlay.channel import Gateway, gateway_of
-from stageout.overlay.client import put
+from stageout.overlay.client import deposit, outcome, put
 from stageout.overlay.fetch import get
 from stageout.overlay.sending import report
 from stageout.overlay.settings import routes_of
-from stageout.wire.route import DEFAULT_PORT, Route
+from stageout.wire.overlay import Custody
+from stageout.wire.route import DEFAULT_PORT, BadRoute, Route, address, written
 
 _BAR = 30
 _SHOW_EVERY_S = 0.2
@@ -56,15 +58,22 @@ class Bar:
 def run(options: argparse.Namespace) -> int:
     """Move the files in order; the first that fails ends the command."""
     gateway, path = target(options.url, options.key)
+    if options.command == "ask":
+        return _ask(gateway, options.origin)
+    if getattr(options, "custody", False) and not options.through:
+        raise UsageError("--custody needs --through")
     try:
-        routes = routes_of(options.routes, gateway)
+        first = through(gateway, options.through)[0] if getattr(options, "through", None) else gateway
+        routes = routes_of(options.routes, first)
         if options.command == "get":
             return _get(gateway, path, Path(options.file or Path(path).name), routes)
+        if options.recursive and options.through:
+            raise UsageError("--recursive goes to the router itself: leave out --through")
         if options.recursive:
             return send_trees(gateway, path, options, routes)
         for file in options.files:
             name = f"{path}/{Path(file).name}" if len(options.files) > 1 or options.url.endswith("/") else path
-            _put(gateway, Path(file), name, options.connections, routes)
+            _put(gateway, Path(file), name, options, routes)
     except TransferFailure as failure:
         print(f"stageout: {failure}", file=sys.stderr)
         return int(Exit.FAILED)
@@ -85,16 +94,49 @@ def target(url: str, key: str) -> tuple[Gateway, str]:
         raise CommandError(f"{failure} (--key)") from None
 
 
-def _put(gateway: Gateway, local: Path, path: str, connections: int, routes: Sequence[Route]) -> None:
+def _put(gateway: Gateway, local: Path, path: str, options: argparse.Namespace, routes: Sequence[Route]) -> None:
     try:
         status = local.stat()
     except OSError as problem:
         raise CommandError(f"{local}: {problem.strerror}") from None
-    bar = Bar(local.name, status.st_size)
-    done = put(gateway, local, path, mode=status.st_mode & 0o777, connections=connections, progress=bar, routes=routes)
+    bar, mode, terminal = Bar(local.name, status.st_size), status.st_mode & 0o777, ""
+    if options.through:
+        gateway, terminal = through(gateway, options.through)
+    if options.custody:
+        given = deposit(
+            gateway, local, path, terminal, mode=mode, connections=options.connections, progress=bar, routes=routes
+        )
+        bar.end(given.size_bytes)
+        print(f"  in custody; what became of it: stageout ask overlay://{given.custodian} {given.origin}")
+        return
+    done = put(
+        gateway, local, path, mode=mode, connections=options.connections, progress=bar, terminal=terminal, routes=routes
+    )
     bar.end(done.size_bytes)
     if len(routes) > 1:
         print(f"  {report(done.shares)}")
+
+
+def through(gateway: Gateway, custodian: str) -> tuple[Gateway, str]:
+    """The custodian, and the terminal behind it. :raises UsageError: its address cannot be used."""
+    try:
+        host, port = address(custodian)
+    except BadRoute as problem:
+        raise UsageError(f"--through: {problem}") from None
+    return replace(gateway, host=host, port=port), written(gateway.host, gateway.port)
+
+
+def _ask(gateway: Gateway, origin: str) -> int:
+    try:
+        answer = outcome(gateway, origin, 1)
+    except TransferFailure as failure:
+        print(f"stageout: {failure}", file=sys.stderr)
+        return int(Exit.FAILED)
+    if isinstance(answer, Custody):
+        print(f"in custody of {answer.router}")
+        return int(Exit.TIMED_OUT)
+    print(f"{answer.outcome}{': ' if answer.reason else ''}{answer.reason}")
+    return int(Exit.OK if answer.outcome == "done" else Exit.FAILED)
 
 
 def _get(gateway: Gateway, path: str, local: Path, routes: Sequence[Route]) -> int:

@@ -82,6 +82,13 @@ With -r small files travel many at a time, and one that fails does not stop the 
 exit status: 0 all arrived, 1 one did not (those behind it were not sent), 64 the URL cannot be used"""
 
 
+_FATE = """\
+Asks a custodian what became of a file that 'stageout put --custody' gave to it: in custody, done, failed, expired,
+lost, cancelled, or unknown (the custodian has lost its records).
+
+exit status: 0 the file is at its destination, 1 it is not and nobody will bring it there, 2 not yet, 64 wrong URL"""
+
+
 _GET = """\
 Fetches a file from a router of the overlay. It appears under its name only when it is whole.
 
@@ -256,8 +263,14 @@ def _add_files(commands: argparse._SubParsersAction[_Parser]) -> None:
     command.add_argument(
         "--connections", metavar="N", type=_streams, default=2, help="that carry one file on each route (default: 2)"
     )
+    command.add_argument("--through", metavar="HOST", help="custodian that delivers it; wait until it has")
+    command.add_argument("--custody", action="store_true", help="with --through: return when the custodian has it")
     _add_key(command)
     _add_ways(command)
+    command = _add(commands, "ask", "asks a custodian of the overlay what became of a file", _FATE, "files")
+    command.add_argument("url", metavar="URL", help="overlay://HOST[:PORT] of the custodian")
+    command.add_argument("origin", metavar="ORIGIN", help="as put --custody has printed it")
+    _add_key(command)
     command = _add(commands, "get", "fetches a file from a router of the overlay", _GET, "files")
     command.add_argument("url", metavar="URL", help="overlay://HOST[:PORT]/path")
     command.add_argument("file", metavar="FILE", nargs="?", help="default: its name, here")

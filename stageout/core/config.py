@@ -187,6 +187,9 @@ KNOBS: dict[str, Knob] = {
         Knob("STAGEOUT_ROUTER_DELIVERIES", 4, "router", "files that it delivers at once out of its spool", 1),
         Knob("STAGEOUT_ROUTER_WORKERS", 2, "router", "processes that move data", 1),
         Knob(
+            "STAGEOUT_OVERLAY_GATEWAY", "", "ep", "custodian that overlay:// uploads go through: HOST:PORT; empty: none"
+        ),
+        Knob(
             "STAGEOUT_OVERLAY_ROUTES", "", "ep", "ways to overlay:// routers: RELAY, ...; ask RELAY, ...; empty: direct"
         ),
         Knob("STAGEOUT_PROFILES", "/var/lib/stageout/profiles", "ep", "what stageout profile measured about servers"),

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from stageout.cli.main import main
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway, read_key
 from stageout.overlay.client import Deposit, Put, deposit, outcome, put
@@ -23,6 +24,7 @@ from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess, custodian_for
 from stageout.wire.overlay import BLOCK_BYTES, Cancel, Custody, Operation, Result
 
+PLUGIN = Path(__file__).resolve().parents[2] / "plugins" / "overlay_router_plugin"
 SIZE_BYTES = 2 * BLOCK_BYTES + 5
 
 
@@ -288,3 +290,33 @@ def test_a_carrier_that_dies_costs_a_moment(terminal: RouterProcess, custodian: 
     wait_until(lambda: said(custodian, given) == "done", what="the delivery")
     assert dataclasses.asdict(given)["size_bytes"] == SIZE_BYTES
     assert json.loads((custodian.home / "records/custody.json").read_text())["summary"]["files"] in (0, 1)
+
+
+def test_the_command_and_the_plugin_go_through_a_custodian(
+    terminal: RouterProcess, custodian: RouterProcess, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key, url = ["--key", str(custodian.key_file("site"))], f"overlay://{terminal.address}"
+    assert main(["put", str(source), f"{url}/1", *key, "--through", custodian.address]) == 0
+    assert (terminal.root / "1").read_bytes() == source.read_bytes()
+    terminal.stop()
+    assert main(["put", str(source), f"{url}/2", *key, "--through", custodian.address, "--custody"]) == 0
+    ask = capsys.readouterr().out.split("stageout ")[-1].split()
+    assert main([*ask, *key]) == 2
+    terminal.start()
+    wait_until(lambda: main([*ask, *key]) == 0, what="the delivery")
+    assert (terminal.root / "2").read_bytes() == source.read_bytes()
+    assert main(["put", str(source), f"{url}/3", *key, "--custody"]) == 64
+    given = {"STAGEOUT_OVERLAY_KEY": key[1], "STAGEOUT_OVERLAY_GATEWAY": custodian.address}
+    outfile = _upload(source, f"{url}/4", tmp_path, given)
+    assert "TransferSuccess = true" in outfile
+    assert (terminal.root / "4").read_bytes() == source.read_bytes()
+    assert custodian.log.count(" custody-take ") == 3
+
+
+def _upload(source: Path, url: str, home: Path, environment: dict[str, str]) -> str:
+    """The plugin's result ads."""
+    (home / "in").write_text(f'[ Url = "{url}"; LocalFileName = "{source}" ]')
+    command = [str(PLUGIN), "-infile", str(home / "in"), "-outfile", str(home / "out"), "-upload"]
+    root = str(PLUGIN.parents[1])
+    subprocess.run([sys.executable, *command], env={**os.environ, "PYTHONPATH": root, **environment}, check=True)
+    return (home / "out").read_text()

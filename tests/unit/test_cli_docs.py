@@ -161,6 +161,6 @@ def test_other_documents_call_the_command_as_it_is() -> None:
         for verb in re.findall(r"`stageout ([a-z]+)|^stageout ([a-z]+)", path.read_text(), re.M):
             assert (verb[0] or verb[1]) in {
                 "status", "wait", "retry", "cancel", "pause", "resume", "history", "doctor", "help",
-                "estimate", "profile", "put", "get", "routes", "capability",
+                "estimate", "profile", "put", "get", "ask", "routes", "capability",
                     "ls", "stat", "rm", "mv", "mkdir", "copy",
             }, f"{path}: stageout {verb}"  # fmt: skip
