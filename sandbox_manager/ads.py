@@ -24,7 +24,16 @@ from stageout.core.clock import Clock
 from stageout.core.config import Settings
 from stageout.core.signing import SigningKey
 from stageout.core.states import State
-from stageout.wire.custody import FILES_SHOWN, SERVERS_SHOWN, FileReport, Report, SandboxReport, report_ad
+from stageout.wire.custody import (
+    FILES_SHOWN,
+    SERVERS_SHOWN,
+    EncodedSandbox,
+    FileReport,
+    Report,
+    SandboxReport,
+    encoded,
+    report_ad,
+)
 
 _NUMBERS_AT_ONCE = 1000
 _FILES_IN_ALL = 1000
@@ -74,8 +83,12 @@ def sandbox_report(box: Sandbox, attempts_limit: int, files: Sequence[FileReport
 
 @dataclass(frozen=True)
 class _Shown:
+    """A sandbox as it was last reported. :param files: of how many files more is said."""
+
+    __slots__ = ("change", "encoded", "files")
     change: int
-    report: SandboxReport
+    files: int
+    encoded: EncodedSandbox
 
 
 class Reporter:
@@ -142,8 +155,7 @@ class Reporter:
     async def publish(self) -> None:
         """Build and publish one report now. A collector that refuses or is away is no error."""
         try:
-            report = await self._report()
-            ad = report_ad(report, self._key)
+            ad = await self._report()
             if self._leaving:
                 ad.update(self.figures(), ClassAdLifetime=_LAST_WORD_S)
         except (OSError, sqlite3.Error) as problem:
@@ -197,25 +209,26 @@ class Reporter:
                 log.warn("report-advertise", to="slot ads", reason=refusal)
         self._refusal = refusal
 
-    async def _report(self) -> Report:
+    async def _report(self) -> dict[str, Any]:
         await self._pipeline.plugins_ended()
         number = await self._next_number()
         self._pipeline.leases.reported(number)
         pipeline = self._pipeline
         boxes = sorted(pipeline.book.registry.by_id.values(), key=lambda box: (box.files_left == 0, -box.error_code))
         sandboxes = await self._sandboxes(boxes)
-        return Report(
+        report = Report(
             pipeline.manager.name, pipeline.manager.key, number, int(self._clock.wall_s()),
-            dict(pipeline.book.acknowledged), pipeline.book.registry.bytes_at_risk, tuple(sandboxes),
+            dict(pipeline.book.acknowledged), pipeline.book.registry.bytes_at_risk, (),
             tuple(pipeline.breakers.troubles()[:SERVERS_SHOWN]), pipeline.leases.unleased(),
         )  # fmt: skip
+        return report_ad(report, self._key, sandboxes)
 
-    async def _sandboxes(self, boxes: Sequence[Sandbox]) -> list[SandboxReport]:
+    async def _sandboxes(self, boxes: Sequence[Sandbox]) -> list[EncodedSandbox]:
         room = _FILES_IN_ALL
         wanted: dict[int, int] = {}
         for box in boxes:
             known = self._shown.get(box.id)
-            share = len(known.report.files) if known and known.change == box.change else min(FILES_SHOWN, room)
+            share = known.files if known and known.change == box.change else min(FILES_SHOWN, room)
             if not known or known.change != box.change:
                 wanted[box.id] = share
             room = max(0, room - min(share, box.files_total))
@@ -228,11 +241,11 @@ class Reporter:
         for box in boxes:
             if box.id in wanted:
                 rows = [file_report(row, box, places) for row in files[box.id]]
-                fresh[box.id] = _Shown(box.change, sandbox_report(box, limit, rows))
+                fresh[box.id] = _Shown(box.change, len(rows), encoded(sandbox_report(box, limit, rows)))
             else:
                 fresh[box.id] = self._shown[box.id]
         self._shown = fresh
-        return [item.report for item in fresh.values()]
+        return [item.encoded for item in fresh.values()]
 
     async def _next_number(self) -> int:
         if self._number >= self._numbers_end:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from stageout.core.signing import BadSignature, SigningKey, Vouch, check
 from stageout.core.states import State
@@ -25,6 +25,7 @@ AD_LIFETIME_S = 900
 FILES_SHOWN = 50
 _NEWER = frozenset({"manager_key", "vouches"})
 SERVERS_SHOWN = 20
+_NO_SANDBOXES = '"sandboxes":[]'
 
 
 class BadPayload(Exception):
@@ -219,13 +220,34 @@ class AgentNotice:
     vouches: tuple[Vouch, ...] = ()
 
 
-def report_ad(report: Report, key: SigningKey | None = None) -> dict[str, Any]:
-    """The manager's ad. :param key: signs it; None only where signing is not the matter."""
-    busy = [s for s in report.sandboxes if s.state not in (State.RELEASED, State.SUPERSEDED, State.CANCELLED)]
+class EncodedSandbox(NamedTuple):
+    """A sandbox as it stands in a report's payload. :param is_busy: its output is still somebody's concern."""
+
+    text: str
+    is_busy: bool
+
+
+def encoded(box: SandboxReport) -> EncodedSandbox:
+    """A sandbox for :func:`report_ad`: one that has not changed need not be encoded again."""
+    return EncodedSandbox(_text(box), box.state not in (State.RELEASED, State.SUPERSEDED, State.CANCELLED))
+
+
+def report_ad(
+    report: Report, key: SigningKey | None = None, more: Iterable[EncodedSandbox] = ()
+) -> dict[str, Any]:  # fmt: skip
+    """The manager's ad.
+
+    :param key: signs it; None only where signing is not the matter. :param more: sandboxes beside those of the report.
+    """
+    boxes = [*map(encoded, report.sandboxes), *more]
+    # No string of the rest can hold these bytes: within one the quotes would be escaped.
+    rest, found, end = _text(replace(report, sandboxes=())).partition(_NO_SANDBOXES)
+    assert found
+    text = f"{rest}{_NO_SANDBOXES[:-1]}{','.join(box.text for box in boxes)}]{end}"
     return {
-        **_envelope(MANAGER_AD, report.manager, report, key),
+        **_envelope(MANAGER_AD, report.manager, text, report.sent_at, key),
         "StageOutManager": report.manager,
-        "StageOutSandboxes": len(busy),
+        "StageOutSandboxes": sum(box.is_busy for box in boxes),
         "StageOutBytesAtRisk": report.bytes_at_risk,
     }
 
@@ -233,12 +255,13 @@ def report_ad(report: Report, key: SigningKey | None = None) -> dict[str, Any]:
 def orders_ad(sheet: OrderSheet, key: SigningKey | None = None) -> dict[str, Any]:
     """The ad with one agent's orders for one manager, named after its key too: others can take a name, not a key."""
     name = "/".join(part for part in (sheet.agent, sheet.manager, sheet.manager_key) if part)
-    return {**_envelope(ORDERS_AD, name, sheet, key), "StageOutManager": sheet.manager}
+    return {**_envelope(ORDERS_AD, name, _text(sheet), sheet.sent_at, key), "StageOutManager": sheet.manager}
 
 
 def notice_ad(notice: AgentNotice, key: SigningKey | None = None) -> dict[str, Any]:
     """The ad by which managers know that an agent is alive."""
-    return {**_envelope(AGENT_AD, notice.agent, notice, key), "StageOutSchedd": notice.schedd}
+    ad = _envelope(AGENT_AD, notice.agent, _text(notice), notice.sent_at, key)
+    return {**ad, "StageOutSchedd": notice.schedd}
 
 
 def _fields(said: object) -> dict[str, Any]:
@@ -246,16 +269,17 @@ def _fields(said: object) -> dict[str, Any]:
     return {name: value for name, value in vars(said).items() if value or name not in _NEWER}
 
 
-def _envelope(
-    my_type: str, name: str, said: Report | OrderSheet | AgentNotice, key: SigningKey | None
-) -> dict[str, Any]:
-    text = json.dumps(said, default=_fields, separators=(",", ":"), sort_keys=True)
+def _text(said: object) -> str:
+    return json.dumps(said, default=_fields, separators=(",", ":"), sort_keys=True)
+
+
+def _envelope(my_type: str, name: str, text: str, sent_at: int, key: SigningKey | None) -> dict[str, Any]:
     return {
         "MyType": my_type,
         "Name": name,
         "StageOutPayload": text,
         "StageOutSignature": key.sign(my_type, text) if key else "",
-        "StageOutSentAt": said.sent_at,
+        "StageOutSentAt": sent_at,
         "ClassAdLifetime": AD_LIFETIME_S,
     }
 

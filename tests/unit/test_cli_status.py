@@ -20,7 +20,7 @@ from stageout.cli.rows import Row, as_json, merge, rows_of_report
 from stageout.cli.status import Snapshot, lines
 from stageout.core.classads import ClassAd
 from stageout.wire.control import StreamsReport
-from stageout.wire.custody import FileReport, Report, SandboxReport, ServerReport, read_report, report_ad
+from stageout.wire.custody import FileReport, Report, SandboxReport, ServerReport, encoded, read_report, report_ad
 from tests.unit.test_cli_jobs import job
 
 NOW = 1_800_000_000.0
@@ -52,6 +52,16 @@ def test_the_report_is_newer_than_the_jobs_ad() -> None:
     assert (row.state, row.bytes_left, row.attempts_limit, row.manager) == ("RetryWait", MB, 20, "ep1")
     assert row.reported_at == NOW - 3
     assert row.files == FILES
+
+
+def test_a_sandbox_that_has_not_changed_need_not_be_encoded_again() -> None:
+    odd = replace(box(), reason='"sandboxes":[] \\"sandboxes":[]', state="Released")
+    whole = replace(report(box(), odd), manager='"sandboxes":[]', acknowledged={"sandboxes": 1})
+    alike = report_ad(replace(whole, sandboxes=()), None, map(encoded, whole.sandboxes))
+    assert alike == report_ad(whole) and alike["StageOutSandboxes"] == 1
+    assert read_report(alike["StageOutPayload"]) == whole
+    assert json.loads(alike["StageOutPayload"])["sandboxes"][1]["reason"] == odd.reason
+    assert read_report(report_ad(report())["StageOutPayload"]) == report()
 
 
 def test_a_server_that_is_away_is_named_with_reason_and_next_probe() -> None:
