@@ -1,0 +1,291 @@
+"""The overlay's data plane: one large file, memory to memory and disk to disk, direct and through a relay.
+
+Memory to memory runs the loops of the product's worker processes without a disk, beside iperf3 (one stream) and beside
+a relay of a hundred lines of C that does the same (``routers/relay.c``). Disk to disk runs the product: a router, a
+relay, ``put``; beside ``cp`` and its fdatasync, curl to nginx, and globus-url-copy, each brought to the disk in its time.
+Everything runs over the loopback interface on this machine's cores, in turn; medians of paired runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from common import Figure, main
+
+from stageout.core.errors import StageoutError
+from stageout.testing.destination import Destination
+from stageout.testing.gridftp import GridFtpServer
+from stageout.testing.router import RouterProcess, relay
+
+ROOT = Path(__file__).resolve().parents[1]
+PLANE = Path(__file__).resolve().parent / "routers" / "plane.py"
+SOURCE = Path(__file__).resolve().parent / "routers" / "relay.c"
+MIB = 1 << 20
+_PORT, _RELAY_PORT = 29621, 29622
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One transfer. :param cpu_s: of each party, seconds of the processor."""
+
+    size_bytes: int
+    took_s: float
+    cpu_s: Mapping[str, float]
+
+    @property
+    def rate(self) -> float:
+        """MB/s."""
+        return self.size_bytes / self.took_s / 1e6
+
+    def cost(self, party: str) -> float:
+        """Seconds of the processor for a GB."""
+        return self.cpu_s[party] / self.size_bytes * 1e9
+
+
+def _plane(*arguments: object) -> list[str]:
+    return [sys.executable, str(PLANE), *map(str, arguments)]
+
+
+def _started(command: list[str]) -> subprocess.Popen[str]:
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert process.stdout is not None
+    if process.stdout.readline().strip() != "ready":
+        raise StageoutError(f"{command[0]} did not start")
+    return process
+
+
+def _figures(process: subprocess.Popen[str]) -> dict[str, float]:
+    out, _ = process.communicate(timeout=600)
+    if process.returncode:
+        raise StageoutError(f"{process.args!r} ended with {process.returncode}")
+    return dict(json.loads(out))
+
+
+def memory(blocks: int, between: list[str] | None = None) -> Run:
+    """Blocks from one process to another, with a relay between them if there is one."""
+    receiver = _started(_plane("receive", _PORT, blocks))
+    middle = _started(between) if between else None
+    port = _RELAY_PORT if between else _PORT
+    command = _plane("send", port, blocks)
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    sender = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
+    sent, received = _figures(sender), _figures(receiver)
+    cpu_s = {"sender": sent["cpu_s"], "receiver": received["cpu_s"]}
+    if middle is not None:
+        cpu_s["relay"] = _figures(middle)["cpu_s"]
+    return Run(blocks * MIB, sent["took_s"], cpu_s)
+
+
+def iperf(blocks: int) -> Run:
+    """The same bytes by iperf3, one stream, which looks at none of them."""
+    server = ["iperf3", "-s", "-1", "-p", str(_PORT), "-B", "127.0.0.1"]
+    with subprocess.Popen(server, stdout=subprocess.DEVNULL) as listening:
+        _until_open(_PORT)
+        command = ["iperf3", "-c", "127.0.0.1", "-p", str(_PORT), "-n", str(blocks * MIB), "-l", str(MIB), "-J"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
+        listening.wait(60)
+    end = json.loads(done.stdout)["end"]
+    size_bytes = end["sum_received"]["bytes"]
+    cpu, seconds = end["cpu_utilization_percent"], end["sum_received"]["seconds"]
+    cpu_s = {"sender": cpu["host_total"] * seconds / 100, "receiver": cpu["remote_total"] * seconds / 100}
+    return Run(size_bytes, seconds, cpu_s)
+
+
+def _until_open(port: int) -> None:
+    """iperf3 -1 serves one test, and a connection to try would be that: the kernel's table says whether it listens."""
+    wanted = f":{port:04X} "
+    end_s = time.monotonic() + 20
+    while time.monotonic() < end_s:
+        lines = Path("/proc/net/tcp").read_text().splitlines()
+        if any(wanted in line.split(":", 1)[1][:16] + " " and " 0A " in line for line in lines[1:]):
+            return
+        time.sleep(0.02)
+    raise StageoutError("iperf3 does not listen")
+
+
+def _tree_s(pid: int) -> float:
+    """Seconds of the processor of a process and its children."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    total = 0.0
+    for one in [str(pid), *children]:
+        fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+        total += (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+    return total
+
+
+class Disk:
+    """A router on this disk, a relay, a source file and what stands beside them.
+
+    :param connections: that carry the file.
+    """
+
+    def __init__(self, folder: Path, size_bytes: int, terminal: RouterProcess, between: RouterProcess) -> None:
+        self._folder, self._size_bytes, self._terminal, self._between = folder, size_bytes, terminal, between
+        self.source = folder / "source"
+        with self.source.open("wb") as file:
+            for _ in range(size_bytes // MIB):
+                file.write(os.urandom(MIB))
+            os.fsync(file.fileno())
+
+    def put(self, routes: str) -> Run:
+        """``stageout put``, started once for each file."""
+        routers = {"receiver": self._terminal} | ({"relay": self._between} if routes else {})
+        before = {name: _tree_s(router.pid) for name, router in routers.items()}
+        url = f"overlay://127.0.0.1:{self._terminal.port}/file"
+        command = [sys.executable, "-m", "stageout.cli.main", "put", str(self.source), url]
+        command += ["--key", str(self._terminal.key_file("site")), "--routes", routes or "direct"]
+        took_s, cpu_s = self._command(command)
+        spent = {name: _tree_s(router.pid) - before[name] for name, router in routers.items()}
+        self._gone(self._terminal.root / "file")
+        return Run(self._size_bytes, took_s, {"sender": cpu_s, **spent})
+
+    def cp(self) -> Run:
+        """cp and fdatasync."""
+        return self._beside(["sh", "-c", 'cp "$0" "$1" && sync -d "$1"'], self._folder / "copy")
+
+    def curl(self, server: Destination) -> Run:
+        """curl to nginx, and what nginx wrote brought to the disk."""
+        script = 'curl -fsST "$0" "$2" && sync -d "$1"'
+        return self._beside(["sh", "-c", script], server.home / "files" / "file", server.url("file"))
+
+    def globus(self, server: GridFtpServer) -> Run:
+        """globus-url-copy with four streams, then the same."""
+        script = 'globus-url-copy -fast -p 4 -bs 4M "file://$0" "$2" && sync -d "$1"'
+        return self._beside(["sh", "-c", script], server.files / "file", server.url("file"))
+
+    def _beside(self, command: list[str], target: Path, *further: str) -> Run:
+        took_s, cpu_s = self._command([*command, str(self.source), str(target), *further])
+        if target.stat().st_size != self._size_bytes:
+            raise StageoutError(f"{command[-1]}: {target} is not whole")
+        self._gone(target)
+        return Run(self._size_bytes, took_s, {"all": cpu_s})
+
+    def _command(self, command: list[str]) -> tuple[float, float]:
+        before_s = sum(os.times()[2:4])
+        start_s = time.monotonic()
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=env, check=False)
+        took_s = time.monotonic() - start_s
+        if done.returncode:
+            raise StageoutError(f"{command} ended with {done.returncode}: {done.stderr[:300]}")
+        return took_s, sum(os.times()[2:4]) - before_s
+
+    def _gone(self, path: Path) -> None:
+        """The next run finds the disk as this one did."""
+        path.unlink()
+        subprocess.run(["sync"], check=True)
+
+
+def _rounds(count: int, runs: Mapping[str, Callable[[], Run]]) -> dict[str, list[Run]]:
+    """All of them in turn, so many times; one round before is not counted."""
+    found: dict[str, list[Run]] = {name: [] for name in runs}
+    for number in range(count + 1):
+        for name, run in runs.items():
+            done = run()
+            if number:
+                found[name].append(done)
+    return found
+
+
+def _rate(runs: list[Run]) -> float:
+    return statistics.median(run.rate for run in runs)
+
+
+def _cost(runs: list[Run], party: str) -> float:
+    return statistics.median(run.cost(party) for run in runs)
+
+
+def _share(runs: list[Run], peers: list[Run]) -> float:
+    """Median of the paired ratios of rates."""
+    return statistics.median(run.rate / peer.rate for run, peer in zip(runs, peers))
+
+
+def in_memory(quick: bool, folder: Path) -> list[Figure]:
+    """Memory to memory."""
+    compiled = folder / "relay"
+    subprocess.run(["cc", "-O2", "-o", str(compiled), str(SOURCE)], check=True)
+    blocks = 1024 if quick else 4096
+    c_relay = [str(compiled), str(_RELAY_PORT), str(_PORT)]
+    runs: dict[str, Callable[[], Run]] = {
+        "direct": lambda: memory(blocks),
+        "relay": lambda: memory(blocks, _plane("relay", _RELAY_PORT, _PORT)),
+        "splice": lambda: memory(blocks, [*c_relay, "splice"]),
+        "copy": lambda: memory(blocks, [*c_relay, "copy"]),
+    }
+    if shutil.which("iperf3"):
+        runs["iperf"] = lambda: iperf(blocks)
+    else:
+        print("iperf3 is not installed: memory to memory stands beside nothing (apt-get install iperf3)")
+    found = _rounds(3 if quick else 9, runs)
+    figures = [
+        Figure("memory, direct, digest and checksum on", _rate(found["direct"]), "MB/s"),
+        Figure("memory, through a relay", _rate(found["relay"]), "MB/s", "through the C relay that splices",
+               _rate(found["splice"])),
+        Figure("memory, through the C relay that copies", _rate(found["copy"]), "MB/s"),
+        Figure("relay's processor time", _cost(found["relay"], "relay"), "s/GB", "the C relay that splices",
+               _cost(found["splice"], "relay"), goal=0.25),
+        Figure("the C relay that copies", _cost(found["copy"], "relay"), "s/GB"),
+        Figure("memory, direct: sender", _cost(found["direct"], "sender"), "s/GB"),
+        Figure("memory, direct: receiver", _cost(found["direct"], "receiver"), "s/GB"),
+    ]  # fmt: skip
+    if "iperf" in found:
+        peer = "iperf3, one stream"
+        figures += [
+            Figure(f"memory, direct, of {peer}", _share(found["direct"], found["iperf"]), "ratio", goal=0.9, more=True),
+            Figure(f"memory, relay, of {peer}", _share(found["relay"], found["iperf"]), "ratio", goal=0.5, more=True),
+            Figure(peer, _rate(found["iperf"]), "MB/s"),
+        ]
+    return figures
+
+
+def on_disk(quick: bool, folder: Path) -> list[Figure]:
+    """Disk to disk: the source is in the page cache, every target brought to the disk."""
+    size_bytes = (256 if quick else 2048) * MIB
+    with RouterProcess(folder / "router") as terminal, relay(folder / "between", [terminal]) as between:
+        disk = Disk(folder, size_bytes, terminal, between)
+        runs: dict[str, Callable[[], Run]] = {
+            "direct": lambda: disk.put(""),
+            "relay": lambda: disk.put(between.address),
+            "cp": disk.cp,
+        }
+        with Destination(folder / "nginx") as nginx, GridFtpServer(folder / "gridftp") as gridftp:
+            runs["curl"] = lambda: disk.curl(nginx)
+            runs["globus-url-copy"] = lambda: disk.globus(gridftp)
+            found = _rounds(2 if quick else 5, runs)
+    figures = []
+    for name, words in (("direct", "disk, direct"), ("relay", "disk, through a relay")):
+        figures.append(
+            Figure(f"{words}, synced, of cp + fdatasync", _share(found[name], found["cp"]), "ratio",
+                   goal=1.3, more=True)
+        )  # fmt: skip
+        for peer in ("cp", "curl", "globus-url-copy"):
+            figures.append(Figure(words, _rate(found[name]), "MB/s", f"{peer}, synced", _rate(found[peer])))
+    figures += [
+        Figure("disk, direct: sender", _cost(found["direct"], "sender"), "s/GB", goal=0.15),
+        Figure("disk, direct: receiver", _cost(found["direct"], "receiver"), "s/GB", goal=0.8),
+        Figure("disk, through a relay: relay", _cost(found["relay"], "relay"), "s/GB", goal=0.25),
+        Figure("cp + fdatasync", _cost(found["cp"], "all"), "s/GB"),
+    ]
+    return figures
+
+
+def measure(quick: bool) -> list[Figure]:
+    """Memory to memory, then disk to disk."""
+    with tempfile.TemporaryDirectory(prefix="overlay", dir=os.environ.get("TMPDIR", "/var/tmp")) as folder:
+        Path(folder).chmod(0o755)
+        return in_memory(quick, Path(folder)) + on_disk(quick, Path(folder))
+
+
+if __name__ == "__main__":
+    sys.exit(main("overlay_bulk", measure))

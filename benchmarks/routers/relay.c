@@ -1,0 +1,103 @@
+/* The relay that others are measured by: one connection in, one out, bytes from one to the other and nothing else.
+ *
+ *     relay PORT TARGET_PORT copy|splice
+ *
+ * It says "ready", passes one connection on until its end, and prints what it cost in seconds of the processor. */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define BUFFER (1 << 20)
+#define PIPE (1 << 18)
+
+static void fail(const char *what)
+{
+    perror(what);
+    exit(2);
+}
+
+static struct sockaddr_in place(int port)
+{
+    struct sockaddr_in address;
+    memset(&address, 0, sizeof address);
+    address.sin_family = AF_INET;
+    address.sin_port = htons(port);
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    return address;
+}
+
+static int accepted(int port)
+{
+    int one = 1, listening = socket(AF_INET, SOCK_STREAM, 0);
+    struct sockaddr_in address = place(port);
+    setsockopt(listening, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+    if (bind(listening, (struct sockaddr *)&address, sizeof address) || listen(listening, 1))
+        fail("listen");
+    puts("ready");
+    fflush(stdout);
+    int sock = accept(listening, NULL, NULL);
+    if (sock < 0)
+        fail("accept");
+    close(listening);
+    return sock;
+}
+
+static int connected(int port)
+{
+    int one = 1, sock = socket(AF_INET, SOCK_STREAM, 0);
+    struct sockaddr_in address = place(port);
+    setsockopt(sock, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    if (connect(sock, (struct sockaddr *)&address, sizeof address))
+        fail("connect");
+    return sock;
+}
+
+static void copy(int from, int to)
+{
+    char *buffer = malloc(BUFFER);
+    ssize_t count;
+    while ((count = read(from, buffer, BUFFER)) > 0)
+        for (ssize_t done = 0, part; done < count; done += part)
+            if ((part = write(to, buffer + done, count - done)) < 0)
+                fail("write");
+}
+
+static void pass(int from, int to)
+{
+    int ends[2];
+    ssize_t count;
+    if (pipe(ends))
+        fail("pipe");
+    fcntl(ends[1], F_SETPIPE_SZ, PIPE);
+    while ((count = splice(from, NULL, ends[1], NULL, PIPE, SPLICE_F_MOVE)) > 0)
+        for (ssize_t done = 0, part; done < count; done += part)
+            if ((part = splice(ends[0], NULL, to, NULL, count - done, SPLICE_F_MOVE)) < 0)
+                fail("splice");
+}
+
+int main(int argc, char **argv)
+{
+    struct rusage used;
+    if (argc != 4)
+        return 64;
+    int near = accepted(atoi(argv[1])), far = connected(atoi(argv[2]));
+    if (!strcmp(argv[3], "copy"))
+        copy(near, far);
+    else
+        pass(near, far);
+    shutdown(far, SHUT_WR);
+    while (read(far, argv[0], 1) > 0)
+        ;
+    getrusage(RUSAGE_SELF, &used);
+    printf("{\"cpu_s\": %.6f}\n", used.ru_utime.tv_sec + used.ru_stime.tv_sec
+           + (used.ru_utime.tv_usec + used.ru_stime.tv_usec) / 1e6);
+    return 0;
+}
