@@ -2,7 +2,7 @@
 
 Memory to memory runs the loops of the product's worker processes without a disk, beside iperf3 (one stream) and beside
 a relay of a hundred lines of C that does the same (``routers/relay.c``). Disk to disk runs the product: a router, a
-relay, ``put``; beside ``cp`` and its fdatasync, curl to nginx, and globus-url-copy, each brought to the disk in its time.
+relay, ``put``; beside ``cp`` and its fdatasync, curl to nginx, and globus-url-copy, brought to the disk in their time.
 Everything runs over the loopback interface on this machine's cores, in turn; medians of paired runs.
 """
 

@@ -23,6 +23,8 @@ from stageout.wire.greeting import WrongKey, accept, offer
 from stageout.wire.overlay import Message, Open, Operation, Refuse, Via, Welcome
 from stageout.wire.route import BadRoute, Route, address, check, shown, written
 
+_UNSENT_BYTES = 256 * 1024
+
 
 @dataclass(frozen=True)
 class Gateway:
@@ -298,4 +300,6 @@ def _connect(gateway: Gateway, route: Route) -> socket.socket:
         text = problem.strerror or str(problem)
         raise TransferFailure(ErrorClass.CONNECT_FAILED, f"{written(*place)}: {text}", gateway.server) from None
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # What waits in the kernel can take no other route, and is lost with this one: no more than keeps the link busy.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
     return sock

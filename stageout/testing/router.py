@@ -18,7 +18,9 @@ from stageout.testing.pool.waiting import wait_until
 _SECRET = "not-secret-but-long-enough"
 
 
-def relay(home: Path, neighbours: Iterable[RouterProcess | str]) -> RouterProcess:
+def relay(
+    home: Path, neighbours: Iterable[RouterProcess | str], wrapper: tuple[str, ...] = (), host: str = "127.0.0.1"
+) -> RouterProcess:
     """A router without a root that passes circuits on to these routers (running ones, or addresses)."""
     allowed = (one if isinstance(one, str) else one.address for one in neighbours)
     return RouterProcess(
@@ -27,7 +29,9 @@ def relay(home: Path, neighbours: Iterable[RouterProcess | str]) -> RouterProces
             "STAGEOUT_ROUTER_ROOT": "",
             "STAGEOUT_ROUTER_NEIGHBOURS": ", ".join(allowed),
             "STAGEOUT_ROUTER_KEY": str(home / "hop.key"),
+            "STAGEOUT_ROUTER_HOST": host,
         },
+        wrapper=wrapper,
     )
 
 
@@ -45,12 +49,13 @@ class RouterProcess:
     """A router below a directory; :attr:`port` stays the same over restarts.
 
     :param home: its root, records, keys and log lie below it.
-    :param environment: further settings.
+    :param environment: further settings. :param wrapper: put before the command, such as ``ip netns exec NAME``.
     """
 
     home: Path
     environment: dict[str, str] = field(default_factory=dict)
     port: int = 0
+    wrapper: tuple[str, ...] = ()
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     def __enter__(self) -> RouterProcess:
@@ -114,7 +119,7 @@ class RouterProcess:
         }
         with (self.home / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "overlay_router.daemon", "--alone"],
+                [*self.wrapper, sys.executable, "-m", "overlay_router.daemon", "--alone"],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

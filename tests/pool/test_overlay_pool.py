@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from stageout.testing.router import RouterProcess
+from stageout.testing.router import RouterProcess, relay
 from tests.pool.conftest import Site
 
 pytestmark = pytest.mark.pool
+
+_PLUGIN = "FILETRANSFER_PLUGINS = $(FILETRANSFER_PLUGINS), /opt/stageout/bin/overlay_router_plugin\n"
 
 
 @pytest.fixture
@@ -24,7 +26,7 @@ def gateway(site: Site, tmp_path: Path) -> Iterator[RouterProcess]:
             path = ep.root / "etc/condor/stageout-overlay.key"
             path.write_text(key)
             path.chmod(0o644)
-            ep.configure("FILETRANSFER_PLUGINS = $(FILETRANSFER_PLUGINS), /opt/stageout/bin/overlay_router_plugin\n")
+            ep.configure(_PLUGIN)
         site.pool.wait(
             lambda: all("overlay" in str(ad.get("HasFileTransferPluginMethods")) for ad in site.pool.startd_ads()),
             timeout_s=60,
@@ -52,6 +54,25 @@ def test_output_and_input_through_a_router_that_is_killed(site: Site, gateway: R
     reader = _reads_back(site, f"{base}/{job.cluster}/out1")
     assert site.wait_left(reader, timeout_s=90)["JobStatus"] == 4
     assert (reader.dir / "job.out").read_text().split()[0] == site.wrote(job)["out1"]
+
+
+def test_output_by_two_gateways_of_which_one_is_killed(site: Site, gateway: RouterProcess, tmp_path: Path) -> None:
+    with relay(tmp_path / "gw1", [gateway]) as one, relay(tmp_path / "gw2", [gateway]) as two:
+        for ep in site.pool.eps:
+            ep.configure(f"{_PLUGIN}STAGEOUT_OVERLAY_ROUTES = {one.address}; {two.address}\n")
+        base = f"overlay://127.0.0.1:{gateway.port}"
+        jobs = [
+            site.submit(outputs=("out1", "out2"), destination=f"{base}/{number}", env=f"SIZE=3000000 SLEEP={number}")
+            for number in range(4)
+        ]
+        site.pool.wait(lambda: (gateway.root / "0/out1").exists(), timeout_s=90, what="the first output to arrive")
+        one.kill()
+        for number, job in enumerate(jobs):
+            history = site.wait_left(job, timeout_s=120)
+            assert history["StageOutState"] == "Delivered"
+            assert history["NumShadowStarts"] == 1
+            for name, digest in site.wrote(job).items():
+                assert _sha256(gateway.root / str(number) / name) == digest
 
 
 def _reads_back(site: Site, url: str) -> Any:

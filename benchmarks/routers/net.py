@@ -1,0 +1,151 @@
+"""Routes with real TCP on one machine: a sender and a terminal in one network namespace, and between them for each
+route a wide-area link (:mod:`stageout.testing.wide_area`) with a relay at its far end. Needs root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stageout.core.errors import StageoutError
+from stageout.testing.router import RouterProcess, relay
+from stageout.testing.wide_area import Link, WideArea
+
+ROOT = Path(__file__).resolve().parents[2]
+_SENDER = Path(__file__).resolve().parent / "sender.py"
+_TERMINAL = "10.199.0.1"
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise StageoutError(f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A put. :param shares: bytes by route, in order."""
+
+    size_bytes: int
+    took_s: float
+    sent_bytes: int
+    shares: tuple[int, ...]
+
+    @property
+    def rate(self) -> float:
+        """MB/s."""
+        return self.size_bytes / self.took_s / 1e6
+
+    @property
+    def twice(self) -> float:
+        """Share of the file that was sent twice."""
+        return self.sent_bytes / self.size_bytes - 1
+
+
+class Net:
+    """The namespace of sender and terminal, and a link with a relay for each route.
+
+    :param folder: for the routers. :param links: of the routes. :param inner: relays without a link behind each.
+    """
+
+    def __init__(self, folder: Path, links: Sequence[Link], inner: int = 0) -> None:
+        self._folder, self._links, self._inner = folder, links, inner
+        self._stack = contextlib.ExitStack()
+        self._hub = f"soh{os.getpid()}{random.randrange(1000):03}"
+        self._inside = ("ip", "netns", "exec", self._hub)
+        self.areas: list[WideArea] = []
+        self.relays: list[RouterProcess] = []
+
+    def __enter__(self) -> Net:
+        try:
+            _run("ip", "netns", "add", self._hub)
+            self._stack.callback(subprocess.run, ["ip", "netns", "del", self._hub], capture_output=True)
+            _run("ip", "-n", self._hub, "link", "set", "lo", "up")
+            _run("ip", "-n", self._hub, "addr", "add", f"{_TERMINAL}/32", "dev", "lo")
+            home = self._folder / "terminal"
+            self.terminal = RouterProcess(home, {"STAGEOUT_ROUTER_HOST": "0.0.0.0"}, wrapper=self._inside)
+            self._stack.enter_context(self.terminal)
+            self.end = f"{_TERMINAL}:{self.terminal.port}"
+            self._more = self._chain()
+            for number, link in enumerate(self._links):
+                self._route(number, link)
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    def _chain(self) -> list[str]:
+        """Relays beside the terminal, one behind the other; their addresses in the order in which they are passed."""
+        found: list[str] = []
+        for number in range(self._inner):
+            next_hop = found[0] if found else self.end
+            one = relay(self._folder / f"inner{number}", [next_hop], self._inside, "0.0.0.0")
+            self._stack.enter_context(one)
+            found.insert(0, f"{_TERMINAL}:{one.port}")
+        return found
+
+    def _route(self, number: int, link: Link) -> None:
+        near, far = f"10.201.{number}.1", f"10.201.{number}.2"
+        area = WideArea(link, f"{self._hub}x{number}", near, far)
+        self._stack.enter_context(area)
+        self.areas.append(area)
+        self._join(area.name + "n", f"a{number}", f"10.220.{number}")
+        self._join(area.name + "f", f"b{number}", f"10.221.{number}")
+        _run("ip", "-n", self._hub, "route", "add", far, "via", f"10.220.{number}.2")
+        _run(*area.near, "sysctl", "-qw", "net.ipv4.ip_forward=1")
+        _run("ip", "-n", f"{area.name}f", "route", "add", f"10.220.{number}.0/24", "dev", "wan0")
+        _run("ip", "-n", f"{area.name}f", "route", "add", _TERMINAL, "via", f"10.221.{number}.1")
+        home = self._folder / f"relay{number}"
+        one = relay(home, [self.end, *self._more[:1]], area.far, "0.0.0.0")
+        self._stack.enter_context(one)
+        self.relays.append(one)
+
+    def _join(self, namespace: str, name: str, net: str) -> None:
+        """A cable without a limit from the hub to a namespace."""
+        _run("ip", "-n", self._hub, "link", "add", name, "type", "veth", "peer", "name", "up0", "netns", namespace)
+        for where, device, host in ((self._hub, name, 1), (namespace, "up0", 2)):
+            _run("ip", "-n", where, "addr", "add", f"{net}.{host}/24", "dev", device)
+            _run("ip", "-n", where, "link", "set", device, "up")
+
+    def routes(self, numbers: Sequence[int], short: bool = False) -> str:
+        """These routes, as ``--routes`` takes them. :param short: without the relays beside the terminal."""
+        more = [] if short else self._more
+        hops = [[f"10.201.{number}.2:{self.relays[number].port}", *more] for number in numbers]
+        return ";".join(",".join(route) for route in hops)
+
+    def put(
+        self,
+        size_bytes: int,
+        numbers: Sequence[int],
+        half: Callable[[], None] = lambda: None,
+        verb: str = "put",
+        short: bool = False,
+    ) -> Sent:
+        """Send a file by these routes, or fetch it ("get"). :param half: called when half of it was sent."""
+        source = self._folder / f"source{size_bytes}"
+        if not source.exists():
+            source.write_bytes(os.urandom(1 << 20) * (size_bytes >> 20))
+        arguments = [verb, str(source), self.end, str(self.terminal.key_file("site")), self.routes(numbers, short)]
+        command = [*self._inside, sys.executable, str(_SENDER), *arguments]
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line == "half\n":
+                    half()
+                else:
+                    told: dict[str, Any] = json.loads(line)
+        if process.returncode:
+            raise StageoutError(f"{' '.join(arguments)} ended with {process.returncode}")
+        return Sent(size_bytes, told["took_s"], told["sent_bytes"], tuple(told["shares"]))
