@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Generic, NamedTuple, TypeVar, Union
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Gateway
-from stageout.overlay.client import Put, put
+from stageout.overlay.client import EXPIRES_AFTER_S, Put, put
 from stageout.overlay.packs import AnyPath, Packer, SmallPut
 from stageout.wire.route import Route
 
@@ -35,12 +36,16 @@ def put_many(
     connections: int = 2,
     routes: Sequence[Route] = ((),),
     at_once: int = 2,
+    terminal: str = "",
+    expires_after_s: float = EXPIRES_AFTER_S,
     progress: Callable[[Key, int], None] = lambda key, sent_bytes: None,
 ) -> None:
     """Send files: key, local file, path below the router's root. On return every one has ended.
 
     :param ended: called once for each, never twice at a time: it is at its destination, whole and checked, or failed.
     :param connections: of one large file. :param routes: ways to the router.
+    :param terminal: when ``gateway`` is a custodian on the way there; :param expires_after_s: as of
+        :func:`~stageout.overlay.client.put`. Small files go through a custodian one by one.
     :param at_once: large files. :param progress: of large files.
     """
     lock = threading.Lock()
@@ -52,19 +57,54 @@ def put_many(
     def put_large(key: Key, local: Path, path: str) -> None:
         try:
             done = put(
-                gateway, local, path, mode=_mode(local), connections=connections, routes=routes,
+                gateway, local, path, mode=local.stat().st_mode & 0o777, connections=connections, routes=routes,
+                terminal=terminal, expires_after_s=expires_after_s,
                 progress=lambda sent_bytes: progress(key, sent_bytes),
             )  # fmt: skip
         except TransferFailure as failure:
             end(key, failure)
+        except OSError as problem:
+            end(key, TransferFailure(ErrorClass.LOCAL_FILE, f"{local}: {problem.strerror}"))
         else:
             end(key, done)
 
-    with ThreadPoolExecutor(at_once) as pool, _Small(gateway, end, routes) as small:
+    with Crew(at_once) as crew, _Small(gateway, end, routes) as small:
         for key, local, path in files:
-            if not small.add(key, local, path):
-                pool.submit(put_large, key, Path(local), path)
+            if terminal or not small.add(key, local, path):
+                crew.do(partial(put_large, key, Path(local), path))
         small.finish()
+
+
+class Crew:
+    """Threads that do what they are given, so many things at a time; on exit all of it is done.
+
+    A process that has to end is not held up by them.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._todo: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for _ in self._threads:
+            self._todo.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def do(self, work: Callable[[], None]) -> None:
+        """Have something done, which must not raise."""
+        self._todo.put(work)
+        if len(self._threads) < self._size:
+            self._threads.append(threading.Thread(target=self._run, daemon=True))
+            self._threads[-1].start()
+
+    def _run(self) -> None:
+        while (work := self._todo.get()) is not None:
+            work()
 
 
 class _Small(Generic[Key]):
@@ -104,14 +144,6 @@ class _Small(Generic[Key]):
         self._failure = failure
         for key in dict.fromkeys([*self._packer.keys(), *keys]):
             self._ended(key, failure)
-
-
-def _mode(local: Path) -> int:
-    """Permissions of a file. :raises TransferFailure: LOCAL_FILE."""
-    try:
-        return local.stat().st_mode & 0o777
-    except OSError as problem:
-        raise TransferFailure(ErrorClass.LOCAL_FILE, f"{local}: {problem.strerror}") from None
 
 
 def below(directory: Path) -> Iterator[Found]:

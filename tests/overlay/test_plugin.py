@@ -11,7 +11,7 @@ from stageout.cli.main import main
 from stageout.testing.conformance import check, failures, table
 from stageout.testing.endpoints import Endpoint
 from stageout.testing.router import RouterProcess, relay
-from stageout.testing.starter import installed
+from stageout.testing.starter import EmbeddedStarter, PluginTable, Wanted, installed
 
 PLUGIN = Path(__file__).resolve().parents[2] / "plugins" / "overlay_router_plugin"
 
@@ -152,3 +152,24 @@ def test_names_by_commands(router: RouterProcess, tmp_path: Path, capsys: pytest
         assert main([*words, *key]) == status
         assert said in capsys.readouterr().err
     assert not (router.root / "z").exists()
+
+
+def test_small_files_of_a_job_travel_together(
+    router: RouterProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAGEOUT_OVERLAY_KEY", str(router.key_file("site")))
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    contents = {f"f{number}": os.urandom(100 * number) for number in range(40)} | {"large": os.urandom(2_000_000)}
+    for name, data in contents.items():
+        (scratch / name).write_bytes(data)
+    starter = EmbeddedStarter(scratch, PluginTable([installed(PLUGIN, tmp_path)]))
+    (run,) = starter.upload([Wanted(_url(router, f"to/{name}"), name) for name in contents])
+    assert run.succeeded
+    assert {name: (router.root / "to" / name).read_bytes() for name in contents} == contents
+    packed = [Path(ad["TransferFileName"]).name for ad in run.ads if ad["DeveloperData"].get("Packed")]
+    assert sorted(packed) == sorted(set(contents) - {"large"})
+    (scratch / "bad").write_text("bad")
+    (router.root / "to/bad").mkdir()
+    (run,) = starter.upload([Wanted(_url(router, f"to/{name}"), name) for name in ("bad", "f1")])
+    assert {Path(ad["TransferFileName"]).name: ad["TransferSuccess"] for ad in run.ads} == {"bad": False, "f1": True}

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Gateway, gateway_of
-from stageout.overlay.client import EXPIRES_AFTER_S, put
+from stageout.overlay.client import EXPIRES_AFTER_S, Put
 from stageout.overlay.fetch import get
+from stageout.overlay.many import Crew, put_many
+from stageout.overlay.packs import SmallPut
 from stageout.overlay.sending import report
 from stageout.overlay.settings import routes_of
-from stageout.plugin.api import Context, Outcome, Request, TransferProtocol
+from stageout.plugin.api import BatchProtocol, Context, Outcome, Transfer
 from stageout.plugin.urls import as_written, safe_url
 from stageout.wire.overlay import MAX_CLOCK_SKEW_S
 from stageout.wire.route import DEFAULT_PORT, BadRoute, address, written
@@ -23,34 +27,76 @@ _SILENCE_S = 60.0
 _LEAST_S = 1.0
 
 
-class OverlayProtocol(TransferProtocol):
-    """overlay."""
+class OverlayProtocol(BatchProtocol):
+    """overlay: small files of a call travel together."""
 
-    def download(self, request: Request, context: Context) -> Outcome:
-        """Fetch a published file; every block is checked on arrival."""
-        gateway, path = _target(as_written(request.url), context)
+    def move(self, transfers: Sequence[Transfer], upload: bool, concurrency: int) -> None:
+        """Move all files: those for one router together, the routers one after the other."""
+        if not upload:
+            with Crew(concurrency) as crew:
+                for transfer in transfers:
+                    crew.do(partial(_download, transfer))
+            return
+        for (host, port), group in _by_router(transfers).items():
+            _upload(host, port, group, concurrency)
+
+
+def _download(transfer: Transfer) -> None:
+    """Fetch a published file; every block is checked on arrival."""
+    request, context = transfer.request, transfer.context
+    try:
+        host, port, path = _place(as_written(request.url))
+        gateway = _gateway(host, port, context)
         routes = routes_of(context.setting("OVERLAY_ROUTES", ""), gateway)
         size_bytes = get(gateway, path, Path(request.local_path), progress=context.progress, routes=routes)
-        return Outcome(size_bytes, size_bytes, verified="crc32c")
+    except TransferFailure as failure:
+        transfer.finish(failure)
+    else:
+        transfer.finish(Outcome(size_bytes, size_bytes, verified="crc32c"))
 
-    def upload(self, request: Request, context: Context) -> Outcome:
-        """Send a file; it is on the destination's disk, under its name and digest-checked, when this returns."""
-        gateway, path = _target(request.encoded_url, context)
-        local = Path(request.local_path)
+
+def _by_router(transfers: Sequence[Transfer]) -> dict[tuple[str, int], list[tuple[Transfer, str]]]:
+    """Files and their paths; one that goes nowhere has failed already."""
+    groups: dict[tuple[str, int], list[tuple[Transfer, str]]] = {}
+    for transfer in transfers:
         try:
-            mode = local.stat().st_mode
-        except OSError as problem:
-            raise TransferFailure(ErrorClass.LOCAL_FILE, f"{local}: {problem.strerror}") from None
-        gateway, terminal = _through(gateway, context)
-        done = put(
-            gateway, local, path, mode=mode & 0o777, connections=context.parallelism, progress=context.progress,
-            terminal=terminal, expires_after_s=_expires_after_s(terminal, context),
-            routes=routes_of(context.setting("OVERLAY_ROUTES", ""), gateway),
-        )  # fmt: skip
-        return Outcome(
-            done.size_bytes, done.sent_bytes, verified=done.digest_name,
-            developer={"Generation": done.generation, "Manifest": done.manifest, "Routes": report(done.shares)},
-        )  # fmt: skip
+            host, port, path = _place(transfer.request.encoded_url)
+        except TransferFailure as failure:
+            transfer.finish(failure)
+        else:
+            groups.setdefault((host, port), []).append((transfer, path))
+    return groups
+
+
+def _upload(host: str, port: int, group: list[tuple[Transfer, str]], concurrency: int) -> None:
+    """Send files; each is on the destination's disk, under its name and digest-checked, when it is finished."""
+    context = group[0][0].context
+    try:
+        gateway, terminal = _through(_gateway(host, port, context), context)
+        routes = routes_of(context.setting("OVERLAY_ROUTES", ""), gateway)
+    except TransferFailure as failure:
+        for transfer, _ in group:
+            transfer.finish(failure)
+        return
+    files = ((transfer, transfer.request.local_path, path) for transfer, path in group)
+    put_many(
+        gateway, files, _finish, connections=context.parallelism, routes=routes, at_once=concurrency,
+        terminal=terminal, expires_after_s=_expires_after_s(terminal, context),
+        progress=lambda transfer, sent_bytes: transfer.context.progress(sent_bytes),
+    )  # fmt: skip
+
+
+def _finish(transfer: Transfer, result: Put | SmallPut | TransferFailure) -> None:
+    if isinstance(result, TransferFailure):
+        transfer.finish(result)
+        return
+    developer: dict[str, object] = {"Generation": result.generation}
+    if isinstance(result, SmallPut):
+        sent_bytes, developer["Packed"] = result.size_bytes, True
+    else:
+        sent_bytes = result.sent_bytes
+        developer.update(Manifest=result.manifest, Routes=report(result.shares))
+    transfer.finish(Outcome(result.size_bytes, sent_bytes, verified=result.digest_name, developer=developer))
 
 
 def _expires_after_s(terminal: str, context: Context) -> float:
@@ -70,16 +116,19 @@ def _through(gateway: Gateway, context: Context) -> tuple[Gateway, str]:
     return replace(gateway, host=host, port=port), written(gateway.host, gateway.port)
 
 
-def _target(url: str, context: Context) -> tuple[Gateway, str]:
-    """The router and the path below its root. :raises TransferFailure: the URL or the key cannot be used."""
+def _place(url: str) -> tuple[str, int, str]:
+    """Host and port of the router, and the path below its root. :raises TransferFailure: BAD_URL."""
     parts = urlsplit(url)
     path = os.fsdecode(unquote_to_bytes(parts.path)).strip("/")
     if not parts.hostname or not path or parts.query or parts.fragment or parts.username:
         raise TransferFailure(ErrorClass.BAD_URL, f"{safe_url(url)}: write overlay://HOST[:PORT]/path/of/the/file")
     try:
-        port = parts.port or DEFAULT_PORT
+        return parts.hostname, parts.port or DEFAULT_PORT, path
     except ValueError:
         raise TransferFailure(ErrorClass.BAD_URL, f"{safe_url(url)}: the port is not a number") from None
+
+
+def _gateway(host: str, port: int, context: Context) -> Gateway:
+    """:raises TransferFailure: the key cannot be used."""
     key = Path(context.setting("OVERLAY_KEY", _KEY))
-    silence_s = max(_LEAST_S, min(_SILENCE_S, context.remaining_s))
-    return gateway_of(parts.hostname, port, key, silence_s), path
+    return gateway_of(host, port, key, max(_LEAST_S, min(_SILENCE_S, context.remaining_s)))
