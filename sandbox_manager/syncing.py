@@ -55,9 +55,9 @@ class Syncs:
             self._is_running = False
 
     def _next(self) -> list[str]:
-        tickets: list[str] = []
-        left_bytes = _BYTES
-        while self._waiting and len(tickets) < _TICKETS and left_bytes > 0:
+        ticket, size_bytes = self._waiting.popleft()
+        tickets, left_bytes = [ticket], _BYTES - size_bytes
+        while self._waiting and len(tickets) < _TICKETS and self._waiting[0][1] <= left_bytes:
             ticket, size_bytes = self._waiting.popleft()
             tickets.append(ticket)
             left_bytes -= size_bytes
