@@ -39,9 +39,9 @@ from stageout.testing.wide_area import Link, WideArea
 
 MOST = 16
 LONG_S = 600.0  # the transfer that is asked about
-TRY_S = 5.0
-ROUNDS, MOST_ROUNDS, NOISE = 3, 6, 0.03
-AT_ONCE = 3
+TRY_S = 4.0
+ROUNDS, MOST_ROUNDS, NOISE = 3, 5, 0.03
+AT_ONCE = 4
 OTHERS = 4
 CORE_PART = 0.1
 DISK_BYTES_PER_S = 8_000_000

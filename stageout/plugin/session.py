@@ -80,6 +80,10 @@ class Session:
             self._quiet.to_stderr(self._scrubber.message(self._call.problem) + "\n")
             return FAILED_STATUS
         self._records = [Record(item, item.refused or self._nothing_to_send(item)) for item in self._items()]
+        if self._call.upload and any(record.item.method in self._abilities.proxy_methods for record in self._records):
+            from stageout.plugin.proxy import name_proxy
+
+            name_proxy(os.environ)
         try:
             self._report.promise(self._records)
         except OSError as error:

@@ -30,12 +30,12 @@ SHARE = 0.05
 MOST_STREAMS = 32
 _SAMPLE_S = 4.0
 _MOST_AGAIN = 10
-_TIME_SHARE = 0.1
+_TIME_SHARE = 0.15
 _LONGEST_S = 60.0
 _LEAST_BYTES = 64 << 10
 _MBIT = 1e6 / 8
 _GROWTH = 1.6
-_FIRST_PART = 8
+_FIRST_PART, _PROBES = 8, 40
 
 
 @dataclass
@@ -136,21 +136,43 @@ def memory_folder() -> Path:
 def _sample(carrier: Carrier, leg: Leg, asked: Estimation, means: Means) -> None:
     """Take samples until the rule says that they suffice; then more of them for what may still be moved."""
     budget_bytes = int(asked.file_bytes * SHARE)
+    _first(carrier, leg, asked, budget_bytes)
     following = next_level if means.printed else next_sample
-    while (streams := following(leg.samples, means.most_streams)) is not None:
-        size_bytes = _size(leg.samples, streams, asked, budget_bytes - carrier.moved_bytes, means.most_streams)
-        if leg.samples and size_bytes < _LEAST_BYTES:
+    again = 0
+    while again < _MOST_AGAIN:
+        left_bytes = budget_bytes - carrier.moved_bytes
+        streams = following(leg.samples, means.most_streams)
+        if streams is not None:
+            size_bytes = _size(leg.samples, streams, asked, left_bytes)
+            enough = size_bytes >= _LEAST_BYTES
+        elif means.printed:
+            return
+        else:
+            again += 1
+            streams = sample_again(leg.samples, leg.weights)
+            size_bytes = min(int(_SAMPLE_S * _expected(leg, streams)), asked.sample_bytes or asked.file_bytes)
+            enough = size_bytes <= left_bytes and not _long_enough(leg, asked)
+        if not enough:
             return  # what is known must do
         _one(carrier, leg, streams, max(size_bytes, streams))
-    if means.printed:
-        return
-    for _ in range(_MOST_AGAIN):
-        best = max(leg.samples.values())
-        streams = sample_again(leg.samples, leg.weights)
-        size_bytes = min(int(_SAMPLE_S * _expected(leg, streams)), asked.sample_bytes or asked.file_bytes)
-        if size_bytes > budget_bytes - carrier.moved_bytes or leg.spent_s > _TIME_SHARE * asked.file_bytes / best:
-            return
-        _one(carrier, leg, streams, max(size_bytes, streams))
+
+
+def _first(carrier: Carrier, leg: Leg, asked: Estimation, budget_bytes: int) -> None:
+    """The first sample; where it was short it only tells how large it must be."""
+    most = asked.sample_bytes or budget_bytes
+    size_bytes = max(1, min(budget_bytes // _PROBES, most))
+    _one(carrier, leg, 1, size_bytes)
+    wanted = min(int(_SAMPLE_S * leg.samples[1]), budget_bytes // _FIRST_PART, most)
+    if wanted > 2 * size_bytes:
+        leg.samples.clear()
+        leg.weights.clear()
+        leg.runs.clear()
+        _one(carrier, leg, 1, wanted)
+
+
+def _long_enough(leg: Leg, asked: Estimation) -> bool:
+    """More sampling would take too long beside the transfer itself."""
+    return leg.spent_s > _TIME_SHARE * asked.file_bytes / max(leg.samples.values())
 
 
 def _one(carrier: Carrier, leg: Leg, streams: int, size_bytes: int) -> None:
@@ -171,13 +193,11 @@ def _expected(leg: Leg, streams: int) -> float:
     return leg.samples[min(leg.samples, key=lambda sampled: abs(sampled - streams))]
 
 
-def _size(samples: Mapping[int, float], streams: int, asked: Estimation, left_bytes: int, most: int) -> int:
-    """Bytes of the next sample: a few seconds' worth, a part of what is left of the budget, at most ``-s``."""
-    size_bytes = left_bytes // max(2, min(_FIRST_PART, most.bit_length() + 2))
-    if samples:
-        last = max(samples)
-        grown = _GROWTH if streams > last else 1.0
-        size_bytes = min(int(left_bytes // 2), int(_SAMPLE_S * grown * samples[last])) if left_bytes > 0 else 0
+def _size(samples: Mapping[int, float], streams: int, asked: Estimation, left_bytes: int) -> int:
+    """Bytes of the next sample: a few seconds' worth, at most half of what is left of the budget, at most ``-s``."""
+    last = max(samples)
+    grown = _GROWTH if streams > last else 1.0
+    size_bytes = min(max(0, left_bytes) // 2, int(_SAMPLE_S * grown * samples[last]))
     return min(size_bytes, asked.sample_bytes) if asked.sample_bytes else size_bytes
 
 

@@ -9,7 +9,8 @@ The running version goes one level further before it believes a fall, draws thro
 the number of streams and then is full, sharply or softly, whatever fits, and takes the fewest streams that the curve
 has within a few percent of its end, and a fifth more where that is at least one: one too many costs little, one too
 few costs its part of the rate. What may still be moved then goes where it decides most: to that number, to its
-neighbours and to where the link is full, each time where least has been seen, and the curve is drawn again.
+neighbours and to where the link is full, each time where least has been seen, and to a sample that is odd; and the
+curve is drawn again.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ _RISE = 0.02
 _FALLEN = 0.1
 _FULL = 0.03
 _NEIGHBOUR = 1.3
+_ODD = 0.1
 _MOST_CHECKS = 2
 _SHARPNESS = (1.0, 1.4, 2.0, 3.0, 5.0, 9.0, 40.0)
 _GRID, _ROUNDS = 16, 3
@@ -127,10 +129,23 @@ def sample_again(samples: Mapping[int, float], weights: Mapping[int, float]) -> 
     :param samples: streams -> rate, at least one. :param weights: streams -> bytes moved for it.
     """
     answer = choose(samples, weights=weights).streams
+    odd = _odd(samples, weights, answer)
+    if odd is not None:
+        return odd
     good = max(samples.values()) * (1 - _FULL)
     full = max(streams for streams, rate in samples.items() if rate >= good)
     below, above = max(1, int(answer / _NEIGHBOUR)), min(max(samples), math.ceil(answer * _NEIGHBOUR))
     return min((answer, full, below, above), key=lambda streams: weights.get(streams, 0.0))
+
+
+def _odd(samples: Mapping[int, float], weights: Mapping[int, float], answer: int) -> int | None:
+    """The sample near the answer or beyond it that the curve explains least, while little was moved for it."""
+    curve = fit_filling(samples, weights)
+    usual = 1.5 * sorted(weights.values())[len(weights) // 2]
+    near = [streams for streams in samples if 2 * streams >= answer and weights[streams] < usual]
+    off = {streams: abs(1 - curve.rate(streams) / samples[streams]) for streams in near}
+    worst = max(near, key=lambda streams: off[streams], default=None)
+    return worst if worst is not None and off[worst] > _ODD else None
 
 
 def choose(

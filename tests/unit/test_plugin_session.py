@@ -631,6 +631,15 @@ def test_only_the_credentials_that_are_needed_go_along(bench, client, tmp_path, 
     assert carried(bench, tmp_path, "script://h/ok")[1] == ["secret-of-vault", "secret-of-vault_team"]
 
 
+def test_the_proxy_of_the_job_goes_along_though_only_its_ad_names_it(bench, client, tmp_path):
+    (bench.scratch / "proxy").write_text("certificate")
+    bench.job_ad = {"Owner": "alice", "x509userproxy": "/home/alice/proxy"}
+    assert carried(bench, tmp_path, "script://h/ok") is None
+    assert carried(bench, tmp_path, "other://h/ok")[:2] == [[["x509_proxy", 11]], ["certificate"]]
+    (bench.scratch / "proxy").unlink()
+    assert carried(bench, tmp_path, "other://h/ok") is None
+
+
 def test_a_credential_that_cannot_be_taken_along_makes_the_upload_synchronous(bench, client, tmp_path, tokens):
     assert "missing.use" in carried(bench, tmp_path, "missing+script://h/ok")
     (tokens / "vault.use").write_text(" ")

@@ -124,18 +124,18 @@ def test_the_curve_goes_through_what_it_is_made_for() -> None:
 def test_what_is_left_of_the_bytes_makes_the_answer_good(rate: Callable[[int], float], fewest: int) -> None:
     """Samples wrong by 2 % (standard deviation): nearly always 95 % of the best with at most 1.5 times the fewest."""
     good = 0
-    for seed in range(10):
+    for seed in range(5):
         chance = random.Random(seed)
         samples = _sampled(lambda n, chance=chance: rate(n) * chance.gauss(1, 0.02), 16)  # type: ignore[misc]
         weights = dict.fromkeys(samples, 1.0)
-        for _ in range(5):
+        for _ in range(4):
             streams = sample_again(samples, weights)
             seen = rate(streams) * chance.gauss(1, 0.02)
             known, weight = samples.get(streams, 0.0), weights.get(streams, 0.0)
             samples[streams], weights[streams] = (known * weight + seen) / (weight + 1), weight + 1
         answer = choose(samples, weights=weights).streams
         good += rate(answer) >= 0.95 * rate(fewest) and answer <= 1.5 * fewest
-    assert good >= 9
+    assert good >= 4
 
 
 def test_more_is_sampled_where_least_was_seen() -> None:
@@ -145,6 +145,11 @@ def test_more_is_sampled_where_least_was_seen() -> None:
     assert sample_again(samples, seen) == 16  # where the link is full
     assert sample_again(samples, {**seen, 16: 3.0}) == 4
     assert sample_again(samples, {**seen, 4: 9.0, 16: 9.0, 3: 0.0}) == 3  # a neighbour of the answer
+
+
+def test_a_sample_that_is_odd_is_taken_again() -> None:
+    samples = {1: 1.7, 2: 3.4, 4: 6.0, 8: 6.2, 16: 10.0}  # that of 8 streams met something else on its way
+    assert sample_again(samples, dict.fromkeys(samples, 1.0)) == 8
 
 
 def test_samples_count_by_their_weight() -> None:
