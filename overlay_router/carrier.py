@@ -67,7 +67,9 @@ class _Stopped(TransferFailure):
 def deliver(order: Order, stop: threading.Event) -> Answer:
     """Carry out one order; blocks until the terminal has answered."""
     operation, (host, port) = as_operation(order.operation), address(order.terminal)
-    gateway = Gateway(host, port, order.key_name, bytes.fromhex(order.secret))
+    # what its origin has signed stands as it is: with its manifest, and so with its kind of digests
+    digest = order.digest if operation.capability else ""
+    gateway = Gateway(host, port, order.key_name, bytes.fromhex(order.secret), digest=digest)
     try:
         if order.cancel or not order.file:
             result = _execute(gateway, operation, order.cancel)

@@ -19,7 +19,7 @@ from stageout.core.signing import KeyUnusable, key_of
 from stageout.wire import frames, overlay, packs
 from stageout.wire.capability import Credential
 from stageout.wire.frames import BadFrame, Header, Type
-from stageout.wire.greeting import WrongKey, accept, offer
+from stageout.wire.greeting import SAFE_DIGESTS, WrongKey, accept, offer
 from stageout.wire.overlay import Message, Open, Operation, Refuse, Via, Welcome
 from stageout.wire.route import BadRoute, Route, address, check, shown, written
 
@@ -32,6 +32,7 @@ class Gateway:
 
     :param timeout_s: silence after which a connection counts as dead.
     :param credential: a capability that OPEN and OPERATION carry, None for the key's own rights.
+    :param digest: the only kind of digests of blocks that is used, "" for the best that both sides have.
     :param ca: file of certificates: TLS to the router, whose certificate must come from one of them; "" for none.
     """
 
@@ -42,6 +43,7 @@ class Gateway:
     timeout_s: float = 60.0
     credential: Credential | None = None
     ca: str = ""
+    digest: str = ""
 
     @property
     def server(self) -> str:
@@ -197,6 +199,11 @@ class Channel:
         self._checksum = zlib.crc32
         self._refused = ErrorClass.PERMISSION_DENIED, ErrorClass.CONNECT_FAILED
 
+    def _digests(self) -> tuple[str, ...]:
+        if self.gateway.digest:
+            return (self.gateway.digest,)
+        return SAFE_DIGESTS if self.gateway.credential else tuple(frames.digests())
+
     def _cover(self) -> None:
         """TLS from here on, to the end of the route: relays see nothing of it."""
         raw = self._socket
@@ -212,7 +219,7 @@ class Channel:
             raise self.failure(ErrorClass.CONNECTION_LOST, words) from None
 
     def _greet(self) -> None:
-        hello = offer(socket.gethostname(), self.gateway.key_name, self.gateway.credential is not None)
+        hello = offer(socket.gethostname(), self.gateway.key_name, self._digests())
         self.send(hello)
         welcome = self.receive()
         if not isinstance(welcome, Welcome):

@@ -19,10 +19,9 @@ class WrongKey(BadFrame):
 SAFE_DIGESTS = ("blake2b-128",)
 
 
-def offer(node: str, key_name: str, signs: bool = False) -> Hello:
-    """HELLO of a party, with a nonce of its own. :param signs: what it signs must hold against forgers of data."""
-    checksums = tuple(frames.checksums())
-    digests = SAFE_DIGESTS if signs else tuple(frames.digests())
+def offer(node: str, key_name: str, digests: tuple[str, ...] = ()) -> Hello:
+    """HELLO of a party, with a nonce of its own. :param digests: that it wants, best first; () for all that it has."""
+    checksums, digests = tuple(frames.checksums()), digests or tuple(frames.digests())
     return Hello(node, secrets.token_hex(16), checksums, digests, int(time.time()), key_name)
 
 

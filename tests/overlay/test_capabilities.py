@@ -15,7 +15,7 @@ from stageout.core.signing import load_or_make_key, new_key
 from stageout.overlay.channel import Channel, Gateway, read_credential, read_key
 from stageout.overlay.client import put
 from stageout.overlay.operations import Session
-from stageout.testing.router import RouterProcess
+from stageout.testing.router import RouterProcess, custodian_for
 from stageout.wire.capability import Credential, issue
 from stageout.wire.overlay import BLOCK_BYTES, NoSpace, Open, Opened, Operation, Result
 
@@ -130,3 +130,19 @@ def test_the_command_makes_one(
     key.write_text("hop secret\ncapability broken\n")
     with pytest.raises(TransferFailure, match="its capability"):
         read_credential(key)
+
+
+def test_a_real_custodian_delivers_with_the_rights_of_the_origin(
+    router: RouterProcess, gateway: Gateway, tmp_path: Path
+) -> None:
+    """Its own key may write nothing at the terminal; what has no capability ends there."""
+    source = tmp_path / "source"
+    source.write_bytes(b"y" * (2 * BLOCK_BYTES + 1))
+    with custodian_for(tmp_path / "custodian", [router]) as custodian:
+        there = dataclasses.replace(granted(router, gateway), port=custodian.port)
+        put(there, source, "vo/alice/by-custodian", terminal=router.address)
+        assert (router.root / "vo/alice/by-custodian").read_bytes() == source.read_bytes()
+        site = Gateway("127.0.0.1", custodian.port, *read_key(custodian.key_file("site")), timeout_s=20)
+        with pytest.raises(TransferFailure, match="takes nothing without a capability"):
+            put(site, source, "vo/alice/by-itself", terminal=router.address)
+    assert not (router.root / "vo/alice/by-itself").exists()
