@@ -184,6 +184,7 @@ class Sending:
             for way in self.ways:
                 if any(carrier in way.carriers for carrier in carriers):
                     way.moved_s = now_s
+                    way.moved += 1
             blocks.staged(self.table, [block])
         self._losses, self._up_s = 0, now_s
 
@@ -200,8 +201,8 @@ class Sending:
             if self.over:
                 return None
             block = blocks.take(self.table, carrier)
-            if block is None and not blocks.waits_for(self.table, way.carriers):
-                block = next(iter(blocks.tail(self.table, way.carriers)), None)
+            if block is None:
+                block = self._late(way)
                 if block is not None:
                     blocks.sent(self.table, block, carrier)
             if block is None:
@@ -209,6 +210,16 @@ class Sending:
             else:
                 self._reading += 1
             return block
+
+    def _late(self, way: _Way) -> int | None:
+        """A block that an idle route should send again: of those that a route of less than half its own rate has, which
+        would come later; or, when it has nothing under way itself, the oldest.
+        """
+        found = blocks.tail(self.table, way.carriers)
+        if blocks.under_way(self.table, way.carriers):
+            slow = {carrier for other in self.ways if 2 * other.rate() < way.rate() for carrier in other.carriers}
+            found = [block for block in found if slow.issuperset(self.table.carriers[block])]
+        return next(iter(found), None)
 
     def read(self, block: int, file: int, buffer: memoryview, channel: Channel) -> memoryview | None:
         """The bytes of a block that was taken; None when they cannot be had, which ends it all."""
@@ -297,7 +308,8 @@ class _Way:
         self.carriers: set[int] = set()
         self.problem: TransferFailure | None = None
         self.sent_bytes = 0
-        self.moved_s = 0.0
+        self.moved_s = self._up_s = 0.0
+        self.moved = 0
         self.damages = 0
         self._channels: set[Channel] = set()
         self._silent = 0
@@ -322,6 +334,10 @@ class _Way:
                 pause_s = _FIRST_PAUSE_S
             self._pause(pause_s)
             pause_s = min(_MAX_PAUSE_S, pause_s * 2)
+
+    def rate(self) -> float:
+        """Blocks a second since it came up."""
+        return self.moved / max(1e-3, time.monotonic() - self._up_s)
 
     def say(self, message: Message) -> bool:
         """Whether it could be said by this route."""
@@ -403,6 +419,7 @@ class _Way:
             if self._sending.over:
                 return
             self.control, self.problem = control, None
+            self._up_s, self.moved = time.monotonic(), 0
         for _ in range(min(self._sending.cargo.connections, self._sending.table.open)):
             threading.Thread(target=self._carry, args=(control,), daemon=True).start()
         self._sending.repeat(self)

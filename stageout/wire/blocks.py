@@ -137,9 +137,9 @@ def tail(table: BlockTable, idle: Collection[int]) -> list[int]:
     return [index for index, _ in zip(found, range(limit))]
 
 
-def waits_for(table: BlockTable, carriers: Collection[int]) -> bool:
-    """Whether a block that went with one of these carriers is not yet STAGED."""
-    return any(carrier in used for used in table.carriers.values() for carrier in carriers)
+def under_way(table: BlockTable, carriers: Collection[int]) -> int:
+    """How many blocks that went with one of these carriers are not yet STAGED."""
+    return sum(any(carrier in carriers for carrier in used) for used in table.carriers.values())
 
 
 def complete(table: BlockTable) -> bool:

@@ -130,8 +130,7 @@ def test_only_blocks_of_the_dead_route_are_ready_again() -> None:
     assert table.state == [Block.READY, Block.STAGED, Block.SENT, Block.READY]
     assert blocks.ready(table) == [0, 3]
     assert [blocks.take(table, 1) for _ in range(3)] == [3, 0, None], "what was never sent goes first"
-    assert blocks.waits_for(table, (1,))
-    assert not blocks.waits_for(table, (0,))
+    assert [blocks.under_way(table, carriers) for carriers in ((0,), (1,), (0, 1))] == [0, 3, 3]
 
 
 def test_tail_duplicates_the_oldest_on_an_idle_route_only() -> None:
