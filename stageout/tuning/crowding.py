@@ -36,7 +36,8 @@ class Crowding:
     :param best: rate of one transfer that is not in the way of others; 0 before the first measurement.
     :param age: measurements since then. :param testing: ``best`` is being measured anew, with ever fewer transfers
         until that makes no difference. :param before: rate of one transfer at the level before, while testing.
-    :param back: level to go back to when the first test makes no difference; 0 for none.
+    :param back: level to go back to when the first test makes no difference; 0 for none. :param seen: rate of all
+        transfers when the tests began: what the way carries, full or not.
     :param mean: of the rates at this level. :param samples: how many of them.
     :param last: the last of them. :param noise: mean difference of two in succession, as a fraction.
     :param starting: doubling until the link is first seen full.
@@ -48,6 +49,7 @@ class Crowding:
     testing: bool = True
     before: float = 0.0
     back: int = 0
+    seen: float = 0.0
     mean: float = 0.0
     samples: int = 0
     last: float = 0.0
@@ -104,17 +106,23 @@ def _decide(state: Crowding, knobs: Knobs) -> tuple[Crowding, int, str]:
     better = each > state.before * (1 + _BETTER + state.noise)
     if here > 1 and (better if state.testing else state.age >= _OLD):
         lower = (here + 1) // 2
-        state = replace(state, testing=True, before=each, back=0 if state.testing else here, samples=0)
+        back, seen = (0, state.seen) if state.testing else (here, state.mean)
+        state = replace(state, testing=True, before=each, back=back, seen=seen, samples=0)
         return state, lower, f"{here} to {lower} to see what one transfer reaches now."
-    back = 0
+    back, seen = 0, 0.0
     if state.testing or each > state.best or state.age >= _OLD:
         best = max(each, state.before) if state.testing else each
-        back = state.back
-        state = replace(state, best=best, before=0.0, back=0, age=0, testing=False)
+        back, seen = state.back, state.seen
+        state = replace(state, best=best, before=0.0, back=0, seen=0.0, age=0, testing=False)
     if state.best <= 0:
         return state, here, "Nothing has arrived yet: no step."
     if back:
         return state, back, f"One transfer reaches no more among {here} than among {back}: {here} back to {back}."
+    carried = seen / state.best
+    if carried + _ROOM > here:
+        higher = min(knobs.maximum, math.ceil(carried + _ROOM))
+        text = f"The way carried what {carried:.1f} transfers would alone: {here} to {higher}."
+        return replace(state, starting=False), higher, text
     return _compared(state, knobs)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from link_simulator import Controller, Link, all_at_once, as_printed, crowding, fairness, make_clients, run
 
 from stageout.tuning.adaptive import Adaptive, Knobs, adapt, adapt_as_printed, client_as_printed
-from stageout.tuning.crowding import Crowding, control
+from stageout.tuning.crowding import Crowding, begin, control
 
 SLOW = Knobs(initial=1, maximum=8, parallelism=4, delay=4, increment=1, threshold=5.0)
 FAST = Knobs(initial=4, maximum=8, parallelism=4, delay=2, increment=1, threshold=5.0)
@@ -177,6 +177,15 @@ def _settles(state: Crowding, rate: Callable[[int], float], samples: int) -> tup
         state, step = control(state, rate(state.concurrency), 1000, Knobs(1, 64, 4, 2, 1, 0.0))
         seen.append(step.concurrency)
     return state, seen
+
+
+def test_after_its_tests_the_second_controller_takes_what_the_way_was_seen_to_carry() -> None:
+    """1000 MB/s among four, 500 each among two, 600 alone: the way carries 1.7, so 3, and not 2 first."""
+    state = begin(4)
+    for rate, level in ((1000.0, 2), (1000.0, 1), (600.0, 3)):
+        state, step = control(state, rate, 32, FAST)
+        assert step.concurrency == level, step.reason
+    assert "1.7 transfers" in step.reason
 
 
 def test_the_second_controller_steps_down_when_others_fill_the_link() -> None:
