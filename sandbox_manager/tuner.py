@@ -17,7 +17,7 @@ from sandbox_manager.grants import Grants
 from stageout.core import log
 from stageout.core.clock import Clock
 from stageout.core.config import ConfigError, Settings
-from stageout.core.profiles import good_concurrency
+from stageout.core.profiles import good_for_uploads
 from stageout.tuning.adaptive import Knobs, Step
 from stageout.tuning.controllers import FIXED, NAMES, Controller
 from stageout.tuning.deadlines import FILE_BYTES
@@ -94,6 +94,7 @@ class Flight:
 class _Lane:
     """One server.
 
+    :param in_parts: its plugin sends each file over several streams.
     :param waiting: files for it. :param useful: files at once that the controller could come to soon.
     :param since_s: monotonic time of the last step; ``first_s`` and what follows it belong to the flights that began
         after it and have ended. :param place_s: sum of places used x seconds.
@@ -103,6 +104,7 @@ class _Lane:
     controller: Controller
     since_s: float
     flights: set[Flight] = field(default_factory=set)
+    in_parts: bool = False
     waiting: int = 0
     useful: int = 0
     first_s: float = math.inf
@@ -239,8 +241,7 @@ class Tuner:
             return
         self.rules = rules
         for lane in self._lanes.values():
-            in_parts = lane.controller.knobs.parallelism > 1
-            lane.controller = self._controller(lane.server, in_parts)
+            lane.controller = self._controller(lane.server, lane.in_parts)
             lane.begin_anew(self._clock.monotonic_s())
 
     def _report(self, lane: _Lane) -> StreamsReport:
@@ -267,14 +268,17 @@ class Tuner:
 
     def _lane_for(self, target: Target) -> _Lane:
         lane = self._lane(target.server)
-        if target.in_parts and lane.controller.knobs.parallelism != self.rules.knobs.parallelism:
+        if target.in_parts and not lane.in_parts:
+            lane.in_parts = True
             lane.controller = self._controller(target.server, in_parts=True)
         return lane
 
     def _controller(self, server: str, in_parts: bool) -> Controller:
-        knobs = self.rules.knobs if in_parts else replace(self.rules.knobs, parallelism=1)
-        host = server.partition("://")[2]
-        start = self._start(server) or good_concurrency(self.rules.profiles, host)
+        """One that starts with what is known; no more streams of a file than its profile says are of use."""
+        good = good_for_uploads(self.rules.profiles, server.partition("://")[2])
+        streams = self.rules.knobs.parallelism if in_parts else 1
+        knobs = replace(self.rules.knobs, parallelism=min(streams, good.streams) if good else streams)
+        start = self._start(server) or (good.concurrency if good else 0)
         return Controller(self.rules.controller, knobs, start)
 
     def _streams(self, lane: _Lane) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -55,7 +56,9 @@ class Arrivals:
 
     def _look(self) -> None:
         while not self._over.wait(_LOOK_S):
-            self._points.append((time.monotonic(), sum(map(_filled_bytes, self._folder.rglob("*")))))
+            # os.walk does not mind that directories go away meanwhile
+            paths = [Path(place, name) for place, _, names in os.walk(self._folder) for name in names]
+            self._points.append((time.monotonic(), sum(map(_filled_bytes, paths))))
 
 
 def _rises(points: list[tuple[float, int]]) -> list[list[tuple[float, int]]]:
@@ -74,4 +77,4 @@ def _filled_bytes(path: Path) -> int:
         status = path.lstat()
     except OSError:
         return 0
-    return min(status.st_size, status.st_blocks * _BLOCK_BYTES) if path.is_file() else 0
+    return min(status.st_size, status.st_blocks * _BLOCK_BYTES)

@@ -106,8 +106,7 @@ def load(folder: Path, server: str) -> Profile | None:
         return None
 
 
-def good_concurrency(folder: Path, server: str) -> int:
-    """Files at once that were good for uploads to a server; 0 when nobody knows, or it is long ago."""
+def good_for_uploads(folder: Path, server: str) -> Best | None:
+    """What was good for uploads to a server; None when nobody knows, or it is long ago."""
     profile = load(folder, server)
-    best = profile.best.get("upload") if profile is not None and profile.fresh() else None
-    return best.concurrency if best is not None else 0
+    return profile.best.get("upload") if profile is not None and profile.fresh() else None

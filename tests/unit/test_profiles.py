@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stageout.core.profiles import Best, Profile, Run, file_of, good_concurrency, load, save
+from stageout.core.profiles import Best, Profile, Run, file_of, good_for_uploads, load, save
 
 RUN = Run("upload", 1000, 2, 3, 0, 3000, 1.5, 2000.0, 0.2, 10_000_000)
 
@@ -27,11 +27,13 @@ def test_what_is_kept_comes_back(tmp_path: Path) -> None:
 def test_a_good_start(tmp_path: Path) -> None:
     import time
 
-    assert good_concurrency(tmp_path, "dest.example.org:443") == 0
+    assert good_for_uploads(tmp_path, "dest.example.org:443") is None
     save(tmp_path, _profile(int(time.time()) - 60))
-    assert good_concurrency(tmp_path, "dest.example.org:443") == 3
+    good = good_for_uploads(tmp_path, "dest.example.org:443")
+    assert good is not None
+    assert good.concurrency == 3
     save(tmp_path, _profile(int(time.time()) - 40 * 86400))
-    assert good_concurrency(tmp_path, "dest.example.org:443") == 0
+    assert good_for_uploads(tmp_path, "dest.example.org:443") is None
 
 
 @pytest.mark.parametrize(
@@ -49,7 +51,7 @@ def test_a_good_start(tmp_path: Path) -> None:
 def test_what_cannot_be_read_counts_as_none(tmp_path: Path, text: str) -> None:
     file_of(tmp_path, "h").write_text(text)
     assert load(tmp_path, "h") is None
-    assert good_concurrency(tmp_path, "h") == 0
+    assert good_for_uploads(tmp_path, "h") is None
 
 
 def test_every_field_is_explained() -> None:

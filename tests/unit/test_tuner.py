@@ -199,6 +199,16 @@ def test_a_profile_of_the_server_is_the_start_where_nothing_else_is_known(tmp_pa
     assert _tuner("crowding", profiles=tmp_path)[0].level("https://other") == KNOBS.initial
 
 
+@pytest.mark.parametrize(("known", "used"), [(1, 1), (2, 2), (64, KNOBS.parallelism)])
+def test_a_file_gets_no_more_streams_than_the_profile_of_the_server_says(tmp_path: Path, known: int, used: int) -> None:
+    best = {"upload": Best(streams=known, concurrency=3, rate_bytes_per_s=1e6)}
+    save(tmp_path, Profile("dest", "gsiftp", int(time.time()), best))
+    tuner, _ = _tuner("crowding", profiles=tmp_path)
+    assert KNOBS.parallelism > 2
+    assert tuner.start(GRID, "alice", files=9).parallelism == used
+    assert tuner.start(replace(GRID, server="gsiftp://other"), "alice", files=9).parallelism == KNOBS.parallelism
+
+
 def test_no_more_is_asked_for_than_can_be_used() -> None:
     grants = Granted(8)
     tuner, clock = _tuner("crowding", grants=grants)
