@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from overlay_router import lookups, names, terminal
+from overlay_router.reservations import Reservations
 from overlay_router.small_files import Arrived, SmallFiles, apart
 from overlay_router.staging import as_result, ranges, whole
 from overlay_router.states import Kind, Op, Outcome, Result
@@ -70,6 +71,7 @@ class Destination:
         self._store, self._tree, self._now = store, tree, now
         self._held: dict[tuple[str, int], _Held] = {}
         self._small = SmallFiles(store, tree, now)
+        self._lots = Reservations(store, tree, now)
         self._recover()
 
     def open(self, ask: Open, peer: str) -> Reply:
@@ -79,6 +81,8 @@ class Destination:
             return Reply(peer, final)
         transfer = self._store.grant(ask, peer)
         if not self._tree.inode(transfer.tid):
+            if ask.lot and not self._lots.take(ask, transfer.tid, peer.split("/")[0]):
+                return Reply(peer, as_result(ask.origin, ask.seq, Result(Outcome.FAILED, "lot")))
             try:
                 self._tree.allocate(transfer.tid, transfer.ask.size_bytes)
             except OSError as problem:
@@ -87,6 +91,10 @@ class Destination:
                 log.event("no-space", path=ask.path, size_bytes=ask.size_bytes)
                 return Reply(peer, overlay.NoSpace(ask.origin, ask.seq, _NOSPACE_AGAIN_S))
         return self._opened(transfer)
+
+    def lot(self, ask: overlay.Lot, key: str) -> overlay.Reserved:
+        """Reserve, renew or release space for one key."""
+        return self._lots.decide(ask, key)
 
     def transfers(self) -> list[Transfer]:
         """All that are under way."""
@@ -198,6 +206,7 @@ class Destination:
     def expire(self) -> list[Reply]:
         """End what is beyond its time: held operations are answered, data of dead transfers removed."""
         now = self._now()
+        self._lots.expire()
         late = [held for held in self._held.values() if held.operation.expires < now]
         replies = [reply for held in late for reply in self._consider(held)]
         for tid in self._store.forget(now):

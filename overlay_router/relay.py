@@ -287,6 +287,18 @@ class Router:
                 line.send(page)
                 await asyncio.wait_for(line.writer.drain(), _TAKEN_WITHIN_S)
 
+    async def _lot(self, line: Line, ask: overlay.Lot) -> None:
+        key = line.peer.key
+        if not _is_origin(ask.lot):
+            raise BadFrame("a lot without 32 hexadecimal digits")
+        refusal = "" if key.allows(ask.path) else outside(key, ask.path)
+        if self.rights.insists:
+            refusal = "this router takes nothing without a capability, and lots have none"
+        if refusal:
+            line.send(overlay.Reserved(ask.lot, 0, 0, ErrorClass.PERMISSION_DENIED.code, refusal))
+        else:
+            line.send(await self._on_disk(lambda: self._destination.lot(ask, key.name)))
+
     async def _pack(self, line: Line, frame: Frame) -> None:
         pack, files = packs.decode(frame)
         if self._ends.destination is None or not _is_origin(pack.origin):
@@ -321,6 +333,10 @@ class Router:
         if isinstance(message, (Stat, List)):
             self._needs_tree(line.peer)
             await self._look_up(line, message)
+            return
+        if isinstance(message, overlay.Lot):
+            self._needs_tree(line.peer)
+            await self._lot(line, message)
             return
         origin = getattr(message, "origin", "")
         if not _is_origin(origin):

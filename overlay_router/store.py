@@ -20,7 +20,7 @@ from stageout.core import durable
 from stageout.core.errors import StageoutError
 from stageout.wire.overlay import Open, Operation
 
-_VERSION = 2
+_VERSION = 3
 SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE transfers (
@@ -41,6 +41,10 @@ CREATE TABLE packs (
     origin TEXT NOT NULL, seq INTEGER NOT NULL, end INTEGER NOT NULL, results TEXT NOT NULL, PRIMARY KEY (origin, seq))
     WITHOUT ROWID;
 CREATE TABLE pack_intents (origin TEXT NOT NULL, expires INTEGER NOT NULL, files TEXT NOT NULL);
+CREATE TABLE lots (
+    lot TEXT PRIMARY KEY, key TEXT NOT NULL, path BLOB NOT NULL, left INTEGER NOT NULL, until INTEGER NOT NULL)
+    WITHOUT ROWID;
+CREATE TABLE taken (tid INTEGER PRIMARY KEY);
 CREATE TABLE generations (path BLOB PRIMARY KEY, generation INTEGER NOT NULL) WITHOUT ROWID;
 """
 #: An origin is forgotten so long (s) after the last expiry of its operations (rule 1).
@@ -73,6 +77,16 @@ class StoredIntent:
 
     operation: Operation
     inode: int
+
+
+class StoredLot(NamedTuple):
+    """Reserved space. :param left_bytes: not used yet. :param until: Unix time in seconds."""
+
+    lot: str
+    key: str
+    path: str
+    left_bytes: int
+    until: int
 
 
 class PackIntent(NamedTuple):
@@ -234,6 +248,42 @@ class Store:
         for one in settled:
             self.record(one.origin).results.update(one.results)
 
+    def lots(self) -> list[StoredLot]:
+        """All reserved space."""
+        return self._lots("1", ())
+
+    def lot(self, lot: str) -> StoredLot | None:
+        """One of them."""
+        return next(iter(self._lots("lot = ?", (lot,))), None)
+
+    def keep_lot(self, held: StoredLot) -> None:
+        """Space was reserved, or for longer."""
+        with self._transaction("overlay-lot-record"):
+            self._write_lot(held)
+
+    def take_from_lot(self, held: StoredLot, tid: int) -> None:
+        """Some of it belongs to a transfer now: once."""
+        with self._transaction("overlay-lot-record"):
+            self._write_lot(held)
+            self._connection.execute("INSERT INTO taken VALUES (?)", (tid,))
+
+    def has_taken(self, tid: int) -> bool:
+        """Whether a transfer has had its part of a lot."""
+        return self._connection.execute("SELECT 1 FROM taken WHERE tid = ?", (tid,)).fetchone() is not None
+
+    def drop_lot(self, lot: str) -> None:
+        """The space is free again."""
+        with self._transaction("overlay-lot-record"):
+            self._connection.execute("DELETE FROM lots WHERE lot = ?", (lot,))
+
+    def _write_lot(self, held: StoredLot) -> None:
+        row = (held.lot, held.key, os.fsencode(held.path), held.left_bytes, held.until)
+        self._connection.execute("INSERT OR REPLACE INTO lots VALUES (?, ?, ?, ?, ?)", row)
+
+    def _lots(self, where: str, values: tuple[object, ...]) -> list[StoredLot]:
+        rows = self._connection.execute(f"SELECT lot, key, path, left, until FROM lots WHERE {where}", values)
+        return [StoredLot(lot, key, os.fsdecode(path), left, until) for lot, key, path, left, until in rows]
+
     def generations(self, paths: Sequence[str]) -> dict[str, int]:
         """How often each of these names was changed; those that never were are left out."""
         marks = ", ".join("?" * len(paths))
@@ -331,6 +381,7 @@ class Store:
 
     def _close_transfers(self, where: str, values: tuple[object, ...]) -> None:
         run = self._connection.execute
+        run(f"DELETE FROM taken WHERE tid IN (SELECT tid FROM transfers WHERE {where})", values)
         run(f"DELETE FROM staged WHERE tid IN (SELECT tid FROM transfers WHERE {where})", values)
         run(f"DELETE FROM transfers WHERE {where}", values)
 

@@ -69,6 +69,8 @@ def run(options: argparse.Namespace) -> int:
             return _get(gateway, path, Path(options.file or Path(path).name), routes)
         if options.recursive and options.through:
             raise UsageError("--recursive goes to the router itself: leave out --through")
+        if options.lot and (options.recursive or options.through):
+            raise UsageError("--lot is for single files that go to the router itself")
         if options.recursive:
             return send_trees(gateway, path, options, routes)
         for file in options.files:
@@ -110,8 +112,9 @@ def _put(gateway: Gateway, local: Path, path: str, options: argparse.Namespace, 
         print(f"  in custody; what became of it: stageout ask overlay://{given.custodian} {given.origin}")
         return
     done = put(
-        gateway, local, path, mode=mode, connections=options.connections, progress=bar, terminal=terminal, routes=routes
-    )
+        gateway, local, path, mode=mode, connections=options.connections, progress=bar, terminal=terminal,
+        routes=routes, lot=options.lot,
+    )  # fmt: skip
     bar.end(done.size_bytes)
     if len(routes) > 1:
         print(f"  {report(done.shares)}")

@@ -110,6 +110,12 @@ it is missing; its public key, printed by --public, goes into the routers' STAGE
 exit status: 0 made, 1 the key cannot be used, 64 the command line cannot be used"""
 
 
+_LOT = """\
+Reserves space at a router before there is anything to send: it is allocated, and nobody else can have it, until puts
+have used it ('stageout put --lot ID'), it is released, or its time is over. Prints the ID.
+
+exit status: 0 done, 1 not done, 64 the command line cannot be used"""
+
 _NAMES_STATUS = """
 
 exit status: 0 done, 1 not done, 64 a URL cannot be used"""
@@ -154,6 +160,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_profile(commands)
     _add_files(commands)
     _add_names(commands)
+    _add_lot(commands)
     _add_routes(commands)
     _add_capability(commands)
     command = _add(commands, "help", "explains a command", "Explains a command.", "")
@@ -260,6 +267,7 @@ def _add_files(commands: argparse._SubParsersAction[_Parser]) -> None:
     command.add_argument("files", metavar="FILE", nargs="+")
     command.add_argument("url", metavar="URL", help="overlay://HOST[:PORT]/path")
     command.add_argument("-r", "--recursive", action="store_true", help="FILEs are directories: send all below them")
+    command.add_argument("--lot", metavar="ID", default="", help="take the space from this lot (stageout lot)")
     command.add_argument(
         "--connections", metavar="N", type=_streams, default=2, help="that carry one file on each route (default: 2)"
     )
@@ -333,6 +341,18 @@ def _add_names(commands: argparse._SubParsersAction[_Parser]) -> None:
     command.add_argument("to", metavar="NEW", help="at any router; with / at its end a directory")
     _add_key(command)
     command.add_argument("--to-key", metavar="FILE", default="", help="key for the router of NEW (default: --key)")
+
+
+def _add_lot(commands: argparse._SubParsersAction[_Parser]) -> None:
+    command = _add(commands, "lot", "reserves space at a router of the overlay", _LOT, "lots")
+    command.add_argument("action", choices=("reserve", "renew", "release"))
+    command.add_argument("url", metavar="URL", help="overlay://HOST[:PORT]/path: for puts at or below it")
+    command.add_argument("--size", metavar="SIZE", type=_size, default=0, help="how much to reserve, such as 500G")
+    command.add_argument("--lot", metavar="ID", default="", help="which to renew or release")
+    command.add_argument(
+        "--hours", metavar="N", type=_seconds, default=24.0, help="from now, at most 168 (default: 24)"
+    )
+    _add_key(command)
 
 
 def _add_key(command: argparse.ArgumentParser) -> None:

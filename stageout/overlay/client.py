@@ -101,6 +101,7 @@ class Upload:
     routes: Sequence[Route] = ((),)
     shares: tuple[Share, ...] = ()
     opening: Open | None = None
+    lot: str = ""
 
     def __post_init__(self) -> None:
         self.status = self.local.stat()
@@ -163,7 +164,10 @@ class Upload:
         if self.opening is not None:
             return self.opening
         order = self.order
-        return Open(order.origin, order.seq, order.path, self.size_bytes, BLOCK_BYTES, order.expires, order.terminal)
+        return Open(
+            order.origin, order.seq, order.path, self.size_bytes, BLOCK_BYTES, order.expires, order.terminal,
+            lot=self.lot,
+        )  # fmt: skip
 
     def take(self, block: int, file: int, buffer: memoryview, channel: Channel) -> memoryview:
         """Read a block and keep its digest. :raises TransferFailure: it is not what it was."""
@@ -258,6 +262,7 @@ def put(
     terminal: str = "",
     expires_after_s: float = EXPIRES_AFTER_S,
     routes: Sequence[Route] = ((),),
+    lot: str = "",
 ) -> Put:
     """Send a file. On return it is under its name at the destination, whole, checked, and on its disk.
 
@@ -266,11 +271,12 @@ def put(
     :param terminal: ``HOST:PORT`` of the destination's router, when ``gateway`` is a custodian on the way there.
     :param expires_after_s: the time after which nobody tries to deliver it any more.
     :param routes: ways to ``gateway`` that are used at once: the relays of each in order, () for the direct one.
+    :param lot: number of a lot at the router that the space is taken from (:mod:`stageout.overlay.lots`).
     :raises TransferFailure: classified. Nothing is to be seen under the name then, or what was there before; a
         custodian that has the file may still deliver it until it expires.
     """
     order = _order(path, mode, terminal, expires_after_s)
-    upload = Upload(gateway, local, order, connections, progress, routes=routes or ((),))
+    upload = Upload(gateway, local, order, connections, progress, routes=routes or ((),), lot=lot)
     result = upload.run()
     assert isinstance(result, Result)
     _raise_unless_done(gateway, path, result)

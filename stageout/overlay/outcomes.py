@@ -11,7 +11,9 @@ _REASONS = {
     "conflict": ErrorClass.CONFLICT,
     "dependency": ErrorClass.CONFLICT,
     "digest": ErrorClass.CONTENT_MISMATCH,
+    "lot": ErrorClass.QUOTA_EXCEEDED,
 }
+_WORDS = {"lot": "the lot is over, not yours, for other names, or has too little left: reserve another"}
 _OUTCOMES = {"expired": ErrorClass.DEADLINE, "lost": ErrorClass.SERVER_ERROR}
 
 
@@ -20,5 +22,5 @@ def failure(answer: Result, path: str, server: str) -> TransferFailure | None:
     if answer.outcome == "done":
         return None
     kind = _OUTCOMES.get(answer.outcome) or _REASONS.get(answer.reason, ErrorClass.PERMISSION_DENIED)
-    text = f"{path}: {answer.outcome}{': ' if answer.reason else ''}{answer.reason}"
+    text = f"{path}: {answer.outcome}{': ' if answer.reason else ''}{_WORDS.get(answer.reason, answer.reason)}"
     return TransferFailure(kind, text, server)

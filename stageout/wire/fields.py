@@ -28,6 +28,7 @@ _WORDS = {
     "outcome": ("done", "failed", "cancelled", "expired", "stale", "lost", "pending", "unknown"),
     "release": ("delivered", "custody"),
     "outcomes": ("failed", "cancelled", "expired", "stale", "lost"),
+    "action": ("reserve", "renew", "release"),
     "kinds": ("file", "directory", "link", "other"),
     "attributes": ("mode", "size"),
 }

@@ -63,6 +63,7 @@ class Type(enum.IntEnum):
     ANSWER = 33
     FOUND = 34
     LOT = 40
+    RESERVED = 41
     LINKS = 50
     ROUTES = 51
     ROUTED = 52

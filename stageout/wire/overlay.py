@@ -89,6 +89,7 @@ class Open:
     :param size_bytes: of the whole file. :param block_bytes: size of every block but the last.
     :param terminal: ``HOST:PORT`` of the router where the file shall arrive; "" when it is the one that is asked.
     :param capability: and the signature of its holder over what is asked (:mod:`stageout.wire.capability`).
+    :param lot: that the space is taken from, "" for what is free.
     """
 
     origin: str
@@ -100,6 +101,7 @@ class Open:
     terminal: str = ""
     capability: str = ""
     signature: str = ""
+    lot: str = ""
 
 
 @dataclass(frozen=True)
@@ -310,6 +312,33 @@ class Low:
 
 
 @dataclass(frozen=True)
+class Lot:
+    """Reserve space, or renew or release what was reserved; answered by RESERVED.
+
+    :param lot: 32 random hexadecimal digits, chosen by whoever reserves. :param action: "reserve", "renew", "release".
+    :param lifetime_s: from now on. :param path: the lot is for puts at or below it, "" for all.
+    """
+
+    lot: str
+    action: str
+    size_bytes: int = 0
+    lifetime_s: int = 0
+    path: str = ""
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """A lot as it is now: what is left of it, and until when (Unix time). :param code: as of an ANSWER."""
+
+    lot: str
+    left_bytes: int
+    expires: int
+    code: int = 0
+    message: str = ""
+    retry_after_s: int = -1
+
+
+@dataclass(frozen=True)
 class Credit:
     """So many more bytes of that transfer may be sent: buffers for them exist."""
 
@@ -391,7 +420,7 @@ class Probed:
 Message = Union[
     Hello, Welcome, Prove, Refuse, Via, Open, Opened, NoSpace, Attach, Get, Found, Stat, List, Answer, Staged,
     Operation, Pack, Packed, Result, Custody, Status, Cancel, Low, Credit, Heartbeat, Links, Routes, Routed, Known,
-    Probe, Probed,
+    Probe, Probed, Lot, Reserved,
 ]  # fmt: skip
 
 TYPES: dict[type[Any], Type] = {
@@ -419,6 +448,8 @@ TYPES: dict[type[Any], Type] = {
     Cancel: Type.CANCEL,
     Low: Type.LOW,
     Credit: Type.CREDIT,
+    Lot: Type.LOT,
+    Reserved: Type.RESERVED,
     Heartbeat: Type.HEARTBEAT,
     Links: Type.LINKS,
     Routes: Type.ROUTES,

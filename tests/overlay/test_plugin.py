@@ -173,3 +173,26 @@ def test_small_files_of_a_job_travel_together(
     (router.root / "to/bad").mkdir()
     (run,) = starter.upload([Wanted(_url(router, f"to/{name}"), name) for name in ("bad", "f1")])
     assert {Path(ad["TransferFileName"]).name: ad["TransferSuccess"] for ad in run.ads} == {"bad": False, "f1": True}
+
+
+def test_a_lot_by_commands(router: RouterProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    key = ["--key", str(router.key_file("site"))]
+    file = tmp_path / "f"
+    file.write_bytes(os.urandom(2_000_000))
+    assert main(["lot", "reserve", _url(router, "a"), "--size", "3M", *key]) == 0
+    _, number, left = capsys.readouterr().out.split()[:3]
+    assert left == str(3 << 20)
+    lot = ["--lot", number.rstrip(":")]
+    assert main(["put", *lot, str(file), _url(router, "a/f"), *key]) == 0
+    assert (router.root / "a/f").read_bytes() == file.read_bytes()
+    capsys.readouterr()
+    assert main(["lot", "renew", _url(router, ""), *lot, "--hours", "1", *key]) == 0
+    assert f" {(3 << 20) - 2_000_000} bytes until " in capsys.readouterr().out
+    for path in ("a/g", "elsewhere"):
+        assert main(["put", *lot, str(file), _url(router, path), *key]) == 1
+        assert "reserve another" in capsys.readouterr().err
+    small = ["--key", str(router.key_file("small"))]
+    assert main(["lot", "reserve", _url(router, "a"), "--size", "3M", *small]) == 1
+    assert main(["lot", "release", _url(router, ""), *lot, *key]) == 0
+    assert list((router.root / ".stageout/lots").iterdir()) == []
+    assert main(["lot", "reserve", _url(router, "a"), *key]) == 64

@@ -162,5 +162,5 @@ def test_other_documents_call_the_command_as_it_is() -> None:
             assert (verb[0] or verb[1]) in {
                 "status", "wait", "retry", "cancel", "pause", "resume", "history", "doctor", "help",
                 "estimate", "profile", "put", "get", "ask", "routes", "capability",
-                    "ls", "stat", "rm", "mv", "mkdir", "copy",
+                    "ls", "stat", "rm", "mv", "mkdir", "copy", "lot",
             }, f"{path}: stageout {verb}"  # fmt: skip

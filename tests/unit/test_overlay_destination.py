@@ -295,7 +295,7 @@ _FOLDER = Path(__file__).parents[2] / "overlay_router"
 _SOURCES = "".join((_FOLDER / f"{name}.py").read_text() for name in ("destination", "store", "tree"))
 ELSEWHERE = {"overlay-unstage", "overlay-cancel", "overlay-low", "overlay-forget", "overlay-recover-sync"}
 _PACKS = {f"overlay-pack-{step}" for step in ("write", "intent", "publish", "settle")}
-LABELS = sorted(set(re.findall(r"\"(overlay-[a-z-]+)\"", _SOURCES)) - ELSEWHERE - _PACKS)
+LABELS = sorted(set(re.findall(r"\"(overlay-[a-z-]+)\"", _SOURCES)) - ELSEWHERE - _PACKS - {"overlay-lot-record"})
 
 
 def _tell(router: Router) -> None:

@@ -49,6 +49,7 @@ _WORDS = {
 }
 _WORDS["attributes"] = st.just(("mode", "size"))
 _WORDS["outcomes"] = st.lists(st.sampled_from(("failed", "stale")), max_size=4).map(tuple)
+_WORDS["action"] = st.sampled_from(("reserve", "release"))
 _WORDS["kinds"] = st.lists(st.sampled_from(("file", "link")), max_size=4).map(tuple)
 
 
