@@ -23,6 +23,7 @@ from overlay_router.custodian import Custodian
 from overlay_router.deposits import Terminals, read_terminals
 from overlay_router.destination import Destination
 from overlay_router.directory import Directory
+from overlay_router.ending import end
 from overlay_router.ends import Ends
 from overlay_router.identity import identity
 from overlay_router.keys import read_keys, read_own_key
@@ -210,12 +211,10 @@ async def _until_stopped(
     waiting = asyncio.ensure_future(stop.wait())
     finding = [asyncio.ensure_future(directory.run())] if directory else []
     await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
-    tasks = (serving, waiting, *finding)
-    for task in tasks:
-        task.cancel()
-    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-    if isinstance(outcomes[0], Exception):
-        raise outcomes[0]
+    await end((serving, waiting, *finding))
+    problem = None if serving.cancelled() else serving.exception()
+    if problem is not None:
+        raise problem
 
 
 def _reconfigure(router: Router, load: Callable[[], Settings]) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from overlay_router.book import Book
 from overlay_router.chooser import Chooser
+from overlay_router.ending import end
 from overlay_router.greeting import Peer, Unwelcome, connect, introduce, receive_frame
 from overlay_router.limits import Allowance
 from overlay_router.measure import Meter
@@ -77,6 +78,7 @@ class Neighbourhood:
         self._node, self._book, self._credential, self._interval_s = node, book, credential, interval_s
         self._chooser = Chooser(book)
         self._targets: dict[str, asyncio.Task[None]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
         self._lines: list[_Line] = []
         self._changed = asyncio.Event()
         self._record_due_s = 0.0
@@ -92,16 +94,15 @@ class Neighbourhood:
                     await asyncio.wait_for(self._changed.wait(), self._interval_s)
                 await asyncio.sleep(min(_LEAST_GAP_S, self._interval_s / BEATS_AN_INTERVAL))
         finally:
-            tasks = list(self._targets.values())
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end([*self._targets.values(), *self._ending])
 
     def connect_to(self, targets: Iterable[str]) -> None:
         """From now on these are the neighbours."""
         wanted = sorted({target for target in targets if target != self._book.address})[: overlay.MAX_LINKS]
         for gone in set(self._targets) - set(wanted):
-            self._targets.pop(gone).cancel()
+            ending = asyncio.get_running_loop().create_task(end([self._targets.pop(gone)]))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
         for target in wanted:
             if target not in self._targets:
                 self._targets[target] = asyncio.get_running_loop().create_task(self._keep(target))
@@ -179,7 +180,7 @@ class Neighbourhood:
         try:
             await self._serve(line, reader, None)
         finally:
-            probing.cancel()
+            await end([probing])
 
     async def _serve(self, line: _Line, reader: asyncio.StreamReader, first: Message | None) -> None:
         """One line to its end."""
@@ -195,11 +196,11 @@ class Neighbourhood:
             await self._read(line, reader)
         finally:
             self._lines.remove(line)
-            beating.cancel()
             line.writer.close()
             if line.meter:
                 self._changed.set()
             log.event("neighbour-gone", address=line.source, node=line.peer.node)
+            await end([beating])
 
     async def _read(self, line: _Line, reader: asyncio.StreamReader) -> None:
         decoder = Decoder(frames.checksums()[line.peer.checksum])
@@ -259,7 +260,7 @@ class Neighbourhood:
             log.event("routes", terminal=terminal, routes=_shown(choice.routes), reason=choice.reason)
 
     def _record(self) -> None:
-        """One log record for each link: what can be plotted (docs/OVERLAY.md)."""
+        """One log record for each link: what can be plotted (docs/ROUTES.md)."""
         for line in self._lines:
             if line.meter:
                 log.event(

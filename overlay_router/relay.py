@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 from overlay_router.circuits import Neighbours, onward
 from overlay_router.cover import Cover, Wire
 from overlay_router.destination import Destination, Reply
+from overlay_router.ending import end
 from overlay_router.ends import Ends
 from overlay_router.forwarder import Forwarder
 from overlay_router.greeting import Peer, Unwelcome, greet, refuse
@@ -159,9 +160,7 @@ class Router:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._start(self._connection(sock, str(place[0])))
         finally:
-            for task in list(self._tasks):
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await end(self._tasks)
             self._pool.close()
             self._disk.shutdown()
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from dataclasses import replace
 
 import pytest
 
 from overlay_router.book import MAX_FROM_ONE, MAX_ROUTERS, PIN_S, Book, Taken
 from overlay_router.chooser import Chooser
+from overlay_router.ending import end
 from overlay_router.measure import Meter
 from overlay_router.routes import BETTER_FOR_S, MAX_AGE_S
 from stageout.core.signing import SigningKey
@@ -181,3 +184,20 @@ def test_choices_are_kept_for_a_few_terminals_only(book: Book) -> None:
         for number in range(30):
             assert chooser.routed(f"{letter}{number}:1", 0).routes
     assert len(chooser._choices) == 64
+
+
+def test_a_task_that_misses_its_cancellation_ends_nevertheless() -> None:
+    """As ``wait_for`` misses one that comes together with what it waits for."""
+
+    async def deaf() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        await asyncio.sleep(60)
+
+    async def story() -> bool:
+        tasks = [asyncio.ensure_future(deaf()), asyncio.ensure_future(asyncio.sleep(0))]
+        await asyncio.sleep(0)
+        await end(tasks)
+        return all(task.done() for task in tasks)
+
+    assert asyncio.run(story())
