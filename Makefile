@@ -2,12 +2,13 @@
 # make check   style, types, unit tests            make bench  benchmarks (QUICK=1: short)
 # make pilot   dist/stageout-pilot.pyz: all that a pilot needs beside Python
 # make storm   daemons die for MINUTES=10          make sim    overlay schedules (SCHEDULES=20000)
+# make overlay-storm  routers die for SECONDS=60, bits flip, a disk fills
 # make crash   faults at every durable step, and schedules of crashes and lost power (SCHEDULES=10000)
 SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: pilot demo test check bench crash sim storm clean
+.PHONY: pilot demo test check bench crash sim storm overlay-storm clean
 
 $(STAMP): setup.cfg pyproject.toml
 	tools/install
@@ -37,6 +38,9 @@ sim: $(STAMP)
 
 storm: $(STAMP)
 	$(PY) -m tests.pool.storm --minutes $(or $(MINUTES),10)
+
+overlay-storm: $(STAMP)
+	$(PY) -m tests.overlay.storm --seconds $(or $(SECONDS),60)
 
 pilot: $(STAMP)
 	$(PY) tools/pilot/build.py dist/stageout-pilot.pyz
