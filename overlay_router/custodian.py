@@ -205,7 +205,10 @@ class Custodian:
         held, transfers = self._held.get(key), self._store.transfers_of(*key)
         givers = {held.sender} if held else {item.sender for item in transfers}
         if not all(_same_key(giver, peer) for giver in givers):
-            return [Reply(peer, _not_yours(*key))]
+            log.warn(
+                "cancel-refused", origin=key[0], key=peer.partition("/")[0], reason="it was deposited with another"
+            )
+            return self.status(overlay.Status(*key), peer)
         if held is None:
             ask_open = transfers[0].ask
             operation = Operation(*key, "publish", ask_open.path, ask_open.expires)

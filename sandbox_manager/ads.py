@@ -44,7 +44,10 @@ _STANDING_INTERVAL_S = 15.0
 _STANDING_AGAIN_S = 1.0
 _LAST_WORD_S = 7200  # after this an access point's lease for a silent manager has run out anyway
 STATE_FILE = "state.json"
-_WORDS = {FileState.MOVING: State.MOVING, FileState.DELIVERED: State.DELIVERED, FileState.FAILED: State.FAILED}
+_WORDS = {
+    FileState.MOVING: State.MOVING, FileState.DELIVERED: State.DELIVERED, FileState.FAILED: State.FAILED,
+    FileState.HANDED_OVER: State.HANDED_OVER,
+}  # fmt: skip
 
 
 def shown_url(url: str) -> str:
@@ -68,8 +71,10 @@ def file_report(row: FileRow, sandbox: Sandbox, destinations: Mapping[int, Desti
     )  # fmt: skip
 
 
-def sandbox_report(box: Sandbox, attempts_limit: int, files: Sequence[FileReport]) -> SandboxReport:
-    """One sandbox as agents and people see it."""
+def sandbox_report(
+    box: Sandbox, attempts_limit: int, files: Sequence[FileReport], begun: tuple[str, ...] = ()
+) -> SandboxReport:
+    """One sandbox as agents and people see it. :param begun: receipts of what may be in custody of a lost one."""
     return SandboxReport(
         job=box.run.job, number=box.run.number, owner=box.owner, state=str(box.state), change=box.change,
         reason="paused" if box.paused and not box.reason else box.reason, error_code=box.error_code,
@@ -78,6 +83,7 @@ def sandbox_report(box: Sandbox, attempts_limit: int, files: Sequence[FileReport
         bytes_left=box.bytes_left, attempts=box.attempts,
         attempts_limit=attempts_limit + box.excused if attempts_limit else 0, next_attempt_at=box.next_attempt_at,
         accepted_at=box.accepted_at, data_slot=box.slot_name, files=tuple(files),
+        custody=begun if begun and box.state is State.LOST else box.custody,
     )  # fmt: skip
 
 
@@ -173,6 +179,10 @@ class Reporter:
             await self._publish_apart(ad)
         self.write_state(ad if self._refusal is not None else None)
 
+    def _begun(self, box: Sandbox) -> tuple[str, ...]:
+        way_out = self._pipeline.hand_over_to
+        return way_out.begun(box.id) if way_out else ()
+
     async def _publish_apart(self, ad: Mapping[str, Any]) -> None:
         try:
             with durable.step("report-last"):
@@ -241,7 +251,9 @@ class Reporter:
         for box in boxes:
             if box.id in wanted:
                 rows = [file_report(row, box, places) for row in files[box.id]]
-                fresh[box.id] = _Shown(box.change, len(rows), encoded(sandbox_report(box, limit, rows)))
+                fresh[box.id] = _Shown(
+                    box.change, len(rows), encoded(sandbox_report(box, limit, rows, self._begun(box)))
+                )
             else:
                 fresh[box.id] = self._shown[box.id]
         self._shown = fresh

@@ -17,7 +17,7 @@ from sandbox_manager.movers import Batch, Cargo, Equipment, Mover, Stopped
 from sandbox_manager.planner import BatchPlan
 from sandbox_manager.plugins_table import PluginsTable
 from sandbox_manager.records import FileResult
-from sandbox_manager.results import Answer, Delivered
+from sandbox_manager.results import CUSTODY, Answer, Delivered, Gone, InCustody
 from sandbox_manager.retry import UNREACHABLE, Failure, RetryRules, judge
 from sandbox_manager.sandbox import ACTIVE, Destination, FileState, Sandbox, method_of
 from sandbox_manager.spool import HeldFile, Spool
@@ -66,7 +66,7 @@ class BatchRun:
         self.jobs: dict[str, int] = {}  # job -> its sandbox, as the pipeline knows them
         self._spool = spool
         self._plugin = table.find(destination.plugin, destination.scheme)
-        self._destination = destination
+        self.destination = destination
         self._user = user
         self._files = files
         self._directory = directory
@@ -96,14 +96,16 @@ class BatchRun:
         except Stopped as stopped:
             delivered = {whole[at]: answer for at, answer in stopped.delivered.items()}
             told = {at: self._if_unchanged(self._files[at], before[at], answer) for at, answer in delivered.items()}
-            raise Stopped({at: answer for at, answer in told.items() if isinstance(answer, Delivered)}) from None
+            raise Stopped(
+                {at: answer for at, answer in told.items() if isinstance(answer, (Delivered, InCustody))}
+            ) from None
         for index, answer in zip(whole, sent):
             answers[index] = self._if_unchanged(self._files[index], before[index], answer)
         return answers
 
     def _call(self, files: Sequence[FileRow]) -> list[Answer]:
         if self._plugin is None:
-            text = f"no plugin of this node moves {method_of(self._destination.scheme)} URLs any more"
+            text = f"no plugin of this node moves {method_of(self.destination.scheme)} URLs any more"
             return [Failure(ErrorClass.PLUGIN_BROKEN, text)] * len(files)
         try:
             equipment = self._equipment()
@@ -150,7 +152,7 @@ class BatchRun:
         after = self._change_mark(item)
         if not self._is_unchanged(item) or (after != before and after[1] == before[1]):
             return _CHANGED
-        return _IN_DOUBT if after != before and isinstance(answer, Delivered) else answer
+        return _IN_DOUBT if after != before and isinstance(answer, (Delivered, InCustody)) else answer
 
 
 def _held(item: FileRow) -> HeldFile:
@@ -181,6 +183,7 @@ class Judged:
     delivered: list[FileResult] = field(default_factory=list)
     waiting: list[FileResult] = field(default_factory=list)
     failed: list[FileResult] = field(default_factory=list)
+    handed_over: list[FileResult] = field(default_factory=list)
     delivered_bytes: int = 0
     unreachable: bool = False
     retry_after_s: float = 0.0
@@ -188,7 +191,7 @@ class Judged:
     @property
     def all(self) -> list[FileResult]:
         """Every result."""
-        return [*self.delivered, *self.waiting, *self.failed]
+        return [*self.delivered, *self.handed_over, *self.waiting, *self.failed]
 
 
 def judge_batch(
@@ -205,6 +208,9 @@ def judge_batch(
     """
     judged = Judged()
     for item, answer in zip(files, answers):
+        if isinstance(answer, InCustody):
+            judged.handed_over.append(delivered_result(item, answer))
+            continue
         if isinstance(answer, Delivered):
             judged.delivered.append(delivered_result(item, answer))
             judged.delivered_bytes += item.size_bytes
@@ -222,8 +228,12 @@ def judge_batch(
     return judged
 
 
-def delivered_result(item: FileRow, answer: Delivered) -> FileResult:
-    """What is recorded of a file that has arrived."""
+def delivered_result(item: FileRow, answer: Gone) -> FileResult:
+    """What is recorded of a file that has arrived, or is in custody elsewhere."""
+    if isinstance(answer, InCustody):
+        return FileResult(
+            item.ticket_id, item.position, FileState.HANDED_OVER, verified=CUSTODY, digest=answer.receipt
+        )  # fmt: skip
     return FileResult(
         item.ticket_id, item.position, FileState.DELIVERED, verified=answer.verified, digest=answer.digest
     )  # fmt: skip
@@ -244,7 +254,7 @@ def mind_breaker(breakers: Breakers, server: str, judged: Judged) -> bool:
 
 
 def record_arrived(
-    db: sqlite3.Connection, files: Sequence[FileRow], delivered: Mapping[int, Delivered],
+    db: sqlite3.Connection, files: Sequence[FileRow], delivered: Mapping[int, Gone],
     is_open: Callable[[int], bool], limit: int, now: int,
 ) -> set[int]:  # fmt: skip
     """Record what of a stopped batch has arrived, and where that leaves its sandboxes. Returns those.
@@ -270,7 +280,10 @@ def settle(db: sqlite3.Connection, sandbox: int, is_open: Callable[[int], bool],
         records.touch(db, sandbox)
         return
     if not box.waiting and not box.failed:
-        records.end(db, sandbox, State.DELIVERED, now)
+        if box.custody:
+            records.set_state(db, sandbox, State.HANDED_OVER, now, f"in custody of {_custodians(box.custody)}")
+        else:
+            records.end(db, sandbox, State.DELIVERED, now)
         return
     worst = lookups.first_error(db, sandbox)
     reason, code = (worst.error, worst.error_code) if worst else ("", 0)
@@ -283,6 +296,10 @@ def settle(db: sqlite3.Connection, sandbox: int, is_open: Callable[[int], bool],
     else:
         text = _waits_for(box, limit, reason, code)
         records.set_state(db, sandbox, State.RETRY_WAIT, now, text, code)
+
+
+def _custodians(receipts: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(text.split(" ")[0] for text in receipts))
 
 
 def _waits_for(box: Sandbox, limit: int, reason: str, code: int) -> str:

@@ -13,6 +13,7 @@ import sqlite3
 from collections.abc import Iterable
 
 from sandbox_manager import records
+from sandbox_manager.handover import HandOver
 from sandbox_manager.pipeline import Pipeline
 from sandbox_manager.sandbox import SENDABLE, Sandbox
 from stageout.core import log
@@ -24,21 +25,26 @@ _LAST_WORDS_S = 10.0
 _LOOK_S = 0.2
 _TELL_S = 10.0
 _NAMED = 50
+#: Of the time that is left, so much is for the way to the destinations themselves; then the custodian gets the rest.
+_OWN_SHARE = 1 / 3
 
 
 class Drain:
     """One drain. :meth:`run` while orders are still read and reports still made.
 
-    :param grace_s: from now until the last report must be out.
+    :param grace_s: from now until the last report must be out. :param router: custodian that takes what cannot be
+        delivered in time, "" without one.
     """
 
-    def __init__(self, pipeline: Pipeline, clock: Clock, grace_s: float) -> None:
+    def __init__(self, pipeline: Pipeline, clock: Clock, grace_s: float, router: str = "") -> None:
         self._pipeline = pipeline
         self._clock = clock
         sending_s = max(0.0, grace_s - min(_LAST_WORDS_S, grace_s / 3))
         self._until_s = clock.monotonic_s() + sending_s
         self._end = clock.wall_s() + sending_s
         self._hurry = False
+        self._way_out = HandOver(router) if router else None
+        self._hand_over_s = clock.monotonic_s() + sending_s * _OWN_SHARE
 
     def hurry(self) -> None:
         """Send nothing more: the rest of the grace was taken back."""
@@ -54,16 +60,35 @@ class Drain:
                 told_s = self._clock.monotonic_s()
                 pipeline.book.registry.order_anew(self.deadline)
                 self._tell()
+            await self._mind_way_out()
             await asyncio.sleep(_LOOK_S)
         await pipeline.stop_sending(0.0)
         lost = await self._lose()
         for box in lost:
             log.error("lost", job=box.run.job, run=box.run.number, owner=box.owner, bytes=box.bytes_left, reason=REASON)
-        log.event("drained", lost=len(lost), lost_bytes=sum(box.bytes_left for box in lost))
+        away = [box for box in pipeline.book.registry.by_id.values() if box.state is State.HANDED_OVER]
+        log.event("drained", lost=len(lost), lost_bytes=sum(box.bytes_left for box in lost), handed_over=len(away))
 
     @property
     def _is_over(self) -> bool:
         return self._hurry or self._clock.monotonic_s() >= self._until_s
+
+    async def _mind_way_out(self) -> None:
+        """Give to the custodian what cannot arrive in time, as soon as that is seen; after some time all the rest."""
+        if self._way_out is None or self._pipeline.hand_over_to is not None:
+            return
+        late = any(self.deadline(box) == float("inf") for box in self._left() if box.state in SENDABLE)
+        if late or self._clock.monotonic_s() >= self._hand_over_s:
+            log.warn("hand-over", router=self._way_out.router, bytes=self._pipeline.book.registry.bytes_at_risk)
+            others = [box for box in self._left() if not self._takes_all(box, self._way_out)]
+            if others:
+                log.warn("no-way-out", jobs=jobs_at_risk(others), reason="only overlay:// output can be handed over")
+            self._pipeline.hand_over(self._way_out)
+            await self._all_due()
+
+    def _takes_all(self, box: Sandbox, way_out: HandOver) -> bool:
+        places = self._pipeline.book.registry.destinations
+        return all(way_out.takes(places[part.destination]) for part in box.waiting)
 
     def _left(self) -> list[Sandbox]:
         """What ends with the pilot; what another custodian has does not."""

@@ -11,6 +11,7 @@ from sandbox_manager.credentials import Credential, HeldSurroundings
 from sandbox_manager.sandbox import Destination, FileState, Sandbox, SlotKey, Waiting
 from stageout.core.states import State
 from stageout.wire.custody import Run
+from stageout.wire.deposits import joined, read_receipt
 
 #: Numbers of the states in the ledger; never changed, only added to.
 CODE_OF: dict[State, int] = {
@@ -106,7 +107,14 @@ def _sandbox(db: sqlite3.Connection, row: Sequence[Any]) -> Sandbox:
         moving=sums.files.get(FileState.MOVING, 0), failed=sums.files.get(FileState.FAILED, 0),
         attempts=row[23], excused=row[24], waiting=tuple(sums.waiting),
         deadline_at=min((item[2] for item in tickets if item[2] and not item[1]), default=0),
+        custody=_custody(db, row[0]) if sums.files.get(FileState.HANDED_OVER) else (),
     )  # fmt: skip
+
+
+def _custody(db: sqlite3.Connection, sandbox_id: int) -> tuple[str, ...]:
+    query = "SELECT digest FROM files WHERE sandbox = ? AND state = ?"
+    rows = db.execute(query, (sandbox_id, FileState.HANDED_OVER)).fetchall()
+    return tuple(map(str, joined(read_receipt(row[0]) for row in rows)))
 
 
 def _sums(db: sqlite3.Connection, sandbox_id: int) -> _Sums:

@@ -24,7 +24,17 @@ from pathlib import Path
 from sandbox_manager import trees
 from sandbox_manager.credentials import Secrets
 from sandbox_manager.plugins_table import Plugin
-from sandbox_manager.results import Answer, Delivered, Ending, SentFile, only_delivered, read_answers, read_single
+from sandbox_manager.results import (
+    Answer,
+    Delivered,
+    Ending,
+    Gone,
+    InCustody,
+    SentFile,
+    only_delivered,
+    read_answers,
+    read_single,
+)
 from stageout.core import durable, log
 from stageout.core.classads import ClassAd, decode, unparse_ad, unparse_old
 from stageout.wire.handoff import OfferedCredential
@@ -94,11 +104,11 @@ class Batch:
 class Stopped(Exception):
     """The mover was stopped by the manager.
 
-    :param delivered: by index in the batch, the files whose delivery the plugin had reported by then; the others have
-        not been judged.
+    :param delivered: by index in the batch, the files whose delivery, or custody elsewhere, the plugin had reported by
+        then; the others have not been judged.
     """
 
-    def __init__(self, delivered: Mapping[int, Delivered] | None = None) -> None:
+    def __init__(self, delivered: Mapping[int, Gone] | None = None) -> None:
         super().__init__()
         self.delivered = delivered or {}
 
@@ -138,6 +148,8 @@ class Mover:
         if isinstance(answer, Delivered):
             verified, digest = self._secrets.scrub(answer.verified), self._secrets.scrub(answer.digest)
             return replace(answer, verified=verified, digest=digest)
+        if isinstance(answer, InCustody):
+            return answer
         return replace(answer, message=self._secrets.scrub(answer.message))
 
     # ---- the work directory ------------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ from sandbox_manager.book import Book
 from sandbox_manager.breaker import Breakers, Flow
 from sandbox_manager.credentials import HeldSurroundings
 from sandbox_manager.grants import Grants
+from sandbox_manager.handover import HandOver
 from sandbox_manager.leases import Leases
 from sandbox_manager.ledger import Ledger, get_meta, set_meta
 from sandbox_manager.movers import Stopped
@@ -44,7 +45,7 @@ from sandbox_manager.plugins_table import PluginsTable
 from sandbox_manager.rates import Known, Rates, call_limits
 from sandbox_manager.releases import Releases
 from sandbox_manager.renewal import Renewal
-from sandbox_manager.results import Delivered, only_delivered
+from sandbox_manager.results import Gone, only_delivered
 from sandbox_manager.retry import UNREACHABLE, backoff_s
 from sandbox_manager.rules import Rules, deadline_of
 from sandbox_manager.sandbox import Destination, Sandbox, method_of
@@ -101,6 +102,7 @@ class Pipeline:
             self.book.registry, agents, table, self.breakers, spool, end, rules=lambda: self.rules
         )  # fmt: skip
         self._sending = True
+        self.hand_over_to: HandOver | None = None
         self._shares = Shares()
         self._strays = Strays(spool)
         self._rates = Rates()
@@ -251,6 +253,17 @@ class Pipeline:
                 self.book.changed.set()
             await asyncio.sleep(_LEASES_INTERVAL_S)
 
+    def hand_over(self, to: HandOver) -> None:
+        """From now on a custodian gets what it takes; what is on its way to a slower end is given to it instead."""
+        self.hand_over_to = to
+        for place in self.book.registry.destinations.values():
+            if to.takes(place):
+                self.breakers.reached(place.server)  # that it is away does not matter any more
+        for batch in list(self._running.values()):
+            if to.takes(batch.destination):
+                batch.stop()
+        self.book.wake.set()
+
     async def plugins_ended(self) -> None:
         """Wait until no plugin sends anything of a sandbox that has ended: only then its end may be told."""
         while any(not self._is_wanted(batch) for batch in self._running.values()):
@@ -322,6 +335,8 @@ class Pipeline:
         if self._table.batch_files(destination.plugin, destination.scheme):
             known = None  # a service with a queue of its own: what the last call took says nothing about this one
         limit_s, settings = call_limits(known, files, flight, self.rules.lifetime_s, now)
+        if self.hand_over_to is not None and self.hand_over_to.takes(destination):
+            settings.update(self.hand_over_to.begin((item.sandbox for item in files), len(files), int(now)))
         settings["STAGEOUT_JOBS"] = job_names(self.book.registry.job_of(item.sandbox) for item in files)
         run = BatchRun(self._spool, self._table, destination, user, files, directory, limit_s, settings, held, now)
         run.jobs = {self.book.registry.by_id[box].run.job: box for box in run.sandboxes}
@@ -358,7 +373,7 @@ class Pipeline:
         await self._record(destination, files, judged, run.asked, learnt if run.asked else None)
         return True
 
-    async def _record_part(self, files: Sequence[lookups.FileRow], delivered: Mapping[int, Delivered]) -> None:
+    async def _record_part(self, files: Sequence[lookups.FileRow], delivered: Mapping[int, Gone]) -> None:
         """Write which files of a stopped batch have arrived; on return it is on the disk."""
         if delivered:
             limit = self.rules.retry.attempts
@@ -383,6 +398,7 @@ class Pipeline:
         sandboxes = sorted({item.sandbox for item in files})
         named = {
             "record-delivered": judged.delivered,
+            "record-handed-over": judged.handed_over,
             "record-retry": judged.waiting,
             "record-failed": judged.failed,
         }

@@ -14,8 +14,11 @@ from typing import Any, Union
 from sandbox_manager.retry import Failure
 from stageout.core.classads import ClassAd, ClassAdSyntaxError, parse_ads
 from stageout.core.errors import ErrorClass, classify_foreign
+from stageout.wire.deposits import BadReceipt, read_receipt
 
 PLUGINS_WORD = "plugin's word"
+CUSTODY = "custody"
+"""What stands for a file's verification while only a custodian has it."""
 _MESSAGE_CHARS = 500
 
 
@@ -52,7 +55,17 @@ class Delivered:
     digest: str = ""
 
 
-Answer = Union[Delivered, Failure]
+@dataclass(frozen=True)
+class InCustody:
+    """A custodian of the overlay has the file, and nobody knows yet whether it will arrive.
+
+    :param receipt: to ask it with (:mod:`stageout.wire.deposits`).
+    """
+
+    receipt: str
+
+
+Answer = Union[Delivered, InCustody, Failure]
 
 
 def read_answers(sent: Sequence[SentFile], output: str, ending: Ending) -> list[Answer]:
@@ -64,9 +77,13 @@ def read_answers(sent: Sequence[SentFile], output: str, ending: Ending) -> list[
     return [_answer(item, ad, ending) if ad is not None else _no_ad(ending) for item, ad in zip(sent, ads)]
 
 
-def only_delivered(answers: Sequence[Answer]) -> dict[int, Delivered]:
-    """Those of the answers that say so, by their index."""
-    return {index: answer for index, answer in enumerate(answers) if isinstance(answer, Delivered)}
+Gone = Union[Delivered, InCustody]
+"""Answers after which a file need not be sent again."""
+
+
+def only_delivered(answers: Sequence[Answer]) -> dict[int, Gone]:
+    """Those of the answers after which nothing is left to do here, by their index."""
+    return {index: answer for index, answer in enumerate(answers) if isinstance(answer, (Delivered, InCustody))}
 
 
 def read_single(item: SentFile, stdout: str, ending: Ending) -> Answer:
@@ -111,6 +128,9 @@ def _answer(item: SentFile, ad: ClassAd, ending: Ending) -> Answer:
     if ad.get("TransferSuccess") is not True:
         return _failure(ad, ending)
     developer = _sub_ad(ad, "DeveloperData")
+    custody = developer.text("StageOutCustody")
+    if custody:
+        return _custody(item, custody, _told_bytes(ad))
     verified, told = developer.text("StageOutVerified"), _told_bytes(ad)
     if verified:
         if told and item.size_bytes not in told:
@@ -122,6 +142,14 @@ def _answer(item: SentFile, ad: ClassAd, ending: Ending) -> Answer:
     if not told:
         return Failure(ErrorClass.NOT_VERIFIED, "the plugin calls this file delivered, but not how many bytes it sent")
     return Delivered(PLUGINS_WORD) if item.size_bytes in told else _size_mismatch(item, told)
+
+
+def _custody(item: SentFile, text: str, told: Sequence[int]) -> Answer:
+    try:
+        receipt = read_receipt(text)
+    except BadReceipt as problem:
+        return Failure(ErrorClass.NOT_VERIFIED, f"the plugin's receipt of a custodian cannot be read: {problem}")
+    return InCustody(str(receipt)) if item.size_bytes in told else _size_mismatch(item, told or [0])
 
 
 def _told_bytes(ad: ClassAd) -> list[int]:

@@ -18,6 +18,7 @@ class FileState(enum.IntEnum):
     DELIVERED = 2
     FAILED = 3
     DROPPED = 4
+    HANDED_OVER = 5
 
 
 class SlotKey(NamedTuple):
@@ -75,6 +76,7 @@ class Sandbox:
     :param freed: nothing of it is in the spool any more.
     :param forgettable: the access point has recorded its end.
     :param deadline_at: wall clock at which its credential ends, 0 without one.
+    :param custody: receipts of its files that another custodian has.
     """
 
     id: int
@@ -109,6 +111,7 @@ class Sandbox:
     excused: int
     waiting: tuple[Waiting, ...]
     deadline_at: int = 0
+    custody: tuple[str, ...] = ()
 
     @property
     def next_attempt_at(self) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
+from schedd_agent.custodians import Custodians
 from schedd_agent.edits import edit_for
 from schedd_agent.leases import View
 from schedd_agent.model import (
@@ -60,6 +61,7 @@ class Agent:
     :param key: signs orders and notices. :param numbers: of notices. :param newest: reports seen, over restarts.
     :param records_written: the AP has JOB_EPOCH_HISTORY.
     :param notice_interval_s: seconds between two notices.
+    :param custodians: of output that pilots handed over, None where nobody is asked.
     :param credential_port: URL for renewed credentials and SHA-256 of its certificate, empty texts without one.
     """
 
@@ -77,6 +79,7 @@ class Agent:
     records_written: bool = True
     notice_interval_s: float = 60.0
     credential_port: tuple[str, str] = ("", "")
+    custodians: Custodians | None = None
     board: Board = field(init=False)
     has_edits_left: bool = field(init=False, default=False)
     _edited: dict[str, float] = field(default_factory=dict)
@@ -95,8 +98,11 @@ class Agent:
         try:
             self.read_receipts()
             self._look()
-            seen = self.board.by_job()
-            self._work({job.name: job for job in self.queue.jobs(seen.keys())}, seen)
+            seen = self.custodians.completed(self.board.by_job()) if self.custodians else self.board.by_job()
+            jobs = {job.name: job for job in self.queue.jobs(seen.keys())}
+            if self.custodians:
+                self.custodians.look_at(jobs)
+            self._work(jobs, seen)
             self._notify()
         except (QueueError, CollectorError, OSError) as problem:
             self._say_trouble(str(problem))

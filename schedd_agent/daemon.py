@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Callable, TypeVar
 
 from schedd_agent.agent import Agent
+from schedd_agent.asking import Asker, custodians_of
 from schedd_agent.credentials import Keeper
+from schedd_agent.custodians import Custodians
 from schedd_agent.leases import View
 from schedd_agent.model import Limits
 from schedd_agent.notices import CondorDirectory
@@ -163,6 +165,7 @@ class Daemon:
         try:
             settings = self._load()
             limits, poll_s = limits_of(settings), settings.number("STAGEOUT_POLL_INTERVAL")
+            custodians = custodians_of(settings)
             notice_s = settings.number("STAGEOUT_NOTICE_INTERVAL")
         except ConfigError as problem:
             log.error("reconfig-refused", problem=problem)
@@ -173,6 +176,8 @@ class Daemon:
                 self._agent.key = read_key(settings)
             except (ConfigError, KeyUnusable) as problem:
                 log.error("reconfig-refused", problem=problem)
+            if self._agent.custodians:
+                self._agent.custodians.allowed = frozenset(custodians)
             self._agent.limits, self._agent.notice_interval_s = limits, notice_s
             self._agent.book.lease_s = lease_of_managers(limits)
         log.event("reconfig")
@@ -208,7 +213,11 @@ def make_agent(settings: Settings) -> Agent:
         newest=Newest(spool / "stageout_agent_seen"),
         records_written=bool(history),
         notice_interval_s=settings.number("STAGEOUT_NOTICE_INTERVAL"),
-    )
+        custodians=Custodians(
+            spool / "stageout_agent_custody", custodians_of(settings),
+            Asker(Path(settings.text("STAGEOUT_CUSTODIAN_KEY"))), clock,
+        ),
+    )  # fmt: skip
 
 
 def key_path(settings: Settings) -> Path:

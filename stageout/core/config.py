@@ -108,6 +108,18 @@ KNOBS: dict[str, Knob] = {
         Knob("STAGEOUT_PILOT_CLOSE", 600, "pilot", "s before that end at which no new job starts", 0),
         Knob("STAGEOUT_PILOT_GRACE", 90, "pilot", "s from the signal to stop until the manager's last report", 1),
         Knob(
+            "STAGEOUT_PILOT_ROUTER",
+            "",
+            "pilot",
+            "router that takes what a pilot cannot deliver: HOST:PORT; empty: none",
+        ),
+        Knob(
+            "STAGEOUT_CUSTODIANS", "", "ap", "routers that are asked about pilots' output: HOST:PORT, ...; empty: none"
+        ),
+        Knob(
+            "STAGEOUT_CUSTODIAN_KEY", "/etc/condor/stageout-overlay.key", "ap", "NAME SECRET for them, the pilots' own"
+        ),
+        Knob(
             "STAGEOUT_AGENT_KEY",
             "",
             "ap",

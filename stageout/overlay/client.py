@@ -23,6 +23,7 @@ from stageout.overlay import outcomes
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.sending import Sending, Share
 from stageout.wire import frames
+from stageout.wire.deposits import EXPIRES_AFTER_S
 from stageout.wire.overlay import (
     BLOCK_BYTES,
     Custody,
@@ -35,7 +36,6 @@ from stageout.wire.overlay import (
 )
 from stageout.wire.route import Route
 
-EXPIRES_AFTER_S = 24 * 3600
 _PAUSE_MAX_S = 30.0
 _ASK_EVERY_S = 10.0
 Progress = Callable[[int], None]
@@ -296,14 +296,18 @@ def deposit(
     progress: Progress = lambda sent_bytes: None,
     expires_after_s: float = EXPIRES_AFTER_S,
     routes: Sequence[Route] = ((),),
+    origin: str = "",
 ) -> Deposit:
     """Give a file to a custodian, which delivers it to ``terminal``. On return it is durable there, and may be freed.
 
     It is not at its destination then: ask with :func:`outcome`. Parameters as of :func:`put`.
 
+    :param origin: for this file only, 32 hexadecimal digits; else a random one.
+
     :raises TransferFailure: classified. The file must be kept then.
     """
     order = replace(_order(path, mode, terminal, expires_after_s), release="custody")
+    order = replace(order, origin=origin or order.origin)
     upload = Upload(gateway, local, order, connections, progress, routes=routes or ((),))
     answer = upload.run(until_custody=True, keep_result=True)
     if isinstance(answer, Result):  # it was quicker than its CUSTODY

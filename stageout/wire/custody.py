@@ -23,7 +23,7 @@ AGENT_AD = "StageOutAgent"
 ORDERS_AD = "StageOutOrders"
 AD_LIFETIME_S = 900
 FILES_SHOWN = 50
-_NEWER = frozenset({"manager_key", "vouches"})
+_NEWER = frozenset({"manager_key", "vouches", "custody"})
 SERVERS_SHOWN = 20
 _NO_SANDBOXES = '"sandboxes":[]'
 
@@ -80,6 +80,7 @@ class SandboxReport:
     :param number: fencing number of the run. :param change: grows with each change of this sandbox's state.
     :param tickets: hand-offs that belong to it. :param attempts_limit: of each file; 0 without a limit.
     :param files: at most FILES_SHOWN, those in trouble first.
+    :param custody: receipts of files that were handed over to the overlay (:mod:`stageout.wire.deposits`).
     """
 
     job: str
@@ -100,6 +101,7 @@ class SandboxReport:
     accepted_at: int
     data_slot: str = ""
     files: tuple[FileReport, ...] = ()
+    custody: tuple[str, ...] = ()
 
     @property
     def run(self) -> Run:
@@ -288,7 +290,7 @@ def read_report(payload: str) -> Report:
     """Parse a manager's payload. :raises BadPayload: not a report."""
     data = _object(payload)
     try:
-        boxes = tuple(_sandbox(item) for item in data.pop("sandboxes"))
+        boxes = tuple(sandbox_of(item) for item in data.pop("sandboxes"))
         servers = tuple(ServerReport(**item) for item in data.pop("servers"))
         unleased = tuple(map(str, data.pop("unleased", ())))
         known = {"acknowledged": dict(data["acknowledged"]), "sandboxes": boxes, "servers": servers}
@@ -297,10 +299,12 @@ def read_report(payload: str) -> Report:
         raise BadPayload(f"not a report: {problem}") from None
 
 
-def _sandbox(item: dict[str, Any]) -> SandboxReport:
+def sandbox_of(item: dict[str, Any]) -> SandboxReport:
+    """A sandbox out of its fields. :raises TypeError, KeyError, ValueError: they are not those of one."""
     files = tuple(FileReport(**row) for row in item.pop("files"))
     State(item["state"])
-    return SandboxReport(**{**item, "tickets": tuple(item["tickets"]), "files": files})
+    custody = tuple(map(str, item.pop("custody", ())))
+    return SandboxReport(**{**item, "tickets": tuple(item["tickets"]), "files": files, "custody": custody})
 
 
 def read_orders(payload: str) -> OrderSheet:

@@ -214,7 +214,7 @@ def test_cancelled_in_custody(terminal: RouterProcess, custodian: RouterProcess,
     given = deposit(gateway_of(custodian), source, "f", terminal.address)
     with Channel(gateway_of(custodian, "small")) as other:
         other.send(Cancel(given.origin, given.seq))
-        assert other.receive() == Result(given.origin, given.seq, "failed", "it was deposited with another key")
+        assert isinstance(other.receive(), Custody)
     with Channel(gateway_of(custodian)) as channel:
         channel.send(Cancel(given.origin, given.seq))
         terminal.start()

@@ -31,6 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "testing": {"core", "wire", "handoff", "plugin"},
     **{daemon: {"core", "wire", "tuning"} for daemon in _DAEMONS},
     "overlay_router": {"core", "wire", "tuning", "overlay"},
+    "schedd_agent": {"core", "wire", "tuning", "overlay"},
 }
 
 

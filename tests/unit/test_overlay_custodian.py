@@ -197,9 +197,9 @@ def test_another_key_can_neither_continue_nor_cancel(spooling: Spooling) -> None
     for replies in (
         [spooling.one.open(Open(ORIGIN, 1, "f1", BLOCK, BLOCK, EXPIRES, TERMINAL), other)],
         spooling.one.operate(publish(), other, "blake2b-128"),
-        spooling.one.cancel(overlay.Cancel(ORIGIN, 1), other),
     ):
         assert outcome(replies) == "failed"
+    assert spooling.one.cancel(overlay.Cancel(ORIGIN, 1), other) == [Reply(other, Custody(ORIGIN, 1, "me:1"))]
     assert len(spooling.one.due()) == 1
 
 

@@ -11,7 +11,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Gateway, gateway_of
-from stageout.overlay.client import EXPIRES_AFTER_S, Put
+from stageout.overlay.client import Put, deposit
 from stageout.overlay.fetch import get
 from stageout.overlay.many import Crew, put_many
 from stageout.overlay.packs import SmallPut
@@ -19,6 +19,7 @@ from stageout.overlay.sending import report
 from stageout.overlay.settings import routes_of
 from stageout.plugin.api import BatchProtocol, Context, Outcome, Transfer
 from stageout.plugin.urls import as_written, safe_url
+from stageout.wire.deposits import EXPIRES_AFTER_S, Receipt, origin_of
 from stageout.wire.overlay import MAX_CLOCK_SKEW_S
 from stageout.wire.route import DEFAULT_PORT, BadRoute, address, written
 
@@ -36,6 +37,12 @@ class OverlayProtocol(BatchProtocol):
             with Crew(concurrency) as crew:
                 for transfer in transfers:
                     crew.do(partial(_download, transfer))
+            return
+        custodian = transfers[0].context.setting("OVERLAY_HANDOVER", "") if transfers else ""
+        if custodian:
+            with Crew(concurrency) as crew:
+                for number, transfer in enumerate(transfers, 1):
+                    crew.do(partial(_hand_over, transfer, custodian, number))
             return
         for (host, port), group in _by_router(transfers).items():
             _upload(host, port, group, concurrency)
@@ -72,7 +79,7 @@ def _upload(host: str, port: int, group: list[tuple[Transfer, str]], concurrency
     """Send files; each is on the destination's disk, under its name and digest-checked, when it is finished."""
     context = group[0][0].context
     try:
-        gateway, terminal = _through(_gateway(host, port, context), context)
+        gateway, terminal = _through(_gateway(host, port, context), context.setting("OVERLAY_GATEWAY", ""))
         routes = routes_of(context.setting("OVERLAY_ROUTES", ""), gateway)
     except TransferFailure as failure:
         for transfer, _ in group:
@@ -84,6 +91,26 @@ def _upload(host: str, port: int, group: list[tuple[Transfer, str]], concurrency
         terminal=terminal, expires_after_s=_expires_after_s(terminal, context),
         progress=lambda transfer, sent_bytes: transfer.context.progress(sent_bytes),
     )  # fmt: skip
+
+
+def _hand_over(transfer: Transfer, custodian: str, number: int) -> None:
+    """Give a file to a custodian for good: it is not at its destination, and the result does not say so."""
+    request, context = transfer.request, transfer.context
+    try:
+        host, port, path = _place(request.encoded_url)
+        to, terminal = _through(_gateway(host, port, context), custodian)
+        local, seed = Path(request.local_path), context.setting("OVERLAY_SEED", "")
+        given = deposit(
+            to, local, path, terminal, mode=local.stat().st_mode & 0o777, connections=context.parallelism,
+            progress=context.progress, origin=origin_of(seed, number),
+        )  # fmt: skip
+    except TransferFailure as failure:
+        transfer.finish(failure)
+    except OSError as problem:
+        transfer.finish(TransferFailure(ErrorClass.LOCAL_FILE, f"{request.local_path}: {problem.strerror}"))
+    else:
+        receipt = Receipt(to.server, seed, number, number, given.expires)
+        transfer.finish(Outcome(given.size_bytes, given.sent_bytes, developer={"StageOutCustody": str(receipt)}))
 
 
 def _finish(transfer: Transfer, result: Put | SmallPut | TransferFailure) -> None:
@@ -104,15 +131,14 @@ def _expires_after_s(terminal: str, context: Context) -> float:
     return min(EXPIRES_AFTER_S, max(MAX_CLOCK_SKEW_S, context.remaining_s)) if terminal else EXPIRES_AFTER_S
 
 
-def _through(gateway: Gateway, context: Context) -> tuple[Gateway, str]:
+def _through(gateway: Gateway, custodian: str) -> tuple[Gateway, str]:
     """The custodian that takes uploads, and the terminal behind it; without one the router itself and ""."""
-    custodian = context.setting("OVERLAY_GATEWAY", "")
     if not custodian:
         return gateway, ""
     try:
         host, port = address(custodian)
     except BadRoute as problem:
-        raise TransferFailure(ErrorClass.BAD_REQUEST, f"STAGEOUT_OVERLAY_GATEWAY: {problem}") from None
+        raise TransferFailure(ErrorClass.BAD_REQUEST, f"the custodian: {problem}") from None
     return replace(gateway, host=host, port=port), written(gateway.host, gateway.port)
 
 

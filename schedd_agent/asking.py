@@ -1,0 +1,47 @@
+"""How the agent asks custodians of the overlay: one connection for many questions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from stageout.core.config import ConfigError, Settings
+from stageout.overlay.channel import Channel, gateway_of
+from stageout.wire.overlay import Cancel, Custody, Result, Status
+from stageout.wire.route import BadRoute, address, addresses
+
+_AT_ONCE = 500
+
+
+class Asker:
+    """Questions to custodians. :param key: file with the key that they know this access point by."""
+
+    def __init__(self, key: Path) -> None:
+        self._key = key
+
+    def __call__(self, custodian: str, origins: Sequence[str], cancel: bool) -> Mapping[str, tuple[str, str]]:
+        """Origin -> (outcome, reason). :raises TransferFailure: it was not reached, or the key cannot be read."""
+        gateway = gateway_of(*address(custodian), self._key)
+        found: dict[str, tuple[str, str]] = {}
+        for start in range(0, len(origins), _AT_ONCE):
+            part = origins[start : start + _AT_ONCE]
+            with Channel(gateway) as channel:
+                for origin in part:
+                    if cancel:
+                        channel.send(Cancel(origin, 1))
+                    channel.send(Status(origin, 1))
+                while not set(part) <= found.keys():
+                    answer = channel.receive()
+                    if isinstance(answer, Custody):
+                        found.setdefault(answer.origin, ("custody", ""))
+                    elif isinstance(answer, Result):
+                        found[answer.origin] = (answer.outcome, answer.reason)
+        return found
+
+
+def custodians_of(settings: Settings) -> tuple[str, ...]:
+    """Whose word counts. :raises ConfigError: an address cannot be used."""
+    try:
+        return addresses(settings.text("STAGEOUT_CUSTODIANS"))
+    except BadRoute as problem:
+        raise ConfigError(f"STAGEOUT_CUSTODIANS: {problem}") from None

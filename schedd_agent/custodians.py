@@ -1,0 +1,211 @@
+"""Output that pilots handed over to routers of the overlay: what became of it, after the pilots are gone.
+
+A pilot's last report says HandedOver and carries receipts. They are kept here, durably, until the job has its end. The
+custodians are asked in a thread of its own; what they say turns the report that the decisions see into Delivered,
+Failed or Lost. Nobody's silence counts: only an answer, or the end of the time in which a custodian delivers.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from schedd_agent.model import Job, Seen, Status
+from stageout.core import log
+from stageout.core.clock import Clock
+from stageout.core.durable import read_file, write_file
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.core.states import State
+from stageout.wire.custody import SandboxReport, sandbox_of
+from stageout.wire.deposits import BadReceipt, Receipt, read_receipt
+
+#: A custodian keeps results for an hour beyond the expiry; after that nobody can say anything any more.
+_KEPT_S = 3600
+_ASK_INTERVAL_S = 10.0
+_VERIFIED = "digests, by the overlay"
+_LOST = ("lost", "expired", "unknown", "cancelled", "stale")
+Ask = Callable[[str, Sequence[str], bool], Mapping[str, "tuple[str, str]"]]
+"""(custodian, origins, whether to cancel them) -> origin -> (outcome, reason); "custody" while it is on its way."""
+
+
+@dataclass
+class Kept:
+    """One sandbox that was handed over. :param given_up: its job does without it; :param finals: origin -> outcome."""
+
+    seen: Seen
+    receipts: tuple[Receipt, ...]
+    given_up: bool = False
+    finals: dict[str, tuple[str, str]] = field(default_factory=dict)
+    problem: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """Custodian of the run, job and number."""
+        return self.seen.manager, self.seen.sandbox.job, self.seen.sandbox.number
+
+    @property
+    def open(self) -> list[tuple[str, str]]:
+        """(custodian, origin) of files of which the end is not known."""
+        return [(one.custodian, name) for one in self.receipts for name in one.origins() if name not in self.finals]
+
+    @property
+    def expires(self) -> int:
+        """Wall clock after which nobody delivers any more."""
+        return max((one.expires for one in self.receipts), default=0)
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether some of it will not arrive: then the rest must not either."""
+        if self.given_up or self.seen.sandbox.state != State.HANDED_OVER:
+            return True
+        return any(outcome != "done" for outcome, _ in self.finals.values())
+
+
+class Custodians:
+    """All that was handed over for the jobs of one schedd.
+
+    :param path: file in which it is kept. :param allowed: addresses of custodians that are asked. :param ask: one of
+        them; blocking. :param clock: for expiries.
+    """
+
+    def __init__(self, path: Path, allowed: Collection[str], ask: Ask, clock: Clock) -> None:
+        self._path, self.allowed, self._ask, self._clock = path, frozenset(allowed), ask, clock
+        self._kept = {kept.key: kept for kept in _read(path)}
+        self._lock = threading.Lock()
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="custodians")
+        self._asking: Future[None] | None = None
+        self._asked_s = float("-inf")
+
+    def completed(self, seen: Mapping[str, Sequence[Seen]]) -> dict[str, list[Seen]]:
+        """Reports as decisions shall see them: with what is kept, and with what custodians said. Begins to ask.
+
+        On return all receipts are on the disk. :raises OSError: they are not.
+        """
+        self._keep(item for items in seen.values() for item in items if item.sandbox.custody)
+        found = {job: list(items) for job, items in seen.items()}
+        with self._lock:
+            for kept in self._kept.values():
+                items = found.setdefault(kept.seen.sandbox.job, [])
+                others = [item for item in items if (item.manager, item.sandbox.number) != (kept.key[0], kept.key[2])]
+                items[:] = [*others, replace(kept.seen, sandbox=self._told(kept))]
+        self._ask_again()
+        return found
+
+    def look_at(self, jobs: Mapping[str, Job]) -> None:
+        """Give up what no job wants any more, and forget what has its end in the job's ad (or has no job)."""
+        now = self._clock.wall_s()
+        with self._lock:
+            for key, kept in list(self._kept.items()):
+                job, box = jobs.get(kept.seen.sandbox.job), kept.seen.sandbox
+                if job is not None and (job.status == Status.REMOVED or (job.run > box.number and not job.reconnects)):
+                    kept.given_up = True
+                settled = job is not None and job.shown.run == box.number and job.shown.state == State.DELIVERED
+                dropped = (job is None or kept.given_up) and not kept.open
+                if settled or dropped or now > kept.expires + 2 * _KEPT_S:
+                    del self._kept[key]
+                    self._store()
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._worker.shutdown(wait=False)
+
+    def _keep(self, items: Iterable[Seen]) -> None:
+        changed = False
+        with self._lock:
+            for item in items:
+                box = item.sandbox
+                known = self._kept.get((item.manager, box.job, box.number))
+                if known is not None and known.seen.sandbox.change >= box.change:
+                    continue
+                if known is None and box.state not in (State.HANDED_OVER, State.LOST):
+                    continue  # it is still at work; all of it is said when it is not
+                try:
+                    receipts = tuple(read_receipt(text) for text in box.custody)
+                except BadReceipt as problem:
+                    log.warn("receipt-refused", manager=item.manager_name, job=box.job, problem=problem)
+                    continue
+                kept = Kept(item, receipts)
+                if known is not None:
+                    kept.finals, kept.given_up = known.finals, known.given_up
+                self._kept[kept.key] = kept
+                changed = True
+                log.event("handed-over", job=box.job, run=box.number, custodians=",".join(_places(receipts)))
+            if changed:
+                self._store()
+
+    def _told(self, kept: Kept) -> SandboxReport:
+        """The report, with the state that the custodians' answers give it."""
+        box = kept.seen.sandbox
+        if box.state not in (State.HANDED_OVER, State.LOST):
+            return box
+        bad = [(outcome, why) for outcome, why in kept.finals.values() if outcome != "done"]
+        over = self._clock.wall_s() > kept.expires + _KEPT_S
+        if kept.open and not over:
+            return replace(box, state=State.HANDED_OVER.value, reason=self._reason(kept))
+        if box.state == State.LOST:
+            return box
+        if not kept.open and not bad:
+            files = tuple(replace(one, state=State.DELIVERED.value, verified=_VERIFIED) for one in box.files)
+            return replace(box, state=State.DELIVERED.value, reason="", files=files)
+        failed = next(((outcome, why) for outcome, why in bad if outcome not in _LOST), None)
+        if failed and not kept.open:
+            text = f"the overlay could not deliver it: {failed[1] or failed[0]}"
+            return replace(box, state=State.FAILED.value, reason=text, error_code=ErrorClass.PERMISSION_DENIED.code)
+        words = next((f"{outcome} {why}".strip() for outcome, why in bad), "nothing was heard of it until it expired")
+        return replace(box, state=State.LOST.value, reason=f"{', '.join(_places(kept.receipts))}: {words}")
+
+    def _reason(self, kept: Kept) -> str:
+        strangers = [place for place in _places(kept.receipts) if place not in self.allowed]
+        if strangers:
+            return f"handed over to {', '.join(strangers)}, which STAGEOUT_CUSTODIANS does not name: nobody is asked"
+        return kept.problem or f"in custody of {', '.join(_places(kept.receipts))}"
+
+    def _ask_again(self) -> None:
+        now_s = self._clock.monotonic_s()
+        busy = self._asking is not None and not self._asking.done()
+        if busy or now_s - self._asked_s < _ASK_INTERVAL_S or not self._kept:
+            return
+        self._asked_s = now_s
+        self._asking = self._worker.submit(self._ask_all)
+
+    def _ask_all(self) -> None:
+        with self._lock:
+            todo = [(kept, kept.open, kept.is_bad) for kept in self._kept.values()]
+        for kept, wanted, cancel in todo:
+            for place in sorted({place for place, _ in wanted} & self.allowed):
+                origins = [name for where, name in wanted if where == place]
+                try:
+                    answers, problem = self._ask(place, origins, cancel), ""
+                except TransferFailure as failure:
+                    answers, problem = {}, f"{place} does not answer: {failure}"
+                with self._lock:
+                    kept.problem = problem
+                    kept.finals.update({name: answer for name, answer in answers.items() if answer[0] != "custody"})
+
+    def _store(self) -> None:
+        rows = [
+            {"manager": one.seen.manager_name, "key": one.seen.key, "sandbox": asdict(one.seen.sandbox)}
+            for one in self._kept.values()
+        ]
+        write_file("custody-keep", self._path, json.dumps(rows).encode("utf-8", "surrogateescape"))
+
+
+def _places(receipts: Iterable[Receipt]) -> list[str]:
+    return list(dict.fromkeys(one.custodian for one in receipts))
+
+
+def _read(path: Path) -> list[Kept]:
+    try:
+        rows: Any = json.loads(read_file(path))
+        seen = [Seen(str(row["manager"]), str(row["key"]), sandbox_of(row["sandbox"])) for row in rows]
+        return [Kept(item, tuple(read_receipt(text) for text in item.sandbox.custody)) for item in seen]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        log.error("custody-unreadable", path=path, problem=problem)
+        return []

@@ -1,0 +1,71 @@
+"""Receipts of deposits: what a pilot leaves behind, so that somebody else can ask a custodian what became of its files.
+
+One call of a plugin deposits many files. Their origins are derived from one random seed and a number each, so the
+receipts of a whole sandbox are a few short texts, ``HOST:PORT SEED FIRST-LAST EXPIRES``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from stageout.wire.address import is_address
+
+#: A custodian tries to deliver for so long (s).
+EXPIRES_AFTER_S = 24 * 3600
+_SEED_CHARS = 32
+_MOST = 1_000_000
+
+
+class BadReceipt(ValueError):
+    """A text is no receipt."""
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """Deposits with one custodian. :param last: number of the last one. :param expires: Unix time in seconds."""
+
+    custodian: str
+    seed: str
+    first: int
+    last: int
+    expires: int
+
+    def __str__(self) -> str:
+        return f"{self.custodian} {self.seed} {self.first}-{self.last} {self.expires}"
+
+    def origins(self) -> Iterator[str]:
+        """The origin of each deposit; its only operation has the number 1."""
+        return (origin_of(self.seed, number) for number in range(self.first, self.last + 1))
+
+
+def origin_of(seed: str, number: int) -> str:
+    """Origin of one deposit, 32 hexadecimal digits."""
+    return hashlib.sha256(f"{seed}/{number}".encode()).hexdigest()[:32]
+
+
+def read_receipt(text: str) -> Receipt:
+    """The receipt in a text. :raises BadReceipt: it is none."""
+    words = text.split(" ")
+    numbers = words[2].split("-") if len(words) == 4 else []
+    if len(numbers) != 2 or not all(word.isdecimal() and len(word) < 16 for word in (*numbers, words[3])):
+        raise BadReceipt(f"{text[:100]!r} is not HOST:PORT SEED FIRST-LAST EXPIRES")
+    found = Receipt(words[0], words[1], int(numbers[0]), int(numbers[1]), int(words[3]))
+    hexadecimal = len(found.seed) == _SEED_CHARS and all(char in "0123456789abcdef" for char in found.seed)
+    if not is_address(found.custodian) or not hexadecimal or not 0 <= found.last - found.first < _MOST:
+        raise BadReceipt(f"{text[:100]!r} is not a receipt of deposits")
+    return found
+
+
+def joined(receipts: Iterable[Receipt]) -> tuple[Receipt, ...]:
+    """The same deposits in as few receipts as possible; each is good until the first of them expires."""
+    found: list[Receipt] = []
+    for one in sorted(receipts, key=lambda item: (item.custodian, item.seed, item.first)):
+        before = found[-1] if found else None
+        if before and (before.custodian, before.seed, before.last + 1) == (one.custodian, one.seed, one.first):
+            expires = min(before.expires, one.expires)
+            found[-1] = Receipt(one.custodian, one.seed, before.first, one.last, expires)
+        else:
+            found.append(one)
+    return tuple(found)

@@ -1,0 +1,255 @@
+"""A pilot's way out: what it cannot deliver is given to a custodian, and the access point asks what became of it."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from manager_site import Site, made, run, until
+from test_agent_tracker import NAME, job, seen
+from test_drain import PILOT, handed_off, state
+
+from sandbox_manager.ads import sandbox_report
+from sandbox_manager.drain import Drain
+from schedd_agent.custodians import Custodians
+from schedd_agent.model import Seen, Status
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.core.states import State
+from stageout.wire.custody import Report, SandboxReport, payload_of, read_report, report_ad
+from stageout.wire.deposits import BadReceipt, Receipt, joined, origin_of, read_receipt
+
+SEED = "0b" * 16
+ROUTER = "router.example.org:9621"
+_GIVE = """
+    if os.environ.get("STAGEOUT_OVERLAY_HANDOVER") and url.startswith("overlay:"):
+        number = requests.index((url, name)) + 1
+        words = (os.environ["STAGEOUT_OVERLAY_HANDOVER"], os.environ["STAGEOUT_OVERLAY_SEED"], number, number)
+        ads.append(ad(url, name, True, TransferFileBytes=size, TransferTotalBytes=size,
+                      DeveloperData=dict(StageOutCustody="%s %s %d-%d 9999999999" % words)))
+        continue
+"""
+
+
+# ---- receipts --------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 10**6), st.integers(0, 1000), st.integers(0, 2**49))
+def test_receipts_come_out_as_they_went_in(first: int, more: int, expires: int) -> None:
+    receipt = Receipt(ROUTER, SEED, first, first + more, expires)
+    assert read_receipt(str(receipt)) == receipt
+    assert len(set(receipt.origins())) == more + 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "x", f"{ROUTER} {SEED} 2-1 9", f"{ROUTER} {SEED} 1-9999999 9", f"host {SEED} 1-1 9", f"{ROUTER} x 1-1 9",
+             f"{ROUTER} {SEED} 1-1 -9", f"{ROUTER} {SEED} 1 9", f"{ROUTER} {SEED} 1-1 9 9"],
+)  # fmt: skip
+def test_other_texts_are_no_receipts(text: str) -> None:
+    with pytest.raises(BadReceipt):
+        read_receipt(text)
+
+
+@given(st.sets(st.integers(1, 60)))
+def test_joined_receipts_are_of_the_same_deposits(numbers: set[int]) -> None:
+    found = joined(Receipt(ROUTER, SEED, number, number, 9) for number in numbers)
+    assert sorted(number for one in found for number in range(one.first, one.last + 1)) == sorted(numbers)
+    assert all(before.last + 1 < after.first for before, after in zip(found, found[1:]))
+
+
+# ---- the pilot -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with made(PILOT) as found:
+        found.write_plugin("copy_plugin", "copy,overlay")
+        text = found.plugin.read_text()
+        line = next(line for line in text.splitlines() if line.startswith("    target = "))
+        found.write_script("copy_plugin", text.replace(line, line + _GIVE))
+        yield found
+
+
+def test_a_drain_hands_over_what_it_cannot_deliver(site: Site) -> None:
+    """Its server is away; with a router the overlay's files are safe, others are lost as before."""
+
+    async def story() -> None:
+        site.flag("hold")
+        async with site.manager() as node:
+            await handed_off(node, "1.0", {"overlay://h/wait/a": b"1", "overlay://h/wait/b": b"22"})
+            await until(lambda: (site.base / "waiting").exists(), "the slow mover")
+            await handed_off(node, "2.0", {"copy://g/busy/c": b"3"})
+            await until(lambda: state(node, "2.0") is State.RETRY_WAIT, "the other to wait")
+            await Drain(node.pipeline, node.clock, 3.0, ROUTER).run()
+            assert (state(node, "1.0"), state(node, "2.0")) == (State.HANDED_OVER, State.LOST)
+            box = node.box(node.facts("1.0"))
+            assert box is not None
+            assert (box.bytes_left, box.reason) == (0, f"in custody of {ROUTER}")
+            (receipt,) = map(read_receipt, box.custody)
+            assert (receipt.custodian, receipt.first, receipt.last) == (ROUTER, 1, 2)
+            assert node.pipeline.book.registry.bytes_at_risk == 0
+            said = sandbox_report(box, 0, ())
+            ad = report_ad(Report("m", "", 1, 0, {}, 0, (said,)))
+            assert read_report(payload_of(ad)).sandboxes == (said,)
+        assert site.delivered() == []
+
+    run(story())
+
+
+def test_what_may_have_been_given_away_is_said_of_what_is_lost(site: Site) -> None:
+    async def story() -> None:
+        site.flag("hold")
+        async with site.manager() as node:
+            await handed_off(node, "1.0", {"overlay://h/wait/a": b"1"})
+            await until(lambda: (site.base / "waiting").exists(), "the slow mover")
+            text = site.plugin.read_text().replace(
+                "        number = requests", "        time.sleep(1000)\n        number = requests"
+            )
+            site.write_script("copy_plugin", text)
+            await Drain(node.pipeline, node.clock, 1.5, ROUTER).run()
+            assert state(node, "1.0") is State.LOST
+            box, way_out = node.box(node.facts("1.0")), node.pipeline.hand_over_to
+            assert box is not None
+            assert way_out is not None
+            (receipt,) = map(read_receipt, sandbox_report(box, 0, (), way_out.begun(box.id)).custody)
+            assert (receipt.custodian, receipt.first, receipt.last) == (ROUTER, 1, 1)
+
+    run(story())
+
+
+# ---- the access point ------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    now_s = 1000.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def wall_s(self) -> float:
+        return self.now_s
+
+
+class Asked:
+    """An access point with its custodians; what they say is put in by hand."""
+
+    def __init__(self, home: Path) -> None:
+        self.path, self.clock = home / "kept", Clock()
+        self.says: dict[str, tuple[str, str]] = {}
+        self.away = False
+        self.cancelled: set[str] = set()
+        self.start()
+
+    def start(self) -> None:
+        self.one = Custodians(self.path, [ROUTER], self._ask, self.clock)
+
+    def _ask(self, custodian: str, origins: Sequence[str], cancel: bool) -> Mapping[str, tuple[str, str]]:
+        assert custodian == ROUTER
+        if self.away:
+            raise TransferFailure(ErrorClass.CONNECT_FAILED, "refused")
+        if cancel:
+            self.cancelled |= set(origins)
+        return {origin: self.says.get(origin, ("custody", "")) for origin in origins}
+
+    def look(self, *found: Seen) -> SandboxReport:
+        """What the decisions see after the custodians were asked."""
+        for _ in range(2):
+            self.clock.now_s += 11
+            self.one.completed({NAME: found} if found else {})
+            if self.one._asking:
+                self.one._asking.result()
+        (item,) = self.one.completed({})[NAME]
+        return item.sandbox
+
+
+@pytest.fixture
+def asked() -> Iterator[Asked]:
+    with tempfile.TemporaryDirectory() as path:
+        made = Asked(Path(path))
+        yield made
+        made.one.close()
+
+
+def handed_over(place: str = ROUTER, state: State = State.HANDED_OVER) -> Seen:
+    return seen(state, custody=(f"{place} {SEED} 1-2 5000",), files_left=0)
+
+
+ONE, TWO = origin_of(SEED, 1), origin_of(SEED, 2)
+
+
+def test_delivered_only_when_all_files_are(asked: Asked) -> None:
+    asked.says[ONE] = ("done", "")
+    box = asked.look(handed_over())
+    assert (box.state, box.reason) == ("HandedOver", f"in custody of {ROUTER}")
+    asked.says[TWO] = ("done", "")
+    assert asked.look().state == "Delivered"
+    assert not asked.cancelled
+
+
+def test_it_is_known_over_a_restart_and_without_the_pilot(asked: Asked) -> None:
+    assert asked.look(handed_over()).state == "HandedOver"
+    asked.one.close()
+    asked.start()
+    asked.says = {ONE: ("done", ""), TWO: ("done", "")}
+    assert asked.look().state == "Delivered"
+    asked.one.look_at({NAME: job(shown=replace(job().shown, run=1, state="Delivered"))})
+    assert asked.one.completed({}) == {}
+
+
+@pytest.mark.parametrize(("word", "end"), [("lost", "Lost"), ("unknown", "Lost"), ("failed", "Failed")])
+def test_one_that_does_not_arrive_ends_the_others_first(asked: Asked, word: str, end: str) -> None:
+    """Else old output could come after that of the next run."""
+    asked.says[ONE] = (word, "conflict")
+    assert asked.look(handed_over()).state == "HandedOver"
+    assert asked.cancelled == {TWO}
+    asked.says[TWO] = ("cancelled", "")
+    box = asked.look()
+    assert box.state == end
+    assert "conflict" in box.reason
+
+
+def test_what_a_lost_sandbox_may_have_given_away_is_cancelled_before_it_is_lost(asked: Asked) -> None:
+    assert asked.look(handed_over(state=State.LOST)).state == "HandedOver"
+    assert asked.cancelled == {ONE, TWO}
+    asked.says = {ONE: ("unknown", ""), TWO: ("cancelled", "")}
+    assert asked.look().state == "Lost"
+
+
+def test_a_newer_run_wants_nothing_of_it(asked: Asked) -> None:
+    asked.look(handed_over())
+    asked.one.look_at({NAME: job(run=2, status=Status.RUNNING)})
+    asked.look()
+    assert asked.cancelled == {ONE, TWO}
+
+
+def test_silence_is_no_loss_before_the_end_of_the_time(asked: Asked) -> None:
+    asked.away = True
+    box = asked.look(handed_over())
+    assert (box.state, box.reason) == ("HandedOver", f"{ROUTER} does not answer: refused")
+    asked.clock.now_s = 5000 + 3601
+    box = asked.look()
+    assert box.state == "Lost"
+    assert "nothing was heard of it" in box.reason
+
+
+def test_custodians_that_are_not_named_are_not_asked(asked: Asked) -> None:
+    box = asked.look(handed_over("other.org:1"))
+    assert box.state == "HandedOver"
+    assert "STAGEOUT_CUSTODIANS does not name" in box.reason
+
+
+def test_a_report_with_a_bad_receipt_is_left_alone(asked: Asked) -> None:
+    asked.one.completed({NAME: (seen(State.HANDED_OVER, custody=("rubbish",)),)})
+    assert asked.one.completed({}) == {}
+    assert not asked.path.exists()
+
+
+def test_events_of_the_hand_over_are_named_in_the_document() -> None:
+    text = Path(__file__).parents[2].joinpath("docs/PILOTS.md").read_text()
+    assert {"hand-over", "no-way-out"} <= set(re.findall(r"`([a-z-]+)`", text))
