@@ -12,8 +12,9 @@ from typing import Generic, NamedTuple, TypeVar, Union
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Gateway
-from stageout.overlay.client import EXPIRES_AFTER_S, Put, put
+from stageout.overlay.client import Put, put
 from stageout.overlay.packs import AnyPath, Packer, SmallPut
+from stageout.wire.deposits import EXPIRES_AFTER_S
 from stageout.wire.route import Route
 
 Key = TypeVar("Key")
