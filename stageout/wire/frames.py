@@ -208,7 +208,8 @@ class Decoder:
         end = HEADER_BYTES + header.length_bytes
         if len(self._data) < end:
             return None
-        payload = bytes(self._data[HEADER_BYTES:end])
+        with memoryview(self._data) as view:
+            payload = bytes(view[HEADER_BYTES:end])
         if self.checksum(payload) != header.checksum:
             raise BadFrame(f"a {header.type.name} does not fit its checksum")
         del self._data[:end]
