@@ -30,7 +30,7 @@ class Order:
     """What to deliver. :param operation: as JSON. :param file: its data, "" without any. :param digests: hexadecimal.
 
     :param digest: their kind. :param opening: the sender's OPEN, as JSON.
-    :param cancel: tell the terminal to cancel it instead.
+    :param ca: certificates of the terminal, "" without TLS. :param cancel: tell the terminal to cancel it instead.
     """
 
     number: int
@@ -44,6 +44,7 @@ class Order:
     opening: str = ""
     cancel: bool = False
     connections: int = 2
+    ca: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def deliver(order: Order, stop: threading.Event) -> Answer:
     operation, (host, port) = as_operation(order.operation), address(order.terminal)
     # what its origin has signed stands as it is: with its manifest, and so with its kind of digests
     digest = order.digest if operation.capability else ""
-    gateway = Gateway(host, port, order.key_name, bytes.fromhex(order.secret), digest=digest)
+    gateway = Gateway(host, port, order.key_name, bytes.fromhex(order.secret), ca=order.ca, digest=digest)
     try:
         if order.cancel or not order.file:
             result = _execute(gateway, operation, order.cancel)

@@ -39,6 +39,7 @@ from stageout.core.clock import SystemClock
 from stageout.core.collector import CollectorChild
 from stageout.core.config import ConfigError, Settings, condor_settings, environment_settings, reload_condor
 from stageout.core.errors import StageoutError
+from stageout.overlay.channel import read_ca
 from stageout.wire.fields import MAX_LINKS
 from stageout.wire.route import BadRoute, address, addresses, written
 
@@ -184,7 +185,8 @@ def _destination(place: Place, stack: contextlib.ExitStack) -> Destination:
 def forwarding_of(settings: Settings) -> Forwarding:
     """How a custodian delivers. :raises StageoutError: this router's key cannot be used."""
     key = read_own_key(Path(settings.text("STAGEOUT_ROUTER_KEY")))
-    return Forwarding(key, settings.count("STAGEOUT_ROUTER_DELIVERIES"), home_of(settings) / report.NAME)
+    ca = read_ca(Path(settings.text("STAGEOUT_ROUTER_KEY")))
+    return Forwarding(key, settings.count("STAGEOUT_ROUTER_DELIVERIES"), home_of(settings) / report.NAME, ca)
 
 
 def _custodian(settings: Settings, terminals: Terminals, name: str, stack: contextlib.ExitStack) -> Custodian:

@@ -65,6 +65,7 @@ class Forwarder:
 
     :param on_disk: runs a call in the thread that owns the custodian. :param tell: sends replies.
     :param key: name and secret that the terminals know this router by. :param most: deliveries at once.
+    :param ca: file of certificates: terminals are reached with TLS, "" for none.
     """
 
     def __init__(
@@ -75,9 +76,10 @@ class Forwarder:
         key: tuple[str, bytes],
         most: int,
         clock: Clock,
+        ca: str = "",
     ) -> None:
         self._custodian, self._on_disk, self._tell, self._clock = custodian, on_disk, tell, clock
-        self._key, self._most = key, most
+        self._key, self._most, self._ca = key, most, ca
         self._numbers = itertools.count(1)
         self._orders: dict[int, Held] = {}
         self._pauses: dict[Key | str, _Pause] = {}
@@ -145,6 +147,7 @@ class Forwarder:
             order = Order(
                 number, held.operation.terminal, name, secret.hex(), json.dumps(asdict(operation)), file, held.digest,
                 digests, _opening(held), held.key in self._custodian.cancelled,
+                ca=self._ca,
             )  # fmt: skip
             self._orders[number] = held
             log.event("deliver", origin=held.key[0], seq=held.key[1], path=operation.path, terminal=order.terminal)

@@ -66,11 +66,13 @@ class Forwarding:
     """How a custodian delivers. :param key: name and secret that terminals know this router by.
 
     :param most: deliveries at once. :param report: file that says what is in custody.
+    :param ca: certificates of terminals that are reached with TLS, "" for none.
     """
 
     key: tuple[str, bytes]
     most: int
     report: Path
+    ca: str = ""
 
 
 @dataclass
@@ -127,8 +129,9 @@ class Router:
         self._forwarder: Forwarder | None = None
         if ends.custodian is not None and forwarding is not None:
             self._forwarder = Forwarder(
-                ends.custodian, self._on_disk, self._deliver, forwarding.key, forwarding.most, SystemClock()
-            )
+                ends.custodian, self._on_disk, self._deliver, forwarding.key, forwarding.most, SystemClock(),
+                forwarding.ca,
+            )  # fmt: skip
             self._reporting = Reporting(forwarding.report, ends.custodian, self._forwarder, self._on_disk)
 
     def have_neighbours(self, neighbours: Neighbours) -> None:

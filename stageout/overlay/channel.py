@@ -78,15 +78,19 @@ def read_credential(path: Path) -> Credential | None:
         raise TransferFailure(ErrorClass.CREDENTIAL_REFUSED, f"{path}: its capability: {problem}") from None
 
 
+def read_ca(key: Path) -> str:
+    """The file that a line ``ca FILE`` of a key file names, "" without one. :raises OSError: it cannot be read."""
+    lines = (line.split(None, 1) for line in key.read_text().splitlines())
+    return next((line[1].strip() for line in lines if len(line) == 2 and line[0] == "ca"), "")
+
+
 def gateway_of(host: str, port: int, key: Path, timeout_s: float = 60.0) -> Gateway:
     """The router at an address, with all that a key file says: the key, ``capability ...``, ``ca FILE``.
 
     :raises TransferFailure: CREDENTIAL_MISSING, CREDENTIAL_REFUSED.
     """
     name, secret = read_key(key)
-    lines = (line.split(None, 1) for line in key.read_text().splitlines())
-    ca = next((line[1].strip() for line in lines if len(line) == 2 and line[0] == "ca"), "")
-    return Gateway(host, port, name, secret, timeout_s, read_credential(key), ca)
+    return Gateway(host, port, name, secret, timeout_s, read_credential(key), read_ca(key))
 
 
 class Channel:

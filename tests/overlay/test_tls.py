@@ -15,7 +15,7 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Gateway, gateway_of
 from stageout.overlay.client import put
 from stageout.overlay.fetch import get
-from stageout.testing.router import RouterProcess, relay
+from stageout.testing.router import RouterProcess, custodian_for, relay
 from stageout.wire.overlay import BLOCK_BYTES
 
 
@@ -76,6 +76,16 @@ def test_who_does_not_fit_is_told_why(gateway: Gateway, home: Path, router: Rout
     _refused(dataclasses.replace(gateway, ca="none.pem"), source, ErrorClass.CREDENTIAL_MISSING, "none.pem")
     _refused(dataclasses.replace(gateway, host="localhost"), source, ErrorClass.TLS_UNTRUSTED, "not one of")
     assert not (router.root / "g").exists()
+
+
+def test_a_custodian_reaches_its_terminal_with_tls(
+    gateway: Gateway, home: Path, router: RouterProcess, tmp_path: Path
+) -> None:
+    source = _source(tmp_path)
+    custodian = custodian_for(tmp_path / "custodian", [router], {"STAGEOUT_ROUTER_KEY": str(home / "tls.key")})
+    with custodian:
+        put(dataclasses.replace(gateway, port=custodian.port, ca=""), source, "h", terminal=router.address)
+    assert (router.root / "h").read_bytes() == source.read_bytes()
 
 
 def test_a_router_without_a_certificate_says_so(gateway: Gateway, tmp_path: Path) -> None:
