@@ -36,7 +36,8 @@ class Client:
         self.scratch = folder / "scratch"
         self.scratch.mkdir()
         self.plugin = installed(PLUGIN, folder)
-        self.environment = {"PATH": os.environ["PATH"]}
+        # PYTHONPATH: of the checkout that is tested, where it is not the one that is installed
+        self.environment = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
 
     def write(self, name: str, data: bytes) -> None:
         (self.scratch / name).write_bytes(data)

@@ -138,3 +138,17 @@ def test_many_samples_go_in_one_list(client: Client, server: GridFtpServer) -> N
     run = starter.run(client.plugin, "[ PluginData = [ sample_bytes = 70000 ] ]" + files, False)
     assert codes(run) == [None, None, None, E.NOT_FOUND.code], run.ads
     assert [(client.scratch / f"s{n}").read_bytes() for n in range(3)] == [content[:70000]] * 3
+
+
+def test_a_program_that_cannot_run_is_told_from_a_server_that_cannot_be_reached(client: Client, tmp_path: Path) -> None:
+    broken = tmp_path / "globus-url-copy"
+    broken.write_text("#!/bin/sh\necho 'Error -1, activating gass copy module' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    client.environment["PATH"] = f"{tmp_path}:{client.environment['PATH']}"
+    client.write("up", b"x")
+    run = client.call({"up": "ftp://127.0.0.1:1/up"}, True)
+    assert codes(run) == [ErrorClass.PLUGIN_BROKEN.code]
+    assert "Error -1, activating gass copy module" in run.ads[0]["TransferError"]
+    broken.unlink()
+    run = client.call({"up": "ftp://127.0.0.1:1/up"}, True)
+    assert codes(run) == [ErrorClass.CONNECT_FAILED.code]

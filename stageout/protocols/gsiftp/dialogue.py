@@ -43,13 +43,16 @@ class Dialogue:
     """All that was said with the servers of one run.
 
     :param sizes_bytes: URL -> size that its server states. :param digests: URL -> MD5 that it states.
-    :param login: a log-in was begun. :param errors: lines of the program itself.
+    :param login: a log-in was begun. :param errors: lines of the program itself. :param began: it told what it does.
+    :param first_words: its first line where it did not get so far.
     """
 
     answers: list[Answer] = field(default_factory=list)
     sizes_bytes: dict[str, int] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
     login: bool = False
+    began: bool = False
+    first_words: str = ""
     errors: list[str] = field(default_factory=list)
 
     @property
@@ -86,6 +89,8 @@ class _Reader:
         self._answer: Answer | None = None
 
     def take(self, line: str) -> None:
+        if not self.dialogue.began and not self.dialogue.first_words:
+            self.dialogue.first_words = line.strip()
         sent, answer = _SENT.match(line), _ANSWER.match(line)
         if sent:
             self._sending, self._answer = sent[1], None
@@ -102,6 +107,7 @@ class _Reader:
             self._answer = None
             self.dialogue.errors.append(line.partition("error:")[2].strip())
         elif line.startswith("debug:"):
+            self.dialogue.began = True
             self._answer = None
         elif self._answer is not None:
             self._content(self._answer, line)

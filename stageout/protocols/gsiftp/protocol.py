@@ -241,6 +241,9 @@ def _failure(dialogue: Dialogue, move: Move) -> TransferFailure:
     words = next(iter(dialogue.errors), "")
     if refusal is not None:
         return _refused(refusal.kind, refusal.code, refusal.text or words, move)
+    if not dialogue.answers and not dialogue.began:
+        text = f"globus-url-copy does not run on this node ({dialogue.first_words or 'no word of it'}): install it anew"
+        return TransferFailure(ErrorClass.PLUGIN_BROKEN, text)
     if not dialogue.answers:
         from stageout.protocols.curl.names import lookup_failure
 
