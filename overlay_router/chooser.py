@@ -1,36 +1,51 @@
-"""Which routes this router would take to a terminal, and why: :mod:`overlay_router.routes` over the book of links."""
+"""Which routes this router would take to a terminal, and why: :mod:`overlay_router.routes` over what is known of links.
+
+Choosing can take a second where there are hundreds of routers, so it is done on a copy of the graph, beside the loop.
+"""
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 
-from overlay_router.book import Book
 from overlay_router.routes import Choice, Graph, Route, disjoint, latency_s, rate_bps, widest
 from stageout.wire.fields import MAX_ROUTES
 from stageout.wire.overlay import Routed
 
 _TERMINALS_KEPT = 64
 _MOST_ROUTES = 4
+_UPDATE_S = 1.0
 
 
 class Chooser:
-    """Choices for the terminals that were last asked for; each is steady while it is kept."""
+    """Choices for the terminals that were last asked for; each is steady while it is kept. Use from one thread.
 
-    def __init__(self, book: Book) -> None:
-        self._book = book
+    :param here: address of this router.
+    """
+
+    def __init__(self, here: str) -> None:
+        self._here = here
         self._choices: OrderedDict[str, Choice] = OrderedDict()
 
-    def update(self, now_s: float) -> list[tuple[str, Choice]]:
-        """Look at all choices again, so that a better set is seen to stay better. Returns those that changed."""
-        graph = self._book.graph(now_s)
-        return [(end, choice) for end, choice in self._choices.items() if self._look(graph, end, choice, now_s)]
+    def update(self, graph: Graph, now_s: float) -> list[tuple[str, Choice]]:
+        """Look at the choices again, so that a better set is seen to stay better. Returns those that changed.
 
-    def routed(self, terminal: str, now_s: float) -> Routed:
+        No more than fit into a second; those that were last asked for first.
+        """
+        end_s = time.monotonic() + _UPDATE_S
+        changed = []
+        for terminal, choice in reversed(self._choices.items()):
+            if time.monotonic() > end_s:
+                break
+            if self._look(graph, terminal, choice, now_s):
+                changed.append((terminal, choice))
+        return changed
+
+    def routed(self, graph: Graph, terminal: str, now_s: float) -> Routed:
         """Routes in use, others, and a reason for each; the terminal last, this router left out."""
-        here = self._book.address
+        here = self._here
         if terminal == here:
             return Routed(terminal, ((),), reasons=("this router is the terminal",))
-        graph = self._book.graph(now_s)
         if not any(terminal in links for links in graph.values()):
             return Routed(terminal, (), reason=f"no router that {here} has heard of has a measured link to {terminal}")
         choice = self._kept(terminal)
@@ -49,11 +64,11 @@ class Chooser:
         return choice
 
     def _look(self, graph: Graph, terminal: str, choice: Choice, now_s: float) -> bool:
-        return choice.update(graph, disjoint(graph, self._book.address, terminal, _MOST_ROUTES), now_s)
+        return choice.update(graph, disjoint(graph, self._here, terminal, _MOST_ROUTES), now_s)
 
     def _candidates(self, graph: Graph, terminal: str, choice: Choice) -> list[Route]:
         """What else there is: the best set now, and the best route by each neighbour."""
-        here = self._book.address
+        here = self._here
         found = list(disjoint(graph, here, terminal, _MOST_ROUTES))
         for first in sorted(graph.get(here, {})):
             route = (first,) if first == terminal else widest(graph, first, terminal, without=(here,))

@@ -12,8 +12,11 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
 from overlay_router.book import Book
 from overlay_router.chooser import Chooser
@@ -36,6 +39,7 @@ _MOST_QUEUED_BYTES = 4 * 1024 * 1024
 _MESSAGES_A_SECOND = 200
 _MESSAGES_AT_ONCE = 1000
 _PROBE_TIMEOUT_S = 10.0
+T = TypeVar("T")
 _KNOWN_AT_ONCE = overlay.MAX_LINKS * 16
 
 
@@ -76,7 +80,8 @@ class Neighbourhood:
     ) -> None:
         self._wanted = targets
         self._node, self._book, self._credential, self._interval_s = node, book, credential, interval_s
-        self._chooser = Chooser(book)
+        self._chooser = Chooser(book.address)
+        self._thinking = ThreadPoolExecutor(max_workers=1, thread_name_prefix="routes")
         self._targets: dict[str, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._lines: list[_Line] = []
@@ -90,10 +95,12 @@ class Neighbourhood:
             while True:
                 self._changed.clear()
                 self._announce()
+                await self._look_at_routes()
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), self._interval_s)
                 await asyncio.sleep(min(_LEAST_GAP_S, self._interval_s / BEATS_AN_INTERVAL))
         finally:
+            self._thinking.shutdown(wait=False)
             await end([*self._targets.values(), *self._ending])
 
     def connect_to(self, targets: Iterable[str]) -> None:
@@ -118,9 +125,10 @@ class Neighbourhood:
             if line.source == address and line.meter:
                 line.meter.moved(size_bytes, time.monotonic())
 
-    def routed(self, terminal: str) -> Routed:
+    async def routed(self, terminal: str) -> Routed:
         """Routes to a terminal."""
-        return self._chooser.routed(terminal, time.monotonic())
+        now_s = time.monotonic()
+        return await self._thought(self._chooser.routed, self._book.graph(now_s), terminal, now_s)
 
     def known(self, first: int) -> Known:
         """All links that are known, from a position on."""
@@ -256,8 +264,14 @@ class Neighbourhood:
         if now_s >= self._record_due_s:
             self._record_due_s = now_s + self._interval_s
             self._record()
-        for terminal, choice in self._chooser.update(now_s):
+
+    async def _look_at_routes(self) -> None:
+        now_s = time.monotonic()
+        for terminal, choice in await self._thought(self._chooser.update, self._book.graph(now_s), now_s):
             log.event("routes", terminal=terminal, routes=_shown(choice.routes), reason=choice.reason)
+
+    async def _thought(self, work: Callable[..., T], *values: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thinking, partial(work, *values))
 
     def _record(self) -> None:
         """One log record for each link: what can be plotted (docs/ROUTES.md)."""

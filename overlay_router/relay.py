@@ -328,7 +328,8 @@ class Router:
 
     async def _answer(self, line: Line, message: Message) -> None:
         if isinstance(message, overlay.Routes):
-            line.send(self.links.routed(message.terminal) if message.terminal else self.links.known(message.first))
+            asked = message.terminal
+            line.send(await self.links.routed(asked) if asked else self.links.known(message.first))
             return
         if not self._ends:
             raise BadFrame(f"{type(message).__name__} is not for a relay")

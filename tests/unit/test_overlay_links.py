@@ -14,7 +14,7 @@ from overlay_router.ending import end
 from overlay_router.measure import Meter
 from overlay_router.routes import BETTER_FOR_S, MAX_AGE_S
 from stageout.core.signing import SigningKey
-from stageout.wire.overlay import MAX_PROBE_BYTES, Links
+from stageout.wire.overlay import MAX_PROBE_BYTES, Links, Routed
 
 S, A, B, T = "s:1", "a:1", "b:1", "t:1"
 _FAST, _RTT_US = 100_000_000, 2000
@@ -132,6 +132,10 @@ def test_the_round_trip_is_the_least_of_the_last() -> None:
     assert meter.round_trip_s == 0.2
 
 
+def _routed(chooser: Chooser, book: Book, terminal: str, now_s: float) -> Routed:
+    return chooser.routed(book.graph(now_s), terminal, now_s)
+
+
 def _diamond(book: Book, rate_b: int = _FAST, now_s: float = 0.0, number: int = 1) -> None:
     book.accept(said(A, 2, T, number=number), A, now_s)
     book.accept(said(B, 3, T, A, number=number, rate=rate_b), B, now_s)
@@ -139,36 +143,36 @@ def _diamond(book: Book, rate_b: int = _FAST, now_s: float = 0.0, number: int = 
 
 
 def test_routes_come_with_reasons(book: Book) -> None:
-    chooser = Chooser(book)
-    assert chooser.routed(T, 0).routes == ()
+    chooser = Chooser(S)
+    assert _routed(chooser, book, T, 0).routes == ()
     _diamond(book)
-    answer = chooser.routed(T, 0)
+    answer = _routed(chooser, book, T, 0)
     assert (answer.routes, answer.others) == (((A, T), (B, T)), ())
     assert answer.reasons[0].endswith("MB/s, 4 ms")
     assert answer.reason == "first found"
     book.announce([(A, _FAST, _RTT_US)], 1)
-    assert chooser.routed(T, 1).routes == ((A, T),)
-    assert chooser.routed(T, 1).reason == "s:1 > b:1 > t:1 is down"
+    assert _routed(chooser, book, T, 1).routes == ((A, T),)
+    assert _routed(chooser, book, T, 1).reason == "s:1 > b:1 > t:1 is down"
 
 
 def test_a_better_set_waits_and_says_so(book: Book) -> None:
-    chooser = Chooser(book)
+    chooser = Chooser(S)
     book.accept(said(A, 2, T), A, 0)
     book.announce([(A, _FAST, _RTT_US)], 0)
-    assert chooser.routed(T, 0).routes == ((A, T),)
+    assert _routed(chooser, book, T, 0).routes == ((A, T),)
     _diamond(book, now_s=1, number=2)
-    waiting = chooser.routed(T, 1)
+    waiting = _routed(chooser, book, T, 1)
     assert (waiting.routes, waiting.others) == (((A, T),), ((B, T),))
     assert "not yet for 30 s" in waiting.reasons[1]
-    assert [terminal for terminal, _ in chooser.update(2 + BETTER_FOR_S)] == [T]
-    assert chooser.routed(T, 2 + BETTER_FOR_S).routes == ((A, T), (B, T))
+    assert [terminal for terminal, _ in chooser.update(book.graph(2 + BETTER_FOR_S), 2 + BETTER_FOR_S)] == [T]
+    assert _routed(chooser, book, T, 2 + BETTER_FOR_S).routes == ((A, T), (B, T))
 
 
 def test_a_route_through_a_router_in_use_is_named_as_such(book: Book) -> None:
     book.accept(said(A, 2, T), A, 0)
     book.accept(said(B, 3, A), B, 0)
     book.announce([(A, _FAST, _RTT_US), (B, _FAST, _RTT_US)], 0)
-    answer = Chooser(book).routed(T, 0)
+    answer = _routed(Chooser(S), book, T, 0)
     assert (answer.routes, answer.others) == (((A, T),), ((B, A, T),))
     assert "shares a:1 with a route in use" in answer.reasons[1]
 
@@ -179,10 +183,10 @@ def test_choices_are_kept_for_a_few_terminals_only(book: Book) -> None:
     book.accept(said(B, 3, *[f"u{number}:1" for number in range(30)]), B, 0)
     book.accept(said(T, 4, *[f"v{number}:1" for number in range(30)]), B, 0)
     book.announce([(A, _FAST, _RTT_US), (B, _FAST, _RTT_US), (T, _FAST, _RTT_US)], 0)
-    chooser = Chooser(book)
+    chooser = Chooser(S)
     for letter in "tuv":
         for number in range(30):
-            assert chooser.routed(f"{letter}{number}:1", 0).routes
+            assert _routed(chooser, book, f"{letter}{number}:1", 0).routes
     assert len(chooser._choices) == 64
 
 
