@@ -34,6 +34,10 @@ class Bar:
         self._start_s = self._shown_s = time.monotonic()
         self._visible = sys.stderr.isatty()
 
+    def sized(self, size_bytes: int) -> None:
+        """Its size is known now."""
+        self._size_bytes = size_bytes
+
     def __call__(self, moved_bytes: int) -> None:
         """So many bytes have moved."""
         now_s = time.monotonic()
@@ -144,5 +148,5 @@ def _ask(gateway: Gateway, origin: str) -> int:
 
 def _get(gateway: Gateway, path: str, local: Path, routes: Sequence[Route]) -> int:
     bar = Bar(local.name, 0)
-    bar.end(get(gateway, path, local, progress=bar, routes=routes))
+    bar.end(get(gateway, path, local, progress=bar, sized=bar.sized, routes=routes))
     return int(Exit.OK)

@@ -17,6 +17,8 @@ from stageout.overlay.operations import Session
 from stageout.overlay.packs import SmallPut
 from stageout.wire.route import Route
 
+SHOW_EVERY_S = 0.2
+
 
 def send_trees(gateway: Gateway, path: str, options: argparse.Namespace, routes: Sequence[Route]) -> int:
     """All files below the directories; each that fails is said, and the others are sent nevertheless.
@@ -38,6 +40,7 @@ class _Tree:
     def __init__(self, gateway: Gateway, local: Path, path: str) -> None:
         self._gateway, self._local, self._path = gateway, local, path
         self._files = self._bytes = self._failed = 0
+        self._visible, self._shown_s = sys.stderr.isatty(), 0.0
 
     def send(self, connections: int, routes: Sequence[Route]) -> int:
         """Send it; returns how many of its entries are not there now."""
@@ -46,6 +49,8 @@ class _Tree:
             put_many(self._gateway, self._entries(names), self._ended, connections=connections, routes=routes)
             names.push()
         seconds = max(1e-3, time.monotonic() - start_s)
+        if self._visible:
+            print("\r\033[K", end="", file=sys.stderr)
         rates = f"{self._files / seconds:.0f} files/s, {self._bytes / seconds / 1e6:.1f} MB/s"
         print(f"{self._local}: {self._files} files, {self._bytes} bytes in {seconds:.2f} s, {rates}")
         return self._failed
@@ -67,6 +72,9 @@ class _Tree:
         else:
             self._files += 1
             self._bytes += result.size_bytes
+        if self._visible and time.monotonic() - self._shown_s >= SHOW_EVERY_S:
+            self._shown_s = time.monotonic()
+            print(f"\r{self._local}: {self._files} files, {self._bytes / 1e6:.1f} MB ", end="", file=sys.stderr)
 
 
 def _make_dir(names: Session, path: str) -> None:

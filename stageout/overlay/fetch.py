@@ -39,6 +39,7 @@ class _Fetch:
     received_bytes: int = 0
     found: Found | None = None
     routes: Sequence[Route] = ((),)
+    sized: Progress = lambda size_bytes: None
 
     def parts(self, buffer: memoryview) -> Iterator[memoryview]:
         """The bytes that are still missing, block by block; each is valid until the next is asked for."""
@@ -51,6 +52,7 @@ class _Fetch:
             if not isinstance(found, Found) or found.block_bytes != BLOCK_BYTES:
                 raise channel.failure(ErrorClass.NOT_SUPPORTED, f"{type(found).__name__} where FOUND was due")
             self.found, self.generation = found, found.generation
+            self.sized(found.size_bytes)
             end = max(at, found.size_bytes if left < 0 else min(found.size_bytes, at + left))
             yield from self._blocks(channel, buffer, at, end)
 
@@ -76,18 +78,20 @@ def get(
     local: Path,
     *,
     progress: Progress = lambda received_bytes: None,
+    sized: Progress = lambda size_bytes: None,
     routes: Sequence[Route] = ((),),
 ) -> int:
     """Fetch a published file; returns its size in bytes. It appears under ``local`` only when whole.
 
-    :param progress: called with the bytes of it that are here.
+    :param progress: called with the bytes of it that are here. :param sized: called with its size, before that.
     :param routes: ways to the router (relays in order, () is the direct one): the first that works, then the next.
     :raises TransferFailure: classified; nothing is left behind.
     """
     part = local.with_name(f".{local.name}.{secrets.token_hex(4)}.part")
     try:
         with part.open("xb") as file:
-            size_bytes = _into(_Fetch(gateway, path, 0, _ANY, routes=routes or ((),)), file.fileno(), progress)
+            fetch = _Fetch(gateway, path, 0, _ANY, routes=routes or ((),), sized=sized)
+            size_bytes = _into(fetch, file.fileno(), progress)
         part.replace(local)
     except OSError as problem:
         raise TransferFailure(ErrorClass.LOCAL_FILE, f"{local}: {problem.strerror}") from None

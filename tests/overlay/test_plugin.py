@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
+from stageout.cli import files, trees
 from stageout.cli.main import main
 from stageout.testing.conformance import check, failures, table
 from stageout.testing.endpoints import Endpoint
@@ -196,3 +198,24 @@ def test_a_lot_by_commands(router: RouterProcess, tmp_path: Path, capsys: pytest
     assert main(["lot", "release", _url(router, ""), *lot, *key]) == 0
     assert list((router.root / ".stageout/lots").iterdir()) == []
     assert main(["lot", "reserve", _url(router, "a"), *key]) == 64
+
+
+def test_progress_is_shown_on_a_terminal_only(
+    router: RouterProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_SHOW_EVERY_S", 0)
+    monkeypatch.setattr(trees, "SHOW_EVERY_S", 0)
+    key = ["--key", str(router.key_file("site"))]
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/f").write_bytes(bytes(2 << 20))
+    calls = (
+        ["put", str(tmp_path / "d/f"), _url(router, "f")],
+        ["get", _url(router, "f"), str(tmp_path / "back")],
+        ["put", "-r", str(tmp_path / "d"), _url(router, "d")],
+    )
+    for terminal in (False, True):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda shown=terminal: shown)
+        for call in calls:
+            assert main([*call, *key]) == 0
+            shown = capsys.readouterr().err
+            assert (" [###############               ] 1.0 MB" in shown or "d: 1 files, 2.1 MB" in shown) is terminal
