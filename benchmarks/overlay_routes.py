@@ -126,7 +126,7 @@ def _cut(number: signal.Signals) -> Callable[[Net], None]:
 
 def measure(quick: bool) -> list[Figure]:
     """All cases, each with links of its own."""
-    rounds, seconds = (1, 6.0) if quick else (3, 20.0)
+    rounds, seconds = (1, 4.0) if quick else (3, 20.0)
     figures: list[Figure] = []
 
     def case(links: Sequence[Link], run: Callable[[Case], list[Figure]], inner: int = 0) -> None:

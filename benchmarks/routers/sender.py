@@ -1,6 +1,6 @@
-"""One put, or get, as a process of its own: ``sender.py put|get FILE HOST:PORT KEYFILE ROUTES`` prints JSON.
+"""One put, or get, as a process of its own; prints JSON.
 
-A line "half" is printed when half of the file has been sent.
+``sender.py put|get FILE HOST:PORT KEYFILE ROUTES [CONNECTIONS]``. A line "half" comes when half of the file was sent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from stageout.wire.route import address, parse_routes
 
 def main() -> None:
     """Run it."""
-    verb, file, end, key, ways = sys.argv[1:]
+    verb, file, end, key, ways, *further = sys.argv[1:]
+    connections = int(further[0]) if further else 2
     local, routes = Path(file), parse_routes(ways)
     gateway = Gateway(*address(end), *read_key(Path(key)))
     size_bytes = local.stat().st_size
@@ -34,7 +35,7 @@ def main() -> None:
         get(gateway, "file", local.with_suffix(".back"), routes=routes)
         sent_bytes, shares = size_bytes, [size_bytes]
     else:
-        done = put(gateway, local, "file", routes=routes, progress=progress)
+        done = put(gateway, local, "file", routes=routes, progress=progress, connections=connections)
         sent_bytes, shares = done.sent_bytes, [share.sent_bytes for share in done.shares]
     print(json.dumps({"took_s": time.monotonic() - start_s, "sent_bytes": sent_bytes, "shares": shares}))
 

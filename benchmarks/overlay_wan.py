@@ -1,0 +1,91 @@
+"""One file of 256 MiB over 67 ms and 12.5 MB/s: the overlay beside the best of iperf3 with 1, 4 and 16 streams.
+
+The link is real TCP between two network namespaces with a process between them (:mod:`stageout.testing.wide_area`).
+``put`` counts from its first connection to the file under its name on the far disk; iperf3 counts its bytes only, and
+looks at none. Needs root and iperf3.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from common import Figure, main
+
+from stageout.core.errors import StageoutError
+from stageout.testing.router import RouterProcess
+from stageout.testing.wide_area import Link, WideArea
+
+ROOT = Path(__file__).resolve().parents[1]
+_SENDER = Path(__file__).resolve().parent / "routers" / "sender.py"
+MIB = 1 << 20
+LINK = Link(12.5e6, 0.067, congestion="bbr")
+_STREAMS = (1, 4, 16)
+_PORT = 29631
+
+
+def _iperf(area: WideArea, streams: int, size_bytes: int) -> float:
+    """MB/s of so many streams."""
+    with subprocess.Popen(
+        [*area.far, "iperf3", "-s", "-1", "--forceflush", "-p", str(_PORT)], stdout=subprocess.PIPE
+    ) as server:
+        assert server.stdout is not None
+        server.stdout.readline()
+        server.stdout.readline()  # "Server listening on ..."
+        command = [*area.near, "iperf3", "-c", area.far_address, "-p", str(_PORT), "-P", str(streams), "-J"]
+        command += ["-n", str(size_bytes)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        if done.returncode:
+            server.kill()
+            raise StageoutError(f"iperf3 ended with {done.returncode}: {done.stdout[-200:]}{done.stderr[-200:]}")
+    return float(json.loads(done.stdout)["end"]["sum_received"]["bits_per_second"]) / 8e6
+
+
+def _put(area: WideArea, router: RouterProcess, source: Path, connections: int) -> float:
+    """MB/s of a put with so many connections."""
+    end = f"{area.far_address}:{router.port}"
+    command = [*area.near, sys.executable, str(_SENDER), "put", str(source), end, str(router.key_file("site"))]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*command, "direct", str(connections)], capture_output=True, text=True, timeout=600, env=env, check=False
+    )
+    if done.returncode:
+        raise StageoutError(f"put ended with {done.returncode}: {done.stderr[-300:]}")
+    return source.stat().st_size / float(json.loads(done.stdout.splitlines()[-1])["took_s"]) / 1e6
+
+
+def measure(quick: bool) -> list[Figure]:
+    """All numbers of connections, each beside iperf3 with as many."""
+    if shutil.which("iperf3") is None:
+        raise StageoutError("iperf3 is not installed: apt-get install iperf3")
+    rounds, size_bytes = (1, 64 * MIB) if quick else (3, 256 * MIB)
+    ours: dict[int, list[float]] = {streams: [] for streams in _STREAMS}
+    peers: dict[int, list[float]] = {streams: [] for streams in _STREAMS}
+    with tempfile.TemporaryDirectory(prefix="wan", dir="/var/tmp") as folder, WideArea(LINK) as area:
+        source = Path(folder) / "source"
+        source.write_bytes(os.urandom(MIB) * (size_bytes // MIB))
+        settings = {"STAGEOUT_ROUTER_HOST": area.far_address}
+        with RouterProcess(Path(folder) / "router", settings, wrapper=area.far) as router:
+            for _ in range(rounds):
+                for streams in _STREAMS:
+                    peers[streams].append(_iperf(area, streams, size_bytes))
+                    ours[streams].append(_put(area, router, source, streams))
+    best = max(statistics.median(rates) for rates in peers.values())
+    figures = [
+        Figure(f"put, {streams} connections", statistics.median(ours[streams]), "MB/s", f"iperf3, {streams} streams",
+               statistics.median(peers[streams]))
+        for streams in _STREAMS
+    ]  # fmt: skip
+    rate = max(statistics.median(rates) for rates in ours.values())
+    figures.append(Figure("the best put, of the best iperf3", rate / best, "ratio", goal=0.97, more=True))
+    return figures
+
+
+if __name__ == "__main__":
+    sys.exit(main("overlay_wan", measure))
