@@ -19,7 +19,19 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway
 from stageout.wire import blocks
 from stageout.wire.blocks import BlockTable
-from stageout.wire.overlay import Attach, Custody, Heartbeat, Message, NoSpace, Open, Opened, Operation, Result, Staged
+from stageout.wire.overlay import (
+    Attach,
+    Custody,
+    Heartbeat,
+    Message,
+    NoSpace,
+    Open,
+    Opened,
+    Operation,
+    Range,
+    Result,
+    Staged,
+)
 from stageout.wire.route import Route, shown
 
 #: Silence after which one of several routes counts as dead: so long, or three round trips where that is more.
@@ -134,25 +146,32 @@ class Sending:
             self.changed.notify_all()
 
     def hear(self, way: _Way, message: Message) -> None:
-        """A message of the router."""
+        """A message of the router. :raises TransferFailure: it cannot be."""
         with self.changed:
             if isinstance(message, Opened):
                 self._opened(message)
             elif isinstance(message, Staged) and message.tid == self.tid:
                 self._staged(message)
-            elif isinstance(message, (Result, Custody)) and getattr(message, "outcome", "") not in (
-                "pending",
-                "unknown",
-            ):
+            elif isinstance(message, Custody) or (isinstance(message, Result) and message.outcome not in _NOT_FINAL):
                 self._answer = self._answer or message
             elif isinstance(message, NoSpace):
                 server = self.cargo.gateway.server
                 text = f"{server} has no room for it"
                 self.fail(TransferFailure(ErrorClass.NO_SPACE_REMOTE, text, server, float(message.retry_after_s)))
             self.changed.notify_all()
+        self.publish()
+
+    def _named(self, ranges: Sequence[Range]) -> list[int]:
+        """Blocks in ranges. :raises TransferFailure: the file has no such blocks."""
+        if ranges and ranges[-1][1] > self.table.count:
+            server = self.cargo.gateway.server
+            raise TransferFailure(
+                ErrorClass.NOT_SUPPORTED, f"{server} names blocks that the file does not have", server
+            )
+        return [block for first, end in ranges for block in range(first, end)]
 
     def _opened(self, message: Opened) -> None:
-        already = [block for first, end in message.staged for block in range(first, end)]
+        already = self._named(message.staged)
         if self.tid and (message.tid, message.epoch) != (self.tid, self._epoch):
             blocks.reopened(self.table, already)
             self._order = None
@@ -169,7 +188,7 @@ class Sending:
             self._damages = way.damages
             if self._damages > _DAMAGES:
                 self.fail(control.failure(ErrorClass.CONTENT_MISMATCH, "blocks were damaged again and again"))
-            blocks.reopened(self.table, [block for first, end in message.staged for block in range(first, end)])
+            blocks.reopened(self.table, self._named(message.staged))
             self.changed.notify_all()
 
     def joined(self, way: _Way) -> None:
@@ -179,7 +198,7 @@ class Sending:
 
     def _staged(self, message: Staged) -> None:
         now_s = time.monotonic()
-        for block in (block for first, end in message.staged for block in range(first, end)):
+        for block in self._named(message.staged):
             carriers = self.table.carriers.get(block, [])
             for way in self.ways:
                 if any(carrier in way.carriers for carrier in carriers):
@@ -330,6 +349,9 @@ class _Way:
                     self._sending.changed.notify_all()
                 if not failure.kind.retryable:
                     return
+            except Exception as problem:
+                self._sending.fail(TransferFailure(ErrorClass.UNKNOWN, f"{type(problem).__name__}: {problem}"))
+                raise
             if time.monotonic() - started_s > _MAX_PAUSE_S:
                 pause_s = _FIRST_PAUSE_S
             self._pause(pause_s)
@@ -440,6 +462,9 @@ class _Way:
                     if self.control is control:
                         self._pause(pause_s)
                         pause_s = min(_MAX_PAUSE_S, pause_s * 2)
+        except Exception as problem:
+            self._sending.fail(TransferFailure(ErrorClass.UNKNOWN, f"{type(problem).__name__}: {problem}"))
+            raise
         finally:
             os.close(file)
 

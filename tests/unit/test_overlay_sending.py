@@ -1,0 +1,139 @@
+"""What several routes decide together, without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay.channel import Channel, Gateway
+from stageout.overlay.sending import Sending, _Way
+from stageout.wire.overlay import Message, Open, Opened, Operation, Result, Staged
+
+GATEWAY = Gateway("host", 1, "key", b"secret")
+
+
+class _Cargo:
+    """A file of blocks that are nowhere."""
+
+    gateway = GATEWAY
+    connections = 2
+
+    def __init__(self, blocks: int) -> None:
+        self.blocks = blocks
+
+    def ask(self) -> Open:
+        return Open("0" * 32, 1, "f", self.blocks, 1, 99)
+
+    def take(self, block: int, file: int, buffer: memoryview, channel: Any) -> memoryview:
+        return buffer
+
+    def publish(self, tid: int, channel: Any) -> Operation:
+        return Operation("0" * 32, 1, "publish", "f", 99, tid=tid)
+
+    def count(self, size_bytes: int) -> None:
+        return
+
+
+class _Control:
+    """Remembers what was said."""
+
+    def __init__(self) -> None:
+        self.said: list[Message] = []
+
+    def send(self, message: Message) -> None:
+        self.said.append(message)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[int]:
+    with (tmp_path / "file").open("wb") as opened:
+        yield opened.fileno()
+
+
+def _up(way: _Way) -> _Control:
+    control = _Control()
+    way.control = cast(Channel, control)
+    return control
+
+
+def _sending(file: int, blocks: int, routes: int) -> tuple[Sending, list[_Control]]:
+    sending = Sending(_Cargo(blocks), file, [(f"r{number}:1",) for number in range(routes)], 60)
+    sending.hear(sending.ways[0], Opened(7, "epoch"))
+    return sending, [_up(way) for way in sending.ways]
+
+
+def _sends(sending: Sending, way: _Way, carrier: int) -> int | None:
+    block = sending.take(way, carrier)
+    if block is not None:
+        sending.read(block, -1, memoryview(b""), cast(Channel, None))
+    return block
+
+
+def _published(control: _Control) -> bool:
+    return any(isinstance(message, Operation) for message in control.said)
+
+
+def test_publish_leaves_by_all_routes_when_the_last_block_was_read(file: int) -> None:
+    sending, controls = _sending(file, 2, 2)
+    one, two = (sending.carrier(way) for way in sending.ways)
+    assert _sends(sending, sending.ways[0], one) == 0
+    assert not any(_published(control) for control in controls)
+    assert _sends(sending, sending.ways[1], two) == 1
+    assert all(_published(control) for control in controls)
+
+
+def test_publish_leaves_also_when_the_last_block_turns_out_to_be_there(file: int) -> None:
+    """A route that died gave its block back, and then STAGED came for it: nobody reads a block any more."""
+    sending, controls = _sending(file, 1, 1)
+    carrier = sending.carrier(sending.ways[0])
+    block = sending.take(sending.ways[0], carrier)
+    sending.lost(carrier, TransferFailure(ErrorClass.CONNECTION_LOST, "gone"))
+    assert block is not None
+    sending.read(block, -1, memoryview(b""), cast(Channel, None))
+    assert not _published(controls[0])
+    sending.hear(sending.ways[0], Staged(7, ((0, 1),)))
+    assert _published(controls[0])
+
+
+def test_what_a_dead_route_had_goes_by_the_other(file: int) -> None:
+    sending, _ = _sending(file, 3, 2)
+    one, two = (sending.carrier(way) for way in sending.ways)
+    assert [_sends(sending, sending.ways[0], one), _sends(sending, sending.ways[0], one)] == [0, 1]
+    sending.hear(sending.ways[1], Staged(7, ((0, 1),)))
+    sending.down(sending.ways[0], was_up=True)
+    assert [_sends(sending, sending.ways[1], two) for _ in range(2)] == [2, 1]
+
+
+def test_a_fast_route_takes_over_what_a_slow_one_has_and_equal_ones_wait(file: int) -> None:
+    sending, _ = _sending(file, 8, 2)
+    fast, slow = sending.ways
+    one, two = sending.carrier(fast), sending.carrier(slow)
+    assert _sends(sending, slow, two) == 0
+    assert [_sends(sending, fast, one) for _ in range(7)] == [1, 2, 3, 4, 5, 6, 7]
+    assert _sends(sending, fast, one) is None, "nothing is known of their rates, and its own are under way"
+    sending.hear(fast, Staged(7, ((1, 5),)))
+    assert _sends(sending, fast, one) == 0
+    assert _sends(sending, slow, two) is None, "a slow one takes over nothing while its own is under way"
+    sending.hear(fast, Staged(7, ((0, 1), (5, 7))))
+    assert _sends(sending, slow, two) == 7, "an idle one does"
+
+
+@pytest.mark.parametrize("message", [Staged(7, ((0, 2**62),)), Opened(7, "epoch", ((5, 9),))])
+def test_blocks_that_the_file_does_not_have_are_refused(file: int, message: Message) -> None:
+    sending, _ = _sending(file, 3, 1)
+    with pytest.raises(TransferFailure, match="does not have"):
+        sending.hear(sending.ways[0], message)
+
+
+def test_the_first_final_answer_counts(file: int) -> None:
+    sending, _ = _sending(file, 0, 1)
+    sending.hear(sending.ways[0], Result("0" * 32, 1, "pending"))
+    assert sending._answer is None
+    done = Result("0" * 32, 1, "done")
+    sending.hear(sending.ways[0], done)
+    sending.hear(sending.ways[0], Result("0" * 32, 1, "failed"))
+    assert sending._answer == done
