@@ -61,11 +61,11 @@ class RouterProcess:
     def __enter__(self) -> RouterProcess:
         self.root.mkdir(parents=True, exist_ok=True)
         keys = self.home / "keys"
-        keys.write_text(f"site {_SECRET} /\nsmall {_SECRET} small\nhop {_SECRET} - router\n")
+        keys.write_text(f"site {_SECRET} /\nsmall {_SECRET} small\nhop {_SECRET} - router\n"
+                        f"carrier {_SECRET} / router\n")  # fmt: skip
         keys.chmod(0o600)
-        self.key_file("hop")
-        self.key_file("site")
-        self.key_file("small")
+        for name in ("hop", "site", "small", "carrier"):
+            self.key_file(name)
         self.start()
         return self
 

@@ -16,6 +16,7 @@ class RouterGraph:
 
     :param home: a directory for each router is made below it. :param edges: name -> names of its neighbours.
     :param interval_s: between announcements. :param environment: further settings of all.
+    :param custodians: name -> names of the terminals that it takes custody for.
     """
 
     def __init__(
@@ -24,6 +25,7 @@ class RouterGraph:
         edges: Mapping[str, Sequence[str]],
         interval_s: float = 0.5,
         environment: Mapping[str, str] | None = None,
+        custodians: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         names = sorted({*edges, *(to for ends in edges.values() for to in ends)})
         hosts = {name: f"127.0.0.{number}" for number, name in enumerate(names, 11)}
@@ -41,6 +43,10 @@ class RouterGraph:
                 "STAGEOUT_ROUTER_WORKERS": "1",
                 **(environment or {}),
             }
+            terminals = (custodians or {}).get(name, ())
+            if terminals:
+                settings["STAGEOUT_ROUTER_TERMINALS"] = " ".join(self.addresses[to] for to in terminals)
+                settings["STAGEOUT_ROUTER_KEY"] = str(home / name / "carrier.key")
             self.routers[name] = RouterProcess(home / name, settings, ports[name])
 
     def __enter__(self) -> RouterGraph:

@@ -1,8 +1,9 @@
 """Eight routers under load while they are killed at random, bits flip and a disk fills: ``make overlay-storm``.
 
-Writers put, rename and delete files at two terminals, by the routes that the routers themselves find. Whatever fails
-is tried again until it is done. At the end each terminal's tree must be what its writers' operations make in their
-order, with nothing left of any transfer. The last line is ``storm: ..., V violations``; the status is 1 if V > 0.
+Writers put, rename and delete files at two terminals, by the routes that the routers themselves find; two give theirs
+to a custodian. Whatever fails is tried again until it is done. At the end each terminal's tree must be what its
+writers' operations make in their order, with nothing left of any transfer. The last line is ``storm: ..., V
+violations``; the status is 1 if V > 0.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ _EDGES = {
     "r4": ("t1", "t2"),
 }
 _TERMINALS = ("t1", "t2")
+_CUSTODIAN = "r4"
 _MIB = 1 << 20
 _DISK_MIB = 12
 _NAMES = 5
@@ -52,12 +54,16 @@ _PATIENCE_S = 180.0
 
 @dataclass
 class Writer:
-    """One writer: its own directory at one terminal, and what must be there."""
+    """One writer: its own directory at one terminal, and what must be there.
+
+    :param custodian: files go through it; each then has a name of its own, as what was given twice may come late.
+    """
 
     storm: Storm
     name: str
     terminal: str
     dice: random.Random
+    custodian: str = ""
     expected: dict[str, str] = field(default_factory=dict)
     problem: str = ""
     _seen_full: int = 0
@@ -72,7 +78,9 @@ class Writer:
 
     def _step(self) -> None:
         path, way = f"{self.name}/{self.dice.randrange(_NAMES)}", self.dice.random()
-        if path in self.expected and way < 0.2:
+        if self.custodian:
+            self._put(f"{self.name}/{len(self.expected)}")
+        elif path in self.expected and way < 0.2:
             self._name("delete", path)
             del self.expected[path]
         elif path in self.expected and way < 0.4:
@@ -88,13 +96,21 @@ class Writer:
         local.write_bytes(self.dice.randbytes(self.dice.choice((0, 100, _MIB, 3 * _MIB + 5))))
         for again in self._attempts():
             with again:
-                put(self.storm.end(self.terminal), local, path, expires_after_s=_EXPIRES_S, routes=self._routes())
+                self._send(local, path)
                 break
-            if self.storm.counts["full"] > self._seen_full:
+            if not self.custodian and self.storm.counts["full"] > self._seen_full:
                 self._seen_full = self.storm.counts["full"]
                 self._make_room()
         self.expected[path] = hashlib.sha256(local.read_bytes()).hexdigest()
         self.storm.counts["files"] += 1
+
+    def _send(self, local: Path, path: str) -> None:
+        if self.custodian:
+            by, end = self.storm.end(self.custodian), self.storm.graph.addresses[self.terminal]
+            put(by, local, path, expires_after_s=_EXPIRES_S, terminal=end)
+            self.storm.counts["in custody"] += 1
+        else:
+            put(self.storm.end(self.terminal), local, path, expires_after_s=_EXPIRES_S, routes=self._routes())
 
     def _make_room(self) -> None:
         for path in list(self.expected)[:1]:
@@ -183,10 +199,13 @@ class Storm:
         self.home, self._dice = home, random.Random(seed)
         self.counts: Counter[str] = Counter()
         self.over = threading.Event()
-        self.graph = RouterGraph(home, _EDGES, interval_s=0.5)
+        self.graph = RouterGraph(home, _EDGES, interval_s=0.5, custodians={_CUSTODIAN: _TERMINALS})
         self.wire = FlippingWire(self.graph.addresses["s1"], 8 * _MIB, self._dice, self.counts)
         self.writers = [
             Writer(self, f"w{number}", _TERMINALS[number % 2], random.Random(seed + number)) for number in range(6)
+        ]
+        self.writers += [
+            Writer(self, f"c{number}", "t1", random.Random(seed - number), _CUSTODIAN) for number in (1, 2)
         ]
 
     def end(self, terminal: str) -> Gateway:
@@ -206,7 +225,10 @@ class Storm:
             self.over.set()
             for thread in threads:
                 thread.join()
-            return [writer.problem for writer in self.writers if writer.problem] + self._wrong()
+            spool = self.graph.routers[_CUSTODIAN].home / "records/spool"
+            return (
+                [writer.problem for writer in self.writers if writer.problem] + self._wrong() + self._left_behind(spool)
+            )
 
     def _kill_one(self) -> None:
         time.sleep(self._dice.uniform(0.3, 1.5))
@@ -270,7 +292,7 @@ def main() -> int:
         wrong = storm.rage(given.seconds)
     for line in wrong:
         print(line)
-    words = ("files", "rename", "delete", "kills", "flips", "full", "failures")
+    words = ("files", "in custody", "rename", "delete", "kills", "flips", "full", "failures")
     told = ", ".join(f"{storm.counts[word]} {word}" for word in words)
     print(f"storm: seed {given.seed}, {told}, {len(wrong)} violations")
     return int(bool(wrong))
