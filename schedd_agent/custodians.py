@@ -27,6 +27,7 @@ from stageout.wire.deposits import BadReceipt, Receipt, read_receipt
 #: A custodian keeps results for an hour beyond the expiry; after that nobody can say anything any more.
 _KEPT_S = 3600
 _ASK_INTERVAL_S = 10.0
+_OVER_KEPT = 10_000
 _VERIFIED = "digests, by the overlay"
 _LOST = ("lost", "expired", "unknown", "cancelled", "stale")
 Ask = Callable[[str, Sequence[str], bool], Mapping[str, "tuple[str, str]"]]
@@ -76,6 +77,7 @@ class Custodians:
     def __init__(self, path: Path, allowed: Collection[str], ask: Ask, clock: Clock) -> None:
         self._path, self.allowed, self._ask, self._clock = path, frozenset(allowed), ask, clock
         self._kept = {kept.key: kept for kept in _read(path)}
+        self._over: dict[tuple[str, str, int], SandboxReport] = {}
         self._lock = threading.Lock()
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="custodians")
         self._asking: Future[None] | None = None
@@ -87,7 +89,7 @@ class Custodians:
         On return all receipts are on the disk. :raises OSError: they are not.
         """
         self._keep(item for items in seen.values() for item in items if item.sandbox.custody)
-        found = {job: list(items) for job, items in seen.items()}
+        found = {job: [self._as_it_ended(item) for item in items] for job, items in seen.items()}
         with self._lock:
             for kept in self._kept.values():
                 items = found.setdefault(kept.seen.sandbox.job, [])
@@ -95,6 +97,10 @@ class Custodians:
                 items[:] = [*others, replace(kept.seen, sandbox=self._told(kept))]
         self._ask_again()
         return found
+
+    def _as_it_ended(self, item: Seen) -> Seen:
+        ended = self._over.get((item.manager, item.sandbox.job, item.sandbox.number))
+        return replace(item, sandbox=ended) if ended and item.sandbox.state == State.HANDED_OVER else item
 
     def look_at(self, jobs: Mapping[str, Job]) -> None:
         """Give up what no job wants any more, and forget what has its end in the job's ad (or has no job)."""
@@ -108,6 +114,9 @@ class Custodians:
                 dropped = (job is None or kept.given_up) and not kept.open
                 if settled or dropped or now > kept.expires + 2 * _KEPT_S:
                     del self._kept[key]
+                    self._over[key] = self._told(kept)  # the pilot's own report may stand in the collector for hours
+                    while len(self._over) > _OVER_KEPT:
+                        del self._over[next(iter(self._over))]
                     self._store()
 
     def close(self) -> None:
@@ -121,6 +130,8 @@ class Custodians:
                 box = item.sandbox
                 known = self._kept.get((item.manager, box.job, box.number))
                 if known is not None and known.seen.sandbox.change >= box.change:
+                    continue
+                if (item.manager, box.job, box.number) in self._over:
                     continue
                 if known is None and box.state not in (State.HANDED_OVER, State.LOST):
                     continue  # it is still at work; all of it is said when it is not

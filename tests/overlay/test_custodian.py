@@ -16,12 +16,14 @@ from pathlib import Path
 
 import pytest
 
+from schedd_agent.asking import Asker
 from stageout.cli.main import main
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway, read_key
 from stageout.overlay.client import Deposit, Put, deposit, outcome, put
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess, custodian_for
+from stageout.wire.deposits import read_receipt
 from stageout.wire.overlay import BLOCK_BYTES, Cancel, Custody, Operation, Result
 
 PLUGIN = Path(__file__).resolve().parents[2] / "plugins" / "overlay_router_plugin"
@@ -320,3 +322,31 @@ def _upload(source: Path, url: str, home: Path, environment: dict[str, str]) -> 
     root = str(PLUGIN.parents[1])
     subprocess.run([sys.executable, *command], env={**os.environ, "PYTHONPATH": root, **environment}, check=True)
     return (home / "out").read_text()
+
+
+def test_a_pilots_plugin_leaves_a_receipt_that_the_access_point_asks_with(
+    terminal: RouterProcess, custodian: RouterProcess, source: Path, tmp_path: Path
+) -> None:
+    terminal.stop()
+    key, seed = custodian.key_file("site"), "0c" * 16
+    given = {
+        "STAGEOUT_OVERLAY_KEY": str(key),
+        "STAGEOUT_OVERLAY_HANDOVER": custodian.address,
+        "STAGEOUT_OVERLAY_SEED": seed,
+    }
+    outfile = _upload(source, f"overlay://{terminal.address}/f", tmp_path, given)
+    assert 'StageOutVerified = ""' in outfile
+    found = re.search(r'StageOutCustody = "([^"]+)"', outfile)
+    assert found, outfile
+    receipt = read_receipt(found[1])
+    assert (receipt.custodian, receipt.seed, receipt.first, receipt.last) == (custodian.address, seed, 1, 1)
+    (origin,) = receipt.origins()
+    ask = Asker(key)
+    assert ask(custodian.address, [origin, "0d" * 16], False) == {
+        origin: ("custody", ""),
+        "0d" * 16: ("unknown", ""),
+    }
+    assert ask(custodian.address, [origin], True)[origin][0] in ("custody", "cancelled")
+    terminal.start()
+    wait_until(lambda: ask(custodian.address, [origin], False)[origin] == ("cancelled", ""), what="the cancellation")
+    assert not (terminal.root / "f").exists()

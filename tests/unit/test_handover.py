@@ -199,7 +199,10 @@ def test_it_is_known_over_a_restart_and_without_the_pilot(asked: Asked) -> None:
     asked.says = {ONE: ("done", ""), TWO: ("done", "")}
     assert asked.look().state == "Delivered"
     asked.one.look_at({NAME: job(shown=replace(job().shown, run=1, state="Delivered"))})
-    assert asked.one.completed({}) == {}
+    written = asked.path.read_text()
+    found = asked.one.completed({NAME: (handed_over(),)})
+    assert [item.sandbox.state for item in found[NAME]] == ["Delivered"], "the pilot's own report may stand for hours"
+    assert asked.path.read_text() == written == "[]"
 
 
 @pytest.mark.parametrize(("word", "end"), [("lost", "Lost"), ("unknown", "Lost"), ("failed", "Failed")])
@@ -224,8 +227,12 @@ def test_what_a_lost_sandbox_may_have_given_away_is_cancelled_before_it_is_lost(
 def test_a_newer_run_wants_nothing_of_it(asked: Asked) -> None:
     asked.look(handed_over())
     asked.one.look_at({NAME: job(run=2, status=Status.RUNNING)})
-    asked.look()
+    assert asked.look().state == "HandedOver", "the newer run must not be sent yet"
     assert asked.cancelled == {ONE, TWO}
+    asked.says = {ONE: ("cancelled", ""), TWO: ("done", "")}
+    assert asked.look().state == "Lost"
+    asked.one.look_at({NAME: job(run=2, status=Status.RUNNING)})
+    assert [item.sandbox.state for item in asked.one.completed({NAME: (handed_over(),)})[NAME]] == ["Lost"]
 
 
 def test_silence_is_no_loss_before_the_end_of_the_time(asked: Asked) -> None:

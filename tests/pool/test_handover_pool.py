@@ -1,0 +1,65 @@
+"""A pilot that ends with output which its destination does not take: a router gets it, and the job is delivered."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stageout.testing.pool.node import PILOT, Node
+from stageout.testing.router import RouterProcess, custodian_for
+from tests.pool.conftest import Site, open_directory, pool_settings
+
+pytestmark = pytest.mark.pool
+
+_PILOT = """
+FILETRANSFER_PLUGINS = $(FILETRANSFER_PLUGINS), /opt/stageout/bin/overlay_router_plugin
+STAGEOUT_PILOT_GRACE = 24
+MachineMaxVacateTime = 6
+STAGEOUT_PILOT_ROUTER = {router}
+"""
+
+
+def _give_key(node: Node, router: RouterProcess) -> None:
+    path = node.root / "etc/condor/stageout-overlay.key"
+    path.write_text(router.key_file("site").read_text())
+    path.chmod(0o644)
+
+
+def test_a_pilot_hands_over_to_a_router_and_the_job_leaves_as_delivered(
+    stageout_pools: Any, destination: Any, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        home = stack.enter_context(open_directory("handover"))
+        terminal = stack.enter_context(RouterProcess(tmp_path / "terminal"))
+        custodian = stack.enter_context(custodian_for(tmp_path / "custodian", [terminal]))
+        terminal.kill()
+        spec = dataclasses.replace(PILOT, config=_PILOT.format(router=custodian.address))
+        settings = pool_settings(home)
+        settings["ap_config"] += f"STAGEOUT_CUSTODIANS = {custodian.address}\n"
+        options = {"execute_points": [spec], "cpus": 2, "binds": (home,), **settings}
+        pool = stack.enter_context(stageout_pools(version="25.14", **options))
+        site = Site(pool, destination, "handover", home / "gates")
+        (pilot,) = pool.eps
+        for node in (pilot, pool.ap):
+            _give_key(node, custodian)
+        job = site.submit(outputs=("out1", "out2"), destination=f"overlay://{terminal.address}/there")
+        site.wait_state(job, "RetryWait", timeout_s=90)
+        pilot.kill("condor_master", signal.SIGTERM)
+        pool.wait(lambda: not pilot.pids("condor_master"), timeout_s=90, what="the pilot's end")
+        log = pilot.log("SandboxManagerLog")
+        assert " hand-over " in log, log
+        assert "handed_over=1" in log, log
+        site.wait_state(job, "HandedOver", timeout_s=60)
+        custodian.kill()
+        custodian.start()
+        terminal.start()
+        history = site.wait_left(job, timeout_s=120)
+        assert (history["StageOutState"], history["NumShadowStarts"]) == ("Delivered", 1)
+        for name, digest in site.wrote(job).items():
+            assert hashlib.sha256((terminal.root / "there" / name).read_bytes()).hexdigest() == digest
