@@ -44,7 +44,7 @@ from stageout.wire import frames, overlay, packs
 from stageout.wire.frames import BadFrame, Decoder, Frame, Type
 from stageout.wire.overlay import List, Message, Stat
 
-_READ_BYTES = 65536
+_READ_BYTES = 256 * 1024
 #: Messages of one connection that wait for the disk; then it is not read.
 _WAITING = 8
 #: Transfers whose data are whole and that are remembered to be so; a late connection comes within seconds.
@@ -236,7 +236,7 @@ class Router:
         return self._ends.destination
 
     async def _control(self, sock: socket.socket, peer: Peer, first: Message) -> None:
-        reader, writer = await asyncio.open_connection(sock=sock)
+        reader, writer = await asyncio.open_connection(sock=sock, limit=_READ_BYTES)
         line, decoder = Line(writer, peer), Decoder(frames.checksums()[peer.checksum])
         allowance = self.limits.allowance()
         todo: asyncio.Queue[Message | Frame] = asyncio.Queue(_WAITING)

@@ -24,7 +24,7 @@ from stageout.wire.packs import MAX_FILE_BYTES, MAX_FILES, MAX_PACK_BYTES, MAX_P
 from stageout.wire.route import Route
 
 EXPIRES_AFTER_S = 24 * 3600
-_UNDER_WAY = 6
+_UNDER_WAY = 16
 _RESUMES = 3
 _RESUMABLE = frozenset({ErrorClass.CONNECTION_LOST, ErrorClass.STALLED, ErrorClass.CONNECT_FAILED})
 #: Characters that JSON takes at most for one of ASCII; twice as many for others.
