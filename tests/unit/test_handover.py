@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from manager_site import Site, made, run, until
+from manager_site import Node, Site, made, run, until
 from test_agent_tracker import NAME, job, seen
 from test_drain import PILOT, handed_off, state
 
@@ -76,17 +77,26 @@ def site() -> Iterator[Site]:
         yield found
 
 
+async def waiting_for_a_slow_server(site: Site, node: Node, job: str, urls: Mapping[str, bytes]) -> None:
+    """Output that waits, for a server that takes ten bytes a second."""
+    node.pipeline.throughput.started("overlay://h", 10, 0.0)
+    node.pipeline.throughput.ended("overlay://h", 10, 10, 1.0)
+    site.flag("down")
+    await handed_off(node, job, urls)
+    await until(lambda: state(node, job) is State.RETRY_WAIT, "the first attempt")
+
+
 def test_a_drain_hands_over_what_it_cannot_deliver(site: Site) -> None:
-    """Its server is away; with a router the overlay's files are safe, others are lost as before."""
+    """The overlay's files are safe, others are lost as before."""
 
     async def story() -> None:
-        site.flag("hold")
         async with site.manager() as node:
-            await handed_off(node, "1.0", {"overlay://h/wait/a": b"1", "overlay://h/wait/b": b"22"})
-            await until(lambda: (site.base / "waiting").exists(), "the slow mover")
-            await handed_off(node, "2.0", {"copy://g/busy/c": b"3"})
-            await until(lambda: state(node, "2.0") is State.RETRY_WAIT, "the other to wait")
-            await Drain(node.pipeline, node.clock, 3.0, ROUTER).run()
+            await handed_off(node, "2.0", {"copy://g/refuse/c": b"3"})
+            await until(lambda: state(node, "2.0") is State.FAILED, "the other to fail")
+            await waiting_for_a_slow_server(
+                site, node, "1.0", {"overlay://h/ok/a": b"1" * 10_000, "overlay://h/ok/b": b"22"}
+            )
+            await Drain(node.pipeline, node.clock, 600, ROUTER).run()
             assert (state(node, "1.0"), state(node, "2.0")) == (State.HANDED_OVER, State.LOST)
             box = node.box(node.facts("1.0"))
             assert box is not None
@@ -104,15 +114,16 @@ def test_a_drain_hands_over_what_it_cannot_deliver(site: Site) -> None:
 
 def test_what_may_have_been_given_away_is_said_of_what_is_lost(site: Site) -> None:
     async def story() -> None:
-        site.flag("hold")
+        text = site.plugin.read_text()
+        begin = "        number = requests"
+        site.write_script("copy_plugin", text.replace(begin, f"        time.sleep(1000)\n{begin}"))
         async with site.manager() as node:
-            await handed_off(node, "1.0", {"overlay://h/wait/a": b"1"})
-            await until(lambda: (site.base / "waiting").exists(), "the slow mover")
-            text = site.plugin.read_text().replace(
-                "        number = requests", "        time.sleep(1000)\n        number = requests"
-            )
-            site.write_script("copy_plugin", text)
-            await Drain(node.pipeline, node.clock, 1.5, ROUTER).run()
+            await waiting_for_a_slow_server(site, node, "1.0", {"overlay://h/ok/a": b"1" * 10_000})
+            drain = Drain(node.pipeline, node.clock, 600, ROUTER)
+            draining = asyncio.get_running_loop().create_task(drain.run())
+            await until(lambda: any("STAGEOUT_OVERLAY_SEED" in call["env"] for call in site.calls()), "the hand-over")
+            drain.hurry()
+            await draining
             assert state(node, "1.0") is State.LOST
             box, way_out = node.box(node.facts("1.0")), node.pipeline.hand_over_to
             assert box is not None
