@@ -44,6 +44,11 @@ class Run:
     server_rss_bytes: int | None = None
     reserved: bool | None = None
 
+    @property
+    def all_at_once(self) -> bool:
+        """No file waited for another's end: it tells of files at once, not of many small files."""
+        return self.moved_bytes <= self.file_bytes * self.concurrency
+
 
 @dataclass(frozen=True)
 class Best:

@@ -175,7 +175,7 @@ def _best(runs: Sequence[Run], direction: str) -> Best:
     largest = max(run.moved_bytes for run in plain)
     plain = [run for run in plain if run.moved_bytes > largest // 2]
     by_streams = {run.streams: run.rate_bytes_per_s for run in plain if run.concurrency == 1}
-    by_files = {run.concurrency: run.rate_bytes_per_s for run in plain if run.streams == 1}
+    by_files = {run.concurrency: run.rate_bytes_per_s for run in plain if run.streams == 1 and run.all_at_once}
     if not by_streams or not by_files:
         return Best(1, 1, max(run.rate_bytes_per_s for run in plain))
     streams, files = (choose(found, _WITHIN, margin=1.0) for found in (by_streams, by_files))

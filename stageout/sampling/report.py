@@ -116,7 +116,7 @@ def _series(runs: Sequence[Run], name: str) -> dict[str, list[tuple[int, float]]
     """A line for each value of an attribute: streams -> rate."""
     found: dict[str, list[tuple[int, float]]] = {}
     for run in runs:
-        if name == "concurrency" and run.block_bytes:
+        if name == "concurrency" and (run.block_bytes or not run.all_at_once):
             continue
         value = getattr(run, name)
         label = size_text(value) + " blocks" if name == "block_bytes" else f"{value} at once"
@@ -147,7 +147,7 @@ def _sizes(panel: Any, runs: Sequence[Run], way: str) -> None:
 def _cpu(panel: Any, runs: Sequence[Run], way: str) -> None:
     """CPU of both ends for the same work, over streams of one file, and over files at once."""
     large = max((run.moved_bytes for run in runs), default=0) // 2
-    plain = [run for run in runs if not run.block_bytes and run.moved_bytes >= max(1, large)]
+    plain = [run for run in runs if run.all_at_once and not run.block_bytes and run.moved_bytes >= max(1, large)]
     for over, other, style in (("streams", "concurrency", "-"), ("concurrency", "streams", "--")):
         some = sorted((run for run in plain if getattr(run, other) == 1), key=lambda run: int(getattr(run, over)))
         for label, colour, name in (("client", "C0", "client_cpu_s"), ("server", "C1", "server_cpu_s")):

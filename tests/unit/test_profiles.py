@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from stageout.core.profiles import Best, Profile, Run, file_of, good_for_uploads, load, save
+from stageout.sampling.report import _series
 
 RUN = Run("upload", 1000, 2, 3, 0, 3000, 1.5, 2000.0, 0.2, 10_000_000)
 
@@ -59,3 +60,13 @@ def test_every_field_is_explained() -> None:
     content = _profile(0).as_json()
     names = [*content, *content["best"]["upload"], *content["runs"][0]]
     assert [name for name in names if f"`{name}`" not in page] == []
+
+
+def test_many_small_files_tell_nothing_of_files_at_once() -> None:
+    """What was found for four at once is not what 32 small files reached."""
+    common = ("upload", 1 << 20)
+    at_once = Run(*common, 1, 4, 0, 4 << 20, 1.0, 4e6, 0.1, 1)
+    one_by_one = Run(*common, 1, 4, 0, 4 * 32 << 20, 8.0, 1e6, 0.1, 1)
+    assert at_once.all_at_once
+    assert not one_by_one.all_at_once
+    assert _series([at_once, one_by_one], "concurrency") == {"4 at once": [(1, 4.0)]}
