@@ -85,6 +85,7 @@ class Forwarder:
         self._pauses: dict[Key | str, _Pause] = {}
         self._problems: dict[str, str] = {}
         self._process: asyncio.subprocess.Process | None = None
+        self._listening: asyncio.Task[None] | None = None
         self.wake = asyncio.Event()
 
     @property
@@ -102,8 +103,7 @@ class Forwarder:
         try:
             while True:
                 self.wake.clear()
-                if self._process is None or self._process.returncode is not None:
-                    self._process = await self._start()
+                await self._keep_carrier()
                 await self._begin()
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self.wake.wait(), self._until_next_s())
@@ -121,22 +121,34 @@ class Forwarder:
         self._pauses.pop(key, None)
         self.wake.set()
 
+    async def _keep_carrier(self) -> None:
+        """Start the process that delivers, or another when it has died: what it was doing begins anew."""
+        if self._process is not None and self._process.returncode is None:
+            return
+        if self._listening is not None:
+            await self._listening
+            log.error("carrier-died", deliveries=len(self._orders))
+            self._orders.clear()
+            await asyncio.sleep(_FIRST_S)
+        self._process = await self._start()
+
     async def _start(self) -> asyncio.subprocess.Process:
         command = module_command("overlay_router.carrier")
         process = await asyncio.create_subprocess_exec(
             *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, limit=_LINE_BYTES
         )
-        asyncio.get_running_loop().create_task(self._listen(process))
+        self._listening = asyncio.get_running_loop().create_task(self._listen(process))
         return process
 
     async def _listen(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
-        while line := await process.stdout.readline():
-            await self._answered(Answer(**json.loads(line)))
+        try:
+            while line := await process.stdout.readline():
+                await self._answered(Answer(**json.loads(line)))
+        except Exception as problem:  # a fault of ours must not end all deliveries: they begin anew
+            log.error("delivery-not-recorded", problem=repr(problem))
+            process.kill()
         await process.wait()
-        if self._orders:
-            log.error("carrier-died", deliveries=len(self._orders))
-        self._orders.clear()
         self.wake.set()
 
     async def _begin(self) -> None:
