@@ -1,8 +1,8 @@
 """The data plane: a process without an event loop that moves blocks between sockets and files.
 
 It is given connections by the daemon over a Unix socket (descriptors with a JSON message each) and reports blocks that
-are on the disk. A thread serves each connection from one page-aligned buffer: whole blocks go to the disk past the
-page cache where the filesystem allows it (rule 16), so the memory used is one block for each connection.
+are on the disk. Two threads serve each connection, with three page-aligned buffers between them: whole blocks go to the
+disk past the page cache where the filesystem allows it (rule 16), so the memory used is three blocks a connection.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import json
 import mmap
 import os
+import queue
 import select
 import socket
 import ssl
@@ -31,6 +32,8 @@ _PAGE_BYTES = 4096
 _SYNC_BYTES = 64 * 1024 * 1024
 _SYNC_S = 0.2
 _REPORT_BLOCKS = 512
+#: Buffers of one connection.
+_RING = 3
 _IDLE_S = 60.0
 _HANDSHAKE_S = 10.0
 #: The interpreter's lock changes hands sooner, so that a thread that has data does not wait for one that computes.
@@ -122,6 +125,9 @@ class Gates:
 class Receiver:
     """BLOCK frames of one transfer from one connection into its staging file.
 
+    One thread receives and checks, another writes and syncs, so a disk that stands still for a moment does not stop the
+    network: between them go the buffers of a ring.
+
     :param report: called with each :class:`Report`. :param gate: closed when nothing may be written any more.
     """
 
@@ -129,43 +135,94 @@ class Receiver:
         self._job, self._connection, self._file, self._report = job, connection, file, report
         self._checksum = frames.checksums()[job.checksum]
         self._digest = frames.digests()[job.digest]
-        self._buffer = memoryview(mmap.mmap(-1, -(-job.block_bytes // _PAGE_BYTES) * _PAGE_BYTES))
         self._header = bytearray(frames.HEADER_BYTES)
         self._direct = _direct(file)
         self._unsynced: list[tuple[int, str]] = []
         self._unsynced_bytes = 0
         self._synced_s = 0.0
         self._gate = gate
+        self._free: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
+        self._full: queue.SimpleQueue[tuple[int, int, memoryview] | None] = queue.SimpleQueue()
+        self._buffers = 0
+        self._in_a_block = self._ended = False
+        self._failure: OSError | None = None
 
     def run(self) -> None:
         """Receive until the sender closes; what came is synced and reported whatever happens."""
+        writer = threading.Thread(target=self._write_all, daemon=True)
+        writer.start()
         try:
             while self._block():
-                if self._due() or not self._more():
-                    self._sync()
+                pass
         finally:
-            self._sync()
+            self._full.put(None)
+            writer.join()
             if self._direct >= 0:
                 os.close(self._direct)
+            if self._failure is not None:
+                raise self._failure
 
     def _block(self) -> bool:
-        """One block to the disk; False at the end."""
-        if not _fill(self._connection, memoryview(self._header)):
+        """One block on its way to the disk; False at the end."""
+        if self._failure is not None or not _fill(self._connection, memoryview(self._header)):
             return False
+        self._in_a_block = True
         header = frames.decode_header(self._header, self._checksum)
         if header.type is not Type.BLOCK or header.number != self._job.tid:
             raise BadFrame("only blocks of the transfer that was attached may come here")
         if header.length_bytes != self._length(header.block):
             raise BadFrame(f"block {header.block} has {header.length_bytes} bytes")
-        data = self._buffer[: header.length_bytes]
+        buffer = self._buffer()
+        data = buffer[: header.length_bytes]
         if not _fill(self._connection, data):
             raise BadFrame("the connection ended in a block")
         if self._checksum(data) != header.checksum:
             raise BadFrame(f"block {header.block} does not fit its checksum")
-        with self._gate.lock:
-            if not self._gate.closed:
-                self._keep(header.block, data)
+        self._full.put((header.block, header.length_bytes, buffer))
+        self._in_a_block = False
         return True
+
+    def _buffer(self) -> memoryview:
+        """A page-aligned buffer; those of the ring are made when they are needed."""
+        if self._buffers < _RING and self._free.empty():
+            self._buffers += 1
+            return memoryview(mmap.mmap(-1, -(-self._job.block_bytes // _PAGE_BYTES) * _PAGE_BYTES))
+        return self._free.get()
+
+    def _write_all(self) -> None:
+        try:
+            while (item := self._next()) is not None:
+                block, length_bytes, buffer = item
+                with self._gate.lock:
+                    if not self._gate.closed:
+                        self._keep(block, buffer[:length_bytes])
+                self._free.put(buffer)
+                if self._due() or self._is_idle():
+                    self._sync()
+            self._sync()
+        except OSError as problem:
+            self._failure = problem
+            with contextlib.suppress(OSError):
+                self._connection.shutdown(socket.SHUT_RD)
+            while not self._ended:  # whoever receives may wait for a buffer
+                item = self._full.get()
+                self._ended = item is None
+                if item is not None:
+                    self._free.put(item[2])
+
+    def _next(self) -> tuple[int, int, memoryview] | None:
+        while True:
+            try:
+                item = self._full.get(timeout=_SYNC_S if self._unsynced else None)
+            except queue.Empty:
+                self._sync()
+                continue
+            self._ended = item is None
+            return item
+
+    def _is_idle(self) -> bool:
+        """Nothing has come that is not written, and nothing comes."""
+        return self._full.empty() and not self._in_a_block and not self._more()
 
     def _keep(self, block: int, data: memoryview) -> None:
         self._write(data, block * self._job.block_bytes)

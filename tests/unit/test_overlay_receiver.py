@@ -1,0 +1,101 @@
+"""Blocks from a connection into a file, and disks that fail on the way."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from overlay_router.worker import Gate, Job, Receiver, Report
+from stageout.wire import frames
+from stageout.wire.frames import BadFrame, Type
+
+BLOCK = 4096
+COUNT = 40
+CONTENT = os.urandom(COUNT * BLOCK - 5)
+CHECKSUM, DIGEST = next(iter(frames.checksums())), next(iter(frames.digests()))
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    one, other = socket.socketpair()
+    with one, other:
+        other.settimeout(20)
+        yield one, other
+
+
+def _send(sock: socket.socket) -> None:
+    checksum = frames.checksums()[CHECKSUM]
+    try:
+        for block in range(COUNT):
+            data = CONTENT[block * BLOCK : (block + 1) * BLOCK]
+            sock.sendall(frames.encode_header(Type.BLOCK, data, checksum, 7, block) + data)
+        sock.shutdown(socket.SHUT_WR)
+    except OSError:
+        return
+
+
+def _receive(ends: tuple[socket.socket, socket.socket], file: int, gate: Gate | None = None) -> list[Report]:
+    reports: list[Report] = []
+    job = Job("receive", 7, CHECKSUM, DIGEST, BLOCK, len(CONTENT))
+    sender = threading.Thread(target=_send, args=ends[:1])
+    sender.start()
+    report: Any = reports.append
+    try:
+        Receiver(job, ends[1], file, report, gate or Gate()).run()
+    finally:
+        ends[1].close()
+        sender.join(20)
+    return reports
+
+
+def test_all_blocks_are_written_synced_and_reported(ends: tuple[Any, Any], tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w+b") as file:
+        reports = _receive(ends, file.fileno())
+    assert (tmp_path / "file").read_bytes() == CONTENT
+    said = dict(pair for report in reports for pair in report.blocks)
+    digest = frames.digests()[DIGEST]
+    assert said == {n: digest(CONTENT[n * BLOCK : (n + 1) * BLOCK]).hex() for n in range(COUNT)}
+
+
+def test_behind_a_closed_gate_nothing_is_written(ends: tuple[Any, Any], tmp_path: Path) -> None:
+    gate = Gate()
+    gate.closed = True
+    with (tmp_path / "file").open("w+b") as file:
+        assert _receive(ends, file.fileno(), gate) == []
+    assert (tmp_path / "file").read_bytes() == b""
+
+
+def test_a_disk_that_cannot_be_written_ends_it(ends: tuple[Any, Any], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    file = os.open(tmp_path / "file", os.O_RDONLY)
+    try:
+        with pytest.raises(OSError):
+            _receive(ends, file)
+    finally:
+        os.close(file)
+
+
+def test_what_was_not_synced_is_not_reported(
+    ends: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(file: int) -> NoReturn:
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr(os, "fdatasync", fails)
+    with (tmp_path / "file").open("w+b") as file, pytest.raises(OSError, match="input/output"):
+        _receive(ends, file.fileno())
+
+
+def test_a_block_of_another_transfer_ends_it(ends: tuple[Any, Any], tmp_path: Path) -> None:
+    job = Job("receive", 8, CHECKSUM, DIGEST, BLOCK, len(CONTENT))
+    threading.Thread(target=_send, args=ends[:1], daemon=True).start()
+    nobody: Any = pytest.fail
+    with (tmp_path / "file").open("w+b") as file, pytest.raises(BadFrame):
+        Receiver(job, ends[1], file.fileno(), nobody, Gate()).run()
