@@ -10,6 +10,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,9 @@ def holding(base: Path, *secrets: str) -> list[str]:
     found = []
     for path in base.rglob("*"):
         if path.is_file() and not path.is_symlink():
-            content = path.read_bytes()
-            found += [str(path) for secret in secrets if secret.encode() in content]
+            with suppress(FileNotFoundError):  # the manager has removed it in this moment
+                content = path.read_bytes()
+                found += [str(path) for secret in secrets if secret.encode() in content]
     return found
 
 
