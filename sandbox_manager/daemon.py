@@ -162,7 +162,8 @@ class Daemon:
         log.event("stopping", fast=self._fast, grace_s=grace_s, movers=pipeline.movers_running)
         pipeline.stop_accepting()
         if self._rules.is_pilot:
-            self._drain = Drain(pipeline, self._around.clock, grace_s, self._settings.text("STAGEOUT_PILOT_ROUTER"))
+            router = self._settings.text("STAGEOUT_PILOT_ROUTER")
+            self._drain = Drain(pipeline, self._around.clock, grace_s, router, pipeline.manager.key)
         await intake.stop(min(grace_s, 5.0))
         if self._drain is not None:
             reporter.leave()

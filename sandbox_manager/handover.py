@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sandbox_manager.sandbox import Destination, method_of
-from stageout.wire.deposits import EXPIRES_AFTER_S, Receipt
+from stageout.wire.deposits import EXPIRES_AFTER_S, Receipt, new_seed
 
 METHOD = "overlay"
 
 
 @dataclass(frozen=True)
 class HandOver:
-    """:param router: ``HOST:PORT`` of the custodian."""
+    """:param router: ``HOST:PORT`` of the custodian. :param key: public key that reports are signed with."""
 
     router: str
+    key: str
     _begun: dict[int, list[str]] = field(default_factory=dict)
 
     def takes(self, destination: Destination) -> bool:
@@ -25,7 +25,7 @@ class HandOver:
 
     def begin(self, sandboxes: Iterable[int], files: int, now: int) -> dict[str, str]:
         """Settings for a plugin that hands over files of these sandboxes."""
-        seed = secrets.token_hex(16)
+        seed = new_seed(self.key)
         receipt = str(Receipt(self.router, seed, 1, files, now + EXPIRES_AFTER_S))
         for sandbox in set(sandboxes):
             self._begun.setdefault(sandbox, []).append(receipt)

@@ -101,7 +101,7 @@ class Agent:
             seen = self.custodians.completed(self.board.by_job()) if self.custodians else self.board.by_job()
             jobs = {job.name: job for job in self.queue.jobs(seen.keys())}
             if self.custodians:
-                self.custodians.look_at(jobs)
+                self.custodians.look_at(jobs, self._past)
             self._work(jobs, seen)
             self._notify()
         except (QueueError, CollectorError, OSError) as problem:

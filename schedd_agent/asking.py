@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -20,7 +21,10 @@ class Asker:
         self._key = key
 
     def __call__(self, custodian: str, origins: Sequence[str], cancel: bool) -> Mapping[str, tuple[str, str]]:
-        """Origin -> (outcome, reason). :raises TransferFailure: it was not reached, or the key cannot be read."""
+        """Origin -> (outcome, reason), without those of which the custodian cannot say more yet.
+
+        :raises TransferFailure: it was not reached, or the key cannot be read.
+        """
         gateway = gateway_of(*address(custodian), self._key)
         found: dict[str, tuple[str, str]] = {}
         for start in range(0, len(origins), _AT_ONCE):
@@ -30,12 +34,15 @@ class Asker:
                     if cancel:
                         channel.send(Cancel(origin, 1))
                     channel.send(Status(origin, 1))
-                while not set(part) <= found.keys():
+                last = secrets.token_hex(16)  # answers come in order, and not each question has one that names it
+                channel.send(Status(last, 1))
+                while last not in found:
                     answer = channel.receive()
                     if isinstance(answer, Custody):
                         found.setdefault(answer.origin, ("custody", ""))
                     elif isinstance(answer, Result):
                         found[answer.origin] = (answer.outcome, answer.reason)
+                del found[last]
         return found
 
 

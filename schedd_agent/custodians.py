@@ -9,26 +9,28 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from schedd_agent.model import Job, Seen, Status
+from schedd_agent.model import Job, Past, Request, Seen, Status
 from stageout.core import log
 from stageout.core.clock import Clock
 from stageout.core.durable import read_file, write_file
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.core.states import State
+from stageout.core.states import FREED, State
 from stageout.wire.custody import SandboxReport, sandbox_of
-from stageout.wire.deposits import BadReceipt, Receipt, read_receipt
+from stageout.wire.deposits import BadReceipt, Receipt, is_seed_of, read_receipt
 
 #: A custodian keeps results for an hour beyond the expiry; after that nobody can say anything any more.
 _KEPT_S = 3600
 _ASK_INTERVAL_S = 10.0
 _OVER_KEPT = 10_000
 _VERIFIED = "digests, by the overlay"
+#: Sandboxes of which nobody sends anything any more but custodians.
+_GIVEN_AWAY = FREED | {State.HANDED_OVER}
 _LOST = ("lost", "expired", "unknown", "cancelled", "stale")
 Ask = Callable[[str, Sequence[str], bool], Mapping[str, "tuple[str, str]"]]
 """(custodian, origins, whether to cancel them) -> origin -> (outcome, reason); "custody" while it is on its way."""
@@ -36,13 +38,18 @@ Ask = Callable[[str, Sequence[str], bool], Mapping[str, "tuple[str, str]"]]
 
 @dataclass
 class Kept:
-    """One sandbox that was handed over. :param given_up: its job does without it; :param finals: origin -> outcome."""
+    """One sandbox that was handed over.
+
+    :param given_up: its job does without it: the state that is told when nothing is on its way any more, "" if not.
+    :param finals: origin -> outcome. :param others: origins in its receipts that are another sandbox's.
+    """
 
     seen: Seen
     receipts: tuple[Receipt, ...]
-    given_up: bool = False
+    given_up: str = ""
     finals: dict[str, tuple[str, str]] = field(default_factory=dict)
     problem: str = ""
+    others: Set[str] = frozenset()
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -52,7 +59,8 @@ class Kept:
     @property
     def open(self) -> list[tuple[str, str]]:
         """(custodian, origin) of files of which the end is not known."""
-        return [(one.custodian, name) for one in self.receipts for name in one.origins() if name not in self.finals]
+        known = self.finals.keys() | self.others
+        return [(one.custodian, name) for one in self.receipts for name in one.origins() if name not in known]
 
     @property
     def expires(self) -> int:
@@ -78,6 +86,8 @@ class Custodians:
         self._path, self.allowed, self._ask, self._clock = path, frozenset(allowed), ask, clock
         self._kept = {kept.key: kept for kept in _read(path)}
         self._over: dict[tuple[str, str, int], SandboxReport] = {}
+        self._reported: set[tuple[str, str, int]] = set()
+        self._tell_apart()
         self._lock = threading.Lock()
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="custodians")
         self._asking: Future[None] | None = None
@@ -88,7 +98,9 @@ class Custodians:
 
         On return all receipts are on the disk. :raises OSError: they are not.
         """
-        self._keep(item for items in seen.values() for item in items if item.sandbox.custody)
+        every = [item for items in seen.values() for item in items]
+        self._reported = {(item.manager, item.sandbox.job, item.sandbox.number) for item in every}
+        self._keep(item for item in every if item.sandbox.custody)
         found = {job: [self._as_it_ended(item) for item in items] for job, items in seen.items()}
         with self._lock:
             for kept in self._kept.values():
@@ -102,22 +114,27 @@ class Custodians:
         ended = self._over.get((item.manager, item.sandbox.job, item.sandbox.number))
         return replace(item, sandbox=ended) if ended and item.sandbox.state == State.HANDED_OVER else item
 
-    def look_at(self, jobs: Mapping[str, Job]) -> None:
-        """Give up what no job wants any more, and forget what has its end in the job's ad (or has no job)."""
-        now = self._clock.wall_s()
+    def look_at(self, jobs: Mapping[str, Job], past: Mapping[str, Past]) -> None:
+        """Give up what no job wants any more, and forget what has its end in the job's ad (or has no job).
+
+        :param past: how jobs left the queue that are not in it, as far as that is known.
+        """
+        now, changed = self._clock.wall_s(), False
         with self._lock:
             for key, kept in list(self._kept.items()):
-                job, box = jobs.get(kept.seen.sandbox.job), kept.seen.sandbox
-                if job is not None and (job.status == Status.REMOVED or (job.run > box.number and not job.reconnects)):
-                    kept.given_up = True
-                settled = job is not None and job.shown.run == box.number and job.shown.state == State.DELIVERED
-                dropped = (job is None or kept.given_up) and not kept.open
-                if settled or dropped or now > kept.expires + 2 * _KEPT_S:
+                name = kept.seen.sandbox.job
+                given_up = kept.given_up or _given_up(kept.seen.sandbox.number, jobs.get(name), past.get(name))
+                is_over = key not in self._reported and _is_over(kept, jobs.get(name))
+                changed |= given_up != kept.given_up or is_over
+                kept.given_up = given_up
+                if is_over or now > kept.expires + 2 * _KEPT_S:
                     del self._kept[key]
-                    self._over[key] = self._told(kept)  # the pilot's own report may stand in the collector for hours
+                    self._over[key] = self._told(kept)  # its pilot's report may come back
                     while len(self._over) > _OVER_KEPT:
                         del self._over[next(iter(self._over))]
-                    self._store()
+                    changed = True
+            if changed:
+                self._store()
 
     def close(self) -> None:
         """Ask no more."""
@@ -133,10 +150,10 @@ class Custodians:
                     continue
                 if (item.manager, box.job, box.number) in self._over:
                     continue
-                if known is None and box.state not in (State.HANDED_OVER, State.LOST):
+                if known is None and box.state not in _GIVEN_AWAY:
                     continue  # it is still at work; all of it is said when it is not
                 try:
-                    receipts = tuple(read_receipt(text) for text in box.custody)
+                    receipts = _receipts(item)
                 except BadReceipt as problem:
                     log.warn("receipt-refused", manager=item.manager_name, job=box.job, problem=problem)
                     continue
@@ -147,22 +164,37 @@ class Custodians:
                 changed = True
                 log.event("handed-over", job=box.job, run=box.number, custodians=",".join(_places(receipts)))
             if changed:
+                self._tell_apart()
                 self._store()
+
+    def _tell_apart(self) -> None:
+        """Files of many sandboxes share a seed: what a lost one may have given is not what another one has given."""
+        given: dict[str, set[str]] = {}
+        for kept in self._kept.values():
+            if kept.seen.sandbox.state != State.LOST:
+                given.setdefault(kept.seen.manager, set()).update(
+                    name for one in kept.receipts for name in one.origins()
+                )
+        for kept in self._kept.values():
+            if kept.seen.sandbox.state == State.LOST:
+                kept.others = given.get(kept.seen.manager, frozenset())
 
     def _told(self, kept: Kept) -> SandboxReport:
         """The report, with the state that the custodians' answers give it."""
         box = kept.seen.sandbox
-        if box.state not in (State.HANDED_OVER, State.LOST):
+        if box.state not in _GIVEN_AWAY:
             return box
         bad = [(outcome, why) for outcome, why in kept.finals.values() if outcome != "done"]
         over = self._clock.wall_s() > kept.expires + _KEPT_S
         if kept.open and not over:
             return replace(box, state=State.HANDED_OVER.value, reason=self._reason(kept))
-        if box.state == State.LOST:
+        if box.state != State.HANDED_OVER:
             return box
         if not kept.open and not bad:
             files = tuple(replace(one, state=State.DELIVERED.value, verified=_VERIFIED) for one in box.files)
             return replace(box, state=State.DELIVERED.value, reason="", files=files)
+        if kept.given_up == State.CANCELLED:
+            return replace(box, state=kept.given_up, reason="given up by its owner")
         failed = next(((outcome, why) for outcome, why in bad if outcome not in _LOST), None)
         if failed and not kept.open:
             text = f"the overlay could not deliver it: {failed[1] or failed[0]}"
@@ -200,7 +232,12 @@ class Custodians:
 
     def _store(self) -> None:
         rows = [
-            {"manager": one.seen.manager_name, "key": one.seen.key, "sandbox": asdict(one.seen.sandbox)}
+            {
+                "manager": one.seen.manager_name,
+                "key": one.seen.key,
+                "sandbox": asdict(one.seen.sandbox),
+                "given_up": one.given_up,
+            }
             for one in self._kept.values()
         ]
         write_file("custody-keep", self._path, json.dumps(rows).encode("utf-8", "surrogateescape"))
@@ -210,11 +247,36 @@ def _places(receipts: Iterable[Receipt]) -> list[str]:
     return list(dict.fromkeys(one.custodian for one in receipts))
 
 
+def _receipts(item: Seen) -> tuple[Receipt, ...]:
+    """:raises BadReceipt: they are none, or were made by somebody else than who signed the report."""
+    found = tuple(read_receipt(text) for text in item.sandbox.custody)
+    for one in found:
+        if not is_seed_of(one.seed, item.key):
+            raise BadReceipt(f"the seed {one.seed} is not of the key that has signed the report")
+    return found
+
+
+def _given_up(number: int, job: Job | None, past: Past | None) -> str:
+    """What becomes of a run that nobody waits for any more, "" while somebody does."""
+    if job is None:
+        return State.CANCELLED.value if past is not None and past.status == Status.REMOVED else ""
+    if job.status == Status.REMOVED or (job.request == Request.CANCEL and job.ended and job.run == number):
+        return State.CANCELLED.value
+    return State.LOST.value if job.run > number and not job.reconnects else ""
+
+
+def _is_over(kept: Kept, job: Job | None) -> bool:
+    if kept.open:
+        return False
+    ended = job is not None and job.shown.state in (State.DELIVERED, State.CANCELLED)
+    return job is None or (ended and job.shown.run >= kept.seen.sandbox.number)
+
+
 def _read(path: Path) -> list[Kept]:
     try:
         rows: Any = json.loads(read_file(path))
-        seen = [Seen(str(row["manager"]), str(row["key"]), sandbox_of(row["sandbox"])) for row in rows]
-        return [Kept(item, tuple(read_receipt(text) for text in item.sandbox.custody)) for item in seen]
+        found = [(Seen(str(row["manager"]), str(row["key"]), sandbox_of(row["sandbox"])), row) for row in rows]
+        return [Kept(item, _receipts(item), str(row["given_up"])) for item, row in found]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError, TypeError) as problem:

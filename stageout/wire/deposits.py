@@ -7,6 +7,7 @@ receipts of a whole sandbox are a few short texts, ``HOST:PORT SEED FIRST-LAST E
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from stageout.wire.address import is_address
 #: A custodian tries to deliver for so long (s).
 EXPIRES_AFTER_S = 24 * 3600
 _SEED_CHARS = 32
+_NONCE_BYTES = 8
 _MOST = 1_000_000
 
 
@@ -38,6 +40,25 @@ class Receipt:
     def origins(self) -> Iterator[str]:
         """The origin of each deposit; its only operation has the number 1."""
         return (origin_of(self.seed, number) for number in range(self.first, self.last + 1))
+
+
+def new_seed(key: str) -> str:
+    """A random seed that counts only in reports of one manager. :param key: its public key.
+
+    Reports can be read by everybody: without the key in it, whoever copies a seed could have the deposits cancelled.
+    """
+    nonce = secrets.token_hex(_NONCE_BYTES)
+    return nonce + _mark(nonce, key)
+
+
+def is_seed_of(seed: str, key: str) -> bool:
+    """Whether :func:`new_seed` made it for that public key."""
+    nonce = seed[: 2 * _NONCE_BYTES]
+    return seed == nonce + _mark(nonce, key)
+
+
+def _mark(nonce: str, key: str) -> str:
+    return hashlib.sha256(f"{nonce} {key}".encode()).hexdigest()[: _SEED_CHARS - 2 * _NONCE_BYTES]
 
 
 def origin_of(seed: str, number: int) -> str:

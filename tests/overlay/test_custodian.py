@@ -24,7 +24,7 @@ from stageout.overlay.client import Deposit, Put, deposit, outcome, put
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess, custodian_for
 from stageout.wire.deposits import read_receipt
-from stageout.wire.overlay import BLOCK_BYTES, Cancel, Custody, Operation, Result
+from stageout.wire.overlay import BLOCK_BYTES, Cancel, Custody, Open, Opened, Operation, Result
 
 PLUGIN = Path(__file__).resolve().parents[2] / "plugins" / "overlay_router_plugin"
 SIZE_BYTES = 2 * BLOCK_BYTES + 5
@@ -100,6 +100,18 @@ def test_a_put_ends_when_the_terminal_has_the_file(
     assert arrived.stat().st_mode & 0o777 == 0o640
     wait_until(lambda: spool_is_empty(custodian), what="the spool to be empty")
     assert not (custodian.root / "some").exists()
+
+
+def test_an_access_point_is_answered_about_the_others_when_one_has_only_begun(
+    terminal: RouterProcess, custodian: RouterProcess, source: Path
+) -> None:
+    done = deposit(gateway_of(custodian), source, "some/where", terminal.address)
+    begun = "ab" * 16
+    with Channel(gateway_of(custodian)) as channel:
+        channel.send(Open(begun, 1, "else/where", BLOCK_BYTES, BLOCK_BYTES, done.expires, terminal=terminal.address))
+        assert isinstance(channel.receive(), Opened)
+        found = Asker(custodian.key_file("site"))(custodian.address, [begun, done.origin], False)
+    assert set(found) == {done.origin}
 
 
 def test_a_deposit_may_be_freed_and_arrives_when_its_terminal_is_back(

@@ -19,13 +19,13 @@ from test_drain import PILOT, handed_off, state
 from sandbox_manager.ads import sandbox_report
 from sandbox_manager.drain import Drain
 from schedd_agent.custodians import Custodians
-from schedd_agent.model import Seen, Status
+from schedd_agent.model import Past, Request, Seen, Status
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.states import State
 from stageout.wire.custody import Report, SandboxReport, payload_of, read_report, report_ad
-from stageout.wire.deposits import BadReceipt, Receipt, joined, origin_of, read_receipt
+from stageout.wire.deposits import BadReceipt, Receipt, joined, new_seed, origin_of, read_receipt
 
-SEED = "0b" * 16
+SEED = new_seed("")
 ROUTER = "router.example.org:9621"
 _GIVE = """
     if os.environ.get("STAGEOUT_OVERLAY_HANDOVER") and url.startswith("overlay:"):
@@ -175,8 +175,7 @@ class Asked:
             self.one.completed({NAME: found} if found else {})
             if self.one._asking:
                 self.one._asking.result()
-        (item,) = self.one.completed({})[NAME]
-        return item.sandbox
+        return self.one.completed({})[NAME][0].sandbox
 
 
 @pytest.fixture
@@ -209,7 +208,7 @@ def test_it_is_known_over_a_restart_and_without_the_pilot(asked: Asked) -> None:
     asked.start()
     asked.says = {ONE: ("done", ""), TWO: ("done", "")}
     assert asked.look().state == "Delivered"
-    asked.one.look_at({NAME: job(shown=replace(job().shown, run=1, state="Delivered"))})
+    asked.one.look_at({NAME: job(shown=replace(job().shown, run=1, state="Delivered"))}, {})
     written = asked.path.read_text()
     found = asked.one.completed({NAME: (handed_over(),)})
     assert [item.sandbox.state for item in found[NAME]] == ["Delivered"], "the pilot's own report may stand for hours"
@@ -237,13 +236,76 @@ def test_what_a_lost_sandbox_may_have_given_away_is_cancelled_before_it_is_lost(
 
 def test_a_newer_run_wants_nothing_of_it(asked: Asked) -> None:
     asked.look(handed_over())
-    asked.one.look_at({NAME: job(run=2, status=Status.RUNNING)})
+    asked.one.look_at({NAME: job(run=2, status=Status.RUNNING)}, {})
     assert asked.look().state == "HandedOver", "the newer run must not be sent yet"
     assert asked.cancelled == {ONE, TWO}
     asked.says = {ONE: ("cancelled", ""), TWO: ("done", "")}
     assert asked.look().state == "Lost"
-    asked.one.look_at({NAME: job(run=2, status=Status.RUNNING)})
+    asked.one.look_at({NAME: job(run=2, status=Status.RUNNING)}, {})
     assert [item.sandbox.state for item in asked.one.completed({NAME: (handed_over(),)})[NAME]] == ["Lost"]
+
+
+def test_a_copied_receipt_cancels_nothing(asked: Asked) -> None:
+    """Who may advertise can read the report of a pilot and name its deposits as his own."""
+    asked.look(handed_over())
+    stranger = Seen("m2", "ed25519:other", replace(handed_over().sandbox, state="Lost", number=2))
+    asked.look(handed_over(), stranger)
+    assert not asked.cancelled
+
+
+@pytest.mark.parametrize("end", [State.CANCELLED, State.SUPERSEDED])
+def test_what_its_manager_has_given_up_has_not_ended_while_it_may_arrive(asked: Asked, end: State) -> None:
+    """The manager obeys an order at once, the custodian has still to be told: a newer run must wait for that."""
+    asked.look(handed_over())
+    assert asked.look(replace(handed_over(), sandbox=replace(handed_over(state=end).sandbox, change=2))).state == (
+        "HandedOver"
+    )
+    assert asked.cancelled == {ONE, TWO}
+    asked.says = {ONE: ("cancelled", ""), TWO: ("cancelled", "")}
+    assert asked.look().state == end
+
+
+def test_what_another_sandbox_has_given_in_the_same_call_is_not_cancelled(asked: Asked) -> None:
+    """One call of the plugin had files of both, and was stopped after the first file."""
+    whole = seen(State.HANDED_OVER, custody=(f"{ROUTER} {SEED} 1-1 5000",))
+    begun = seen(State.LOST, run=2, custody=(f"{ROUTER} {SEED} 1-2 5000",))
+    asked.look(begun, whole)
+    assert asked.cancelled == {TWO}
+    asked.says = {TWO: ("unknown", ""), ONE: ("done", "")}
+    asked.look()
+    boxes = {item.sandbox.number: item.sandbox.state for item in asked.one.completed({})[NAME]}
+    assert boxes == {1: "Delivered", 2: "Lost"}
+
+
+@pytest.mark.parametrize("removed", [True, False])
+def test_a_job_that_was_removed_wants_nothing_of_it(asked: Asked, removed: bool) -> None:
+    """It may have left the queue between two looks."""
+    asked.look(handed_over())
+    asked.one.look_at({}, {NAME: Past(Status.REMOVED if removed else Status.COMPLETED, 1)})
+    asked.one.close()
+    asked.start()
+    asked.look()
+    assert asked.cancelled == ({ONE, TWO} if removed else set())
+
+
+def test_its_owner_can_give_it_up(asked: Asked) -> None:
+    asked.look(handed_over())
+    asked.one.look_at({NAME: job(request=Request.CANCEL)}, {})
+    assert asked.look().state == "HandedOver"
+    assert asked.cancelled == {ONE, TWO}
+    asked.says = {ONE: ("done", ""), TWO: ("cancelled", "")}
+    assert asked.look().state == "Cancelled"
+
+
+def test_an_end_is_kept_while_the_pilots_last_report_stands(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would be taken up again, and asked for again, in every pass."""
+    asked.says = {ONE: ("done", ""), TWO: ("done", "")}
+    asked.look(handed_over())
+    monkeypatch.setattr(asked.one, "_store", lambda: pytest.fail("nothing has changed"))
+    for _ in range(2):
+        (item,) = asked.one.completed({NAME: (handed_over(),)})[NAME]
+        assert item.sandbox.state == "Delivered"
+        asked.one.look_at({NAME: job(shown=replace(job().shown, run=1, state="Delivered"))}, {})
 
 
 def test_silence_is_no_loss_before_the_end_of_the_time(asked: Asked) -> None:
