@@ -84,6 +84,7 @@ class Drain:
             if others:
                 log.warn("no-way-out", jobs=jobs_at_risk(others), reason="only overlay:// output can be handed over")
             self._pipeline.hand_over(self._way_out)
+            self._pipeline.book.registry.order_anew(self.deadline)
             await self._all_due()
 
     def _takes_all(self, box: Sandbox, way_out: HandOver) -> bool:
@@ -101,6 +102,9 @@ class Drain:
 
     def deadline(self, box: Sandbox) -> float:
         """The end for all that can still arrive before it; the rest stands behind, as if it had time. Wall clock."""
+        way_out = self._pipeline.hand_over_to
+        if way_out is not None and self._takes_all(box, way_out):
+            return self._end  # the custodian is near: all of it has time, the most urgent goes first
         left_s = self._until_s - self._clock.monotonic_s()
         places, throughput = self._pipeline.book.registry.destinations, self._pipeline.throughput
         rates = ((part.size_bytes, throughput.bytes_per_s(places[part.destination].server)) for part in box.waiting)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from test_drain import PILOT, handed_off, state
 
 from sandbox_manager.ads import sandbox_report
 from sandbox_manager.drain import Drain
+from sandbox_manager.handover import HandOver
 from schedd_agent.custodians import Custodians
 from schedd_agent.model import Past, Request, Seen, Status
 from stageout.core.errors import ErrorClass, TransferFailure
@@ -108,6 +110,27 @@ def test_a_drain_hands_over_what_it_cannot_deliver(site: Site) -> None:
             ad = report_ad(Report("m", "", 1, 0, {}, 0, (said,)))
             assert read_report(payload_of(ad)).sandboxes == (said,)
         assert site.delivered() == []
+
+    run(story())
+
+
+def test_the_most_urgent_goes_first_to_the_custodian(site: Site) -> None:
+    async def story() -> None:
+        async with site.manager(moving=False) as node:
+            node.pipeline.throughput.started("overlay://h", 10, 0.0)
+            node.pipeline.throughput.ended("overlay://h", 10, 10, 1.0)
+            await handed_off(node, "1.0", {"overlay://h/ok/large": b"x" * 1000}, priority=9)
+            await handed_off(node, "2.0", {"overlay://h/ok/small": b"x" * 20})
+            registry, drain = node.pipeline.book.registry, Drain(node.pipeline, node.clock, 60, ROUTER)
+            orders = []
+            for way_out in (None, HandOver(ROUTER, "")):
+                if way_out is not None:
+                    node.pipeline.hand_over(way_out)
+                registry.order_anew(drain.deadline)
+                (lane,) = registry.backlog.lanes.values()
+                lane.wake(time.time() + 1)
+                orders.append([box.run.job_id for box, _ in lane.due(time.time() + 10**6)])
+            assert orders == [["2.0", "1.0"], ["1.0", "2.0"]]
 
     run(story())
 
