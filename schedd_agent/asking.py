@@ -8,6 +8,7 @@ from pathlib import Path
 
 from stageout.core.config import ConfigError, Settings
 from stageout.overlay.channel import Channel, gateway_of
+from stageout.wire.deposits import origin_of
 from stageout.wire.overlay import Cancel, Custody, Result, Status
 from stageout.wire.route import BadRoute, address, addresses
 
@@ -20,12 +21,14 @@ class Asker:
     def __init__(self, key: Path) -> None:
         self._key = key
 
-    def __call__(self, custodian: str, origins: Sequence[str], cancel: bool) -> Mapping[str, tuple[str, str]]:
-        """Origin -> (outcome, reason), without those of which the custodian cannot say more yet.
+    def __call__(self, custodian: str, names: Sequence[str], cancel: bool) -> Mapping[str, tuple[str, str]]:
+        """Name of a deposit -> (outcome, reason), without those of which the custodian cannot say more yet.
 
         :raises TransferFailure: it was not reached, or the key cannot be read.
         """
         gateway = gateway_of(*address(custodian), self._key)
+        by_origin = {origin_of(name, gateway.secret): name for name in names}
+        origins = list(by_origin)
         found: dict[str, tuple[str, str]] = {}
         for start in range(0, len(origins), _AT_ONCE):
             part = origins[start : start + _AT_ONCE]
@@ -43,7 +46,7 @@ class Asker:
                     elif isinstance(answer, Result):
                         found[answer.origin] = (answer.outcome, answer.reason)
                 del found[last]
-        return found
+        return {by_origin[origin]: answer for origin, answer in found.items()}
 
 
 def custodians_of(settings: Settings) -> tuple[str, ...]:

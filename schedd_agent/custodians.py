@@ -31,9 +31,10 @@ _OVER_KEPT = 10_000
 _VERIFIED = "digests, by the overlay"
 #: Sandboxes of which nobody sends anything any more but custodians.
 _GIVEN_AWAY = FREED | {State.HANDED_OVER}
+_UNDER_WAY = ("custody", "pending")
 _LOST = ("lost", "expired", "unknown", "cancelled", "stale")
 Ask = Callable[[str, Sequence[str], bool], Mapping[str, "tuple[str, str]"]]
-"""(custodian, origins, whether to cancel them) -> origin -> (outcome, reason); "custody" while it is on its way."""
+"""(custodian, names of deposits, whether to cancel them) -> name -> (outcome, reason); "custody" while on its way."""
 
 
 @dataclass
@@ -41,7 +42,7 @@ class Kept:
     """One sandbox that was handed over.
 
     :param given_up: its job does without it: the state that is told when nothing is on its way any more, "" if not.
-    :param finals: origin -> outcome. :param others: origins in its receipts that are another sandbox's.
+    :param finals: name of a deposit -> outcome. :param others: names in its receipts that are another sandbox's.
     """
 
     seen: Seen
@@ -58,9 +59,9 @@ class Kept:
 
     @property
     def open(self) -> list[tuple[str, str]]:
-        """(custodian, origin) of files of which the end is not known."""
+        """(custodian, name) of deposits of which the end is not known."""
         known = self.finals.keys() | self.others
-        return [(one.custodian, name) for one in self.receipts for name in one.origins() if name not in known]
+        return [(one.custodian, name) for one in self.receipts for name in one.names() if name not in known]
 
     @property
     def expires(self) -> int:
@@ -73,6 +74,16 @@ class Kept:
         if self.given_up or self.seen.sandbox.state != State.HANDED_OVER:
             return True
         return any(outcome != "done" for outcome, _ in self.finals.values())
+
+    def learn(self, name: str, answer: tuple[str, str], custodian: str) -> None:
+        """What a custodian says of a deposit."""
+        outcome, _ = answer
+        if outcome == "unknown" and not self.is_bad:
+            # It said that it has it. If it is asked with another key, it may deliver yet.
+            advice = "has STAGEOUT_CUSTODIAN_KEY the key that pilots deposit with?"
+            self.problem = f"{custodian} knows nothing of it: {advice}"
+        elif outcome not in _UNDER_WAY:
+            self.finals[name] = answer
 
 
 class Custodians:
@@ -172,9 +183,7 @@ class Custodians:
         given: dict[str, set[str]] = {}
         for kept in self._kept.values():
             if kept.seen.sandbox.state != State.LOST:
-                given.setdefault(kept.seen.manager, set()).update(
-                    name for one in kept.receipts for name in one.origins()
-                )
+                given.setdefault(kept.seen.manager, set()).update(name for one in kept.receipts for name in one.names())
         for kept in self._kept.values():
             if kept.seen.sandbox.state == State.LOST:
                 kept.others = given.get(kept.seen.manager, frozenset())
@@ -218,17 +227,27 @@ class Custodians:
 
     def _ask_all(self) -> None:
         with self._lock:
-            todo = [(kept, kept.open, kept.is_bad) for kept in self._kept.values()]
-        for kept, wanted, cancel in todo:
-            for place in sorted({place for place, _ in wanted} & self.allowed):
-                origins = [name for where, name in wanted if where == place]
-                try:
-                    answers, problem = self._ask(place, origins, cancel), ""
-                except TransferFailure as failure:
-                    answers, problem = {}, f"{place} does not answer: {failure}"
-                with self._lock:
+            todo: dict[tuple[str, bool], list[tuple[Kept, str]]] = {}
+            for kept in self._kept.values():
+                for place, name in kept.open:
+                    if place in self.allowed:
+                        todo.setdefault((place, kept.is_bad), []).append((kept, name))
+        for (place, cancel), wanted in todo.items():
+            answers, problem = self._answers(place, [name for _, name in wanted], cancel)
+            with self._lock:
+                for kept, _ in wanted:
                     kept.problem = problem
-                    kept.finals.update({name: answer for name, answer in answers.items() if answer[0] != "custody"})
+                for kept, name in wanted:
+                    if name in answers:
+                        kept.learn(name, answers[name], place)
+
+    def _answers(self, place: str, names: Sequence[str], cancel: bool) -> tuple[Mapping[str, tuple[str, str]], str]:
+        try:
+            return self._ask(place, names, cancel), ""
+        except TransferFailure as failure:
+            return {}, f"{place} does not answer: {failure}"
+        except Exception as problem:  # one that cannot be asked must not keep the others from being asked
+            return {}, f"{place} cannot be asked: {problem!r}"
 
     def _store(self) -> None:
         rows = [

@@ -1,12 +1,14 @@
 """Receipts of deposits: what a pilot leaves behind, so that somebody else can ask a custodian what became of its files.
 
-One call of a plugin deposits many files. Their origins are derived from one random seed and a number each, so the
-receipts of a whole sandbox are a few short texts, ``HOST:PORT SEED FIRST-LAST EXPIRES``.
+One call of a plugin deposits many files. Their names are one random seed and a number each, so the receipts of a whole
+sandbox are a few short texts, ``HOST:PORT SEED FIRST-LAST EXPIRES``. Everybody can read them in reports, and whoever
+knows an origin could speak in its name: so that is derived with the key that the custodian knows depositors by.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -37,9 +39,9 @@ class Receipt:
     def __str__(self) -> str:
         return f"{self.custodian} {self.seed} {self.first}-{self.last} {self.expires}"
 
-    def origins(self) -> Iterator[str]:
-        """The origin of each deposit; its only operation has the number 1."""
-        return (origin_of(self.seed, number) for number in range(self.first, self.last + 1))
+    def names(self) -> Iterator[str]:
+        """The name of each deposit, for :func:`origin_of`."""
+        return (name_of(self.seed, number) for number in range(self.first, self.last + 1))
 
 
 def new_seed(key: str) -> str:
@@ -61,9 +63,14 @@ def _mark(nonce: str, key: str) -> str:
     return hashlib.sha256(f"{nonce} {key}".encode()).hexdigest()[: _SEED_CHARS - 2 * _NONCE_BYTES]
 
 
-def origin_of(seed: str, number: int) -> str:
-    """Origin of one deposit, 32 hexadecimal digits."""
-    return hashlib.sha256(f"{seed}/{number}".encode()).hexdigest()[:32]
+def name_of(seed: str, number: int) -> str:
+    """Name of one deposit."""
+    return f"{seed}/{number}"
+
+
+def origin_of(name: str, secret: bytes) -> str:
+    """Origin of one deposit, 32 hexadecimal digits; its only operation has the number 1. :param secret: of the key."""
+    return hmac.new(secret, name.encode(), hashlib.sha256).hexdigest()[:32]
 
 
 def read_receipt(text: str) -> Receipt:

@@ -23,7 +23,7 @@ from stageout.overlay.channel import Channel, Gateway, read_key
 from stageout.overlay.client import Deposit, Put, deposit, outcome, put
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess, custodian_for
-from stageout.wire.deposits import read_receipt
+from stageout.wire.deposits import name_of, origin_of, read_receipt
 from stageout.wire.overlay import BLOCK_BYTES, Cancel, Custody, Open, Opened, Operation, Result
 
 PLUGIN = Path(__file__).resolve().parents[2] / "plugins" / "overlay_router_plugin"
@@ -105,13 +105,14 @@ def test_a_put_ends_when_the_terminal_has_the_file(
 def test_an_access_point_is_answered_about_the_others_when_one_has_only_begun(
     terminal: RouterProcess, custodian: RouterProcess, source: Path
 ) -> None:
-    done = deposit(gateway_of(custodian), source, "some/where", terminal.address)
-    begun = "ab" * 16
+    gateway, secret = gateway_of(custodian), gateway_of(custodian).secret
+    done = deposit(gateway, source, "some/where", terminal.address, origin=origin_of(name_of("s", 1), secret))
+    begun = origin_of(name_of("s", 2), secret)
     with Channel(gateway_of(custodian)) as channel:
         channel.send(Open(begun, 1, "else/where", BLOCK_BYTES, BLOCK_BYTES, done.expires, terminal=terminal.address))
         assert isinstance(channel.receive(), Opened)
-        found = Asker(custodian.key_file("site"))(custodian.address, [begun, done.origin], False)
-    assert set(found) == {done.origin}
+        found = Asker(custodian.key_file("site"))(custodian.address, ["s/1", "s/2"], False)
+    assert set(found) == {"s/1"}
 
 
 def test_a_deposit_may_be_freed_and_arrives_when_its_terminal_is_back(
@@ -352,13 +353,10 @@ def test_a_pilots_plugin_leaves_a_receipt_that_the_access_point_asks_with(
     assert found, outfile
     receipt = read_receipt(found[1])
     assert (receipt.custodian, receipt.seed, receipt.first, receipt.last) == (custodian.address, seed, 1, 1)
-    (origin,) = receipt.origins()
+    (name,) = receipt.names()
     ask = Asker(key)
-    assert ask(custodian.address, [origin, "0d" * 16], False) == {
-        origin: ("custody", ""),
-        "0d" * 16: ("unknown", ""),
-    }
-    assert ask(custodian.address, [origin], True)[origin][0] in ("custody", "cancelled")
+    assert ask(custodian.address, [name, "other"], False) == {name: ("custody", ""), "other": ("unknown", "")}
+    assert ask(custodian.address, [name], True)[name][0] in ("custody", "cancelled")
     terminal.start()
-    wait_until(lambda: ask(custodian.address, [origin], False)[origin] == ("cancelled", ""), what="the cancellation")
+    wait_until(lambda: ask(custodian.address, [name], False)[name] == ("cancelled", ""), what="the cancellation")
     assert not (terminal.root / "f").exists()

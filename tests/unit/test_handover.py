@@ -25,7 +25,7 @@ from schedd_agent.model import Past, Request, Seen, Status
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.states import State
 from stageout.wire.custody import Report, SandboxReport, payload_of, read_report, report_ad
-from stageout.wire.deposits import BadReceipt, Receipt, joined, new_seed, origin_of, read_receipt
+from stageout.wire.deposits import BadReceipt, Receipt, joined, name_of, new_seed, read_receipt
 
 SEED = new_seed("")
 ROUTER = "router.example.org:9621"
@@ -46,7 +46,7 @@ _GIVE = """
 def test_receipts_come_out_as_they_went_in(first: int, more: int, expires: int) -> None:
     receipt = Receipt(ROUTER, SEED, first, first + more, expires)
     assert read_receipt(str(receipt)) == receipt
-    assert len(set(receipt.origins())) == more + 1
+    assert len(set(receipt.names())) == more + 1
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def handed_over(place: str = ROUTER, state: State = State.HANDED_OVER) -> Seen:
     return seen(state, custody=(f"{place} {SEED} 1-2 5000",), files_left=0)
 
 
-ONE, TWO = origin_of(SEED, 1), origin_of(SEED, 2)
+ONE, TWO = name_of(SEED, 1), name_of(SEED, 2)
 
 
 def test_delivered_only_when_all_files_are(asked: Asked) -> None:
@@ -238,7 +238,7 @@ def test_it_is_known_over_a_restart_and_without_the_pilot(asked: Asked) -> None:
     assert asked.path.read_text() == written == "[]"
 
 
-@pytest.mark.parametrize(("word", "end"), [("lost", "Lost"), ("unknown", "Lost"), ("failed", "Failed")])
+@pytest.mark.parametrize(("word", "end"), [("lost", "Lost"), ("expired", "Lost"), ("failed", "Failed")])
 def test_one_that_does_not_arrive_ends_the_others_first(asked: Asked, word: str, end: str) -> None:
     """Else old output could come after that of the next run."""
     asked.says[ONE] = (word, "conflict")
@@ -339,6 +339,38 @@ def test_silence_is_no_loss_before_the_end_of_the_time(asked: Asked) -> None:
     box = asked.look()
     assert box.state == "Lost"
     assert "nothing was heard of it" in box.reason
+
+
+def test_a_custodian_that_knows_nothing_may_have_been_asked_with_another_key(asked: Asked) -> None:
+    """It said CUSTODY to the pilot: the job must not run again while it may deliver."""
+    asked.says = {ONE: ("unknown", ""), TWO: ("done", "")}
+    box = asked.look(handed_over())
+    assert box.state == "HandedOver"
+    assert "STAGEOUT_CUSTODIAN_KEY" in box.reason
+
+
+def test_all_deposits_with_a_custodian_are_asked_for_at_once_and_one_that_fails_holds_up_no_other(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each question to a host that is down takes a minute."""
+    asked.one.allowed = frozenset([ROUTER, "away.org:1"])
+    places: list[str] = []
+
+    def ask(place: str, names: Sequence[str], cancel: bool) -> Mapping[str, tuple[str, str]]:
+        places.append(place)
+        if place != ROUTER:
+            raise OSError("no such file")
+        return dict.fromkeys(names, ("done", ""))
+
+    monkeypatch.setattr(asked.one, "_ask", ask)
+    runs = [replace(handed_over("away.org:1"), sandbox=replace(handed_over("away.org:1").sandbox, number=number))
+            for number in range(2, 9)]  # fmt: skip
+    asked.clock.now_s += 11
+    asked.one.completed({NAME: [*runs, handed_over()]})
+    assert asked.one._asking
+    asked.one._asking.result()
+    assert sorted(places) == ["away.org:1", ROUTER]
+    assert asked.one.completed({})[NAME][-1].sandbox.state == "Delivered"
 
 
 def test_custodians_that_are_not_named_are_not_asked(asked: Asked) -> None:

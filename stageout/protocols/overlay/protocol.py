@@ -19,7 +19,7 @@ from stageout.overlay.sending import report
 from stageout.overlay.settings import routes_of
 from stageout.plugin.api import BatchProtocol, Context, Outcome, Transfer
 from stageout.plugin.urls import as_written, safe_url
-from stageout.wire.deposits import EXPIRES_AFTER_S, Receipt, origin_of
+from stageout.wire.deposits import EXPIRES_AFTER_S, Receipt, name_of, origin_of
 from stageout.wire.overlay import MAX_CLOCK_SKEW_S
 from stageout.wire.route import DEFAULT_PORT, BadRoute, address, written
 
@@ -102,7 +102,7 @@ def _hand_over(transfer: Transfer, custodian: str, number: int) -> None:
         local, seed = Path(request.local_path), context.setting("OVERLAY_SEED", "")
         given = deposit(
             to, local, path, terminal, mode=local.stat().st_mode & 0o777, connections=context.parallelism,
-            progress=context.progress, origin=origin_of(seed, number),
+            progress=context.progress, origin=origin_of(name_of(seed, number), to.secret),
         )  # fmt: skip
     except TransferFailure as failure:
         transfer.finish(failure)
