@@ -603,7 +603,7 @@ def test_the_diagram_in_the_documentation_is_current() -> None:
 def test_labels_in_the_code_are_those_of_the_documentation() -> None:
     documented = set(re.findall(r"^\| `([a-z-]+)` \|", (ROOT_DIR / "docs" / "ORDERING.md").read_text(), re.M))
     code = "".join(path.read_text() for path in (ROOT_DIR / "sandbox_manager").glob("*.py"))
-    quoted = r'"((?:record|report)-[a-z]+|mover-exec|spool-(?:open|state|move|sync|release))"'
+    quoted = r'"((?:record|report)-[a-z-]+|mover-exec|spool-(?:open|state|move|sync|release))"'
     used = set(re.findall(quoted, code))
     assert used <= documented
     assert {
