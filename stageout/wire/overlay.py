@@ -459,6 +459,8 @@ TYPES: dict[type[Any], Type] = {
     Probed: Type.PROBED,
 }
 _BY_TYPE = {kind: cls for cls, kind in TYPES.items()}
+#: Types of fields, found at first use: to find them costs more than all else of reading a message.
+_HINTS: dict[type[Any], dict[str, Any]] = {}
 
 
 def to_meta(message: Message) -> dict[str, Any]:
@@ -485,7 +487,7 @@ def from_meta(kind: Type, meta: Mapping[str, Any]) -> Message:
     cls = _BY_TYPE.get(kind)
     if cls is None:
         raise BadFrame(f"{kind.name} is not a message")
-    hints = get_type_hints(cls)
+    hints = _HINTS.get(cls) or _HINTS.setdefault(cls, get_type_hints(cls))
     values = {}
     for item in fields(cls):
         if item.name in meta:
