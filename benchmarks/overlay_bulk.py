@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
@@ -31,7 +32,6 @@ ROOT = Path(__file__).resolve().parents[1]
 PLANE = Path(__file__).resolve().parent / "routers" / "plane.py"
 SOURCE = Path(__file__).resolve().parent / "routers" / "relay.c"
 MIB = 1 << 20
-_PORT, _RELAY_PORT = 29621, 29622
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -57,12 +57,14 @@ def _plane(*arguments: object) -> list[str]:
     return [sys.executable, str(PLANE), *map(str, arguments)]
 
 
-def _started(command: list[str]) -> subprocess.Popen[str]:
+def _started(command: list[str]) -> tuple[subprocess.Popen[str], int]:
+    """A part that listens, and its port."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert process.stdout is not None
-    if process.stdout.readline().strip() != "ready":
+    line = process.stdout.readline().strip()
+    if not line.isdigit():
         raise StageoutError(f"{command[0]} did not start")
-    return process
+    return process, int(line)
 
 
 def _figures(process: subprocess.Popen[str]) -> dict[str, float]:
@@ -74,12 +76,12 @@ def _figures(process: subprocess.Popen[str]) -> dict[str, float]:
 
 def memory(blocks: int, between: list[str] | None = None) -> Run:
     """Blocks from one process to another, with a relay between them if there is one."""
-    receiver = _started(_plane("receive", _PORT, blocks))
-    middle = _started(between) if between else None
-    port = _RELAY_PORT if between else _PORT
-    command = _plane("send", port, blocks)
+    receiver, port = _started(_plane("receive", blocks))
+    middle = None
+    if between:
+        middle, port = _started([*between, str(port)])
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    sender = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
+    sender = subprocess.Popen(_plane("send", blocks, port), stdout=subprocess.PIPE, text=True, env=env)
     sent, received = _figures(sender), _figures(receiver)
     cpu_s = {"sender": sent["cpu_s"], "receiver": received["cpu_s"]}
     if middle is not None:
@@ -89,10 +91,14 @@ def memory(blocks: int, between: list[str] | None = None) -> Run:
 
 def iperf(blocks: int) -> Run:
     """The same bytes by iperf3, one stream, which looks at none of them."""
-    server = ["iperf3", "-s", "-1", "-p", str(_PORT), "-B", "127.0.0.1"]
-    with subprocess.Popen(server, stdout=subprocess.DEVNULL) as listening:
-        _until_open(_PORT)
-        command = ["iperf3", "-c", "127.0.0.1", "-p", str(_PORT), "-n", str(blocks * MIB), "-l", str(MIB), "-J"]
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    server = ["iperf3", "-s", "-1", "--forceflush", "-p", str(port), "-B", "127.0.0.1"]
+    with subprocess.Popen(server, stdout=subprocess.PIPE) as listening:
+        assert listening.stdout is not None
+        listening.stdout.readline()
+        listening.stdout.readline()  # "Server listening on ..."
+        command = ["iperf3", "-c", "127.0.0.1", "-p", str(port), "-n", str(blocks * MIB), "-l", str(MIB), "-J"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
         listening.wait(60)
     end = json.loads(done.stdout)["end"]
@@ -100,18 +106,6 @@ def iperf(blocks: int) -> Run:
     cpu, seconds = end["cpu_utilization_percent"], end["sum_received"]["seconds"]
     cpu_s = {"sender": cpu["host_total"] * seconds / 100, "receiver": cpu["remote_total"] * seconds / 100}
     return Run(size_bytes, seconds, cpu_s)
-
-
-def _until_open(port: int) -> None:
-    """iperf3 -1 serves one test, and a connection to try would be that: the kernel's table says whether it listens."""
-    wanted = f":{port:04X} "
-    end_s = time.monotonic() + 20
-    while time.monotonic() < end_s:
-        lines = Path("/proc/net/tcp").read_text().splitlines()
-        if any(wanted in line.split(":", 1)[1][:16] + " " and " 0A " in line for line in lines[1:]):
-            return
-        time.sleep(0.02)
-    raise StageoutError("iperf3 does not listen")
 
 
 def _tree_s(pid: int) -> float:
@@ -216,12 +210,11 @@ def in_memory(quick: bool, folder: Path) -> list[Figure]:
     compiled = folder / "relay"
     subprocess.run(["cc", "-O2", "-o", str(compiled), str(SOURCE)], check=True)
     blocks = 1024 if quick else 4096
-    c_relay = [str(compiled), str(_RELAY_PORT), str(_PORT)]
     runs: dict[str, Callable[[], Run]] = {
         "direct": lambda: memory(blocks),
-        "relay": lambda: memory(blocks, _plane("relay", _RELAY_PORT, _PORT)),
-        "splice": lambda: memory(blocks, [*c_relay, "splice"]),
-        "copy": lambda: memory(blocks, [*c_relay, "copy"]),
+        "relay": lambda: memory(blocks, _plane("relay")),
+        "splice": lambda: memory(blocks, [str(compiled), "splice"]),
+        "copy": lambda: memory(blocks, [str(compiled), "copy"]),
     }
     if shutil.which("iperf3"):
         runs["iperf"] = lambda: iperf(blocks)

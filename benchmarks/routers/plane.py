@@ -1,7 +1,7 @@
 """One end of the data plane alone, as the product runs it but without a disk: blocks from memory to memory.
 
-``plane.py send PORT BLOCKS | receive PORT BLOCKS | relay PORT TARGET_PORT`` serves one connection and prints JSON:
-seconds from the first block to the last, seconds of the processor. ``receive`` and ``relay`` say "ready" before.
+``plane.py send BLOCKS PORT | receive BLOCKS | relay PORT`` serves one connection and prints JSON: seconds that it took,
+seconds of the processor. ``receive`` and ``relay`` print the port that they listen on before.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import resource
 import socket
 import sys
 import time
+from collections.abc import Callable
 
 from overlay_router.splice import Circuit
 from overlay_router.worker import Gate, Job, Receiver, Report
@@ -32,9 +33,9 @@ class _InMemory(Receiver):
         self._unsynced, self._unsynced_bytes = [], 0
 
 
-def _accepted(port: int) -> socket.socket:
-    with socket.create_server(("127.0.0.1", port)) as listening:
-        print("ready", flush=True)
+def _accepted() -> socket.socket:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        print(listening.getsockname()[1], flush=True)
         return listening.accept()[0]
 
 
@@ -44,7 +45,7 @@ def _connected(port: int) -> socket.socket:
     return sock
 
 
-def send(port: int, count: int) -> None:
+def send(count: int, port: int) -> None:
     """Blocks as a client sends them: digest, checksum, header, bytes."""
     checksum = next(iter(frames.checksums().values()))
     digest = next(iter(frames.digests().values()))
@@ -60,11 +61,11 @@ def send(port: int, count: int) -> None:
         sock.recv(1)
 
 
-def receive(port: int, count: int) -> None:
+def receive(count: int) -> None:
     """Blocks as a worker receives them."""
     checksum, digest = next(iter(frames.checksums())), next(iter(frames.digests()))
     job = Job("receive", _TID, checksum, digest, BLOCK_BYTES, count * BLOCK_BYTES)
-    with _accepted(port) as sock, open("/dev/null", "wb") as nowhere:
+    with _accepted() as sock, open("/dev/null", "wb") as nowhere:
         _InMemory(job, sock, nowhere.fileno(), _ignore, Gate()).run()  # type: ignore[arg-type]
 
 
@@ -72,20 +73,21 @@ def _ignore(report: Report) -> None:
     return
 
 
-def relay(port: int, target: int) -> None:
+def relay(target: int) -> None:
     """A circuit as a worker passes it on."""
-    near = _accepted(port)
+    near = _accepted()
     with near, _connected(target) as far:
         Circuit(near, far).run()
 
 
 def main() -> None:
     """Run one part."""
-    name, port, argument = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    name, numbers = sys.argv[1], [int(word) for word in sys.argv[2:]]
     sys.setswitchinterval(0.0002)
     before = resource.getrusage(resource.RUSAGE_SELF)
     start_s = time.monotonic()
-    {"send": send, "receive": receive, "relay": relay}[name](port, argument)
+    parts: dict[str, Callable[..., None]] = {"send": send, "receive": receive, "relay": relay}
+    parts[name](*numbers)
     took_s = time.monotonic() - start_s
     after = resource.getrusage(resource.RUSAGE_SELF)
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

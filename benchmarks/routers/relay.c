@@ -1,8 +1,9 @@
 /* The relay that others are measured by: one connection in, one out, bytes from one to the other and nothing else.
  *
- *     relay PORT TARGET_PORT copy|splice
+ *     relay copy|splice TARGET_PORT
  *
- * It says "ready", passes one connection on until its end, and prints what it cost in seconds of the processor. */
+ * It prints the port that it listens on, passes one connection on until its end, and prints what that cost in seconds of
+ * the processor. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -34,14 +35,16 @@ static struct sockaddr_in place(int port)
     return address;
 }
 
-static int accepted(int port)
+static int accepted(void)
 {
-    int one = 1, listening = socket(AF_INET, SOCK_STREAM, 0);
-    struct sockaddr_in address = place(port);
-    setsockopt(listening, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-    if (bind(listening, (struct sockaddr *)&address, sizeof address) || listen(listening, 1))
+    int listening = socket(AF_INET, SOCK_STREAM, 0);
+    struct sockaddr_in address = place(0);
+    socklen_t size = sizeof address;
+    if (bind(listening, (struct sockaddr *)&address, size) || listen(listening, 1))
         fail("listen");
-    puts("ready");
+    if (getsockname(listening, (struct sockaddr *)&address, &size))
+        fail("getsockname");
+    printf("%d\n", ntohs(address.sin_port));
     fflush(stdout);
     int sock = accept(listening, NULL, NULL);
     if (sock < 0)
@@ -86,10 +89,10 @@ static void pass(int from, int to)
 int main(int argc, char **argv)
 {
     struct rusage used;
-    if (argc != 4)
+    if (argc != 3)
         return 64;
-    int near = accepted(atoi(argv[1])), far = connected(atoi(argv[2]));
-    if (!strcmp(argv[3], "copy"))
+    int near = accepted(), far = connected(atoi(argv[2]));
+    if (!strcmp(argv[1], "copy"))
         copy(near, far);
     else
         pass(near, far);
