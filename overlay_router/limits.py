@@ -8,8 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from stageout.core import log
+
 MOST_STRANGERS = 512
 MOST_STRANGERS_OF_ONE = 64
+_COMPLAINT_EVERY_S = 3.0
+_COMPLAINTS_AT_ONCE = 20
+_MATTERS_KEPT = 4096
 
 
 class TooMany(Exception):
@@ -23,11 +28,37 @@ class Allowance:
         self._per_s, self._at_once, self._left = per_s, at_once, at_once
         self._counted_s = time.monotonic() if now_s is None else now_s
 
+    def ready(self, now_s: float) -> bool:
+        """Whether one more would be in time."""
+        return self._left + (now_s - self._counted_s) * self._per_s >= 1
+
     def take(self, now_s: float) -> float:
         """Count one message. How many seconds it comes too early; 0: in time."""
         self._left = min(self._at_once, self._left + (now_s - self._counted_s) * self._per_s) - 1
         self._counted_s = now_s
         return max(0.0, -self._left / self._per_s)
+
+
+class Complaints:
+    """Warnings about peers, at most twenty of a kind and peer in a row, and then one every three seconds."""
+
+    def __init__(self) -> None:
+        self._allowances: dict[tuple[str, str], Allowance] = {}
+        self._unsaid: Counter[tuple[str, str]] = Counter()
+
+    def warn(self, name: str, who: str, **facts: object) -> None:
+        """Log it, or count it for the next line."""
+        matter, now_s = (name, who), time.monotonic()
+        if len(self._allowances) >= _MATTERS_KEPT:
+            self._allowances.clear()
+            self._unsaid.clear()
+        allowance = self._allowances.setdefault(matter, Allowance(1 / _COMPLAINT_EVERY_S, _COMPLAINTS_AT_ONCE, now_s))
+        if not allowance.ready(now_s):
+            self._unsaid[matter] += 1
+            return
+        allowance.take(now_s)
+        unsaid = self._unsaid.pop(matter, 0)
+        log.warn(name, peer=who, **facts, **({"more_like_this": unsaid} if unsaid else {}))
 
 
 @dataclass

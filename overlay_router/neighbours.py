@@ -22,7 +22,7 @@ from overlay_router.book import Book
 from overlay_router.chooser import Chooser
 from overlay_router.ending import end
 from overlay_router.greeting import Peer, Unwelcome, connect, introduce, receive_frame
-from overlay_router.limits import Allowance
+from overlay_router.limits import Allowance, Complaints
 from overlay_router.measure import Meter
 from stageout.core import log
 from stageout.wire import frames, overlay
@@ -83,6 +83,7 @@ class Neighbourhood:
         self._chooser = Chooser(book.address)
         self._thinking = ThreadPoolExecutor(max_workers=1, thread_name_prefix="routes")
         self._targets: dict[str, asyncio.Task[None]] = {}
+        self._complaints = Complaints()
         self._ending: set[asyncio.Task[None]] = set()
         self._lines: list[_Line] = []
         self._changed = asyncio.Event()
@@ -232,7 +233,7 @@ class Neighbourhood:
     def _take_links(self, line: _Line, links: Links, now_s: float) -> None:
         taken = self._book.accept(links, line.source, now_s)
         if taken.refusal:
-            log.warn("links-refused", router=links.router, source=line.source, reason=taken.refusal)
+            self._complaints.warn("links-refused", line.source, router=links.router, reason=taken.refusal)
         if taken.newer:
             self._pass_on(self._book.aged(links.router, now_s), line)
 

@@ -30,7 +30,7 @@ from overlay_router.ends import Ends
 from overlay_router.forwarder import Forwarder
 from overlay_router.greeting import Peer, Unwelcome, greet, refuse
 from overlay_router.keys import Key
-from overlay_router.limits import Limits, TooMany
+from overlay_router.limits import Complaints, Limits, TooMany
 from overlay_router.neighbours import Neighbourhood
 from overlay_router.pool import Pool
 from overlay_router.report import Reporting
@@ -125,6 +125,7 @@ class Router:
         self._tasks: set[asyncio.Task[None]] = set()
         self._packs: asyncio.Queue[Arrived] = asyncio.Queue(_PACKS_WAITING)
         self._pool = Pool(workers, self._on_report)
+        self.complaints = Complaints()
         self.limits = Limits(self._pool.connections, most_connections, messages_per_s)
         self._forwarder: Forwarder | None = None
         if ends.custodian is not None and forwarding is not None:
@@ -176,12 +177,12 @@ class Router:
                 with self._among_limits(peer):
                     await self._serve(wire.sock, peer, first)
             except TooMany as reason:
-                log.warn("too-many", reason=reason)
+                self.complaints.warn("too-many", host, reason=reason)
             except Unwelcome as reason:
-                log.warn("peer-refused", reason=reason)
+                self.complaints.warn("peer-refused", host, reason=reason)
                 await refuse(wire.sock, reason)
             except BadFrame as problem:
-                log.warn("peer-not-understood", problem=problem)
+                self.complaints.warn("peer-not-understood", host, problem=problem)
             except (OSError, asyncio.TimeoutError) as problem:
                 log.event("peer-gone", problem=problem or "silent")
 
@@ -309,7 +310,7 @@ class Router:
         self._join(line, name)
         refusal = self.rights.refusal(line.peer.key, pack, int(time.time()))
         if refusal:
-            log.warn("path-refused", key=line.peer.key.name, reason=refusal)
+            self.complaints.warn("path-refused", line.peer.key.name, reason=refusal)
             told = ("failed",) * count, (refusal[:_REASON_CHARS],) * count
             line.send(overlay.Packed(pack.origin, pack.seq, (0,) * count, tuple(range(count)), *told))
             return
@@ -351,7 +352,7 @@ class Router:
         self._join(line, name)
         refusal = self._refusal(line.peer.key, message)
         if refusal:
-            log.warn("path-refused", key=line.peer.key.name, reason=refusal)
+            self.complaints.warn("path-refused", line.peer.key.name, reason=refusal)
             line.send(overlay.Result(origin, message.seq, "failed", refusal))  # type: ignore[union-attr]
             return
         if isinstance(message, overlay.Open):
@@ -374,7 +375,7 @@ class Router:
         mine = replace(ask, capability="") if ask.terminal else ask  # it is for the terminal to judge
         full = self.rights.reserve(line.peer.key, mine, int(time.time()))
         if full:
-            log.warn("too-much", key=line.peer.key.name, reason=full)
+            self.complaints.warn("too-much", line.peer.key.name, reason=full)
             line.send(overlay.NoSpace(ask.origin, ask.seq, _AGAIN_S))
             return
         reply = await self._on_disk(lambda: self._ends.open(ask, name))

@@ -76,6 +76,7 @@ def test_a_peer_that_opens_ten_thousand_transfers(router: RouterProcess, tmp_pat
     assert (kinds.count(Opened), kinds.count(NoSpace)) == (_TRANSFERS, 10_000 - _TRANSFERS)
     assert resident_bytes(router) - before_bytes < 64 << 20
     serves(router, tmp_path, "beside-the-many")
+    assert router.log.count(" too-much ") < 100, "nor does it fill the log"
 
 
 def test_a_peer_that_floods_and_does_not_read(router: RouterProcess, tmp_path: Path) -> None:
