@@ -29,6 +29,8 @@ from stageout.wire import overlay
 from stageout.wire.overlay import NoSpace, Open, Opened, Operation, Staged
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+#: Operations in custody, or waiting for their data: each takes some kB of memory, whatever its data.
+MOST_OPERATIONS = 100_000
 _DAMAGED = "the copy in the custodian's spool was damaged"
 
 
@@ -138,9 +140,14 @@ class Custodian:
         final = self._final(operation, peer)
         if final is not None:
             return [Reply(peer, final)]
-        held = self._held.get((operation.origin, operation.seq))
+        key = operation.origin, operation.seq
+        held = self._held.get(key)
         if held is not None and not held.damaged:
             return [self._in_custody(held, peer)]
+        known = key in self._held or key in self._waiting
+        if not known and len(self._held) + len(self._waiting) >= MOST_OPERATIONS:
+            log.warn("too-many", reason=f"{MOST_OPERATIONS} operations are in custody, or wait for their data")
+            return []  # the peer asks again
         return self._consider(_Waiting(operation, peer, digest))
 
     def _consider(self, waiting: _Waiting) -> list[Reply]:
@@ -306,7 +313,13 @@ class Custodian:
             self._store.abandon(item)
         self._free(dead)
         self._store.forget(now)
+        self._forget(now)
         return replies
+
+    def _forget(self, now: int) -> None:
+        live = {_key_of(item) for item in self._store.transfers()}
+        self._asked = {key: ask for key, ask in self._asked.items() if key in live}
+        self._waiting = {key: one for key, one in self._waiting.items() if key in live or one.operation.expires >= now}
 
     def _end(self, operation: Operation, sender: str, result: Result) -> list[Reply]:
         key = (operation.origin, operation.seq)

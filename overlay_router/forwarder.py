@@ -202,7 +202,7 @@ class Forwarder:
             return
         try:
             self._tell(await self._record(held, answer))
-        except (OSError, sqlite3.Error) as problem:  # the terminal says the same again
+        except (OSError, sqlite3.Error, ValueError) as problem:  # not recorded, or no outcome: it is asked again
             self._failed(held, Answer(answer.number, failure=f"not recorded: {problem}"))
         self._orders.pop(answer.number, None)
         self.wake.set()

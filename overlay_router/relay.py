@@ -274,7 +274,7 @@ class Router:
             while True:
                 what = await todo.get()
                 await (self._pack(line, what) if isinstance(what, Frame) else self._answer(line, what))
-        except (BadFrame, OSError, asyncio.TimeoutError):
+        except Exception:  # a database on a full disk, too: who asks must not wait for an answer that never comes
             line.writer.close()  # which ends whoever reads it too
             raise
 

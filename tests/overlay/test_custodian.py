@@ -24,7 +24,7 @@ from stageout.overlay.client import Deposit, Put, deposit, outcome, put
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess, custodian_for
 from stageout.wire.deposits import name_of, origin_of, read_receipt
-from stageout.wire.overlay import BLOCK_BYTES, Cancel, Custody, Open, Opened, Operation, Result
+from stageout.wire.overlay import BLOCK_BYTES, Cancel, Custody, Open, Opened, Operation, Result, Stat
 
 PLUGIN = Path(__file__).resolve().parents[2] / "plugins" / "overlay_router_plugin"
 SIZE_BYTES = 2 * BLOCK_BYTES + 5
@@ -113,6 +113,14 @@ def test_an_access_point_is_answered_about_the_others_when_one_has_only_begun(
         assert isinstance(channel.receive(), Opened)
         found = Asker(custodian.key_file("site"))(custodian.address, ["s/1", "s/2"], False)
     assert set(found) == {"s/1"}
+
+
+def test_a_custodian_without_a_tree_says_so_at_once(tmp_path: Path, terminal: RouterProcess) -> None:
+    running = custodian_for(tmp_path / "custodian", [terminal], {"STAGEOUT_ROUTER_ROOT": ""})
+    with running, Channel(gateway_of(running)) as channel:
+        channel.send(Stat("name"))
+        with pytest.raises(TransferFailure, match="keeps no files of its own"):
+            channel.receive()
 
 
 def test_a_deposit_may_be_freed_and_arrives_when_its_terminal_is_back(

@@ -173,6 +173,29 @@ def test_damage_with_another_copy_is_mended(spooling: Spooling) -> None:
     assert len(spooling.one.due()) == 1
 
 
+def test_what_was_refused_or_never_completed_is_not_remembered_for_ever(spooling: Spooling) -> None:
+    big = Open(ORIGIN, 1, "big", 10**9, BLOCK, EXPIRES, TERMINAL)
+    assert isinstance(spooling.one.open(big, PEER).message, NoSpace)
+    assert spooling.one.operate(publish(2), PEER, "blake2b-128") == []
+    assert (len(spooling.one._asked), len(spooling.one._waiting)) == (1, 1)
+    spooling.one.expire(())
+    assert (len(spooling.one._asked), len(spooling.one._waiting)) == (0, 1), (
+        "the data of an operation may still be on their way"
+    )
+    spooling.clock.now_s = EXPIRES + 1
+    spooling.one.expire(())
+    assert not spooling.one._waiting
+
+
+def test_operations_without_data_need_room_too(spooling: Spooling, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They hold no lot; who sends them without end is not answered, and asks again."""
+    monkeypatch.setattr("overlay_router.custodian.MOST_OPERATIONS", 2)
+    made = [replace(publish(seq), kind="mkdir", blocks=0, size_bytes=0, manifest="") for seq in (1, 2, 3)]
+    told = [spooling.one.operate(one, PEER, "") for one in made]
+    assert [len(replies) for replies in told] == [1, 1, 0]
+    assert len(spooling.one.held()) == 2
+
+
 def test_low_forgets_no_custody(spooling: Spooling) -> None:
     spooling.take(1)
     spooling.one.low(overlay.Low(ORIGIN, 1))
