@@ -42,6 +42,7 @@ from stageout.core.states import ENDS, FREED, State
 from stageout.wire.custody import Action, SandboxReport
 
 _RETRY_ADVICE = "`stageout retry` sends it again, `condor_release` runs the job again"
+_GONE_ADVICE = "its bytes are no longer on the node, so `stageout retry` cannot help; `condor_release` runs the job again"
 
 
 def decide(s: Situation, limits: Limits) -> list[Effect]:
@@ -326,7 +327,8 @@ def _show(s: Situation, job: Job, shown: Shown, limits: Limits) -> Iterator[Effe
 def _when_failed(s: Situation, job: Job, own: Sequence[Seen], limits: Limits) -> Iterator[Effect]:
     failed = next(item.sandbox for item in own if item.sandbox.state == State.FAILED)
     words = failed.reason or "the manager gave no reason"
-    shown = replace(_sum(job, own), state=State.FAILED.value, reason=f"{words}; {_RETRY_ADVICE}")
+    advice = _GONE_ADVICE if failed.custody else _RETRY_ADVICE
+    shown = replace(_sum(job, own), state=State.FAILED.value, reason=f"{words}; {advice}")
     retrying = job.request == Request.RETRY
     if job.status == Status.COMPLETED and not job.dag and not retrying:
         yield Hold(shown, HOLD_SUBCODE_BASE + failed.error_code, f"Stage-out failed: {words}")

@@ -281,6 +281,14 @@ def test_a_hold_speaks_in_the_plugins_words() -> None:
     assert effect.shown.state == "Failed"
 
 
+def test_handed_over_output_that_failed_is_not_offered_for_a_retry() -> None:
+    failed = seen(State.FAILED, reason="conflict", custody=("router.example.org:9621 0 1-2 5000",))
+    (effect,) = decide(situation(job(), failed), LIMITS)
+    assert isinstance(effect, Hold)
+    assert "cannot help; `condor_release` runs the job again" in effect.shown.reason
+    assert effect.shown.state == "Failed"
+
+
 def test_delivery_says_what_was_verified() -> None:
     (effect,) = decide(situation(job(entered_at=900), seen(State.DELIVERED)), LIMITS)
     assert isinstance(effect, Deliver)
