@@ -42,7 +42,11 @@ from stageout.core.states import ENDS, FREED, State
 from stageout.wire.custody import Action, SandboxReport
 
 _RETRY_ADVICE = "`stageout retry` sends it again, `condor_release` runs the job again"
-_GONE_ADVICE = "its bytes are no longer on the node, so `stageout retry` cannot help; `condor_release` runs the job again"
+_GONE_ADVICE = (
+    "its bytes are no longer on the node, so `stageout retry` cannot help; `condor_release` runs the job again"
+)
+_AT_WORK = (Status.RUNNING, Status.TRANSFERRING, Status.SUSPENDED)
+_GOING_ON = (Status.IDLE, *_AT_WORK)
 
 
 def decide(s: Situation, limits: Limits) -> list[Effect]:
@@ -156,9 +160,16 @@ def _is_fenced(s: Situation, job: Job, record: Record, own: Sequence[Seen], limi
 def _is_stale(s: Situation, job: Job, record: Record | None, item: Seen, limits: Limits) -> bool:
     """True when the run that made the sandbox certainly does not count."""
     older = item.sandbox.number < job.run
+    if (
+        job.status in _GOING_ON
+        and item.sandbox.number >= job.run
+        and item.sandbox.state not in (State.ACCEPTED, *FREED)
+    ):
+        # This run was seen to have ended, and numbers only rise: the queue is one from before, restored.
+        return True
     if job.status == Status.IDLE:
         return item.sandbox.number <= job.run
-    if job.status in (Status.RUNNING, Status.TRANSFERRING, Status.SUSPENDED):
+    if job.status in _AT_WORK:
         # A reconnect after a restart of the AP raises NumShadowStarts although the run goes on.
         calm = not job.reconnects and s.wall_s - job.shadow_since > limits.shadow_settle_s
         return older and (calm or item.sandbox.state != State.ACCEPTED)

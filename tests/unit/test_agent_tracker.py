@@ -281,11 +281,20 @@ def test_a_hold_speaks_in_the_plugins_words() -> None:
     assert effect.shown.state == "Failed"
 
 
+@pytest.mark.parametrize(("status", "run"), [(Status.IDLE, 0), (Status.RUNNING, 1), (Status.TRANSFERRING, 1)])
+def test_a_restored_queue_that_uses_a_number_again_wants_no_old_output(status: int, run: int) -> None:
+    waiting = seen(State.RETRY_WAIT)
+    effects = decide(situation(job(status, run=run), waiting), LIMITS)
+    assert Send("m1", Action.SUPERSEDE, 1) in effects
+    only_accepted = decide(situation(job(status, run=run), seen(State.ACCEPTED)), LIMITS)
+    assert not [one for one in only_accepted if isinstance(one, Send)], "the queue was read before it ended"
+
+
 def test_handed_over_output_that_failed_is_not_offered_for_a_retry() -> None:
     failed = seen(State.FAILED, reason="conflict", custody=("router.example.org:9621 0 1-2 5000",))
     (effect,) = decide(situation(job(), failed), LIMITS)
     assert isinstance(effect, Hold)
-    assert "cannot help; `condor_release` runs the job again" in effect.shown.reason
+    assert "`condor_release` runs the job again" in effect.shown.reason
     assert effect.shown.state == "Failed"
 
 
