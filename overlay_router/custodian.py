@@ -118,13 +118,12 @@ class Custodian:
         return [Reply(transfer.sender, Staged(tid, ranges(sorted(new))))]
 
     def is_whole(self, tid: int) -> bool:
-        """Whether all blocks of a live transfer are recorded: nothing more may be written then."""
-        transfer = self._store.transfer(tid)
-        return transfer is not None and self._store.count(tid) >= transfer.blocks
+        """As :meth:`Store.is_whole`."""
+        return self._store.is_whole(tid)
 
     def whole_of(self, origin: str, seq: int) -> list[int]:
-        """Transfers of an operation whose blocks are all recorded."""
-        return [transfer.tid for transfer in self._store.transfers_of(origin, seq) if self.is_whole(transfer.tid)]
+        """As :meth:`Store.whole_of`."""
+        return self._store.whole_of(origin, seq)
 
     def whole(self, tid: int) -> list[Reply]:
         """All blocks are there and nobody writes any more: an operation that waits for them is taken."""

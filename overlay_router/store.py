@@ -189,6 +189,15 @@ class Store:
         """How many blocks of a transfer are on the disk."""
         return int(self._connection.execute("SELECT count(*) FROM staged WHERE tid = ?", (tid,)).fetchone()[0])
 
+    def is_whole(self, tid: int) -> bool:
+        """Whether all blocks of a live transfer are recorded: nothing more may be written then."""
+        transfer = self.transfer(tid)
+        return transfer is not None and self.count(tid) >= transfer.blocks
+
+    def whole_of(self, origin: str, seq: int) -> list[int]:
+        """Transfers of an operation whose blocks are all recorded."""
+        return [transfer.tid for transfer in self.transfers_of(origin, seq) if self.is_whole(transfer.tid)]
+
     def intend(self, operation: Operation, inode: int) -> None:
         """INTENT: durable before the system call."""
         row = (operation.origin, operation.seq, json.dumps(asdict(operation)), inode)
