@@ -16,10 +16,14 @@ from pathlib import Path
 from stageout.testing.destination import Destination
 from stageout.testing.pool import Node, Pool, Submission
 from stageout.testing.pool.errors import PoolError
+from stageout.testing.pool.waiting import wait_until
 from tests.pool.conftest import Site, open_directory, pool_settings, wait_until_acquainted
 
 #: A startd or schedd that died is given up after this many seconds instead of HTCondor's 40 minutes.
 JOB_LEASE_S = 40
+
+#: What tells why a job is still in the queue, besides all that the product writes into its ad.
+_TELLING = ("ClusterId", "ProcId", "JobStatus", "NumShadowStarts", "HoldReason", "LastRejMatchReason", "RemoteHost")
 
 _AT_THE_ACCESS_POINT = ("schedd-agent", "schedd", "collector", "condor_master")
 _AT_AN_EXECUTE_POINT = ("sandbox-manager", "sandbox-manager", "startd", "condor_master")
@@ -75,7 +79,17 @@ class Storm:
                     self.released += 1
             return not waiting
 
-        pool.wait(done, timeout_s=timeout_s, interval_s=1, what="all jobs to leave the queue")
+        wait_until(
+            done, timeout_s=timeout_s, interval_s=1, what="all jobs to leave the queue", describe=self._still_there
+        )
+
+    def _still_there(self) -> str:
+        """The jobs in the queue and the processes of every node, for the report of a wait in vain."""
+        ads = self.site.pool.jobs("true")
+        jobs = [{name: ad[name] for name in ad if name in _TELLING or name.startswith("StageOut")} for ad in ads]
+        nodes = (self.site.pool.ap, *self.site.pool.eps)
+        alive = [f"{node.name}: {' '.join(sorted(Path(p.argv[0]).name for p in node.processes()))}" for node in nodes]
+        return "\n".join([*(str(ad) for ad in jobs), *alive])
 
     def wrong(self) -> list[str]:
         """What is not as it must be at the end, a line each; the spools are given a minute to become empty."""
