@@ -89,6 +89,7 @@ class Destination:
                 if problem.errno not in NO_ROOM:
                     raise
                 log.event("no-space", path=ask.path, size_bytes=ask.size_bytes)
+                self._lots.give_back(transfer.tid)
                 return Reply(peer, overlay.NoSpace(ask.origin, ask.seq, _NOSPACE_AGAIN_S))
         return self._opened(transfer)
 
@@ -201,6 +202,7 @@ class Destination:
             del self._held[held.operation.origin, held.operation.seq]
         self._store.raise_low(ask.origin, ask.seq)
         self._discard_strays()
+        self._lots.refill()
 
     def expire(self) -> list[Reply]:
         """End what is beyond its time: held operations are answered, data of dead transfers removed."""
@@ -210,6 +212,7 @@ class Destination:
         replies = [reply for held in late for reply in self._consider(held)]
         for tid in self._store.forget(now):
             self._tree.discard(tid)
+        self._lots.refill()
         return replies
 
     def _final(self, ask: Open) -> overlay.Result | None:
@@ -320,9 +323,13 @@ class Destination:
             generations = names.bumped({path: self._store.generation(path) for path in (op.path, op.target)}, op)
             result = result._replace(generation=generations[op.path])
         tids = [transfer.tid for transfer in self._store.transfers_of(operation.origin, operation.seq)]
-        self._store.settle(operation, result, generations)
+        # the data of the one that was published are not where they were gathered any more
+        used = [tid for tid in tids if result.outcome is Outcome.DONE and not self._tree.inode(tid)]
+        self._store.settle(operation, result, generations, used)
         for tid in tids:
             self._tree.discard(tid)
+        if len(used) < len(tids):
+            self._lots.refill()
         if op.kind is Kind.DELETE:
             self._tree.empty(op)
         self._held.pop((operation.origin, operation.seq), None)
@@ -341,8 +348,11 @@ class Destination:
         for transfer in self._store.transfers():
             if not self._tree.inode(transfer.tid):
                 self._store.unstage(transfer.tid)
+                if self._store.has_taken(transfer.tid):
+                    self._store.give_back(transfer.tid)
         self._discard_strays()
         self._tree.empty_trash()
+        self._lots.recover()
 
     def _recover_one(self, stored: StoredIntent) -> None:
         op = _op(stored.operation)

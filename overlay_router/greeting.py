@@ -26,12 +26,13 @@ T = TypeVar("T")
 
 
 class Peer(NamedTuple):
-    """A peer that has proved its key."""
+    """A peer that has proved its key. :param nonce: of this router on that connection."""
 
     node: str
     key: Key
     checksum: str
     digest: str
+    nonce: str = ""
 
 
 @dataclass
@@ -80,7 +81,7 @@ async def greet(sock: socket.socket, node: str, keys: Mapping[str, Key]) -> tupl
     if not hmac.compare_digest(proved.proof, overlay.proof(key.secret, "hello", hello, welcome)):
         raise Unwelcome(f"the key {key.name!r} is not the one known here", welcome.checksum)
     first = overlay.decode(await receive_frame(sock, checksum))
-    return Peer(hello.node, key, welcome.checksum, welcome.digest), first
+    return Peer(hello.node, key, welcome.checksum, welcome.digest, welcome.nonce), first
 
 
 async def connect(address: str) -> socket.socket:

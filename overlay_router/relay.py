@@ -279,9 +279,9 @@ class Router:
             raise
 
     async def _look_up(self, line: Line, ask: Stat | List) -> None:
-        if not line.peer.key.allows(ask.path):
-            text = outside(line.peer.key, ask.path)
-            line.send(overlay.Answer(code=ErrorClass.PERMISSION_DENIED.code, message=text))
+        refusal = self._look_refusal(line.peer, ask)
+        if refusal:
+            line.send(overlay.Answer(code=ErrorClass.PERMISSION_DENIED.code, message=refusal))
         elif isinstance(ask, Stat):
             line.send(await self._on_disk(lambda: self._destination.look_up(ask)))
         else:
@@ -289,6 +289,9 @@ class Router:
             while (page := await asyncio.to_thread(next, pages, None)) is not None:
                 line.send(page)
                 await asyncio.wait_for(line.writer.drain(), _TAKEN_WITHIN_S)
+
+    def _look_refusal(self, peer: Peer, ask: Stat | List | overlay.Get) -> str:
+        return self.rights.refusal(peer.key, ask, int(time.time()), peer.nonce)
 
     async def _lot(self, line: Line, ask: overlay.Lot) -> None:
         key = line.peer.key
@@ -414,8 +417,9 @@ class Router:
 
     async def _get(self, sock: socket.socket, peer: Peer, ask: overlay.Get) -> None:
         self._needs_tree(peer)
-        if not peer.key.allows(ask.path):
-            raise Unwelcome(outside(peer.key, ask.path), peer.checksum, code=ErrorClass.PERMISSION_DENIED.code)
+        refusal = self._look_refusal(peer, ask)
+        if refusal:
+            raise Unwelcome(refusal, peer.checksum, code=ErrorClass.PERMISSION_DENIED.code)
         found = await self._on_disk(lambda: self._destination.published(ask.path, ask.generation))
         if isinstance(found, overlay.Answer):
             raise Unwelcome(found.message, peer.checksum, code=found.code)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import suppress
 
 from overlay_router import lots
 from overlay_router.lots import Spool
 from overlay_router.store import Store, StoredLot
 from overlay_router.tree import NO_ROOM, OWN, Tree
-from stageout.core import durable
+from stageout.core import durable, log
 from stageout.core.errors import ErrorClass
 from stageout.wire import overlay
 from stageout.wire.overlay import Open, Reserved
@@ -30,7 +29,6 @@ class Reservations:
         self._store, self._now = store, now
         self._place = tree.root / OWN / "lots"
         self._place.mkdir(mode=0o700, exist_ok=True)
-        self._recover()
 
     def decide(self, ask: overlay.Lot, key: str) -> Reserved:
         """Reserve, renew or release; durable on return.
@@ -62,10 +60,22 @@ class Reservations:
         if not inside or ask.size_bytes > held.left_bytes:
             return False
         left = held._replace(left_bytes=held.left_bytes - ask.size_bytes)
-        self._store.take_from_lot(left, tid)
+        self._store.take_from_lot(left, tid, ask.size_bytes)
         with durable.step("overlay-lot-trim"):
             os.truncate(self._place / ask.lot, left.left_bytes)
         return True
+
+    def give_back(self, tid: int) -> None:
+        """A transfer found no room in spite of its lot, or has lost its data: its part belongs to the lot again."""
+        if self._store.has_taken(tid):
+            self._store.give_back(tid)
+            self.refill()
+
+    def refill(self) -> None:
+        """Hold the space again that ended transfers have given back, after their data were removed."""
+        for held in self._store.lots():
+            if (self._place / held.lot).stat().st_size < held.left_bytes:
+                self._hold(held)
 
     def expire(self) -> None:
         """Give back what nobody has renewed in time."""
@@ -112,15 +122,21 @@ class Reservations:
             self._store.drop_lot(held.lot)
             durable.unlink("overlay-lot-free", self._place / held.lot)
 
-    def _recover(self) -> None:
-        """After a start: every lot has its file, and every file its lot."""
+    def recover(self) -> None:
+        """After a start, when what nobody owns was removed: every lot has its file, and every file its lot."""
         known = {held.lot: held for held in self._store.lots()}
         for path in self._place.iterdir():
             if path.name not in known:
                 path.unlink()
         for held in known.values():
-            with suppress(OSError):  # somebody else has filled the disk: puts will be told
+            self._hold(held)
+
+    def _hold(self, held: StoredLot) -> None:
+        try:
+            with durable.step("overlay-lot-refill"):
                 self._allocate(held)
+        except OSError as problem:  # somebody else has filled the disk: puts will be told
+            log.warn("lot-not-held", lot=held.lot, left_bytes=held.left_bytes, problem=problem)
 
 
 def _refused(ask: overlay.Lot, kind: ErrorClass, message: str, retry_after_s: int = -1) -> Reserved:

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from overlay_router.keys import BadKeys, Key
 from overlay_router.store import Transfer
-from stageout.wire.capability import BadCapability, Capability, allow
-from stageout.wire.overlay import Message, Open, Operation, Pack
+from stageout.wire.capability import BadCapability, Capability, Look, allow
+from stageout.wire.overlay import Get, List, Message, Open, Operation, Pack, Stat
 
 
 class Lot(NamedTuple):
@@ -42,8 +42,12 @@ class Rights:
     _transfers: Counter[str] = field(default_factory=Counter)
     _bytes: Counter[str] = field(default_factory=Counter)
 
-    def refusal(self, key: Key, message: Message, now: int) -> str:
-        """Why a peer may not ask for this, "" if it may."""
+    def refusal(self, key: Key, message: Message, now: int, nonce: str = "") -> str:
+        """Why a peer may not ask for this, "" if it may. :param nonce: of this router on its connection."""
+        if isinstance(message, Look) and not message.capability:
+            return "" if key.allows(message.path) else outside(key, message.path)
+        if isinstance(message, Look):
+            return self._look(message, now, nonce)
         if isinstance(message, (Open, Operation, Pack)) and (message.capability or self.insists):
             try:
                 self._allowed(message, now)
@@ -92,6 +96,13 @@ class Rights:
         for one in transfers:
             lot = Lot(one.sender.split("/")[0], "", max(0, one.ask.size_bytes), one.ask.expires)
             self._count((one.ask.origin, one.ask.seq), lot)
+
+    def _look(self, message: Stat | List | Get, now: int, nonce: str) -> str:
+        try:
+            allow(message, self.issuers, now, nonce)
+        except BadCapability as problem:
+            return str(problem)
+        return ""
 
     def _count(self, place: tuple[str, int], lot: Lot) -> None:
         self._lots[place] = lot

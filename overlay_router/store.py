@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from stageout.core import durable
 from stageout.core.errors import StageoutError
 from stageout.wire.overlay import Open, Operation
 
-_VERSION = 3
+_VERSION = 4
 #: Of one statement; older libraries allow 999.
 _VARIABLES = 500
 SCHEMA = """
@@ -46,7 +46,7 @@ CREATE TABLE pack_intents (origin TEXT NOT NULL, expires INTEGER NOT NULL, files
 CREATE TABLE lots (
     lot TEXT PRIMARY KEY, key TEXT NOT NULL, path BLOB NOT NULL, left INTEGER NOT NULL, until INTEGER NOT NULL)
     WITHOUT ROWID;
-CREATE TABLE taken (tid INTEGER PRIMARY KEY);
+CREATE TABLE taken (tid INTEGER PRIMARY KEY, lot TEXT NOT NULL, size INTEGER NOT NULL);
 CREATE TABLE generations (path BLOB PRIMARY KEY, generation INTEGER NOT NULL) WITHOUT ROWID;
 """
 #: An origin is forgotten so long (s) after the last expiry of its operations (rule 1).
@@ -214,13 +214,19 @@ class Store:
         row = self._connection.execute("SELECT generation FROM generations WHERE path = ?", (_blob(path),)).fetchone()
         return int(row[0]) if row else 0
 
-    def settle(self, operation: Operation, result: Result, generations: dict[str, int]) -> None:
-        """The final result, the end of its INTENT and of its transfers, in one: nothing of it is repeated."""
+    def settle(
+        self, operation: Operation, result: Result, generations: dict[str, int], used: Collection[int] = ()
+    ) -> None:
+        """The final result, the end of its INTENT and of its transfers, in one: nothing of it is repeated.
+
+        :param used: transfers whose data have a name now; what others have taken of a lot goes back to it.
+        """
         run = self._connection.execute
         key = (operation.origin, operation.seq)
         with self._transaction("overlay-settle"):
             self._keep_result(operation, result)
             run("DELETE FROM intents WHERE origin = ? AND seq = ?", key)
+            self._connection.executemany("DELETE FROM taken WHERE tid = ?", ((tid,) for tid in used))
             self._close_transfers("origin = ? AND seq = ?", key)
             rows = [(_blob(path), number) for path, number in generations.items()]
             self._connection.executemany("INSERT OR REPLACE INTO generations VALUES (?, ?)", rows)
@@ -270,11 +276,16 @@ class Store:
         with self._transaction("overlay-lot-record"):
             self._write_lot(held)
 
-    def take_from_lot(self, held: StoredLot, tid: int) -> None:
-        """Some of it belongs to a transfer now: once."""
+    def take_from_lot(self, held: StoredLot, tid: int, size_bytes: int) -> None:
+        """So much of it belongs to a transfer now: once. It goes back when that is closed without a name."""
         with self._transaction("overlay-lot-record"):
             self._write_lot(held)
-            self._connection.execute("INSERT INTO taken VALUES (?)", (tid,))
+            self._connection.execute("INSERT INTO taken VALUES (?, ?, ?)", (tid, held.lot, size_bytes))
+
+    def give_back(self, tid: int) -> None:
+        """What a transfer has taken of a lot belongs to that again."""
+        with self._transaction("overlay-lot-record"):
+            self._return_to_lots("tid = ?", (tid,))
 
     def has_taken(self, tid: int) -> bool:
         """Whether a transfer has had its part of a lot."""
@@ -392,9 +403,15 @@ class Store:
 
     def _close_transfers(self, where: str, values: tuple[object, ...]) -> None:
         run = self._connection.execute
-        run(f"DELETE FROM taken WHERE tid IN (SELECT tid FROM transfers WHERE {where})", values)
+        self._return_to_lots(f"tid IN (SELECT tid FROM transfers WHERE {where})", values)
         run(f"DELETE FROM staged WHERE tid IN (SELECT tid FROM transfers WHERE {where})", values)
         run(f"DELETE FROM transfers WHERE {where}", values)
+
+    def _return_to_lots(self, where: str, values: tuple[object, ...]) -> None:
+        run = self._connection.execute
+        for lot, size_bytes in run(f"SELECT lot, size FROM taken WHERE {where}", values).fetchall():
+            run("UPDATE lots SET left = left + ? WHERE lot = ?", (size_bytes, lot))
+        run(f"DELETE FROM taken WHERE {where}", values)
 
     def _read_record(self, origin: str) -> OriginRecord:
         run = self._connection.execute

@@ -22,7 +22,7 @@ def run(options: argparse.Namespace) -> int:
         print(issuer.public)
         return int(Exit.OK)
     holder = new_key()
-    rights = ("write", "delete") if options.delete else ("write",)
+    rights = ("write", *(["delete"] if options.delete else []), *(["read"] if options.read else []))
     expires = int(time.time() + options.days * _DAY_S)
     text = issue(issuer, holder.public, options.prefix, rights, expires, options.lot, options.priority)
     print(f"capability {text} {holder.private}")

@@ -103,7 +103,7 @@ exit status: 0 shown, 1 the router does not answer or refuses, 64 an address can
 
 
 _CAPABILITY = """\
-Makes a capability: what somebody may write at routers of the overlay that trust its issuer, for a time. It is printed
+Makes a capability: what somebody may do at routers of the overlay that trust its issuer, for a time. It is printed
 as the line to be added to that person's key file (--key of put); the line holds a secret. The issuer's key is made when
 it is missing; its public key, printed by --public, goes into the routers' STAGEOUT_ROUTER_ISSUERS.
 
@@ -309,6 +309,7 @@ def _add_capability(commands: argparse._SubParsersAction[_Parser]) -> None:
     what.add_argument("--public", action="store_true", help="print the issuer's public key")
     what.add_argument("--prefix", metavar="PATH", help="for names at or below it; / for all")
     command.add_argument("--delete", action="store_true", help="with the right to delete and rename")
+    command.add_argument("--read", action="store_true", help="with the right to get, stat and list")
     command.add_argument("--lot", metavar="SIZE", type=_size, default=0, help="most bytes under way at once")
     command.add_argument("--priority", metavar="N", type=int, default=0, help="highest priority (default: 0)")
     command.add_argument("--days", metavar="N", type=_days, default=30.0, help="until it expires (default: 30)")

@@ -20,7 +20,7 @@ from stageout.wire import frames, overlay, packs
 from stageout.wire.capability import Credential
 from stageout.wire.frames import BadFrame, Header, Type
 from stageout.wire.greeting import SAFE_DIGESTS, WrongKey, accept, offer
-from stageout.wire.overlay import Message, Open, Operation, Refuse, Via, Welcome
+from stageout.wire.overlay import Get, List, Message, Open, Operation, Refuse, Stat, Via, Welcome
 from stageout.wire.route import BadRoute, Route, address, check, shown, written
 
 _UNSENT_BYTES = 256 * 1024
@@ -31,7 +31,8 @@ class Gateway:
     """A router and the key that it knows us by.
 
     :param timeout_s: silence after which a connection counts as dead.
-    :param credential: a capability that OPEN and OPERATION carry, None for the key's own rights.
+    :param credential: a capability that OPEN and OPERATION carry, and STAT, LIST and GET if it allows to read; None for
+        the key's own rights.
     :param digest: the only kind of digests of blocks that is used, "" for the best that both sides have.
     :param ca: file of certificates: TLS to the router, whose certificate must come from one of them; "" for none.
     """
@@ -141,8 +142,11 @@ class Channel:
 
     def send(self, message: Message) -> None:
         """Send one message, with the capability where it takes one. :raises TransferFailure: the connection is lost."""
-        if isinstance(message, (Open, Operation)) and self.gateway.credential and not message.capability:
-            message = self.gateway.credential.signed(message)
+        credential = self.gateway.credential
+        if isinstance(message, (Open, Operation)) and credential and not message.capability:
+            message = credential.signed(message)
+        elif isinstance(message, (Stat, List, Get)) and credential and credential.may_read:
+            message = credential.signed(message, self._nonce)
         with self._failures():
             self._socket.sendall(overlay.encode(message, self._checksum))
 
@@ -237,7 +241,7 @@ class Channel:
         self._checksum = frames.checksums()[welcome.checksum]
         self.digest = frames.digests()[welcome.digest]
         self.digest_name = welcome.digest
-        self.node = welcome.node
+        self.node, self._nonce = welcome.node, welcome.nonce
         self.send(proved)
 
     def _frame(self) -> tuple[Header, bytes]:

@@ -1,8 +1,9 @@
-"""Capabilities: what the holder of a key may write at terminals that trust the issuer. Pure; described in docs/WIRE.md.
+"""Capabilities: what the holder of a key may do at terminals that trust the issuer. Pure; described in docs/WIRE.md.
 
 A capability is a text, ``BODY.SIGNATURE``: base64url of a JSON object, and the issuer's Ed25519 signature over that
-JSON. It names the holder's public key. Each OPEN, OPERATION and PACK carries it with the holder's signature over what
-is asked, so whoever passes one on can neither change it nor ask for anything else.
+JSON. It names the holder's public key. Each OPEN, OPERATION, PACK, STAT, LIST and GET carries it with the holder's
+signature over what is asked, so whoever passes one on can neither change it nor ask for anything else. What is only
+read has no number that makes it the same however often it is said: there the signature is for one connection.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
 from typing import Any, TypeVar, Union
 
 from stageout.core import signing
 from stageout.core.signing import BadSignature, SigningKey
 from stageout.wire.fields import MAX_NUMBER, MAX_PATH_BYTES
-from stageout.wire.overlay import Open, Operation, Pack
+from stageout.wire.overlay import Get, List, Open, Operation, Pack, Stat
 
-RIGHTS = ("write", "delete")
+RIGHTS = ("write", "delete", "read")
 #: The rights that each kind of operation needs.
 NEEDED = {
     "publish": ("write",),
@@ -35,12 +37,18 @@ _OPERATION = (
     "manifest", "parents", "mode", "priority", "attributes",
 )  # fmt: skip
 _PACK = ("origin", "seq", "expires", "paths", "sizes_bytes", "modes", "manifest")
-Asked = Union[Open, Operation, Pack]
+_LOOK = ("path",)
+Look = (Stat, List, Get)
+"""What changes nothing: for the right to read."""
+Asked = Union[Open, Operation, Pack, Stat, List, Get]
 Signed = TypeVar("Signed", bound=Asked)
 _SIGNED: dict[type[Any], tuple[tuple[str, ...], str]] = {
     Open: (_OPEN, "OverlayOpen"),
     Operation: (_OPERATION, "OverlayOperation"),
     Pack: (_PACK, "OverlayPack"),
+    Stat: (_LOOK, "OverlayStat"),
+    List: (_LOOK, "OverlayList"),
+    Get: (_LOOK, "OverlayGet"),
 }
 
 
@@ -75,9 +83,17 @@ class Credential:
     text: str
     key: SigningKey
 
-    def signed(self, message: Signed) -> Signed:
-        """The message with the capability and the holder's signature."""
-        return replace(message, capability=self.text, signature=self.key.sign(*_asked(message)))
+    @cached_property
+    def may_read(self) -> bool:
+        """Whether it has that right. :raises BadCapability: it is none."""
+        return "read" in read(self.text).rights
+
+    def signed(self, message: Signed, nonce: str = "") -> Signed:
+        """The message with the capability and the holder's signature.
+
+        :param nonce: of the WELCOME on the connection; for what is only read.
+        """
+        return replace(message, capability=self.text, signature=self.key.sign(*_asked(message, nonce)))
 
 
 def issue(
@@ -111,10 +127,11 @@ def read(text: str) -> Capability:
     return found
 
 
-def allow(message: Asked, issuers: Mapping[str, str], now: int) -> Capability:
+def allow(message: Asked, issuers: Mapping[str, str], now: int, nonce: str = "") -> Capability:
     """The capability that a message carries, if it allows what is asked.
 
     :param issuers: public key -> prefix below which it may issue. :param now: Unix time in seconds.
+    :param nonce: of the WELCOME on the connection that it came by.
     :raises BadCapability: it does not; the text says why.
     """
     found = read(message.capability)
@@ -123,7 +140,7 @@ def allow(message: Asked, issuers: Mapping[str, str], now: int) -> Capability:
     if now > found.expires:
         raise BadCapability(f"the capability expired {now - found.expires} s ago: ask for another")
     try:
-        signing.check(*_asked(message), message.signature, found.holder)
+        signing.check(*_asked(message, nonce), message.signature, found.holder)
     except BadSignature as problem:
         raise BadCapability(f"what is asked was not signed by the holder of the capability: {problem}") from None
     _allow_names(message, found)
@@ -141,9 +158,12 @@ def _allow_names(message: Asked, found: Capability) -> None:
     for path in names:
         if path and not below(path, found.prefix):
             raise BadCapability(f"the capability is for {_shown(found.prefix)}, not for {path[:500]!r}")
-    missing = set(NEEDED[operation.kind if operation else "publish"]) - set(found.rights)
+    needed = ("read",) if isinstance(message, Look) else NEEDED[operation.kind if operation else "publish"]
+    missing = set(needed) - set(found.rights)
     if missing:
         raise BadCapability(f"the capability lacks the right to {', '.join(sorted(missing))}")
+    if isinstance(message, Look):
+        return
     size_bytes = sum(message.sizes_bytes) if isinstance(message, Pack) else message.size_bytes
     if found.lot_bytes and size_bytes > found.lot_bytes:
         raise BadCapability(f"the capability is for {found.lot_bytes} bytes at once, {size_bytes} are asked for")
@@ -151,10 +171,11 @@ def _allow_names(message: Asked, found: Capability) -> None:
         raise BadCapability(f"the capability allows no higher priority than {found.max_priority}")
 
 
-def _asked(message: Asked) -> tuple[str, str]:
+def _asked(message: Asked, nonce: str) -> tuple[str, str]:
     """Kind and text of what a holder signs; not signed is what differs between routers, such as the tid."""
     names, kind = _SIGNED[type(message)]
-    return kind, json.dumps([getattr(message, name) for name in names], separators=(",", ":"))
+    values = [getattr(message, name) for name in names]
+    return kind, json.dumps([nonce, *values] if isinstance(message, Look) else values, separators=(",", ":"))
 
 
 def _capability(facts: Any) -> Capability:

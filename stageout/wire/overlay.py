@@ -125,12 +125,15 @@ class Get:
     """First frame of a connection on which a published file comes back: FOUND, then BLOCKs in order.
 
     :param blocks: how many at most, 0: all. :param generation: the version that is wanted, -1: whatever is there.
+    :param capability: as of a STAT.
     """
 
     path: str
     first_block: int = 0
     blocks: int = 0
     generation: int = -1
+    capability: str = ""
+    signature: str = ""
 
 
 @dataclass(frozen=True)
@@ -145,16 +148,26 @@ class Found:
 
 @dataclass(frozen=True)
 class Stat:
-    """Ask what a name is: answered by one ANSWER with one entry, its generation beside it."""
+    """Ask what a name is: answered by one ANSWER with one entry, its generation beside it.
+
+    :param capability: and the signature of its holder over what is asked on this connection, "" for the key's rights.
+    """
 
     path: str
+    capability: str = ""
+    signature: str = ""
 
 
 @dataclass(frozen=True)
 class List:
-    """Ask for the names in a directory ("" is the root), in no order; the last ANSWER has no ``more``."""
+    """Ask for the names in a directory ("" is the root), in no order; the last ANSWER has no ``more``.
+
+    :param capability: as of a STAT.
+    """
 
     path: str
+    capability: str = ""
+    signature: str = ""
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,11 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.signing import load_or_make_key, new_key
 from stageout.overlay.channel import Channel, Gateway, read_credential, read_key
 from stageout.overlay.client import put
+from stageout.overlay.fetch import get
 from stageout.overlay.operations import Session
 from stageout.testing.router import RouterProcess, custodian_for
 from stageout.wire.capability import Credential, issue
-from stageout.wire.overlay import BLOCK_BYTES, NoSpace, Open, Opened, Operation, Result
+from stageout.wire.overlay import BLOCK_BYTES, Answer, NoSpace, Open, Opened, Operation, Result, Stat
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +77,7 @@ def test_a_holder_writes_below_the_prefix_and_nowhere_else(
     assert not (router.root / "vo/alice/g").exists()
 
 
-def _heard(gateway: Gateway, message: Open | Operation) -> object:
+def _heard(gateway: Gateway, message: Open | Operation | Stat) -> object:
     with Channel(gateway) as channel:
         channel.send(message)
         return channel.receive()
@@ -104,6 +105,39 @@ def test_a_custodian_can_send_what_it_was_given_and_nothing_else(router: RouterP
     assert isinstance(answer, Result), answer
     assert answer.outcome == "done"
     assert sorted(path.name for path in (router.root / "vo/alice").iterdir() if path.is_dir()) == ["d", "made"]
+
+
+def test_reading_needs_the_right_to_read(router: RouterProcess, gateway: Gateway, tmp_path: Path) -> None:
+    """The key of this connection is for no name at all."""
+    (router.root / "vo/erin").mkdir(parents=True, exist_ok=True)
+    (router.root / "vo/erin/f").write_bytes(b"12345")
+    erin = granted(router, gateway, "vo/erin", rights=("read",))
+    with Session(erin) as session:
+        assert session.stat("vo/erin/f").size_bytes == 5
+        assert [entry.name for entry in session.entries("vo/erin")] == ["f"]
+    assert get(erin, "vo/erin/f", tmp_path / "f") == 5
+    for who, path, words in (
+        (erin, "vo/alice", "the capability is for 'vo/erin'"),
+        (granted(router, gateway, "vo/erin"), "vo/erin/f", "is not for"),
+        (granted(router, gateway, "vo/erin", rights=("read",), expires=5), "vo/erin/f", "expired"),
+    ):
+        with Session(who) as session, pytest.raises(TransferFailure, match=words) as caught:
+            session.stat(path)
+        assert caught.value.kind is ErrorClass.PERMISSION_DENIED
+        with pytest.raises(TransferFailure, match=words):
+            get(who, path, tmp_path / "g")
+    with Session(erin) as session, pytest.raises(TransferFailure, match="lacks the right to write"):
+        session.mkdir("vo/erin/d")
+        session.push()
+
+
+def test_a_question_holds_on_its_own_connection_only(router: RouterProcess, gateway: Gateway) -> None:
+    """Whoever has heard it cannot ask again."""
+    erin = granted(router, gateway, "vo", rights=("read",))
+    assert erin.credential is not None
+    answer = _heard(gateway, erin.credential.signed(Stat("vo"), "0f" * 16))
+    assert isinstance(answer, Answer)
+    assert "not signed by the holder" in answer.message
 
 
 def test_a_lot_bounds_what_is_under_way_at_once(router: RouterProcess, gateway: Gateway) -> None:

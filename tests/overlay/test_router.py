@@ -21,6 +21,7 @@ from stageout.overlay.fetch import get
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess
 from stageout.wire.overlay import BLOCK_BYTES, Attach, Open, Opened
+from tests.overlay.between import Between
 
 
 def make(path: Path, size_bytes: int) -> Path:
@@ -232,58 +233,11 @@ def test_noise_harms_nobody(router: RouterProcess, gateway: Gateway, tmp_path: P
 
 def test_flipped_bits_on_the_wire_are_found(router: RouterProcess, gateway: Gateway, tmp_path: Path) -> None:
     source = make(tmp_path / "source", 9 * BLOCK_BYTES)
-    with _Flipping(router.port, flips=2) as between:
+    with Between(router.port, flips=2) as between:
         done = put(dataclasses.replace(gateway, port=between.port), source, "f")
     assert between.flipped == 2
     assert digest(router.root / "f") == digest(source)
     assert done.size_bytes == 9 * BLOCK_BYTES
-
-
-class _Flipping:
-    """A relay that flips one bit in the middle of a block, so many times in all."""
-
-    def __init__(self, port: int, flips: int) -> None:
-        self._target, self._flips, self.flipped = port, flips, 0
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> _Flipping:
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listening.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._listening.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._listening.accept()
-            except OSError:
-                return
-            far = socket.create_connection(("127.0.0.1", self._target))
-            threading.Thread(target=self._copy, args=(near, far, True), daemon=True).start()
-            threading.Thread(target=self._copy, args=(far, near, False), daemon=True).start()
-
-    def _copy(self, source: socket.socket, target: socket.socket, may_flip: bool) -> None:
-        passed_bytes = 0
-        try:
-            while data := source.recv(65536):
-                passed_bytes += len(data)
-                if may_flip and passed_bytes > 2 * BLOCK_BYTES and self._flip():
-                    data = data[:10] + bytes([data[10] ^ 4]) + data[11:] if len(data) > 10 else data
-                target.sendall(data)
-            target.shutdown(socket.SHUT_WR)
-        except OSError:
-            for sock in (source, target):
-                sock.close()
-
-    def _flip(self) -> bool:
-        with self._lock:
-            if self.flipped == self._flips:
-                return False
-            self.flipped += 1
-            return True
 
 
 def test_a_second_router_on_the_same_records_is_refused(router: RouterProcess) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from stageout.overlay.client import put
 from stageout.overlay.fetch import get
 from stageout.testing.router import RouterProcess, custodian_for, relay
 from stageout.wire.overlay import BLOCK_BYTES
+from tests.overlay.between import Between
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +52,7 @@ def test_files_go_there_and_back_through_a_relay_that_sees_nothing(
     gateway: Gateway, router: RouterProcess, tmp_path: Path
 ) -> None:
     source = _source(tmp_path)
-    with _Ear(router.port) as ear, relay(tmp_path / "relay", [f"127.0.0.1:{ear.port}"]) as between:
+    with Between(router.port) as ear, relay(tmp_path / "relay", [f"127.0.0.1:{ear.port}"]) as between:
         end = dataclasses.replace(gateway, port=ear.port)
         put(end, source, "f", routes=[(between.address,)], connections=2)
         assert len(ear.heard) > source.stat().st_size, "it went this way"
@@ -92,39 +91,3 @@ def test_a_router_without_a_certificate_says_so(gateway: Gateway, tmp_path: Path
     with RouterProcess(tmp_path / "plain") as plain:
         there = dataclasses.replace(gateway, port=plain.port)
         _refused(there, _source(tmp_path), ErrorClass.PERMISSION_DENIED, "has no certificate")
-
-
-class _Ear:
-    """Passes connections on and keeps what it hears."""
-
-    def __init__(self, port: int) -> None:
-        self._target, self.heard = port, bytearray()
-
-    def __enter__(self) -> _Ear:
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listening.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._listening.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._listening.accept()
-            except OSError:
-                return
-            far = socket.create_connection(("127.0.0.1", self._target))
-            for source, target in ((near, far), (far, near)):
-                threading.Thread(target=self._copy, args=(source, target), daemon=True).start()
-
-    def _copy(self, source: socket.socket, target: socket.socket) -> None:
-        try:
-            while data := source.recv(65536):
-                self.heard += data
-                target.sendall(data)
-            target.shutdown(socket.SHUT_WR)
-        except OSError:
-            source.close()
-            target.close()

@@ -13,7 +13,7 @@ from overlay_router.reservations import MAX_LIFETIME_S, MAX_OF_A_KEY
 from stageout.core.errors import ErrorClass
 from stageout.wire import overlay
 from stageout.wire.overlay import Lot, Open, Reserved
-from tests.unit.test_overlay_destination import BLOCK, EXPIRES, ORIGIN, Crash, Router, _dying, home
+from tests.unit.test_overlay_destination import BLOCK, EXPIRES, ORIGIN, PEER, Crash, Router, _dying, home, op, outcome
 
 __all__ = ["home"]
 ONE, TWO = "01" * 16, "02" * 16
@@ -95,10 +95,59 @@ def test_what_there_is_no_room_for_is_refused_whole(router: Router, monkeypatch:
     assert not ask(router, "reserve", size_bytes=1, key="other").code
 
 
+def _cancel(router: Router, seq: int) -> None:
+    router.place.cancel(overlay.Cancel(ORIGIN, seq), f"k/{ORIGIN}")
+    assert outcome(router.place.operate(op(seq, "publish", "a/f"), f"k/{ORIGIN}"), seq) == "cancelled"
+
+
+def test_a_put_that_fails_gives_back_what_it_took(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask(router, "reserve", size_bytes=40960)
+    for seq, end in ((1, "cancel"), (2, "low"), (3, "expire")):
+        assert put(router, seq, 8192) == "opened"
+        assert (ask(router, "renew").left_bytes, held_bytes(router)) == (32768, {ONE: 32768}), end
+        if end == "cancel":
+            _cancel(router, seq)
+        elif end == "low":
+            router.place.low(overlay.Low(ORIGIN, seq))
+        else:
+            ask_for_long = Lot(ONE, "renew", 0, 10 * EXPIRES)
+            router.place.lot(ask_for_long, "k")
+            router.now = EXPIRES + 1
+            router.place.expire()
+        assert (ask(router, "renew").left_bytes, held_bytes(router)) == (40960, {ONE: 40960}), end
+
+
+def test_a_put_that_found_no_room_takes_nothing(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask(router, "reserve", size_bytes=8192)
+
+    def full(tid: int, size_bytes: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(router.tree, "allocate", full)
+        assert put(router, 1, 4096) == "no space"
+    assert (ask(router, "renew").left_bytes, held_bytes(router)) == (8192, {ONE: 8192})
+
+
+def test_of_two_senders_only_the_one_whose_data_were_published_uses_the_lot(router: Router) -> None:
+    ask(router, "reserve", size_bytes=8192)
+    data = b"four"
+    for key in ("k", PEER):
+        opening = Open(ORIGIN, 1, "f", len(data), BLOCK, EXPIRES, lot=ONE if key == "k" else "")
+        router.place.open(opening, f"{key}/{ORIGIN}")
+    assert ask(router, "renew").left_bytes == 8188
+    assert router.send(op(1, "publish", "f"), data) == "done", "by a third, without the lot"
+    assert (ask(router, "renew").left_bytes, held_bytes(router)) == (8192, {ONE: 8192})
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(
-    "label", ["overlay-lot-allocate", "overlay-lot-record", "overlay-lot-trim", "overlay-lot-free"]
-)
+    "label",
+    [
+        "overlay-lot-allocate", "overlay-lot-record", "overlay-lot-trim", "overlay-lot-free", "overlay-lot-refill",
+        "overlay-settle", "overlay-discard",
+    ],
+)  # fmt: skip
 def test_death_at_every_step_changes_nothing_in_the_end(home: Path, label: str, when: str) -> None:
     hits = 0
     for count in (1, 2, 3):
@@ -122,4 +171,6 @@ def _story(router: Router) -> None:
     ask(router, "reserve", size_bytes=4096)
     ask(router, "reserve", lot=TWO, size_bytes=8192)
     assert put(router, 1, 4096, lot=TWO) == "opened"
+    put(router, 2, 4096, lot=TWO)
+    _cancel(router, 2)
     ask(router, "release")

@@ -1,0 +1,65 @@
+"""Something on the way to a router: it hears all bytes, and may flip some."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+from stageout.wire.overlay import BLOCK_BYTES
+
+
+class Between:
+    """Passes connections on to a port of this machine, and keeps what it hears in both directions.
+
+    :param flips: bits that it changes in all, each in the middle of a block on its way to the port.
+    :ivar port: where it listens. :ivar heard: the bytes. :ivar flipped: bits that were changed.
+    """
+
+    def __init__(self, target: int, flips: int = 0) -> None:
+        self._target, self._flips = target, flips
+        self.heard, self.flipped = bytearray(), 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Between:
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._listening.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listening.accept()
+            except OSError:
+                return
+            try:
+                far = socket.create_connection(("127.0.0.1", self._target))
+            except OSError:  # it is being started again
+                near.close()
+                continue
+            threading.Thread(target=self._copy, args=(near, far, True), daemon=True).start()
+            threading.Thread(target=self._copy, args=(far, near, False), daemon=True).start()
+
+    def _copy(self, source: socket.socket, target: socket.socket, may_flip: bool) -> None:
+        passed_bytes = 0
+        try:
+            while data := source.recv(65536):
+                passed_bytes += len(data)
+                self.heard += data
+                if may_flip and len(data) > 10 and passed_bytes > 2 * BLOCK_BYTES and self._flip():
+                    data = data[:10] + bytes([data[10] ^ 4]) + data[11:]
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+        except OSError:
+            for sock in (source, target):
+                sock.close()
+
+    def _flip(self) -> bool:
+        with self._lock:
+            if self.flipped == self._flips:
+                return False
+            self.flipped += 1
+            return True
