@@ -161,8 +161,9 @@ class Custodian:
             self._waiting[key] = waiting
             return [self._opened(item, waiting.peer) for item in wrong]
         durable.sync("custody-sync", self._tree.staging(transfer.tid).parent)
+        taken = self._take(replace(held, tid=transfer.tid))
         self._waiting.pop(key, None)
-        return [self._take(replace(held, tid=transfer.tid))]
+        return [taken]
 
     def _may_take(self, transfer: Transfer, operation: Operation) -> bool:
         blocks = [block for block, _ in self._store.staged(transfer.tid)]

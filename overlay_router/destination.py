@@ -9,6 +9,7 @@ threads: a call returns the messages to be sent.
 from __future__ import annotations
 
 import os
+import sqlite3
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ from overlay_router.staging import as_result, ranges, whole
 from overlay_router.states import Kind, Op, Outcome, Result
 from overlay_router.store import Store, StoredIntent, Transfer
 from overlay_router.terminal import Step
-from overlay_router.tree import NO_ROOM, BadPath, Tree, checked
+from overlay_router.tree import BadPath, Tree, checked, no_room
 from stageout.core import log
 from stageout.core.errors import ErrorClass
 from stageout.wire import overlay
@@ -70,12 +71,17 @@ class Destination:
     def __init__(self, store: Store, tree: Tree, now: Callable[[], int]) -> None:
         self._store, self._tree, self._now = store, tree, now
         self._held: dict[tuple[str, int], _Held] = {}
+        #: Executed, but the disk had no room for the record: never executed again, recorded when it can be.
+        self._unrecorded: dict[tuple[str, int], tuple[Operation, Result]] = {}
         self._small = SmallFiles(store, tree, now)
         self._lots = Reservations(store, tree, now)
         self._recover()
 
     def open(self, ask: Open, peer: str) -> Reply:
         """Grant a transfer number and its space: OPENED, NOSPACE, or the RESULT of an operation that is final."""
+        done = self._unrecorded.get((ask.origin, ask.seq))
+        if done is not None:  # its data have their name already
+            self._consider(_Held(done[0]))
         final = self._final(ask)
         if final is not None:
             return Reply(peer, final)
@@ -86,7 +92,7 @@ class Destination:
             try:
                 self._tree.allocate(transfer.tid, transfer.ask.size_bytes)
             except OSError as problem:
-                if problem.errno not in NO_ROOM:
+                if not no_room(problem):
                     raise
                 log.event("no-space", path=ask.path, size_bytes=ask.size_bytes)
                 self._lots.give_back(transfer.tid)
@@ -239,6 +245,9 @@ class Destination:
     def _consider(self, held: _Held) -> list[Reply]:
         operation = held.operation
         op = _op(operation)
+        done = self._unrecorded.get((operation.origin, operation.seq))
+        if done is not None:
+            return self._settle(held, op, done[1])
         record = self._store.record(operation.origin)
         step, result = terminal.judge(record, op, self._now(), len(self._held))
         if step is Step.EXECUTE:
@@ -246,6 +255,7 @@ class Destination:
             if result is None:
                 self._held[operation.origin, operation.seq] = held
                 return replies
+            self._unrecorded[operation.origin, operation.seq] = (operation, result)
             return self._settle(held, op, result)
         if step is Step.RECORD and result is not None:
             return self._settle(held, op, result)
@@ -269,6 +279,8 @@ class Destination:
         except BadPath as problem:
             return Result(Outcome.FAILED, str(problem)), []
         except OSError as problem:
+            if no_room(problem):  # no result: it is asked again, and happens when there is room
+                raise
             log.error("name-not-changed", path=op.path, kind=op.kind.value, problem=problem)
             return Result(Outcome.FAILED, problem.strerror or str(problem)), []
 
@@ -278,7 +290,7 @@ class Destination:
         made = self._tree.make_parents(changed) if operation.parents else []
         try:
             result = self._change(op, operation, tid)
-        except OSError:
+        except (OSError, sqlite3.Error):
             self._tree.remove_parents(made)
             raise
         if result.outcome is not Outcome.DONE:
@@ -326,6 +338,7 @@ class Destination:
         # the data of the one that was published are not where they were gathered any more
         used = [tid for tid in tids if result.outcome is Outcome.DONE and not self._tree.inode(tid)]
         self._store.settle(operation, result, generations, used)
+        self._unrecorded.pop((operation.origin, operation.seq), None)
         for tid in tids:
             self._tree.discard(tid)
         if len(used) < len(tids):

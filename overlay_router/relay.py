@@ -36,6 +36,7 @@ from overlay_router.pool import Pool
 from overlay_router.report import Reporting
 from overlay_router.rights import Rights, outside, outside_of
 from overlay_router.small_files import Arrived
+from overlay_router.tree import no_room
 from overlay_router.worker import Job, Report
 from stageout.core import log
 from stageout.core.clock import SystemClock
@@ -51,6 +52,8 @@ _WAITING = 8
 _WHOLE = 4096
 _EXPIRE_INTERVAL_S = 60.0
 _AGAIN_S = 5
+#: A full disk is tried again after so long.
+_RECORD_AGAIN_S = 1.0
 _GREETING_S = 30.0
 _MOST_UNREAD_BYTES = 8 * 1024 * 1024
 _MOST_ORIGINS = 4096
@@ -381,7 +384,15 @@ class Router:
             self.complaints.warn("too-much", line.peer.key.name, reason=full)
             line.send(overlay.NoSpace(ask.origin, ask.seq, _AGAIN_S))
             return
-        reply = await self._on_disk(lambda: self._ends.open(ask, name))
+        try:
+            reply = await self._on_disk(lambda: self._ends.open(ask, name))
+        except (OSError, sqlite3.Error) as problem:
+            if not no_room(problem):
+                raise
+            log.error("no-space", path=ask.path, problem=problem)  # nor has the database any
+            reply = Reply(name, overlay.NoSpace(ask.origin, ask.seq, _AGAIN_S))
+        if isinstance(reply.message, overlay.NoSpace):
+            self.rights.release(ask.origin, ask.seq)
         self._settled(reply.message)
         line.send(reply.message)
 
@@ -444,6 +455,16 @@ class Router:
             self._start(self._record(report))
 
     async def _record(self, report: Report) -> None:
+        """What came is recorded and said; when it cannot be (a full disk), as soon as it can: its sender waits."""
+        while True:
+            try:
+                await self._recorded(report)
+                return
+            except (OSError, sqlite3.Error) as problem:
+                log.error("not-recorded", tid=report.tid, problem=problem, again_s=_RECORD_AGAIN_S)
+            await asyncio.sleep(_RECORD_AGAIN_S)
+
+    async def _recorded(self, report: Report) -> None:
         blocks = [(block, bytes.fromhex(digest)) for block, digest in report.blocks]
         self._deliver(await self._on_disk(lambda: self._ends.staged(report.tid, blocks)))
         if await self._on_disk(lambda: self._ends.is_whole(report.tid)):
@@ -473,13 +494,22 @@ class Router:
             self.rights.release(message.origin, message.seq)
 
     async def _expire(self) -> None:
+        """At the start, too: what ran out of its time while the router was down."""
         while True:
-            await asyncio.sleep(_EXPIRE_INTERVAL_S)
-            if self._ends.destination is not None:
-                self._deliver(await self._on_disk(self._ends.destination.expire))
-            if self._ends.custodian is not None and self._forwarder is not None:
-                self._deliver(await self._on_disk(partial(self._ends.custodian.expire, self._forwarder.busy)))
-            self.rights.expire(int(time.time()))
+            pause_s = _EXPIRE_INTERVAL_S
+            try:
+                await self._expire_once()
+            except (OSError, sqlite3.Error) as problem:
+                pause_s = _RECORD_AGAIN_S
+                log.error("not-expired", problem=problem, again_s=pause_s)
+            await asyncio.sleep(pause_s)
+
+    async def _expire_once(self) -> None:
+        if self._ends.destination is not None:
+            self._deliver(await self._on_disk(self._ends.destination.expire))
+        if self._ends.custodian is not None and self._forwarder is not None:
+            self._deliver(await self._on_disk(partial(self._ends.custodian.expire, self._forwarder.busy)))
+        self.rights.expire(int(time.time()))
 
     async def _on_disk(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._disk, work)

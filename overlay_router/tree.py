@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sqlite3
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,12 +22,22 @@ from stageout.core.errors import StageoutError
 OWN = ".stageout"
 _NO_NAMES = frozenset({"", ".", ".."})
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+_SQLITE_FULL = 13
 _STAGING, _TRASH = f"{OWN}/staging", f"{OWN}/trash"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class BadPath(StageoutError):
     """A path that cannot be below the root; the text says why."""
+
+
+def no_room(problem: Exception) -> bool:
+    """Whether a disk is full: found by a system call, or by the database. (Before Python 3.11 the latter says nothing
+    more than that an operation was not possible.)
+    """
+    if isinstance(problem, sqlite3.OperationalError):
+        return getattr(problem, "sqlite_errorcode", _SQLITE_FULL) & 0xFF == _SQLITE_FULL
+    return isinstance(problem, OSError) and problem.errno in NO_ROOM
 
 
 def checked(path: str) -> str:
