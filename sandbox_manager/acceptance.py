@@ -16,9 +16,10 @@ from sandbox_manager.book import Book
 from sandbox_manager.identity import RunFacts
 from sandbox_manager.intake import Handoff, Refusal, Refused, Reservation
 from sandbox_manager.pilot_end import servers_of
-from sandbox_manager.sandbox import Destination, Sandbox, split_url
+from sandbox_manager.sandbox import Destination, Sandbox
 from sandbox_manager.spool import HeldFile
 from stageout.core.states import State
+from stageout.movers.schemes import split_url
 from stageout.wire.handoff import Receipt
 
 

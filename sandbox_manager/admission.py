@@ -9,14 +9,15 @@ from sandbox_manager.agents import AgentBook
 from sandbox_manager.breaker import Breakers
 from sandbox_manager.identity import RunFacts
 from sandbox_manager.pilot_end import PilotEnd
-from sandbox_manager.plugins_table import PluginsTable
 from sandbox_manager.registry import Registry
 from sandbox_manager.rules import Rules
-from sandbox_manager.sandbox import Occupant, SlotKey, method_of, split_url
+from sandbox_manager.sandbox import Occupant, SlotKey
 from sandbox_manager.slots import is_stuck, places_free
 from sandbox_manager.space import Space
 from sandbox_manager.spool import Spool
 from stageout.core.states import State
+from stageout.movers.plugins_table import PluginsTable
+from stageout.movers.schemes import method_of, split_url
 
 _LEAST_FREE_BYTES = 16 * 1024 * 1024
 

@@ -13,18 +13,19 @@ from sandbox_manager import lookups, records
 from sandbox_manager.breaker import Breakers
 from sandbox_manager.credentials import HeldSurroundings
 from sandbox_manager.lookups import FileRow
-from sandbox_manager.movers import Batch, Cargo, Equipment, Mover, Stopped
 from sandbox_manager.planner import BatchPlan
-from sandbox_manager.plugins_table import PluginsTable
 from sandbox_manager.records import FileResult
-from sandbox_manager.results import CUSTODY, Answer, Delivered, Gone, InCustody
-from sandbox_manager.retry import UNREACHABLE, Failure, RetryRules, judge
-from sandbox_manager.sandbox import ACTIVE, Destination, FileState, Sandbox, method_of
+from sandbox_manager.retry import UNREACHABLE, RetryRules, judge
+from sandbox_manager.sandbox import ACTIVE, Destination, FileState, Sandbox
 from sandbox_manager.spool import HeldFile, Spool
 from stageout.core import log
 from stageout.core.classads import ClassAd, parse_ad
 from stageout.core.errors import Advice, ErrorClass
 from stageout.core.states import State
+from stageout.movers.mover import Batch, Cargo, Equipment, Mover, Stopped
+from stageout.movers.plugins_table import PluginsTable
+from stageout.movers.results import CUSTODY, Answer, Delivered, Failure, Gone, InCustody
+from stageout.movers.schemes import method_of
 
 _JOBS_NAMED = 3
 _CHANGED = Failure(

@@ -2,7 +2,7 @@
 
 They lie in ``sandboxes/TICKET/credentials/``, a directory of mode 0700 that is the manager's, each file 0600, and go
 with the ticket. The ledger has their kind, service, end and a digest, never their content. Nothing that a plugin says
-or prints leaves this process before :class:`Secrets` has been over it.
+or prints leaves this process before :class:`stageout.movers.scrub.Secrets` has been over it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import binascii
 import contextlib
 import hashlib
 import json
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,6 @@ from stageout.core import durable
 from stageout.wire.handoff import MAX_CREDENTIAL_BYTES, OfferedCredential
 
 DIRECTORY = "credentials"
-_LEAST_SECRET_CHARS = 12
-_WORD = re.compile(r"[^\s\"',;:{}\[\]]+")
 
 
 class BadCredential(Exception):
@@ -188,20 +185,3 @@ def _proxy_end(content: bytes) -> int:
     except ValueError:
         raise BadCredential("the X.509 proxy's certificates cannot be read") from None
     return min(int(item.not_valid_after_utc.timestamp()) for item in chain)
-
-
-class Secrets:
-    """Takes the content of credentials out of texts."""
-
-    def __init__(self, contents: Iterable[bytes]) -> None:
-        words: set[str] = set()
-        for content in contents:
-            words.update(_WORD.findall(content.decode("utf-8", "replace")))
-        # The longest first: a token may stand in another one.
-        self._words = sorted((word for word in words if len(word) >= _LEAST_SECRET_CHARS), key=len, reverse=True)
-
-    def scrub(self, text: str) -> str:
-        """The text with ``***`` for each word of a credential."""
-        for word in self._words:
-            text = text.replace(word, "***")
-        return text

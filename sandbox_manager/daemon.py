@@ -33,7 +33,6 @@ from sandbox_manager.identity import Identity
 from sandbox_manager.intake import Identifier, Intake
 from sandbox_manager.ledger import Ledger, LedgerError, get_meta, set_meta
 from sandbox_manager.pipeline import Pipeline
-from sandbox_manager.plugins_table import PluginsTable
 from sandbox_manager.policy_client import PolicyClient, address_of
 from sandbox_manager.rules import read_rules
 from sandbox_manager.spool import Spool, SpoolBusy, SpoolError
@@ -46,6 +45,7 @@ from stageout.core.clock import Clock, SystemClock
 from stageout.core.config import ConfigError, Settings, condor_settings, reload_condor
 from stageout.core.errors import StageoutError
 from stageout.core.signing import KeyUnusable, load_or_make_key
+from stageout.movers.plugins_table import PluginsTable
 from stageout.wire.control import SOCKET_NAME
 from stageout.wire.handoff import socket_name
 

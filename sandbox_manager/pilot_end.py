@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from sandbox_manager.registry import Registry
 from sandbox_manager.rules import Rules
-from sandbox_manager.sandbox import Destination, split_url
+from sandbox_manager.sandbox import Destination
 from sandbox_manager.throughput import Throughput
 from stageout.core.clock import Clock
 from stageout.core.states import FREED
+from stageout.movers.schemes import split_url
 
 
 @dataclass(frozen=True)

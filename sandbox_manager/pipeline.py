@@ -38,17 +38,14 @@ from sandbox_manager.grants import Grants
 from sandbox_manager.handover import HandOver
 from sandbox_manager.leases import Leases
 from sandbox_manager.ledger import Ledger, get_meta, set_meta
-from sandbox_manager.movers import Stopped
 from sandbox_manager.pilot_end import PilotEnd
 from sandbox_manager.planner import BatchPlan, Load, Scene, plan
-from sandbox_manager.plugins_table import PluginsTable
 from sandbox_manager.rates import Known, Rates, call_limits
 from sandbox_manager.releases import Releases
 from sandbox_manager.renewal import Renewal
-from sandbox_manager.results import Gone, only_delivered
 from sandbox_manager.retry import UNREACHABLE, backoff_s
 from sandbox_manager.rules import Rules, deadline_of
-from sandbox_manager.sandbox import Destination, Sandbox, method_of
+from sandbox_manager.sandbox import Destination, Sandbox
 from sandbox_manager.shares import Shares
 from sandbox_manager.slots import Places
 from sandbox_manager.spool import Spool
@@ -59,6 +56,10 @@ from sandbox_manager.tuner import Flight, Target, Tuner
 from stageout.core import log
 from stageout.core.clock import Clock, boot_id
 from stageout.core.states import FREED, State
+from stageout.movers.mover import Stopped
+from stageout.movers.plugins_table import PluginsTable
+from stageout.movers.results import Gone, only_delivered
+from stageout.movers.schemes import method_of
 from stageout.wire.custody import OrderSheet, Run
 
 A = TypeVar("A")

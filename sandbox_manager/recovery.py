@@ -6,7 +6,6 @@ import sqlite3
 from collections.abc import Collection, Iterable
 
 from sandbox_manager import lookups, records
-from sandbox_manager.movers import end_leftovers
 from sandbox_manager.rules import Rules
 from sandbox_manager.sandbox import Sandbox
 from sandbox_manager.spool import Spool
@@ -14,6 +13,7 @@ from stageout.core import log
 from stageout.core.clock import Clock
 from stageout.core.errors import Advice, ErrorClass
 from stageout.core.states import FREED, State
+from stageout.movers.mover import end_leftovers
 
 _SET_BACK_S = 60.0
 _NEEDS_BYTES = frozenset(State) - FREED - {State.OFFERED}

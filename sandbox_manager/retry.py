@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from sandbox_manager.breaker import PROBE_LONGEST_S
 from sandbox_manager.sandbox import FileState
 from stageout.core.errors import Advice, ErrorClass
+from stageout.movers.results import Failure
 
 #: The server was not reached, or it takes nothing now: no file's fault.
 UNREACHABLE = frozenset(
@@ -42,20 +43,6 @@ class RetryRules:
     longest_s: float
     give_up_s: float
     credential_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A failed attempt of one file.
-
-    :param message: for the owner, the plugin's own words. :param retry_after_s: what the server asked for.
-    :param at_once: nothing speaks against another attempt without a wait.
-    """
-
-    kind: ErrorClass
-    message: str
-    retry_after_s: float = 0.0
-    at_once: bool = False
 
 
 @dataclass(frozen=True)

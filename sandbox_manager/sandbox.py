@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from stageout.core.states import State
+from stageout.movers.schemes import method_of
 from stageout.wire.custody import Run
 
 
@@ -148,18 +149,3 @@ def occupant_of(box: Sandbox) -> Occupant:
         box.slot, box.owner, box.state in ACTIVE, box.state is State.CONFIRMED and bool(box.waiting), box.paused,
         tuple(part.destination for part in box.waiting),
     )  # fmt: skip
-
-
-def method_of(scheme: str) -> str:
-    """The part of a scheme that selects a plugin: behind the last ``+``, ``-`` or ``.``."""
-    for mark in "+-.":
-        scheme = scheme.rpartition(mark)[2]
-    return scheme.lower()
-
-
-def split_url(url: str) -> tuple[str, str]:
-    """Scheme and host (with port, without userinfo) of a URL, lower case."""
-    scheme, _, rest = url.partition("://")
-    for mark in "/?#":
-        rest = rest.partition(mark)[0]
-    return scheme.lower(), rest.rpartition("@")[2].lower()

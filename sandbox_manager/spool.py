@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from sandbox_manager import trees
 from sandbox_manager.credentials import DIRECTORY as CREDENTIALS
 from sandbox_manager.credentials import Safe
 from stageout.core import durable, log
 from stageout.core.errors import StageoutError
+from stageout.movers import trees
 from stageout.wire.handoff import OfferedCredential, OfferedFile, credential_link
 
 #: Groups of movers are numbered from here by the owner's uid: above what accounts have, below the largest numbers.

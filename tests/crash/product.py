@@ -20,16 +20,16 @@ import sandbox_manager.pipeline
 import sandbox_manager.recovery
 import sandbox_manager.reserve
 import sandbox_manager.retry
-import sandbox_manager.trees
 import schedd_agent.orders
 import stageout.handoff.links
+import stageout.movers.trees
 from sandbox_manager.control import Control
 from sandbox_manager.intake import Intake
 from sandbox_manager.peers import NotIdentified
-from sandbox_manager.plugins_table import Plugin, PluginsTable
-from sandbox_manager.results import Answer, Ending, SentFile, read_answers
 from stageout.core import durable, log, signing
 from stageout.core.classads import unparse_ad
+from stageout.movers.plugins_table import Plugin, PluginsTable
+from stageout.movers.results import Answer, Ending, SentFile, read_answers
 from stageout.wire import handoff as wire
 from tests.crash.pool_model import Destination, Execution
 from tests.crash.world import Killed, Machine, Process, World
@@ -326,7 +326,7 @@ def simulated(world: World) -> Iterator[None]:
         (sandbox_manager.intake, "ThreadPoolExecutor", Threads),
         (sandbox_manager.intake, "Link", lambda connection, silence_s: connection),
         (sandbox_manager.intake, "peer_of", lambda connection: connection),
-        (sandbox_manager.intake, "secrets", secrets), (sandbox_manager.trees, "secrets", secrets),
+        (sandbox_manager.intake, "secrets", secrets), (stageout.movers.trees, "secrets", secrets),
         (schedd_agent.orders, "secrets", secrets), (sandbox_manager.retry, "random", random),
         (sandbox_manager.batches, "Mover", FlyingMover),
         (sandbox_manager.recovery, "end_leftovers", lambda movers: 0),

@@ -20,13 +20,13 @@ from sandbox_manager.identity import RunFacts
 from sandbox_manager.intake import Handoff, Refusal
 from sandbox_manager.ledger import Ledger
 from sandbox_manager.pipeline import Pipeline
-from sandbox_manager.plugins_table import PluginsTable
 from sandbox_manager.rules import Rules, read_rules
 from sandbox_manager.sandbox import Sandbox
 from sandbox_manager.spool import Spool
 from stageout.core.clock import SystemClock
 from stageout.core.config import mapping_settings
 from stageout.core.states import State
+from stageout.movers.plugins_table import PluginsTable
 from stageout.wire.custody import Action, AgentNotice, Order, OrderSheet, Run
 from stageout.wire.handoff import OfferedCredential, OfferedFile, Receipt, credential_link
 

@@ -19,11 +19,12 @@ from handoff_site import ALICE, BOB, Child, RawPlugin, needs_root, site_for, wri
 from manager_site import Node, Site, made, run, until
 
 from sandbox_manager import lookups
-from sandbox_manager.credentials import BadCredential, Credential, Secrets, examine
+from sandbox_manager.credentials import BadCredential, Credential, examine
 from stageout.core.classads import parse_ads
 from stageout.core.errors import ErrorClass
 from stageout.core.states import State
 from stageout.handoff import client
+from stageout.movers.scrub import Secrets
 from stageout.wire import handoff as wire
 from stageout.wire.custody import Action
 

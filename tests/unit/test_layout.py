@@ -25,12 +25,14 @@ ALLOWED: dict[str, set[str]] = {
     "handoff": {"core", "wire"},
     "plugin": {"core", "wire", "handoff"},
     "overlay": {"core", "wire"},
+    "movers": {"core", "wire"},
     "protocols": {"core", "wire", "handoff", "plugin", "tuning", "overlay"},
     "sampling": {"core", "tuning"},
     "cli": {"core", "wire", "tuning", "sampling", "overlay"},
     "testing": {"core", "wire", "handoff", "plugin"},
     **{daemon: {"core", "wire", "tuning"} for daemon in _DAEMONS},
-    "overlay_router": {"core", "wire", "tuning", "overlay"},
+    "sandbox_manager": {"core", "wire", "tuning", "movers"},
+    "overlay_router": {"core", "wire", "tuning", "overlay", "movers"},
     "schedd_agent": {"core", "wire", "tuning", "overlay"},
 }
 

@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 from manager_site import ROOT, UID, Site, made
 
-from sandbox_manager.movers import MARK, Batch, Cargo, Mover, Stopped, end_leftovers, unique_names
-from sandbox_manager.plugins_table import Plugin, PluginsTable
-from sandbox_manager.results import PLUGINS_WORD, Answer, Delivered
-from sandbox_manager.retry import Failure
 from stageout.core.errors import ErrorClass
+from stageout.movers.mover import MARK, Batch, Cargo, Mover, Stopped, end_leftovers, unique_names
+from stageout.movers.plugins_table import Plugin, PluginsTable
+from stageout.movers.results import PLUGINS_WORD, Answer, Delivered, Failure
 
 
 @pytest.fixture

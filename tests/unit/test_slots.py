@@ -12,7 +12,7 @@ from sandbox_manager.backlog import Backlog
 from sandbox_manager.breaker import Flow
 from sandbox_manager.planner import BatchPlan, Load, Part, Scene, plan
 from sandbox_manager.registry import Registry
-from sandbox_manager.retry import UNREACHABLE, Failure, RetryRules, judge
+from sandbox_manager.retry import UNREACHABLE, RetryRules, judge
 from sandbox_manager.sandbox import (
     OCCUPYING,
     Destination,
@@ -21,13 +21,13 @@ from sandbox_manager.sandbox import (
     Sandbox,
     SlotKey,
     Waiting,
-    method_of,
     occupant_of,
-    split_url,
 )
 from sandbox_manager.slots import Limits, Places, is_stuck, places_free
 from stageout.core.errors import Advice, ErrorClass
 from stageout.core.states import State
+from stageout.movers.results import Failure
+from stageout.movers.schemes import method_of, split_url
 from stageout.wire.custody import Run
 
 LIMITS = Limits(

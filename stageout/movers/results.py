@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Union
 
-from sandbox_manager.retry import Failure
 from stageout.core.classads import ClassAd, ClassAdSyntaxError, parse_ads
 from stageout.core.errors import ErrorClass, classify_foreign
 from stageout.wire.deposits import BadReceipt, read_receipt
@@ -20,6 +19,20 @@ PLUGINS_WORD = "plugin's word"
 CUSTODY = "custody"
 """What stands for a file's verification while only a custodian has it."""
 _MESSAGE_CHARS = 500
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A failed attempt of one file.
+
+    :param message: for the owner, the plugin's own words. :param retry_after_s: what the server asked for.
+    :param at_once: nothing speaks against another attempt without a wait.
+    """
+
+    kind: ErrorClass
+    message: str
+    retry_after_s: float = 0.0
+    at_once: bool = False
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from sandbox_manager import trees
-from sandbox_manager.credentials import Secrets
-from sandbox_manager.plugins_table import Plugin
-from sandbox_manager.results import (
+from stageout.core import durable, log
+from stageout.core.classads import ClassAd, decode, unparse_ad, unparse_old
+from stageout.movers import trees
+from stageout.movers.plugins_table import Plugin
+from stageout.movers.results import (
     Answer,
     Delivered,
     Ending,
@@ -35,8 +36,7 @@ from sandbox_manager.results import (
     read_answers,
     read_single,
 )
-from stageout.core import durable, log
-from stageout.core.classads import ClassAd, decode, unparse_ad, unparse_old
+from stageout.movers.scrub import Secrets
 from stageout.wire.handoff import OfferedCredential
 
 MARK = "STAGEOUT_MOVER_DIR"

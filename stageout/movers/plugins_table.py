@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandbox_manager.sandbox import method_of
 from stageout.core import log
 from stageout.core.classads import decode, parse_old
+from stageout.movers.schemes import method_of
 
 _QUERY_TIMEOUT_S = 20.0
 _LAUNCH = Path(__file__).with_name("launch.py")

@@ -1,0 +1,26 @@
+"""No word of a credential leaves in what a plugin says or prints."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_LEAST_SECRET_CHARS = 12
+_WORD = re.compile(r"[^\s\"',;:{}\[\]]+")
+
+
+class Secrets:
+    """Takes the content of credentials out of texts."""
+
+    def __init__(self, contents: Iterable[bytes]) -> None:
+        words: set[str] = set()
+        for content in contents:
+            words.update(_WORD.findall(content.decode("utf-8", "replace")))
+        # The longest first: a token may stand in another one.
+        self._words = sorted((word for word in words if len(word) >= _LEAST_SECRET_CHARS), key=len, reverse=True)
+
+    def scrub(self, text: str) -> str:
+        """The text with ``***`` for each word of a credential."""
+        for word in self._words:
+            text = text.replace(word, "***")
+        return text
