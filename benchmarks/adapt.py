@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from common import Figure, main
+from sharing.quota import before_others
 
 from stageout.core.errors import StageoutError
 from stageout.tuning.adaptive import Knobs
@@ -96,7 +97,7 @@ def measure(quick: bool) -> list[Figure]:
     files, rounds = (40, 1) if quick else (61, 3)
     settings = (AT_ONCE, *ADAPT, *OURS, *ONE_CLIENT) if not quick else (AT_ONCE, ADAPT[1], *OURS[1:])
     results: dict[str, list[Result]] = {setting.name: [] for setting in settings}
-    with _sink() as port:
+    with before_others(), _sink() as port:
         for _ in range(rounds):
             for setting in settings:
                 results[setting.name].append(_run(port, setting, files))

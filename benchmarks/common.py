@@ -1,6 +1,7 @@
 """The form of all benchmarks: ``NAME.py [--quick] [--json FILE]`` prints a table and writes the same as JSON.
 
 A benchmark is a function that returns figures. Peers run in the same call, alternating, and medians are compared.
+One of independent parts can be run piece by piece: ``--only PART`` keeps the figures of the others in the JSON file.
 """
 
 from __future__ import annotations
@@ -87,35 +88,68 @@ def table(figures: Sequence[Figure]) -> str:
     return "\n".join(lines)
 
 
-def main(
-    name: str,
-    measure: Callable[[bool], list[Figure]],
-    arguments: Sequence[str] | None = None,
-    further: Callable[[Path], None] | None = None,
-) -> int:
+def main(name: str, measure: Callable[[bool], list[Figure]], arguments: Sequence[str] | None = None) -> int:
     """Command line of a benchmark.
 
-    :param further: writes what figures cannot show into the directory of the JSON file.
     :param measure: called with True for a quick run (under three minutes).
     :returns: exit status: 0 when all goals are met, 1 when one is missed, 2 when it could not be measured.
     """
+    given = _parser(name).parse_args(arguments)
+    return _run(name, given.json, lambda: measure(given.quick), lambda figure: False)
+
+
+def main_in_parts(
+    name: str,
+    parts: Sequence[str],
+    measure: Callable[[Sequence[str], bool], list[Figure]],
+    arguments: Sequence[str] | None = None,
+    further: Callable[[Path], None] | None = None,
+) -> int:
+    """Likewise of a benchmark of independent parts. What a figure says begins with its part and a colon.
+
+    :param measure: called with the parts that are wanted (all, when none is named) and whether it is to be quick.
+    :param further: writes what figures cannot show into the directory of the JSON file.
+    """
+    parser = _parser(name)
+    parser.add_argument(
+        "--only", action="append", choices=parts, help="measure this part; the JSON file keeps the others"
+    )
+    given = parser.parse_args(arguments)
+    wanted = given.only or parts
+
+    def kept(figure: dict[str, Any]) -> bool:
+        return bool(given.only) and figure["what"].partition(":")[0] not in wanted
+
+    status = _run(name, given.json, lambda: measure(wanted, given.quick), kept)
+    if given.json and further is not None and status < 2:
+        further(given.json.parent)
+    return status
+
+
+def _parser(name: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"{name}.py")
     parser.add_argument("--quick", action="store_true", help="fewer and smaller runs, under three minutes")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
-    given = parser.parse_args(arguments)
+    return parser
+
+
+def _run(
+    name: str, place: Path | None, measure: Callable[[], list[Figure]], kept: Callable[[dict[str, Any]], bool]
+) -> int:
+    """Measure, print, write; exit status. :param kept: of the figures in the file."""
     try:
-        figures = measure(given.quick)
+        figures = measure()
     except StageoutError as failed:
         print(f"{name}: could not be measured: {failed}", file=sys.stderr)
         return 2
     print(f"{name} ({machine()})\n{table(figures)}")
-    if given.json:
-        content = {"name": name, "machine": machine(), "figures": [figure.as_json() for figure in figures]}
-        given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text(json.dumps(content, indent=1) + "\n")
-        if further is not None:
-            further(given.json.parent)
-    return 1 if any(figure.met is False for figure in figures) else 0
+    found = [figure.as_json() for figure in figures]
+    if place:
+        if place.exists():
+            found = [figure for figure in json.loads(place.read_text())["figures"] if kept(figure)] + found
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(json.dumps({"name": name, "machine": machine(), "figures": found}, indent=1) + "\n")
+    return 1 if any(figure["met"] is False for figure in found) else 0
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

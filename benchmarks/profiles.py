@@ -13,13 +13,14 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from common import Figure, main
+from common import Figure, main_in_parts
 from sharing.plugin import wrapped
+from sharing.quota import before_others
 from sharing.web import WebServer, free_port
 
 from stageout.core.errors import StageoutError
@@ -189,16 +190,17 @@ def _cpu(run: Run) -> float:
     return (run.server_cpu_s or 0.0) / (run.moved_bytes / 1e9)
 
 
-def measure(quick: bool) -> list[Figure]:
-    """The figures of all servers."""
+def measure(names: Sequence[str], quick: bool) -> list[Figure]:
+    """The figures of some servers."""
     figures = []
-    for name in SERVERS:
+    for name in names:
         if quick and name == FAR:
             continue
         folder = Path(tempfile.mkdtemp(prefix="stageout-bench-"))
         folder.chmod(0o755)
         try:
-            PROFILES[name] = profile_of(name, folder, quick)
+            with before_others():
+                PROFILES[name] = profile_of(name, folder, quick)
         finally:
             shutil.rmtree(folder)
         figures += figures_of(name, PROFILES[name])
@@ -212,4 +214,4 @@ def draw(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main("profiles", measure, further=draw))
+    sys.exit(main_in_parts("profiles", tuple(SERVERS), measure, further=draw))

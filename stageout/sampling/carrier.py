@@ -57,7 +57,7 @@ class Carrier:
     :param folder: where the local ends are: on a disk, or in memory. :param limit_s: longest time of one call.
     :param server_pid: of the server, when it runs on this machine; 0: not looked at.
     :param steady: rates are to be those of a transfer that goes on for long, without its begin and end.
-    :param settings: further environment of the plugin.
+    :param settings: further environment of the plugin. :param most_bytes: all calls together move no more; 0: no limit.
     :ivar moved_bytes: over the network, all calls together. :ivar spent_s: time of all calls together.
     """
 
@@ -69,6 +69,7 @@ class Carrier:
     server_pid: int = 0
     steady: bool = False
     settings: Mapping[str, str] = field(default_factory=dict)
+    most_bytes: int = 0
     moved_bytes: int = 0
     spent_s: float = 0.0
     _empty_s: float = field(default=-1.0, repr=False)
@@ -105,11 +106,20 @@ class Carrier:
             self._empty_s = min(_seconds(ads[0]) for ads, *_ in tries)
         return max(0.0, self._empty_s)
 
+    @property
+    def left_bytes(self) -> int:
+        """That may still be moved, where there is a limit."""
+        return max(0, self.most_bytes - self.moved_bytes)
+
     def run(self, setting: Setting) -> Run:
         """Move what the setting says and measure it.
 
-        :raises StageoutError: it failed; the text is the plugin's.
+        :raises StageoutError: it failed; the text is the plugin's. Or it is more than may still be moved.
         """
+        all_bytes = setting.file_bytes * setting.files
+        if self.most_bytes and all_bytes > self.left_bytes:
+            text = f"a sample of {all_bytes} bytes is more than the {self.left_bytes} that are left for sampling"
+            raise StageoutError(f"{text}: name a larger file, or use one stream")
         self.empty_s()
         ads, seconds, client, before, server = self._results_of(setting)
         return self._measured(setting, ads, seconds, client, before, server)

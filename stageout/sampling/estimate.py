@@ -1,7 +1,8 @@
 """The estimation service: samples a transfer with few bytes; answers how many streams it needs, how long it takes.
 
 A transfer between two servers passes through this machine, so each leg is sampled for itself and the slower one
-answers. At most a twentieth of the bytes of the transfer goes into sampling.
+answers. All samples together move at most a twentieth of the bytes of the transfer: no sample is begun that is larger
+than what is left of that, and the carrier refuses it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from stageout.core.profiles import Profile, Run, load
 from stageout.sampling.carrier import Carrier
 from stageout.sampling.plugins import Plugin
 from stageout.sampling.request import BadAd, Estimation, duration_text, stamp
-from stageout.tuning.choice import Choice, choose, choose_as_printed, next_sample, sample_again
+from stageout.tuning.choice import Choice, choose, choose_as_printed, next_sample, sample_again, spread_of
 from stageout.tuning.flow import Capacities, cpu_line, opt_b
 from stageout.tuning.streams import NoModelError, next_level
 
@@ -58,6 +59,13 @@ class Leg:
     in_parts: bool = True
     choice: Choice = field(default_factory=lambda: Choice(1, 0.0, "samples"))
 
+    @property
+    def spread(self) -> float:
+        """How much samples of the same number of streams differ."""
+        kept = [run for run in self.runs if run.moved_bytes and not self.stored]
+        streams = [run.streams if self.in_parts else run.concurrency for run in kept]
+        return spread_of((n, run.rate_bytes_per_s, float(run.moved_bytes)) for n, run in zip(streams, kept))
+
 
 @dataclass(frozen=True)
 class Means:
@@ -79,7 +87,9 @@ def estimate(asked: Estimation, means: Means) -> ClassAd:
 
     :raises StageoutError: no plugin, or the transfers failed; the text is the plugin's.
     """
-    legs = [_leg(asked, url, upload, means) for url, upload in _sides(asked)]
+    sides = _sides(asked)
+    most_bytes = int(asked.file_bytes * SHARE) // len(sides)
+    legs = [_leg(asked, url, upload, means, most_bytes) for url, upload in sides]
     return _answer(asked, legs, means)
 
 
@@ -89,7 +99,7 @@ def _sides(asked: Estimation) -> list[tuple[str, bool]]:
     return remote or [(asked.target, True)]
 
 
-def _leg(asked: Estimation, url: str, upload: bool, means: Means) -> Leg:
+def _leg(asked: Estimation, url: str, upload: bool, means: Means, most_bytes: int) -> Leg:
     method = urlsplit(url).scheme.lower()
     plugin = means.find(method)
     leg = Leg(url, upload, in_parts=plugin.in_parts(method, upload))
@@ -102,6 +112,7 @@ def _leg(asked: Estimation, url: str, upload: bool, means: Means) -> Leg:
         raise BadAd(f"{text}, or store a profile (stageout profile {url})")
     with ExitStack() as stack:
         carrier = _carrier(asked, plugin, leg, means, stack)
+        carrier.most_bytes = max(1, most_bytes)
         _sample(carrier, leg, asked, means)
     leg.choice = _choose(leg, means)
     return leg
@@ -135,12 +146,11 @@ def memory_folder() -> Path:
 
 def _sample(carrier: Carrier, leg: Leg, asked: Estimation, means: Means) -> None:
     """Take samples until the rule says that they suffice; then more of them for what may still be moved."""
-    budget_bytes = int(asked.file_bytes * SHARE)
-    _first(carrier, leg, asked, budget_bytes)
+    _first(carrier, leg, asked)
     following = next_level if means.printed else next_sample
     again = 0
     while again < _MOST_AGAIN:
-        left_bytes = budget_bytes - carrier.moved_bytes
+        left_bytes = carrier.left_bytes
         streams = following(leg.samples, means.most_streams)
         if streams is not None:
             size_bytes = _size(leg.samples, streams, asked, left_bytes)
@@ -149,16 +159,17 @@ def _sample(carrier: Carrier, leg: Leg, asked: Estimation, means: Means) -> None
             return
         else:
             again += 1
-            streams = sample_again(leg.samples, leg.weights)
+            streams = sample_again(leg.samples, leg.weights, leg.spread)
             size_bytes = min(int(_SAMPLE_S * _expected(leg, streams)), asked.sample_bytes or asked.file_bytes)
-            enough = size_bytes <= left_bytes and not _long_enough(leg, asked)
+            enough = streams <= size_bytes <= left_bytes and not _long_enough(leg, asked)
         if not enough:
             return  # what is known must do
-        _one(carrier, leg, streams, max(size_bytes, streams))
+        _one(carrier, leg, streams, size_bytes)
 
 
-def _first(carrier: Carrier, leg: Leg, asked: Estimation, budget_bytes: int) -> None:
+def _first(carrier: Carrier, leg: Leg, asked: Estimation) -> None:
     """The first sample; where it was short it only tells how large it must be."""
+    budget_bytes = carrier.most_bytes
     most = asked.sample_bytes or budget_bytes
     size_bytes = max(1, min(budget_bytes // _PROBES, most))
     _one(carrier, leg, 1, size_bytes)
@@ -196,7 +207,9 @@ def _expected(leg: Leg, streams: int) -> float:
 def _size(samples: Mapping[int, float], streams: int, asked: Estimation, left_bytes: int) -> int:
     """Bytes of the next sample: a few seconds' worth, at most half of what is left of the budget, at most ``-s``."""
     last = max(samples)
-    grown = _GROWTH if streams > last else 1.0
+    before = [rate for sampled, rate in samples.items() if sampled < last]
+    grown = min(_GROWTH, max(1.0, samples[last] / max(before))) if before else _GROWTH
+    grown = grown if streams > last else 1.0
     size_bytes = min(max(0, left_bytes) // 2, int(_SAMPLE_S * grown * samples[last]))
     return min(size_bytes, asked.sample_bytes) if asked.sample_bytes else size_bytes
 
@@ -219,7 +232,11 @@ def _of_profile(leg: Leg, known: Profile) -> bool:
 
 
 def _choose(leg: Leg, means: Means) -> Choice:
-    return choose_as_printed(leg.samples) if means.printed else choose(leg.samples, weights=leg.weights or None)
+    return (
+        choose_as_printed(leg.samples)
+        if means.printed
+        else choose(leg.samples, weights=leg.weights or None, spread=leg.spread)
+    )
 
 
 def _answer(asked: Estimation, legs: list[Leg], means: Means) -> ClassAd:

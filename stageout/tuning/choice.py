@@ -7,22 +7,24 @@ peak lies where nothing is gained any more.
 
 The running version goes one level further before it believes a fall, draws through all samples a curve that rises with
 the number of streams and then is full, sharply or softly, whatever fits, and takes the fewest streams that the curve
-has within a few percent of its end, and a fifth more where that is at least one: one too many costs little, one too
-few costs its part of the rate. What may still be moved then goes where it decides most: to that number, to its
-neighbours and to where the link is full, each time where least has been seen, and to a sample that is odd; and the
-curve is drawn again.
+has within a few percent of its end, and three tenths more where that is at least one: one too many costs little, one
+too few costs its part of the rate. Where samples of the same number differ from each other, what they cannot tell apart
+counts as equal, and of equals the fewest are taken. What may still be moved then goes where it decides most: to that
+number, to its neighbours and to where the link is full, each time where least has been seen, and to a sample that is
+odd; and the curve is drawn again.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from stageout.tuning.streams import NoModelError, best_streams, fit
 
-WITHIN = 0.035
-_MARGIN = 1.2
+WITHIN = 0.03
+_MARGIN = 1.3
+_DOUBT, _MOST_DOUBT = 0.5, 0.03
 _RISE = 0.02
 _FALLEN = 0.1
 _FULL = 0.03
@@ -123,12 +125,13 @@ def _flat(powers: Mapping[int, float]) -> bool:
     return all(powers[streams] < best * (1 + _RISE) for streams in levels[-2:])
 
 
-def sample_again(samples: Mapping[int, float], weights: Mapping[int, float]) -> int:
+def sample_again(samples: Mapping[int, float], weights: Mapping[int, float], spread: float = 0.0) -> int:
     """Number of streams to sample, maybe once more, after :func:`next_sample` has said None and bytes are left.
 
     :param samples: streams -> rate, at least one. :param weights: streams -> bytes moved for it.
+    :param spread: as for :func:`choose`.
     """
-    answer = choose(samples, weights=weights).streams
+    answer = choose(samples, weights=weights, spread=spread).streams
     odd = _odd(samples, weights, answer)
     if odd is not None:
         return odd
@@ -153,11 +156,13 @@ def choose(
     within: float = WITHIN,
     weights: Mapping[int, float] | None = None,
     margin: float = _MARGIN,
+    spread: float = 0.0,
 ) -> Choice:
     """Fewest streams within a fraction of what a full link brings, by the curve, and a margin on top.
 
     :param samples: streams -> rate; at least one. What lies beyond the best one and far below it is left out of the
         curve, which cannot fall. :param weights: as for :func:`fit_filling`. :param margin: factor on the number.
+    :param spread: see :func:`spread_of`; 0 where it is not known.
     """
     best = max(samples, key=lambda streams: samples[streams])
     rising = {n: rate for n, rate in samples.items() if n <= best or rate >= (1 - _FALLEN) * samples[best]}
@@ -167,10 +172,36 @@ def choose(
         return Choice(enough, samples[enough], "samples")
     curve = fit_filling(rising, weights)
     most = max(rising)
-    good = curve.rate(most) * (1 - within)
+    good = curve.rate(most) * (1 - within - _doubt(rising, weights, spread))
     enough = next(streams for streams in range(1, most + 1) if curve.rate(streams) >= good)
     streams = min(most, int(enough * margin))
     return Choice(streams, curve.rate(streams), "model")
+
+
+def spread_of(runs: Iterable[tuple[int, float, float]]) -> float:
+    """How much samples of the same number of streams differ: relative variance of the rate of one of weight 1.
+
+    :param runs: streams, rate and weight of each. :returns: 0 where no number was sampled twice.
+    """
+    by_streams: dict[int, list[tuple[float, float]]] = {}
+    for streams, rate, weight in runs:
+        by_streams.setdefault(streams, []).append((rate, weight))
+    squares, free = 0.0, 0
+    for found in by_streams.values():
+        mean = sum(rate * weight for rate, weight in found) / sum(weight for _, weight in found)
+        squares += sum(weight * (rate / mean - 1) ** 2 for rate, weight in found)
+        free += len(found) - 1
+    return squares / free if free else 0.0
+
+
+def _doubt(samples: Mapping[int, float], weights: Mapping[int, float] | None, spread: float) -> float:
+    """A part of the error of the difference between the fewest good streams and the other good ones, as a fraction."""
+    good = max(samples.values()) * (1 - _FALLEN)
+    near_best = sorted(streams for streams, rate in samples.items() if rate >= good)
+    if weights is None or len(near_best) < 2:
+        return 0.0
+    fewest, others = weights[near_best[0]], sum(weights[streams] for streams in near_best[1:])
+    return min(_MOST_DOUBT, _DOUBT * math.sqrt(spread * (1 / fewest + 1 / others)))
 
 
 def choose_as_printed(samples: Mapping[int, float]) -> Choice:

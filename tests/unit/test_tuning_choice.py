@@ -139,12 +139,12 @@ def test_what_is_left_of_the_bytes_makes_the_answer_good(rate: Callable[[int], f
 
 
 def test_more_is_sampled_where_least_was_seen() -> None:
-    samples = {1: 10.0, 2: 20.0, 4: 40.0, 8: 41.0, 16: 41.0}
-    assert choose(samples).streams == 4
-    seen = {1: 9.0, 2: 9.0, 3: 9.0, 4: 2.0, 6: 9.0, 8: 9.0, 16: 1.0}
+    samples = {1: 10.0, 2: 20.0, 4: 40.0, 5: 40.2, 8: 40.2, 16: 40.2}
+    assert choose(samples).streams == 5
+    seen = {1: 9.0, 2: 9.0, 3: 9.0, 4: 2.0, 5: 5.0, 7: 9.0, 8: 9.0, 16: 1.0}
     assert sample_again(samples, seen) == 16  # where the link is full
-    assert sample_again(samples, {**seen, 16: 3.0}) == 4
-    assert sample_again(samples, {**seen, 4: 9.0, 16: 9.0, 3: 0.0}) == 3  # a neighbour of the answer
+    assert sample_again(samples, {**seen, 16: 6.0}) == 5
+    assert sample_again(samples, {**seen, 5: 9.0, 16: 9.0, 3: 0.0}) == 3  # a neighbour of the answer
 
 
 def test_a_sample_that_is_odd_is_taken_again() -> None:
