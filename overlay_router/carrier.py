@@ -19,7 +19,7 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import Damaged, Known, Upload, answer_to
 from stageout.wire import frames
-from stageout.wire.overlay import BLOCK_BYTES, Cancel, Open, Operation, Result
+from stageout.wire.overlay import BLOCK_BYTES, Cancel, Custody, Open, Operation, Result
 from stageout.wire.route import address
 
 _PATIENCE_S = 60.0
@@ -73,7 +73,7 @@ def deliver(order: Order, stop: threading.Event) -> Answer:
     gateway = Gateway(host, port, order.key_name, bytes.fromhex(order.secret), ca=order.ca, digest=digest)
     try:
         if order.cancel or not order.file:
-            result = _execute(gateway, operation, order.cancel)
+            result = _execute(gateway, operation, order.cancel, stop)
         else:
             result = _send(gateway, operation, order, stop)
     except (Damaged, FileNotFoundError) as problem:
@@ -101,13 +101,16 @@ def _send(gateway: Gateway, operation: Operation, order: Order, stop: threading.
     return _final(upload.run(keep_result=True))
 
 
-def _execute(gateway: Gateway, operation: Operation, cancel: bool) -> Result:
+def _execute(gateway: Gateway, operation: Operation, cancel: bool, stop: threading.Event) -> Result:
     """An operation without data, or the end of one that is not wanted any more."""
     with Channel(gateway) as control:
         if cancel:
             control.send(Cancel(operation.origin, operation.seq))
         control.send(operation)
-        return _final(answer_to(control, operation, _PATIENCE_S))
+        answer = answer_to(control, operation, _PATIENCE_S)
+        while isinstance(answer, Custody) and not stop.is_set():  # of the next custodian, who will say more
+            answer = answer_to(control, operation)
+        return _final(answer)
 
 
 def _final(answer: object) -> Result:

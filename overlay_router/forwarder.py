@@ -22,6 +22,7 @@ from stageout.core import log
 from stageout.core.children import module_command
 from stageout.core.clock import Clock
 from stageout.core.errors import ErrorClass
+from stageout.wire.route import next_stop
 
 _FIRST_S = 1.0
 _LONGEST_S = 120.0
@@ -154,10 +155,11 @@ class Forwarder:
     async def _begin(self) -> None:
         for held in self._next(await self._on_disk(self._custodian.due)):
             file, digests = await self._on_disk(lambda one=held: self._data(one))  # type: ignore[misc]
-            number, operation = next(self._numbers), replace(held.operation, terminal="", release="delivered", tid=0)
+            stop, rest = next_stop(held.operation.terminal)
+            number, operation = next(self._numbers), replace(held.operation, terminal=rest, release="delivered", tid=0)
             name, secret = self._key
             order = Order(
-                number, held.operation.terminal, name, secret.hex(), json.dumps(asdict(operation)), file, held.digest,
+                number, stop, name, secret.hex(), json.dumps(asdict(operation)), file, held.digest,
                 digests, _opening(held), held.key in self._custodian.cancelled,
                 ca=self._ca,
             )  # fmt: skip
@@ -171,10 +173,10 @@ class Forwarder:
     def _next(self, due: list[Held]) -> list[Held]:
         """What begins now: no terminal takes all places, and one that is away is tried with one file at a time."""
         now_s, busy = self._clock.monotonic_s(), self.busy
-        load = Counter(held.operation.terminal for held in self._orders.values())
+        load = Counter(_stop(held) for held in self._orders.values())
         chosen: list[Held] = []
         for held in due:
-            terminal = held.operation.terminal
+            terminal = _stop(held)
             away = self._pauses.get(terminal, _Pause())
             most = 1 if away.failures else max(1, self._most - 1)
             if len(self._orders) + len(chosen) >= self._most:
@@ -209,7 +211,7 @@ class Forwarder:
 
     async def _record(self, held: Held, answer: Answer) -> list[Reply]:
         if answer.outcome:
-            self._reached(held.key, held.operation.terminal)
+            self._reached(held.key, _stop(held))
             return await self._on_disk(lambda: self._custodian.settle(held.key, _result(answer)))
         if answer.damaged or (answer.code == ErrorClass.SOURCE_CHANGED.code and not held.operation.blocks):
             return await self._on_disk(lambda: self._custodian.damaged(held.key, answer.damaged))
@@ -222,7 +224,7 @@ class Forwarder:
         self._problems.pop(terminal, None)
 
     def _failed(self, held: Held, answer: Answer) -> None:
-        terminal = held.operation.terminal
+        terminal = _stop(held)
         away = ErrorClass.from_code(answer.code) in _AWAY
         pause = self._pauses.setdefault(terminal if away else held.key, _Pause())
         pause.more(self._clock.monotonic_s(), answer.retry_after_s)
@@ -232,7 +234,13 @@ class Forwarder:
 
 
 def _opening(held: Held) -> str:
-    return json.dumps(asdict(replace(held.asked, terminal=""))) if held.asked else ""
+    if held.asked is None:
+        return ""
+    return json.dumps(asdict(replace(held.asked, terminal=next_stop(held.asked.terminal)[1])))
+
+
+def _stop(held: Held) -> str:
+    return next_stop(held.operation.terminal)[0]
 
 
 def _result(answer: Answer) -> Result | None:

@@ -20,7 +20,7 @@ from stageout.overlay.fetch import get
 from stageout.overlay.sending import report
 from stageout.overlay.settings import routes_of
 from stageout.wire.overlay import Custody
-from stageout.wire.route import DEFAULT_PORT, BadRoute, Route, address, written
+from stageout.wire.route import DEFAULT_PORT, BadRoute, Route, address, addresses, check, written
 
 _BAR = 30
 _SHOW_EVERY_S = 0.2
@@ -125,12 +125,14 @@ def _put(gateway: Gateway, local: Path, path: str, options: argparse.Namespace, 
 
 
 def through(gateway: Gateway, custodian: str) -> tuple[Gateway, str]:
-    """The custodian, and the terminal behind it. :raises UsageError: its address cannot be used."""
+    """The first of the custodians, and what is behind it, the terminal last. :raises UsageError: an address is none."""
     try:
-        host, port = address(custodian)
-    except BadRoute as problem:
+        first, *more = addresses(custodian)
+        check((first, *more))
+    except (BadRoute, ValueError) as problem:
         raise UsageError(f"--through: {problem}") from None
-    return replace(gateway, host=host, port=port), written(gateway.host, gateway.port)
+    host, port = address(first)
+    return replace(gateway, host=host, port=port), ",".join([*more, written(gateway.host, gateway.port)])
 
 
 def _ask(gateway: Gateway, origin: str) -> int:

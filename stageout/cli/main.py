@@ -271,7 +271,11 @@ def _add_files(commands: argparse._SubParsersAction[_Parser]) -> None:
     command.add_argument(
         "--connections", metavar="N", type=_streams, default=2, help="that carry one file on each route (default: 2)"
     )
-    command.add_argument("--through", metavar="HOST", help="custodian that delivers it; wait until it has")
+    command.add_argument(
+        "--through",
+        metavar="HOST",
+        help="custodian that delivers it, or several, A,B: from one to the next; wait until it is there",
+    )
     command.add_argument("--custody", action="store_true", help="with --through: return when the custodian has it")
     _add_key(command)
     _add_ways(command)

@@ -58,6 +58,12 @@ def check(route: Route) -> None:
         raise BadRoute(f"a route passes each router once: {shown(route)}")
 
 
+def next_stop(terminal: str) -> tuple[str, str]:
+    """Where a custodian takes a file next, and the terminal as it is said there: the rest of ``STOP,STOP,TERMINAL``."""
+    first, _, rest = terminal.partition(",")
+    return first, rest
+
+
 def shown(route: Route) -> str:
     """A route for a person."""
     return ",".join(route) or DIRECT
