@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "wire": {"core"},
     "handoff": {"core", "wire"},
     "plugin": {"core", "wire", "handoff"},
-    "overlay": {"core", "wire"},
+    "overlay": {"core", "wire", "tuning"},
     "movers": {"core", "wire"},
     "protocols": {"core", "wire", "handoff", "plugin", "tuning", "overlay"},
     "sampling": {"core", "tuning"},

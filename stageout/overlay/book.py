@@ -1,0 +1,125 @@
+"""What the processes of one user on this machine send now: a table in shared memory that each of them keeps up.
+
+Nothing in it is durable or secret, and all that it changes is who goes first. Where it cannot be had each process has a
+table of its own.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import stat
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+_ROWS = 4096
+#: stamp, then the fields of :class:`Row`.
+_ROW = struct.Struct("=dqqQQQqqdQ")
+_HEAD = struct.Struct("=Q")
+_FRESH_S = 1.0
+_GONE_S = 10.0
+_TRIES = 3
+_TRY_S = 0.001
+
+
+@dataclass(frozen=True)
+class Row:
+    """One lane. :param pid: of its process. :param lane: its number there. :param link: all hops have a number, flows
+    and owners too (64 bits of a digest). :param begun_s: monotonic time. :param passed_bytes: since it began."""
+
+    pid: int
+    lane: int
+    link: int
+    flow: int
+    owner: int
+    priority: int
+    deadline: int
+    begun_s: float
+    passed_bytes: int
+
+
+class Book:
+    """The table. One thread of a process uses it.
+
+    :param file: descriptor of the shared file; -1: nobody else sees it.
+    """
+
+    def __init__(self, file: int = -1) -> None:
+        size_bytes = _HEAD.size + _ROWS * _ROW.size
+        if file >= 0 and os.fstat(file).st_size < size_bytes:
+            os.ftruncate(file, size_bytes)
+        self._file = file
+        self._table = mmap.mmap(file, size_bytes)
+        self._places: dict[int, int] = {}
+        self._others: list[Row] = []
+
+    def exchange(self, mine: Sequence[Row], now_s: float) -> list[Row]:
+        """Write this process's rows, in place of those before, and read all. :param now_s: monotonic time."""
+        if self._locked():
+            try:
+                self._write(mine, now_s)
+                self._others = self._read({(row.pid, row.lane) for row in mine}, now_s)
+            finally:
+                if self._file >= 0:
+                    fcntl.flock(self._file, fcntl.LOCK_UN)
+        return [*mine, *self._others]
+
+    def _locked(self) -> bool:
+        """False while somebody else has it: a process that stands still must not hold up the others."""
+        for _ in range(_TRIES if self._file >= 0 else 0):
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                time.sleep(_TRY_S)
+            else:
+                return True
+        return self._file < 0
+
+    def _write(self, mine: Sequence[Row], now_s: float) -> None:
+        lanes = {row.lane for row in mine}
+        for lane in [lane for lane in self._places if lane not in lanes]:
+            _ROW.pack_into(self._table, self._places.pop(lane), *[0] * 10)
+        for row in mine:
+            place = self._places.get(row.lane) or self._free(now_s)
+            if place:  # else the others do not see it
+                self._places[row.lane] = place
+                _ROW.pack_into(self._table, place, now_s, *astuple(row))
+
+    def _free(self, now_s: float) -> int:
+        (used,) = _HEAD.unpack_from(self._table, 0)
+        taken = set(self._places.values())
+        for number in range(_ROWS):
+            place = _HEAD.size + number * _ROW.size
+            stamp_s = _ROW.unpack_from(self._table, place)[0]
+            if number >= used:
+                _HEAD.pack_into(self._table, 0, number + 1)
+            if place not in taken and not now_s - _GONE_S < stamp_s <= now_s:
+                return place
+        return 0
+
+    def _read(self, mine: set[tuple[int, int]], now_s: float) -> list[Row]:
+        (used,) = _HEAD.unpack_from(self._table, 0)
+        size_bytes = min(used, _ROWS) * _ROW.size
+        found = _ROW.iter_unpack(self._table[_HEAD.size : _HEAD.size + size_bytes])
+        fresh = (Row(*row[1:]) for row in found if now_s - _FRESH_S < row[0] <= now_s)
+        return [row for row in fresh if (row.pid, row.lane) not in mine]
+
+
+def shared_book(folder: Path = Path("/dev/shm")) -> Book:
+    """That of this user."""
+    path = folder / f"stageout-links.{os.geteuid()}"
+    file = -1
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        found = os.fstat(file)
+        if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077:
+            return Book(file)
+    except (OSError, ValueError):
+        pass  # no such memory here, or it is full
+    if file >= 0:
+        os.close(file)
+    return Book()

@@ -1,0 +1,262 @@
+"""The links that this process sends over, and who else sends over them from this machine.
+
+Every connection that carries data passes a *tap*, all taps of one transfer on one link belong to one *lane*. While the
+flows of a link differ in priority, owner or deadline, each lane is held to the rate that
+:mod:`stageout.tuning.shares` gives it; else a tap only counts. Processes of one user see each other's flows in a file
+of shared memory, so puts of several processes, and workers of a relay, share a link as they should.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import os
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from stageout.overlay.book import Book, Row, shared_book
+from stageout.tuning.shares import MOST_PRIORITY, Flow, Shares
+
+_TICK_S = 0.1
+_SOONEST_S = 0.02
+_WINDOW_S = 0.5
+_MOVES_S = 1.0
+_BURST_BYTES = 128 * 1024
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a transfer asks of the links that it uses.
+
+    :param flow: which transfer, the same on all its connections; "" for one of its own. :param owner: on whose behalf,
+        "" for this user. :param priority: 0 to 10: each step doubles its part. :param deadline: Unix time in seconds.
+    """
+
+    flow: str = ""
+    owner: str = ""
+    priority: int = 0
+    deadline: int = 0
+
+
+class Tap:
+    """One connection of a lane. Not for several threads at once."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self.passed_bytes = 0
+
+    @property
+    def held(self) -> bool:
+        """Whether the lane is held to a rate now: then it is better to send in small pieces."""
+        return self._lane.limit is not None
+
+    def take(self, size_bytes: int) -> None:
+        """So many bytes are about to leave: wait until they may."""
+        self.passed_bytes += size_bytes
+        if self._lane.limit is not None:
+            self._lane.wait(size_bytes)
+
+    def close(self) -> None:
+        """The connection has ended."""
+        self._lane.end(self)
+
+
+class Lane:
+    """One transfer on one link, in this process; a context manager."""
+
+    def __init__(self, owner: Links, number: int, link: str, claim: Claim) -> None:
+        self.number, self.claim, self._owner = number, claim, owner
+        self.limit: float | None = None
+        self._begun_s = time.monotonic()
+        self._link = _number(f"{_network()} {link}")
+        self._flow = _number(f"{claim.owner} {claim.flow}" if claim.flow else f"{os.getpid()} {number} {self._begun_s}")
+        self._taps: set[Tap] = set()
+        self._ended_bytes = 0
+        self._changed = threading.Condition()
+        self._debt_bytes = 0.0
+        self._paid_s = self._begun_s
+
+    def __enter__(self) -> Lane:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """The transfer has ended."""
+        self._owner.forget(self)
+        self.hold(None)
+
+    def tap(self) -> Tap:
+        """For a new connection."""
+        tap = Tap(self)
+        with self._changed:
+            self._taps.add(tap)
+        return tap
+
+    def end(self, tap: Tap) -> None:
+        """A connection has ended; what it moved still counts."""
+        with self._changed:
+            if tap in self._taps:
+                self._taps.remove(tap)
+                self._ended_bytes += tap.passed_bytes
+
+    def row(self) -> Row:
+        """What other processes shall know of it."""
+        with self._changed:
+            passed_bytes = self._ended_bytes + sum(tap.passed_bytes for tap in self._taps)
+        claim = self.claim
+        priority = max(0, min(claim.priority, MOST_PRIORITY))
+        return Row(
+            os.getpid(), self.number, self._link, self._flow, _number(claim.owner), priority, claim.deadline,
+            self._begun_s, passed_bytes,
+        )  # fmt: skip
+
+    def hold(self, limit: float | None) -> None:
+        """From now on it has this rate in bytes a second; None: any."""
+        with self._changed:
+            if self.limit is None:
+                self._debt_bytes, self._paid_s = 0.0, time.monotonic()
+            self._pay()
+            self.limit = limit
+            self._changed.notify_all()
+
+    def wait(self, size_bytes: int) -> None:
+        """Until so many bytes may leave."""
+        with self._changed:
+            self._pay()
+            while self.limit is not None and self._debt_bytes > _BURST_BYTES:
+                self._changed.wait((self._debt_bytes - _BURST_BYTES) / self.limit)
+                self._pay()
+            self._debt_bytes += size_bytes
+
+    def _pay(self) -> None:
+        now_s = time.monotonic()
+        if self.limit is not None:
+            self._debt_bytes = max(0.0, self._debt_bytes - self.limit * (now_s - self._paid_s))
+        self._paid_s = now_s
+
+
+class _Meter:
+    """What one lane moves, wherever it is."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, int]] = deque()
+        self._moved_s = 0.0
+
+    def note(self, passed_bytes: int, now_s: float) -> None:
+        """So many bytes since it began."""
+        if self._samples and passed_bytes > self._samples[-1][1]:
+            self._moved_s = now_s
+        self._samples.append((now_s, passed_bytes))
+        while self._samples[0][0] < now_s - _WINDOW_S:
+            self._samples.popleft()
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second lately."""
+        (first_s, first), (last_s, last) = self._samples[0], self._samples[-1]
+        return (last - first) / max(_TICK_S, last_s - first_s)
+
+    def moves(self, now_s: float) -> bool:
+        """Whether it has moved anything lately."""
+        return now_s - self._moved_s < _MOVES_S
+
+
+class Links:
+    """All links of this process. :param book: what other processes see, and write."""
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+        self._numbers = itertools.count(1)
+        self._lanes: dict[int, Lane] = {}
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._shares: dict[int, Shares] = {}
+        self._meters: dict[tuple[int, int], _Meter] = {}
+
+    def lane(self, link: str, claim: Claim) -> Lane:
+        """For a transfer that begins to use a link. :param link: the next hop, ``HOST:PORT``."""
+        lane = Lane(self, next(self._numbers), link, claim)
+        with self._lock:
+            self._lanes[lane.number] = lane
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="links", daemon=True)
+                self._thread.start()
+        self._wake.set()
+        return lane
+
+    def forget(self, lane: Lane) -> None:
+        """A lane has ended."""
+        with self._lock:
+            self._lanes.pop(lane.number, None)
+        self._wake.set()
+
+    def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            with self._lock:
+                lanes = list(self._lanes.values())
+                if not lanes:
+                    self._thread = None
+            self._tick(lanes)
+            if not lanes:
+                return
+            time.sleep(_SOONEST_S)
+            self._wake.wait(_TICK_S - _SOONEST_S)
+
+    def _tick(self, lanes: list[Lane]) -> None:
+        now_s = time.monotonic()
+        mine = [lane.row() for lane in lanes]
+        rows = self._book.exchange(mine, now_s)
+        self._meters = {(row.pid, row.lane): self._meters.get((row.pid, row.lane)) or _Meter() for row in rows}
+        for row in rows:
+            self._meters[row.pid, row.lane].note(row.passed_bytes, now_s)
+        on_link: dict[int, list[Row]] = {row.link: [] for row in mine}
+        for row in rows:
+            if row.link in on_link:
+                on_link[row.link].append(row)
+        self._shares = {link: self._shares.get(link) or Shares() for link in on_link}
+        limits = {link: self._limits(link, found, now_s) for link, found in on_link.items()}
+        for lane, row in zip(lanes, mine):
+            limit = limits[row.link].get(str(row.flow))
+            lane.hold(None if limit is None else limit * self._part(row, on_link[row.link], now_s))
+
+    def _limits(self, link: int, rows: list[Row], now_s: float) -> dict[str, float]:
+        flows: dict[int, Flow] = {}
+        for row in rows:
+            rate = self._meters[row.pid, row.lane].rate
+            known = flows.get(row.flow)
+            if known is None:
+                known = Flow(str(row.flow), str(row.owner), row.priority, row.deadline, 0.0, row.begun_s)
+            flows[row.flow] = replace(known, rate=known.rate + rate, begun_s=min(known.begun_s, row.begun_s))
+        return self._shares[link].limits(list(flows.values()), now_s, time.time())
+
+    def _part(self, mine: Row, rows: list[Row], now_s: float) -> float:
+        """The part of one lane in what its flow may have: the lanes that move anything have equal parts."""
+        same = [row for row in rows if row.flow == mine.flow and (row.pid, row.lane) != (mine.pid, mine.lane)]
+        return 1 / (1 + sum(self._meters[row.pid, row.lane].moves(now_s) for row in same))
+
+
+@functools.lru_cache(maxsize=1)
+def links() -> Links:
+    """Those of this process."""
+    return Links(shared_book())
+
+
+def _number(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+@functools.lru_cache(maxsize=1)
+def _network() -> int:
+    """The network that addresses are of: containers may have their own."""
+    try:
+        return Path("/proc/self/ns/net").stat().st_ino
+    except OSError:
+        return 0

@@ -1,0 +1,164 @@
+"""How the flows of one link share it: weights, deadlines, and nobody starves.
+
+A flow is one transfer, over however many connections. TCP shares a link by connections; where flows differ in weight
+the ones that would get too much are held back to a rate, and the others grow into the room. Nobody knows what the link
+carries, so it is taken to be the best sum that was seen lately and a little more. What a flow does not use, the others
+may have at once: held back are only flows that would take somebody else's part.
+
+- Owners have equal parts. Within an owner each step of priority doubles the weight.
+- Of an owner's flows of one priority the one with the earliest deadline goes first (its weight counts sixteenfold),
+  until the deadline has passed.
+- Whatever the weights, a flow keeps two hundredths of the link, and of many flows all together keep a fifth.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+#: Larger priorities count as this one: weights up to 1024 to 1.
+MOST_PRIORITY = 10
+#: Bytes a second below which nothing is held: connections that stand still for long are closed.
+LEAST_RATE = 32 * 1024.0
+_FIRST_DEADLINE = 16.0
+_LEAST_SHARE = 0.02
+_LEAST_SHARES = 0.2
+_SLACK = 0.03
+_GRACE_S = 2.0
+_DEMAND_S = 3.0
+_LINK_S = 5.0
+_RISING = 1.05
+_RISE_S = 1.0
+_USED = 0.85
+_TEST_S, _LONGEST_TEST_S = 5.0, 80.0
+
+
+@dataclass(frozen=True)
+class Flow:
+    """A transfer that uses a link now.
+
+    :param key: which. :param owner: on whose behalf. :param priority: 0 to :data:`MOST_PRIORITY`.
+    :param deadline: Unix time in seconds by which it should be there; 0: none.
+    :param rate: bytes a second lately. :param begun_s: monotonic time at which it came.
+    """
+
+    key: str
+    owner: str
+    priority: int
+    deadline: int
+    rate: float
+    begun_s: float
+
+
+def weights(flows: Sequence[Flow], now: float) -> dict[str, float]:
+    """The part of the link of each flow; the sum is 1. :param now: Unix time in seconds."""
+    first: dict[tuple[str, int], Flow] = {}
+    for flow in flows:
+        place = (flow.owner, flow.priority)
+        if flow.deadline > now and (place not in first or flow.deadline < first[place].deadline):
+            first[place] = flow
+    own = {flow.key: _weight(flow, first) for flow in flows}
+    of_owner: dict[str, float] = {}
+    for flow in flows:
+        of_owner[flow.owner] = of_owner.get(flow.owner, 0.0) + own[flow.key]
+    least = min(_LEAST_SHARE, _LEAST_SHARES / max(1, len(flows)))
+    parts = {flow.key: max(least, own[flow.key] / of_owner[flow.owner] / len(of_owner)) for flow in flows}
+    total = sum(parts.values())
+    return {key: part / total for key, part in parts.items()}
+
+
+def _weight(flow: Flow, first: Mapping[tuple[str, int], Flow]) -> float:
+    favoured = first.get((flow.owner, flow.priority)) is flow
+    return 2.0 ** max(0, min(flow.priority, MOST_PRIORITY)) * (_FIRST_DEADLINE if favoured else 1.0)
+
+
+def differ(flows: Sequence[Flow], now: float) -> bool:
+    """Whether TCP alone would share the link otherwise: not all have the same owner, priority and deadline."""
+    return len({(flow.owner, flow.priority, flow.deadline if flow.deadline > now else 0) for flow in flows}) > 1
+
+
+@dataclass
+class _Past:
+    """What a flow did.
+
+    :param rates: (monotonic time, bytes a second), oldest first. :param open_s: until then it counts as one that can
+        use its whole part. :param test_s: when this is tried again, and :param pause_s: how long after that again.
+    """
+
+    rates: deque[tuple[float, float]] = field(default_factory=deque)
+    open_s: float = 0.0
+    test_s: float = 0.0
+    pause_s: float = _TEST_S
+
+
+def _begun(flow: Flow) -> _Past:
+    open_s = flow.begun_s + _GRACE_S
+    return _Past(open_s=open_s, test_s=open_s + _TEST_S, pause_s=4 * _TEST_S)
+
+
+class Shares:
+    """The flows of one link, over time."""
+
+    def __init__(self) -> None:
+        self._sums: deque[tuple[float, float]] = deque()
+        self._past: dict[str, _Past] = {}
+        self.capacity = 0.0
+
+    def limits(self, flows: Sequence[Flow], now_s: float, now: float) -> dict[str, float]:
+        """The rate that each flow may have, in bytes a second; empty when none is to be held back.
+
+        :param flows: all that use the link now. :param now_s: monotonic time. :param now: Unix time in seconds.
+        """
+        _keep(self._sums, now_s, sum(flow.rate for flow in flows), _LINK_S)
+        self._past = {flow.key: self._past.get(flow.key) or _begun(flow) for flow in flows}
+        for flow in flows:
+            self._note(self._past[flow.key], flow, now_s)
+        self.capacity = (1 + _SLACK) * max(total for _, total in self._sums)
+        if not self.capacity or len(flows) < 2 or not differ(flows, now):
+            return {}
+        return self._shared(weights(flows, now), now_s)
+
+    def _note(self, past: _Past, flow: Flow, now_s: float) -> None:
+        _keep(past.rates, now_s, flow.rate, _DEMAND_S)
+        before = next((rate for at_s, rate in reversed(past.rates) if now_s - at_s >= _RISE_S), flow.rate)
+        if flow.rate > _RISING * before:
+            past.open_s = max(past.open_s, now_s + _RISE_S)
+            past.test_s, past.pause_s = now_s + _TEST_S, _TEST_S
+
+    def _demand(self, key: str, part: float, now_s: float) -> float:
+        """What a flow could use. One that stays far below its part is tried again from time to time: perhaps the others
+        were in its way, not its own end.
+        """
+        past = self._past[key]
+        most = max(rate for _, rate in past.rates)
+        if now_s >= past.open_s and most < _USED * part * self.capacity and now_s >= past.test_s:
+            past.open_s = now_s + _RISE_S
+            past.test_s = past.open_s + past.pause_s
+            past.pause_s = min(_LONGEST_TEST_S, 4 * past.pause_s)
+        if now_s < past.open_s or most >= _USED * part * self.capacity:
+            return self.capacity
+        return (1 + _SLACK) * most
+
+    def _shared(self, parts: Mapping[str, float], now_s: float) -> dict[str, float]:
+        demands = {key: self._demand(key, part, now_s) for key, part in parts.items()}
+        given = fill(parts, demands, self.capacity)
+        left = max(0.0, self.capacity - sum(given.values()))
+        return {key: max(LEAST_RATE, part * self.capacity, given[key] + left) for key, part in parts.items()}
+
+
+def fill(parts: Mapping[str, float], demands: Mapping[str, float], capacity: float) -> dict[str, float]:
+    """Weighted max-min shares: who wants less than its part gets that, the others share the rest by their parts."""
+    given: dict[str, float] = {}
+    left, weight = capacity, sum(parts.values())
+    for key in sorted(parts, key=lambda key: demands[key] / parts[key]):
+        given[key] = min(demands[key], left * parts[key] / weight) if weight > 0 else 0.0
+        left -= given[key]
+        weight -= parts[key]
+    return given
+
+
+def _keep(past: deque[tuple[float, float]], now_s: float, value: float, for_s: float) -> None:
+    past.append((now_s, value))
+    while past[0][0] < now_s - for_s:
+        past.popleft()
