@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from overlay_router.greeting import Unwelcome, connect, introduce
 from stageout.wire import frames, overlay
@@ -87,4 +87,4 @@ async def _greet(sock: socket.socket, node: str, ask: Via, key: tuple[str, bytes
         ) from None
     except Unwelcome as told:
         raise Unwelcome(f"{hop} refuses {node}: {told.reason}", retry_after_s=told.retry_after_s) from None
-    await loop.sock_sendall(sock, overlay.encode(Via(ask.route[1:]), frames.checksums()[peer.checksum]))
+    await loop.sock_sendall(sock, overlay.encode(replace(ask, route=ask.route[1:]), frames.checksums()[peer.checksum]))

@@ -210,8 +210,13 @@ class Router:
             yield
 
     async def _pass_on(self, sock: socket.socket, peer: Peer, ask: overlay.Via) -> None:
+        ask = replace(ask, owner=ask.owner if peer.key.is_router else peer.key.name)
         with await onward(self._node, ask, self.neighbours) as far:
-            self._pool.give(Job("relay", hop=ask.route[0], peer=peer.key.name), sock, far.fileno())
+            job = Job(
+                "relay", hop=ask.route[0], peer=peer.key.name,
+                flow=ask.flow, owner=ask.owner, priority=ask.priority, deadline=ask.deadline,
+            )  # fmt: skip
+            self._pool.give(job, sock, far.fileno())
 
     async def _serve(self, sock: socket.socket, peer: Peer, first: Message) -> None:
         if isinstance(first, overlay.Via):

@@ -30,6 +30,7 @@ class Circuit:
     """Two connected sockets.
 
     :param idle_s: silence in both directions after which they are closed.
+    :param take: waits until so many bytes may go on to ``far``.
     :param moved: called about twice a second with the bytes that went on to ``far`` since.
     """
 
@@ -39,8 +40,10 @@ class Circuit:
         far: socket.socket,
         idle_s: float = IDLE_S,
         moved: Callable[[int], None] = lambda size_bytes: None,
+        take: Callable[[int], None] = lambda size_bytes: None,
     ) -> None:
         self._near, self._far, self._idle_s, self._moved = near, far, idle_s, moved
+        self._take = take
         self._untold_bytes, self._told_s = 0, time.monotonic()
         self._moved_s = time.monotonic()
         for sock in (near, far):
@@ -64,6 +67,8 @@ class Circuit:
             with contextlib.suppress(OSError):  # an ordinary user has only so much pipe; a small one works too
                 fcntl.fcntl(writing, _F_SETPIPE_SZ, _PIPE_BYTES)
             while count := self._move(source.fileno(), writing, _PIPE_BYTES):
+                if target is self._far:
+                    self._take(count)
                 while count:
                     part = self._move(reading, target.fileno(), count)
                     count -= part

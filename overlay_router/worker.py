@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from overlay_router.splice import Circuit
 from stageout.core.tls import Tunnel
+from stageout.overlay.links import Claim, links
 from stageout.wire import frames
 from stageout.wire.frames import BadFrame, Type
 from stageout.wire.overlay import Found, Refuse, encode
@@ -52,6 +53,7 @@ class Job:
     :param generation: of the file that is sent. :param mode: of that file.
     :param hop: address of the router that a relay passes on to. :param peer: name of the peer's key.
     :param cert: file of the certificate, of "tls" between a connection and a plain one. :param cert_key: of its key.
+    :param flow: transfer that a relay passes on, with its owner, priority and deadline.
     """
 
     kind: str
@@ -68,6 +70,10 @@ class Job:
     cert: str = ""
     cert_key: str = ""
     blocks: int = 0
+    flow: str = ""
+    owner: str = ""
+    priority: int = 0
+    deadline: int = 0
 
 
 @dataclass(frozen=True)
@@ -302,7 +308,9 @@ def serve(job: Job, connection: socket.socket, file: int, report: Reporter, gate
     if job.kind == "relay":
         with connection, socket.socket(fileno=file) as far:
             moved = partial(_moved, report, job.hop)
-            Circuit(connection, far, moved=moved).run()
+            claim = Claim(job.flow, job.owner, job.priority, job.deadline)
+            with links().lane(job.hop, claim) as lane:
+                Circuit(connection, far, moved=moved, take=lane.tap().take).run()
         return
     if job.kind == "tls":
         _cover(job, connection, socket.socket(fileno=file), report)

@@ -8,6 +8,7 @@ import select
 import socket
 import ssl
 import struct
+import time
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from pathlib import Path
 from stageout.core import tls
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.signing import KeyUnusable, key_of
+from stageout.overlay.links import Claim, Lane, Tap
 from stageout.wire import frames, overlay, packs
 from stageout.wire.capability import Credential
 from stageout.wire.frames import BadFrame, Header, Type
@@ -24,6 +26,9 @@ from stageout.wire.overlay import Get, List, Message, Open, Operation, Refuse, S
 from stageout.wire.route import BadRoute, Route, address, check, shown, written
 
 _UNSENT_BYTES = 256 * 1024
+#: Time of a block above which blocks leave in pieces, and their size.
+_PROMPT_S = 0.01
+_PIECE_BYTES = 128 * 1024
 
 
 @dataclass(frozen=True)
@@ -98,14 +103,21 @@ class Channel:
     """Connect and prove the key.
 
     :param gateway: who to talk to. :param route: relays to pass; the first must know the same key.
+    :param lane: that its blocks and packs travel in; None: they go as TCP lets them.
     :raises TransferFailure: not reached, not understood, or refused.
     """
 
-    def __init__(self, gateway: Gateway, route: Route = ()) -> None:
-        self.gateway, self.route = gateway, route
+    def __init__(self, gateway: Gateway, route: Route = (), lane: Lane | None = None) -> None:
+        self.gateway, self.route, self._lane = gateway, route, lane
+        self._tap = lane.tap() if lane else None
+        self._block_s = 0.0
         self._checksum: frames.Checksum = zlib.crc32
         self._refused = ErrorClass.PERMISSION_DENIED, ErrorClass.SERVER_BUSY
-        self._socket = _connect(gateway, route)
+        try:
+            self._socket = _connect(gateway, route)
+        except BaseException:
+            self._leave()
+            raise
         try:
             if route:
                 self._pass_relays()
@@ -128,6 +140,11 @@ class Channel:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._tap is not None:
+            self._tap.close()
 
     def abort(self) -> None:
         """End the connection from another thread than its own, which closes it: what was not yet sent is dropped."""
@@ -153,6 +170,12 @@ class Channel:
     def send_block(self, tid: int, block: int, data: frames.Buffer) -> None:
         """Send one block without copying it. :raises TransferFailure: the connection is lost."""
         header = frames.encode_header(Type.BLOCK, data, self._checksum, tid, block)
+        if self._tap is not None and (self._tap.held or self._block_s > _PROMPT_S):
+            self._send_in_pieces(self._tap, header, memoryview(data))
+            return
+        started_s = time.monotonic()
+        if self._tap is not None:
+            self._tap.take(len(data))
         with self._failures():
             sent = self._socket.sendmsg([header, data])
             if sent < len(header):
@@ -160,6 +183,18 @@ class Channel:
                 sent = len(header)
             if sent < len(header) + len(data):
                 self._socket.sendall(memoryview(data)[sent - len(header) :])
+        self._block_s = time.monotonic() - started_s
+
+    def _send_in_pieces(self, tap: Tap, header: bytes, data: memoryview) -> None:
+        """A block on a slow link, or one that others need more: it can be stopped in the middle."""
+        started_s = time.monotonic()
+        with self._failures():
+            self._socket.sendall(header)
+            for start in range(0, len(data), _PIECE_BYTES):
+                piece = data[start : start + _PIECE_BYTES]
+                tap.take(len(piece))
+                self._socket.sendall(piece)
+        self._block_s = time.monotonic() - started_s
 
     def has_more(self, within_s: float) -> bool:
         """Whether something (or the end) comes within so many seconds."""
@@ -170,8 +205,11 @@ class Channel:
         pack = replace(pack, manifest=packs.manifest(digests))
         if self.gateway.credential:
             pack = self.gateway.credential.signed(pack)
+        encoded = packs.encode(pack, digests, data, self._checksum)
+        if self._tap is not None:
+            self._tap.take(len(encoded))
         with self._failures():
-            self._socket.sendall(packs.encode(pack, digests, data, self._checksum))
+            self._socket.sendall(encoded)
 
     def receive(self) -> Message:
         """The next message. :raises TransferFailure: the connection is lost, or the router refuses."""
@@ -203,7 +241,9 @@ class Channel:
     def _pass_relays(self) -> None:
         """Have the circuit made; the HELLO to its end follows at once, so that it costs no wait of its own."""
         self._greet()
-        self.send(Via((*self.route[1:], self.gateway.server)))
+        claim = self._lane.claim if self._lane else Claim()
+        rest = (*self.route[1:], self.gateway.server)
+        self.send(Via(rest, claim.flow, claim.owner, claim.priority, claim.deadline))
         self._checksum = zlib.crc32
         self._refused = ErrorClass.PERMISSION_DENIED, ErrorClass.CONNECT_FAILED
 

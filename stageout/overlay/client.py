@@ -21,8 +21,10 @@ from pathlib import Path
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay import outcomes
 from stageout.overlay.channel import Channel, Gateway
+from stageout.overlay.links import Claim
 from stageout.overlay.sending import Sending, Share
-from stageout.wire import frames
+from stageout.tuning.shares import MOST_PRIORITY
+from stageout.wire import capability, frames
 from stageout.wire.deposits import EXPIRES_AFTER_S
 from stageout.wire.overlay import (
     BLOCK_BYTES,
@@ -190,6 +192,13 @@ class Upload:
         return replace(self.order, tid=tid, size_bytes=self.size_bytes, blocks=self.blocks, manifest=self.manifest)
 
     @property
+    def claim(self) -> Claim:
+        """What it asks of the links; relays see no more of its identity than they need to tell transfers apart."""
+        order = self.order
+        flow = hashlib.blake2b(f"{order.origin}/{order.seq}".encode(), digest_size=8).hexdigest()
+        return Claim(flow, "", order.priority, order.deadline)
+
+    @property
     def manifest(self) -> str:
         """The digest of all blocks' digests, in hexadecimal digits."""
         return hashlib.sha256(b"".join(self.digests[block] for block in range(self.blocks))).hexdigest()
@@ -263,6 +272,8 @@ def put(
     expires_after_s: float = EXPIRES_AFTER_S,
     routes: Sequence[Route] = ((),),
     lot: str = "",
+    priority: int = 0,
+    deadline: int = 0,
 ) -> Put:
     """Send a file. On return it is under its name at the destination, whole, checked, and on its disk.
 
@@ -272,10 +283,13 @@ def put(
     :param expires_after_s: the time after which nobody tries to deliver it any more.
     :param routes: ways to ``gateway`` that are used at once: the relays of each in order, () for the direct one.
     :param lot: number of a lot at the router that the space is taken from (:mod:`stageout.overlay.lots`).
+    :param priority: 0 to 10, no more than the capability allows: each step doubles its share of a link that others of
+        the same owner use too. :param deadline: Unix time in seconds by which it should be there; 0: none. The earliest
+        goes first among those of one priority.
     :raises TransferFailure: classified. Nothing is to be seen under the name then, or what was there before; a
         custodian that has the file may still deliver it until it expires.
     """
-    order = _order(path, mode, terminal, expires_after_s)
+    order = _order(path, mode, terminal, expires_after_s, allowed(gateway, priority), deadline)
     upload = Upload(gateway, local, order, connections, progress, routes=routes or ((),), lot=lot)
     result = upload.run()
     assert isinstance(result, Result)
@@ -297,6 +311,8 @@ def deposit(
     expires_after_s: float = EXPIRES_AFTER_S,
     routes: Sequence[Route] = ((),),
     origin: str = "",
+    priority: int = 0,
+    deadline: int = 0,
 ) -> Deposit:
     """Give a file to a custodian, which delivers it to ``terminal``. On return it is durable there, and may be freed.
 
@@ -306,7 +322,8 @@ def deposit(
 
     :raises TransferFailure: classified. The file must be kept then.
     """
-    order = replace(_order(path, mode, terminal, expires_after_s), release="custody")
+    order = _order(path, mode, terminal, expires_after_s, allowed(gateway, priority), deadline)
+    order = replace(order, release="custody")
     order = replace(order, origin=origin or order.origin)
     upload = Upload(gateway, local, order, connections, progress, routes=routes or ((),))
     answer = upload.run(until_custody=True, keep_result=True)
@@ -330,10 +347,19 @@ def outcome(gateway: Gateway, origin: str, seq: int) -> Result | Custody:
     return answer
 
 
-def _order(path: str, mode: int, terminal: str, expires_after_s: float) -> Operation:
+def allowed(gateway: Gateway, priority: int) -> int:
+    """The priority, or as much of it as the capability allows."""
+    most = MOST_PRIORITY
+    if gateway.credential is not None:
+        most = min(most, capability.read(gateway.credential.text).max_priority)
+    return max(0, min(priority, most))
+
+
+def _order(path: str, mode: int, terminal: str, expires_after_s: float, priority: int, deadline: int) -> Operation:
     expires = int(time.time() + expires_after_s)
     return Operation(
-        secrets.token_hex(16), 1, "publish", path, expires, parents=True, mode=mode, terminal=terminal
+        secrets.token_hex(16), 1, "publish", path, expires, parents=True, mode=mode, terminal=terminal,
+        priority=priority, deadline=deadline,
     )  # fmt: skip
 
 

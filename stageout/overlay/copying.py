@@ -17,6 +17,7 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay import outcomes
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.fetch import read
+from stageout.overlay.links import Claim
 from stageout.overlay.operations import Session
 from stageout.overlay.sending import Sending
 from stageout.wire.overlay import BLOCK_BYTES, Low, Open, Operation, Result
@@ -46,6 +47,7 @@ class _Passage:
     order: Operation
     progress: Callable[[int], None]
     connections: int = 1
+    claim: Claim = field(default_factory=Claim)
     digests: dict[int, bytes] = field(default_factory=dict)
     sent_bytes: int = 0
 

@@ -26,6 +26,7 @@ _SOONEST_S = 0.02
 _WINDOW_S = 0.5
 _MOVES_S = 1.0
 _BURST_BYTES = 128 * 1024
+_NUMBERS = itertools.count(1)
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,6 @@ class Links:
 
     def __init__(self, book: Book) -> None:
         self._book = book
-        self._numbers = itertools.count(1)
         self._lanes: dict[int, Lane] = {}
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -182,7 +182,7 @@ class Links:
 
     def lane(self, link: str, claim: Claim) -> Lane:
         """For a transfer that begins to use a link. :param link: the next hop, ``HOST:PORT``."""
-        lane = Lane(self, next(self._numbers), link, claim)
+        lane = Lane(self, next(_NUMBERS), link, claim)
         with self._lock:
             self._lanes[lane.number] = lane
             if self._thread is None:

@@ -17,6 +17,7 @@ from typing import Protocol, Union
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway
+from stageout.overlay.links import Claim, Lane, links
 from stageout.wire import blocks
 from stageout.wire.blocks import BlockTable
 from stageout.wire.overlay import (
@@ -51,6 +52,10 @@ class Cargo(Protocol):
     gateway: Gateway
     blocks: int
     connections: int
+
+    @property
+    def claim(self) -> Claim:
+        """What it asks of the links."""
 
     def ask(self) -> Open:
         """The OPEN of this file, the same on every connection."""
@@ -324,6 +329,7 @@ class _Way:
     def __init__(self, sending: Sending, route: Route, is_one_of_several: bool) -> None:
         self._sending, self.route, self._several = sending, route, is_one_of_several
         self.control: Channel | None = None
+        self._lane: Lane | None = None
         self.carriers: set[int] = set()
         self.problem: TransferFailure | None = None
         self.sent_bytes = 0
@@ -336,6 +342,12 @@ class _Way:
 
     def run(self) -> None:
         """Keep the route up until all is over, or somebody must change something first."""
+        cargo = self._sending.cargo
+        hop = self.route[0] if self.route else cargo.gateway.server
+        with links().lane(hop, cargo.claim) as self._lane:
+            self._keep_up()
+
+    def _keep_up(self) -> None:
         pause_s = _FIRST_PAUSE_S
         while not self._sending.over:
             started_s = time.monotonic()
@@ -388,7 +400,7 @@ class _Way:
     def _once(self) -> None:
         sending = self._sending
         started_s = time.monotonic()
-        with Channel(sending.cargo.gateway, self.route) as control:
+        with Channel(sending.cargo.gateway, self.route, self._lane) as control:
             trips_s = [time.monotonic() - started_s]
             control.send(sending.cargo.ask())
             try:
@@ -470,7 +482,7 @@ class _Way:
 
     def _blocks(self, control: Channel, number: int, file: int) -> None:
         sending = self._sending
-        with Channel(sending.cargo.gateway, self.route) as channel:
+        with Channel(sending.cargo.gateway, self.route, self._lane) as channel:
             with self._lock:
                 if self.control is not control:
                     return

@@ -43,6 +43,7 @@ class Link:
     :param queue_s: how long packets may wait for their turn; those that would wait longer are dropped.
     :param loss: share of packets that are dropped at random.
     :param window_bytes: most bytes that one TCP connection keeps under way; 0: the kernel's limits.
+    :param mtu_bytes: largest packet.
     :param congestion: TCP's congestion control; one of tcp_allowed_congestion_control, namespaces get no other.
     """
 
@@ -52,6 +53,7 @@ class Link:
     loss: float = 0.0
     window_bytes: int = 0
     congestion: str = "reno"
+    mtu_bytes: int = _MTU_BYTES
 
 
 @dataclass
@@ -138,7 +140,7 @@ class WideArea:
         inside = ("ip", "-n", namespace)
         _run(*inside, "link", "set", "lo", "up")
         _run(*inside, "addr", "add", own, "peer", other, "dev", "wan0")
-        _run(*inside, "link", "set", "wan0", "mtu", str(_MTU_BYTES), "up")
+        _run(*inside, "link", "set", "wan0", "mtu", str(self.link.mtu_bytes), "up")
         settings = {"tcp_congestion_control": self.link.congestion, "tcp_no_metrics_save": "1"}
         if self.link.window_bytes:
             # The kernel gives half of the receive buffer to the window.

@@ -77,9 +77,17 @@ class Via:
     """First frame of a connection to be passed on: to ``route[0]``, which hears VIA with the rest; none: the end.
 
     Behind it everything begins anew with a HELLO to the end, checked with CRC-32 as on a connection just made.
+
+    :param flow: the transfer, the same on all its connections; "" for one of its own. :param owner: on whose behalf, as
+        the first relay says; only routers are believed. :param priority: 0 to 10.
+    :param deadline: Unix time in seconds, 0 for none.
     """
 
     route: tuple[str, ...]
+    flow: str = ""
+    owner: str = ""
+    priority: int = 0
+    deadline: int = 0
 
 
 @dataclass(frozen=True)
@@ -217,6 +225,7 @@ class Operation:
     :param attributes: what SETATTR changes: "mode", "size" (a file can be cut, never made longer), or both.
     :param terminal: as in OPEN; another router takes the operation into custody. :param release: "delivered" (the
         sender keeps its bytes until RESULT) or "custody" (until CUSTODY).
+    :param priority: larger goes first. :param deadline: Unix time in seconds by which it should be there, 0 for none.
     """
 
     origin: str
@@ -240,6 +249,7 @@ class Operation:
     release: str = "delivered"
     capability: str = ""
     signature: str = ""
+    deadline: int = 0
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import pytest
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway
+from stageout.overlay.links import Claim
 from stageout.overlay.sending import Sending, _Way
 from stageout.wire.overlay import Message, Open, Opened, Operation, Result, Staged
 
@@ -21,6 +22,7 @@ class _Cargo:
 
     gateway = GATEWAY
     connections = 2
+    claim = Claim()
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks

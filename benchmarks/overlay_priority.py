@@ -1,0 +1,148 @@
+"""Who goes first on one link: shares of 4 to 1, and a small urgent file behind 10 GB.
+
+12.5 MB/s and 67 ms (:mod:`stageout.testing.wide_area`), packets of 1500 bytes. Each put is a process of its own, so
+nobody knows of the others but through the links they share: at the senders' machine (they connect to the far router),
+or in a relay there (they connect to it, the far router is its next hop). Needs root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from common import Figure, main
+
+from stageout.core.errors import StageoutError
+from stageout.testing.router import RouterProcess, relay
+from stageout.testing.wide_area import Link, WideArea
+
+ROOT = Path(__file__).resolve().parents[1]
+_FLOW = Path(__file__).resolve().parent / "routers" / "flow.py"
+MIB = 1 << 20
+LINK = Link(12.5e6, 0.067, congestion="bbr", mtu_bytes=1500)
+_BULK_BYTES = 10_000_000_000
+_SETTLE_S = 5.0
+
+
+@dataclass
+class Site:
+    """The far router, a relay at the senders' side, and the senders' files."""
+
+    area: WideArea
+    router: RouterProcess
+    relay: RouterProcess
+    folder: Path
+
+    def put(self, name: str, size_bytes: int, by_relay: bool, connections: int, priority: int) -> subprocess.Popen[str]:
+        """Start a put of a file that is a hole."""
+        source = self.folder / name
+        with source.open("wb") as file:
+            file.truncate(size_bytes)
+        end = f"{self.area.far_address}:{self.router.port}"
+        way = f"{self.area.near_address}:{self.relay.port}" if by_relay else "direct"
+        words = [str(source), name, end, str(self.router.key_file("site")), way, str(connections), str(priority)]
+        return subprocess.Popen(
+            [*self.area.near, sys.executable, str(_FLOW), *words], stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def site(link: Link) -> Iterator[Site]:
+    """All of it, running."""
+    with tempfile.TemporaryDirectory(prefix="prio", dir="/var/tmp") as folder, WideArea(link) as area:
+        home = Path(folder)
+        with RouterProcess(home / "far", {"STAGEOUT_ROUTER_HOST": area.far_address}, wrapper=area.far) as router:
+            end = f"{area.far_address}:{router.port}"
+            with relay(home / "relay", [end], wrapper=area.near, host=area.near_address) as middle:
+                yield Site(area, router, middle, home)
+
+
+def _stop(*puts: subprocess.Popen[str]) -> None:
+    for one in puts:
+        one.kill()
+        one.wait()
+        if one.stdout is not None:
+            one.stdout.close()
+
+
+def _rate(put: subprocess.Popen[str], from_s: float, until_s: float) -> float:
+    """MB/s between two times, of a put that has been stopped."""
+    assert put.stdout is not None
+    rows = [json.loads(line) for line in put.stdout.read().splitlines() if line.endswith("}")]
+    inside = [row for row in rows if "at_s" in row and from_s <= row["at_s"] <= until_s]
+    if len(inside) < 2:
+        raise StageoutError("a put has not moved")
+    first, last = inside[0], inside[-1]
+    return float(last["sent_bytes"] - first["sent_bytes"]) / (last["at_s"] - first["at_s"]) / 1e6
+
+
+def shares(at: Site, by_relay: bool, seconds: float) -> tuple[float, float]:
+    """MB/s of weight 4 (with one connection) and of weight 1 (with four)."""
+    puts = [at.put("less", _BULK_BYTES, by_relay, 4, 0), at.put("more", _BULK_BYTES, by_relay, 1, 2)]
+    time.sleep(_SETTLE_S)
+    from_s = time.monotonic()
+    time.sleep(seconds)
+    until_s = time.monotonic()
+    for one in puts:
+        one.kill()
+    less, more = (_rate(one, from_s, until_s) for one in puts)
+    _stop(*puts)
+    return more, less
+
+
+def took_s(put: subprocess.Popen[str]) -> float:
+    """Seconds of a put, with its connections."""
+    output, _ = put.communicate(timeout=300)
+    if put.returncode:
+        raise StageoutError(f"a put ended with {put.returncode}")
+    return float(json.loads(output.splitlines()[-1])["took_s"])
+
+
+def urgent(at: Site, by_relay: bool, rounds: int) -> tuple[list[float], list[float]]:
+    """Seconds of 1 MiB alone, and with 10 GB of another put on the link."""
+    alone = [took_s(at.put("urgent", MIB, by_relay, 2, 10)) for _ in range(rounds)]
+    bulk = at.put("bulk", _BULK_BYTES, by_relay, 4, 0)
+    time.sleep(_SETTLE_S)
+    behind = []
+    for _ in range(rounds):
+        behind.append(took_s(at.put("urgent", MIB, by_relay, 2, 10)))
+        time.sleep(_SETTLE_S / 2)
+    _stop(bulk)
+    return alone, behind
+
+
+def measure(quick: bool) -> list[Figure]:
+    """Both places."""
+    rounds, seconds = (2, 8.0) if quick else (5, 20.0)
+    figures = []
+    for by_relay, place in ((False, "at the sender"), (True, "in a relay")):
+        with site(LINK) as at:
+            more, less = shares(at, by_relay, seconds)
+            alone, behind = urgent(at, by_relay, rounds)
+        share = more / (more + less)
+        later = statistics.median(behind) - statistics.median(alone)
+        figures += [
+            Figure(f"{place}: share of weight 4 beside weight 1", share, "of 1", goal=0.72, more=True),
+            Figure(f"{place}: share of weight 1", 1 - share, "of 1", goal=0.18, more=True),
+            Figure(f"{place}: both together", more + less, "MB/s", "the link", LINK.rate_bytes_per_s / 1e6),
+            Figure(
+                f"{place}: 1 MiB urgent behind 10 GB", statistics.median(behind), "s", "alone", statistics.median(alone)
+            ),
+            Figure(f"{place}: so much later than alone", later, "s", goal=0.5),
+            Figure(f"{place}: the worst of {rounds}", max(behind) - statistics.median(alone), "s"),
+        ]
+    return figures
+
+
+if __name__ == "__main__":
+    sys.exit(main("overlay_priority", measure))

@@ -1,0 +1,43 @@
+"""One put with a priority, as a process of its own, that says how far it is.
+
+``flow.py FILE NAME HOST:PORT KEYFILE ROUTES CONNECTIONS PRIORITY``. Lines of JSON: monotonic time and bytes
+sent so far, about ten a second; the last one has ``took_s`` and what each route did.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from stageout.overlay.channel import Gateway, read_key
+from stageout.overlay.client import put
+from stageout.overlay.sending import report
+from stageout.wire.route import address, parse_routes
+
+_SAY_S = 0.1
+
+
+def main() -> None:
+    """Run it."""
+    file, name, end, key, ways, connections, priority = sys.argv[1:]
+    said_s = [0.0]
+
+    def progress(sent_bytes: int) -> None:
+        now_s = time.monotonic()
+        if now_s - said_s[0] >= _SAY_S:
+            said_s[0] = now_s
+            print(json.dumps({"at_s": now_s, "sent_bytes": sent_bytes}), flush=True)
+
+    gateway = Gateway(*address(end), *read_key(Path(key)))
+    start_s = time.monotonic()
+    done = put(
+        gateway, Path(file), name, routes=parse_routes(ways), progress=progress, connections=int(connections),
+        priority=int(priority),
+    )  # fmt: skip
+    print(json.dumps({"took_s": time.monotonic() - start_s, "shares": report(done.shares)}))
+
+
+if __name__ == "__main__":
+    main()
