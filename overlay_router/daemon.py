@@ -18,6 +18,7 @@ from pathlib import Path
 from overlay_router import report
 from overlay_router.book import Book
 from overlay_router.circuits import Neighbours
+from overlay_router.copies import Copies, CopyStore
 from overlay_router.cover import Cover
 from overlay_router.custodian import Custodian
 from overlay_router.deposits import Terminals, read_terminals
@@ -160,13 +161,15 @@ async def run(load: Callable[[], Settings], local_name: str | None = None) -> No
         links = links_of(settings, node, port, neighbours)
         terminals = read_terminals(settings.text("STAGEOUT_ROUTER_TERMINALS"))
         custodian = _custodian(settings, terminals, address_of(settings, node, port), stack) if terminals else None
-        ends, rights = Ends(destination, custodian), rights_of(settings)
+        goes_out = bool(neighbours.key[0] or terminals)
+        copies = _copies(settings, address_of(settings, node, port), stack) if place and goes_out else None
+        ends, rights = Ends(destination, custodian, copies), rights_of(settings)
         rights.remember(ends.transfers())
         router = Router(
             node, ends, keys, settings.count("STAGEOUT_ROUTER_WORKERS"), neighbours, links, rights,
             settings.count("STAGEOUT_ROUTER_PEER_CONNECTIONS"), settings.number("STAGEOUT_ROUTER_PEER_MESSAGES"),
             cover_of(settings),
-            forwarding_of(settings) if custodian else None,
+            forwarding_of(settings) if custodian or copies else None,
         )  # fmt: skip
         log.event("started", pid=os.getpid(), port=port, root=place.root if place else "")
         collector = None if local_name is None else CollectorChild(local_name)
@@ -200,6 +203,11 @@ def _custodian(settings: Settings, terminals: Terminals, name: str, stack: conte
     store = stack.enter_context(contextlib.closing(CustodyStore(home / "custody.sqlite")))
     tree = stack.enter_context(contextlib.closing(Tree(place)))
     return Custodian(store, tree, Spool(size_bytes), terminals, name, SystemClock())
+
+
+def _copies(settings: Settings, name: str, stack: contextlib.ExitStack) -> Copies:
+    store = stack.enter_context(contextlib.closing(CopyStore(home_of(settings) / "copies.sqlite")))
+    return Copies(store, name, SystemClock())
 
 
 async def _until_stopped(

@@ -153,8 +153,13 @@ class Destination:
 
     def look_up(self, ask: overlay.Stat) -> Answer:
         """What a name is, and its generation."""
-        found = lookups.entry(self._tree, ask.path)
+        found = replace(lookups.entry(self._tree, ask.path), store=self.epoch)
         return found if found.code else replace(found, generation=self._store.generation(ask.path))
+
+    @property
+    def epoch(self) -> str:
+        """Of the store."""
+        return self._store.epoch
 
     def entries(self, ask: overlay.List) -> Iterator[Answer]:
         """A directory's entries, page by page; may be read in any thread."""

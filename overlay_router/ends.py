@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from overlay_router.copies import Copies
 from overlay_router.custodian import Custodian
 from overlay_router.destination import Attached, Destination, Reply
 from overlay_router.spool import FIRST_TID
@@ -16,10 +17,14 @@ from stageout.wire.overlay import Message
 
 @dataclass(frozen=True)
 class Ends:
-    """A destination, a custodian, both, or none: a relay. Used in one thread."""
+    """A destination, a custodian, both, or none: a relay. Used in one thread.
+
+    :param copies: of files of the destination, to other routers.
+    """
 
     destination: Destination | None = None
     custodian: Custodian | None = None
+    copies: Copies | None = None
 
     def __bool__(self) -> bool:
         return self.destination is not None or self.custodian is not None
@@ -40,16 +45,22 @@ class Ends:
                 return to.operate(message, peer, digest)
             return to.operate(message, peer) if to else [Reply(peer, _nowhere(message))]
         if isinstance(message, overlay.Low):
-            for one in (self.custodian, self.destination):
+            for one in (self.copies, self.custodian, self.destination):
                 if one is not None:
                     one.low(message)
             return []
+        if isinstance(message, overlay.Copy):
+            return self.copies.take(message, peer) if self.copies else [Reply(peer, _carries_nothing(message))]
         if not isinstance(message, (overlay.Cancel, overlay.Status)):
             raise BadFrame(f"{type(message).__name__} is not for a terminal")
         end = self._end_of(message.origin, message.seq)
         if end is None:
             return [Reply(peer, overlay.Result(message.origin, message.seq, "unknown"))]
         return end.cancel(message, peer) if isinstance(message, overlay.Cancel) else end.status(message, peer)
+
+    def knows_copy(self, ask: overlay.Copy) -> bool:
+        """Whether a copy was commanded before."""
+        return self.copies is not None and self.copies.knows(ask.origin, ask.seq)
 
     def attach(self, tid: int) -> Attached | None:
         """The file of a live transfer; None for a number that is closed."""
@@ -83,13 +94,20 @@ class Ends:
     def _end_for(self, message: overlay.Open | overlay.Operation) -> Destination | Custodian | None:
         return self.custodian if message.terminal else self.destination
 
-    def _end_of(self, origin: str, seq: int) -> Destination | Custodian | None:
+    def _end_of(self, origin: str, seq: int) -> Destination | Custodian | Copies | None:
+        if self.copies is not None and self.copies.knows(origin, seq):
+            return self.copies
         if self.custodian is not None and self.custodian.knows(origin, seq):
             return self.custodian
         return self.destination
 
     def _holder(self, tid: int) -> Destination | Custodian | None:
         return self.custodian if tid > FIRST_TID else self.destination
+
+
+def _carries_nothing(message: overlay.Copy) -> overlay.Result:
+    reason = "this router has no key to show to others (STAGEOUT_ROUTER_NEIGHBOURS): it carries out no copies"
+    return overlay.Result(message.origin, message.seq, "failed", reason)
 
 
 def _nowhere(message: overlay.Open | overlay.Operation) -> overlay.Result:

@@ -22,7 +22,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from overlay_router import warrants
 from overlay_router.circuits import Neighbours, onward
+from overlay_router.copier import Copier
 from overlay_router.cover import Cover, Wire
 from overlay_router.destination import Destination, Reply
 from overlay_router.ending import end
@@ -44,6 +46,7 @@ from stageout.core.errors import ErrorClass
 from stageout.wire import frames, overlay, packs
 from stageout.wire.frames import BadFrame, Decoder, Frame, Type
 from stageout.wire.overlay import List, Message, Stat
+from stageout.wire.route import Route
 
 _READ_BYTES = 256 * 1024
 #: Messages of one connection that wait for the disk; then it is not read.
@@ -137,6 +140,12 @@ class Router:
                 forwarding.ca,
             )  # fmt: skip
             self._reporting = Reporting(forwarding.report, ends.custodian, self._forwarder, self._on_disk)
+        self._copier: Copier | None = None
+        if ends.copies is not None and ends.destination is not None and forwarding is not None:
+            self._copier = Copier(
+                ends.copies, ends.destination, self._on_disk, self._deliver, self._ways, forwarding.key,
+                forwarding.most, forwarding.ca,
+            )  # fmt: skip
 
     def have_neighbours(self, neighbours: Neighbours) -> None:
         """From now on these are configured."""
@@ -160,6 +169,8 @@ class Router:
         if self._forwarder is not None:
             self._start(self._forwarder.run())
             self._start(self._reporting.run())
+        if self._copier is not None:
+            self._start(self._copier.run())
         try:
             while True:
                 sock, place = await loop.sock_accept(listening)
@@ -289,9 +300,11 @@ class Router:
     async def _look_up(self, line: Line, ask: Stat | List) -> None:
         refusal = self._look_refusal(line.peer, ask)
         if refusal:
-            line.send(overlay.Answer(code=ErrorClass.PERMISSION_DENIED.code, message=refusal))
+            denied = ErrorClass.PERMISSION_DENIED.code
+            line.send(overlay.Answer(code=denied, message=refusal, store=self._destination.epoch))
         elif isinstance(ask, Stat):
-            line.send(await self._on_disk(lambda: self._destination.look_up(ask)))
+            found = await self._on_disk(lambda: self._destination.look_up(ask))
+            line.send(replace(found, bearer=self._copier.key[0] if self._copier else ""))
         else:
             pages = self._destination.entries(ask)
             while (page := await asyncio.to_thread(next, pages, None)) is not None:
@@ -373,11 +386,18 @@ class Router:
             operation = message
             for tid in await self._on_disk(lambda: self._ends.whole_of(operation)):
                 await self._close(tid)
+        if isinstance(message, overlay.Copy):
+            refusal = await self._against(line.peer, message)
+            if refusal:
+                line.send(overlay.Result(origin, message.seq, "failed", refusal))
+                return
         digest = line.peer.digest
         self._deliver(await self._on_disk(lambda: self._ends.decide(message, name, digest)))
         self._look_for_deliveries()
-        if isinstance(message, overlay.Cancel) and self._forwarder is not None:
-            self._forwarder.cancelled((message.origin, message.seq))
+        if isinstance(message, overlay.Cancel):
+            for one in (self._forwarder, self._copier):
+                if one is not None:
+                    one.cancelled((message.origin, message.seq))
         if isinstance(message, overlay.Low):
             self.rights.release_up_to(origin, message.seq)
 
@@ -401,15 +421,47 @@ class Router:
         self._settled(reply.message)
         line.send(reply.message)
 
+    async def _against(self, peer: Peer, ask: overlay.Copy) -> str:
+        """Why a copy is not taken on: what may be read is judged here, what may be written there by the other."""
+        if self._ends.copies is None or await self._on_disk(lambda: self._ends.knows_copy(ask)):
+            return ""
+        reading = overlay.Get(ask.source, capability=ask.read_capability, signature=ask.read_signature)
+        refusal = self._look_refusal(peer, reading)
+        if refusal:
+            return refusal[:_REASON_CHARS]
+        found = await self._on_disk(lambda: self._destination.published(ask.source, ask.source_generation))
+        if isinstance(found, overlay.Answer):
+            return found.message[:_REASON_CHARS]
+        os.close(found.file)
+        if found.size_bytes != ask.size_bytes:
+            return "source"
+        return "" if await self._ways(ask.terminal) else "unreachable"
+
+    async def _ways(self, terminal: str) -> tuple[Route, ...]:
+        """Routes from here to another router: directly where the configuration names it, else those in use."""
+        known = self._ends.custodian is not None and self._ends.custodian.terminals.names(terminal)
+        if known or terminal in self.neighbours.allowed:
+            return ((),)
+        found = await self.links.routed(terminal)
+        return tuple(route[:-1] for route in found.routes if route)
+
     def _refusal(self, key: Key, message: Message) -> str:
         """Why a peer may not ask for this; what goes on with a capability is for its terminal to judge."""
+        if isinstance(message, overlay.Copy):
+            return ""  # judged when it is known whether it is a new one
+        if isinstance(message, (overlay.Open, overlay.Operation)) and message.warrant and not message.terminal:
+            now = int(time.time())
+            if self._ends.destination is None:
+                return "this router has no tree of its own"
+            return warrants.refusal(message, key, self.keys, self.rights, self._destination.epoch, now)
         if isinstance(message, (overlay.Open, overlay.Operation)) and message.terminal:
             return "" if message.capability else outside_of(key, message)
         return self.rights.refusal(key, message, int(time.time()))
 
     def _look_for_deliveries(self) -> None:
-        if self._forwarder is not None:
-            self._forwarder.wake.set()
+        for one in (self._forwarder, self._copier):
+            if one is not None:
+                one.wake.set()
 
     def _needs_tree(self, peer: Peer) -> None:
         if self._ends.destination is None:
@@ -514,6 +566,8 @@ class Router:
             self._deliver(await self._on_disk(self._ends.destination.expire))
         if self._ends.custodian is not None and self._forwarder is not None:
             self._deliver(await self._on_disk(partial(self._ends.custodian.expire, self._forwarder.busy)))
+        if self._ends.copies is not None and self._copier is not None:
+            self._deliver(await self._on_disk(partial(self._ends.copies.expire, self._copier.busy)))
         self.rights.expire(int(time.time()))
 
     async def _on_disk(self, work: Callable[[], T]) -> T:

@@ -22,7 +22,7 @@ from stageout.wire import frames, overlay, packs
 from stageout.wire.capability import Credential
 from stageout.wire.frames import BadFrame, Header, Type
 from stageout.wire.greeting import SAFE_DIGESTS, WrongKey, accept, offer
-from stageout.wire.overlay import Get, List, Message, Open, Operation, Refuse, Stat, Via, Welcome
+from stageout.wire.overlay import Copy, Get, List, Message, Open, Operation, Refuse, Stat, Via, Welcome
 from stageout.wire.route import BadRoute, Route, address, check, shown, written
 
 _UNSENT_BYTES = 256 * 1024
@@ -164,6 +164,9 @@ class Channel:
             message = credential.signed(message)
         elif isinstance(message, (Stat, List, Get)) and credential and credential.may_read:
             message = credential.signed(message, self._nonce)
+        elif isinstance(message, Copy) and credential and credential.may_read:
+            read = credential.signed(Get(message.source), self._nonce)
+            message = replace(message, read_capability=read.capability, read_signature=read.signature)
         with self._failures():
             self._socket.sendall(overlay.encode(message, self._checksum))
 

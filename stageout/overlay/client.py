@@ -316,7 +316,7 @@ def deposit(
 ) -> Deposit:
     """Give a file to a custodian, which delivers it to ``terminal``. On return it is durable there, and may be freed.
 
-    It is not at its destination then: ask with :func:`outcome`. Parameters as of :func:`put`.
+    It is not at its destination then: ask with :func:`stageout.overlay.copying.state`. Parameters as of :func:`put`.
 
     :param origin: for this file only, 32 hexadecimal digits; else a random one.
 
@@ -332,19 +332,6 @@ def deposit(
     return Deposit(
         gateway.server, terminal, order.origin, order.seq, order.expires, upload.size_bytes, upload.sent_bytes
     )
-
-
-def outcome(gateway: Gateway, origin: str, seq: int) -> Result | Custody:
-    """What a custodian says of a deposit: CUSTODY while it holds it, else its RESULT ("unknown": it knows nothing).
-
-    :raises TransferFailure: it was not reached.
-    """
-    with Channel(gateway) as channel:
-        channel.send(Status(origin, seq))
-        answer = channel.receive()
-    if not isinstance(answer, (Result, Custody)):
-        raise channel.failure(ErrorClass.NOT_SUPPORTED, f"{type(answer).__name__} where RESULT was due")
-    return answer
 
 
 def allowed(gateway: Gateway, priority: int) -> int:

@@ -12,8 +12,14 @@ _REASONS = {
     "dependency": ErrorClass.CONFLICT,
     "digest": ErrorClass.CONTENT_MISMATCH,
     "lot": ErrorClass.QUOTA_EXCEEDED,
+    "source": ErrorClass.SOURCE_CHANGED,
+    "unreachable": ErrorClass.CONNECT_FAILED,
 }
-_WORDS = {"lot": "the lot is over, not yours, for other names, or has too little left: reserve another"}
+_WORDS = {
+    "lot": "the lot is over, not yours, for other names, or has too little left: reserve another",
+    "source": "the file was replaced or removed while it was copied",
+    "unreachable": "the router knows no route to the other one",
+}
 _OUTCOMES = {"expired": ErrorClass.DEADLINE, "lost": ErrorClass.SERVER_ERROR}
 
 

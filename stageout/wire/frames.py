@@ -57,6 +57,8 @@ class Type(enum.IntEnum):
     CANCEL = 25
     LOW = 26
     PACKED = 27
+    COPY = 28
+    COPYING = 29
     GET = 30
     STAT = 31
     LIST = 32

@@ -98,6 +98,7 @@ class Open:
     :param terminal: ``HOST:PORT`` of the router where the file shall arrive; "" when it is the one that is asked.
     :param capability: and the signature of its holder over what is asked (:mod:`stageout.wire.capability`).
     :param lot: that the space is taken from, "" for what is free.
+    :param warrant: of who commanded a copy that this router carries out (:mod:`stageout.wire.warrant`).
     """
 
     origin: str
@@ -110,6 +111,7 @@ class Open:
     capability: str = ""
     signature: str = ""
     lot: str = ""
+    warrant: str = ""
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,8 @@ class Answer:
 
     :param kinds: "file", "directory", "link" or "other". :param modified: Unix time in seconds.
     :param code: 0, or the number of the class of failure (:class:`~stageout.core.errors.ErrorClass`).
+    :param store: to a STAT: epoch of the store there. :param bearer: to a STAT: name of the key by which other routers
+        know this one, if it carries out copies.
     """
 
     names: tuple[str, ...] = ()
@@ -195,6 +199,8 @@ class Answer:
     more: bool = False
     code: int = 0
     message: str = ""
+    store: str = ""
+    bearer: str = ""
 
 
 @dataclass(frozen=True)
@@ -226,6 +232,7 @@ class Operation:
     :param terminal: as in OPEN; another router takes the operation into custody. :param release: "delivered" (the
         sender keeps its bytes until RESULT) or "custody" (until CUSTODY).
     :param priority: larger goes first. :param deadline: Unix time in seconds by which it should be there, 0 for none.
+    :param warrant: as in OPEN.
     """
 
     origin: str
@@ -250,6 +257,47 @@ class Operation:
     capability: str = ""
     signature: str = ""
     deadline: int = 0
+    warrant: str = ""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Have the router that is asked bring a published file of its own to another one, as this operation there.
+
+    Answered by CUSTODY when that is its duty, by COPYING as it goes on, and by RESULT.
+
+    :param source: the file here. :param source_generation: its version. :param terminal: ``HOST:PORT`` of the other.
+    :param path: its new name there; the other fields as of the OPERATION. :param warrant: what that router judges by.
+    :param read_capability: as of a GET of ``source``, with its signature.
+    """
+
+    origin: str
+    seq: int
+    source: str
+    source_generation: int
+    terminal: str
+    path: str
+    size_bytes: int
+    mode: int
+    expires: int
+    warrant: str
+    capability: str = ""
+    absent: bool = False
+    generation: int = -1
+    read_capability: str = ""
+    read_signature: str = ""
+
+
+@dataclass(frozen=True)
+class Copying:
+    """How far a copy has come. :param problem: why it stands still now, "" if it does not. :param code: its class."""
+
+    origin: str
+    seq: int
+    moved_bytes: int
+    size_bytes: int
+    problem: str = ""
+    code: int = 0
 
 
 @dataclass(frozen=True)
@@ -442,8 +490,8 @@ class Probed:
 
 Message = Union[
     Hello, Welcome, Prove, Refuse, Via, Open, Opened, NoSpace, Attach, Get, Found, Stat, List, Answer, Staged,
-    Operation, Pack, Packed, Result, Custody, Status, Cancel, Low, Credit, Heartbeat, Links, Routes, Routed, Known,
-    Probe, Probed, Lot, Reserved,
+    Operation, Copy, Copying, Pack, Packed, Result, Custody, Status, Cancel, Low, Credit, Heartbeat, Links, Routes,
+    Routed, Known, Probe, Probed, Lot, Reserved,
 ]  # fmt: skip
 
 TYPES: dict[type[Any], Type] = {
@@ -464,6 +512,8 @@ TYPES: dict[type[Any], Type] = {
     Staged: Type.STAGED,
     Operation: Type.OPERATION,
     Result: Type.RESULT,
+    Copy: Type.COPY,
+    Copying: Type.COPYING,
     Pack: Type.PACK,
     Packed: Type.PACKED,
     Custody: Type.CUSTODY,

@@ -20,7 +20,8 @@ from schedd_agent.asking import Asker
 from stageout.cli.main import main
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway, read_key
-from stageout.overlay.client import Deposit, Put, deposit, outcome, put
+from stageout.overlay.client import Deposit, Put, deposit, put
+from stageout.overlay.copying import state
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess, custodian_for
 from stageout.wire.deposits import name_of, origin_of, read_receipt
@@ -54,7 +55,7 @@ def gateway_of(router: RouterProcess, name: str = "site") -> Gateway:
 
 
 def said(custodian: RouterProcess, given: Deposit) -> str:
-    answer = outcome(gateway_of(custodian), given.origin, given.seq)
+    answer = state(gateway_of(custodian), given.origin)
     return answer.outcome if isinstance(answer, Result) else "custody"
 
 
