@@ -20,7 +20,7 @@ from overlay_router.states import Outcome, Result
 from stageout.core import log
 from stageout.core.children import module_command
 from stageout.core.errors import ErrorClass
-from stageout.wire.overlay import Answer
+from stageout.wire.overlay import Answer, Copy
 from stageout.wire.route import Route
 
 _FIRST_S, _LONGEST_S = 1.0, 60.0
@@ -78,6 +78,23 @@ class Copier:
     def busy(self) -> frozenset[Key]:
         """What is being carried out."""
         return frozenset(key for key, one in self._tries.items() if one.task is not None)
+
+    async def reason_against(self, ask: Copy, unreadable: str) -> str:
+        """Why a copy is not taken on, "" if it is: what may be written is for the other router to judge.
+
+        :param unreadable: why who commands it may not read the file, "" if he may.
+        """
+        if await self._on_disk(lambda: self._copies.knows(ask.origin, ask.seq)):
+            return ""
+        if unreadable:
+            return unreadable[:_REASON_CHARS]
+        found = await self._on_disk(lambda: self._destination.published(ask.source, ask.source_generation))
+        if isinstance(found, Answer):
+            return found.message[:_REASON_CHARS]
+        os.close(found.file)
+        if found.size_bytes != ask.size_bytes:
+            return "source"
+        return "" if await self._ways(ask.terminal) else "unreachable"
 
     async def run(self) -> None:
         """Carry out until cancelled; what is under way is dropped then, and goes on at the next start."""

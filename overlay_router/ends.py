@@ -58,10 +58,6 @@ class Ends:
             return [Reply(peer, overlay.Result(message.origin, message.seq, "unknown"))]
         return end.cancel(message, peer) if isinstance(message, overlay.Cancel) else end.status(message, peer)
 
-    def knows_copy(self, ask: overlay.Copy) -> bool:
-        """Whether a copy was commanded before."""
-        return self.copies is not None and self.copies.knows(ask.origin, ask.seq)
-
     def attach(self, tid: int) -> Attached | None:
         """The file of a live transfer; None for a number that is closed."""
         end = self._holder(tid)

@@ -386,8 +386,9 @@ class Router:
             operation = message
             for tid in await self._on_disk(lambda: self._ends.whole_of(operation)):
                 await self._close(tid)
-        if isinstance(message, overlay.Copy):
-            refusal = await self._against(line.peer, message)
+        if isinstance(message, overlay.Copy) and self._copier is not None:
+            read = overlay.Get(message.source, capability=message.read_capability, signature=message.read_signature)
+            refusal = await self._copier.reason_against(message, self._look_refusal(line.peer, read))
             if refusal:
                 line.send(overlay.Result(origin, message.seq, "failed", refusal))
                 return
@@ -420,22 +421,6 @@ class Router:
             self.rights.release(ask.origin, ask.seq)
         self._settled(reply.message)
         line.send(reply.message)
-
-    async def _against(self, peer: Peer, ask: overlay.Copy) -> str:
-        """Why a copy is not taken on: what may be read is judged here, what may be written there by the other."""
-        if self._ends.copies is None or await self._on_disk(lambda: self._ends.knows_copy(ask)):
-            return ""
-        reading = overlay.Get(ask.source, capability=ask.read_capability, signature=ask.read_signature)
-        refusal = self._look_refusal(peer, reading)
-        if refusal:
-            return refusal[:_REASON_CHARS]
-        found = await self._on_disk(lambda: self._destination.published(ask.source, ask.source_generation))
-        if isinstance(found, overlay.Answer):
-            return found.message[:_REASON_CHARS]
-        os.close(found.file)
-        if found.size_bytes != ask.size_bytes:
-            return "source"
-        return "" if await self._ways(ask.terminal) else "unreachable"
 
     async def _ways(self, terminal: str) -> tuple[Route, ...]:
         """Routes from here to another router: directly where the configuration names it, else those in use."""

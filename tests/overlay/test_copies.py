@@ -42,10 +42,14 @@ class Place:
         (self._home / "issuers").write_text(f"cert {self.issuer.public} /certified\n")
         self.second.environment["STAGEOUT_ROUTER_ISSUERS"] = str(self._home / "issuers")
         self.second.__enter__()
+        certified = self._home / "first/root/certified"
+        certified.mkdir(parents=True)
+        (certified / "f").write_bytes(b"read with a capability")
         settings = {
             "STAGEOUT_ROUTER_NEIGHBOURS": self.second.address,
             "STAGEOUT_ROUTER_KEY": str(self._home / "first/hop.key"),
             "STAGEOUT_ROUTER_WORKERS": "1",
+            "STAGEOUT_ROUTER_ISSUERS": str(self._home / "issuers"),
             **self._more,
         }
         self.first = RouterProcess(self._home / "first", settings)
@@ -222,11 +226,22 @@ def test_who_may_read_here_and_write_there(place: Place) -> None:
         answer = channel.receive()
     assert isinstance(answer, Result)
     assert "only for what is below 'small'" in answer.reason
+    _refused(
+        ErrorClass.PERMISSION_DENIED,
+        "only for what is below 'small'",
+        lambda: copy(gateway_of(place.first), "f", gateway_of(place.second, "small"), "other/f"),
+    )
     holder = new_key()
-    text = issue(place.issuer, holder.public, "certified", ("write",), int(time.time()) + 60)
+    text = issue(place.issuer, holder.public, "certified", ("write", "read"), int(time.time()) + 60)
     second = dataclasses.replace(gateway_of(place.second, "hop"), credential=Credential(text, holder))
     assert copy(gateway_of(place.first), "f", second, "certified/f").carried == ""
     assert place.copied("certified/f")
+    first = dataclasses.replace(gateway_of(place.first, "hop"), credential=second.credential)
+    copy(first, "certified/f", second, "certified/g")
+    assert (place.second.root / "certified/g").read_bytes() == b"read with a capability"
+    _refused(
+        ErrorClass.PERMISSION_DENIED, "the capability is for 'certified'", lambda: command(first, "f", second, "f")
+    )
     _refused(
         ErrorClass.PERMISSION_DENIED, "the capability is for 'certified'",
         lambda: copy(gateway_of(place.first), "f", second, "other/f"),
