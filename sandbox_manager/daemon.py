@@ -132,7 +132,14 @@ class Daemon:
         run = self.spool.root / "run"
         await control.start(run / SOCKET_NAME)
         await intake.start(run / socket_name(settings.condor("EXECUTE")))
-        log.event("started", version=__version__, manager=manager.name, key=manager.key, spool=self.spool.root)
+        log.event(
+            "started",
+            pid=os.getpid(),
+            version=__version__,
+            manager=manager.name,
+            key=manager.key,
+            spool=self.spool.root,
+        )
         work = [
             self._forever("move", pipeline.run),
             self._forever("leases", pipeline.keep_leases),
