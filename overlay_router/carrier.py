@@ -49,7 +49,10 @@ class Order:
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of an order: an outcome of the protocol, blocks that are damaged, or a failure ("" for none)."""
+    """What became of an order: an outcome of the protocol, blocks that are damaged, or a failure ("" for none).
+
+    :param code: class of the failure, also of one that the terminal has recorded.
+    """
 
     number: int
     outcome: str = ""
@@ -85,7 +88,7 @@ def deliver(order: Order, stop: threading.Event) -> Answer:
         )
     except OSError as problem:
         return Answer(order.number, failure=str(problem), code=ErrorClass.LOCAL_FILE.code)
-    return Answer(order.number, result.outcome, result.reason, result.generation)
+    return Answer(order.number, result.outcome, result.reason, result.generation, code=result.code)
 
 
 def _send(gateway: Gateway, operation: Operation, order: Order, stop: threading.Event) -> Result:

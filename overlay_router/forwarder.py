@@ -10,12 +10,13 @@ import sqlite3
 import subprocess
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Protocol, TypeVar
 
 from overlay_router.carrier import Answer, Order
 from overlay_router.custodian import Custodian
 from overlay_router.destination import Reply
+from overlay_router.pauses import FIRST_S, Pause
 from overlay_router.spool import Held, Key
 from overlay_router.states import Outcome, Result
 from stageout.core import log
@@ -24,8 +25,6 @@ from stageout.core.clock import Clock
 from stageout.core.errors import ErrorClass
 from stageout.wire.route import next_stop
 
-_FIRST_S = 1.0
-_LONGEST_S = 120.0
 _COALESCE_S = 0.02
 _IDLE_S = 5.0
 _LINE_BYTES = 64 * 1024 * 1024
@@ -46,19 +45,6 @@ class OnDisk(Protocol):
     """Runs a call in the thread that owns the disk."""
 
     def __call__(self, work: Callable[[], T]) -> Awaitable[T]: ...
-
-
-@dataclass
-class _Pause:
-    """After failures. :param until_s: on the monotonic clock."""
-
-    failures: int = 0
-    until_s: float = 0.0
-
-    def more(self, now_s: float, least_s: float) -> None:
-        """One more failure."""
-        self.failures += 1
-        self.until_s = now_s + max(least_s, min(_LONGEST_S, _FIRST_S * 2 ** (self.failures - 1)))
 
 
 class Forwarder:
@@ -83,7 +69,7 @@ class Forwarder:
         self._key, self._most, self._ca = key, most, ca
         self._numbers = itertools.count(1)
         self._orders: dict[int, Held] = {}
-        self._pauses: dict[Key | str, _Pause] = {}
+        self._pauses: dict[Key | str, Pause] = {}
         self._problems: dict[str, str] = {}
         self._process: asyncio.subprocess.Process | None = None
         self._listening: asyncio.Task[None] | None = None
@@ -130,7 +116,7 @@ class Forwarder:
             await self._listening
             log.error("carrier-died", deliveries=len(self._orders))
             self._orders.clear()
-            await asyncio.sleep(_FIRST_S)
+            await asyncio.sleep(FIRST_S)
         self._process = await self._start()
 
     async def _start(self) -> asyncio.subprocess.Process:
@@ -177,13 +163,13 @@ class Forwarder:
         chosen: list[Held] = []
         for held in due:
             terminal = _stop(held)
-            away = self._pauses.get(terminal, _Pause())
+            away = self._pauses.get(terminal, Pause())
             most = 1 if away.failures else max(1, self._most - 1)
             if len(self._orders) + len(chosen) >= self._most:
                 break
             if held.key in busy or load[terminal] >= most or away.until_s > now_s:
                 continue
-            if self._pauses.get(held.key, _Pause()).until_s <= now_s:
+            if self._pauses.get(held.key, Pause()).until_s <= now_s:
                 load[terminal] += 1
                 chosen.append(held)
         return chosen
@@ -226,7 +212,7 @@ class Forwarder:
     def _failed(self, held: Held, answer: Answer) -> None:
         terminal = _stop(held)
         away = ErrorClass.from_code(answer.code) in _AWAY
-        pause = self._pauses.setdefault(terminal if away else held.key, _Pause())
+        pause = self._pauses.setdefault(terminal if away else held.key, Pause())
         pause.more(self._clock.monotonic_s(), answer.retry_after_s)
         self._problems[terminal] = answer.failure
         log.warn("not-delivered", origin=held.key[0], seq=held.key[1], path=held.operation.path, terminal=terminal,
@@ -246,4 +232,4 @@ def _stop(held: Held) -> str:
 def _result(answer: Answer) -> Result | None:
     if answer.outcome == "stale":
         return None
-    return Result(Outcome(answer.outcome), answer.reason, answer.generation)
+    return Result(Outcome(answer.outcome), answer.reason, answer.generation, answer.code)

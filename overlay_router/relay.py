@@ -17,7 +17,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,8 +32,11 @@ from overlay_router.ends import Ends
 from overlay_router.forwarder import Forwarder
 from overlay_router.greeting import Peer, Unwelcome, greet, refuse
 from overlay_router.keys import Key
+from overlay_router.leases import Leases
 from overlay_router.limits import Complaints, Limits, TooMany
+from overlay_router.line import Line
 from overlay_router.neighbours import Neighbourhood
+from overlay_router.outflow import Means, Outflow
 from overlay_router.pool import Pool
 from overlay_router.report import Reporting
 from overlay_router.rights import Rights, outside, outside_of
@@ -58,7 +61,6 @@ _AGAIN_S = 5
 #: A full disk is tried again after so long.
 _RECORD_AGAIN_S = 1.0
 _GREETING_S = 30.0
-_MOST_UNREAD_BYTES = 8 * 1024 * 1024
 _MOST_ORIGINS = 4096
 _NOT_FINAL = ("pending", "unknown")
 _TAKEN_WITHIN_S = 60.0
@@ -81,22 +83,6 @@ class Forwarding:
     ca: str = ""
 
 
-@dataclass
-class Line:
-    """The control connection of a peer."""
-
-    writer: asyncio.StreamWriter
-    peer: Peer
-    origins: set[str] = field(default_factory=set)
-
-    def send(self, message: Message) -> None:
-        """Queue a message. A peer that does not read its answers loses its connection."""
-        if self.writer.transport.get_write_buffer_size() > _MOST_UNREAD_BYTES:
-            self.writer.transport.abort()
-            return
-        self.writer.write(overlay.encode(message, frames.checksums()[self.peer.checksum]))
-
-
 class Router:
     """A listening router.
 
@@ -105,7 +91,8 @@ class Router:
     :param links: what is known of the routers around. :param rights: who may do what, and how much.
     :param most_connections: of one key. :param messages_per_s: on one control connection.
     :param cover: how it does TLS.
-    :param forwarding: with a custodian only.
+    :param forwarding: with a custodian only. :param means: with names that plugins deliver only.
+    :param leases: that it gives to gateways which share a target.
     """
 
     def __init__(
@@ -121,7 +108,10 @@ class Router:
         messages_per_s: float,
         cover: Cover,
         forwarding: Forwarding | None = None,
+        means: Means | None = None,
+        leases: Leases | None = None,
     ) -> None:
+        self._leases = leases
         self._node, self._ends, self.keys, self.neighbours = node, ends, keys, neighbours
         self.links, self.rights, self.cover = links, rights, cover
         self._configured, self._found = neighbours, frozenset[str]()
@@ -146,6 +136,9 @@ class Router:
                 ends.copies, ends.destination, self._on_disk, self._deliver, self._ways, forwarding.key,
                 forwarding.most, forwarding.ca,
             )  # fmt: skip
+        self._outflow: Outflow | None = None
+        if ends.egress is not None and means is not None:
+            self._outflow = Outflow(ends.egress, means, self._on_disk, self._deliver, SystemClock())
 
     def have_neighbours(self, neighbours: Neighbours) -> None:
         """From now on these are configured."""
@@ -171,6 +164,8 @@ class Router:
             self._start(self._reporting.run())
         if self._copier is not None:
             self._start(self._copier.run())
+        if self._outflow is not None:
+            self._start(self._outflow.run())
         try:
             while True:
                 sock, place = await loop.sock_accept(listening)
@@ -236,7 +231,7 @@ class Router:
             await self.links.incoming(sock.dup(), peer, first)
         elif isinstance(first, overlay.Probe):
             await self.links.time_probe(sock, peer, first)
-        elif isinstance(first, overlay.Routes):
+        elif isinstance(first, (overlay.Routes, overlay.Lease)):
             await self._control(sock.dup(), peer, first)
         elif not self._ends:
             raise Unwelcome(
@@ -299,9 +294,14 @@ class Router:
 
     async def _look_up(self, line: Line, ask: Stat | List) -> None:
         refusal = self._look_refusal(line.peer, ask)
+        elsewhere = self._ends.elsewhere(ask.path)
         if refusal:
             denied = ErrorClass.PERMISSION_DENIED.code
-            line.send(overlay.Answer(code=denied, message=refusal, store=self._destination.epoch))
+            line.send(overlay.Answer(code=denied, message=refusal, store=self._ends.epoch))
+        elif elsewhere is not None:
+            line.send(elsewhere)
+        elif self._ends.destination is None:
+            raise self._no_tree(line.peer)
         elif isinstance(ask, Stat):
             found = await self._on_disk(lambda: self._destination.look_up(ask))
             line.send(replace(found, bearer=self._copier.key[0] if self._copier else ""))
@@ -319,6 +319,8 @@ class Router:
         if not _is_origin(ask.lot):
             raise BadFrame("a lot without 32 hexadecimal digits")
         refusal = "" if key.allows(ask.path) else outside(key, ask.path)
+        if self._ends.goes_out(ask.path):
+            refusal = "no space can be held for what a plugin delivers"
         if self.rights.insists:
             refusal = "this router takes nothing without a capability, and lots have none"
         if refusal:
@@ -326,17 +328,27 @@ class Router:
         else:
             line.send(await self._on_disk(lambda: self._destination.lot(ask, key.name)))
 
+    async def _lease(self, peer: Peer, ask: overlay.Lease) -> overlay.Leased:
+        """For routers; any of them may be named as the one that gives leases."""
+        if self._leases is None or not peer.key.is_router:
+            raise BadFrame(f"the key {peer.key.name!r} is not marked as that of a router: it gets no leases")
+        leases, name = self._leases, peer.key.name
+        return await self._on_disk(lambda: leases.answer(name, ask, time.monotonic()))
+
     async def _pack(self, line: Line, frame: Frame) -> None:
         pack, files = packs.decode(frame)
-        if self._ends.destination is None or not _is_origin(pack.origin):
+        goes_out = any(self._ends.goes_out(path) for path in pack.paths)
+        if not _is_origin(pack.origin) or (self._ends.destination is None and not goes_out):
             raise BadFrame("a pack for a router without a tree, or without an origin of 32 hexadecimal digits")
-        name, count = f"{line.peer.key.name}/{pack.origin}", len(files)
+        name = f"{line.peer.key.name}/{pack.origin}"
         self._join(line, name)
-        refusal = self.rights.refusal(line.peer.key, pack, int(time.time()))
+        refusal = self.rights.refusal(line.peer.key, pack, int(time.time())) or ("unpacked" if goes_out else "")
+        if refusal == "unpacked":
+            line.send(packs.refused(pack, refusal[:_REASON_CHARS]))
+            return
         if refusal:
             self.complaints.warn("path-refused", line.peer.key.name, reason=refusal)
-            told = ("failed",) * count, (refusal[:_REASON_CHARS],) * count
-            line.send(overlay.Packed(pack.origin, pack.seq, (0,) * count, tuple(range(count)), *told))
+            line.send(packs.refused(pack, refusal[:_REASON_CHARS]))
             return
         await self._packs.put(Arrived(pack, files, frames.digests()[line.peer.digest], name))
 
@@ -356,10 +368,12 @@ class Router:
             asked = message.terminal
             line.send(await self.links.routed(asked) if asked else self.links.known(message.first))
             return
+        if isinstance(message, overlay.Lease):
+            line.send(await self._lease(line.peer, message))
+            return
         if not self._ends:
             raise BadFrame(f"{type(message).__name__} is not for a relay")
         if isinstance(message, (Stat, List)):
-            self._needs_tree(line.peer)
             await self._look_up(line, message)
             return
         if isinstance(message, overlay.Lot):
@@ -396,7 +410,7 @@ class Router:
         self._deliver(await self._on_disk(lambda: self._ends.decide(message, name, digest)))
         self._look_for_deliveries()
         if isinstance(message, overlay.Cancel):
-            for one in (self._forwarder, self._copier):
+            for one in (self._forwarder, self._copier, self._outflow):
                 if one is not None:
                     one.cancelled((message.origin, message.seq))
         if isinstance(message, overlay.Low):
@@ -444,15 +458,16 @@ class Router:
         return self.rights.refusal(key, message, int(time.time()))
 
     def _look_for_deliveries(self) -> None:
-        for one in (self._forwarder, self._copier):
+        for one in (self._forwarder, self._copier, self._outflow):
             if one is not None:
                 one.wake.set()
 
     def _needs_tree(self, peer: Peer) -> None:
         if self._ends.destination is None:
-            raise Unwelcome(
-                f"{self._node} keeps no files of its own: name it as a gateway, not in a URL", peer.checksum
-            )
+            raise self._no_tree(peer)
+
+    def _no_tree(self, peer: Peer) -> Unwelcome:
+        return Unwelcome(f"{self._node} keeps no files of its own: name it as a gateway, not in a URL", peer.checksum)
 
     async def _attach(self, sock: socket.socket, peer: Peer, ask: overlay.Attach) -> None:
         found = await self._on_disk(lambda: self._ends.attach(ask.tid))
@@ -469,10 +484,13 @@ class Router:
         self._give(job, sock, found.file)
 
     async def _get(self, sock: socket.socket, peer: Peer, ask: overlay.Get) -> None:
-        self._needs_tree(peer)
         refusal = self._look_refusal(peer, ask)
         if refusal:
             raise Unwelcome(refusal, peer.checksum, code=ErrorClass.PERMISSION_DENIED.code)
+        elsewhere = self._ends.elsewhere(ask.path)
+        if elsewhere is not None:
+            raise Unwelcome(elsewhere.message, peer.checksum, code=elsewhere.code)
+        self._needs_tree(peer)
         found = await self._on_disk(lambda: self._destination.published(ask.path, ask.generation))
         if isinstance(found, overlay.Answer):
             raise Unwelcome(found.message, peer.checksum, code=found.code)

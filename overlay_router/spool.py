@@ -12,6 +12,8 @@ from stageout.wire.overlay import Open, Operation
 
 #: Transfer numbers of a spool begin here, so that they are never taken for those of the tree beside it.
 FIRST_TID = 2**62
+#: Those of the spool of what plugins deliver.
+FIRST_EGRESS_TID = 2**61
 _COLUMNS = "operation, sender, digest, tid, taken_at, damaged, asked"
 
 Key = tuple[str, int]
@@ -48,15 +50,18 @@ class Held:
 class CustodyStore(Store):
     """The open database of a spool. Each method is one transaction and durable when it returns."""
 
+    first_tid = FIRST_TID
     schema = (
         SCHEMA
-        + f"""CREATE TABLE custody (
+        + """CREATE TABLE custody (
     origin TEXT NOT NULL, seq INTEGER NOT NULL, operation TEXT NOT NULL, sender TEXT NOT NULL, digest TEXT NOT NULL,
     tid INTEGER NOT NULL, taken_at INTEGER NOT NULL, damaged INTEGER NOT NULL, asked TEXT NOT NULL,
     PRIMARY KEY (origin, seq)) WITHOUT ROWID;
-INSERT INTO sqlite_sequence VALUES ('transfers', {FIRST_TID});
 """
     )
+
+    def _made(self) -> None:
+        self._connection.execute("INSERT INTO sqlite_sequence VALUES ('transfers', ?)", (self.first_tid,))
 
     def held(self) -> list[Held]:
         """Everything in custody."""
@@ -104,6 +109,12 @@ INSERT INTO sqlite_sequence VALUES ('transfers', {FIRST_TID});
         for origin in old:
             self._records.pop(origin, None)
         return []
+
+
+class EgressStore(CustodyStore):
+    """The open database of the spool of what plugins deliver."""
+
+    first_tid = FIRST_EGRESS_TID
 
 
 def _asked(text: str) -> Open | None:

@@ -20,7 +20,7 @@ from stageout.core import durable
 from stageout.core.errors import StageoutError
 from stageout.wire.overlay import Open, Operation
 
-_VERSION = 4
+_VERSION = 5
 #: Of one statement; older libraries allow 999.
 _VARIABLES = 500
 SCHEMA = """
@@ -34,7 +34,7 @@ CREATE TABLE staged (tid INTEGER NOT NULL, block INTEGER NOT NULL, digest BLOB N
 CREATE TABLE origins (origin TEXT PRIMARY KEY, low INTEGER NOT NULL, expires INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE results (
     origin TEXT NOT NULL, seq INTEGER NOT NULL, outcome TEXT NOT NULL, reason TEXT NOT NULL,
-    generation INTEGER NOT NULL, PRIMARY KEY (origin, seq)) WITHOUT ROWID;
+    generation INTEGER NOT NULL, code INTEGER NOT NULL, PRIMARY KEY (origin, seq)) WITHOUT ROWID;
 CREATE TABLE cancelled (origin TEXT NOT NULL, seq INTEGER NOT NULL, PRIMARY KEY (origin, seq)) WITHOUT ROWID;
 CREATE TABLE intents (
     origin TEXT NOT NULL, seq INTEGER NOT NULL, operation TEXT NOT NULL, inode INTEGER NOT NULL,
@@ -362,10 +362,14 @@ class Store:
             for statement in self.schema.split(";\n"):
                 run(statement)
             run("INSERT INTO meta VALUES ('epoch', ?)", (os.urandom(16).hex(),))
+            self._made()
             run(f"PRAGMA user_version={_VERSION}")
         elif version != _VERSION:
             raise sqlite3.DatabaseError(f"it is of version {version}, this program knows {_VERSION}")
         run("COMMIT")
+
+    def _made(self) -> None:
+        """A new database has its tables: what else it begins with."""
 
     @contextmanager
     def _transaction(self, label: str) -> Iterator[None]:
@@ -397,8 +401,8 @@ class Store:
     def _keep_result(self, operation: Operation, result: Result) -> None:
         self._keep_origin(operation.origin, operation.expires)
         self._connection.execute(
-            "INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?)",
-            (operation.origin, operation.seq, result.outcome.value, result.reason, result.generation),
+            "INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?, ?)",
+            (operation.origin, operation.seq, result.outcome.value, *result[1:]),
         )
 
     def _close_transfers(self, where: str, values: tuple[object, ...]) -> None:
@@ -416,11 +420,11 @@ class Store:
     def _read_record(self, origin: str) -> OriginRecord:
         run = self._connection.execute
         row = run("SELECT low FROM origins WHERE origin = ?", (origin,)).fetchone()
-        results = run("SELECT seq, outcome, reason, generation FROM results WHERE origin = ?", (origin,))
-        found = {seq: Result(Outcome(outcome), reason, number) for seq, outcome, reason, number in results}
+        results = run("SELECT seq, outcome, reason, generation, code FROM results WHERE origin = ?", (origin,))
+        found = {seq: Result(Outcome(outcome), *rest) for seq, outcome, *rest in results}
         for (text,) in run("SELECT results FROM packs WHERE origin = ?", (origin,)):
-            for seq, outcome, reason, number in json.loads(text):
-                found[seq] = Result(Outcome(outcome), reason, number)
+            for seq, outcome, *rest in json.loads(text):
+                found[seq] = Result(Outcome(outcome), *rest)
         cancelled = {seq for (seq,) in run("SELECT seq FROM cancelled WHERE origin = ?", (origin,))}
         return OriginRecord(row[0] if row else 0, found, cancelled)
 

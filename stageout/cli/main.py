@@ -236,7 +236,9 @@ def _add_history(commands: argparse._SubParsersAction[_Parser]) -> None:
 
 def _add_doctor(commands: argparse._SubParsersAction[_Parser]) -> None:
     command = _add(commands, "doctor", "checks the installation and says what to fix", _DOCTOR, "doctor")
-    command.add_argument("--role", choices=("ap", "ep", "pilot"), action="append", help="default: what runs here")
+    command.add_argument(
+        "--role", choices=("ap", "ep", "pilot", "router"), action="append", help="default: what runs here"
+    )
     command.add_argument("--json", action="store_true", help="print JSON (its fields: docs/COMMANDS.md)")
 
 

@@ -72,9 +72,20 @@ def put_many(
         else:
             end(key, done)
 
-    with Crew(at_once) as crew, _Small(gateway, end, routes) as small:
+    packed: dict[Key, tuple[Path, str]] = {}
+
+    def end_small(key: Key, result: Put | SmallPut | TransferFailure) -> None:
+        if isinstance(result, TransferFailure) and result.kind is ErrorClass.NOT_SUPPORTED and key in packed:
+            crew.do(partial(put_large, key, *packed.pop(key)))  # what a plugin delivers takes no packs
+        else:
+            packed.pop(key, None)
+            end(key, result)
+
+    with Crew(at_once) as crew, _Small(gateway, end_small, routes) as small:
         for key, local, path in files:
+            packed[key] = Path(local), path
             if terminal or not small.add(key, local, path):
+                packed.pop(key, None)
                 crew.do(partial(put_large, key, Path(local), path))
         small.finish()
 

@@ -66,6 +66,8 @@ class Type(enum.IntEnum):
     FOUND = 34
     LOT = 40
     RESERVED = 41
+    LEASE = 42
+    LEASED = 43
     LINKS = 50
     ROUTES = 51
     ROUTED = 52

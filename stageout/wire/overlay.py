@@ -340,6 +340,8 @@ class Result:
     """The final answer for an operation, repeated as often as it is asked for.
 
     Two outcomes answer a STATUS only and are not final: "pending" (it is known here) and "unknown" (it is not).
+
+    :param code: number of the class of a failure (:class:`~stageout.core.errors.ErrorClass`), 0: the reason says it.
     """
 
     origin: str
@@ -347,6 +349,7 @@ class Result:
     outcome: str
     reason: str = ""
     generation: int = 0
+    code: int = 0
 
 
 @dataclass(frozen=True)
@@ -407,6 +410,28 @@ class Reserved:
     code: int = 0
     message: str = ""
     retry_after_s: int = -1
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A gateway asks for the right to deliver to some places, alone and for a time; answered by LEASED. For routers.
+
+    :param holder: who asks, the same after its restarts. :param places: SHA-256 of the URLs, in hexadecimal digits.
+    :param lifetime_s: from now on; 0 gives them back. :param held: it has them, and they have not run out.
+    """
+
+    holder: str
+    places: tuple[str, ...]
+    lifetime_s: int
+    held: bool = False
+
+
+@dataclass(frozen=True)
+class Leased:
+    """Positions of the places that the asker alone may deliver to now. :param again_s: when others may be free."""
+
+    granted: tuple[int, ...]
+    again_s: int = 0
 
 
 @dataclass(frozen=True)
@@ -491,7 +516,7 @@ class Probed:
 Message = Union[
     Hello, Welcome, Prove, Refuse, Via, Open, Opened, NoSpace, Attach, Get, Found, Stat, List, Answer, Staged,
     Operation, Copy, Copying, Pack, Packed, Result, Custody, Status, Cancel, Low, Credit, Heartbeat, Links, Routes,
-    Routed, Known, Probe, Probed, Lot, Reserved,
+    Routed, Known, Probe, Probed, Lot, Reserved, Lease, Leased,
 ]  # fmt: skip
 
 TYPES: dict[type[Any], Type] = {
@@ -523,6 +548,8 @@ TYPES: dict[type[Any], Type] = {
     Credit: Type.CREDIT,
     Lot: Type.LOT,
     Reserved: Type.RESERVED,
+    Lease: Type.LEASE,
+    Leased: Type.LEASED,
     Heartbeat: Type.HEARTBEAT,
     Links: Type.LINKS,
     Routes: Type.ROUTES,
