@@ -181,6 +181,8 @@ class Destination:
     def cancel(self, ask: overlay.Cancel, peer: str) -> list[Reply]:
         """Remember the wish; an operation that waits here becomes CANCELLED when its edges are final."""
         record = self._store.record(ask.origin)
+        if ask.data_only:
+            return self._drop(ask, peer)
         if not terminal.is_final(record, ask.seq):
             self._store.cancel(ask.origin, ask.seq)
         held = self._held.get((ask.origin, ask.seq))
@@ -188,6 +190,14 @@ class Destination:
             return self._consider(held)
         final = self._stored(ask.origin, ask.seq)
         return [Reply(peer, final)] if final else []
+
+    def _drop(self, ask: overlay.Cancel, peer: str) -> list[Reply]:
+        """The data that a peer has brought for an operation; it may come again."""
+        gone = [item for item in self._store.transfers_of(ask.origin, ask.seq) if item.sender == peer]
+        for item in gone:
+            self._store.abandon(item)
+            self._tree.discard(item.tid)
+        return self.status(overlay.Status(ask.origin, ask.seq), peer)
 
     def status(self, ask: overlay.Status, peer: str) -> list[Reply]:
         """The result of an operation; else what of its data is here, "pending" while it waits, or "unknown"."""

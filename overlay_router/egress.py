@@ -52,7 +52,7 @@ class Egress(Custodian):
         text = f"{path}: what is here is delivered to {target.shown} and not kept: look there"
         return Answer(code=ErrorClass.NOT_SUPPORTED.code, message=text)
 
-    def open(self, ask: Open, peer: str) -> Reply:
+    def open(self, ask: Open, peer: str, digest: str = "") -> Reply:
         """OPENED, with all blocks when the file is being delivered; NOSPACE, or the RESULT that is final."""
         held = self._held.get((ask.origin, ask.seq))
         transfer = self._store.transfer(held.tid) if held and not held.damaged else None
@@ -60,7 +60,7 @@ class Egress(Custodian):
             return self._opened(transfer, peer)
         if ask.lot:
             return Reply(peer, overlay.Result(ask.origin, ask.seq, "failed", "lot"))
-        return super().open(ask, peer)
+        return super().open(ask, peer, digest)
 
     def operate(self, operation: Operation, peer: str, digest: str) -> list[Reply]:
         """Take a PUBLISH when its data are whole; nothing else can be asked of a plugin."""

@@ -48,9 +48,11 @@ class Ends:
         """Why a name that plugins deliver cannot be looked at here; None for any other."""
         return self.egress.refusal(path) if self.egress is not None else None
 
-    def open(self, ask: overlay.Open, peer: str) -> Reply:
-        """What there is for an OPEN."""
+    def open(self, ask: overlay.Open, peer: str, digest: str) -> Reply:
+        """What there is for an OPEN. :param digest: the kind of digests that the peer uses."""
         end = self._end_for(ask)
+        if isinstance(end, Custodian):
+            return end.open(ask, peer, digest)
         return end.open(ask, peer) if end else Reply(peer, _nowhere(ask))
 
     def decide(self, message: Message, peer: str, digest: str) -> list[Reply]:

@@ -410,11 +410,16 @@ class Router:
         self._deliver(await self._on_disk(lambda: self._ends.decide(message, name, digest)))
         self._look_for_deliveries()
         if isinstance(message, overlay.Cancel):
-            for one in (self._forwarder, self._copier, self._outflow):
-                if one is not None:
-                    one.cancelled((message.origin, message.seq))
+            self._cancelled(message)
         if isinstance(message, overlay.Low):
             self.rights.release_up_to(origin, message.seq)
+
+    def _cancelled(self, message: overlay.Cancel) -> None:
+        if message.data_only:
+            self.rights.release(message.origin, message.seq)
+        for one in (self._forwarder, self._copier, self._outflow):
+            if one is not None and not message.data_only:
+                one.cancelled((message.origin, message.seq))
 
     async def _open(self, line: Line, ask: overlay.Open, name: str) -> None:
         """Each connection is told for itself what there is."""
@@ -425,7 +430,7 @@ class Router:
             line.send(overlay.NoSpace(ask.origin, ask.seq, _AGAIN_S))
             return
         try:
-            reply = await self._on_disk(lambda: self._ends.open(ask, name))
+            reply = await self._on_disk(lambda: self._ends.open(ask, name, line.peer.digest))
         except (OSError, sqlite3.Error) as problem:
             if not no_room(problem):
                 raise
@@ -527,7 +532,10 @@ class Router:
     async def _recorded(self, report: Report) -> None:
         blocks = [(block, bytes.fromhex(digest)) for block, digest in report.blocks]
         self._deliver(await self._on_disk(lambda: self._ends.staged(report.tid, blocks)))
-        if await self._on_disk(lambda: self._ends.is_whole(report.tid)):
+        is_whole = await self._on_disk(lambda: self._ends.is_whole(report.tid))
+        if self._forwarder is not None:
+            self._forwarder.staged(report.tid, report.blocks, is_whole)
+        if is_whole:
             await self._close(report.tid)
             self._deliver(await self._on_disk(lambda: self._ends.whole(report.tid)))
             self._look_for_deliveries()

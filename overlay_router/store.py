@@ -333,6 +333,14 @@ class Store:
             self._close_transfers("origin = ? AND seq <= ?", (origin, low))
         del self._records[origin]
 
+    def abandon(self, transfer: Transfer) -> None:
+        """A transfer that nobody goes on with is closed."""
+        self._abandon("overlay-abandon", transfer)
+
+    def _abandon(self, label: str, transfer: Transfer) -> None:
+        with self._transaction(label):
+            self._close_transfers("tid = ?", (transfer.tid,))
+
     def forget(self, now: int) -> list[int]:
         """Drop expired transfers, whose numbers are returned, and origins whose last expiry is an hour ago."""
         gone = [transfer.tid for transfer in self._transfers("expires < ?", (now,))]

@@ -124,8 +124,8 @@ class Upload:
                 return answer
 
     def _sent(self, keep_result: bool) -> Result | Custody:
-        file = self._open()
-        sending = Sending(self, file, self.routes, self.gateway.timeout_s)
+        file = self.open()
+        sending = self.sending(file)
         try:
             answer = sending.run()
             if isinstance(answer, Result) and answer.outcome == "done" and not keep_result:
@@ -136,7 +136,12 @@ class Upload:
             self.shares = sending.shares()
         return answer
 
-    def _open(self) -> int:
+    def sending(self, file: int) -> Sending:
+        """The sending of this file; ``file`` is a descriptor of it."""
+        return Sending(self, file, self.routes, self.gateway.timeout_s)
+
+    def open(self) -> int:
+        """A descriptor of the file, for :meth:`take`. :raises TransferFailure: LOCAL_FILE."""
         try:
             return os.open(self.local, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as problem:
@@ -181,14 +186,14 @@ class Upload:
             raise TransferFailure(ErrorClass.LOCAL_FILE, f"{self.local}: {problem.strerror}") from None
         if count != len(data):
             raise Damaged(ErrorClass.SOURCE_CHANGED, f"{self.local} became shorter while it was sent")
-        self._take_digest(block, data, channel)
+        self.take_digest(block, data, channel)
         return data
 
     def publish(self, tid: int, channel: Channel) -> Operation:
         """The PUBLISH, when all blocks were read. :raises TransferFailure: the file has changed meanwhile."""
         self.digest_name = channel.digest_name
         self._digest_rest(channel)
-        self._check_source()
+        self.check_source()
         return replace(self.order, tid=tid, size_bytes=self.size_bytes, blocks=self.blocks, manifest=self.manifest)
 
     @property
@@ -218,7 +223,8 @@ class Upload:
                     data = same.get(block) or os.pread(file.fileno(), BLOCK_BYTES, block * BLOCK_BYTES)
                     self.digests[block] = data if block in same else control.digest(data)
 
-    def _take_digest(self, block: int, data: memoryview, channel: Channel) -> None:
+    def take_digest(self, block: int, data: memoryview, channel: Channel) -> None:
+        """Keep the digest of a block that was read. :raises Damaged: it is not what it was, or must be."""
         digest = channel.digest(data)
         if self.known is not None:
             mine = digest if self.known.name == channel.digest_name else frames.digests()[self.known.name](data)
@@ -227,7 +233,8 @@ class Upload:
         if self.digests.setdefault(block, digest) != digest:
             raise Damaged(ErrorClass.SOURCE_CHANGED, f"{self.local} was changed while it was sent")
 
-    def _check_source(self) -> None:
+    def check_source(self) -> None:
+        """:raises TransferFailure: the file has changed since it was begun."""
         now = self.local.stat()
         if (now.st_size, now.st_mtime_ns, now.st_ctime_ns) != (
             self.status.st_size, self.status.st_mtime_ns, self.status.st_ctime_ns,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Union
 
@@ -92,12 +92,18 @@ class Sending:
 
     :param file: descriptor of the file; each thread reads by a duplicate of its own.
     :param patience_s: how long all routes may be gone before it fails. None may be reached at first: it fails at once.
+    :param grows: its blocks are sent as :meth:`arrived` names them, and it is published after :meth:`complete`.
     """
 
-    def __init__(self, cargo: Cargo, file: int, routes: Sequence[Route], patience_s: float) -> None:
+    def __init__(
+        self, cargo: Cargo, file: int, routes: Sequence[Route], patience_s: float, grows: bool = False
+    ) -> None:
         self.cargo, self._file, self._patience_s = cargo, file, patience_s
         self.changed = threading.Condition()
         self.table = BlockTable(cargo.blocks)
+        self._grows = grows
+        if grows:
+            blocks.await_all(self.table)
         self.over = False
         self.tid = 0
         self._epoch = ""
@@ -125,6 +131,17 @@ class Sending:
             assert self._failure is not None
             raise self._failure
         return self._answer
+
+    def arrived(self, indices: Iterable[int]) -> None:
+        """These blocks of a file that grows may be sent."""
+        with self.changed:
+            blocks.arrived(self.table, indices)
+            self.changed.notify_all()
+
+    def complete(self) -> None:
+        """The file grows no more: all its blocks have arrived."""
+        self._grows = False
+        self.publish()
 
     def say(self, message: Message) -> None:
         """Tell the router something by whatever route is up."""
@@ -239,7 +256,7 @@ class Sending:
         """A block that an idle route should send again: of those that a route of less than half its own rate has, which
         would come later; or, when it has nothing under way itself, the oldest.
         """
-        found = blocks.tail(self.table, way.carriers)
+        found = [] if self._grows else blocks.tail(self.table, way.carriers)
         if blocks.under_way(self.table, way.carriers):
             slow = {carrier for other in self.ways if 2 * other.rate() < way.rate() for carrier in other.carriers}
             found = [block for block in found if slow.issuperset(self.table.carriers[block])]
@@ -262,7 +279,7 @@ class Sending:
         """Say PUBLISH by all routes as soon as every block was read: the router waits for what is on its way."""
         with self.changed:
             ready = not self._reading and not any(self.table.state[i] is blocks.Block.READY for i in self.table.queue)
-            if self.over or not self.tid or not ready or self._order is not None:
+            if self.over or self._grows or not self.tid or not ready or self._order is not None:
                 return
             channel = next((way.control for way in self.ways if way.control), None)
             if channel is None:

@@ -371,10 +371,15 @@ class Status:
 
 @dataclass(frozen=True)
 class Cancel:
-    """Cancel an operation that is not final; answered by its RESULT."""
+    """Cancel an operation that is not final; answered by its RESULT.
+
+    :param data_only: only the data that this sender has brought are dropped: the operation may come again. Answered as
+        a STATUS is.
+    """
 
     origin: str
     seq: int
+    data_only: bool = False
 
 
 @dataclass(frozen=True)
