@@ -19,7 +19,7 @@ from stageout.overlay.client import deposit, put
 from stageout.overlay.copying import state
 from stageout.overlay.fetch import get
 from stageout.overlay.sending import report
-from stageout.overlay.settings import routes_of
+from stageout.overlay.settings import congestion_of, connections_of, routes_of
 from stageout.wire.overlay import Copying, Custody
 from stageout.wire.route import DEFAULT_PORT, BadRoute, Route, address, addresses, check, written
 
@@ -63,6 +63,7 @@ class Bar:
 def run(options: argparse.Namespace) -> int:
     """Move the files in order; the first that fails ends the command."""
     gateway, path = target(options.url, options.key)
+    gateway = replace(gateway, congestion=congestion_of())
     if options.command == "ask":
         return _ask(gateway, options)
     if getattr(options, "custody", False) and not options.through:
@@ -109,19 +110,22 @@ def _put(gateway: Gateway, local: Path, path: str, options: argparse.Namespace, 
     bar, mode, terminal = Bar(local.name, status.st_size), status.st_mode & 0o777, ""
     if options.through:
         gateway, terminal = through(gateway, options.through)
+    first, most = connections_of(options.connections)
+    deadline = int(time.time() + options.within) if options.within else 0
     if options.custody:
         given = deposit(
-            gateway, local, path, terminal, mode=mode, connections=options.connections, progress=bar, routes=routes
-        )
+            gateway, local, path, terminal, mode=mode, connections=first, most_connections=most, progress=bar,
+            routes=routes, priority=options.priority, deadline=deadline,
+        )  # fmt: skip
         bar.end(given.size_bytes)
         print(f"  in custody; what became of it: {ask_with(gateway, given.origin)}")
         return
     done = put(
-        gateway, local, path, mode=mode, connections=options.connections, progress=bar, terminal=terminal,
-        routes=routes, lot=options.lot,
+        gateway, local, path, mode=mode, connections=first, most_connections=most, progress=bar, terminal=terminal,
+        routes=routes, lot=options.lot, priority=options.priority, deadline=deadline,
     )  # fmt: skip
     bar.end(done.size_bytes)
-    if len(routes) > 1:
+    if len(routes) > 1 or any(share.reason for share in done.shares):
         print(f"  {report(done.shares)}")
 
 

@@ -274,8 +274,11 @@ def _add_files(commands: argparse._SubParsersAction[_Parser]) -> None:
     command.add_argument("-r", "--recursive", action="store_true", help="FILEs are directories: send all below them")
     command.add_argument("--lot", metavar="ID", default="", help="take the space from this lot (stageout lot)")
     command.add_argument(
-        "--connections", metavar="N", type=_streams, default=2, help="that carry one file on each route (default: 2)"
-    )
+        "--connections", metavar="N", type=_connections, default=0,
+        help="that carry one file on each route (default: auto, at most STAGEOUT_OVERLAY_CONNECTIONS)",
+    )  # fmt: skip
+    command.add_argument("--priority", metavar="N", type=_priority, default=0, help="0 to 10: each doubles its share")
+    command.add_argument("--within", metavar="S", type=_seconds, default=0, help="it should be there after S seconds")
     command.add_argument(
         "--through",
         metavar="HOST",
@@ -417,6 +420,23 @@ def _streams(text: str) -> int:
     if not 1 <= value <= 64:
         raise ValueError
     return value
+
+
+def _connections(text: str) -> int:
+    return 0 if text == "auto" else _streams(text)
+
+
+_connections.__name__ = "number of connections (1 to 64, or auto)"
+
+
+def _priority(text: str) -> int:
+    value = int(text)
+    if not 0 <= value <= 10:
+        raise ValueError
+    return value
+
+
+_priority.__name__ = "priority (0 to 10)"
 
 
 _streams.__name__ = "number of streams (1 to 64)"

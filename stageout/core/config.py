@@ -219,6 +219,13 @@ KNOBS: dict[str, Knob] = {
         Knob(
             "STAGEOUT_OVERLAY_ROUTES", "", "ep", "ways to overlay:// routers: RELAY, ...; ask RELAY, ...; empty: direct"
         ),
+        Knob("STAGEOUT_OVERLAY_CONNECTIONS", 24, "ep", "most connections of a file on each route, without a grant", 1),
+        Knob(
+            "STAGEOUT_OVERLAY_CONGESTION",
+            "",
+            "ep",
+            "TCP congestion control of overlay:// uploads, as bbr; empty: the kernel's",
+        ),
         Knob("STAGEOUT_PROFILES", "/var/lib/stageout/profiles", "ep", "what stageout profile measured about servers"),
         Knob(
             "STAGEOUT_GLOBUS_LOCAL",

@@ -88,6 +88,7 @@ class Upload:
     """One file on its way to a router: what :class:`stageout.overlay.sending.Sending` asks of it.
 
     :param order: the PUBLISH: identity, path, attributes, terminal. :param known: digests to be checked against.
+    :param most_connections: as of :func:`put`.
     :param opening: the OPEN to be sent, for who sends it in another's name; else it is made from ``order``.
     """
 
@@ -104,6 +105,7 @@ class Upload:
     shares: tuple[Share, ...] = ()
     opening: Open | None = None
     lot: str = ""
+    most_connections: int = 0
 
     def __post_init__(self) -> None:
         self.status = self.local.stat()
@@ -281,11 +283,13 @@ def put(
     lot: str = "",
     priority: int = 0,
     deadline: int = 0,
+    most_connections: int = 0,
 ) -> Put:
     """Send a file. On return it is under its name at the destination, whole, checked, and on its disk.
 
     :param path: below the router's root; missing directories are made. :param connections: that carry blocks at once,
-        on each route. :param progress: called with the bytes sent so far, from several threads.
+        on each route. :param most_connections: more than ``connections``: a controller adds and removes some on each
+        route, and never has more than this. :param progress: called with the bytes sent so far, from several threads.
     :param terminal: ``HOST:PORT`` of the destination's router, when ``gateway`` is a custodian on the way there.
     :param expires_after_s: the time after which nobody tries to deliver it any more.
     :param routes: ways to ``gateway`` that are used at once: the relays of each in order, () for the direct one.
@@ -298,6 +302,7 @@ def put(
     """
     order = _order(path, mode, terminal, expires_after_s, allowed(gateway, priority), deadline)
     upload = Upload(gateway, local, order, connections, progress, routes=routes or ((),), lot=lot)
+    upload.most_connections = most_connections
     result = upload.run()
     assert isinstance(result, Result)
     _raise_unless_done(gateway, path, result)
@@ -320,6 +325,7 @@ def deposit(
     origin: str = "",
     priority: int = 0,
     deadline: int = 0,
+    most_connections: int = 0,
 ) -> Deposit:
     """Give a file to a custodian, which delivers it to ``terminal``. On return it is durable there, and may be freed.
 
@@ -333,6 +339,7 @@ def deposit(
     order = replace(order, release="custody")
     order = replace(order, origin=origin or order.origin)
     upload = Upload(gateway, local, order, connections, progress, routes=routes or ((),))
+    upload.most_connections = most_connections
     answer = upload.run(until_custody=True, keep_result=True)
     if isinstance(answer, Result):  # it was quicker than its CUSTODY
         _raise_unless_done(gateway, path, answer)

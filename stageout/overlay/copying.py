@@ -92,6 +92,7 @@ class _Passage:
     progress: Progress
     routes: Sequence[Route]
     connections: int = 1
+    most_connections: int = 1
     claim: Claim = field(default_factory=Claim)
     digests: dict[int, bytes] = field(default_factory=dict)
     sent_bytes: int = 0

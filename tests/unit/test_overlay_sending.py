@@ -21,7 +21,7 @@ class _Cargo:
     """A file of blocks that are nowhere."""
 
     gateway = GATEWAY
-    connections = 2
+    connections = most_connections = 2
     claim = Claim()
 
     def __init__(self, blocks: int) -> None:
