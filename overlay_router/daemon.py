@@ -25,7 +25,6 @@ from overlay_router.deposits import Terminals, read_terminals
 from overlay_router.destination import Destination
 from overlay_router.directory import Directory
 from overlay_router.egress import Egress
-from overlay_router.ending import end
 from overlay_router.ends import Ends
 from overlay_router.identity import identity
 from overlay_router.keys import read_keys, read_own_key
@@ -43,6 +42,7 @@ from stageout.core import log
 from stageout.core.clock import SystemClock
 from stageout.core.collector import CollectorChild
 from stageout.core.config import ConfigError, Settings, condor_settings, environment_settings, reload_condor
+from stageout.core.ending import end
 from stageout.core.errors import StageoutError
 from stageout.movers.plugins_table import PLUGIN_LIFETIME_S
 from stageout.overlay.channel import Gateway, read_ca

@@ -20,11 +20,11 @@ from typing import TypeVar
 
 from overlay_router.book import Book
 from overlay_router.chooser import Chooser
-from overlay_router.ending import end
 from overlay_router.greeting import Peer, Unwelcome, connect, introduce, receive_frame
 from overlay_router.limits import Allowance, Complaints
 from overlay_router.measure import Meter
 from stageout.core import log
+from stageout.core.ending import end
 from stageout.wire import frames, overlay
 from stageout.wire.frames import BadFrame, Decoder
 from stageout.wire.overlay import Heartbeat, Known, Links, Message, Probe, Probed, Routed

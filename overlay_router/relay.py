@@ -27,7 +27,6 @@ from overlay_router.circuits import Neighbours, onward
 from overlay_router.copier import Copier
 from overlay_router.cover import Cover, Wire
 from overlay_router.destination import Destination, Reply
-from overlay_router.ending import end
 from overlay_router.ends import Ends
 from overlay_router.forwarder import Forwarder
 from overlay_router.greeting import Peer, Unwelcome, greet, refuse
@@ -45,6 +44,7 @@ from overlay_router.tree import no_room
 from overlay_router.worker import Job, Report
 from stageout.core import log
 from stageout.core.clock import SystemClock
+from stageout.core.ending import end
 from stageout.core.errors import ErrorClass
 from stageout.wire import frames, overlay, packs
 from stageout.wire.frames import BadFrame, Decoder, Frame, Type
