@@ -16,9 +16,10 @@ from typing import Protocol
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Gateway
-from stageout.overlay.client import deposit, outcome, put
+from stageout.overlay.client import deposit, put
+from stageout.overlay.copying import state
 from stageout.overlay.operations import Session
-from stageout.wire.overlay import Custody
+from stageout.wire.overlay import Result
 from stageout.wire.route import Route
 
 MIB = 1 << 20
@@ -196,8 +197,8 @@ class Depositor(Waiting):
         said, end_s = "custody", time.monotonic() + PATIENCE_S
         while said == "custody" and time.monotonic() < end_s:
             with contextlib.suppress(TransferFailure):
-                answer = outcome(self.world.end(self.custodian), origin, 1)
-                said = "custody" if isinstance(answer, Custody) else answer.outcome
+                answer = state(self.world.end(self.custodian), origin)
+                said = answer.outcome if isinstance(answer, Result) and answer.outcome != "pending" else "custody"
             if said == "custody":
                 time.sleep(0.2)
         return said
