@@ -98,8 +98,8 @@ def neighbours_of(settings: Settings) -> Neighbours:
         return Neighbours()
     if len(allowed) > MAX_LINKS:
         raise ConfigError(f"STAGEOUT_ROUTER_NEIGHBOURS has more than {MAX_LINKS} addresses: use routers in between")
-    key = read_own_key(Path(settings.text("STAGEOUT_ROUTER_KEY")))
-    return Neighbours(frozenset(allowed), key, finds=_FOUND in words)
+    own = Path(settings.text("STAGEOUT_ROUTER_KEY"))
+    return Neighbours(frozenset(allowed), read_own_key(own), finds=_FOUND in words, ca=read_ca(own))
 
 
 def address_of(settings: Settings, node: str, port: int) -> str:

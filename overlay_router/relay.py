@@ -25,11 +25,11 @@ from typing import Any, TypeVar
 from overlay_router import warrants
 from overlay_router.circuits import Neighbours, onward
 from overlay_router.copier import Copier
-from overlay_router.cover import Cover, Wire
+from overlay_router.cover import Cover, Wire, begins_with_tls, covered
 from overlay_router.destination import Destination, Reply
 from overlay_router.ends import Ends
 from overlay_router.forwarder import Forwarder
-from overlay_router.greeting import Peer, Unwelcome, greet, refuse
+from overlay_router.greeting import Peer, Unwelcome, connect, greet, refuse
 from overlay_router.keys import Key
 from overlay_router.leases import Leases
 from overlay_router.limits import Complaints, Limits, TooMany
@@ -121,6 +121,7 @@ class Router:
         self._tasks: set[asyncio.Task[None]] = set()
         self._packs: asyncio.Queue[Arrived] = asyncio.Queue(_PACKS_WAITING)
         self._pool = Pool(workers, self._on_report)
+        links.dial = self._dial
         self.complaints = Complaints()
         self.limits = Limits(self._pool.connections, most_connections, messages_per_s)
         self._forwarder: Forwarder | None = None
@@ -217,12 +218,19 @@ class Router:
 
     async def _pass_on(self, sock: socket.socket, peer: Peer, ask: overlay.Via) -> None:
         ask = replace(ask, owner=ask.owner if peer.key.is_router else peer.key.name)
-        with await onward(self._node, ask, self.neighbours) as far:
+        # what is in TLS to its end needs no more of it, and is spliced
+        plainly = not self.neighbours.ca or await begins_with_tls(sock)
+        with await onward(self._node, ask, self.neighbours, connect if plainly else self._dial) as far:
             job = Job(
                 "relay", hop=ask.route[0], peer=peer.key.name,
                 flow=ask.flow, owner=ask.owner, priority=ask.priority, deadline=ask.deadline,
             )  # fmt: skip
             self._pool.give(job, sock, far.fileno())
+
+    async def _dial(self, address: str) -> socket.socket:
+        """A connection to a neighbour, in TLS where this router trusts somebody's certificates."""
+        sock, ca = await connect(address), self.neighbours.ca
+        return covered(sock, address, ca, self._pool) if ca else sock
 
     async def _serve(self, sock: socket.socket, peer: Peer, first: Message) -> None:
         if isinstance(first, overlay.Via):
