@@ -26,6 +26,7 @@ from overlay_router.store import Transfer
 from overlay_router.tree import BadPath, Tree, checked
 from stageout.core import durable, log
 from stageout.core.clock import Clock
+from stageout.tuning.shares import turn
 from stageout.wire import overlay
 from stageout.wire.overlay import NoSpace, Open, Opened, Operation, Staged
 
@@ -345,13 +346,19 @@ class Custodian:
     # ---- delivered ---------------------------------------------------------------------------------------------------
 
     def due(self) -> list[Held]:
-        """What may be delivered now, most urgent first: data are whole, and nothing in custody must come before."""
+        """What may be delivered now, most urgent first: data are whole, and nothing in custody must come before.
+
+        A file gains a step of priority for each half hour that it waits, so none waits for ever.
+        """
         ready = [
             held
             for held in self._held.values()
             if not held.damaged and not any((held.operation.origin, seq) in self._held for seq in held.operation.after)
         ]
-        return sorted(ready, key=lambda held: (-held.operation.priority, held.taken_at))
+        now = self._clock.wall_s()
+        return sorted(
+            ready, key=lambda held: turn(held.operation.priority, held.operation.deadline, held.taken_at, now)
+        )
 
     def digests(self, held: Held) -> list[bytes]:
         """Digests of all blocks, in order."""
