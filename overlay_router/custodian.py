@@ -452,6 +452,8 @@ class Custodian:
         held = self._held.get((ask.origin, ask.seq))
         if held is not None and not _same_key(held.sender, peer):
             return _not_yours(ask.origin, ask.seq)
+        if held is not None and (held.operation.path, held.operation.size_bytes) != (ask.path, ask.size_bytes):
+            return as_result(ask.origin, ask.seq, Result(Outcome.FAILED, "that number is in custody for another file"))
         if held is not None and not held.damaged:
             return None
         if self._clock.wall_s() > ask.expires:

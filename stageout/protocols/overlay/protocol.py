@@ -19,7 +19,7 @@ from stageout.overlay.sending import report
 from stageout.overlay.settings import congestion_of, connections_of, routes_of
 from stageout.plugin.api import BatchProtocol, Context, Outcome, Transfer
 from stageout.plugin.urls import as_written, safe_url
-from stageout.wire.deposits import EXPIRES_AFTER_S, Receipt, name_of, origin_of
+from stageout.wire.deposits import EXPIRES_AFTER_S, BadReceipt, Receipt, name_of, origin_of, read_numbers
 from stageout.wire.overlay import MAX_CLOCK_SKEW_S
 from stageout.wire.route import DEFAULT_PORT, BadRoute, address, written
 
@@ -41,8 +41,8 @@ class OverlayProtocol(BatchProtocol):
         custodian = transfers[0].context.setting("OVERLAY_HANDOVER", "") if transfers else ""
         if custodian:
             with Crew(concurrency) as crew:
-                for number, transfer in enumerate(transfers, 1):
-                    crew.do(partial(_hand_over, transfer, custodian, number))
+                for transfer in transfers:
+                    crew.do(partial(_hand_over, transfer, custodian))
             return
         for (host, port), group in _by_router(transfers).items():
             _upload(host, port, group, concurrency)
@@ -96,13 +96,23 @@ def _upload(host: str, port: int, group: list[tuple[Transfer, str]], concurrency
     )  # fmt: skip
 
 
-def _hand_over(transfer: Transfer, custodian: str, number: int) -> None:
+def _number(transfer: Transfer) -> int:
+    """Of the deposit: the one that the manager has for this file, also when it is given away again."""
+    text, index = transfer.context.setting("OVERLAY_NUMBERS", ""), transfer.request.index
+    try:
+        return read_numbers(text)[index] if text else index + 1
+    except (BadReceipt, IndexError):
+        words = f"STAGEOUT_OVERLAY_NUMBERS = {text[:100]} has no number for file {index + 1}"
+        raise TransferFailure(ErrorClass.BAD_REQUEST, words) from None
+
+
+def _hand_over(transfer: Transfer, custodian: str) -> None:
     """Give a file to a custodian for good: it is not at its destination, and the result does not say so."""
     request, context = transfer.request, transfer.context
     try:
         host, port, path = _place(request.encoded_url)
         to, terminal = _through(_gateway(host, port, context), custodian)
-        local, seed = Path(request.local_path), context.setting("OVERLAY_SEED", "")
+        local, seed, number = Path(request.local_path), context.setting("OVERLAY_SEED", ""), _number(transfer)
         (connections, most), (priority, deadline) = _connections(context), _wishes(context)
         given = deposit(
             to, local, path, terminal, mode=local.stat().st_mode & 0o777, connections=connections,
