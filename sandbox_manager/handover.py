@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sandbox_manager.lookups import FileRow
-from sandbox_manager.sandbox import Destination, method_of
+from sandbox_manager.sandbox import Destination
+from stageout.movers.schemes import method_of
 from stageout.wire.deposits import EXPIRES_AFTER_S, Receipt, joined, new_seed, written_numbers
 
 METHOD = "overlay"

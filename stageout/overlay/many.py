@@ -74,20 +74,20 @@ def put_many(
         else:
             end(key, done)
 
-    packed: dict[Key, tuple[Path, str]] = {}
+    packed: dict[int, tuple[Path, str]] = {}  # by identity: a key need not have a hash
 
     def end_small(key: Key, result: Put | SmallPut | TransferFailure) -> None:
-        if isinstance(result, TransferFailure) and result.kind is ErrorClass.NOT_SUPPORTED and key in packed:
-            crew.do(partial(put_large, key, *packed.pop(key)))  # what a plugin delivers takes no packs
+        if isinstance(result, TransferFailure) and result.kind is ErrorClass.NOT_SUPPORTED and id(key) in packed:
+            crew.do(partial(put_large, key, *packed.pop(id(key))))  # what a plugin delivers takes no packs
         else:
-            packed.pop(key, None)
+            packed.pop(id(key), None)
             end(key, result)
 
     with Crew(at_once) as crew, _Small(gateway, end_small, routes) as small:
         for key, local, path in files:
-            packed[key] = Path(local), path
+            packed[id(key)] = Path(local), path
             if terminal or not small.add(key, local, path):
-                packed.pop(key, None)
+                packed.pop(id(key), None)
                 crew.do(partial(put_large, key, Path(local), path))
         small.finish()
 
@@ -159,7 +159,7 @@ class _Small(Generic[Key]):
 
     def _fail(self, failure: TransferFailure, *keys: Key) -> None:
         self._failure = failure
-        for key in dict.fromkeys([*self._packer.keys(), *keys]):
+        for key in {id(key): key for key in (*self._packer.keys(), *keys)}.values():
             self._ended(key, failure)
 
 

@@ -96,7 +96,7 @@ def _upload(host: str, port: int, group: list[tuple[Transfer, str]], concurrency
     )  # fmt: skip
 
 
-def _number(transfer: Transfer) -> int:
+def _deposit_number(transfer: Transfer) -> int:
     """Of the deposit: the one that the manager has for this file, also when it is given away again."""
     text, index = transfer.context.setting("OVERLAY_NUMBERS", ""), transfer.request.index
     try:
@@ -112,7 +112,8 @@ def _hand_over(transfer: Transfer, custodian: str) -> None:
     try:
         host, port, path = _place(request.encoded_url)
         to, terminal = _through(_gateway(host, port, context), custodian)
-        local, seed, number = Path(request.local_path), context.setting("OVERLAY_SEED", ""), _number(transfer)
+        local, seed = Path(request.local_path), context.setting("OVERLAY_SEED", "")
+        number = _deposit_number(transfer)
         (connections, most), (priority, deadline) = _connections(context), _wishes(context)
         given = deposit(
             to, local, path, terminal, mode=local.stat().st_mode & 0o777, connections=connections,
