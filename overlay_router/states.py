@@ -52,9 +52,8 @@ class Op(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The final answer for an operation; ``reason`` says why it FAILED, ``code`` of which class that is (0: unsaid)."""
+    """The final answer for an operation; ``reason`` says why it FAILED."""
 
     outcome: Outcome
     reason: str = ""
     generation: int = 0
-    code: int = 0

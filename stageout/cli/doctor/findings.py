@@ -27,7 +27,6 @@ class Role(str, enum.Enum):
     AP = "ap"
     EP = "ep"
     PILOT = "pilot"
-    ROUTER = "router"
 
 
 @dataclass(frozen=True)
