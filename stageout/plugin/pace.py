@@ -7,6 +7,7 @@ import time
 _SPACING_S = 0.1
 _MOST_POINTS = 400
 _SHORTEST_S = 0.3
+_LINE_POINTS = 5
 _FROM, _TO = 0.4, 0.9  # of the bytes: behind the slow start, before the first of several streams has ended
 
 
@@ -29,13 +30,26 @@ class Pace:
             self._spacing_s *= 2
 
     def bytes_per_s(self) -> float | None:
-        """Rate in the middle of the transfer; None when that was too short a time to tell."""
+        """Rate in the middle of the transfer; None when that was too short a time to tell.
+
+        By the line through all points there: bytes of many streams come in steps, and two points may differ by one.
+        """
         if len(self._points) < 2:
             return None
         all_bytes = self._points[-1][1]
         first = next(point for point in self._points if point[1] >= _FROM * all_bytes)
         most = max(point for point in self._points if point == self._points[0] or point[1] <= _TO * all_bytes)
+        inside = [point for point in self._points if first[1] <= point[1] <= most[1]]
+        if len(inside) >= _LINE_POINTS and most[0] - first[0] >= _SHORTEST_S:
+            return _slope(inside)
         for last in (most, self._points[-1]):
             if last[0] - first[0] >= _SHORTEST_S:
                 return (last[1] - first[1]) / (last[0] - first[0])
         return None
+
+
+def _slope(points: list[tuple[float, int]]) -> float:
+    """Of the line with the least sum of squares."""
+    mean_s = sum(at for at, _ in points) / len(points)
+    mean = sum(place for _, place in points) / len(points)
+    return sum((at - mean_s) * (place - mean) for at, place in points) / sum((at - mean_s) ** 2 for at, _ in points)

@@ -24,6 +24,15 @@ def test_what_is_too_short_to_tell() -> None:
     assert pace.bytes_per_s() is None
 
 
+@pytest.mark.parametrize("begin", range(20))
+def test_steps_of_whole_blocks_hardly_change_the_rate(begin: int) -> None:
+    """Blocks of 256 KiB, looked at every 0.2 s: between two points it would be wrong by up to 7 %."""
+    pace = Pace()
+    for look in range(1, 20):
+        pace.note(int(look * 0.2 * 1.77e6 / 262_144 + begin / 20) * 262_144, look * 0.2)
+    assert pace.bytes_per_s() == pytest.approx(1.77e6, rel=0.045)
+
+
 def test_a_long_transfer_keeps_few_points() -> None:
     pace = Pace()
     for step in range(200_000):
