@@ -59,6 +59,7 @@ def serve(server: Server, port: int) -> None:
             time.sleep(_TICK_S)
         else:
             waiting.select()
+            last_s = time.monotonic()  # else the first streams would get what nobody used before
         now_s = time.monotonic()
         _accept(listener, open_)
         share = server.each_mb_s(len(open_)) * 1e6 * min(_LONGEST_TICK_S, now_s - last_s)
