@@ -2,7 +2,7 @@
 # make check   style, types, unit tests            make bench  benchmarks (QUICK=1: short)
 # make pilot   dist/stageout-pilot.pyz: all that a pilot needs beside Python
 # make storm   daemons die for MINUTES=10          make sim    overlay schedules (SCHEDULES=20000)
-# make overlay-storm  routers die for SECONDS=60, bits flip, a disk fills
+# make overlay-storm  routers die for SECONDS=60, bits flip, disks fill
 # make crash   faults at every durable step, and schedules of crashes and lost power (SCHEDULES=10000)
 SHELL := /bin/bash
 PY := .venv/bin/python

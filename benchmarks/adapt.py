@@ -22,16 +22,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from common import Figure, main
+from common import Figure, main_in_parts
 from sharing.quota import before_others
 
 from stageout.core.errors import StageoutError
 from stageout.tuning.adaptive import Knobs
 
 HERE = Path(__file__).resolve().parent
-PICTURE = Path("out/bench/adapt-streams.png")
+PICTURES = Path("out/bench")
 SERVER = {"disk_mb_s": 16.0, "seek_s": 0.008, "memory_mb": 16.0, "stream_mb_s": 0.15}
+FAIR = "fair-share"
 CLIENTS, FILE_BYTES = 8, 500_000
+MANY, ONE = f"{CLIENTS} clients", "one client"
 SLOW = Knobs(initial=1, maximum=8, parallelism=4, delay=4, increment=1, threshold=0.1)
 FAST = Knobs(initial=4, maximum=8, parallelism=4, delay=2, increment=1, threshold=0.1)
 ALONE = Knobs(initial=5, maximum=32, parallelism=8, delay=2, increment=1, threshold=0.1)
@@ -53,7 +55,7 @@ class Setting:
     policy: dict[str, object] | None = None
     greedy: bool = True
     clients: int = CLIENTS
-    beside: str = "all streams at once (256)"
+    beside: str = f"{MANY}: all streams at once (256)"
     ours: bool = False
 
 
@@ -63,24 +65,26 @@ def _policy(
     return {"": policy, "_INITIAL": initial, "_INCREMENT": increment, "_MAX_PAIR": pair, "_MAX_CLIENT": client}
 
 
-AT_ONCE = Setting("all streams at once (256)", "fixed", FAST, beside="")
+AT_ONCE = Setting(f"{MANY}: all streams at once (256)", "fixed", FAST, beside="")
 ADAPT = (
-    Setting("ADAPT, client side, slow increase", "running", SLOW, _policy(32, 4)),
-    Setting("ADAPT, client side, fast increase", "running", FAST, _policy(32, 4)),
-    Setting("ADAPT, policy side, slow increase", "fixed", SLOW, _policy(4, 4)),
-    Setting("ADAPT, policy side, fast increase", "fixed", FAST, _policy(16, 4)),
+    Setting(f"{MANY}: ADAPT, client side, slow increase", "running", SLOW, _policy(32, 4)),
+    Setting(f"{MANY}: ADAPT, client side, fast increase", "running", FAST, _policy(32, 4)),
+    Setting(f"{MANY}: ADAPT, policy side, slow increase", "fixed", SLOW, _policy(4, 4)),
+    Setting(f"{MANY}: ADAPT, policy side, fast increase", "fixed", FAST, _policy(16, 4)),
 )
 OURS = (
-    Setting("ours, policy service, slow settings", "crowding", SLOW, _policy(4, 4, "fair-share"), False, ours=True),
-    Setting("ours, policy service, fast settings", "crowding", FAST, _policy(16, 4, "fair-share"), False, ours=True),
-    Setting("ours, no policy service", "crowding", FAST, ours=True),
+    Setting(f"{MANY}: ours, policy service, slow settings", "crowding", SLOW, _policy(4, 4, FAIR), False, ours=True),
+    Setting(f"{MANY}: ours, policy service, fast settings", "crowding", FAST, _policy(16, 4, FAIR), False, ours=True),
+    Setting(f"{MANY}: ours, no policy service", "crowding", FAST, ours=True),
 )
-_ONE = "one client, all streams at once (256)"
+_ALL = f"{ONE}: all streams at once (256)"
 ONE_CLIENT = (
-    Setting(_ONE, "fixed", ALONE, clients=1, beside=""),
-    Setting("one client, ADAPT", "running", ALONE, _policy(256, 8, "greedy", 256, 256), clients=1, beside=_ONE),
-    Setting("one client, ours", "crowding", ALONE, clients=1, beside=_ONE, ours=True),
+    Setting(_ALL, "fixed", ALONE, clients=1, beside=""),
+    Setting(f"{ONE}: ADAPT", "running", ALONE, _policy(256, 8, "greedy", 256, 256), clients=1, beside=_ALL),
+    Setting(f"{ONE}: ours", "crowding", ALONE, clients=1, beside=_ALL, ours=True),
 )
+PARTS = {MANY: (AT_ONCE, *ADAPT, *OURS), ONE: ONE_CLIENT}
+QUICK = {MANY: (AT_ONCE, ADAPT[1], *OURS[1:]), ONE: ()}
 
 
 @dataclass(frozen=True)
@@ -92,10 +96,10 @@ class Result:
     levels: list[list[tuple[float, int]]]
 
 
-def measure(quick: bool) -> list[Figure]:
-    """Run it all."""
+def measure(parts: Sequence[str], quick: bool) -> list[Figure]:
+    """Run it all, or one testbed."""
     files, rounds = (40, 1) if quick else (61, 3)
-    settings = (AT_ONCE, *ADAPT, *OURS, *ONE_CLIENT) if not quick else (AT_ONCE, ADAPT[1], *OURS[1:])
+    settings = [setting for part in parts for setting in (QUICK if quick else PARTS)[part]]
     results: dict[str, list[Result]] = {setting.name: [] for setting in settings}
     with before_others(), _sink() as port:
         for _ in range(rounds):
@@ -103,7 +107,10 @@ def measure(quick: bool) -> list[Figure]:
                 results[setting.name].append(_run(port, setting, files))
                 last = results[setting.name][-1]
                 print(f"adapt: {setting.name}: {last.completion_s:.1f} s, {last.fairness:.3f}", flush=True)
-    _keep_levels(results)
+    for part in parts:
+        mine = {name: runs for name, runs in results.items() if name.startswith(part)}
+        if mine:
+            _keep_levels(mine, PICTURES / f"adapt-streams-{part.replace(' ', '-')}.png")
     what = f"{CLIENTS * files} files of {FILE_BYTES / 1e6:g} MB"
     return [*_table(settings, results, what), *_gains(settings, results, None if quick else 0.75)]
 
@@ -112,10 +119,10 @@ def _table(settings: Sequence[Setting], results: dict[str, list[Result]], what: 
     found = []
     for setting in settings:
         runs = results[setting.name]
-        found.append(Figure(f"{setting.name}: {what}", statistics.median(run.completion_s for run in runs), "s"))
+        found.append(Figure(f"{setting.name}, {what}", statistics.median(run.completion_s for run in runs), "s"))
     for setting in [one for one in settings if one.clients > 1]:
         index = statistics.median(run.fairness for run in results[setting.name])
-        found.append(Figure(f"fairness (Jain): {setting.name}", index, "index"))
+        found.append(Figure(f"{setting.name}, fairness (Jain)", index, "index"))
     return found
 
 
@@ -188,7 +195,7 @@ def _service(policy: dict[str, object] | None) -> Iterator[dict[str, str]]:
             service.kill()
 
 
-def _keep_levels(results: dict[str, list[Result]]) -> None:
+def _keep_levels(results: dict[str, list[Result]], path: Path) -> None:
     """Draw the streams of each client over time, of the last run of each setting."""
     import matplotlib
 
@@ -203,10 +210,10 @@ def _keep_levels(results: dict[str, list[Result]]) -> None:
         panel.set_xlim(0, max(run.completion_s for every in results.values() for run in every[-1:]))
         panel.set_ylabel("streams", fontsize=7)
     panels[-1].set_xlabel("seconds; one line per client", fontsize=8)
-    PICTURE.parent.mkdir(parents=True, exist_ok=True)
-    picture.savefig(PICTURE, dpi=110)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture.savefig(path, dpi=110)
     plt.close(picture)
 
 
 if __name__ == "__main__":
-    sys.exit(main("adapt", measure))
+    sys.exit(main_in_parts("adapt", tuple(PARTS), measure))

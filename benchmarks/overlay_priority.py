@@ -1,8 +1,9 @@
-"""Who goes first on one link: shares of 4 to 1, and a small urgent file behind 10 GB.
+"""Who goes first on one link, and how many connections a put comes to: shares of 4 to 1, an urgent file, lost packets.
 
 12.5 MB/s and 67 ms (:mod:`stageout.testing.wide_area`), packets of 1500 bytes. Each put is a process of its own, so
 nobody knows of the others but through the links they share: at the senders' machine (they connect to the far router),
-or in a relay there (they connect to it, the far router is its next hop). Needs root.
+or in a relay there (they connect to it, the far router is its next hop). With 0.1 % of all packets lost: CUBIC and
+BBR by the knob of a put's connections, of which there are two at first. Needs root.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from common import Figure, main
 
@@ -29,6 +31,9 @@ ROOT = Path(__file__).resolve().parents[1]
 _FLOW = Path(__file__).resolve().parent / "routers" / "flow.py"
 MIB = 1 << 20
 LINK = Link(12.5e6, 0.067, congestion="bbr", mtu_bytes=1500)
+LOSSY = Link(12.5e6, 0.067, congestion="bbr", mtu_bytes=1500, loss=0.001)
+#: Congestion control, and the most connections that it may need.
+_LOSSES = (("cubic", 24), ("bbr", 4))
 _BULK_BYTES = 10_000_000_000
 _SETTLE_S = 5.0
 
@@ -42,17 +47,19 @@ class Site:
     relay: RouterProcess
     folder: Path
 
-    def put(self, name: str, size_bytes: int, by_relay: bool, connections: int, priority: int) -> subprocess.Popen[str]:
-        """Start a put of a file that is a hole."""
+    def put(
+        self, name: str, size_bytes: int, by_relay: bool, connections: str, priority: int, congestion: str = ""
+    ) -> subprocess.Popen[str]:
+        """Start a put of a file that is a hole. :param connections: as "4", or "2-24" for a controller."""
         source = self.folder / name
         with source.open("wb") as file:
             file.truncate(size_bytes)
         end = f"{self.area.far_address}:{self.router.port}"
         way = f"{self.area.near_address}:{self.relay.port}" if by_relay else "direct"
-        words = [str(source), name, end, str(self.router.key_file("site")), way, str(connections), str(priority)]
+        words = [str(source), name, end, str(self.router.key_file("site")), way, connections, str(priority)]
         return subprocess.Popen(
             [*self.area.near, sys.executable, str(_FLOW), *words], stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "CONGESTION": congestion},
         )  # fmt: skip
 
 
@@ -88,7 +95,7 @@ def _rate(put: subprocess.Popen[str], from_s: float, until_s: float) -> float:
 
 def shares(at: Site, by_relay: bool, seconds: float) -> tuple[float, float]:
     """MB/s of weight 4 (with one connection) and of weight 1 (with four)."""
-    puts = [at.put("less", _BULK_BYTES, by_relay, 4, 0), at.put("more", _BULK_BYTES, by_relay, 1, 2)]
+    puts = [at.put("less", _BULK_BYTES, by_relay, "4", 0), at.put("more", _BULK_BYTES, by_relay, "1", 2)]
     time.sleep(_SETTLE_S)
     from_s = time.monotonic()
     time.sleep(seconds)
@@ -100,29 +107,50 @@ def shares(at: Site, by_relay: bool, seconds: float) -> tuple[float, float]:
     return more, less
 
 
-def took_s(put: subprocess.Popen[str]) -> float:
-    """Seconds of a put, with its connections."""
+def ended(put: subprocess.Popen[str]) -> dict[str, Any]:
+    """What a put says at its end."""
     output, _ = put.communicate(timeout=300)
     if put.returncode:
         raise StageoutError(f"a put ended with {put.returncode}")
-    return float(json.loads(output.splitlines()[-1])["took_s"])
+    return dict(json.loads(output.splitlines()[-1]))
+
+
+def took_s(put: subprocess.Popen[str]) -> float:
+    """Seconds of a put, with its connections."""
+    return float(ended(put)["took_s"])
+
+
+def losses(size_bytes: int) -> list[Figure]:
+    """A put whose number of connections is found, on a link that loses packets."""
+    figures = []
+    link = LOSSY.rate_bytes_per_s / 1e6
+    with site(LOSSY) as at:
+        for congestion, most in _LOSSES:
+            end = ended(at.put(congestion, size_bytes, False, "2-24", 0, congestion))
+            print(f"{congestion}: {end['shares']}")
+            rate, connections = size_bytes / end["took_s"] / 1e6, max(end["connections"])
+            figures += [
+                Figure(f"0.1 % loss, {congestion}: one file", rate, "MB/s", "the link", link, 0.85 * link, more=True),
+                Figure(f"0.1 % loss, {congestion}: connections at the end", connections, "", goal=most),
+            ]
+    return figures
 
 
 def urgent(at: Site, by_relay: bool, rounds: int) -> tuple[list[float], list[float]]:
     """Seconds of 1 MiB alone, and with 10 GB of another put on the link."""
-    alone = [took_s(at.put("urgent", MIB, by_relay, 2, 10)) for _ in range(rounds)]
-    bulk = at.put("bulk", _BULK_BYTES, by_relay, 4, 0)
+    alone = [took_s(at.put("urgent", MIB, by_relay, "2", 10)) for _ in range(rounds)]
+    bulk = at.put("bulk", _BULK_BYTES, by_relay, "4", 0)
     time.sleep(_SETTLE_S)
     behind = []
     for _ in range(rounds):
-        behind.append(took_s(at.put("urgent", MIB, by_relay, 2, 10)))
+        behind.append(took_s(at.put("urgent", MIB, by_relay, "2", 10)))
         time.sleep(_SETTLE_S / 2)
     _stop(bulk)
     return alone, behind
 
 
 def measure(quick: bool) -> list[Figure]:
-    """Both places."""
+    """Both places, then both kinds of congestion control."""
     rounds, seconds = (2, 8.0) if quick else (5, 20.0)
     figures = []
     for by_relay, place in ((False, "at the sender"), (True, "in a relay")):
@@ -141,7 +169,7 @@ def measure(quick: bool) -> list[Figure]:
             Figure(f"{place}: so much later than alone", later, "s", goal=0.5),
             Figure(f"{place}: the worst of {rounds}", max(behind) - statistics.median(alone), "s"),
         ]
-    return figures
+    return figures + losses((64 if quick else 256) * MIB)
 
 
 if __name__ == "__main__":

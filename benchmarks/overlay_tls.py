@@ -1,11 +1,13 @@
 """What TLS costs on the overlay's connections, and what a capability costs (blocks are then digested with BLAKE2b).
 
 One file from memory to memory over the loopback interface, through the product: a router and ``put`` with two
-connections. All ways alternate; medians. The certificate is made here.
+connections; also through a relay: spliced (plain, and with the sender's TLS to the end), and with TLS between the
+routers alone. All ways alternate; medians. The certificate is made here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import statistics
@@ -22,7 +24,7 @@ from common import Figure, main
 from stageout.core.signing import load_or_make_key, new_key
 from stageout.overlay.channel import Gateway, gateway_of
 from stageout.overlay.client import put
-from stageout.testing.router import RouterProcess
+from stageout.testing.router import RouterProcess, relay
 from stageout.wire.capability import Credential, issue
 
 _MIB = 1 << 20
@@ -32,11 +34,21 @@ _DAY_S = 86400
 
 @dataclass(frozen=True)
 class Run:
-    """One transfer. :param sender: and router: seconds of the processor for a GB."""
+    """One transfer. :param sender: router: and relay: seconds of the processor for a GB."""
 
     rate_mb_s: float
     sender: float
     router: float
+    relay: float = 0.0
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a file goes. :param relay: through it, None for none. :param against: the way that it is compared with."""
+
+    gateway: Gateway
+    relay: RouterProcess | None = None
+    against: str = "plain"
 
 
 def measure(quick: bool) -> list[Figure]:
@@ -46,13 +58,13 @@ def measure(quick: bool) -> list[Figure]:
         home = Path(folder)
         source = home / "source"
         source.write_bytes(os.urandom(_MIB) * (size_bytes // _MIB))
-        with RouterProcess(home / "router", _settings(home)) as router:
-            ways = _ways(home, router)
+        with RouterProcess(home / "router", _settings(home)) as router, contextlib.ExitStack() as stack:
+            ways = _ways(home, router, stack)
             runs: dict[str, list[Run]] = {name: [] for name in ways}
             for _ in range(rounds):
-                for name, gateway in ways.items():
-                    runs[name].append(_run(gateway, router, source))
-    return [figure for name in ways if name != "plain" for figure in _figures(name, runs)]
+                for name, way in ways.items():
+                    runs[name].append(_run(way, router, source))
+    return [figure for name, way in ways.items() if name != way.against for figure in _figures(name, way, runs)]
 
 
 def _settings(home: Path) -> dict[str, str]:
@@ -64,43 +76,56 @@ def _settings(home: Path) -> dict[str, str]:
     return {"STAGEOUT_ROUTER_CERT": str(home / "cert.pem"), "STAGEOUT_ROUTER_ISSUERS": str(home / "issuers")}
 
 
-def _ways(home: Path, router: RouterProcess) -> dict[str, Gateway]:
+def _ways(home: Path, router: RouterProcess, stack: contextlib.ExitStack) -> dict[str, Way]:
     plain = gateway_of("127.0.0.1", router.port, router.key_file("site"))
     holder, issuer = new_key(), load_or_make_key("capability-key", home / "issuer.key")
     text = issue(issuer, holder.public, "", ("write",), int(time.time()) + _DAY_S)
+    covered = dataclasses.replace(plain, ca=str(home / "ca.pem"))
+    splicing, covering = (stack.enter_context(relay(home / name, [router])) for name in ("splicing", "covering"))
+    covering.stop()
+    with (home / "covering" / "hop.key").open("a") as key:
+        key.write(f"ca {home / 'ca.pem'}\n")
+    covering.start()
     return {
-        "plain": plain,
-        "TLS": dataclasses.replace(plain, ca=str(home / "ca.pem")),
-        "capability": dataclasses.replace(plain, credential=Credential(text, holder)),
+        "plain": Way(plain),
+        "TLS": Way(covered),
+        "capability": Way(dataclasses.replace(plain, credential=Credential(text, holder))),
+        "relay": Way(plain, splicing, "relay"),
+        "relay, TLS to the end": Way(covered, covering, "relay"),
+        "relay, TLS between routers": Way(plain, covering, "relay"),
     }
 
 
-def _run(gateway: Gateway, router: RouterProcess, source: Path) -> Run:
-    pids = [router.pid, *router.workers()]
-    before_s, cpu_s, start_s = _cpu_s(pids), time.process_time(), time.monotonic()
-    done = put(gateway, source, "file", connections=2)
+def _run(way: Way, router: RouterProcess, source: Path) -> Run:
+    before_s, cpu_s, start_s = _cpu_s(router), time.process_time(), time.monotonic()
+    relayed_s, routes = _cpu_s(way.relay), [(way.relay.address,)] if way.relay else [()]
+    done = put(way.gateway, source, "file", connections=2, routes=routes)
     took_s = time.monotonic() - start_s
     giga = done.size_bytes / 1e9
-    spent_s = _cpu_s(pids) - before_s
+    spent_s, relayed_s = _cpu_s(router) - before_s, _cpu_s(way.relay) - relayed_s
     (router.root / "file").unlink()
-    return Run(done.size_bytes / took_s / 1e6, (time.process_time() - cpu_s) / giga, spent_s / giga)
+    mine = (time.process_time() - cpu_s) / giga
+    return Run(done.size_bytes / took_s / 1e6, mine, spent_s / giga, relayed_s / giga)
 
 
-def _cpu_s(pids: list[int]) -> float:
+def _cpu_s(router: RouterProcess | None) -> float:
+    pids = [router.pid, *router.workers()] if router else []
     fields = (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids)
     return sum(int(words[11]) + int(words[12]) for words in fields) / _TICKS_PER_S
 
 
-def _figures(name: str, runs: Mapping[str, list[Run]]) -> list[Figure]:
-    def median(way: str, what: str) -> float:
-        return statistics.median(getattr(run, what) for run in runs[way])
+def _figures(name: str, way: Way, runs: Mapping[str, list[Run]]) -> list[Figure]:
+    def median(of: str, what: str) -> float:
+        return statistics.median(getattr(run, what) for run in runs[of])
+
+    def figure(words: str, unit: str, what: str) -> Figure:
+        return Figure(f"{name}: {words}", median(name, what), unit, way.against, median(way.against, what))
 
     return [
-        Figure(
-            f"{name}: rate, 2 connections", median(name, "rate_mb_s"), "MB/s", "plain", median("plain", "rate_mb_s")
-        ),
-        Figure(f"{name}: sender's processor", median(name, "sender"), "s/GB", "plain", median("plain", "sender")),
-        Figure(f"{name}: router's processor", median(name, "router"), "s/GB", "plain", median("plain", "router")),
+        figure("rate, 2 connections", "MB/s", "rate_mb_s"),
+        figure("sender's processor", "s/GB", "sender"),
+        figure("router's processor", "s/GB", "router"),
+        *([figure("relay's processor", "s/GB", "relay")] if way.relay else []),
     ]
 
 

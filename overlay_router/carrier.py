@@ -9,15 +9,16 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from overlay_router.spooled import Growth, Spooled
 from overlay_router.store import as_operation
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway
-from stageout.overlay.client import Damaged, Known, Upload, answer_to
+from stageout.overlay.client import Damaged, answer_to
 from stageout.wire import frames
 from stageout.wire.overlay import BLOCK_BYTES, Cancel, Custody, Open, Operation, Result
 from stageout.wire.route import address
@@ -29,8 +30,10 @@ _PATIENCE_S = 60.0
 class Order:
     """What to deliver. :param operation: as JSON. :param file: its data, "" without any. :param digests: hexadecimal.
 
-    :param digest: their kind. :param opening: the sender's OPEN, as JSON.
-    :param ca: certificates of the terminal, "" without TLS. :param cancel: tell the terminal to cancel it instead.
+    :param digest: their kind. :param opening: the sender's OPEN, as JSON. :param grows: the file still comes in:
+        ``blocks`` are here, more are told, and ``operation`` only says what they are for until it is told too.
+    :param ca: certificates of the terminal, "" without TLS. :param cancel: tell the terminal to cancel it instead;
+        "data": only to drop its data.
     """
 
     number: int
@@ -42,14 +45,19 @@ class Order:
     digest: str = ""
     digests: str = ""
     opening: str = ""
-    cancel: bool = False
+    cancel: str = ""
     connections: int = 2
     ca: str = ""
+    grows: bool = False
+    blocks: list[list[Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of an order: an outcome of the protocol, blocks that are damaged, or a failure ("" for none)."""
+    """What became of an order: an outcome of the protocol, blocks that are damaged, or a failure ("" for none).
+
+    :param code: class of the failure, also of one that the terminal has recorded.
+    """
 
     number: int
     outcome: str = ""
@@ -61,23 +69,22 @@ class Answer:
     retry_after_s: float = 0.0
 
 
-class _Stopped(TransferFailure):
-    """The daemon does not want it any more."""
-
-
-def deliver(order: Order, stop: threading.Event) -> Answer:
+def deliver(order: Order, growth: Growth) -> Answer:
     """Carry out one order; blocks until the terminal has answered."""
     operation, (host, port) = as_operation(order.operation), address(order.terminal)
     # what its origin has signed stands as it is: with its manifest, and so with its kind of digests
-    digest = order.digest if operation.capability else ""
+    opening = Open(**json.loads(order.opening)) if order.opening else None
+    digest = order.digest if operation.capability or (opening and opening.capability) else ""
     gateway = Gateway(host, port, order.key_name, bytes.fromhex(order.secret), ca=order.ca, digest=digest)
     try:
+        if order.cancel == "data":
+            return _drop(gateway, order, operation)
         if order.cancel or not order.file:
-            result = _execute(gateway, operation, order.cancel, stop)
+            result = _execute(gateway, operation, bool(order.cancel), growth)
         else:
-            result = _send(gateway, operation, order, stop)
+            result = _send(gateway, operation, order, growth, opening)
     except (Damaged, FileNotFoundError) as problem:
-        bad = list(_damaged(order, operation))
+        bad = list(_damaged(order, operation.size_bytes, growth.digests))
         return Answer(order.number, damaged=bad, failure=str(problem), code=ErrorClass.SOURCE_CHANGED.code)
     except TransferFailure as failure:
         return Answer(
@@ -85,30 +92,32 @@ def deliver(order: Order, stop: threading.Event) -> Answer:
         )
     except OSError as problem:
         return Answer(order.number, failure=str(problem), code=ErrorClass.LOCAL_FILE.code)
-    return Answer(order.number, result.outcome, result.reason, result.generation)
+    return Answer(order.number, result.outcome, result.reason, result.generation, code=result.code)
 
 
-def _send(gateway: Gateway, operation: Operation, order: Order, stop: threading.Event) -> Result:
-    def progress(sent_bytes: int) -> None:
-        if stop.is_set():
-            raise _Stopped(ErrorClass.NOT_ATTEMPTED, "cancelled")
-
-    known = Known(order.digest, _known(order))
-    opening = Open(**json.loads(order.opening)) if order.opening else None
-    upload = Upload(gateway, Path(order.file), operation, order.connections, progress, known, opening=opening)
+def _send(gateway: Gateway, operation: Operation, order: Order, growth: Growth, opening: Open | None) -> Result:
+    upload = Spooled(gateway, Path(order.file), operation, growth, order.digest, opening, order.connections)
     if upload.size_bytes != operation.size_bytes:
         raise Damaged(ErrorClass.SOURCE_CHANGED, f"{order.file} has {upload.size_bytes} bytes")
     return _final(upload.run(keep_result=True))
 
 
-def _execute(gateway: Gateway, operation: Operation, cancel: bool, stop: threading.Event) -> Result:
+def _drop(gateway: Gateway, order: Order, operation: Operation) -> Answer:
+    """Have the terminal drop data that nobody here goes on with."""
+    with Channel(gateway) as control:
+        control.send(Cancel(operation.origin, operation.seq, data_only=True))
+        control.receive()
+    return Answer(order.number, outcome="dropped")
+
+
+def _execute(gateway: Gateway, operation: Operation, cancel: bool, growth: Growth) -> Result:
     """An operation without data, or the end of one that is not wanted any more."""
     with Channel(gateway) as control:
         if cancel:
             control.send(Cancel(operation.origin, operation.seq))
         control.send(operation)
         answer = answer_to(control, operation, _PATIENCE_S)
-        while isinstance(answer, Custody) and not stop.is_set():  # of the next custodian, who will say more
+        while isinstance(answer, Custody) and not growth.is_stopped:  # of the next custodian, who will say more
             answer = answer_to(control, operation)
         return _final(answer)
 
@@ -122,21 +131,27 @@ def _final(answer: object) -> Result:
 def _known(order: Order) -> dict[int, bytes]:
     size = frames.DIGEST_BYTES
     whole = bytes.fromhex(order.digests)
-    return {start // size: whole[start : start + size] for start in range(0, len(whole), size)}
+    known = {start // size: whole[start : start + size] for start in range(0, len(whole), size)}
+    return {**known, **_blocks(order.blocks)}
 
 
-def _damaged(order: Order, operation: Operation) -> Iterator[int]:
+def _blocks(told: Iterable[Sequence[Any]]) -> dict[int, bytes]:
+    """Positions and digests."""
+    return {int(block): bytes.fromhex(digest) for block, digest in told}
+
+
+def _damaged(order: Order, size_bytes: int, known: Mapping[int, bytes]) -> Iterator[int]:
     """Blocks of the file that are not what their digests say; all of a file that is gone."""
-    digest, known = frames.digests()[order.digest], _known(order)
+    digest, here = frames.digests()[order.digest], sorted(known)
     try:
         file = os.open(order.file, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        yield from range(operation.blocks)
+        yield from here
         return
     try:
-        for block in range(operation.blocks):
-            length = min(BLOCK_BYTES, operation.size_bytes - block * BLOCK_BYTES)
-            if digest(_read(file, length, block * BLOCK_BYTES)) != known.get(block):
+        for block in here:
+            length = min(BLOCK_BYTES, size_bytes - block * BLOCK_BYTES)
+            if digest(_read(file, length, block * BLOCK_BYTES)) != known[block]:
                 yield block
     finally:
         os.close(file)
@@ -154,26 +169,36 @@ class Carrier:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._stops: dict[int, threading.Event] = {}
+        self._growing: dict[int, Growth] = {}
 
     def take(self, message: dict[str, Any]) -> None:
-        """An order, or ``{"stop": NUMBER}``."""
-        if "stop" in message:
-            stop = self._stops.get(message["stop"])
-            if stop is not None:
-                stop.set()
+        """An order; or, with its number, ``stop``, ``more`` with ``blocks``, or ``whole`` with ``operation``."""
+        number = next((message[word] for word in ("stop", "more", "whole") if word in message), None)
+        if number is None:
+            self._begin(Order(**message))
             return
-        order, stop = Order(**message), threading.Event()
-        self._stops[order.number] = stop
-        threading.Thread(target=self._run, args=(order, stop), daemon=True).start()
+        growth = self._growing.get(number)
+        if growth is None:
+            return
+        if "more" in message:
+            growth.arrived(_blocks(message["blocks"]).items())
+        elif "whole" in message:
+            growth.complete(as_operation(message["operation"]))
+        else:
+            growth.stop()
 
-    def _run(self, order: Order, stop: threading.Event) -> None:
+    def _begin(self, order: Order) -> None:
+        growth = Growth(_known(order), None if order.grows else as_operation(order.operation))
+        self._growing[order.number] = growth
+        threading.Thread(target=self._run, args=(order, growth), daemon=True).start()
+
+    def _run(self, order: Order, growth: Growth) -> None:
         try:
-            answer = deliver(order, stop)
+            answer = deliver(order, growth)
         except Exception as problem:  # the daemon must hear of every order
             answer = Answer(order.number, failure=repr(problem), code=ErrorClass.UNKNOWN.code)
         with self._lock:
-            self._stops.pop(order.number, None)
+            self._growing.pop(order.number, None)
             sys.stdout.write(json.dumps(asdict(answer)) + "\n")
             sys.stdout.flush()
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from overlay_router.greeting import Unwelcome, connect, introduce
+from overlay_router.greeting import Unwelcome, introduce
 from stageout.wire import frames, overlay
 from stageout.wire.frames import BadFrame
 from stageout.wire.greeting import WrongKey
@@ -29,14 +30,20 @@ class Neighbours:
 
     :param allowed: addresses in their one form. :param key: name and secret that they know this router by.
     :param finds: routers that are found through the collector are allowed, too.
+    :param ca: file of certificates, one of which each of them has: connections to them are in TLS. "" for none.
     """
 
     allowed: frozenset[str] = frozenset()
     key: tuple[str, bytes] = ("", b"")
     finds: bool = False
+    ca: str = ""
 
 
-async def onward(node: str, ask: Via, neighbours: Neighbours) -> socket.socket:
+Dial = Callable[[str], Awaitable[socket.socket]]
+"""Makes a connection to an address."""
+
+
+async def onward(node: str, ask: Via, neighbours: Neighbours, dial: Dial) -> socket.socket:
     """A connection to the next hop, greeted with this router's key, that knows the rest of the route.
 
     :raises Unwelcome: it may not or cannot be made; the text names both routers and says who can mend it.
@@ -51,7 +58,7 @@ async def onward(node: str, ask: Via, neighbours: Neighbours) -> socket.socket:
             f"{node} does not pass anything on to {hop}: its administrator can name it in STAGEOUT_ROUTER_NEIGHBOURS"
         )
     try:
-        return await asyncio.wait_for(_made(node, ask, neighbours), _CONNECT_S)
+        return await asyncio.wait_for(_made(node, ask, neighbours, dial), _CONNECT_S)
     except (OSError, asyncio.TimeoutError, BadFrame) as problem:
         raise Unwelcome(
             f"{node} cannot reach {hop}: {_words(problem)}; is a router running there, and its port open to {node}?",
@@ -67,8 +74,8 @@ def _words(problem: Exception) -> str:
     return str(problem)
 
 
-async def _made(node: str, ask: Via, neighbours: Neighbours) -> socket.socket:
-    sock = await connect(ask.route[0])
+async def _made(node: str, ask: Via, neighbours: Neighbours, dial: Dial) -> socket.socket:
+    sock = await dial(ask.route[0])
     try:
         await _greet(sock, node, ask, neighbours.key)
     except BaseException:

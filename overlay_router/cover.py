@@ -1,4 +1,4 @@
-"""Connections that begin with TLS: a worker takes it off, and the daemon goes on with a plain socket."""
+"""Connections in TLS: a worker takes it off, or puts it on, and the daemon goes on with a plain socket."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from overlay_router.greeting import Unwelcome
 from overlay_router.pool import Pool
 from overlay_router.worker import Job
 from stageout.core.tls import CLIENT_HELLO
+from stageout.wire.address import split_address
 
 _FIRST_BYTE_S = 10.0
 #: Tunnels are nobody's until the key inside is proved.
@@ -41,9 +42,9 @@ class Wire:
         self._owned = owned
 
     async def uncover(self, cover: Cover, pool: Pool) -> None:
-        """Look whether TLS begins here. :raises Unwelcome: it does, and there is no certificate."""
-        await asyncio.wait_for(_readable(self.sock), _FIRST_BYTE_S)
-        if self.sock.recv(1, socket.MSG_PEEK) != bytes([CLIENT_HELLO]):
+        """Look whether TLS begins here; what was before does not count. :raises Unwelcome: there is no certificate."""
+        self.covered = False
+        if not await begins_with_tls(self.sock):
             return
         if not cover.cert:
             raise Unwelcome("this router has no certificate: connect without TLS, or ask for STAGEOUT_ROUTER_CERT")
@@ -53,6 +54,26 @@ class Wire:
         with other, self.sock as raw:
             pool.give(Job("tls", peer=_NOBODY, cert=cover.cert, cert_key=cover.cert_key), raw, other.fileno())
         self.sock, self.covered = mine, True
+
+
+async def begins_with_tls(sock: socket.socket) -> bool:
+    """Whether TLS comes next; nothing is taken. :raises asyncio.TimeoutError: nothing comes."""
+    await asyncio.wait_for(_readable(sock), _FIRST_BYTE_S)
+    return sock.recv(1, socket.MSG_PEEK) == bytes([CLIENT_HELLO])
+
+
+def covered(sock: socket.socket, address: str, ca: str, pool: Pool) -> socket.socket:
+    """The plain end of TLS over a connection that was just made, which it owns from now on.
+
+    When there can be no TLS, the plain end hears a REFUSE that says why.
+
+    :param address: of the other side, whose certificate must name its host. :param ca: file of those that are trusted.
+    """
+    mine, other = socket.socketpair()
+    mine.setblocking(False)
+    with other, sock:
+        pool.give(Job("tls", peer=_NOBODY, cert=ca, host=split_address(address)[0]), sock, other.fileno())
+    return mine
 
 
 async def _readable(sock: socket.socket) -> None:

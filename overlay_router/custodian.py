@@ -1,10 +1,11 @@
 """A custodian: operations for other terminals, kept in a spool until they are delivered.
 
 The way of a file, top to bottom: :meth:`Custodian.open` reserves a lot for the whole of it;
-:meth:`Custodian.staged` records blocks whose bytes are on the disk; :meth:`Custodian.operate`, or
-:meth:`Custodian.whole`, takes the operation into custody when they are all there and right; :meth:`Custodian.due` says
-what may be delivered; :meth:`Custodian.settle` records what the terminal answered and frees the spool. No sockets and
-no threads: a call returns the messages to be sent.
+:meth:`Custodian.staged` records blocks whose bytes are on the disk; :meth:`Custodian.begin` lets these go on to the
+terminal while others still come; :meth:`Custodian.operate`, or :meth:`Custodian.whole`, takes the operation into
+custody when they are all there and right; :meth:`Custodian.due` says what may be delivered; :meth:`Custodian.settle`
+records what the terminal answered and frees the spool. No sockets and no threads: a call returns the messages to be
+sent.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from overlay_router import custody, lots
 from overlay_router.deposits import Terminals
 from overlay_router.destination import Attached, Reply
 from overlay_router.lots import Spool
-from overlay_router.spool import CustodyStore, Held, Key
+from overlay_router.spool import Begun, CustodyStore, Held, Key
 from overlay_router.staging import as_result, ranges, ranges_of, whole
 from overlay_router.states import Outcome, Release, Result
 from overlay_router.store import Transfer
 from overlay_router.tree import BadPath, Tree, checked
 from stageout.core import durable, log
 from stageout.core.clock import Clock
+from stageout.tuning.shares import turn
 from stageout.wire import overlay
 from stageout.wire.overlay import NoSpace, Open, Opened, Operation, Staged
 
@@ -40,6 +42,33 @@ class _Waiting:
 
     operation: Operation
     peer: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class Coming:
+    """Data that still come in, and may be sent on already.
+
+    :param asked: the OPEN of its sender. :param digest: the kind of digests. :param blocks: on the disk here.
+    """
+
+    tid: int
+    asked: Open
+    digest: str
+    blocks: list[tuple[int, bytes]]
+    file: str
+
+    @property
+    def key(self) -> Key:
+        """Origin and number of the operation that they are for."""
+        return self.asked.origin, self.asked.seq
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """An OPEN. :param digest: the kind of digests that its sender uses."""
+
+    ask: Open
     digest: str
 
 
@@ -69,21 +98,25 @@ class Custodian:
         self.terminals = terminals
         self._held = {held.key: held for held in store.held()}
         self._waiting: dict[Key, _Waiting] = {}
-        self._asked: dict[Key, Open] = {}
+        self._asked: dict[Key, _Asked] = {}
+        self._begun = {begun.key: begun for begun in store.begun()}
         self.cancelled: set[Key] = {key for key in self._held if key[1] in store.record(key[0]).cancelled}
         self._recover()
 
     # ---- taken in ----------------------------------------------------------------------------------------------------
 
-    def open(self, ask: Open, peer: str) -> Reply:
-        """Reserve a lot and grant a transfer number: OPENED, NOSPACE, CUSTODY, or the RESULT that is final."""
+    def open(self, ask: Open, peer: str, digest: str = "") -> Reply:
+        """Reserve a lot and grant a transfer number: OPENED, NOSPACE, CUSTODY, or the RESULT that is final.
+
+        :param digest: the kind of digests that the peer uses; without it nothing is sent on before it is in custody.
+        """
         final = self._final(ask, peer)
         if final is not None:
             return Reply(peer, final)
         held = self._held.get((ask.origin, ask.seq))
         if held is not None and not held.damaged:
             return self._in_custody(held, peer)
-        self._asked[ask.origin, ask.seq] = ask
+        self._asked[ask.origin, ask.seq] = _Asked(ask, digest)
         owner = (ask.origin, ask.seq, peer)
         again_s = lots.reserve(self._spool, owner, ask.size_bytes, self._clock.monotonic_s())
         if again_s is not None:
@@ -152,7 +185,8 @@ class Custodian:
     def _consider(self, waiting: _Waiting) -> list[Reply]:
         operation, key = waiting.operation, (waiting.operation.origin, waiting.operation.seq)
         now = int(self._clock.wall_s())
-        held = Held(operation, waiting.peer, waiting.digest, 0, now, asked=self._asked.get(key))
+        asked = self._asked.get(key)
+        held = Held(operation, waiting.peer, waiting.digest, 0, now, asked=asked.ask if asked else None)
         if operation.kind != "publish":
             return [self._take(held)]
         mine = [item for item in self._store.transfers_of(*key) if item.sender == waiting.peer]
@@ -209,6 +243,8 @@ class Custodian:
         if final is not None:
             return [Reply(peer, final)]
         key = (ask.origin, ask.seq)
+        if ask.data_only:
+            return self._drop(key, peer)
         held, transfers = self._held.get(key), self._store.transfers_of(*key)
         givers = {held.sender} if held else {item.sender for item in transfers}
         if not all(_same_key(giver, peer) for giver in givers):
@@ -223,6 +259,17 @@ class Custodian:
         self._store.cancel(*key)
         self.cancelled.add(key)
         return self._end(held.operation, held.sender, Result(Outcome.CANCELLED)) if held.damaged else []
+
+    def _drop(self, key: Key, peer: str) -> list[Reply]:
+        """Another custodian gives up: what it has brought is dropped, unless it is in custody here."""
+        if key not in self._held:
+            gone = [item for item in self._store.transfers_of(*key) if item.sender == peer]
+            for item in gone:
+                self._store.abandon(item)
+            self._free(gone)
+        if self.knows(*key):
+            return self.status(overlay.Status(*key), peer)
+        return [Reply(peer, overlay.Result(*key, "unknown"))]
 
     def low(self, ask: overlay.Low) -> None:
         """Results up to that number may be forgotten; what is in custody stays."""
@@ -251,16 +298,67 @@ class Custodian:
         """Everything in custody."""
         return list(self._held.values())
 
+    # ---- sent on while it comes in -----------------------------------------------------------------------------------
+
+    def begin(self, tid: int) -> Coming | None:
+        """Data that may be sent on from now on, which is recorded; None for what is whole, unknown or in custody."""
+        transfer = self._store.transfer(tid)
+        asked = transfer and self._asked.get(_key_of(transfer))
+        if transfer is None or not asked or not asked.digest or _key_of(transfer) in self._held:
+            return None
+        blocks = self._store.staged(tid)
+        if not blocks or len(blocks) == transfer.blocks:
+            return None
+        ask = asked.ask
+        begun = Begun(_key_of(transfer), ask.terminal, ask.path, ask.expires)
+        if self._begun.get(begun.key) != begun:
+            self._store.begin(begun)
+            self._begun[begun.key] = begun
+        return Coming(tid, ask, asked.digest, blocks, str(self._tree.staging(tid)))
+
+    def is_coming(self, tid: int) -> bool:
+        """Whether data of that number come in, or are in custody."""
+        return self._store.transfer(tid) is not None
+
+    def spoiled(self, tid: int, blocks: Collection[int]) -> list[Reply]:
+        """Blocks that are not yet in custody are not what they were: they are asked for again."""
+        transfer = self._store.transfer(tid)
+        if transfer is None or _key_of(transfer) in self._held:
+            return []
+        log.error("custody-damaged", path=transfer.ask.path, blocks=len(blocks), advice="check the disk of the spool")
+        self._store.withdraw(_key_of(transfer), tid, blocks)
+        return [self._opened(transfer, transfer.sender)]
+
+    def strays(self) -> list[Begun]:
+        """What may lie at terminals although nobody here goes on with it."""
+        now = self._clock.wall_s()
+        found = [one for one in self._begun.values() if one.key not in self._held]
+        found = [one for one in found if not self._store.transfers_of(*one.key)]
+        for one in [one for one in found if one.expires < now]:
+            self.dropped(one.key)
+        return [one for one in found if one.expires >= now]
+
+    def dropped(self, key: Key) -> None:
+        """The terminal has dropped them."""
+        self._store.dropped(key)
+        self._begun.pop(key, None)
+
     # ---- delivered ---------------------------------------------------------------------------------------------------
 
     def due(self) -> list[Held]:
-        """What may be delivered now, most urgent first: data are whole, and nothing in custody must come before."""
+        """What may be delivered now, most urgent first: data are whole, and nothing in custody must come before.
+
+        A file gains a step of priority for each half hour that it waits, so none waits for ever.
+        """
         ready = [
             held
             for held in self._held.values()
             if not held.damaged and not any((held.operation.origin, seq) in self._held for seq in held.operation.after)
         ]
-        return sorted(ready, key=lambda held: (-held.operation.priority, held.taken_at))
+        now = self._clock.wall_s()
+        return sorted(
+            ready, key=lambda held: turn(held.operation.priority, held.operation.deadline, held.taken_at, now)
+        )
 
     def digests(self, held: Held) -> list[bytes]:
         """Digests of all blocks, in order."""
@@ -278,6 +376,7 @@ class Custodian:
         if result is None:
             result = Result(Outcome.FAILED, "its origin has settled it at the terminal already")
         outcome = custody.verdict_at_expiry(held.release, 1, result.outcome)
+        self._begun.pop(key, None)
         return self._end(held.operation, held.sender, result._replace(outcome=outcome))
 
     def damaged(self, key: Key, blocks: Collection[int]) -> list[Reply]:
@@ -288,6 +387,9 @@ class Custodian:
         log.error("custody-damaged", origin=key[0], seq=key[1], path=held.operation.path, blocks=len(blocks),
                   release=held.operation.release, advice="check the disk of the spool")  # fmt: skip
         if held.release is Release.CUSTODY:
+            operation = held.operation
+            if operation.terminal:
+                self._begun[key] = Begun(key, operation.terminal, operation.path, operation.expires)
             return self._end(held.operation, held.sender, Result(Outcome.LOST, _DAMAGED))
         self._store.withdraw(key, held.tid, blocks)
         self._held[key] = replace(held, damaged=True)
@@ -306,9 +408,9 @@ class Custodian:
         late = [held for key, held in self._held.items() if held.operation.expires < now and key not in busy]
         reason = "the custodian could not deliver it in time"
         replies = [reply for held in late for reply in self.settle(held.key, Result(Outcome.EXPIRED, reason))]
-        gone = set(lots.expire(self._spool, self._clock.monotonic_s()))
+        lots.expire(self._spool, self._clock.monotonic_s())
         dead = [item for item in self._store.transfers() if _key_of(item) not in self._held]
-        dead = [item for item in dead if _owner(item) in gone or item.ask.expires < now]
+        dead = [item for item in dead if _owner(item) not in self._spool.lots or item.ask.expires < now]
         for item in dead:
             self._store.abandon(item)
         self._free(dead)
@@ -324,7 +426,7 @@ class Custodian:
     def _end(self, operation: Operation, sender: str, result: Result) -> list[Reply]:
         key = (operation.origin, operation.seq)
         gone = self._store.transfers_of(*key)
-        self._store.conclude(operation, result)
+        self._store.conclude(operation, result, self._begun.get(key))
         self._held.pop(key, None)
         self._waiting.pop(key, None)
         self.cancelled.discard(key)
@@ -350,6 +452,8 @@ class Custodian:
         held = self._held.get((ask.origin, ask.seq))
         if held is not None and not _same_key(held.sender, peer):
             return _not_yours(ask.origin, ask.seq)
+        if held is not None and (held.operation.path, held.operation.size_bytes) != (ask.path, ask.size_bytes):
+            return as_result(ask.origin, ask.seq, Result(Outcome.FAILED, "that number is in custody for another file"))
         if held is not None and not held.damaged:
             return None
         if self._clock.wall_s() > ask.expires:

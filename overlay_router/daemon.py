@@ -18,28 +18,35 @@ from pathlib import Path
 from overlay_router import report
 from overlay_router.book import Book
 from overlay_router.circuits import Neighbours
+from overlay_router.copies import Copies, CopyStore
 from overlay_router.cover import Cover
 from overlay_router.custodian import Custodian
 from overlay_router.deposits import Terminals, read_terminals
 from overlay_router.destination import Destination
 from overlay_router.directory import Directory
-from overlay_router.ending import end
+from overlay_router.egress import Egress
 from overlay_router.ends import Ends
 from overlay_router.identity import identity
 from overlay_router.keys import read_keys, read_own_key
+from overlay_router.leases import Leases
+from overlay_router.lessee import Lessee
 from overlay_router.lots import Spool
 from overlay_router.neighbours import INTERVALS_TO_AGE, Neighbourhood
+from overlay_router.outflow import Means
 from overlay_router.relay import Forwarding, Router
 from overlay_router.rights import Rights, read_issuers
-from overlay_router.spool import CustodyStore
+from overlay_router.spool import CustodyStore, EgressStore
 from overlay_router.store import Store
 from overlay_router.tree import Tree
 from stageout.core import log
 from stageout.core.clock import SystemClock
 from stageout.core.collector import CollectorChild
 from stageout.core.config import ConfigError, Settings, condor_settings, environment_settings, reload_condor
+from stageout.core.ending import end
 from stageout.core.errors import StageoutError
-from stageout.overlay.channel import read_ca
+from stageout.movers.plugins_table import PLUGIN_LIFETIME_S
+from stageout.overlay.channel import Gateway, read_ca
+from stageout.wire.egress import BadEgress, read_targets
 from stageout.wire.fields import MAX_LINKS
 from stageout.wire.route import BadRoute, address, addresses, written
 
@@ -47,6 +54,7 @@ EXIT_NO_RESTART = 99
 """condor_master does not start a daemon again that exits with this status."""
 #: Among the neighbours: all routers that are found through the collector.
 _FOUND = "collector"
+_LESSOR_SILENCE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -60,7 +68,8 @@ class Place:
 def place_of(settings: Settings) -> Place | None:
     """Root and database, None where no files arrive. :raises ConfigError: one is missing, or nothing is to do."""
     root = settings.text("STAGEOUT_ROUTER_ROOT")
-    if not root and (settings.text("STAGEOUT_ROUTER_NEIGHBOURS") or settings.text("STAGEOUT_ROUTER_TERMINALS")):
+    others = ("STAGEOUT_ROUTER_NEIGHBOURS", "STAGEOUT_ROUTER_TERMINALS", "STAGEOUT_ROUTER_EGRESS")
+    if not root and any(settings.text(name) for name in others):
         return None
     if not root.startswith("/") or not Path(root).is_dir():
         raise ConfigError(
@@ -89,8 +98,8 @@ def neighbours_of(settings: Settings) -> Neighbours:
         return Neighbours()
     if len(allowed) > MAX_LINKS:
         raise ConfigError(f"STAGEOUT_ROUTER_NEIGHBOURS has more than {MAX_LINKS} addresses: use routers in between")
-    key = read_own_key(Path(settings.text("STAGEOUT_ROUTER_KEY")))
-    return Neighbours(frozenset(allowed), key, finds=_FOUND in words)
+    own = Path(settings.text("STAGEOUT_ROUTER_KEY"))
+    return Neighbours(frozenset(allowed), read_own_key(own), finds=_FOUND in words, ca=read_ca(own))
 
 
 def address_of(settings: Settings, node: str, port: int) -> str:
@@ -160,13 +169,18 @@ async def run(load: Callable[[], Settings], local_name: str | None = None) -> No
         links = links_of(settings, node, port, neighbours)
         terminals = read_terminals(settings.text("STAGEOUT_ROUTER_TERMINALS"))
         custodian = _custodian(settings, terminals, address_of(settings, node, port), stack) if terminals else None
-        ends, rights = Ends(destination, custodian), rights_of(settings)
+        goes_out = bool(neighbours.key[0] or terminals)
+        copies = _copies(settings, address_of(settings, node, port), stack) if place and goes_out else None
+        egress = _egress(settings, stack)
+        ends, rights = Ends(destination, custodian, egress, copies), rights_of(settings)
         rights.remember(ends.transfers())
         router = Router(
             node, ends, keys, settings.count("STAGEOUT_ROUTER_WORKERS"), neighbours, links, rights,
             settings.count("STAGEOUT_ROUTER_PEER_CONNECTIONS"), settings.number("STAGEOUT_ROUTER_PEER_MESSAGES"),
             cover_of(settings),
-            forwarding_of(settings) if custodian else None,
+            forwarding_of(settings) if custodian or copies else None,
+            means_of(settings, links.address) if egress else None,
+            Leases(home_of(settings) / "lessor", time.monotonic()),
         )  # fmt: skip
         log.event("started", pid=os.getpid(), port=port, root=place.root if place else "")
         collector = None if local_name is None else CollectorChild(local_name)
@@ -189,17 +203,62 @@ def forwarding_of(settings: Settings) -> Forwarding:
     return Forwarding(key, settings.count("STAGEOUT_ROUTER_DELIVERIES"), home_of(settings) / report.NAME, ca)
 
 
-def _custodian(settings: Settings, terminals: Terminals, name: str, stack: contextlib.ExitStack) -> Custodian:
-    home = home_of(settings)
-    place = home / "spool"
+def means_of(settings: Settings, here: str) -> Means:
+    """What plugins are run with. :raises StageoutError: the router that gives leases, or the own key, is unusable."""
+    lessor, lessee = settings.text("STAGEOUT_ROUTER_EGRESS_LEASES"), None
+    if lessor:
+        try:
+            host, port = address(lessor)
+        except BadRoute as problem:
+            raise ConfigError(f"STAGEOUT_ROUTER_EGRESS_LEASES: {problem}") from None
+        own = Path(settings.text("STAGEOUT_ROUTER_KEY"))
+        gateway = Gateway(host, port, *read_own_key(own), timeout_s=_LESSOR_SILENCE_S, ca=read_ca(own))
+        lessee = Lessee(gateway, here)
+    credentials = settings.text("STAGEOUT_ROUTER_EGRESS_CREDENTIALS")
+    lifetime = settings.condor("MAX_FILE_TRANSFER_PLUGIN_LIFETIME")
+    return Means(
+        home_of(settings) / "movers",
+        tuple(settings.condor("FILETRANSFER_PLUGINS").replace(",", " ").split()),
+        settings.count("STAGEOUT_ROUTER_DELIVERIES"),
+        float(lifetime) if lifetime.isdigit() else PLUGIN_LIFETIME_S,
+        Path(credentials) if credentials else None,
+        lessee,
+    )
+
+
+def _egress(settings: Settings, stack: contextlib.ExitStack) -> Egress | None:
+    try:
+        targets = read_targets(settings.text("STAGEOUT_ROUTER_EGRESS"))
+    except BadEgress as problem:
+        raise ConfigError(f"STAGEOUT_ROUTER_EGRESS: {problem}") from None
+    if not targets:
+        return None
+    place, spool = _spool(settings, "egress")
+    store = stack.enter_context(contextlib.closing(EgressStore(home_of(settings) / "egress.sqlite")))
+    tree = stack.enter_context(contextlib.closing(Tree(place)))
+    return Egress(store, tree, spool, targets, SystemClock())
+
+
+def _spool(settings: Settings, name: str) -> tuple[Path, Spool]:
+    place = home_of(settings) / name
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     size_bytes = settings.count("STAGEOUT_ROUTER_SPOOL_MB") * 1024 * 1024
     if not size_bytes:
         disk = os.statvfs(place)
         size_bytes = disk.f_blocks * disk.f_frsize // 2
-    store = stack.enter_context(contextlib.closing(CustodyStore(home / "custody.sqlite")))
+    return place, Spool(size_bytes)
+
+
+def _custodian(settings: Settings, terminals: Terminals, name: str, stack: contextlib.ExitStack) -> Custodian:
+    place, spool = _spool(settings, "spool")
+    store = stack.enter_context(contextlib.closing(CustodyStore(home_of(settings) / "custody.sqlite")))
     tree = stack.enter_context(contextlib.closing(Tree(place)))
-    return Custodian(store, tree, Spool(size_bytes), terminals, name, SystemClock())
+    return Custodian(store, tree, spool, terminals, name, SystemClock())
+
+
+def _copies(settings: Settings, name: str, stack: contextlib.ExitStack) -> Copies:
+    store = stack.enter_context(contextlib.closing(CopyStore(home_of(settings) / "copies.sqlite")))
+    return Copies(store, name, SystemClock())
 
 
 async def _until_stopped(

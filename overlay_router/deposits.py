@@ -22,6 +22,10 @@ class Terminals:
     def __bool__(self) -> bool:
         return bool(self._keys)
 
+    def names(self, terminal: str) -> bool:
+        """Whether this router delivers to it."""
+        return terminal in self._keys
+
     def reason_against(self, terminal: str, key: str) -> str:
         """Why a deposit with that key is refused; "" when it is not."""
         terminal, _ = next_stop(terminal)

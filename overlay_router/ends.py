@@ -1,13 +1,15 @@
-"""Where operations that come to a router end: in its own tree, or in its spool on the way to another terminal."""
+"""Where operations that come to a router end: in its own tree, with a plugin, or in its spool on the way elsewhere."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from overlay_router.copies import Copies
 from overlay_router.custodian import Custodian
 from overlay_router.destination import Attached, Destination, Reply
-from overlay_router.spool import FIRST_TID
+from overlay_router.egress import Egress
+from overlay_router.spool import FIRST_EGRESS_TID, FIRST_TID
 from overlay_router.store import Transfer
 from stageout.wire import overlay
 from stageout.wire.frames import BadFrame
@@ -16,17 +18,41 @@ from stageout.wire.overlay import Message
 
 @dataclass(frozen=True)
 class Ends:
-    """A destination, a custodian, both, or none: a relay. Used in one thread."""
+    """A destination, a custodian, what plugins deliver; or none of it: a relay. Used in one thread.
+
+    :param copies: of files of the destination, to other routers.
+    """
 
     destination: Destination | None = None
     custodian: Custodian | None = None
+    egress: Egress | None = None
+    copies: Copies | None = None
 
     def __bool__(self) -> bool:
-        return self.destination is not None or self.custodian is not None
+        return bool(self._all)
 
-    def open(self, ask: overlay.Open, peer: str) -> Reply:
-        """What there is for an OPEN."""
+    @property
+    def _all(self) -> list[Destination | Custodian]:
+        return [end for end in (self.destination, self.custodian, self.egress) if end is not None]
+
+    @property
+    def epoch(self) -> str:
+        """Of the destination's store, "" without one."""
+        return self.destination.epoch if self.destination is not None else ""
+
+    def goes_out(self, path: str) -> bool:
+        """Whether a name belongs to what plugins deliver."""
+        return self.egress is not None and self.egress.serves(path)
+
+    def elsewhere(self, path: str) -> overlay.Answer | None:
+        """Why a name that plugins deliver cannot be looked at here; None for any other."""
+        return self.egress.refusal(path) if self.egress is not None else None
+
+    def open(self, ask: overlay.Open, peer: str, digest: str) -> Reply:
+        """What there is for an OPEN. :param digest: the kind of digests that the peer uses."""
         end = self._end_for(ask)
+        if isinstance(end, Custodian):
+            return end.open(ask, peer, digest)
         return end.open(ask, peer) if end else Reply(peer, _nowhere(ask))
 
     def decide(self, message: Message, peer: str, digest: str) -> list[Reply]:
@@ -40,10 +66,12 @@ class Ends:
                 return to.operate(message, peer, digest)
             return to.operate(message, peer) if to else [Reply(peer, _nowhere(message))]
         if isinstance(message, overlay.Low):
-            for one in (self.custodian, self.destination):
+            for one in (self.copies, *self._all):
                 if one is not None:
                     one.low(message)
             return []
+        if isinstance(message, overlay.Copy):
+            return self.copies.take(message, peer) if self.copies else [Reply(peer, _carries_nothing(message))]
         if not isinstance(message, (overlay.Cancel, overlay.Status)):
             raise BadFrame(f"{type(message).__name__} is not for a terminal")
         end = self._end_of(message.origin, message.seq)
@@ -78,18 +106,29 @@ class Ends:
 
     def transfers(self) -> list[Transfer]:
         """Data that come now."""
-        return [item for end in (self.destination, self.custodian) if end is not None for item in end.transfers()]
+        return [item for end in self._all for item in end.transfers()]
 
     def _end_for(self, message: overlay.Open | overlay.Operation) -> Destination | Custodian | None:
-        return self.custodian if message.terminal else self.destination
-
-    def _end_of(self, origin: str, seq: int) -> Destination | Custodian | None:
-        if self.custodian is not None and self.custodian.knows(origin, seq):
+        if message.terminal:
             return self.custodian
+        names = (message.path, message.target) if isinstance(message, overlay.Operation) else (message.path,)
+        return self.egress if any(name and self.goes_out(name) for name in names) else self.destination
+
+    def _end_of(self, origin: str, seq: int) -> Destination | Custodian | Copies | None:
+        for end in (self.copies, self.custodian, self.egress):
+            if end is not None and end.knows(origin, seq):
+                return end
         return self.destination
 
     def _holder(self, tid: int) -> Destination | Custodian | None:
-        return self.custodian if tid > FIRST_TID else self.destination
+        if tid > FIRST_TID:
+            return self.custodian
+        return self.egress if tid > FIRST_EGRESS_TID else self.destination
+
+
+def _carries_nothing(message: overlay.Copy) -> overlay.Result:
+    reason = "this router has no key to show to others (STAGEOUT_ROUTER_NEIGHBOURS): it carries out no copies"
+    return overlay.Result(message.origin, message.seq, "failed", reason)
 
 
 def _nowhere(message: overlay.Open | overlay.Operation) -> overlay.Result:

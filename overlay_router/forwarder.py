@@ -9,25 +9,27 @@ import json
 import sqlite3
 import subprocess
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass, replace
-from typing import Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Protocol, TypeVar
 
 from overlay_router.carrier import Answer, Order
-from overlay_router.custodian import Custodian
+from overlay_router.custodian import Coming, Custodian
 from overlay_router.destination import Reply
-from overlay_router.spool import Held, Key
+from overlay_router.pauses import FIRST_S, Pause
+from overlay_router.spool import FIRST_TID, Begun, Held, Key
 from overlay_router.states import Outcome, Result
 from stageout.core import log
 from stageout.core.children import module_command
 from stageout.core.clock import Clock
 from stageout.core.errors import ErrorClass
+from stageout.wire.overlay import Open, Operation
 from stageout.wire.route import next_stop
 
-_FIRST_S = 1.0
-_LONGEST_S = 120.0
 _COALESCE_S = 0.02
 _IDLE_S = 5.0
+#: Before something is sent on again whose terminal has its result already.
+_REFUSED_S = 120.0
 _LINE_BYTES = 64 * 1024 * 1024
 #: Failures that say something of the terminal, not of one file: everything for it waits.
 _AWAY = frozenset(
@@ -39,6 +41,7 @@ _AWAY = frozenset(
         ErrorClass.STALLED,
     }
 )
+_Block = tuple[int, str]
 T = TypeVar("T")
 
 
@@ -49,16 +52,30 @@ class OnDisk(Protocol):
 
 
 @dataclass
-class _Pause:
-    """After failures. :param until_s: on the monotonic clock."""
+class _Order:
+    """What the carrier is doing. :param tid: of the data, 0 without any.
 
-    failures: int = 0
-    until_s: float = 0.0
+    :param held: None while the data still come in, and for data that the terminal is told to drop (``drops``).
+    """
 
-    def more(self, now_s: float, least_s: float) -> None:
-        """One more failure."""
-        self.failures += 1
-        self.until_s = now_s + max(least_s, min(_LONGEST_S, _FIRST_S * 2 ** (self.failures - 1)))
+    key: Key
+    path: str
+    terminal: str
+    tid: int
+    held: Held | None = None
+    drops: bool = False
+
+
+@dataclass
+class _Early:
+    """A file that comes in and has no place yet. :param places: its operation and terminal, if they are known.
+
+    :param is_read: it is being looked at. :param blocks: that came meanwhile.
+    """
+
+    places: tuple[Key | str, ...] = ()
+    is_read: bool = False
+    blocks: dict[int, str] = field(default_factory=dict)
 
 
 class Forwarder:
@@ -82,8 +99,9 @@ class Forwarder:
         self._custodian, self._on_disk, self._tell, self._clock = custodian, on_disk, tell, clock
         self._key, self._most, self._ca = key, most, ca
         self._numbers = itertools.count(1)
-        self._orders: dict[int, Held] = {}
-        self._pauses: dict[Key | str, _Pause] = {}
+        self._orders: dict[int, _Order] = {}
+        self._early: dict[int, _Early] = {}
+        self._pauses: dict[Key | str, Pause] = {}
         self._problems: dict[str, str] = {}
         self._process: asyncio.subprocess.Process | None = None
         self._listening: asyncio.Task[None] | None = None
@@ -92,7 +110,7 @@ class Forwarder:
     @property
     def busy(self) -> frozenset[Key]:
         """What is being delivered."""
-        return frozenset(held.key for held in self._orders.values())
+        return frozenset(order.key for order in self._orders.values())
 
     @property
     def problems(self) -> dict[str, str]:
@@ -105,7 +123,7 @@ class Forwarder:
             while True:
                 self.wake.clear()
                 await self._keep_carrier()
-                await self._begin()
+                await self._try_to_begin()
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self.wake.wait(), self._until_next_s())
                 await asyncio.sleep(_COALESCE_S)
@@ -116,10 +134,27 @@ class Forwarder:
 
     def cancelled(self, key: Key) -> None:
         """Somebody does not want it any more: what is sent of it is stopped, and the terminal told."""
-        for number, held in self._orders.items():
-            if held.key == key:
+        for number, order in self._orders.items():
+            if order.key == key and not order.drops:
                 self._write({"stop": number})
         self._pauses.pop(key, None)
+        self.wake.set()
+
+    def staged(self, tid: int, blocks: Iterable[_Block], is_whole: bool) -> None:
+        """Blocks of a file are on the disk here: they are sent on at once, if there is a place.
+
+        :param blocks: positions and digests in hexadecimal digits. :param is_whole: no more of them come.
+        """
+        if tid < FIRST_TID:
+            return
+        number = next((number for number, order in self._orders.items() if order.tid == tid), None)
+        early = self._early.get(tid)
+        if number is not None:
+            self._write({"more": number, "blocks": list(blocks)})
+        elif early is not None:
+            early.blocks.update(blocks if early.is_read else ())
+        elif not is_whole:
+            self._early[tid] = _Early()
         self.wake.set()
 
     async def _keep_carrier(self) -> None:
@@ -130,7 +165,7 @@ class Forwarder:
             await self._listening
             log.error("carrier-died", deliveries=len(self._orders))
             self._orders.clear()
-            await asyncio.sleep(_FIRST_S)
+            await asyncio.sleep(FIRST_S)
         self._process = await self._start()
 
     async def _start(self) -> asyncio.subprocess.Process:
@@ -152,20 +187,97 @@ class Forwarder:
         await process.wait()
         self.wake.set()
 
+    async def _try_to_begin(self) -> None:
+        try:
+            await self._begin()
+        except (OSError, sqlite3.Error) as problem:  # a full disk, above all: what leaves makes room
+            log.error("custody-not-read", problem=problem, advice="look at the disk of the spool and its database")
+            await asyncio.sleep(FIRST_S)
+
     async def _begin(self) -> None:
-        for held in self._next(await self._on_disk(self._custodian.due)):
-            file, digests = await self._on_disk(lambda one=held: self._data(one))  # type: ignore[misc]
-            stop, rest = next_stop(held.operation.terminal)
-            number, operation = next(self._numbers), replace(held.operation, terminal=rest, release="delivered", tid=0)
-            name, secret = self._key
-            order = Order(
-                number, stop, name, secret.hex(), json.dumps(asdict(operation)), file, held.digest,
-                digests, _opening(held), held.key in self._custodian.cancelled,
-                ca=self._ca,
-            )  # fmt: skip
-            self._orders[number] = held
-            log.event("deliver", origin=held.key[0], seq=held.key[1], path=operation.path, terminal=order.terminal)
-            self._write(asdict(order))
+        due = await self._on_disk(self._custodian.due)
+        self._complete(due)
+        for held in self._next(due):
+            await self._deliver(held)
+        await self._send_early()
+        await self._clean()
+
+    async def _deliver(self, held: Held) -> None:
+        file, digests = await self._on_disk(lambda: self._data(held))
+        order = _Order(held.key, held.operation.path, _stop(held.operation), held.tid, held)
+        cancel = "all" if held.key in self._custodian.cancelled else ""
+        self._give(
+            order, _onward(held.operation), file=file, digest=held.digest, digests=digests,
+            opening=_opening(held.asked), cancel=cancel,
+        )  # fmt: skip
+
+    def _complete(self, due: Iterable[Held]) -> None:
+        """What was sent on while it came in is in custody now: the carrier may publish it."""
+        growing = {order.key: number for number, order in self._orders.items() if order.held is None}
+        for held in due if growing else ():
+            number = growing.get(held.key)
+            if number is None or self._orders[number].drops:
+                continue
+            if self._orders[number].tid != held.tid or held.key in self._custodian.cancelled:
+                self._write({"stop": number})
+            else:
+                self._orders[number].held = held
+                self._write({"whole": number, "operation": json.dumps(asdict(_onward(held.operation)))})
+
+    async def _send_early(self) -> None:
+        """Files that still come in have as many places as those that are whole, and take none from these."""
+        for tid, early in list(self._early.items()):
+            if sum(order.held is None for order in self._orders.values()) >= self._most:
+                return
+            if not self._is_open_for(early):
+                continue
+            early.is_read, early.blocks = True, {}
+            coming = await self._on_disk(lambda one=tid: self._custodian.begin(one))  # type: ignore[misc]
+            early.is_read = False
+            if coming is None:
+                self._early.pop(tid, None)
+                continue
+            early.places = (coming.key, _stop(coming.asked))
+            if self._is_open_for(early):
+                self._give_early(coming, self._early.pop(tid).blocks)
+
+    def _is_open_for(self, early: _Early) -> bool:
+        """Whether data may be sent on before they are whole: nothing is known to be in the way."""
+        now_s = self._clock.monotonic_s()
+        pauses = (self._pauses.get(place, Pause()) for place in early.places)
+        return not self.busy.intersection(early.places) and all(pause.until_s <= now_s for pause in pauses)
+
+    def _give_early(self, coming: Coming, more: Mapping[int, str]) -> None:
+        ask = coming.asked
+        blocks = {block: digest.hex() for block, digest in coming.blocks} | dict(more)
+        operation = Operation(*coming.key, "publish", ask.path, ask.expires, size_bytes=ask.size_bytes)
+        self._give(
+            _Order(coming.key, ask.path, _stop(ask), coming.tid), operation, file=coming.file,
+            digest=coming.digest, opening=_opening(ask), grows=True, blocks=[*map(list, blocks.items())],
+        )  # fmt: skip
+
+    async def _clean(self) -> None:
+        """Stop sending what nobody goes on with, and have the terminals drop what they have of such files."""
+        for number, order in list(self._orders.items()):
+            tid = order.tid if order.held is None and not order.drops else 0
+            if tid and not await self._on_disk(lambda one=tid: self._custodian.is_coming(one)):  # type: ignore[misc]
+                self._write({"stop": number})
+        now_s = self._clock.monotonic_s()
+        for stray in await self._on_disk(self._custodian.strays):
+            places = (stray.key, _stop(stray))
+            paused = any(self._pauses.get(place, Pause()).until_s > now_s for place in places)
+            if paused or stray.key in self.busy or len(self._orders) >= 2 * self._most:
+                continue
+            operation = Operation(*stray.key, "publish", stray.path, stray.expires)
+            self._give(_Order(stray.key, stray.path, _stop(stray), 0, drops=True), operation, cancel="data")
+
+    def _give(self, order: _Order, operation: Operation, **further: Any) -> None:
+        number, (name, secret) = next(self._numbers), self._key
+        text = json.dumps(asdict(operation))
+        self._orders[number] = order
+        log.event("drop" if order.drops else "deliver", origin=order.key[0], seq=order.key[1], path=order.path,
+                  terminal=order.terminal, early=order.held is None and not order.drops)  # fmt: skip
+        self._write(asdict(Order(number, order.terminal, name, secret.hex(), text, ca=self._ca, **further)))
 
     def _data(self, held: Held) -> tuple[str, str]:
         return self._custodian.file(held), b"".join(self._custodian.digests(held)).hex()
@@ -173,17 +285,18 @@ class Forwarder:
     def _next(self, due: list[Held]) -> list[Held]:
         """What begins now: no terminal takes all places, and one that is away is tried with one file at a time."""
         now_s, busy = self._clock.monotonic_s(), self.busy
-        load = Counter(_stop(held) for held in self._orders.values())
+        whole = [order for order in self._orders.values() if order.held is not None]
+        load = Counter(order.terminal for order in whole)
         chosen: list[Held] = []
         for held in due:
-            terminal = _stop(held)
-            away = self._pauses.get(terminal, _Pause())
+            terminal = _stop(held.operation)
+            away = self._pauses.get(terminal, Pause())
             most = 1 if away.failures else max(1, self._most - 1)
-            if len(self._orders) + len(chosen) >= self._most:
+            if len(whole) + len(chosen) >= self._most:
                 break
             if held.key in busy or load[terminal] >= most or away.until_s > now_s:
                 continue
-            if self._pauses.get(held.key, _Pause()).until_s <= now_s:
+            if self._pauses.get(held.key, Pause()).until_s <= now_s:
                 load[terminal] += 1
                 chosen.append(held)
         return chosen
@@ -199,23 +312,40 @@ class Forwarder:
                 self._process.stdin.write(json.dumps(message).encode() + b"\n")
 
     async def _answered(self, answer: Answer) -> None:
-        held = self._orders.get(answer.number)
-        if held is None:
+        order = self._orders.get(answer.number)
+        if order is None:
             return
         try:
-            self._tell(await self._record(held, answer))
+            self._tell(await self._record(order, answer))
         except (OSError, sqlite3.Error, ValueError) as problem:  # not recorded, or no outcome: it is asked again
-            self._failed(held, Answer(answer.number, failure=f"not recorded: {problem}"))
+            self._failed(order, Answer(answer.number, failure=f"not recorded: {problem}"))
         self._orders.pop(answer.number, None)
         self.wake.set()
 
-    async def _record(self, held: Held, answer: Answer) -> list[Reply]:
+    async def _record(self, order: _Order, answer: Answer) -> list[Reply]:
         if answer.outcome:
-            self._reached(held.key, _stop(held))
+            self._reached(order.key, order.terminal)
+        held = order.held
+        if held is None:
+            return await self._record_early(order, answer)
+        if answer.outcome:
             return await self._on_disk(lambda: self._custodian.settle(held.key, _result(answer)))
         if answer.damaged or (answer.code == ErrorClass.SOURCE_CHANGED.code and not held.operation.blocks):
             return await self._on_disk(lambda: self._custodian.damaged(held.key, answer.damaged))
-        self._failed(held, answer)
+        if answer.code != ErrorClass.NOT_ATTEMPTED.code:
+            self._failed(order, answer)
+        return []
+
+    async def _record_early(self, order: _Order, answer: Answer) -> list[Reply]:
+        """Of what is not in custody nothing is final here."""
+        if order.drops and answer.outcome:
+            await self._on_disk(lambda: self._custodian.dropped(order.key))
+        elif answer.damaged:
+            return await self._on_disk(lambda: self._custodian.spoiled(order.tid, answer.damaged))
+        elif answer.outcome:
+            self._pauses.setdefault(order.key, Pause()).more(self._clock.monotonic_s(), _REFUSED_S)
+        elif answer.code != ErrorClass.NOT_ATTEMPTED.code:
+            self._failed(order, answer)
         return []
 
     def _reached(self, key: Key, terminal: str) -> None:
@@ -223,27 +353,29 @@ class Forwarder:
         self._pauses.pop(key, None)
         self._problems.pop(terminal, None)
 
-    def _failed(self, held: Held, answer: Answer) -> None:
-        terminal = _stop(held)
+    def _failed(self, order: _Order, answer: Answer) -> None:
         away = ErrorClass.from_code(answer.code) in _AWAY
-        pause = self._pauses.setdefault(terminal if away else held.key, _Pause())
+        pause = self._pauses.setdefault(order.terminal if away else order.key, Pause())
         pause.more(self._clock.monotonic_s(), answer.retry_after_s)
-        self._problems[terminal] = answer.failure
-        log.warn("not-delivered", origin=held.key[0], seq=held.key[1], path=held.operation.path, terminal=terminal,
+        self._problems[order.terminal] = answer.failure
+        log.warn("not-delivered", origin=order.key[0], seq=order.key[1], path=order.path, terminal=order.terminal,
                  problem=answer.failure, again_s=round(pause.until_s - self._clock.monotonic_s()))  # fmt: skip
 
 
-def _opening(held: Held) -> str:
-    if held.asked is None:
-        return ""
-    return json.dumps(asdict(replace(held.asked, terminal=next_stop(held.asked.terminal)[1])))
+def _onward(operation: Operation) -> Operation:
+    """As the next stop hears it."""
+    return replace(operation, terminal=next_stop(operation.terminal)[1], release="delivered", tid=0)
 
 
-def _stop(held: Held) -> str:
-    return next_stop(held.operation.terminal)[0]
+def _opening(asked: Open | None) -> str:
+    return json.dumps(asdict(replace(asked, terminal=next_stop(asked.terminal)[1]))) if asked else ""
+
+
+def _stop(message: Open | Operation | Begun) -> str:
+    return next_stop(message.terminal)[0]
 
 
 def _result(answer: Answer) -> Result | None:
     if answer.outcome == "stale":
         return None
-    return Result(Outcome(answer.outcome), answer.reason, answer.generation)
+    return Result(Outcome(answer.outcome), answer.reason, answer.generation, answer.code)

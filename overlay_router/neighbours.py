@@ -20,11 +20,12 @@ from typing import TypeVar
 
 from overlay_router.book import Book
 from overlay_router.chooser import Chooser
-from overlay_router.ending import end
+from overlay_router.circuits import Dial
 from overlay_router.greeting import Peer, Unwelcome, connect, introduce, receive_frame
 from overlay_router.limits import Allowance, Complaints
 from overlay_router.measure import Meter
 from stageout.core import log
+from stageout.core.ending import end
 from stageout.wire import frames, overlay
 from stageout.wire.frames import BadFrame, Decoder
 from stageout.wire.overlay import Heartbeat, Known, Links, Message, Probe, Probed, Routed
@@ -72,13 +73,14 @@ class Neighbourhood:
 
     :param node: its name. :param book: of links. :param credential: name and secret of its key at the neighbours.
     :param interval_s: between announcements; a router that is silent for six of them has gone.
-    :param targets: addresses of the neighbours to connect to.
+    :param targets: addresses of the neighbours to connect to. :ivar dial: makes the connections.
     """
 
     def __init__(
         self, node: str, book: Book, credential: tuple[str, bytes], interval_s: float, targets: Iterable[str]
     ) -> None:
         self._wanted = targets
+        self.dial: Dial = connect
         self._node, self._book, self._credential, self._interval_s = node, book, credential, interval_s
         self._chooser = Chooser(book.address)
         self._thinking = ThreadPoolExecutor(max_workers=1, thread_name_prefix="routes")
@@ -179,7 +181,7 @@ class Neighbourhood:
             await asyncio.sleep(pause_s)
 
     async def _dial(self, target: str) -> None:
-        with await connect(target) as sock:
+        with await self.dial(target) as sock:
             peer = await introduce(sock, self._node, *self._credential)
             reader, writer = await asyncio.open_connection(sock=sock.dup())
         meter = Meter(PROBE_EVERY_INTERVALS * self._interval_s)
@@ -304,7 +306,7 @@ class Neighbourhood:
     async def _probed(self, target: str, size_bytes: int) -> float:
         """Bytes a second that one probe came to."""
         loop = asyncio.get_running_loop()
-        with await connect(target) as sock:
+        with await self.dial(target) as sock:
             peer = await introduce(sock, self._node, *self._credential)
             checksum = frames.checksums()[peer.checksum]
             await loop.sock_sendall(sock, overlay.encode(Probe(size_bytes), checksum))

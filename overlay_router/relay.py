@@ -17,21 +17,25 @@ import sqlite3
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
+from overlay_router import warrants
 from overlay_router.circuits import Neighbours, onward
-from overlay_router.cover import Cover, Wire
+from overlay_router.copier import Copier
+from overlay_router.cover import Cover, Wire, begins_with_tls, covered
 from overlay_router.destination import Destination, Reply
-from overlay_router.ending import end
 from overlay_router.ends import Ends
 from overlay_router.forwarder import Forwarder
-from overlay_router.greeting import Peer, Unwelcome, greet, refuse
+from overlay_router.greeting import Peer, Unwelcome, connect, greet, refuse
 from overlay_router.keys import Key
+from overlay_router.leases import Leases
 from overlay_router.limits import Complaints, Limits, TooMany
+from overlay_router.line import Line
 from overlay_router.neighbours import Neighbourhood
+from overlay_router.outflow import Means, Outflow
 from overlay_router.pool import Pool
 from overlay_router.report import Reporting
 from overlay_router.rights import Rights, outside, outside_of
@@ -40,10 +44,12 @@ from overlay_router.tree import no_room
 from overlay_router.worker import Job, Report
 from stageout.core import log
 from stageout.core.clock import SystemClock
+from stageout.core.ending import end
 from stageout.core.errors import ErrorClass
 from stageout.wire import frames, overlay, packs
 from stageout.wire.frames import BadFrame, Decoder, Frame, Type
 from stageout.wire.overlay import List, Message, Stat
+from stageout.wire.route import Route
 
 _READ_BYTES = 256 * 1024
 #: Messages of one connection that wait for the disk; then it is not read.
@@ -55,13 +61,10 @@ _AGAIN_S = 5
 #: A full disk is tried again after so long.
 _RECORD_AGAIN_S = 1.0
 _GREETING_S = 30.0
-_MOST_UNREAD_BYTES = 8 * 1024 * 1024
 _MOST_ORIGINS = 4096
 _NOT_FINAL = ("pending", "unknown")
 _TAKEN_WITHIN_S = 60.0
 _PACKS_WAITING = 16
-#: Changes of names that share their durable steps; one connection may have so many waiting.
-_TOGETHER = 256
 _REASON_CHARS = 200
 T = TypeVar("T")
 
@@ -80,37 +83,6 @@ class Forwarding:
     ca: str = ""
 
 
-@dataclass
-class Line:
-    """The control connection of a peer."""
-
-    writer: asyncio.StreamWriter
-    peer: Peer
-    origins: set[str] = field(default_factory=set)
-    changes: list[asyncio.Future[None]] = field(default_factory=list)
-
-    async def changed(self) -> None:
-        """Wait until the changes of names that it asked for have been decided."""
-        await asyncio.gather(*self.changes)
-        self.changes.clear()
-
-    def send(self, message: Message) -> None:
-        """Queue a message. A peer that does not read its answers loses its connection."""
-        if self.writer.transport.get_write_buffer_size() > _MOST_UNREAD_BYTES:
-            self.writer.transport.abort()
-            return
-        self.writer.write(overlay.encode(message, frames.checksums()[self.peer.checksum]))
-
-
-class _Waiting(NamedTuple):
-    """A change of names that waits for the disk. :param name: who hears its result."""
-
-    operation: overlay.Operation
-    name: str
-    line: Line
-    decided: asyncio.Future[None]
-
-
 class Router:
     """A listening router.
 
@@ -119,7 +91,8 @@ class Router:
     :param links: what is known of the routers around. :param rights: who may do what, and how much.
     :param most_connections: of one key. :param messages_per_s: on one control connection.
     :param cover: how it does TLS.
-    :param forwarding: with a custodian only.
+    :param forwarding: with a custodian only. :param means: with names that plugins deliver only.
+    :param leases: that it gives to gateways which share a target.
     """
 
     def __init__(
@@ -135,7 +108,10 @@ class Router:
         messages_per_s: float,
         cover: Cover,
         forwarding: Forwarding | None = None,
+        means: Means | None = None,
+        leases: Leases | None = None,
     ) -> None:
+        self._leases = leases
         self._node, self._ends, self.keys, self.neighbours = node, ends, keys, neighbours
         self.links, self.rights, self.cover = links, rights, cover
         self._configured, self._found = neighbours, frozenset[str]()
@@ -144,8 +120,8 @@ class Router:
         self._whole: dict[int, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._packs: asyncio.Queue[Arrived] = asyncio.Queue(_PACKS_WAITING)
-        self._changes: asyncio.Queue[_Waiting] = asyncio.Queue()
         self._pool = Pool(workers, self._on_report)
+        links.dial = self._dial
         self.complaints = Complaints()
         self.limits = Limits(self._pool.connections, most_connections, messages_per_s)
         self._forwarder: Forwarder | None = None
@@ -155,6 +131,15 @@ class Router:
                 forwarding.ca,
             )  # fmt: skip
             self._reporting = Reporting(forwarding.report, ends.custodian, self._forwarder, self._on_disk)
+        self._copier: Copier | None = None
+        if ends.copies is not None and ends.destination is not None and forwarding is not None:
+            self._copier = Copier(
+                ends.copies, ends.destination, self._on_disk, self._deliver, self._ways, forwarding.key,
+                forwarding.most, forwarding.ca,
+            )  # fmt: skip
+        self._outflow: Outflow | None = None
+        if ends.egress is not None and means is not None:
+            self._outflow = Outflow(ends.egress, means, self._on_disk, self._deliver, SystemClock())
 
     def have_neighbours(self, neighbours: Neighbours) -> None:
         """From now on these are configured."""
@@ -175,10 +160,13 @@ class Router:
         self._start(self._expire())
         self._start(self.links.run())
         self._start(self._execute_packs())
-        self._start(self._execute_changes())
         if self._forwarder is not None:
             self._start(self._forwarder.run())
             self._start(self._reporting.run())
+        if self._copier is not None:
+            self._start(self._copier.run())
+        if self._outflow is not None:
+            self._start(self._outflow.run())
         try:
             while True:
                 sock, place = await loop.sock_accept(listening)
@@ -230,12 +218,19 @@ class Router:
 
     async def _pass_on(self, sock: socket.socket, peer: Peer, ask: overlay.Via) -> None:
         ask = replace(ask, owner=ask.owner if peer.key.is_router else peer.key.name)
-        with await onward(self._node, ask, self.neighbours) as far:
+        # what is in TLS to its end needs no more of it, and is spliced
+        plainly = not self.neighbours.ca or await begins_with_tls(sock)
+        with await onward(self._node, ask, self.neighbours, connect if plainly else self._dial) as far:
             job = Job(
                 "relay", hop=ask.route[0], peer=peer.key.name,
                 flow=ask.flow, owner=ask.owner, priority=ask.priority, deadline=ask.deadline,
             )  # fmt: skip
             self._pool.give(job, sock, far.fileno())
+
+    async def _dial(self, address: str) -> socket.socket:
+        """A connection to a neighbour, in TLS where this router trusts somebody's certificates."""
+        sock, ca = await connect(address), self.neighbours.ca
+        return covered(sock, address, ca, self._pool) if ca else sock
 
     async def _serve(self, sock: socket.socket, peer: Peer, first: Message) -> None:
         if isinstance(first, overlay.Via):
@@ -244,7 +239,7 @@ class Router:
             await self.links.incoming(sock.dup(), peer, first)
         elif isinstance(first, overlay.Probe):
             await self.links.time_probe(sock, peer, first)
-        elif isinstance(first, overlay.Routes):
+        elif isinstance(first, (overlay.Routes, overlay.Lease)):
             await self._control(sock.dup(), peer, first)
         elif not self._ends:
             raise Unwelcome(
@@ -307,10 +302,17 @@ class Router:
 
     async def _look_up(self, line: Line, ask: Stat | List) -> None:
         refusal = self._look_refusal(line.peer, ask)
+        elsewhere = self._ends.elsewhere(ask.path)
         if refusal:
-            line.send(overlay.Answer(code=ErrorClass.PERMISSION_DENIED.code, message=refusal))
+            denied = ErrorClass.PERMISSION_DENIED.code
+            line.send(overlay.Answer(code=denied, message=refusal, store=self._ends.epoch))
+        elif elsewhere is not None:
+            line.send(elsewhere)
+        elif self._ends.destination is None:
+            raise self._no_tree(line.peer)
         elif isinstance(ask, Stat):
-            line.send(await self._on_disk(lambda: self._destination.look_up(ask)))
+            found = await self._on_disk(lambda: self._destination.look_up(ask))
+            line.send(replace(found, bearer=self._copier.key[0] if self._copier else ""))
         else:
             pages = self._destination.entries(ask)
             while (page := await asyncio.to_thread(next, pages, None)) is not None:
@@ -325,6 +327,8 @@ class Router:
         if not _is_origin(ask.lot):
             raise BadFrame("a lot without 32 hexadecimal digits")
         refusal = "" if key.allows(ask.path) else outside(key, ask.path)
+        if self._ends.goes_out(ask.path):
+            refusal = "no space can be held for what a plugin delivers"
         if self.rights.insists:
             refusal = "this router takes nothing without a capability, and lots have none"
         if refusal:
@@ -332,18 +336,27 @@ class Router:
         else:
             line.send(await self._on_disk(lambda: self._destination.lot(ask, key.name)))
 
+    async def _lease(self, peer: Peer, ask: overlay.Lease) -> overlay.Leased:
+        """For routers; any of them may be named as the one that gives leases."""
+        if self._leases is None or not peer.key.is_router:
+            raise BadFrame(f"the key {peer.key.name!r} is not marked as that of a router: it gets no leases")
+        leases, name = self._leases, peer.key.name
+        return await self._on_disk(lambda: leases.answer(name, ask, time.monotonic()))
+
     async def _pack(self, line: Line, frame: Frame) -> None:
-        await line.changed()
         pack, files = packs.decode(frame)
-        if self._ends.destination is None or not _is_origin(pack.origin):
+        goes_out = any(self._ends.goes_out(path) for path in pack.paths)
+        if not _is_origin(pack.origin) or (self._ends.destination is None and not goes_out):
             raise BadFrame("a pack for a router without a tree, or without an origin of 32 hexadecimal digits")
-        name, count = f"{line.peer.key.name}/{pack.origin}", len(files)
+        name = f"{line.peer.key.name}/{pack.origin}"
         self._join(line, name)
-        refusal = self.rights.refusal(line.peer.key, pack, int(time.time()))
+        refusal = self.rights.refusal(line.peer.key, pack, int(time.time())) or ("unpacked" if goes_out else "")
+        if refusal == "unpacked":
+            line.send(packs.refused(pack, refusal[:_REASON_CHARS]))
+            return
         if refusal:
             self.complaints.warn("path-refused", line.peer.key.name, reason=refusal)
-            told = ("failed",) * count, (refusal[:_REASON_CHARS],) * count
-            line.send(overlay.Packed(pack.origin, pack.seq, (0,) * count, tuple(range(count)), *told))
+            line.send(packs.refused(pack, refusal[:_REASON_CHARS]))
             return
         await self._packs.put(Arrived(pack, files, frames.digests()[line.peer.digest], name))
 
@@ -358,35 +371,17 @@ class Router:
             except (OSError, sqlite3.Error) as problem:  # not answered: who asks again finds out
                 log.error("packs-not-executed", packs=len(batch), problem=problem)
 
-    async def _execute_changes(self) -> None:
-        """Changes of names as they come; those that came while others were made share their durable steps."""
-        while True:
-            batch = [await self._changes.get()]
-            while not self._changes.empty() and len(batch) < _TOGETHER:
-                batch.append(self._changes.get_nowait())
-            asked = [(one.operation, one.name) for one in batch]
-            try:
-                self._deliver(await self._on_disk(partial(self._destination.operate_all, asked)))
-            except Exception as problem:  # who asks again finds out, and nobody waits for what never comes
-                log.error("names-not-changed", operations=len(batch), problem=problem)
-                for one in batch:
-                    one.line.writer.close()
-            for one in batch:
-                if not one.decided.done():
-                    one.decided.set_result(None)
-
     async def _answer(self, line: Line, message: Message) -> None:
-        is_change = isinstance(message, overlay.Operation) and not message.terminal
-        if not is_change or len(line.changes) >= _TOGETHER:
-            await line.changed()
         if isinstance(message, overlay.Routes):
             asked = message.terminal
             line.send(await self.links.routed(asked) if asked else self.links.known(message.first))
             return
+        if isinstance(message, overlay.Lease):
+            line.send(await self._lease(line.peer, message))
+            return
         if not self._ends:
             raise BadFrame(f"{type(message).__name__} is not for a relay")
         if isinstance(message, (Stat, List)):
-            self._needs_tree(line.peer)
             await self._look_up(line, message)
             return
         if isinstance(message, overlay.Lot):
@@ -410,26 +405,29 @@ class Router:
             await self._open(line, message, name)
             return
         if isinstance(message, overlay.Operation):
-            await self._operate(line, message, name)
-            return
+            operation = message
+            for tid in await self._on_disk(lambda: self._ends.whole_of(operation)):
+                await self._close(tid)
+        if isinstance(message, overlay.Copy) and self._copier is not None:
+            read = overlay.Get(message.source, capability=message.read_capability, signature=message.read_signature)
+            refusal = await self._copier.reason_against(message, self._look_refusal(line.peer, read))
+            if refusal:
+                line.send(overlay.Result(origin, message.seq, "failed", refusal))
+                return
         digest = line.peer.digest
         self._deliver(await self._on_disk(lambda: self._ends.decide(message, name, digest)))
         self._look_for_deliveries()
-        if isinstance(message, overlay.Cancel) and self._forwarder is not None:
-            self._forwarder.cancelled((message.origin, message.seq))
+        if isinstance(message, overlay.Cancel):
+            self._cancelled(message)
         if isinstance(message, overlay.Low):
             self.rights.release_up_to(origin, message.seq)
 
-    async def _operate(self, line: Line, operation: overlay.Operation, name: str) -> None:
-        if operation.kind == "publish":
-            for tid in await self._on_disk(lambda: self._ends.whole_of(operation)):
-                await self._close(tid)
-        if self._ends.destination is None or operation.terminal:
-            self._deliver(await self._on_disk(lambda: self._ends.decide(operation, name, line.peer.digest)))
-            self._look_for_deliveries()
-            return
-        line.changes.append(asyncio.get_running_loop().create_future())
-        await self._changes.put(_Waiting(operation, name, line, line.changes[-1]))
+    def _cancelled(self, message: overlay.Cancel) -> None:
+        if message.data_only:
+            self.rights.release(message.origin, message.seq)
+        for one in (self._forwarder, self._copier, self._outflow):
+            if one is not None and not message.data_only:
+                one.cancelled((message.origin, message.seq))
 
     async def _open(self, line: Line, ask: overlay.Open, name: str) -> None:
         """Each connection is told for itself what there is."""
@@ -440,7 +438,7 @@ class Router:
             line.send(overlay.NoSpace(ask.origin, ask.seq, _AGAIN_S))
             return
         try:
-            reply = await self._on_disk(lambda: self._ends.open(ask, name))
+            reply = await self._on_disk(lambda: self._ends.open(ask, name, line.peer.digest))
         except (OSError, sqlite3.Error) as problem:
             if not no_room(problem):
                 raise
@@ -451,21 +449,38 @@ class Router:
         self._settled(reply.message)
         line.send(reply.message)
 
+    async def _ways(self, terminal: str) -> tuple[Route, ...]:
+        """Routes from here to another router: directly where the configuration names it, else those in use."""
+        known = self._ends.custodian is not None and self._ends.custodian.terminals.names(terminal)
+        if known or terminal in self.neighbours.allowed:
+            return ((),)
+        found = await self.links.routed(terminal)
+        return tuple(route[:-1] for route in found.routes if route)
+
     def _refusal(self, key: Key, message: Message) -> str:
         """Why a peer may not ask for this; what goes on with a capability is for its terminal to judge."""
+        if isinstance(message, overlay.Copy):
+            return ""  # judged when it is known whether it is a new one
+        if isinstance(message, (overlay.Open, overlay.Operation)) and message.warrant and not message.terminal:
+            now = int(time.time())
+            if self._ends.destination is None:
+                return "this router has no tree of its own"
+            return warrants.refusal(message, key, self.keys, self.rights, self._destination.epoch, now)
         if isinstance(message, (overlay.Open, overlay.Operation)) and message.terminal:
             return "" if message.capability else outside_of(key, message)
         return self.rights.refusal(key, message, int(time.time()))
 
     def _look_for_deliveries(self) -> None:
-        if self._forwarder is not None:
-            self._forwarder.wake.set()
+        for one in (self._forwarder, self._copier, self._outflow):
+            if one is not None:
+                one.wake.set()
 
     def _needs_tree(self, peer: Peer) -> None:
         if self._ends.destination is None:
-            raise Unwelcome(
-                f"{self._node} keeps no files of its own: name it as a gateway, not in a URL", peer.checksum
-            )
+            raise self._no_tree(peer)
+
+    def _no_tree(self, peer: Peer) -> Unwelcome:
+        return Unwelcome(f"{self._node} keeps no files of its own: name it as a gateway, not in a URL", peer.checksum)
 
     async def _attach(self, sock: socket.socket, peer: Peer, ask: overlay.Attach) -> None:
         found = await self._on_disk(lambda: self._ends.attach(ask.tid))
@@ -482,10 +497,13 @@ class Router:
         self._give(job, sock, found.file)
 
     async def _get(self, sock: socket.socket, peer: Peer, ask: overlay.Get) -> None:
-        self._needs_tree(peer)
         refusal = self._look_refusal(peer, ask)
         if refusal:
             raise Unwelcome(refusal, peer.checksum, code=ErrorClass.PERMISSION_DENIED.code)
+        elsewhere = self._ends.elsewhere(ask.path)
+        if elsewhere is not None:
+            raise Unwelcome(elsewhere.message, peer.checksum, code=elsewhere.code)
+        self._needs_tree(peer)
         found = await self._on_disk(lambda: self._destination.published(ask.path, ask.generation))
         if isinstance(found, overlay.Answer):
             raise Unwelcome(found.message, peer.checksum, code=found.code)
@@ -522,7 +540,10 @@ class Router:
     async def _recorded(self, report: Report) -> None:
         blocks = [(block, bytes.fromhex(digest)) for block, digest in report.blocks]
         self._deliver(await self._on_disk(lambda: self._ends.staged(report.tid, blocks)))
-        if await self._on_disk(lambda: self._ends.is_whole(report.tid)):
+        is_whole = await self._on_disk(lambda: self._ends.is_whole(report.tid))
+        if self._forwarder is not None:
+            self._forwarder.staged(report.tid, report.blocks, is_whole)
+        if is_whole:
             await self._close(report.tid)
             self._deliver(await self._on_disk(lambda: self._ends.whole(report.tid)))
             self._look_for_deliveries()
@@ -564,6 +585,8 @@ class Router:
             self._deliver(await self._on_disk(self._ends.destination.expire))
         if self._ends.custodian is not None and self._forwarder is not None:
             self._deliver(await self._on_disk(partial(self._ends.custodian.expire, self._forwarder.busy)))
+        if self._ends.copies is not None and self._copier is not None:
+            self._deliver(await self._on_disk(partial(self._ends.copies.expire, self._copier.busy)))
         self.rights.expire(int(time.time()))
 
     async def _on_disk(self, work: Callable[[], T]) -> T:

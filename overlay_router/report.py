@@ -33,8 +33,11 @@ class Reporting:
         while True:
             facts = await self._on_disk(self._facts)
             if facts != last:
-                await self._on_disk(lambda said=facts: self._write(said))  # type: ignore[misc]
-                last = facts
+                try:
+                    await self._on_disk(lambda said=facts: self._write(said))  # type: ignore[misc]
+                    last = facts
+                except OSError as problem:
+                    log.error("report-not-written", path=self._path, problem=problem)
             summary = facts["summary"]
             if summary["files"] and time.monotonic() - logged_s >= _LOG_S:
                 logged_s = time.monotonic()

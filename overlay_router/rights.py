@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from overlay_router.keys import BadKeys, Key
 from overlay_router.store import Transfer
-from stageout.wire.capability import BadCapability, Capability, Look, allow
+from stageout.wire.capability import BadCapability, Capability, Look, allow, read
 from stageout.wire.overlay import Get, List, Message, Open, Operation, Pack, Stat
 
 
@@ -61,7 +61,9 @@ class Rights:
         self.release(ask.origin, ask.seq)
         if self._transfers[key.name] >= self.most_transfers:
             return f"the key {key.name!r} has {self.most_transfers} transfers under way"
-        found = self._allowed(ask, now) if ask.capability else None
+        found = None
+        if ask.capability:  # with a warrant it was judged by that
+            found = read(ask.capability) if ask.warrant else self._allowed(ask, now)
         if found and found.lot_bytes and self._bytes[found.number] + ask.size_bytes > found.lot_bytes:
             return f"the capability is for {found.lot_bytes} bytes at once"
         self._count(

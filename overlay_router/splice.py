@@ -49,7 +49,8 @@ class Circuit:
         for sock in (near, far):
             sock.setblocking(True)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _PIPE_BYTES)
+            if sock.family != socket.AF_UNIX:  # the plain end of TLS
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _PIPE_BYTES)
             tick = struct.pack("ll", *divmod(int(min(_LOOK_S, idle_s) * 1e6), 10**6))
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, tick)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, tick)

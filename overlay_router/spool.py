@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
@@ -12,6 +13,8 @@ from stageout.wire.overlay import Open, Operation
 
 #: Transfer numbers of a spool begin here, so that they are never taken for those of the tree beside it.
 FIRST_TID = 2**62
+#: Those of the spool of what plugins deliver.
+FIRST_EGRESS_TID = 2**61
 _COLUMNS = "operation, sender, digest, tid, taken_at, damaged, asked"
 
 Key = tuple[str, int]
@@ -45,18 +48,67 @@ class Held:
         return Release(self.operation.release)
 
 
+@dataclass(frozen=True)
+class Begun:
+    """Data of an operation may lie at a terminal before the operation is in custody here, or without it ever being.
+
+    :param path: for the log. :param expires: of the operation; the terminal drops them then by itself.
+    """
+
+    key: Key
+    terminal: str
+    path: str
+    expires: int
+
+
+_LATER = """CREATE TABLE IF NOT EXISTS begun (
+    origin TEXT NOT NULL, seq INTEGER NOT NULL, terminal TEXT NOT NULL, path BLOB NOT NULL, expires INTEGER NOT NULL,
+    PRIMARY KEY (origin, seq)) WITHOUT ROWID"""
+
+
 class CustodyStore(Store):
     """The open database of a spool. Each method is one transaction and durable when it returns."""
 
+    first_tid = FIRST_TID
     schema = (
         SCHEMA
-        + f"""CREATE TABLE custody (
+        + """CREATE TABLE custody (
     origin TEXT NOT NULL, seq INTEGER NOT NULL, operation TEXT NOT NULL, sender TEXT NOT NULL, digest TEXT NOT NULL,
     tid INTEGER NOT NULL, taken_at INTEGER NOT NULL, damaged INTEGER NOT NULL, asked TEXT NOT NULL,
     PRIMARY KEY (origin, seq)) WITHOUT ROWID;
-INSERT INTO sqlite_sequence VALUES ('transfers', {FIRST_TID});
 """
     )
+
+    def _made(self) -> None:
+        self._connection.execute("INSERT INTO sqlite_sequence VALUES ('transfers', ?)", (self.first_tid,))
+
+    def _open(self) -> None:
+        super()._open()
+        self._connection.execute(_LATER)
+
+    def begun(self) -> list[Begun]:
+        """Operations whose data may lie at a terminal."""
+        rows = self._connection.execute("SELECT origin, seq, terminal, path, expires FROM begun").fetchall()
+        return [
+            Begun((origin, seq), terminal, os.fsdecode(path), expires) for origin, seq, terminal, path, expires in rows
+        ]
+
+    def begin(self, one: Begun) -> None:
+        """Before the first OPEN at the terminal."""
+        with self._transaction("custody-begin"):
+            self._write_begun(one)
+
+    def dropped(self, key: Key) -> None:
+        """No data lie at the terminal any more."""
+        with self._transaction("custody-drop"):
+            self._forget_begun(key)
+
+    def _write_begun(self, one: Begun) -> None:
+        row = (*one.key, one.terminal, os.fsencode(one.path), one.expires)
+        self._connection.execute("INSERT OR REPLACE INTO begun VALUES (?, ?, ?, ?, ?)", row)
+
+    def _forget_begun(self, key: Key) -> None:
+        self._connection.execute("DELETE FROM begun WHERE origin = ? AND seq = ?", key)
 
     def held(self) -> list[Held]:
         """Everything in custody."""
@@ -76,17 +128,24 @@ INSERT INTO sqlite_sequence VALUES ('transfers', {FIRST_TID});
             self._connection.execute("INSERT OR REPLACE INTO custody VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
 
     def withdraw(self, key: Key, tid: int, blocks: Iterable[int]) -> None:
-        """These blocks are damaged: they must come again, and the operation waits for them."""
+        """These blocks are damaged: they must come again, and the operation (in custody or not) waits for them."""
         run = self._connection.execute
         with self._transaction("custody-withdraw"):
             run("UPDATE custody SET damaged = 1 WHERE origin = ? AND seq = ?", key)
             for block in blocks:
                 run("DELETE FROM staged WHERE tid = ? AND block = ?", (tid, block))
 
-    def conclude(self, operation: Operation, result: Result) -> None:
-        """The final result, the end of custody and of the transfers, in one."""
+    def conclude(self, operation: Operation, result: Result, left: Begun | None) -> None:
+        """The final result, the end of custody and of the transfers, in one.
+
+        :param left: what may still lie at the terminal.
+        """
         key = (operation.origin, operation.seq)
         with self._transaction("custody-settle"):
+            if left is None:
+                self._forget_begun(key)
+            else:
+                self._write_begun(left)
             self._keep_result(operation, result)
             self._connection.execute("DELETE FROM custody WHERE origin = ? AND seq = ?", key)
             self._close_transfers("origin = ? AND seq = ?", key)
@@ -94,8 +153,7 @@ INSERT INTO sqlite_sequence VALUES ('transfers', {FIRST_TID});
 
     def abandon(self, transfer: Transfer) -> None:
         """A transfer that nobody goes on with is closed."""
-        with self._transaction("custody-abandon"):
-            self._close_transfers("tid = ?", (transfer.tid,))
+        self._abandon("custody-abandon", transfer)
 
     def forget(self, now: int) -> list[int]:
         """Drop origins whose last expiry is an hour ago; transfers end by :meth:`abandon` and :meth:`conclude`."""
@@ -104,6 +162,12 @@ INSERT INTO sqlite_sequence VALUES ('transfers', {FIRST_TID});
         for origin in old:
             self._records.pop(origin, None)
         return []
+
+
+class EgressStore(CustodyStore):
+    """The open database of the spool of what plugins deliver."""
+
+    first_tid = FIRST_EGRESS_TID
 
 
 def _asked(text: str) -> Open | None:

@@ -51,4 +51,4 @@ def as_result(origin: str, seq: int, result: Result | None) -> overlay.Result:
     """A result as it travels; None is STALE: settled by its origin, and forgotten here."""
     if result is None:
         return overlay.Result(origin, seq, "stale")
-    return overlay.Result(origin, seq, result.outcome.value, result.reason, result.generation)
+    return overlay.Result(origin, seq, result.outcome.value, result.reason, result.generation, result.code)

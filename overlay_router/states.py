@@ -52,8 +52,9 @@ class Op(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The final answer for an operation; ``reason`` says why it FAILED."""
+    """The final answer for an operation; ``reason`` says why it FAILED, ``code`` of which class that is (0: unsaid)."""
 
     outcome: Outcome
     reason: str = ""
     generation: int = 0
+    code: int = 0

@@ -10,7 +10,7 @@ import os
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from stageout.core import durable
 from stageout.core.errors import StageoutError
 from stageout.wire.overlay import Open, Operation
 
-_VERSION = 4
+_VERSION = 5
 #: Of one statement; older libraries allow 999.
 _VARIABLES = 500
 SCHEMA = """
@@ -34,7 +34,7 @@ CREATE TABLE staged (tid INTEGER NOT NULL, block INTEGER NOT NULL, digest BLOB N
 CREATE TABLE origins (origin TEXT PRIMARY KEY, low INTEGER NOT NULL, expires INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE results (
     origin TEXT NOT NULL, seq INTEGER NOT NULL, outcome TEXT NOT NULL, reason TEXT NOT NULL,
-    generation INTEGER NOT NULL, PRIMARY KEY (origin, seq)) WITHOUT ROWID;
+    generation INTEGER NOT NULL, code INTEGER NOT NULL, PRIMARY KEY (origin, seq)) WITHOUT ROWID;
 CREATE TABLE cancelled (origin TEXT NOT NULL, seq INTEGER NOT NULL, PRIMARY KEY (origin, seq)) WITHOUT ROWID;
 CREATE TABLE intents (
     origin TEXT NOT NULL, seq INTEGER NOT NULL, operation TEXT NOT NULL, inode INTEGER NOT NULL,
@@ -79,18 +79,6 @@ class StoredIntent:
 
     operation: Operation
     inode: int
-
-
-class Settled(NamedTuple):
-    """The end of an operation.
-
-    :param generations: new ones of the names that it changed. :param used: transfers whose data have a name now.
-    """
-
-    operation: Operation
-    result: Result
-    generations: dict[str, int]
-    used: Collection[int] = ()
 
 
 class StoredLot(NamedTuple):
@@ -210,13 +198,11 @@ class Store:
         """Transfers of an operation whose blocks are all recorded."""
         return [transfer.tid for transfer in self.transfers_of(origin, seq) if self.is_whole(transfer.tid)]
 
-    def intend(self, changes: Iterable[StoredIntent]) -> None:
-        """INTENT of changes that are made together: durable before the first system call."""
-        rows = [
-            (one.operation.origin, one.operation.seq, json.dumps(vars(one.operation)), one.inode) for one in changes
-        ]
+    def intend(self, operation: Operation, inode: int) -> None:
+        """INTENT: durable before the system call."""
+        row = (operation.origin, operation.seq, json.dumps(asdict(operation)), inode)
         with self._transaction("overlay-intent"):
-            self._connection.executemany("INSERT OR REPLACE INTO intents VALUES (?, ?, ?, ?)", rows)
+            self._connection.execute("INSERT OR REPLACE INTO intents VALUES (?, ?, ?, ?)", row)
 
     def intents(self) -> list[StoredIntent]:
         """Changes that were begun and have no result."""
@@ -228,23 +214,23 @@ class Store:
         row = self._connection.execute("SELECT generation FROM generations WHERE path = ?", (_blob(path),)).fetchone()
         return int(row[0]) if row else 0
 
-    def settle(self, ends: Sequence[Settled]) -> None:
-        """Final results, the end of their INTENTs and of their transfers, all in one: nothing of it is repeated.
+    def settle(
+        self, operation: Operation, result: Result, generations: dict[str, int], used: Collection[int] = ()
+    ) -> None:
+        """The final result, the end of its INTENT and of its transfers, in one: nothing of it is repeated.
 
-        What the transfers that were not used have taken of a lot goes back to it.
+        :param used: transfers whose data have a name now; what others have taken of a lot goes back to it.
         """
         run = self._connection.execute
+        key = (operation.origin, operation.seq)
         with self._transaction("overlay-settle"):
-            for one in ends:
-                key = (one.operation.origin, one.operation.seq)
-                self._keep_result(one.operation, one.result)
-                run("DELETE FROM intents WHERE origin = ? AND seq = ?", key)
-                self._connection.executemany("DELETE FROM taken WHERE tid = ?", ((tid,) for tid in one.used))
-                self._close_transfers("origin = ? AND seq = ?", key)
-                rows = [(_blob(path), number) for path, number in one.generations.items()]
-                self._connection.executemany("INSERT OR REPLACE INTO generations VALUES (?, ?)", rows)
-        for one in ends:
-            self.record(one.operation.origin).results[one.operation.seq] = one.result
+            self._keep_result(operation, result)
+            run("DELETE FROM intents WHERE origin = ? AND seq = ?", key)
+            self._connection.executemany("DELETE FROM taken WHERE tid = ?", ((tid,) for tid in used))
+            self._close_transfers("origin = ? AND seq = ?", key)
+            rows = [(_blob(path), number) for path, number in generations.items()]
+            self._connection.executemany("INSERT OR REPLACE INTO generations VALUES (?, ?)", rows)
+        self.record(operation.origin).results[operation.seq] = result
 
     def intend_packs(self, intents: Iterable[PackIntent]) -> None:
         """INTENT of all files of some packs, durable before the first of them gets its name."""
@@ -347,6 +333,14 @@ class Store:
             self._close_transfers("origin = ? AND seq <= ?", (origin, low))
         del self._records[origin]
 
+    def abandon(self, transfer: Transfer) -> None:
+        """A transfer that nobody goes on with is closed."""
+        self._abandon("overlay-abandon", transfer)
+
+    def _abandon(self, label: str, transfer: Transfer) -> None:
+        with self._transaction(label):
+            self._close_transfers("tid = ?", (transfer.tid,))
+
     def forget(self, now: int) -> list[int]:
         """Drop expired transfers, whose numbers are returned, and origins whose last expiry is an hour ago."""
         gone = [transfer.tid for transfer in self._transfers("expires < ?", (now,))]
@@ -376,10 +370,14 @@ class Store:
             for statement in self.schema.split(";\n"):
                 run(statement)
             run("INSERT INTO meta VALUES ('epoch', ?)", (os.urandom(16).hex(),))
+            self._made()
             run(f"PRAGMA user_version={_VERSION}")
         elif version != _VERSION:
             raise sqlite3.DatabaseError(f"it is of version {version}, this program knows {_VERSION}")
         run("COMMIT")
+
+    def _made(self) -> None:
+        """A new database has its tables: what else it begins with."""
 
     @contextmanager
     def _transaction(self, label: str) -> Iterator[None]:
@@ -411,8 +409,8 @@ class Store:
     def _keep_result(self, operation: Operation, result: Result) -> None:
         self._keep_origin(operation.origin, operation.expires)
         self._connection.execute(
-            "INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?)",
-            (operation.origin, operation.seq, result.outcome.value, result.reason, result.generation),
+            "INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?, ?)",
+            (operation.origin, operation.seq, result.outcome.value, *result[1:]),
         )
 
     def _close_transfers(self, where: str, values: tuple[object, ...]) -> None:
@@ -430,11 +428,11 @@ class Store:
     def _read_record(self, origin: str) -> OriginRecord:
         run = self._connection.execute
         row = run("SELECT low FROM origins WHERE origin = ?", (origin,)).fetchone()
-        results = run("SELECT seq, outcome, reason, generation FROM results WHERE origin = ?", (origin,))
-        found = {seq: Result(Outcome(outcome), reason, number) for seq, outcome, reason, number in results}
+        results = run("SELECT seq, outcome, reason, generation, code FROM results WHERE origin = ?", (origin,))
+        found = {seq: Result(Outcome(outcome), *rest) for seq, outcome, *rest in results}
         for (text,) in run("SELECT results FROM packs WHERE origin = ?", (origin,)):
-            for seq, outcome, reason, number in json.loads(text):
-                found[seq] = Result(Outcome(outcome), reason, number)
+            for seq, outcome, *rest in json.loads(text):
+                found[seq] = Result(Outcome(outcome), *rest)
         cancelled = {seq for (seq,) in run("SELECT seq FROM cancelled WHERE origin = ?", (origin,))}
         return OriginRecord(row[0] if row else 0, found, cancelled)
 

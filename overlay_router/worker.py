@@ -18,6 +18,7 @@ import ssl
 import sys
 import threading
 import time
+import zlib
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -53,6 +54,7 @@ class Job:
     :param generation: of the file that is sent. :param mode: of that file.
     :param hop: address of the router that a relay passes on to. :param peer: name of the peer's key.
     :param cert: file of the certificate, of "tls" between a connection and a plain one. :param cert_key: of its key.
+    :param host: of the other side, on the side that connects: then ``cert`` has the certificates that it trusts.
     :param flow: transfer that a relay passes on, with its owner, priority and deadline.
     """
 
@@ -69,6 +71,7 @@ class Job:
     peer: str = ""
     cert: str = ""
     cert_key: str = ""
+    host: str = ""
     blocks: int = 0
     flow: str = ""
     owner: str = ""
@@ -346,11 +349,15 @@ def _cover(job: Job, connection: socket.socket, plain: socket.socket, report: Re
     with connection, plain:
         try:
             changed_ns = Path(job.cert).stat().st_mtime_ns
-            tunnel = Tunnel(connection, plain, _certified(job.cert, job.cert_key, changed_ns))
+            context = _trusting(job.cert, changed_ns) if job.host else _certified(job.cert, job.cert_key, changed_ns)
+            tunnel = Tunnel(connection, plain, context, job.host)
             tunnel.handshake(_HANDSHAKE_S)
             tunnel.run()
         except OSError as problem:
             report(Report(0, problem=f"TLS: {problem}"))
+            if job.host:  # whoever waits for a greeting hears why there is none
+                with contextlib.suppress(OSError):
+                    plain.sendall(encode(Refuse(_no_tls(job, problem)), zlib.crc32))
 
 
 @lru_cache(maxsize=4)
@@ -359,6 +366,18 @@ def _certified(cert: str, cert_key: str, changed_ns: int) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(cert, cert_key or None)
     return context
+
+
+@lru_cache(maxsize=4)
+def _trusting(ca: str, changed_ns: int) -> ssl.SSLContext:
+    """With the certificates in a file as it was at that time."""
+    return ssl.create_default_context(cafile=ca)
+
+
+def _no_tls(job: Job, problem: OSError) -> str:
+    if isinstance(problem, ssl.SSLCertVerificationError):
+        return f"its certificate is not one of {job.cert}: {problem.verify_message}"
+    return f"TLS with it: {problem}; has it a certificate (STAGEOUT_ROUTER_CERT)?"
 
 
 def _moved(report: Reporter, hop: str, size_bytes: int) -> None:

@@ -28,6 +28,7 @@ from stageout import __version__
 from stageout.core import log
 from stageout.core.clock import SystemClock
 from stageout.core.config import ConfigError, Settings, condor_settings, environment_settings, reload_condor
+from stageout.core.ending import end
 from stageout.core.errors import StageoutError
 from stageout.tuning.policies import Limits
 
@@ -156,8 +157,7 @@ class Daemon:
         try:
             yield
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await end([task])
 
     async def _sweep_until(self, stop: asyncio.Event) -> None:
         while not stop.is_set():

@@ -17,7 +17,7 @@ import signal
 import socket
 import sqlite3
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +43,7 @@ from stageout import __version__
 from stageout.core import log
 from stageout.core.clock import Clock, SystemClock
 from stageout.core.config import ConfigError, Settings, condor_settings, reload_condor
+from stageout.core.ending import end
 from stageout.core.errors import StageoutError
 from stageout.core.signing import KeyUnusable, load_or_make_key
 from stageout.movers.plugins_table import PluginsTable
@@ -132,7 +133,14 @@ class Daemon:
         run = self.spool.root / "run"
         await control.start(run / SOCKET_NAME)
         await intake.start(run / socket_name(settings.condor("EXECUTE")))
-        log.event("started", version=__version__, manager=manager.name, key=manager.key, spool=self.spool.root)
+        log.event(
+            "started",
+            pid=os.getpid(),
+            version=__version__,
+            manager=manager.name,
+            key=manager.key,
+            spool=self.spool.root,
+        )
         work = [
             self._forever("move", pipeline.run),
             self._forever("leases", pipeline.keep_leases),
@@ -170,7 +178,7 @@ class Daemon:
             await self._drain.run()
         else:
             await pipeline.stop(grace_s)
-        await _end(tasks)
+        await end(tasks)
         if pipeline.tuner.grants is not None:
             await pipeline.tuner.grants.close()
         with contextlib.suppress(asyncio.TimeoutError):
@@ -278,15 +286,6 @@ class Daemon:
     async def _load_plugins(self) -> None:
         paths = self._settings.condor("FILETRANSFER_PLUGINS").replace(",", " ").split()
         await asyncio.get_running_loop().run_in_executor(None, self._table.load, paths)
-
-
-async def _end(tasks: Collection[asyncio.Task[None]]) -> None:
-    """Cancel tasks. More than once: a wait that is fulfilled at the same moment swallows the cancellation."""
-    pending = set(tasks)
-    while pending:
-        for task in pending:
-            task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=0.5)
 
 
 def _replace_meta(db: sqlite3.Connection, name: str, value: str) -> str:

@@ -3,38 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
+from sandbox_manager.lookups import FileRow
 from sandbox_manager.sandbox import Destination
 from stageout.movers.schemes import method_of
-from stageout.wire.deposits import EXPIRES_AFTER_S, Receipt, new_seed
+from stageout.wire.deposits import EXPIRES_AFTER_S, Receipt, joined, new_seed, written_numbers
 
 METHOD = "overlay"
 
 
-@dataclass(frozen=True)
 class HandOver:
-    """:param router: ``HOST:PORT`` of the custodian. :param key: public key that reports are signed with."""
+    """One drain's. A file has one number however often it is given away: a custodian that has it says so, and whoever
+    gives the job up finds every deposit that there may be.
 
-    router: str
-    key: str
-    _begun: dict[int, list[str]] = field(default_factory=dict)
+    :param router: ``HOST:PORT`` of the custodian. :param key: public key that reports are signed with.
+    """
+
+    def __init__(self, router: str, key: str) -> None:
+        self.router, self._seed = router, new_seed(key)
+        self._numbers: dict[tuple[int, int], int] = {}
+        self._begun: dict[int, dict[int, Receipt]] = {}
 
     def takes(self, destination: Destination) -> bool:
         """Whether files for that destination can go this way: only what the overlay's plugin moves."""
         return method_of(destination.scheme) == METHOD
 
-    def begin(self, sandboxes: Iterable[int], files: int, now: int) -> dict[str, str]:
-        """Settings for a plugin that hands over files of these sandboxes."""
-        seed = new_seed(self.key)
-        receipt = str(Receipt(self.router, seed, 1, files, now + EXPIRES_AFTER_S))
-        for sandbox in set(sandboxes):
-            self._begun.setdefault(sandbox, []).append(receipt)
-        return {"STAGEOUT_OVERLAY_HANDOVER": self.router, "STAGEOUT_OVERLAY_SEED": seed}
+    def begin(self, files: Iterable[FileRow], now: int) -> dict[str, str]:
+        """Settings for a plugin that hands over these files, in the order in which it is told of them."""
+        numbers = []
+        for file in files:
+            number = self._numbers.setdefault((file.ticket_id, file.position), len(self._numbers) + 1)
+            receipt = Receipt(self.router, self._seed, number, number, now + EXPIRES_AFTER_S)
+            self._begun.setdefault(file.sandbox, {})[number] = receipt
+            numbers.append(number)
+        return {
+            "STAGEOUT_OVERLAY_HANDOVER": self.router,
+            "STAGEOUT_OVERLAY_SEED": self._seed,
+            "STAGEOUT_OVERLAY_NUMBERS": written_numbers(numbers),
+        }
 
     def begun(self, sandbox: int) -> tuple[str, ...]:
         """All that may have been given to the custodian of a sandbox: its plugin may have died before it could say so.
 
         Whoever runs the job again must have this cancelled, or old output could come after the new.
         """
-        return tuple(self._begun.get(sandbox, ()))
+        return tuple(map(str, joined(self._begun.get(sandbox, {}).values())))

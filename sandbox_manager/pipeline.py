@@ -337,7 +337,7 @@ class Pipeline:
             known = None  # a service with a queue of its own: what the last call took says nothing about this one
         limit_s, settings = call_limits(known, files, flight, self.rules.lifetime_s, now)
         if self.hand_over_to is not None and self.hand_over_to.takes(destination):
-            settings.update(self.hand_over_to.begin((item.sandbox for item in files), len(files), int(now)))
+            settings.update(self.hand_over_to.begin(files, int(now)))
         settings["STAGEOUT_JOBS"] = job_names(self.book.registry.job_of(item.sandbox) for item in files)
         run = BatchRun(self._spool, self._table, destination, user, files, directory, limit_s, settings, held, now)
         run.jobs = {self.book.registry.by_id[box].run.job: box for box in run.sandboxes}

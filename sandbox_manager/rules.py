@@ -11,9 +11,9 @@ from sandbox_manager.sandbox import Sandbox
 from sandbox_manager.slots import Limits
 from sandbox_manager.tuner import TuningRules, read_tuning
 from stageout.core.config import Settings
+from stageout.movers.plugins_table import PLUGIN_LIFETIME_S
 
 _MB = 1024 * 1024
-_LIFETIME_S = 72000.0
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def read_rules(settings: Settings) -> Rules:
         retention_s=settings.number("STAGEOUT_RETENTION"),
         stop_grace_s=settings.number("STAGEOUT_STOP_GRACE"),
         renewal_interval_s=settings.number("STAGEOUT_RENEWAL_INTERVAL"),
-        lifetime_s=_number(settings.condor("MAX_FILE_TRANSFER_PLUGIN_LIFETIME"), _LIFETIME_S),
+        lifetime_s=_number(settings.condor("MAX_FILE_TRANSFER_PLUGIN_LIFETIME"), PLUGIN_LIFETIME_S),
         is_pilot=settings.flag("STAGEOUT_PILOT"),
         pilot_end=settings.count("STAGEOUT_PILOT_END"),
         pilot_grace_s=settings.number("STAGEOUT_PILOT_GRACE"),

@@ -96,10 +96,10 @@ class Agent:
     def run_pass(self) -> bool:
         """Do what there is to do now; False when schedd or collector did not answer."""
         try:
-            self.read_receipts()
             self._look()
             seen = self.custodians.completed(self.board.by_job()) if self.custodians else self.board.by_job()
             jobs = {job.name: job for job in self.queue.jobs(seen.keys())}
+            self.read_receipts()  # after the queue: the record of a job that is Completed there has been written
             if self.custodians:
                 self.custodians.look_at(jobs, self._past)
             self._work(jobs, seen)
@@ -154,7 +154,8 @@ class Agent:
         now_s = self.clock.monotonic_s()
         past = None if job else self._past.get(name)
         run = job.run if job else past.run if past else 0
-        record = self.receipts.of_last_transfer(job) if job and job.settling else self._record(name, run)
+        counts = self.receipts.last_transfer(job) if job and job.settling else run
+        record = self._record(name, counts)
         if job and job.settling:
             self.view.waiting(name, run)
         record = adopted(record, seen)
@@ -170,7 +171,7 @@ class Agent:
             seen=tuple(seen),
             absent_s={manager: self.view.absent_s(manager, name, run) for manager in managers},
             waited_s=self.view.waited_s(name, run),
-            elders=self._elders(name, run),
+            elders=self._elders(name, counts or run),
             edited_s_ago=now_s - self._edited.get(name, float("-inf")),
             dag=self._dags.get(job.dag, Dag.UNKNOWN) if job else Dag.UNKNOWN,
             done=self.book.done(name),

@@ -82,8 +82,9 @@ class Job:
 
     :param name: GlobalJobId. :param run: NumShadowStarts. :param handed_off: files that its last run handed off.
     :param held_at_exit: held by its own on_exit_hold, where HTCondor delivers output too.
-    :param shadow_since: ShadowBday, wall clock, seconds. :param transferred_at: end of its last transfer of output,
-    likewise, 0 when it had none. :param dag: cluster of its DAGMan job, 0 when it is no node.
+    :param shadow_since: ShadowBday, wall clock, seconds. :param executing_since: when its last run began to execute,
+    likewise. :param transferred_at: end of its last transfer of output, likewise, 0 when it had none.
+    :param dag: cluster of its DAGMan job, 0 when it is no node.
     """
 
     name: str
@@ -98,6 +99,7 @@ class Job:
     completions: int = 0
     reconnects: int = 0
     shadow_since: int = 0
+    executing_since: int = 0
     transferred_at: int = 0
     hold_code: int = 0
     hold_subcode: int = 0

@@ -37,6 +37,7 @@ CANDIDATES = (
 PROJECTION = [
     "GlobalJobId", "ClusterId", "ProcId", "JobStatus", "NumShadowStarts", "NumJobReconnects", "NumJobCompletions",
     "ShadowBday", "EnteredCurrentStatus", "JobPrio", "DAGManJobId", "TransferOutputStats", "TransferOutFinished",
+    "JobCurrentFinishTransferOutputDate", "JobCurrentStartExecutingDate",
     "HoldReasonCode", "HoldReasonSubCode", "StageOutRequest", "StageOutReruns", "StageOutState", "StageOutRun",
     "StageOutReason", "StageOutBytesLeft", "StageOutFilesLeft", "StageOutAttempts", "StageOutNextAttempt",
     "StageOutManager", "StageOutKeys",
@@ -90,7 +91,9 @@ def parse_job(ad: Mapping[str, Any], candidate: bool) -> Job:
         run=number("NumShadowStarts"), handed_off=handed_off if isinstance(handed_off, int) else 0,
         priority=number("JobPrio"), dag=number("DAGManJobId"), entered_at=number("EnteredCurrentStatus"),
         completions=number("NumJobCompletions"), reconnects=number("NumJobReconnects"),
-        shadow_since=number("ShadowBday"), transferred_at=number("TransferOutFinished"),
+        shadow_since=number("ShadowBday"), executing_since=number("JobCurrentStartExecutingDate"),
+        # A reconnect of the shadow loses the one or the other.
+        transferred_at=max(number("TransferOutFinished"), number("JobCurrentFinishTransferOutputDate")),
         hold_code=number("HoldReasonCode"), hold_subcode=number("HoldReasonSubCode"),
         held_at_exit=candidate and number("HoldReasonCode") == POLICY_HOLD_CODE,
         request=text("StageOutRequest"), reruns=number("StageOutReruns"),

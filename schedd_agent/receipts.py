@@ -25,6 +25,8 @@ _STRING = rb'"(?:[^"\\]|\\.)*"'
 _RECEIPT = re.compile(_STRING + rb"|\bStageOutReceipt = (\[(?:[^\[\]\"]|" + _STRING + rb")*\])", re.DOTALL)
 _READ_BYTES = 4 * 1024 * 1024
 _MOST_KEPT = 200_000
+#: Seconds by which a record may be older than the end of its transfer in the job's ad: both are whole seconds.
+_APART_S = 2
 
 
 class RunKey(NamedTuple):
@@ -52,19 +54,20 @@ class Receipts:
         """The record of a run; None when it was not found."""
         return self._records.get(RunKey(cluster, proc, run))
 
-    def of_last_transfer(self, job: Job) -> Record | None:
-        """The record of the run that counts, also where a restart of the AP gave that run another number.
+    def last_transfer(self, job: Job) -> int:
+        """Number in the records of the run that counts: mostly the job's, 0 when its record was not found.
 
         A schedd that dies when a shadow has just ended starts another for the same run: it finds the job done and
-        writes no record. The record before is that of the run that counts if the job's last transfer of output is
-        not younger than it.
+        writes no record. The record before is that of the run that counts if nothing was executed after it and the
+        job's last transfer of output is not younger than it (the two are written one after the other).
         """
-        found = self.get(job.cluster, job.proc, job.run)
-        if found is not None:
-            return found
-        last = self._last.get((job.cluster, job.proc))
-        earlier = self._records.get(RunKey(job.cluster, job.proc, last)) if last and last < job.run else None
-        return earlier if earlier and earlier.written_at >= job.transferred_at > 0 else None
+        if self.get(job.cluster, job.proc, job.run) is not None:
+            return job.run
+        last = self._last.get((job.cluster, job.proc), 0)
+        earlier = self.get(job.cluster, job.proc, last) if 0 < last < job.run else None
+        if earlier is None or not job.executing_since <= earlier.written_at:
+            return 0
+        return last if 0 < job.transferred_at <= earlier.written_at + _APART_S else 0
 
     def read_new(self) -> int:
         """Read what was added since the last call; returns how many records with receipts came.

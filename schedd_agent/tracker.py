@@ -115,8 +115,8 @@ def _own(s: Situation, job: Job, record: Record | None) -> tuple[Seen, ...]:
 
 def _fence(s: Situation, job: Job, record: Record | None, own: Sequence[Seen], limits: Limits) -> Iterator[Effect]:
     """Orders about sandboxes that are not part of the run that counts."""
-    if job.settling:
-        for elder, silent_s in s.elders.items():
+    if job.settling and record is not None:
+        for elder, silent_s in _elders(s, own):
             if silent_s < limits.lease_s and not _has_stopped(s, elder):
                 yield Send(elder.manager, Action.SUPERSEDE, elder.run)
     for item in s.seen:
@@ -134,6 +134,13 @@ def _fence(s: Situation, job: Job, record: Record | None, own: Sequence[Seen], l
         elif job.ended and not (job.settling and record is None) and not _confirmed(s, item.manager, box.number):
             # The run that counts did not report this hand-off: its plugin uploaded the files itself.
             yield Send(item.manager, Action.CONFIRM, box.number, (), 0, job.priority)
+
+
+def _elders(s: Situation, own: Sequence[Seen]) -> Iterator[tuple[Elder, float]]:
+    """Managers of earlier runs, without those that know the run that counts by such a number."""
+    for elder, silent_s in s.elders.items():
+        if not any(item.manager == elder.manager and item.sandbox.number <= elder.run for item in own):
+            yield elder, silent_s
 
 
 def _has_stopped(s: Situation, elder: Elder) -> bool:
@@ -154,7 +161,7 @@ def _is_fenced(s: Situation, job: Job, record: Record, own: Sequence[Seen], limi
     for item in s.seen:
         if item not in own and item.sandbox.state not in FREED and not _may_be_own(item, job, record, own):
             return False
-    return all(silent_s >= limits.lease_s or _has_stopped(s, elder) for elder, silent_s in s.elders.items())
+    return all(silent_s >= limits.lease_s or _has_stopped(s, elder) for elder, silent_s in _elders(s, own))
 
 
 def _is_stale(s: Situation, job: Job, record: Record | None, item: Seen, limits: Limits) -> bool:
@@ -407,7 +414,8 @@ def _after_the_end(s: Situation, job: Job, own: Sequence[Seen], limits: Limits) 
 def _no_record(s: Situation, job: Job, limits: Limits) -> Iterator[Effect]:
     if job.shown.run == job.run and job.shown.state in (State.DELIVERED, State.CANCELLED):
         return
-    if not s.records_written and s.waited_s >= limits.lease_s:
+    kept = any(item.sandbox.number == _reported_run(s, job) and item.sandbox.state not in FREED for item in s.seen)
+    if s.waited_s >= limits.lease_s and not (s.records_written and kept):
         shown = Shown(State.LOST.value, job.run, f"no manager reported its output within {s.waited_s:.0f} s")
         yield from _when_lost(s, job, shown, limits)
     elif s.waited_s >= limits.record_wait_s:

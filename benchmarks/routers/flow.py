@@ -1,16 +1,18 @@
-"""One put with a priority, as a process of its own, that says how far it is.
+"""One put with a priority, and a controller of its connections, as a process of its own, that says how far it is.
 
-``flow.py FILE NAME HOST:PORT KEYFILE ROUTES CONNECTIONS PRIORITY``. Lines of JSON: monotonic time and bytes
-sent so far, about ten a second; the last one has ``took_s`` and what each route did.
+``flow.py FILE NAME HOST:PORT KEYFILE ROUTES FIRST[-MOST] PRIORITY``; CONGESTION in the environment. Lines of JSON:
+monotonic time and bytes sent so far, about ten a second; the last one has ``took_s`` and what each route did.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
 
+from stageout.core import log
 from stageout.overlay.channel import Gateway, read_key
 from stageout.overlay.client import put
 from stageout.overlay.sending import report
@@ -22,6 +24,8 @@ _SAY_S = 0.1
 def main() -> None:
     """Run it."""
     file, name, end, key, ways, connections, priority = sys.argv[1:]
+    if "-" in connections:
+        log.open_log(None)
     said_s = [0.0]
 
     def progress(sent_bytes: int) -> None:
@@ -30,13 +34,16 @@ def main() -> None:
             said_s[0] = now_s
             print(json.dumps({"at_s": now_s, "sent_bytes": sent_bytes}), flush=True)
 
-    gateway = Gateway(*address(end), *read_key(Path(key)))
+    gateway = Gateway(*address(end), *read_key(Path(key)), congestion=os.environ.get("CONGESTION", ""))
+    first, _, most = connections.partition("-")
     start_s = time.monotonic()
     done = put(
-        gateway, Path(file), name, routes=parse_routes(ways), progress=progress, connections=int(connections),
-        priority=int(priority),
+        gateway, Path(file), name, routes=parse_routes(ways), progress=progress, connections=int(first),
+        most_connections=int(most or 0), priority=int(priority),
     )  # fmt: skip
-    print(json.dumps({"took_s": time.monotonic() - start_s, "shares": report(done.shares)}))
+    took_s = time.monotonic() - start_s
+    used = [share.connections for share in done.shares]
+    print(json.dumps({"took_s": took_s, "connections": used, "shares": report(done.shares)}))
 
 
 if __name__ == "__main__":

@@ -15,11 +15,12 @@ from stageout.cli.exits import CommandError, Exit, UsageError
 from stageout.cli.trees import send_trees
 from stageout.core.errors import TransferFailure
 from stageout.overlay.channel import Gateway, gateway_of
-from stageout.overlay.client import deposit, outcome, put
+from stageout.overlay.client import deposit, put
+from stageout.overlay.copying import state
 from stageout.overlay.fetch import get
 from stageout.overlay.sending import report
-from stageout.overlay.settings import routes_of
-from stageout.wire.overlay import Custody
+from stageout.overlay.settings import congestion_of, connections_of, routes_of
+from stageout.wire.overlay import Copying, Custody
 from stageout.wire.route import DEFAULT_PORT, BadRoute, Route, address, addresses, check, written
 
 _BAR = 30
@@ -62,8 +63,9 @@ class Bar:
 def run(options: argparse.Namespace) -> int:
     """Move the files in order; the first that fails ends the command."""
     gateway, path = target(options.url, options.key)
+    gateway = replace(gateway, congestion=congestion_of())
     if options.command == "ask":
-        return _ask(gateway, options.origin)
+        return _ask(gateway, options)
     if getattr(options, "custody", False) and not options.through:
         raise UsageError("--custody needs --through")
     try:
@@ -108,19 +110,22 @@ def _put(gateway: Gateway, local: Path, path: str, options: argparse.Namespace, 
     bar, mode, terminal = Bar(local.name, status.st_size), status.st_mode & 0o777, ""
     if options.through:
         gateway, terminal = through(gateway, options.through)
+    first, most = connections_of(options.connections)
+    deadline = int(time.time() + options.within) if options.within else 0
     if options.custody:
         given = deposit(
-            gateway, local, path, terminal, mode=mode, connections=options.connections, progress=bar, routes=routes
-        )
+            gateway, local, path, terminal, mode=mode, connections=first, most_connections=most, progress=bar,
+            routes=routes, priority=options.priority, deadline=deadline,
+        )  # fmt: skip
         bar.end(given.size_bytes)
-        print(f"  in custody; what became of it: stageout ask overlay://{given.custodian} {given.origin}")
+        print(f"  in custody; what became of it: {ask_with(gateway, given.origin)}")
         return
     done = put(
-        gateway, local, path, mode=mode, connections=options.connections, progress=bar, terminal=terminal,
-        routes=routes, lot=options.lot,
+        gateway, local, path, mode=mode, connections=first, most_connections=most, progress=bar, terminal=terminal,
+        routes=routes, lot=options.lot, priority=options.priority, deadline=deadline,
     )  # fmt: skip
     bar.end(done.size_bytes)
-    if len(routes) > 1:
+    if len(routes) > 1 or any(share.reason for share in done.shares):
         print(f"  {report(done.shares)}")
 
 
@@ -135,14 +140,22 @@ def through(gateway: Gateway, custodian: str) -> tuple[Gateway, str]:
     return replace(gateway, host=host, port=port), ",".join([*more, written(gateway.host, gateway.port)])
 
 
-def _ask(gateway: Gateway, origin: str) -> int:
+def ask_with(gateway: Gateway, origin: str) -> str:
+    """The command that tells what became of a file."""
+    return f"stageout ask overlay://{gateway.server} {origin}"
+
+
+def _ask(gateway: Gateway, options: argparse.Namespace) -> int:
     try:
-        answer = outcome(gateway, origin, 1)
+        answer = state(gateway, options.origin, options.cancel)
     except TransferFailure as failure:
         print(f"stageout: {failure}", file=sys.stderr)
         return int(Exit.FAILED)
     if isinstance(answer, Custody):
         print(f"in custody of {answer.router}")
+        return int(Exit.TIMED_OUT)
+    if isinstance(answer, Copying):
+        print(f"{answer.moved_bytes} of {answer.size_bytes} bytes{': ' if answer.problem else ''}{answer.problem}")
         return int(Exit.TIMED_OUT)
     print(f"{answer.outcome}{': ' if answer.reason else ''}{answer.reason}")
     return int(Exit.OK if answer.outcome == "done" else Exit.FAILED)

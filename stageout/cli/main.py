@@ -83,8 +83,9 @@ exit status: 0 all arrived, 1 one did not (those behind it were not sent), 64 th
 
 
 _FATE = """\
-Asks a custodian what became of a file that 'stageout put --custody' gave to it: in custody, done, failed, expired,
-lost, cancelled, or unknown (the custodian has lost its records).
+Asks a router what became of a file that 'stageout put --custody' gave to it, or that 'stageout copy --background' told
+it to copy: in custody, how far it has come, done, failed, expired, lost, cancelled, or unknown (it has lost its
+records). With --cancel it is given up; ask again whether that was in time.
 
 exit status: 0 the file is at its destination, 1 it is not and nobody will bring it there, 2 not yet, 64 wrong URL"""
 
@@ -129,8 +130,10 @@ _MKDIR = "Makes directories in the order given." + _NAMES_STATUS
 _MV = "Gives a file or directory another name at the same router. A file of that name is replaced." + _NAMES_STATUS
 
 _COPY = """\
-Copies a file from a router to another (or the same). The bytes pass through this machine's memory, a MiB at a time, not
-over its disk. The copy appears under its name only when it is whole, checked by digest and on the router's disk.
+Copies a file from a router to another (or the same). The first sends it to the second in your name, with your rights at
+both; interrupted, it is given up. Where the first cannot reach the second, or with --carry, the bytes pass through this
+machine's memory, a MiB at a time, not over its disk, and that is said. The copy appears under its name only when it is
+whole, checked by digest and on the router's disk.
 
 exit status: 0 it is there, 1 it is not, 64 a URL cannot be used"""
 
@@ -233,7 +236,9 @@ def _add_history(commands: argparse._SubParsersAction[_Parser]) -> None:
 
 def _add_doctor(commands: argparse._SubParsersAction[_Parser]) -> None:
     command = _add(commands, "doctor", "checks the installation and says what to fix", _DOCTOR, "doctor")
-    command.add_argument("--role", choices=("ap", "ep", "pilot"), action="append", help="default: what runs here")
+    command.add_argument(
+        "--role", choices=("ap", "ep", "pilot", "router"), action="append", help="default: what runs here"
+    )
     command.add_argument("--json", action="store_true", help="print JSON (its fields: docs/COMMANDS.md)")
 
 
@@ -269,8 +274,11 @@ def _add_files(commands: argparse._SubParsersAction[_Parser]) -> None:
     command.add_argument("-r", "--recursive", action="store_true", help="FILEs are directories: send all below them")
     command.add_argument("--lot", metavar="ID", default="", help="take the space from this lot (stageout lot)")
     command.add_argument(
-        "--connections", metavar="N", type=_streams, default=2, help="that carry one file on each route (default: 2)"
-    )
+        "--connections", metavar="N", type=_connections, default=0,
+        help="that carry one file on each route (default: auto, at most STAGEOUT_OVERLAY_CONNECTIONS)",
+    )  # fmt: skip
+    command.add_argument("--priority", metavar="N", type=_priority, default=0, help="0 to 10: each doubles its share")
+    command.add_argument("--within", metavar="S", type=_seconds, default=0, help="it should be there after S seconds")
     command.add_argument(
         "--through",
         metavar="HOST",
@@ -281,7 +289,8 @@ def _add_files(commands: argparse._SubParsersAction[_Parser]) -> None:
     _add_ways(command)
     command = _add(commands, "ask", "asks a custodian of the overlay what became of a file", _FATE, "files")
     command.add_argument("url", metavar="URL", help="overlay://HOST[:PORT] of the custodian")
-    command.add_argument("origin", metavar="ORIGIN", help="as put --custody has printed it")
+    command.add_argument("origin", metavar="ORIGIN", help="as put --custody or copy --background has printed it")
+    command.add_argument("--cancel", action="store_true", help="give it up first")
     _add_key(command)
     command = _add(commands, "get", "fetches a file from a router of the overlay", _GET, "files")
     command.add_argument("url", metavar="URL", help="overlay://HOST[:PORT]/path")
@@ -301,7 +310,7 @@ def _add_routes(commands: argparse._SubParsersAction[_Parser]) -> None:
 def _add_ways(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--routes", metavar="ROUTES", default="",
-        help="relays to pass: 'A; B,C; direct' are three routes used at once, 'ask A' those that A"
+        help="relays to pass: 'A; B,C; direct' are three routes (put uses all at once), 'ask A' those that A "
         "knows (default: STAGEOUT_OVERLAY_ROUTES)",
     )  # fmt: skip
 
@@ -325,27 +334,44 @@ def _add_names(commands: argparse._SubParsersAction[_Parser]) -> None:
     command.add_argument("-l", "--long", action="store_true", help="kind, mode, size and time, too")
     command.add_argument("url", metavar="URL", help=url)
     _add_key(command)
+    _add_ways(command)
     command = _add(commands, "stat", "says what a name at a router is", _STAT, "names")
     command.add_argument("url", metavar="URL", help=url)
     _add_key(command)
+    _add_ways(command)
     command = _add(commands, "rm", "removes names at a router", _RM, "names")
     command.add_argument("-r", "--recursive", action="store_true", help="directories, with all that is in them")
     command.add_argument("urls", metavar="URL", nargs="+", help=url)
     _add_key(command)
+    _add_ways(command)
+    _add_custodian(command)
     command = _add(commands, "mkdir", "makes directories at a router", _MKDIR, "names")
     command.add_argument("-p", "--parents", action="store_true", help="those above, too, where they are missing")
     command.add_argument("urls", metavar="URL", nargs="+", help=url)
     _add_key(command)
+    _add_ways(command)
+    _add_custodian(command)
     command = _add(commands, "mv", "renames a file or directory at a router", _MV, "names")
     command.add_argument("-p", "--parents", action="store_true", help="make the directories above NEW, too")
     command.add_argument("url", metavar="URL", help=url)
     command.add_argument("to", metavar="NEW", help="the new name, at the same router")
     _add_key(command)
+    _add_ways(command)
+    _add_custodian(command)
     command = _add(commands, "copy", "copies a file from one router to another", _COPY, "names")
     command.add_argument("url", metavar="URL", help=url)
     command.add_argument("to", metavar="NEW", help="at any router; with / at its end a directory")
     _add_key(command)
+    _add_ways(command)
     command.add_argument("--to-key", metavar="FILE", default="", help="key for the router of NEW (default: --key)")
+    command.add_argument("--to-routes", metavar="ROUTES", default="", help="ways to the router of NEW, as --routes")
+    how = command.add_mutually_exclusive_group()
+    how.add_argument("--background", action="store_true", help="return when the first router has taken it over")
+    how.add_argument("--carry", action="store_true", help="move the bytes through this machine")
+
+
+def _add_custodian(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--through", metavar="HOST", help="custodian that passes it on; --routes lead there then")
 
 
 def _add_lot(commands: argparse._SubParsersAction[_Parser]) -> None:
@@ -394,6 +420,23 @@ def _streams(text: str) -> int:
     if not 1 <= value <= 64:
         raise ValueError
     return value
+
+
+def _connections(text: str) -> int:
+    return 0 if text == "auto" else _streams(text)
+
+
+_connections.__name__ = "number of connections (1 to 64, or auto)"
+
+
+def _priority(text: str) -> int:
+    value = int(text)
+    if not 0 <= value <= 10:
+        raise ValueError
+    return value
+
+
+_priority.__name__ = "priority (0 to 10)"
 
 
 _streams.__name__ = "number of streams (1 to 64)"

@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable
 
 from stageout.cli.exits import Exit, UsageError
-from stageout.cli.files import Bar, target
+from stageout.cli.files import Bar, ask_with, target, through
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Gateway
-from stageout.overlay.copying import copy
+from stageout.overlay.copying import Copy, carry, command, copy
 from stageout.overlay.operations import Entry, Session
+from stageout.overlay.settings import routes_of
 
 _KINDS = {"file": "-", "directory": "d", "link": "l", "other": "?"}
 
@@ -41,9 +42,14 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
+def _session(gateway: Gateway, options: argparse.Namespace) -> Session:
+    custodian = through(gateway, options.through)[0] if getattr(options, "through", None) else None
+    return Session(gateway, routes=routes_of(options.routes, custodian or gateway), through=custodian)
+
+
 def _ls(options: argparse.Namespace) -> None:
     gateway, path = target(options.url, options.key)
-    with Session(gateway) as session:
+    with _session(gateway, options) as session:
         entry = session.stat(path)
         entries = session.entries(path) if entry.kind == "directory" else iter([entry])
         for one in sorted(entries, key=lambda one: one.name):
@@ -52,7 +58,7 @@ def _ls(options: argparse.Namespace) -> None:
 
 def _stat(options: argparse.Namespace) -> None:
     gateway, path = target(options.url, options.key)
-    with Session(gateway) as session:
+    with _session(gateway, options) as session:
         entry = session.stat(path)
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.modified))
     for name, value in (
@@ -65,7 +71,7 @@ def _stat(options: argparse.Namespace) -> None:
 def _rm(options: argparse.Namespace) -> None:
     for url in options.urls:
         gateway, path = target(url, options.key)
-        with Session(gateway) as session:
+        with _session(gateway, options) as session:
             if not options.recursive and session.stat(path).kind == "directory":
                 raise TransferFailure(ErrorClass.CONFLICT, f"{path} is a directory: rm -r removes it with all in it")
             session.delete(path)
@@ -77,7 +83,7 @@ def _mv(options: argparse.Namespace) -> None:
     other, new = target(options.to, options.key)
     if other.server != gateway.server:
         raise UsageError("mv renames at one router; use copy, then rm")
-    with Session(gateway) as session:
+    with _session(gateway, options) as session:
         session.rename(path, new, parents=options.parents)
         session.push()
 
@@ -85,7 +91,7 @@ def _mv(options: argparse.Namespace) -> None:
 def _mkdir(options: argparse.Namespace) -> None:
     for url in options.urls:
         gateway, path = target(url, options.key)
-        with Session(gateway) as session:
+        with _session(gateway, options) as session:
             session.mkdir(path, parents=options.parents)
             session.push()
 
@@ -95,13 +101,21 @@ def _copy(options: argparse.Namespace) -> None:
     to, new = target(options.to, options.to_key or options.key)
     if options.to.endswith("/"):
         new = f"{new}/{path.rpartition('/')[2]}".lstrip("/")
-    bar = Bar(printable(path.rpartition("/")[2]), _size_bytes(source, path))
-    bar.end(copy(source, path, to, new, progress=bar).size_bytes)
+    routes, to_routes = routes_of(options.routes, source), routes_of(options.to_routes or options.routes, to)
+    if options.background:
+        given = command(source, path, to, new, routes=routes, target_routes=to_routes)
+        print(f"{source.server} copies it; what became of it: {ask_with(source, given.origin)}")
+        return
+    bar = Bar(printable(path.rpartition("/")[2]), 0)
+    move = carry if options.carry else copy
+    done = move(source, path, to, new, progress=bar, sized=bar.sized, routes=routes, target_routes=to_routes)
+    bar.end(done.size_bytes)
+    _tell_way(done)
 
 
-def _size_bytes(gateway: Gateway, path: str) -> int:
-    with Session(gateway) as session:
-        return session.stat(path).size_bytes
+def _tell_way(done: Copy) -> None:
+    if done.carried:
+        print(f"  carried through this machine: {done.carried}")
 
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {

@@ -15,6 +15,7 @@ from stageout.overlay.client import Put
 from stageout.overlay.many import below, put_many
 from stageout.overlay.operations import Session
 from stageout.overlay.packs import SmallPut
+from stageout.overlay.settings import connections_of
 from stageout.wire.route import Route
 
 SHOW_EVERY_S = 0.2
@@ -29,7 +30,7 @@ def send_trees(gateway: Gateway, path: str, options: argparse.Namespace, routes:
     status = Exit.OK
     for name in options.files:
         tree = _Tree(gateway, Path(name), f"{path}/{Path(name).resolve().name}".strip("/") if into else path)
-        if tree.send(options.connections, routes):
+        if tree.send(options, routes):
             status = Exit.FAILED
     return int(status)
 
@@ -42,11 +43,16 @@ class _Tree:
         self._files = self._bytes = self._failed = 0
         self._visible, self._shown_s = sys.stderr.isatty(), 0.0
 
-    def send(self, connections: int, routes: Sequence[Route]) -> int:
+    def send(self, options: argparse.Namespace, routes: Sequence[Route]) -> int:
         """Send it; returns how many of its entries are not there now."""
         start_s = time.monotonic()
+        first, most = connections_of(options.connections)
+        deadline = int(time.time() + options.within) if options.within else 0
         with Session(self._gateway) as names:
-            put_many(self._gateway, self._entries(names), self._ended, connections=connections, routes=routes)
+            put_many(
+                self._gateway, self._entries(names), self._ended, connections=first, most_connections=most,
+                routes=routes, priority=options.priority, deadline=deadline,
+            )  # fmt: skip
             names.push()
         seconds = max(1e-3, time.monotonic() - start_s)
         if self._visible:

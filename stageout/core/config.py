@@ -197,12 +197,34 @@ KNOBS: dict[str, Knob] = {
         ),
         Knob("STAGEOUT_ROUTER_SPOOL_MB", 0, "router", "MB of its spool for that; 0: half of the filesystem", 0),
         Knob("STAGEOUT_ROUTER_DELIVERIES", 4, "router", "files that it delivers at once out of its spool", 1),
+        Knob(
+            "STAGEOUT_ROUTER_EGRESS", "", "router", "delivered by FILETRANSFER_PLUGINS: /PATH=URL ...; empty: nothing"
+        ),
+        Knob(
+            "STAGEOUT_ROUTER_EGRESS_CREDENTIALS",
+            "",
+            "router",
+            "directory of the plugins' tokens (SERVICE.use) and proxy (x509_proxy); empty: none",
+        ),
+        Knob(
+            "STAGEOUT_ROUTER_EGRESS_LEASES",
+            "",
+            "router",
+            "router that says who may deliver, where gateways share URLs: HOST:PORT; empty: none do",
+        ),
         Knob("STAGEOUT_ROUTER_WORKERS", 2, "router", "processes that move data", 1),
         Knob(
             "STAGEOUT_OVERLAY_GATEWAY", "", "ep", "custodian that overlay:// uploads go through: HOST:PORT; empty: none"
         ),
         Knob(
             "STAGEOUT_OVERLAY_ROUTES", "", "ep", "ways to overlay:// routers: RELAY, ...; ask RELAY, ...; empty: direct"
+        ),
+        Knob("STAGEOUT_OVERLAY_CONNECTIONS", 24, "ep", "most connections of a file on each route, without a grant", 1),
+        Knob(
+            "STAGEOUT_OVERLAY_CONGESTION",
+            "",
+            "ep",
+            "TCP congestion control of overlay:// uploads, as bbr; empty: the kernel's",
         ),
         Knob("STAGEOUT_PROFILES", "/var/lib/stageout/profiles", "ep", "what stageout profile measured about servers"),
         Knob(

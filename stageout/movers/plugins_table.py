@@ -14,6 +14,8 @@ from stageout.core import log
 from stageout.core.classads import decode, parse_old
 from stageout.movers.schemes import method_of
 
+PLUGIN_LIFETIME_S = 72000.0
+"""HTCondor's default of MAX_FILE_TRANSFER_PLUGIN_LIFETIME."""
 _QUERY_TIMEOUT_S = 20.0
 _LAUNCH = Path(__file__).with_name("launch.py")
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stageout.core import tls
+from stageout.core import log, tls
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.signing import KeyUnusable, key_of
 from stageout.overlay.links import Claim, Lane, Tap
@@ -22,7 +22,7 @@ from stageout.wire import frames, overlay, packs
 from stageout.wire.capability import Credential
 from stageout.wire.frames import BadFrame, Header, Type
 from stageout.wire.greeting import SAFE_DIGESTS, WrongKey, accept, offer
-from stageout.wire.overlay import Get, List, Message, Open, Operation, Refuse, Stat, Via, Welcome
+from stageout.wire.overlay import Copy, Get, List, Message, Open, Operation, Refuse, Stat, Via, Welcome
 from stageout.wire.route import BadRoute, Route, address, check, shown, written
 
 _UNSENT_BYTES = 256 * 1024
@@ -39,6 +39,7 @@ class Gateway:
     :param credential: a capability that OPEN and OPERATION carry, and STAT, LIST and GET if it allows to read; None for
         the key's own rights.
     :param digest: the only kind of digests of blocks that is used, "" for the best that both sides have.
+    :param congestion: TCP's congestion control, such as ``bbr``; "" for the kernel's default.
     :param ca: file of certificates: TLS to the router, whose certificate must come from one of them; "" for none.
     """
 
@@ -50,6 +51,7 @@ class Gateway:
     credential: Credential | None = None
     ca: str = ""
     digest: str = ""
+    congestion: str = ""
 
     @property
     def server(self) -> str:
@@ -164,6 +166,9 @@ class Channel:
             message = credential.signed(message)
         elif isinstance(message, (Stat, List, Get)) and credential and credential.may_read:
             message = credential.signed(message, self._nonce)
+        elif isinstance(message, Copy) and credential and credential.may_read:
+            read = credential.signed(Get(message.source), self._nonce)
+            message = replace(message, read_capability=read.capability, read_signature=read.signature)
         with self._failures():
             self._socket.sendall(overlay.encode(message, self._checksum))
 
@@ -357,4 +362,15 @@ def _connect(gateway: Gateway, route: Route) -> socket.socket:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # What waits in the kernel can take no other route, and is lost with this one: no more than keeps the link busy.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+    if gateway.congestion:
+        _control_congestion(sock, gateway.congestion)
     return sock
+
+
+def _control_congestion(sock: socket.socket, name: str) -> None:
+    """A kernel without it goes on with its own: slower, perhaps, but the file arrives."""
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+    except OSError as problem:
+        log.warn("no-such-congestion-control", wanted=name, problem=problem.strerror,
+                 remedy="see net.ipv4.tcp_allowed_congestion_control, and load its module")  # fmt: skip

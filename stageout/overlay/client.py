@@ -88,6 +88,7 @@ class Upload:
     """One file on its way to a router: what :class:`stageout.overlay.sending.Sending` asks of it.
 
     :param order: the PUBLISH: identity, path, attributes, terminal. :param known: digests to be checked against.
+    :param most_connections: as of :func:`put`.
     :param opening: the OPEN to be sent, for who sends it in another's name; else it is made from ``order``.
     """
 
@@ -104,6 +105,7 @@ class Upload:
     shares: tuple[Share, ...] = ()
     opening: Open | None = None
     lot: str = ""
+    most_connections: int = 0
 
     def __post_init__(self) -> None:
         self.status = self.local.stat()
@@ -124,8 +126,8 @@ class Upload:
                 return answer
 
     def _sent(self, keep_result: bool) -> Result | Custody:
-        file = self._open()
-        sending = Sending(self, file, self.routes, self.gateway.timeout_s)
+        file = self.open()
+        sending = self.sending(file)
         try:
             answer = sending.run()
             if isinstance(answer, Result) and answer.outcome == "done" and not keep_result:
@@ -136,7 +138,12 @@ class Upload:
             self.shares = sending.shares()
         return answer
 
-    def _open(self) -> int:
+    def sending(self, file: int) -> Sending:
+        """The sending of this file; ``file`` is a descriptor of it."""
+        return Sending(self, file, self.routes, self.gateway.timeout_s)
+
+    def open(self) -> int:
+        """A descriptor of the file, for :meth:`take`. :raises TransferFailure: LOCAL_FILE."""
         try:
             return os.open(self.local, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as problem:
@@ -181,14 +188,14 @@ class Upload:
             raise TransferFailure(ErrorClass.LOCAL_FILE, f"{self.local}: {problem.strerror}") from None
         if count != len(data):
             raise Damaged(ErrorClass.SOURCE_CHANGED, f"{self.local} became shorter while it was sent")
-        self._take_digest(block, data, channel)
+        self.take_digest(block, data, channel)
         return data
 
     def publish(self, tid: int, channel: Channel) -> Operation:
         """The PUBLISH, when all blocks were read. :raises TransferFailure: the file has changed meanwhile."""
         self.digest_name = channel.digest_name
         self._digest_rest(channel)
-        self._check_source()
+        self.check_source()
         return replace(self.order, tid=tid, size_bytes=self.size_bytes, blocks=self.blocks, manifest=self.manifest)
 
     @property
@@ -218,7 +225,8 @@ class Upload:
                     data = same.get(block) or os.pread(file.fileno(), BLOCK_BYTES, block * BLOCK_BYTES)
                     self.digests[block] = data if block in same else control.digest(data)
 
-    def _take_digest(self, block: int, data: memoryview, channel: Channel) -> None:
+    def take_digest(self, block: int, data: memoryview, channel: Channel) -> None:
+        """Keep the digest of a block that was read. :raises Damaged: it is not what it was, or must be."""
         digest = channel.digest(data)
         if self.known is not None:
             mine = digest if self.known.name == channel.digest_name else frames.digests()[self.known.name](data)
@@ -227,7 +235,8 @@ class Upload:
         if self.digests.setdefault(block, digest) != digest:
             raise Damaged(ErrorClass.SOURCE_CHANGED, f"{self.local} was changed while it was sent")
 
-    def _check_source(self) -> None:
+    def check_source(self) -> None:
+        """:raises TransferFailure: the file has changed since it was begun."""
         now = self.local.stat()
         if (now.st_size, now.st_mtime_ns, now.st_ctime_ns) != (
             self.status.st_size, self.status.st_mtime_ns, self.status.st_ctime_ns,
@@ -274,11 +283,13 @@ def put(
     lot: str = "",
     priority: int = 0,
     deadline: int = 0,
+    most_connections: int = 0,
 ) -> Put:
     """Send a file. On return it is under its name at the destination, whole, checked, and on its disk.
 
     :param path: below the router's root; missing directories are made. :param connections: that carry blocks at once,
-        on each route. :param progress: called with the bytes sent so far, from several threads.
+        on each route. :param most_connections: more than ``connections``: a controller adds and removes some on each
+        route, and never has more than this. :param progress: called with the bytes sent so far, from several threads.
     :param terminal: ``HOST:PORT`` of the destination's router, when ``gateway`` is a custodian on the way there.
     :param expires_after_s: the time after which nobody tries to deliver it any more.
     :param routes: ways to ``gateway`` that are used at once: the relays of each in order, () for the direct one.
@@ -291,6 +302,7 @@ def put(
     """
     order = _order(path, mode, terminal, expires_after_s, allowed(gateway, priority), deadline)
     upload = Upload(gateway, local, order, connections, progress, routes=routes or ((),), lot=lot)
+    upload.most_connections = most_connections
     result = upload.run()
     assert isinstance(result, Result)
     _raise_unless_done(gateway, path, result)
@@ -313,10 +325,11 @@ def deposit(
     origin: str = "",
     priority: int = 0,
     deadline: int = 0,
+    most_connections: int = 0,
 ) -> Deposit:
     """Give a file to a custodian, which delivers it to ``terminal``. On return it is durable there, and may be freed.
 
-    It is not at its destination then: ask with :func:`outcome`. Parameters as of :func:`put`.
+    It is not at its destination then: ask with :func:`stageout.overlay.copying.state`. Parameters as of :func:`put`.
 
     :param origin: for this file only, 32 hexadecimal digits; else a random one.
 
@@ -326,25 +339,13 @@ def deposit(
     order = replace(order, release="custody")
     order = replace(order, origin=origin or order.origin)
     upload = Upload(gateway, local, order, connections, progress, routes=routes or ((),))
+    upload.most_connections = most_connections
     answer = upload.run(until_custody=True, keep_result=True)
     if isinstance(answer, Result):  # it was quicker than its CUSTODY
         _raise_unless_done(gateway, path, answer)
     return Deposit(
         gateway.server, terminal, order.origin, order.seq, order.expires, upload.size_bytes, upload.sent_bytes
     )
-
-
-def outcome(gateway: Gateway, origin: str, seq: int) -> Result | Custody:
-    """What a custodian says of a deposit: CUSTODY while it holds it, else its RESULT ("unknown": it knows nothing).
-
-    :raises TransferFailure: it was not reached.
-    """
-    with Channel(gateway) as channel:
-        channel.send(Status(origin, seq))
-        answer = channel.receive()
-    if not isinstance(answer, (Result, Custody)):
-        raise channel.failure(ErrorClass.NOT_SUPPORTED, f"{type(answer).__name__} where RESULT was due")
-    return answer
 
 
 def allowed(gateway: Gateway, priority: int) -> int:

@@ -101,16 +101,22 @@ def get(
 
 
 def read(
-    gateway: Gateway, path: str, offset: int = 0, size_bytes: int = _ANY, generation: int = _ANY
+    gateway: Gateway,
+    path: str,
+    offset: int = 0,
+    size_bytes: int = _ANY,
+    generation: int = _ANY,
+    routes: Sequence[Route] = ((),),
 ) -> Iterator[bytes]:
     """Bytes of a published file, all of one version, in parts of at most 1 MiB.
 
     :param size_bytes: how many at most, negative: up to the end. Behind the end there are none.
-    :param generation: of the version that is wanted, negative for the present one.
+    :param generation: of the version that is wanted, negative for the present one. :param routes: as of :func:`get`.
     :raises TransferFailure: classified; CONFLICT when there is another version now.
     """
     fetch, buffer = _Fetch(gateway, path, offset, size_bytes, generation), memoryview(bytearray(BLOCK_BYTES))
-    patience = _Patience()
+    fetch.routes = routes or ((),)
+    patience = _Patience(len(fetch.routes))
     while True:
         try:
             for part in fetch.parts(buffer):
@@ -118,6 +124,7 @@ def read(
             return
         except TransferFailure as failure:
             patience.spend(failure)
+            fetch.by_the_next()
 
 
 def _into(fetch: _Fetch, file: int, progress: Progress) -> int:

@@ -106,15 +106,19 @@ class Lane:
                 self._taps.remove(tap)
                 self._ended_bytes += tap.passed_bytes
 
+    @property
+    def passed_bytes(self) -> int:
+        """Of all its connections, those that have ended too."""
+        with self._changed:
+            return self._ended_bytes + sum(tap.passed_bytes for tap in self._taps)
+
     def row(self) -> Row:
         """What other processes shall know of it."""
-        with self._changed:
-            passed_bytes = self._ended_bytes + sum(tap.passed_bytes for tap in self._taps)
         claim = self.claim
         priority = max(0, min(claim.priority, MOST_PRIORITY))
         return Row(
             os.getpid(), self.number, self._link, self._flow, _number(claim.owner), priority, claim.deadline,
-            self._begun_s, passed_bytes,
+            self._begun_s, self.passed_bytes,
         )  # fmt: skip
 
     def hold(self, limit: float | None) -> None:

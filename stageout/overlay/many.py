@@ -41,6 +41,7 @@ def put_many(
     expires_after_s: float = EXPIRES_AFTER_S,
     priority: int = 0,
     deadline: int = 0,
+    most_connections: int = 0,
     progress: Callable[[Key, int], None] = lambda key, sent_bytes: None,
 ) -> None:
     """Send files: key, local file, path below the router's root. On return every one has ended.
@@ -49,7 +50,8 @@ def put_many(
     :param connections: of one large file. :param routes: ways to the router.
     :param terminal: when ``gateway`` is a custodian on the way there; :param expires_after_s: as of
         :func:`~stageout.overlay.client.put`. Small files go through a custodian one by one.
-    :param priority: and :param deadline: of large files, as of :func:`~stageout.overlay.client.put`.
+    :param priority: :param deadline: :param most_connections: of large files, as of
+        :func:`~stageout.overlay.client.put`.
     :param at_once: large files. :param progress: of large files.
     """
     lock = threading.Lock()
@@ -63,7 +65,7 @@ def put_many(
             done = put(
                 gateway, local, path, mode=local.stat().st_mode & 0o777, connections=connections, routes=routes,
                 terminal=terminal, expires_after_s=expires_after_s, priority=priority, deadline=deadline,
-                progress=lambda sent_bytes: progress(key, sent_bytes),
+                most_connections=most_connections, progress=lambda sent_bytes: progress(key, sent_bytes),
             )  # fmt: skip
         except TransferFailure as failure:
             end(key, failure)
@@ -72,9 +74,20 @@ def put_many(
         else:
             end(key, done)
 
-    with Crew(at_once) as crew, _Small(gateway, end, routes) as small:
+    packed: dict[int, tuple[Path, str]] = {}  # by identity: a key need not have a hash
+
+    def end_small(key: Key, result: Put | SmallPut | TransferFailure) -> None:
+        if isinstance(result, TransferFailure) and result.kind is ErrorClass.NOT_SUPPORTED and id(key) in packed:
+            crew.do(partial(put_large, key, *packed.pop(id(key))))  # what a plugin delivers takes no packs
+        else:
+            packed.pop(id(key), None)
+            end(key, result)
+
+    with Crew(at_once) as crew, _Small(gateway, end_small, routes) as small:
         for key, local, path in files:
+            packed[id(key)] = Path(local), path
             if terminal or not small.add(key, local, path):
+                packed.pop(id(key), None)
                 crew.do(partial(put_large, key, Path(local), path))
         small.finish()
 
@@ -146,7 +159,7 @@ class _Small(Generic[Key]):
 
     def _fail(self, failure: TransferFailure, *keys: Key) -> None:
         self._failure = failure
-        for key in dict.fromkeys([*self._packer.keys(), *keys]):
+        for key in {id(key): key for key in (*self._packer.keys(), *keys)}.values():
             self._ended(key, failure)
 
 

@@ -11,14 +11,15 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay import outcomes
 from stageout.overlay.channel import Channel, Gateway
 from stageout.wire import graph
-from stageout.wire.overlay import Answer, Cancel, List, Low, Operation, Result, Stat
+from stageout.wire.overlay import Answer, Cancel, Custody, List, Low, Operation, Result, Stat
+from stageout.wire.route import Route
 
 EXPIRES_AFTER_S = 24 * 3600
 _WINDOW = 256
@@ -46,10 +47,21 @@ class Session:
     """Operations of one origin at one router. Use from one thread.
 
     :param gateway: the router. :param expires_after_s: an operation that was not executed by then never is.
+    :param routes: ways there (relays in order, () is the direct one): the first that works, then the next.
+    :param through: a custodian that is told the operations, reached by ``routes`` then, and passes them on; what is
+        looked at is always asked of the router itself.
     """
 
-    def __init__(self, gateway: Gateway, expires_after_s: int = EXPIRES_AFTER_S) -> None:
-        self.gateway = gateway
+    def __init__(
+        self,
+        gateway: Gateway,
+        expires_after_s: int = EXPIRES_AFTER_S,
+        routes: Sequence[Route] = ((),),
+        through: Gateway | None = None,
+    ) -> None:
+        self.gateway, self._through = gateway, through
+        self._routes = list(routes or ((),))
+        self._looking: Channel | None = None
         self.origin = secrets.token_hex(16)
         self._expires = int(time.time()) + expires_after_s
         self._channel: Channel | None = None
@@ -66,10 +78,11 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Let go of the connection. What was not pushed may or may not happen."""
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
+        """Let go of the connections. What was not pushed may or may not happen."""
+        for channel in (self._channel, self._looking):
+            if channel is not None:
+                channel.close()
+        self._channel = self._looking = None
 
     def rename(self, path: str, target: str, *, parents: bool = False) -> int:
         """Give a file or directory another name; a file of that name is replaced. Returns the operation's number."""
@@ -112,11 +125,17 @@ class Session:
 
     def stat(self, path: str) -> Entry:
         """What a name is, after all operations so far. :raises TransferFailure: NOT_FOUND, or as :meth:`push`."""
+        found = self.look_up(path)
+        if found.code:
+            raise TransferFailure(ErrorClass.from_code(found.code), found.message, self.gateway.server)
+        (entry,) = entries_of(found)
+        return replace(entry, generation=found.generation)
+
+    def look_up(self, path: str) -> Answer:
+        """All that the router says of a name, after all operations so far. :raises TransferFailure: as :meth:`push`."""
         self.push()
         with self._asking(Stat(path)) as channel:
-            found = _answer(channel)
-        (entry,) = _entries(found)
-        return replace(entry, generation=found.generation)
+            return _answered(channel)
 
     def entries(self, path: str) -> Iterator[Entry]:
         """What is in a directory ("" is the root), in no order, after all operations so far; read as it is used."""
@@ -124,14 +143,14 @@ class Session:
         with self._asking(List(path)) as channel:
             while True:
                 found = _answer(channel)
-                yield from _entries(found)
+                yield from entries_of(found)
                 if not found.more:
                     return
 
     @contextlib.contextmanager
     def _asking(self, ask: Stat | List) -> Iterator[Channel]:
         """The connection with a question on it; closed unless the answer was read to its end."""
-        channel = self._connected()
+        channel = self._connected() if self._through is None else self._looked()
         try:
             channel.send(ask)
             yield channel
@@ -142,6 +161,8 @@ class Session:
     def _begin(self, kind: str, path: str, target: str = "", **more: object) -> int:
         if len(self._unsettled) == _WINDOW:
             self._settle(_WINDOW - 1)
+        if self._through is not None:
+            more["terminal"] = self.gateway.server
         wanted = Operation(self.origin, self._seq + 1, kind, path, self._expires, target, **more)  # type: ignore[arg-type]
         after = graph.edges(wanted, self._unsettled)
         if graph.must_wait(after):
@@ -165,9 +186,10 @@ class Session:
             try:
                 self._take()
             except TransferFailure as failure:
-                if failure.kind not in _RESUMABLE or attempt == _RESUMES:
+                if failure.kind not in _RESUMABLE or attempt == _RESUMES * len(self._routes):
                     raise
-                time.sleep(min(4.0, 0.25 * 2**attempt))
+                if attempt % len(self._routes) == len(self._routes) - 1:
+                    time.sleep(min(4.0, 0.25 * 2 ** (attempt // len(self._routes))))
                 attempt += 1
                 self.close()
 
@@ -175,6 +197,8 @@ class Session:
         """One message from the router."""
         channel = self._connected()
         answer = channel.receive()
+        if isinstance(answer, Custody) and self._through is not None:
+            return  # it is the custodian's now; its result comes when it was executed
         if not isinstance(answer, Result):
             raise channel.failure(ErrorClass.NOT_SUPPORTED, f"{type(answer).__name__} where RESULT was due")
         operation = self._unsettled.pop(answer.seq, None) if answer.origin == self.origin else None
@@ -187,12 +211,29 @@ class Session:
     def _connected(self) -> Channel:
         """The connection; on a new one everything that has no result is said again."""
         if self._channel is None:
-            self._channel = Channel(self.gateway)
+            self._channel = self._reached(self._through or self.gateway)
             for seq, operation in self._unsettled.items():
                 self._channel.send(operation)
                 if seq in self._cancelled:
                     self._channel.send(Cancel(self.origin, seq))
         return self._channel
+
+    def _looked(self) -> Channel:
+        """The connection for questions to a router whose operations go through a custodian."""
+        if self._looking is None:
+            self._looking = Channel(self.gateway)
+        return self._looking
+
+    def _reached(self, first: Gateway) -> Channel:
+        """A connection by the first route that works; the next call begins with that one."""
+        for left in reversed(range(len(self._routes))):
+            try:
+                return Channel(first, self._routes[0])
+            except TransferFailure:
+                if not left:
+                    raise
+                self._routes.append(self._routes.pop(0))
+        raise AssertionError("unreachable")
 
     def _raise_low(self) -> None:
         """What is settled may be forgotten by the router."""
@@ -203,15 +244,21 @@ class Session:
             self._connected().send(Low(self.origin, low))
 
 
-def _answer(channel: Channel) -> Answer:
+def _answered(channel: Channel) -> Answer:
     found = channel.receive()
     if not isinstance(found, Answer):
         raise channel.failure(ErrorClass.NOT_SUPPORTED, f"{type(found).__name__} where ANSWER was due")
+    return found
+
+
+def _answer(channel: Channel) -> Answer:
+    found = _answered(channel)
     if found.code:
         raise TransferFailure(ErrorClass.from_code(found.code), found.message, channel.gateway.server)
     return found
 
 
-def _entries(found: Answer) -> list[Entry]:
+def entries_of(found: Answer) -> list[Entry]:
+    """What an answer names."""
     columns = (found.names, found.kinds, found.sizes_bytes, found.modes, found.modified)
     return [Entry(*values) for values in zip(*columns)]

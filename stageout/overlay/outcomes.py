@@ -12,8 +12,16 @@ _REASONS = {
     "dependency": ErrorClass.CONFLICT,
     "digest": ErrorClass.CONTENT_MISMATCH,
     "lot": ErrorClass.QUOTA_EXCEEDED,
+    "source": ErrorClass.SOURCE_CHANGED,
+    "unreachable": ErrorClass.CONNECT_FAILED,
+    "unpacked": ErrorClass.NOT_SUPPORTED,
 }
-_WORDS = {"lot": "the lot is over, not yours, for other names, or has too little left: reserve another"}
+_WORDS = {
+    "lot": "the lot is over, not yours, for other names, or has too little left: reserve another",
+    "source": "the file was replaced or removed while it was copied",
+    "unreachable": "the router knows no route to the other one",
+    "unpacked": "what is below this name takes no packs: send the file by itself",
+}
 _OUTCOMES = {"expired": ErrorClass.DEADLINE, "lost": ErrorClass.SERVER_ERROR}
 
 
@@ -21,6 +29,7 @@ def failure(answer: Result, path: str, server: str) -> TransferFailure | None:
     """Why an operation did not happen; None when it did."""
     if answer.outcome == "done":
         return None
-    kind = _OUTCOMES.get(answer.outcome) or _REASONS.get(answer.reason, ErrorClass.PERMISSION_DENIED)
+    told = ErrorClass.from_code(answer.code) if answer.code else None
+    kind = told or _OUTCOMES.get(answer.outcome) or _REASONS.get(answer.reason, ErrorClass.PERMISSION_DENIED)
     text = f"{path}: {answer.outcome}{': ' if answer.reason else ''}{_WORDS.get(answer.reason, answer.reason)}"
     return TransferFailure(kind, text, server)

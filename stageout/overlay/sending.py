@@ -11,13 +11,15 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Union
 
+from stageout.core import log
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.links import Claim, Lane, links
+from stageout.overlay.sockets import Sockets
 from stageout.wire import blocks
 from stageout.wire.blocks import BlockTable
 from stageout.wire.overlay import (
@@ -52,6 +54,7 @@ class Cargo(Protocol):
     gateway: Gateway
     blocks: int
     connections: int
+    most_connections: int
 
     @property
     def claim(self) -> Claim:
@@ -72,19 +75,28 @@ class Cargo(Protocol):
 
 @dataclass(frozen=True)
 class Share:
-    """What one route did. :param problem: why it was lost at last, "" when it was not."""
+    """What one route did.
+
+    :param problem: why it was lost at last, "" when it was not. :param connections: at the end. :param reason: why so
+        many, where a controller has chosen.
+    """
 
     route: Route
     sent_bytes: int
     problem: str = ""
+    connections: int = 0
+    reason: str = ""
 
 
 def report(shares: Sequence[Share]) -> str:
     """What all routes did, in a line."""
-    return "; ".join(
-        f"{shown(share.route)}: {share.sent_bytes / 1e6:.1f} MB{', ' if share.problem else ''}{share.problem}"
-        for share in shares
-    )
+    return "; ".join(_did(share) for share in shares)
+
+
+def _did(share: Share) -> str:
+    tuned = f"{share.connections} connections ({share.reason})" if share.reason else ""
+    did = (f"{shown(share.route)}: {share.sent_bytes / 1e6:.1f} MB", tuned, share.problem)
+    return ", ".join(part for part in did if part)
 
 
 class Sending:
@@ -92,12 +104,18 @@ class Sending:
 
     :param file: descriptor of the file; each thread reads by a duplicate of its own.
     :param patience_s: how long all routes may be gone before it fails. None may be reached at first: it fails at once.
+    :param grows: its blocks are sent as :meth:`arrived` names them, and it is published after :meth:`complete`.
     """
 
-    def __init__(self, cargo: Cargo, file: int, routes: Sequence[Route], patience_s: float) -> None:
+    def __init__(
+        self, cargo: Cargo, file: int, routes: Sequence[Route], patience_s: float, grows: bool = False
+    ) -> None:
         self.cargo, self._file, self._patience_s = cargo, file, patience_s
         self.changed = threading.Condition()
         self.table = BlockTable(cargo.blocks)
+        self._grows = grows
+        if grows:
+            blocks.await_all(self.table)
         self.over = False
         self.tid = 0
         self._epoch = ""
@@ -126,6 +144,17 @@ class Sending:
             raise self._failure
         return self._answer
 
+    def arrived(self, indices: Iterable[int]) -> None:
+        """These blocks of a file that grows may be sent."""
+        with self.changed:
+            blocks.arrived(self.table, indices)
+            self.changed.notify_all()
+
+    def complete(self) -> None:
+        """The file grows no more: all its blocks have arrived."""
+        self._grows = False
+        self.publish()
+
     def say(self, message: Message) -> None:
         """Tell the router something by whatever route is up."""
         for way in self.ways:
@@ -142,7 +171,7 @@ class Sending:
 
     def shares(self) -> tuple[Share, ...]:
         """What each route did."""
-        return tuple(Share(way.route, way.sent_bytes, str(way.problem or "")) for way in self.ways)
+        return tuple(way.share() for way in self.ways)
 
     def fail(self, failure: TransferFailure) -> None:
         """End it: the file, or whoever wants it, is the reason, and no other route can help."""
@@ -239,7 +268,7 @@ class Sending:
         """A block that an idle route should send again: of those that a route of less than half its own rate has, which
         would come later; or, when it has nothing under way itself, the oldest.
         """
-        found = blocks.tail(self.table, way.carriers)
+        found = [] if self._grows else blocks.tail(self.table, way.carriers)
         if blocks.under_way(self.table, way.carriers):
             slow = {carrier for other in self.ways if 2 * other.rate() < way.rate() for carrier in other.carriers}
             found = [block for block in found if slow.issuperset(self.table.carriers[block])]
@@ -262,7 +291,7 @@ class Sending:
         """Say PUBLISH by all routes as soon as every block was read: the router waits for what is on its way."""
         with self.changed:
             ready = not self._reading and not any(self.table.state[i] is blocks.Block.READY for i in self.table.queue)
-            if self.over or not self.tid or not ready or self._order is not None:
+            if self.over or self._grows or not self.tid or not ready or self._order is not None:
                 return
             channel = next((way.control for way in self.ways if way.control), None)
             if channel is None:
@@ -287,7 +316,7 @@ class Sending:
         with self.changed:
             blocks.carrier_down(self.table, carrier)
             self._losses += 1
-            if self._losses > _LOSSES * (1 + len(self.ways) * self.cargo.connections):
+            if self._losses > _LOSSES * (1 + sum(way.sockets.now for way in self.ways)):
                 self._failure = self._failure or failure
             self.changed.notify_all()
 
@@ -336,6 +365,8 @@ class _Way:
         self.moved_s = self._up_s = 0.0
         self.moved = 0
         self.damages = 0
+        self.sockets = Sockets(sending.cargo.connections, sending.cargo.most_connections)
+        self._carrying = 0
         self._channels: set[Channel] = set()
         self._silent = 0
         self._lock = threading.Lock()
@@ -368,6 +399,11 @@ class _Way:
                 pause_s = _FIRST_PAUSE_S
             self._pause(pause_s)
             pause_s = min(_MAX_PAUSE_S, pause_s * 2)
+
+    def share(self) -> Share:
+        """What it did."""
+        sockets = self.sockets
+        return Share(self.route, self.sent_bytes, str(self.problem or ""), sockets.now, sockets.reason)
 
     def rate(self) -> float:
         """Blocks a second since it came up."""
@@ -427,6 +463,7 @@ class _Way:
                 else:
                     sending.hear(self, message)
             now_s = time.monotonic()
+            self._tune(control, now_s, min(trips_s))
             if now_s - max(heard_s, self.moved_s) > silence_s:
                 self._silent += 1
                 raise control.failure(ErrorClass.STALLED, f"silent for {silence_s:.1f} s")
@@ -454,9 +491,36 @@ class _Way:
                 return
             self.control, self.problem = control, None
             self._up_s, self.moved = time.monotonic(), 0
-        for _ in range(min(self._sending.cargo.connections, self._sending.table.open)):
-            threading.Thread(target=self._carry, args=(control,), daemon=True).start()
+        self.sockets.begin(time.monotonic())
+        self._carrying = 0
+        self._man(control)
         self._sending.repeat(self)
+
+    def _man(self, control: Channel) -> None:
+        """As many connections as there should be; what is too much ends by itself."""
+        with self._lock:
+            missing = min(self.sockets.now, self._sending.table.open) - self._carrying
+            for _ in range(missing):
+                self._carrying += 1
+                threading.Thread(target=self._carry, args=(control,), daemon=True).start()
+
+    def _tune(self, control: Channel, now_s: float, round_trip_s: float) -> None:
+        """Another number of connections, where that is better."""
+        if self.control is not control or self._lane is None or not self._sending.table.queue:
+            return
+        sample = self.sockets.look(now_s, self._lane.passed_bytes, round_trip_s)
+        if sample is not None:
+            log.event("connections", route=shown(self.route), connections=self.sockets.now, before=sample.before,
+                      rate_mb_s=round(sample.rate / 1e6, 3), why=sample.step.reason)  # fmt: skip
+            self._man(control)
+
+    def _leaves(self, control: Channel) -> bool:
+        """Whether a connection is one too many; then it ends."""
+        with self._lock:
+            if self.control is not control or self._carrying <= self.sockets.now:
+                return self.control is not control
+            self._carrying -= 1
+            return True
 
     def _carry(self, control: Channel) -> None:
         """Connections for blocks, one after the other, as long as the control connection lasts."""
@@ -468,7 +532,8 @@ class _Way:
             while self.control is control and not self._sending.over:
                 number = self._sending.carrier(self)
                 try:
-                    self._blocks(control, number, file)
+                    if self._blocks(control, number, file):
+                        return
                 except TransferFailure as failure:
                     self._sending.lost(number, failure)
                     if self.control is control:
@@ -480,17 +545,20 @@ class _Way:
         finally:
             os.close(file)
 
-    def _blocks(self, control: Channel, number: int, file: int) -> None:
+    def _blocks(self, control: Channel, number: int, file: int) -> bool:
+        """Blocks over one connection; True when it is one too many, and all that it had was sent."""
         sending = self._sending
         with Channel(sending.cargo.gateway, self.route, self._lane) as channel:
             with self._lock:
                 if self.control is not control:
-                    return
+                    return False
                 self._channels.add(channel)
             try:
                 channel.send(Attach(sending.tid))
                 buffer = memoryview(bytearray(sending.cargo.ask().block_bytes))
                 while self.control is control and not sending.over:
+                    if self._leaves(control):
+                        return True
                     block = sending.take(self, number)
                     if block is not None:
                         self._send(channel, block, sending.read(block, file, buffer, channel))
@@ -499,6 +567,7 @@ class _Way:
             finally:
                 with self._lock:
                     self._channels.discard(channel)
+        return False
 
     def _send(self, channel: Channel, block: int, data: memoryview | None) -> None:
         if data is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
@@ -16,7 +17,7 @@ class RouterGraph:
 
     :param home: a directory for each router is made below it. :param edges: name -> names of its neighbours.
     :param interval_s: between announcements. :param environment: further settings of all.
-    :param custodians: name -> names of the terminals that it takes custody for.
+    :param custodians: name -> names, or addresses, of the terminals that it takes custody for.
     """
 
     def __init__(
@@ -45,14 +46,15 @@ class RouterGraph:
             }
             terminals = (custodians or {}).get(name, ())
             if terminals:
-                settings["STAGEOUT_ROUTER_TERMINALS"] = " ".join(self.addresses[to] for to in terminals)
+                settings["STAGEOUT_ROUTER_TERMINALS"] = " ".join(self.addresses.get(to, to) for to in terminals)
                 settings["STAGEOUT_ROUTER_KEY"] = str(home / name / "carrier.key")
             self.routers[name] = RouterProcess(home / name, settings, ports[name])
 
     def __enter__(self) -> RouterGraph:
         with contextlib.ExitStack() as starting:
-            for router in self.routers.values():
-                starting.enter_context(router)
+            with ThreadPoolExecutor() as crew:
+                for begun in [crew.submit(starting.enter_context, router) for router in self.routers.values()]:
+                    begun.result()
             self._stack = starting.pop_all()
         return self
 

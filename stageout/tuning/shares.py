@@ -13,6 +13,7 @@ may have at once: held back are only flows that would take somebody else's part.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ _LINK_S = 5.0
 _RISING = 1.05
 _RISE_S = 1.0
 _USED = 0.85
+_STEP_S = 1800.0
 _TEST_S, _LONGEST_TEST_S = 5.0, 80.0
 
 
@@ -76,6 +78,17 @@ def _weight(flow: Flow, first: Mapping[tuple[str, int], Flow]) -> float:
 def differ(flows: Sequence[Flow], now: float) -> bool:
     """Whether TCP alone would share the link otherwise: not all have the same owner, priority and deadline."""
     return len({(flow.owner, flow.priority, flow.deadline if flow.deadline > now else 0) for flow in flows}) > 1
+
+
+def turn(priority: int, deadline: int, since: float, now: float) -> tuple[float, float, float]:
+    """Place of a file among those that wait for a whole place: least first.
+
+    By priority, with a step more for each half hour of waiting; then by deadline, until it has passed; then by age.
+
+    :param since: when it came. :param now: both, and ``deadline``, Unix time in seconds.
+    """
+    steps = max(0.0, now - since) // _STEP_S
+    return -(max(0, min(priority, MOST_PRIORITY)) + steps), deadline if deadline > now else math.inf, since
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """Blocks of one transfer at whoever sends them: READY -> SENT(carrier) -> STAGED -> freed (rules 4 and 14). No I/O.
 
-A carrier is whatever a block can be lost with: a connection, or a whole route.
+A carrier is whatever a block can be lost with: a connection, or a whole route. Where a file is sent on while it still
+comes in, its blocks begin AWAITED.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ TAIL_SHARE = 0.02
 class Block(enum.Enum):
     """A block at whoever sends it."""
 
+    AWAITED = "awaited"
     READY = "ready"
     SENT = "sent"
     STAGED = "staged"
@@ -24,6 +26,7 @@ class Block(enum.Enum):
 
 
 LEGAL_MOVES: dict[Block, frozenset[Block]] = {
+    Block.AWAITED: frozenset({Block.READY, Block.STAGED, Block.FREED}),
     Block.READY: frozenset({Block.SENT, Block.STAGED, Block.FREED}),
     Block.SENT: frozenset({Block.READY, Block.STAGED, Block.FREED}),
     Block.STAGED: frozenset({Block.READY, Block.FREED}),
@@ -55,7 +58,11 @@ class BlockTable:
         self.open = sum(state in _OPEN for state in self.state)
 
 
-_OPEN = frozenset({Block.READY, Block.SENT})
+_OPEN = frozenset({Block.AWAITED, Block.READY, Block.SENT})
+
+
+#: States that a new transfer number does not change.
+_STAYS = frozenset({Block.AWAITED, Block.FREED})
 
 
 def move(table: BlockTable, index: int, to: Block) -> None:
@@ -93,6 +100,20 @@ def staged(table: BlockTable, indices: Iterable[int]) -> None:
             table.carriers.pop(index, None)
 
 
+def await_all(table: BlockTable) -> None:
+    """Nothing is here yet: each block may be sent once :func:`arrived` names it."""
+    table.state = [Block.AWAITED] * table.count
+    table.queue.clear()
+
+
+def arrived(table: BlockTable, indices: Iterable[int]) -> None:
+    """These blocks are here now; those that the other side has already need not be sent."""
+    for index in indices:
+        if table.state[index] is Block.AWAITED:
+            move(table, index, Block.READY)
+            table.queue.append(index)
+
+
 def carrier_down(table: BlockTable, carrier: int) -> list[int]:
     """A dead carrier held nothing: blocks that were sent with no other one are READY again (rule 4). Returns them.
 
@@ -110,10 +131,10 @@ def carrier_down(table: BlockTable, carrier: int) -> list[int]:
 
 
 def reopened(table: BlockTable, already: Iterable[int]) -> None:
-    """A new tid was granted: everything is READY but what its bitmap says is there."""
+    """A new tid was granted: everything that is here is READY but what its bitmap says is there."""
     table.carriers.clear()
     for index, state in enumerate(table.state):
-        if state is not Block.FREED:
+        if state not in _STAYS:
             move(table, index, Block.READY)
     staged(table, already)
     table.queue = deque(ready(table))

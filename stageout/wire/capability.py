@@ -127,11 +127,14 @@ def read(text: str) -> Capability:
     return found
 
 
-def allow(message: Asked, issuers: Mapping[str, str], now: int, nonce: str = "") -> Capability:
+def allow(
+    message: Asked, issuers: Mapping[str, str], now: int, nonce: str = "", signed: tuple[str, str, str] | None = None
+) -> Capability:
     """The capability that a message carries, if it allows what is asked.
 
     :param issuers: public key -> prefix below which it may issue. :param now: Unix time in seconds.
     :param nonce: of the WELCOME on the connection that it came by.
+    :param signed: kind, text and signature of what the holder has signed, if that is not the message itself.
     :raises BadCapability: it does not; the text says why.
     """
     found = read(message.capability)
@@ -140,7 +143,7 @@ def allow(message: Asked, issuers: Mapping[str, str], now: int, nonce: str = "")
     if now > found.expires:
         raise BadCapability(f"the capability expired {now - found.expires} s ago: ask for another")
     try:
-        signing.check(*_asked(message, nonce), message.signature, found.holder)
+        signing.check(*(signed or (*_asked(message, nonce), message.signature)), found.holder)
     except BadSignature as problem:
         raise BadCapability(f"what is asked was not signed by the holder of the capability: {problem}") from None
     _allow_names(message, found)

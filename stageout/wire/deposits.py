@@ -73,6 +73,29 @@ def origin_of(name: str, secret: bytes) -> str:
     return hmac.new(secret, name.encode(), hashlib.sha256).hexdigest()[:32]
 
 
+def written_numbers(numbers: Iterable[int]) -> str:
+    """Numbers of deposits in their order: ``1-3,7,5``."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and found[-1][1] + 1 == number:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in found)
+
+
+def read_numbers(text: str) -> list[int]:
+    """The numbers in such a text. :raises BadReceipt: it is none."""
+    found: list[int] = []
+    for word in filter(None, text.split(",")):
+        first, _, last = word.partition("-")
+        ends = first, last or first
+        if not all(end.isdecimal() and len(end) < 16 for end in ends) or not 0 <= int(ends[1]) - int(first) < _MOST:
+            raise BadReceipt(f"{text[:100]!r} are no numbers of deposits")
+        found.extend(range(int(first), int(ends[1]) + 1))
+    return found
+
+
 def read_receipt(text: str) -> Receipt:
     """The receipt in a text. :raises BadReceipt: it is none."""
     words = text.split(" ")

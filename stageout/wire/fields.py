@@ -32,7 +32,7 @@ _WORDS = {
     "kinds": ("file", "directory", "link", "other"),
     "attributes": ("mode", "size"),
 }
-_LEAST = {"generation": -1, "retry_after_s": -1}
+_LEAST = {"generation": -1, "source_generation": -1, "retry_after_s": -1}
 #: Lists that may be longer than the usual.
 _MOST = dict.fromkeys(
     ("names", "kinds", "sizes_bytes", "modes", "modified", "paths", "generations", "failed", "outcomes", "reasons"),

@@ -57,6 +57,8 @@ class Type(enum.IntEnum):
     CANCEL = 25
     LOW = 26
     PACKED = 27
+    COPY = 28
+    COPYING = 29
     GET = 30
     STAT = 31
     LIST = 32
@@ -64,6 +66,8 @@ class Type(enum.IntEnum):
     FOUND = 34
     LOT = 40
     RESERVED = 41
+    LEASE = 42
+    LEASED = 43
     LINKS = 50
     ROUTES = 51
     ROUTED = 52

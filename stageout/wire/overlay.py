@@ -98,6 +98,7 @@ class Open:
     :param terminal: ``HOST:PORT`` of the router where the file shall arrive; "" when it is the one that is asked.
     :param capability: and the signature of its holder over what is asked (:mod:`stageout.wire.capability`).
     :param lot: that the space is taken from, "" for what is free.
+    :param warrant: of who commanded a copy that this router carries out (:mod:`stageout.wire.warrant`).
     """
 
     origin: str
@@ -110,6 +111,7 @@ class Open:
     capability: str = ""
     signature: str = ""
     lot: str = ""
+    warrant: str = ""
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,8 @@ class Answer:
 
     :param kinds: "file", "directory", "link" or "other". :param modified: Unix time in seconds.
     :param code: 0, or the number of the class of failure (:class:`~stageout.core.errors.ErrorClass`).
+    :param store: to a STAT: epoch of the store there. :param bearer: to a STAT: name of the key by which other routers
+        know this one, if it carries out copies.
     """
 
     names: tuple[str, ...] = ()
@@ -195,6 +199,8 @@ class Answer:
     more: bool = False
     code: int = 0
     message: str = ""
+    store: str = ""
+    bearer: str = ""
 
 
 @dataclass(frozen=True)
@@ -226,6 +232,7 @@ class Operation:
     :param terminal: as in OPEN; another router takes the operation into custody. :param release: "delivered" (the
         sender keeps its bytes until RESULT) or "custody" (until CUSTODY).
     :param priority: larger goes first. :param deadline: Unix time in seconds by which it should be there, 0 for none.
+    :param warrant: as in OPEN.
     """
 
     origin: str
@@ -250,6 +257,47 @@ class Operation:
     capability: str = ""
     signature: str = ""
     deadline: int = 0
+    warrant: str = ""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Have the router that is asked bring a published file of its own to another one, as this operation there.
+
+    Answered by CUSTODY when that is its duty, by COPYING as it goes on, and by RESULT.
+
+    :param source: the file here. :param source_generation: its version. :param terminal: ``HOST:PORT`` of the other.
+    :param path: its new name there; the other fields as of the OPERATION. :param warrant: what that router judges by.
+    :param read_capability: as of a GET of ``source``, with its signature.
+    """
+
+    origin: str
+    seq: int
+    source: str
+    source_generation: int
+    terminal: str
+    path: str
+    size_bytes: int
+    mode: int
+    expires: int
+    warrant: str
+    capability: str = ""
+    absent: bool = False
+    generation: int = -1
+    read_capability: str = ""
+    read_signature: str = ""
+
+
+@dataclass(frozen=True)
+class Copying:
+    """How far a copy has come. :param problem: why it stands still now, "" if it does not. :param code: its class."""
+
+    origin: str
+    seq: int
+    moved_bytes: int
+    size_bytes: int
+    problem: str = ""
+    code: int = 0
 
 
 @dataclass(frozen=True)
@@ -292,6 +340,8 @@ class Result:
     """The final answer for an operation, repeated as often as it is asked for.
 
     Two outcomes answer a STATUS only and are not final: "pending" (it is known here) and "unknown" (it is not).
+
+    :param code: number of the class of a failure (:class:`~stageout.core.errors.ErrorClass`), 0: the reason says it.
     """
 
     origin: str
@@ -299,6 +349,7 @@ class Result:
     outcome: str
     reason: str = ""
     generation: int = 0
+    code: int = 0
 
 
 @dataclass(frozen=True)
@@ -320,10 +371,15 @@ class Status:
 
 @dataclass(frozen=True)
 class Cancel:
-    """Cancel an operation that is not final; answered by its RESULT."""
+    """Cancel an operation that is not final; answered by its RESULT.
+
+    :param data_only: only the data that this sender has brought are dropped: the operation may come again. Answered as
+        a STATUS is.
+    """
 
     origin: str
     seq: int
+    data_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -359,6 +415,28 @@ class Reserved:
     code: int = 0
     message: str = ""
     retry_after_s: int = -1
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A gateway asks for the right to deliver to some places, alone and for a time; answered by LEASED. For routers.
+
+    :param holder: who asks, the same after its restarts. :param places: SHA-256 of the URLs, in hexadecimal digits.
+    :param lifetime_s: from now on; 0 gives them back. :param held: it has them, and they have not run out.
+    """
+
+    holder: str
+    places: tuple[str, ...]
+    lifetime_s: int
+    held: bool = False
+
+
+@dataclass(frozen=True)
+class Leased:
+    """Positions of the places that the asker alone may deliver to now. :param again_s: when others may be free."""
+
+    granted: tuple[int, ...]
+    again_s: int = 0
 
 
 @dataclass(frozen=True)
@@ -442,8 +520,8 @@ class Probed:
 
 Message = Union[
     Hello, Welcome, Prove, Refuse, Via, Open, Opened, NoSpace, Attach, Get, Found, Stat, List, Answer, Staged,
-    Operation, Pack, Packed, Result, Custody, Status, Cancel, Low, Credit, Heartbeat, Links, Routes, Routed, Known,
-    Probe, Probed, Lot, Reserved,
+    Operation, Copy, Copying, Pack, Packed, Result, Custody, Status, Cancel, Low, Credit, Heartbeat, Links, Routes,
+    Routed, Known, Probe, Probed, Lot, Reserved, Lease, Leased,
 ]  # fmt: skip
 
 TYPES: dict[type[Any], Type] = {
@@ -464,6 +542,8 @@ TYPES: dict[type[Any], Type] = {
     Staged: Type.STAGED,
     Operation: Type.OPERATION,
     Result: Type.RESULT,
+    Copy: Type.COPY,
+    Copying: Type.COPYING,
     Pack: Type.PACK,
     Packed: Type.PACKED,
     Custody: Type.CUSTODY,
@@ -473,6 +553,8 @@ TYPES: dict[type[Any], Type] = {
     Credit: Type.CREDIT,
     Lot: Type.LOT,
     Reserved: Type.RESERVED,
+    Lease: Type.LEASE,
+    Leased: Type.LEASED,
     Heartbeat: Type.HEARTBEAT,
     Links: Type.LINKS,
     Routes: Type.ROUTES,

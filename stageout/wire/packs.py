@@ -58,6 +58,14 @@ def decode(frame: Frame) -> tuple[Pack, list[PackedFile]]:
     return pack, list(_files(pack, tail))
 
 
+def refused(pack: Pack, why: str) -> overlay.Packed:
+    """The answer when none of its files is taken."""
+    count = len(pack.paths)
+    return overlay.Packed(
+        pack.origin, pack.seq, (0,) * count, tuple(range(count)), ("failed",) * count, (why,) * count
+    )  # fmt: skip
+
+
 def manifest(digests: Sequence[bytes]) -> str:
     """What stands for the content of a pack's files."""
     return hashlib.sha256(b"".join(digests)).hexdigest()

@@ -26,6 +26,7 @@ from sandbox_manager.syncing import Syncs
 from schedd_agent.leases import View
 from schedd_agent.model import Send
 from schedd_agent.orders import Numbers
+from schedd_agent.receipts import Receipts
 from stageout.core import durable
 from stageout.core.states import FREED, State
 from stageout.wire.custody import Action
@@ -172,4 +173,6 @@ BUGS = (
             ("second_manager",)),
     Planted("an agent that lost its number begins again at one",
             lambda: [(Numbers, "__init__", _number_without_series)], ("number_lost",)),
+    Planted("a shadow that only says that the job is done counts as a run",
+            lambda: [(Receipts, "last_transfer", lambda receipts, job: job.run)], ("kill_agent",)),
 )  # fmt: skip

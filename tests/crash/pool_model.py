@@ -217,15 +217,15 @@ class ModelReceipts(Receipts):
         return found
 
 
-def record_text(job: Job, run: int, execution: Execution) -> bytes:
-    """The OUTPUT record that a shadow writes about a run."""
+def record_text(job: Job, execution: Execution, wall_s: int) -> bytes:
+    """The OUTPUT record that a shadow writes about the job's run."""
     ads = []
     for ticket, urls in execution.accepted.items():
         name, key = execution.managers[ticket]
         facts = f'Ticket = "{ticket}"; ManagerName = "{name}"; ManagerKey = "{key}"; Files = {len(urls)}; Bytes = 1'
         ads += [f"[ DeveloperData = [ StageOutReceipt = [ {facts} ] ] ]"] * len(urls)
     results = f"OutputPluginResultList = {{ {', '.join(ads)} }}\n" if ads else ""
-    head = f'GlobalJobId = "{job.name}"\nNumShadowStarts = {run}\n{results}'
+    head = f'GlobalJobId = "{job.name}"\nNumShadowStarts = {job.run}\n{results}EpochWriteDate = {wall_s}\n'
     return f"{head}*** OUTPUT ClusterId={job.cluster} ProcId={job.proc} RunInstanceId=0\n".encode()
 
 

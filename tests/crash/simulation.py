@@ -233,11 +233,11 @@ class Simulation(Misfortunes, Judgement):
         fate = self.random.random() if self.troubled else 1.0
         if fate < 0.06:  # vacated, or the shadow died
             if self.random.random() < 0.5:
-                self.schedd.records.append(record_text(job, job.run, execution))
+                self.schedd.records.append(record_text(job, execution, self.schedd.wall_s()))
             self._back_to_idle(execution)
             return
         handed_off = sum(map(len, execution.accepted.values()))
-        self.schedd.records.append(record_text(job, job.run, execution))
+        self.schedd.records.append(record_text(job, execution, self.schedd.wall_s()))
         del self.running[name]
         facts = {"handed_off": handed_off, "completions": job.completions + 1}
         if fate < 0.09:
@@ -247,6 +247,11 @@ class Simulation(Misfortunes, Judgement):
         if fate < 0.12:
             self.schedd.change(name, status=int(Status.REMOVED))
             return
+        if fate < 0.2:
+            # The schedd died before it heard of it: the next shadow only says that the job is done.
+            at = self.schedd.wall_s()
+            told = at + self.random.choice((-1, 0, 1))
+            facts |= {"run": job.run + 1, "transferred_at": told, "executing_since": at - 2}
         execution.counted = True
         self.world.say(f"{name} completes as run {job.run}, execution {execution.number}")
         self.schedd.change(name, status=int(Status.COMPLETED), **facts)

@@ -1,9 +1,13 @@
-"""Eight routers under load while they are killed at random, bits flip and a disk fills: ``make overlay-storm``.
+"""Eight routers under load while they are killed at random, bits flip and disks fill: ``make overlay-storm``.
 
-Writers put, rename and delete files at two terminals, by the routes that the routers themselves find; two give theirs
-to a custodian. Whatever fails is tried again until it is done. At the end each terminal's tree must be what its
-writers' operations make in their order, with nothing left of any transfer. The last line is ``storm: ..., V
-violations``; the status is 1 if V > 0.
+Two gateways, two relays, two custodians and two terminals. Writers put, rename and delete files at the terminals by the
+routes that the routers themselves find; others give theirs to the custodians. Routers die (kill -9), one or two at a
+time; bits flip on the wires to the first gateway and from a custodian to its terminal, and in that custodian's spool;
+as root, a terminal and the other custodian have disks of their own that are too small, and are filled to the last byte
+now and then, databases and all; single durable steps find no room. Whatever fails is tried again until it is done. At
+the end each terminal's tree must be what its writers' operations make in their order, every flip must have been
+noticed, spools must be empty, and a spool's whole size free again. The last line is ``storm: ..., V violations``; the
+status is 1 if V > 0.
 """
 
 from __future__ import annotations
@@ -13,26 +17,32 @@ import contextlib
 import hashlib
 import os
 import random
-import socket
+import re
+import secrets
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
-from stageout.core.errors import ErrorClass, StageoutError, TransferFailure
-from stageout.overlay.channel import Gateway, gateway_of
-from stageout.overlay.client import put
-from stageout.overlay.operations import Session
+from stageout.core.errors import StageoutError
+from stageout.overlay.channel import Channel, Gateway, gateway_of
+from stageout.overlay.client import deposit, put
 from stageout.overlay.routes import found_routes
 from stageout.testing.pool.waiting import wait_until
+from stageout.testing.router import RouterProcess
 from stageout.testing.router_graph import RouterGraph
 from stageout.wire.address import split_address
+from stageout.wire.overlay import BLOCK_BYTES, Cancel, NoSpace, Open, Opened, Result
 from stageout.wire.route import Route
+from tests.overlay.storm_wire import FlippingWire
+from tests.overlay.storm_writers import MIB, Depositor, Waiting, Writer
 
 _EDGES = {
     "s1": ("r1", "r2"),
@@ -43,150 +53,40 @@ _EDGES = {
     "r4": ("t1", "t2"),
 }
 _TERMINALS = ("t1", "t2")
-_CUSTODIAN = "r4"
-_MIB = 1 << 20
-_DISK_MIB = 12
-_NAMES = 5
-#: So that what an attempt left behind is gone soon after the end.
-_EXPIRES_S = 30
-_PATIENCE_S = 180.0
+#: Which of the custodians' spools rots, and which is on a disk that is too small.
+_ROTTING, _NARROW = "r4", "r3"
+_CUSTODIANS = (_ROTTING, _NARROW)
+_SMALL_DISKS_MIB = {"t2": 20, _NARROW: 24}
+_SPOOL_MB = {_ROTTING: 64, _NARROW: 24}
+#: Larger than any small disk: there the disk itself is the limit.
+_NO_LIMIT_MB = 1000
+#: A file that will be damaged has so long to be delivered.
+_LOST_AFTER_S = 120
+_FREE_AGAIN_BYTES = 16 * MIB
+_NO_ROOM_AT = {
+    "t1": ("overlay-grant", "overlay-stage", "overlay-intent", "overlay-settle", "overlay-forget"),
+    _ROTTING: ("overlay-grant", "overlay-stage", "custody-take", "custody-settle", "custody-abandon"),
+}
+_EMPTY_TABLES = ("transfers", "intents", "pack_intents", "lots", "taken", "custody")
 
 
-@dataclass
-class Writer:
-    """One writer: its own directory at one terminal, and what must be there.
+@dataclass(frozen=True)
+class Plan:
+    """How hard it blows. :param expires_s: of puts. :param writers: at both terminals, in turn.
 
-    :param custodian: files go through it; each then has a name of its own, as what was given twice may come late.
+    :param restarts: at the end, which does not take as long as the next look at what has run out of its time.
+    :param loses: files of which no other copy is left may be damaged. What the terminal has of these stays for the time
+        that they had. :param disks: name -> directory of a disk that can be filled. :param wait_s: for the end of all.
     """
 
-    storm: Storm
-    name: str
-    terminal: str
-    dice: random.Random
-    custodian: str = ""
-    expected: dict[str, str] = field(default_factory=dict)
-    problem: str = ""
-    _seen_full: int = 0
-
-    def run(self) -> None:
-        """Operations one after the other until the storm is over; the last one is finished."""
-        try:
-            while not self.storm.over.is_set():
-                self._step()
-        except Exception as problem:
-            self.problem = f"{self.name}: {type(problem).__name__}: {problem}"
-
-    def _step(self) -> None:
-        path, way = f"{self.name}/{self.dice.randrange(_NAMES)}", self.dice.random()
-        if self.custodian:
-            self._put(f"{self.name}/{len(self.expected)}")
-        elif path in self.expected and way < 0.2:
-            self._name("delete", path)
-            del self.expected[path]
-        elif path in self.expected and way < 0.4:
-            target = f"{self.name}/{self.dice.randrange(_NAMES)}"
-            if target != path:
-                self._name("rename", path, target)
-                self.expected[target] = self.expected.pop(path)
-        else:
-            self._put(path)
-
-    def _put(self, path: str) -> None:
-        local = self.storm.home / f"{self.name}.source"
-        local.write_bytes(self.dice.randbytes(self.dice.choice((0, 100, _MIB, 3 * _MIB + 5))))
-        for again in self._attempts():
-            with again:
-                self._send(local, path)
-                break
-            if not self.custodian and self.storm.counts["full"] > self._seen_full:
-                self._seen_full = self.storm.counts["full"]
-                self._make_room()
-        self.expected[path] = hashlib.sha256(local.read_bytes()).hexdigest()
-        self.storm.counts["files"] += 1
-
-    def _send(self, local: Path, path: str) -> None:
-        if self.custodian:
-            by, end = self.storm.end(self.custodian), self.storm.graph.addresses[self.terminal]
-            put(by, local, path, expires_after_s=_EXPIRES_S, terminal=end)
-            self.storm.counts["in custody"] += 1
-        else:
-            put(self.storm.end(self.terminal), local, path, expires_after_s=_EXPIRES_S, routes=self._routes())
-
-    def _make_room(self) -> None:
-        for path in list(self.expected)[:1]:
-            self._name("delete", path)
-            del self.expected[path]
-
-    def _routes(self) -> tuple[Route, ...]:
-        """As the gateways find them; by the wire on which bits flip to the first of them."""
-        asked = [self.storm.graph.addresses[name] for name in ("s1", "s2")]
-        found = found_routes(asked, self.storm.end(self.terminal))
-        return tuple((self.storm.wire.address, *route[1:]) if route[0] == asked[0] else route for route in found)
-
-    def _name(self, kind: str, *paths: str) -> None:
-        with Session(self.storm.end(self.terminal)) as session:
-            getattr(session, kind)(*paths)
-            for again in self._attempts():
-                with again:
-                    session.push()
-                    break
-        self.storm.counts[kind] += 1
-
-    def _attempts(self) -> Iterator[contextlib.AbstractContextManager[None]]:
-        end_s = time.monotonic() + _PATIENCE_S
-        while True:
-            yield self._forgiven(time.monotonic() < end_s)
-            time.sleep(0.2)
-
-    @contextlib.contextmanager
-    def _forgiven(self, still: bool) -> Iterator[None]:
-        try:
-            yield
-        except TransferFailure as failure:
-            self.storm.counts["full" if failure.kind is ErrorClass.NO_SPACE_REMOTE else "failures"] += 1
-            if not still or failure.kind in (ErrorClass.CONTENT_MISMATCH, ErrorClass.CONFLICT, ErrorClass.NOT_FOUND):
-                raise
-
-
-class FlippingWire:
-    """Passes connections to a router on, and flips a bit about once in so many bytes."""
-
-    def __init__(self, target: str, every_bytes: int, dice: random.Random, counts: Counter[str]) -> None:
-        self._target, self._every_bytes, self._dice, self._counts = target, every_bytes, dice, counts
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def close(self) -> None:
-        """Take no more connections."""
-        self._listening.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._listening.accept()
-                far = socket.create_connection(split_address(self._target), 5)
-            except ConnectionError:
-                near.close()
-                continue
-            except OSError:
-                return
-            far.settimeout(None)
-            for source, target in ((near, far), (far, near)):
-                threading.Thread(target=self._copy, args=(source, target), daemon=True).start()
-
-    def _copy(self, source: socket.socket, target: socket.socket) -> None:
-        try:
-            while data := bytearray(source.recv(65536)):
-                if self._dice.random() < len(data) / self._every_bytes:
-                    data[self._dice.randrange(len(data))] ^= 1 << self._dice.randrange(8)
-                    self._counts["flips"] += 1
-                target.sendall(data)
-            target.shutdown(socket.SHUT_WR)
-        except OSError:
-            for sock in (source, target):
-                with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
+    expires_s: int = 30
+    writers: int = 6
+    waiting: int = 2
+    loses: bool = True
+    flip_every_bytes: int = 8 * MIB
+    disks: Mapping[str, Path] | None = None
+    wait_s: float = 240.0
+    restarts: bool = False
 
 
 class Storm:
@@ -195,85 +95,355 @@ class Storm:
     :param home: of everything. :param seed: of the dice; what other processes do is not repeated by it.
     """
 
-    def __init__(self, home: Path, seed: int) -> None:
-        self.home, self._dice = home, random.Random(seed)
+    def __init__(self, home: Path, seed: int, plan: Plan) -> None:
+        self.home, self._plan, self._dice = home, plan, random.Random(seed)
+        self.expires_s = plan.expires_s
         self.counts: Counter[str] = Counter()
         self.over = threading.Event()
-        self.graph = RouterGraph(home, _EDGES, interval_s=0.5, custodians={_CUSTODIAN: _TERMINALS})
-        self.wire = FlippingWire(self.graph.addresses["s1"], 8 * _MIB, self._dice, self.counts)
-        self.writers = [
-            Writer(self, f"w{number}", _TERMINALS[number % 2], random.Random(seed + number)) for number in range(6)
-        ]
-        self.writers += [
-            Writer(self, f"c{number}", "t1", random.Random(seed - number), _CUSTODIAN) for number in (1, 2)
-        ]
+        self._disks = dict(plan.disks or {})
+        self._wrong: list[str] = []
+        self._arms: list[Path] = []
+        self._rotten: list[_Rot] = []
+        self._wires = [FlippingWire(plan.flip_every_bytes, self._dice, self.counts) for _ in range(2)]
+        self._near, self._inner = self._wires
+        custodians = {_ROTTING: (self._inner.address,), _NARROW: ("t1",)}
+        self.graph = RouterGraph(home, _EDGES, interval_s=0.5, custodians=custodians)
+        self._near.target, self._inner.target = self.graph.addresses["s1"], self.graph.addresses["t1"]
+        self._set_up()
+        self.writers = self._writers(seed)
 
-    def end(self, terminal: str) -> Gateway:
-        """A terminal as writers reach it."""
-        router = self.graph.routers[terminal]
-        return gateway_of(*split_address(self.graph.addresses[terminal]), router.home / "site.key", timeout_s=10)
+    def _set_up(self) -> None:
+        for name, steps in _NO_ROOM_AT.items():
+            arms = {step: self.home / f"{name}-{step}" for step in steps}
+            faults = " ".join(f"{step}=ENOSPC@{arm}" for step, arm in arms.items())
+            self.graph.routers[name].environment["STAGEOUT_FAULTS"] = faults
+            self._arms += arms.values()
+        for name in _CUSTODIANS:
+            size_mb = _NO_LIMIT_MB if name in self._disks else _SPOOL_MB[name]
+            self.graph.routers[name].environment["STAGEOUT_ROUTER_SPOOL_MB"] = str(size_mb)
+
+    def _writers(self, seed: int) -> list[Writer]:
+        def dice(number: int) -> random.Random:
+            return random.Random(seed * 1000 + number)
+
+        plan = self._plan
+        found: list[Writer] = [Writer(self, f"w{i}", _TERMINALS[i % 2], dice(i)) for i in range(plan.writers)]
+        found += [Waiting(self, f"c{i}", "t1", dice(100 + i), custodian=_ROTTING) for i in range(plan.waiting)]
+        found += [
+            Depositor(self, f"d-{name}", "t1", dice(200 + i), custodian=name) for i, name in enumerate(_CUSTODIANS)
+        ]
+        return found
+
+    # ---- what writers know -------------------------------------------------------------------------------------------
+
+    def end(self, name: str) -> Gateway:
+        """A router as writers reach it."""
+        router = self.graph.routers[name]
+        return gateway_of(*split_address(self.graph.addresses[name]), router.home / "site.key", timeout_s=10)
+
+    def routes(self, terminal: str) -> tuple[Route, ...]:
+        """As the gateways find them; by the wire on which bits flip to the first of them."""
+        asked = [self.graph.addresses[name] for name in ("s1", "s2")]
+        found = found_routes(asked, self.end(terminal))
+        return tuple((self._near.address, *route[1:]) if route[0] == asked[0] else route for route in found)
+
+    def known_as(self, terminal: str, custodian: str) -> str:
+        """Address under which a custodian delivers to a terminal."""
+        return self._inner.address if custodian == _ROTTING else self.graph.addresses[terminal]
+
+    # ---- the storm ---------------------------------------------------------------------------------------------------
 
     def rage(self, duration_s: float) -> list[str]:
         """Write and kill for so long, let everything come to its end, and say what is wrong then."""
-        with contextlib.closing(self.wire), self.graph:
+        with contextlib.ExitStack() as stack:
+            for wire in self._wires:
+                stack.enter_context(contextlib.closing(wire))
+            stack.enter_context(self.graph)
             threads = [threading.Thread(target=writer.run) for writer in self.writers]
             for thread in threads:
                 thread.start()
-            end_s = time.monotonic() + duration_s
-            while time.monotonic() < end_s:
-                self._kill_one()
-            self.over.set()
-            for thread in threads:
-                thread.join()
-            spool = self.graph.routers[_CUSTODIAN].home / "records/spool"
-            return (
-                [writer.problem for writer in self.writers if writer.problem] + self._wrong() + self._left_behind(spool)
-            )
+            try:
+                self._blow(duration_s)
+            finally:
+                self.over.set()
+                self._calm()
+                for thread in threads:
+                    thread.join()
+            for writer in self.writers:
+                self._wrong += writer.finish()
+            self._look_at_rot()
+            self._look_at_trees()
+            self._look_at_rest()
+        for name in (*_TERMINALS, *_CUSTODIANS):  # they had them for themselves
+            self._wrong += [
+                f"left behind by {name}: {rows}" for rows in _rows(self.graph.routers[name].home / "records")
+            ]
+        return self._wrong
 
-    def _kill_one(self) -> None:
-        time.sleep(self._dice.uniform(0.3, 1.5))
-        router = self.graph.routers[self._dice.choice(sorted(self.graph.routers))]
-        router.kill()
-        self.counts["kills"] += 1
+    def _blow(self, duration_s: float) -> None:
+        """Everything else than a single death happens once, and then as the dice say."""
+        events: list[Callable[[], None]] = [self._kill, self._rot, self._no_room, self._kill_two]
+        events += [self._fill] if self._disks else []
+        first, end_s = events[1:], time.monotonic() + duration_s
+        weights = [4, 1, 2, 2, 1][: len(events)]
+        while first or time.monotonic() < end_s:
+            time.sleep(self._dice.uniform(0.2, 1.0))
+            event = first.pop(0) if first else self._dice.choices(events, weights)[0]
+            event()
+
+    def _calm(self) -> None:
+        for wire in self._wires:
+            wire.good = True
+        for arm in self._arms:
+            arm.unlink(missing_ok=True)
+
+    def _some(self, count: int) -> list[RouterProcess]:
+        return [self.graph.routers[name] for name in self._dice.sample(sorted(self.graph.routers), count)]
+
+    def _kill(self, count: int = 1) -> None:
+        victims = self._some(count)
+        for router in victims:
+            router.kill()
+            self.counts["kills"] += 1
         time.sleep(self._dice.uniform(0.0, 1.0))
-        router.start()
+        for router in victims:
+            router.start()
 
-    def _wrong(self) -> list[str]:
-        found = []
+    def _kill_two(self) -> None:
+        self._kill(2)
+
+    def _no_room(self) -> None:
+        """One durable step, somewhere, finds the disk full the next time."""
+        self._dice.choice(self._arms).touch()
+        self.counts["no room"] += 1
+
+    def _fill(self) -> None:
+        """A disk has not one byte left for a while; perhaps its router dies meanwhile."""
+        name = self._dice.choice(sorted(self._disks))
+        router, ballast = self.graph.routers[name], self._disks[name] / "ballast"
+        with ballast.open("wb", buffering=0) as file:
+            for size_bytes in (65536, 1):
+                with contextlib.suppress(OSError):
+                    while True:
+                        file.write(bytes(size_bytes))
+        self.counts["disks filled"] += 1
+        time.sleep(self._dice.uniform(0.5, 3.0))
+        dies = self._dice.random() < 0.5
+        if dies:
+            router.kill()
+            self.counts["kills"] += 1
+        ballast.unlink()
+        if dies:
+            router.start()
+
+    def _rot(self) -> None:
+        """A file is taken into custody while its terminal is away; a bit of it flips; the terminal comes back."""
+        terminal, custodian = self.graph.routers["t1"], self.graph.routers[_ROTTING]
+        terminal.kill()
+        self.counts["kills"] += 1
+        mended = not self._plan.loses or self._dice.random() < 0.5
+        rot = _Rot(self, len(self._rotten), mended, self._dice.randrange(3 * MIB * 8))
+        self._rotten.append(rot)
+        try:
+            rot.begin()
+            rot.flip(custodian)
+            self.counts["flips in a spool"] += 1
+        finally:
+            terminal.start()
+
+    # ---- the end -----------------------------------------------------------------------------------------------------
+
+    def _look_at_rot(self) -> None:
+        for wire in self._wires:
+            if wire.unnoticed():
+                self._wrong.append(f"{wire.unnoticed()} connections went on although a bit had flipped")
+        log = self.graph.routers[_ROTTING].log
+        for rot in self._rotten:
+            self._wrong += rot.finish(log)
+
+    def _look_at_trees(self) -> None:
         for terminal in _TERMINALS:
             root = self.graph.routers[terminal].root
             expected = {path: sum_ for w in self.writers if w.terminal == terminal for path, sum_ in w.expected.items()}
+            if terminal == "t1":
+                expected.update({rot.path: rot.sum for rot in self._rotten if rot.mended})
             there = {
-                str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
+                str(path.relative_to(root)): _sum(path)
                 for path in root.rglob("*")
                 if path.is_file() and ".stageout" not in path.parts
             }
             for path in sorted(expected.keys() | there.keys()):
                 if expected.get(path) != there.get(path):
-                    found.append(f"{terminal}: {path} is {there.get(path)}, and should be {expected.get(path)}")
-            found += self._left_behind(root)
-        return found
+                    self._wrong.append(f"{terminal}: {path} is {there.get(path)}, and should be {expected.get(path)}")
 
-    def _left_behind(self, root: Path) -> list[str]:
-        def left() -> list[str]:
-            return [str(path) for part in ("staging", "trash") for path in (root / ".stageout" / part).iterdir()]
+    def _look_at_rest(self) -> None:
+        """Nothing of any transfer is left, and all space is free."""
+        if self.counts["failures"] + self.counts["full"]:
+            last_s = time.monotonic() + self._plan.expires_s + 2
+            wait_until(lambda: time.monotonic() > last_s, timeout_s=60, what="the end of all attempts")
+            if self._plan.restarts:
+                with ThreadPoolExecutor() as crew:
+                    list(crew.map(self._restart, (*_TERMINALS, *_CUSTODIANS)))
+        places = {name: self.graph.routers[name].root for name in _TERMINALS}
+        places.update({f"the spool of {name}": self.graph.routers[name].home / "records/spool" for name in _CUSTODIANS})
+        until_s = time.monotonic() + self._plan.wait_s
+        for what, root in places.items():
+            self._wrong += _after(until_s, lambda root=root: _files(root), what)  # type: ignore[misc]
+        for name in _CUSTODIANS:
+            self._wrong += self._free_again(name)
 
-        try:
-            wait_until(lambda: not left(), timeout_s=_EXPIRES_S + 90, what="the rest of dead attempts to be removed")
-        except StageoutError:
-            return [f"left behind: {name}" for name in left()]
-        return []
+    def _restart(self, name: str) -> None:
+        self.graph.routers[name].stop()
+        self.graph.routers[name].start()
+
+    def _free_again(self, name: str) -> list[str]:
+        """A file that takes nearly the whole spool is taken in: no lot is left."""
+        size_bytes = int(_SPOOL_MB[name] * MIB * 0.9) if name not in self._disks else _FREE_AGAIN_BYTES
+        terminal, expires = self.known_as("t1", name), int(time.time()) + 60
+        origin = secrets.token_hex(16)
+        with Channel(self.end(name)) as channel:
+            channel.send(Open(origin, 1, "whole", size_bytes, BLOCK_BYTES, expires, terminal))
+            opened = channel.receive()
+            if isinstance(opened, NoSpace):
+                return [f"{name}: its spool is empty, but {size_bytes} bytes are not free"]
+            channel.send(Cancel(origin, 1))
+            answer = channel.receive()
+        cancelled = isinstance(answer, Result) and answer.outcome == "cancelled"
+        return [] if isinstance(opened, Opened) and cancelled else [f"{name} answered {opened}, {answer}"]
+
+
+class _Rot:
+    """A file in whose spooled copy a bit flips.
+
+    :param mended: its sender keeps the bytes, and sends them again; else it is lost, and its owner must be told.
+    :param bit: which one.
+    """
+
+    def __init__(self, storm: Storm, number: int, mended: bool, bit: int) -> None:
+        self._storm, self.path, self.mended, self._bit = storm, f"rot/{number}", mended, bit
+        self._local = storm.home / f"rot{number}"
+        self._local.write_bytes(os.urandom(3 * MIB))
+        self.sum = _sum(self._local)
+        self._origin = secrets.token_hex(16)
+        self._problem = ""
+        self._thread = threading.Thread(target=self._put)
+
+    def begin(self) -> None:
+        """Give it to the custodian. A put goes on until it has arrived."""
+        storm, log = self._storm, self._storm.graph.routers[_ROTTING]
+        if self.mended:
+            self._thread.start()
+        else:
+            self._deposit()
+        taken = re.compile(rf" custody-take origin=(\w+) .*path={re.escape(self.path)} ")
+
+        def origin() -> str:
+            found = taken.search(log.log)
+            return found.group(1) if found else ""
+
+        self._origin = wait_until(origin, timeout_s=120, what="custody", describe=lambda: self._problem)
+        storm.counts["files"] += 1
+
+    def _deposit(self) -> None:
+        storm = self._storm
+        terminal = storm.known_as("t1", _ROTTING)
+
+        def given() -> bool:
+            try:
+                end = storm.end(_ROTTING)
+                deposit(end, self._local, self.path, terminal, origin=self._origin, expires_after_s=_LOST_AFTER_S)
+            except StageoutError as failure:
+                self._problem = str(failure)
+                return False
+            return True
+
+        wait_until(given, timeout_s=120, what="the deposit to be taken", describe=lambda: self._problem)
+
+    def _put(self) -> None:
+        terminal, end_s = self._storm.known_as("t1", _ROTTING), time.monotonic() + 300
+        while True:
+            try:
+                put(self._storm.end(_ROTTING), self._local, self.path, terminal=terminal)
+                self._problem = ""
+                return
+            except StageoutError as failure:
+                self._problem = f"{self.path}: {failure}"
+                if time.monotonic() > end_s:
+                    return
+            time.sleep(0.2)
+
+    def flip(self, custodian: RouterProcess) -> None:
+        """Flip the bit in the spool."""
+        staging = custodian.home / "records/spool/.stageout/staging"
+        (spooled,) = [path for path in staging.iterdir() if _sum(path) == self.sum]
+        at, bit = divmod(self._bit, 8)
+        with spooled.open("r+b") as file:
+            byte = os.pread(file.fileno(), 1, at)[0]
+            os.pwrite(file.fileno(), bytes([byte ^ 1 << bit]), at)
+
+    def finish(self, log: str) -> list[str]:
+        """It was noticed, and mended or said."""
+        wrong = []
+        if self.mended:
+            self._thread.join()
+            wrong += [self._problem] if self._problem else []
+        else:
+            told = Depositor(self._storm, "", "t1", random.Random(), custodian=_ROTTING).becomes(self._origin)
+            wrong += [f"{self.path} was lost, and its owner is told {told}"] if told != "lost" else []
+        if not re.search(rf" custody-damaged origin={self._origin}", log):
+            wrong.append(f"{self.path}: nobody noticed the bit that flipped in the spool")
+        return wrong
+
+
+def _sum(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except FileNotFoundError:  # it has just been delivered
+        return ""
+
+
+def _files(root: Path) -> list[str]:
+    found = []
+    for part in ("staging", "trash", "lots", "packs"):
+        with contextlib.suppress(FileNotFoundError):
+            found += [f"{part}/{path.name}" for path in (root / ".stageout" / part).iterdir()]
+    return found
+
+
+def _rows(records: Path) -> list[str]:
+    """Tables that should be empty and are not."""
+    found = []
+    for path in records.glob("*.sqlite"):
+        with contextlib.closing(sqlite3.connect(path)) as database:
+            for (table,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+                rows = database.execute(f"SELECT * FROM {table} LIMIT 3").fetchall() if table in _EMPTY_TABLES else []
+                found += [f"{path.name}, {table}: {rows}"] if rows else []
+    return found
+
+
+def _after(until_s: float, left: Callable[[], list[str]], what: str) -> list[str]:
+    while left() and time.monotonic() < until_s:
+        time.sleep(0.2)
+    return [f"left behind in {what}: {name}" for name in left()]
 
 
 @contextlib.contextmanager
-def small_disk(root: Path) -> Iterator[None]:
-    """A disk of its own for a terminal, too small for all at once."""
-    root.mkdir(parents=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={_DISK_MIB}m", "storm", str(root)], check=True)
+def small_disk(home: Path, size_mib: int) -> Iterator[Path]:
+    """A disk for a router's root and records, too small for all at once; its log is elsewhere. Needs root."""
+    disk = home / "disk"
+    disk.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_mib}m", "storm", str(disk)], check=True)
+    mounted = [disk]
     try:
-        yield
+        for part in ("root", "records"):
+            (disk / part).mkdir(mode=0o755 if part == "root" else 0o700)
+            (home / part).mkdir()
+            subprocess.run(["mount", "--bind", str(disk / part), str(home / part)], check=True)
+            mounted.insert(0, home / part)
+        yield disk
     finally:
-        subprocess.run(["umount", "-l", str(root)], check=True)
+        for place in mounted:
+            subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 def main() -> int:
@@ -281,19 +451,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="storm", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="routers die for so long (default: 60)")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the dice")
+    parser.add_argument("--keep", type=Path, help="copy the routers' logs to this directory when something is wrong")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, contextlib.ExitStack() as stack:
-        home = Path(folder)
+        home, disks = Path(folder), {}
         if os.geteuid() == 0:
-            stack.enter_context(small_disk(home / "t2" / "root"))
+            disks = {name: stack.enter_context(small_disk(home / name, mib)) for name, mib in _SMALL_DISKS_MIB.items()}
         else:
-            print("not root: no disk will be full")
-        storm = Storm(home, given.seed)
+            print("not root: no disk will really be full")
+        storm = Storm(home, given.seed, Plan(disks=disks))
         wrong = storm.rage(given.seconds)
+        if wrong and given.keep:
+            given.keep.mkdir(parents=True, exist_ok=True)
+            for name, router in storm.graph.routers.items():
+                (given.keep / f"{name}.log").write_text(router.log)
     for line in wrong:
         print(line)
-    words = ("files", "in custody", "rename", "delete", "kills", "flips", "full", "failures")
-    told = ", ".join(f"{storm.counts[word]} {word}" for word in words)
+    told = ", ".join(f"{count} {word}" for word, count in sorted(storm.counts.items()))
     print(f"storm: seed {given.seed}, {told}, {len(wrong)} violations")
     return int(bool(wrong))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,11 +22,25 @@ from schedd_agent.asking import Asker
 from stageout.cli.main import main
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway, read_key
-from stageout.overlay.client import Deposit, Put, deposit, outcome, put
+from stageout.overlay.client import Deposit, Put, deposit, put
+from stageout.overlay.copying import state
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess, custodian_for
 from stageout.wire.deposits import name_of, origin_of, read_receipt
-from stageout.wire.overlay import BLOCK_BYTES, Cancel, Custody, Open, Opened, Operation, Result, Stat
+from stageout.wire.overlay import (
+    BLOCK_BYTES,
+    Attach,
+    Cancel,
+    Custody,
+    Message,
+    Open,
+    Opened,
+    Operation,
+    Result,
+    Staged,
+    Stat,
+    Status,
+)
 
 PLUGIN = Path(__file__).resolve().parents[2] / "plugins" / "overlay_router_plugin"
 SIZE_BYTES = 2 * BLOCK_BYTES + 5
@@ -54,7 +70,7 @@ def gateway_of(router: RouterProcess, name: str = "site") -> Gateway:
 
 
 def said(custodian: RouterProcess, given: Deposit) -> str:
-    answer = outcome(gateway_of(custodian), given.origin, given.seq)
+    answer = state(gateway_of(custodian), given.origin)
     return answer.outcome if isinstance(answer, Result) else "custody"
 
 
@@ -185,20 +201,137 @@ def test_killed_at_any_step_it_goes_on(tmp_path: Path, terminal: RouterProcess, 
         assert "task-failed" not in custodian.log
 
 
-@pytest.mark.parametrize("harm", ["flip", "gone"])
-def test_damage_in_the_spool_is_found_and_asked_for_again(
-    terminal: RouterProcess, custodian: RouterProcess, source: Path, harm: str
+class Slow:
+    """A sender that sends its blocks one by one."""
+
+    def __init__(self, custodian: RouterProcess, terminal: RouterProcess, source: Path, release: str) -> None:
+        self.gateway, self.data, self.seq = gateway_of(custodian), source.read_bytes(), 1
+        self.origin, self.expires = os.urandom(16).hex(), int(time.time()) + 1000
+        self.control = Channel(self.gateway)
+        self.terminal, self.release = terminal, release
+        self.control.send(
+            Open(self.origin, 1, "slow", SIZE_BYTES, BLOCK_BYTES, self.expires, terminal=terminal.address)
+        )
+        opened = self.control.receive()
+        assert isinstance(opened, Opened)
+        self.tid, self.already = opened.tid, opened.staged
+
+    def block(self, number: int) -> bytes:
+        return self.data[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES]
+
+    def send(self, *numbers: int) -> None:
+        """On return they are STAGED."""
+        left = set(numbers)
+        with Channel(self.gateway) as channel:
+            channel.send(Attach(self.tid))
+            for number in numbers:
+                channel.send_block(self.tid, number, self.block(number))
+            while left:
+                staged = self.control.receive()
+                assert isinstance(staged, Staged)
+                left -= {block for first, end in staged.staged for block in range(first, end)}
+
+    def publish(self) -> None:
+        digests = b"".join(self.control.digest(self.block(number)) for number in range(3))
+        self.control.send(
+            Operation(
+                self.origin, 1, "publish", "slow", self.expires, size_bytes=SIZE_BYTES, blocks=3,
+                manifest=hashlib.sha256(digests).hexdigest(), terminal=self.terminal.address, release=self.release,
+            )
+        )  # fmt: skip
+
+    def at_terminal(self) -> Message:
+        """What the terminal says to the custodian's key."""
+        with Channel(gateway_of(self.terminal)) as channel:
+            channel.send(Status(self.origin, 1))
+            return channel.receive()
+
+    def is_at_terminal(self, blocks: int) -> bool:
+        said = self.at_terminal()
+        return isinstance(said, Staged) and said.staged == ((0, blocks),)
+
+
+@pytest.mark.parametrize("release", ["delivered", "custody"])
+def test_blocks_go_on_while_others_still_come_in(
+    terminal: RouterProcess, custodian: RouterProcess, source: Path, release: str
+) -> None:
+    slow = Slow(custodian, terminal, source, release)
+    slow.send(0)
+    wait_until(lambda: slow.is_at_terminal(1), what="the first block at the terminal")
+    slow.control.send(Status(slow.origin, 1))
+    assert isinstance(slow.control.receive(), Staged), "CUSTODY is said when all is here"
+    slow.send(1)
+    wait_until(lambda: slow.is_at_terminal(2), what="the second block at the terminal")
+    slow.send(2)
+    slow.publish()
+    assert isinstance(slow.control.receive(), Custody)
+    assert slow.control.receive() == Result(slow.origin, 1, "done", generation=1)
+    assert (terminal.root / "slow").read_bytes() == slow.data
+    assert custodian.log.count(" deliver ") == 1
+    wait_until(lambda: spool_is_empty(custodian), what="the spool to be empty")
+    assert " drop " not in custodian.log
+
+
+def test_what_was_sent_on_of_a_file_that_is_given_up_is_dropped(
+    terminal: RouterProcess, custodian: RouterProcess, source: Path
+) -> None:
+    slow = Slow(custodian, terminal, source, "custody")
+    slow.send(0, 1)
+    wait_until(lambda: slow.is_at_terminal(2), what="two blocks at the terminal")
+    terminal.stop()
+    slow.control.send(Cancel(slow.origin, 1))
+    assert slow.control.receive() == Result(slow.origin, 1, "cancelled")
+    custodian.kill()
+    custodian.start()
+    terminal.start()
+    wait_until(lambda: slow.at_terminal() == Result(slow.origin, 1, "unknown"), what="the terminal to drop it")
+    assert not any((terminal.root / ".stageout/staging").iterdir())
+    wait_until(lambda: spool_is_empty(custodian), what="the spool to be empty")
+
+
+def test_a_spool_that_rots_before_it_is_whole_is_asked_for_again(
+    terminal: RouterProcess, custodian: RouterProcess, source: Path
 ) -> None:
     terminal.stop()
-    sending = Sending(custodian, source, terminal)
-    wait_until(lambda: " custody-take " in custodian.log, what="custody")
-    flip(spooled(custodian), BLOCK_BYTES + 3) if harm == "flip" else spooled(custodian).unlink()
+    slow = Slow(custodian, terminal, source, "custody")
+    slow.send(0)
+    flip(spooled(custodian), 7)
     terminal.start()
-    sending.join()
-    assert isinstance(sending.result, Put), sending.result
-    assert sending.result.sent_bytes == SIZE_BYTES + (BLOCK_BYTES if harm == "flip" else SIZE_BYTES)
-    assert (terminal.root / "some/where").read_bytes() == source.read_bytes()
-    assert "custody-damaged" in custodian.log
+    slow.send(1)
+    again = slow.control.receive()
+    assert isinstance(again, Opened)
+    assert 0 not in [block for first, end in again.staged for block in range(first, end)]
+    slow.send(0, 2)
+    slow.publish()
+    assert isinstance(slow.control.receive(), Custody)
+    assert slow.control.receive() == Result(slow.origin, 1, "done", generation=1)
+    assert (terminal.root / "slow").read_bytes() == slow.data
+
+
+@pytest.mark.parametrize("harm", ["flip", "gone"])
+def test_damage_in_the_spool_is_found_and_asked_for_again(
+    tmp_path: Path, terminal: RouterProcess, source: Path, harm: str
+) -> None:
+    """And when the custodian dies as soon as that is recorded."""
+    armed = tmp_path / "armed"
+    faults = {"STAGEOUT_FAULTS": f"custody-withdraw=kill-after@{armed}"}
+    with custodian_for(tmp_path / "custodian", [terminal], faults) as custodian:
+        terminal.stop()
+        sending = Sending(custodian, source, terminal)
+        wait_until(lambda: " custody-take " in custodian.log, what="custody")
+        flip(spooled(custodian), BLOCK_BYTES + 3) if harm == "flip" else spooled(custodian).unlink()
+        if harm == "flip":
+            armed.touch()
+        terminal.start()
+        if harm == "flip":
+            wait_until(lambda: not armed.exists(), what="the damage to be found")
+            custodian.wait_for_end()
+            custodian.start()
+        sending.join()
+        assert isinstance(sending.result, Put), sending.result
+        assert sending.result.sent_bytes == SIZE_BYTES + (BLOCK_BYTES if harm == "flip" else SIZE_BYTES)
+        assert (terminal.root / "some/where").read_bytes() == source.read_bytes()
+        assert "custody-damaged" in custodian.log
 
 
 def test_damage_of_the_only_copy_is_a_loss_and_said_so(

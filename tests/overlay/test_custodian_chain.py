@@ -12,7 +12,8 @@ import pytest
 from stageout.cli.main import main
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway, gateway_of
-from stageout.overlay.client import deposit, outcome, put
+from stageout.overlay.client import deposit, put
+from stageout.overlay.copying import state
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess, custodian_for
 from stageout.wire.overlay import BLOCK_BYTES, Custody, Operation, Result
@@ -57,7 +58,7 @@ def test_each_keeps_a_file_until_the_terminal_has_it(chain: Chain, source: Path)
     terminal.start()
 
     def said() -> str:
-        answer = outcome(_end(first), given.origin, 1)
+        answer = state(_end(first), given.origin)
         return answer.outcome if isinstance(answer, Result) else ""
 
     assert wait_until(said, what="the delivery") == "done"

@@ -10,9 +10,10 @@ import pytest
 import trustme
 
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.overlay.channel import Gateway, gateway_of
+from stageout.overlay.channel import Gateway, gateway_of, read_key
 from stageout.overlay.client import put
 from stageout.overlay.fetch import get
+from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess, custodian_for, relay
 from stageout.wire.overlay import BLOCK_BYTES
 from tests.overlay.between import Between
@@ -91,3 +92,58 @@ def test_a_router_without_a_certificate_says_so(gateway: Gateway, tmp_path: Path
     with RouterProcess(tmp_path / "plain") as plain:
         there = dataclasses.replace(gateway, port=plain.port)
         _refused(there, _source(tmp_path), ErrorClass.PERMISSION_DENIED, "has no certificate")
+
+
+@pytest.fixture(scope="module")
+def open_router(home: Path) -> Iterator[RouterProcess]:
+    """It has a certificate, and takes files without TLS, too."""
+    with RouterProcess(home / "open", {"STAGEOUT_ROUTER_CERT": str(home / "cert.pem")}) as running:
+        yield running
+
+
+def _trusting(home: Path, relay_home: Path, port: int, ca: str = "ca.pem") -> RouterProcess:
+    """A relay to that port whose key file names a CA."""
+    made = relay(relay_home, [f"127.0.0.1:{port}"])
+    key = home / f"{relay_home.name}.key"
+    made.environment.update(STAGEOUT_ROUTER_KEY=str(key), STAGEOUT_ROUTER_INTERVAL="0.3")
+    key.write_text(f"hop not-secret-but-long-enough\nca {home / ca}\n")
+    key.chmod(0o600)
+    return made
+
+
+def test_lines_between_routers_carry_nothing_plain(home: Path, open_router: RouterProcess, tmp_path: Path) -> None:
+    """Their own words and what they pass on for senders without TLS; with TLS to the end one layer is enough."""
+    source = _source(tmp_path)
+    plainly = Gateway("127.0.0.1", open_router.port, *read_key(open_router.key_file("site")), timeout_s=20)
+    with Between(open_router.port) as ear, _trusting(home, tmp_path / "trusting", ear.port) as between:
+        wait_until(lambda: " link " in between.log and len(ear.heard) > 2000, what="the neighbours to know each other")
+        end = dataclasses.replace(plainly, port=ear.port)
+        put(end, source, "f", routes=[(between.address,)])
+        assert len(ear.heard) > source.stat().st_size, "it went this way"
+        for plain in (b"secret bytes", b"nonce", b"route", b"incarnation", b"manifest"):
+            assert plain not in ear.heard, plain
+        put(dataclasses.replace(end, ca=str(home / "ca.pem")), source, "g", routes=[(between.address,)])
+        assert b"secret bytes" not in ear.heard
+    for name in ("f", "g"):
+        assert (open_router.root / name).read_bytes() == source.read_bytes()
+
+
+def test_a_neighbour_with_another_certificate_is_named(
+    home: Path, open_router: RouterProcess, gateway: Gateway, tmp_path: Path
+) -> None:
+    plainly = Gateway("127.0.0.1", open_router.port, *read_key(open_router.key_file("site")), timeout_s=20)
+    with _trusting(home, tmp_path / "wary", open_router.port, "other.pem") as between:
+        with pytest.raises(TransferFailure, match=r"its certificate is not one of .*other.pem"):
+            put(plainly, _source(tmp_path), "no", routes=[(between.address,)])
+        wait_until(lambda: "neighbour-not-reached" in between.log, what="the line to be refused")
+    assert not (open_router.root / "no").exists()
+
+
+def test_a_router_that_insists_wants_tls_from_the_sender_itself(
+    home: Path, router: RouterProcess, gateway: Gateway, tmp_path: Path
+) -> None:
+    with _trusting(home, tmp_path / "hop", router.port) as between:
+        with pytest.raises(TransferFailure, match="over TLS only"):
+            put(dataclasses.replace(gateway, ca=""), _source(tmp_path), "no", routes=[(between.address,)])
+        put(gateway, _source(tmp_path), "yes", routes=[(between.address,)])
+    assert [(router.root / name).exists() for name in ("no", "yes")] == [False, True]

@@ -257,9 +257,10 @@ def wait_until_acquainted(pool: Pool, eps: Sequence[Node] = ()) -> None:
     """
 
     def ready(ep: Node) -> bool:
-        log, starts = ep.log("SandboxManagerLog"), ep.log("master").count('stageout-sandbox-manager", pid')
-        running = bool(ep.pids("sandbox-manager")) and log.count(" started ") == starts
-        return running and "agent-heard" in log[log.rfind(" started ") :]
+        log = ep.log("SandboxManagerLog")
+        since = log[log.rfind(" started ") :]
+        running = {f"pid={process.inner_pid}" for process in ep.processes() if process.is_named("sandbox-manager")}
+        return not running.isdisjoint(since.partition("\n")[0].split()) and "agent-heard" in since
 
     for ep in eps or pool.eps:
         pool.wait(lambda ep=ep: ready(ep), timeout_s=60, what=f"the manager of {ep.name} to hear of the agent")

@@ -236,20 +236,32 @@ def test_records_are_followed_over_rotation(tmp_path: Path) -> None:
     assert receipts.read_new() == 0
 
 
-@pytest.mark.parametrize(("transferred_at", "found"), [(0, None), (999, WANTED), (1000, WANTED), (1001, None)], ids=str)
+@pytest.mark.parametrize(
+    ("told", "number"),
+    [
+        ({}, 0),
+        ({"TransferOutFinished": 999}, 5),
+        ({"TransferOutFinished": 1002}, 5),
+        ({"TransferOutFinished": 1003}, 0),
+        ({"JobCurrentFinishTransferOutputDate": 1000}, 5),
+        ({"TransferOutFinished": 900, "JobCurrentFinishTransferOutputDate": 1003}, 0),
+        ({"TransferOutFinished": 1000, "JobCurrentStartExecutingDate": 1000}, 5),
+        ({"TransferOutFinished": 1000, "JobCurrentStartExecutingDate": 1001}, 0),
+    ],
+    ids=str,
+)
 def test_a_run_that_an_ap_restart_numbered_anew_keeps_its_record(
-    tmp_path: Path, transferred_at: int, found: Record | None
+    tmp_path: Path, told: dict[str, int], number: int
 ) -> None:
-    """Seen when a schedd was killed just after the shadow of a job had ended."""
+    """Seen when a schedd was killed just after the shadow of a job had ended, and after a reconnect of it."""
     path = tmp_path / "epoch_history"
     path.write_text(_record(1, 4, ticket="t0") + _record(1, 5).replace("ClusterID", "EpochWriteDate = 1000\nClusterID"))
     receipts = Receipts(path)
     receipts.read_new()
-    ad = {"GlobalJobId": JOB, "ClusterId": 1, "ProcId": 0, "JobStatus": 4, "NumShadowStarts": 6}
-    job = parse_job({**ad, "TransferOutFinished": transferred_at}, True)
-    assert receipts.of_last_transfer(job) == found
-    assert receipts.of_last_transfer(parse_job({**ad, "NumShadowStarts": 5}, True)) == WANTED
-    assert receipts.of_last_transfer(parse_job({**ad, "NumShadowStarts": 3}, True)) is None
+    ad = {"GlobalJobId": JOB, "ClusterId": 1, "ProcId": 0, "JobStatus": 4, "NumShadowStarts": 6, **told}
+    assert receipts.last_transfer(parse_job(ad, True)) == number
+    assert receipts.last_transfer(parse_job({**ad, "NumShadowStarts": 5}, True)) == 5
+    assert receipts.last_transfer(parse_job({**ad, "NumShadowStarts": 3}, True)) == 0
 
 
 def test_all_parts_are_read_at_the_start(tmp_path: Path) -> None:

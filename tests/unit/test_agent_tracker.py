@@ -170,6 +170,26 @@ TABLE: list[tuple[str, Situation, list[str]]] = [
         situation(job(request="retry"), seen(State.ACCEPTED), record_missing=True),
         ["retry", "confirm", "Show"],
     ),
+    (
+        "no record, and nothing reported for a lease",
+        situation(job(), seen(State.SUPERSEDED), record_missing=True, waited_s=7200.0),
+        ["Rerun"],
+    ),
+    (
+        "no record for a lease, but output is there",
+        situation(job(), seen(State.ACCEPTED), record_missing=True, waited_s=7200.0),
+        ["Show"],
+    ),
+    (
+        "no record yet, and an older run elsewhere: which of them counts is not known",
+        situation(job(run=2), seen(State.ACCEPTED), record_missing=True, elders={Elder("m1", 1): 5.0}),
+        [],
+    ),
+    (
+        "a manager knows the run that counts by the number that it had before its shadow reconnected",
+        situation(job(run=4, reconnects=1), seen(State.ACCEPTED), elders={Elder("m1", 3): 5.0}),
+        ["confirm", "Show"],
+    ),
     ("record rotated away", situation(job(), seen(State.DELIVERED), record_missing=True), []),
     ("record rotated away while moving", situation(job(), seen(State.MOVING), record_missing=True), ["Show"]),
     (

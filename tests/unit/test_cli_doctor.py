@@ -507,3 +507,32 @@ def test_the_end_of_a_pilot(settings: dict[str, str], level: Level, text: str) -
     machine.values.update(settings)
     (found,) = pilot_end(machine)
     assert found.level is level and text in found.text
+
+
+def _routers(**changes: str) -> dict[str, tuple[Level, str]]:
+    machine = Fake()
+    machine.values.update({"DAEMON_LIST": "MASTER, R", "R": "/opt/stageout/bin/stageout-router", **changes})
+    machine.files["/opt/stageout/bin/stageout-router"] = seen_file()
+    machine.files["/tokens/vo.use"] = seen_file(mode=0o600, kind=stat.S_IFREG)
+    machine.files["/open/vo.use"] = seen_file(mode=0o644, kind=stat.S_IFREG)
+    assert report.roles_of(machine) == [Role.ROUTER]
+    found = report.examine(machine, [Role.ROUTER])
+    return {item.name: (item.level, item.text) for item in found}
+
+
+def test_a_gateway_whose_plugins_cannot_deliver_is_found() -> None:
+    assert _routers()["egress"][0] is Level.OK
+    assert _routers(STAGEOUT_ROUTER_EGRESS="out=x")["egress"][0] is Level.FAIL
+    assert _routers(STAGEOUT_ROUTER_EGRESS="/o=http://s/", STAGEOUT_ROUTER_EGRESS_LEASES=":")["egress"][0] is Level.FAIL
+    good = _routers(
+        STAGEOUT_ROUTER_EGRESS="/o=https://me:secret@s/ /v=vo+https://s/", STAGEOUT_ROUTER_EGRESS_CREDENTIALS="/tokens"
+    )
+    assert good["egress /o"] == (Level.OK, f"goes to https://s/ by {OURS}")
+    assert good["egress /v"][0] is Level.OK
+    for place, words in (("", "needs the token"), ("/none", "does not exist"), ("/open", "open to other users")):
+        level, text = _routers(
+            STAGEOUT_ROUTER_EGRESS="/v=vo+https://s/", STAGEOUT_ROUTER_EGRESS_CREDENTIALS=place
+        )["egress /v"]  # fmt: skip
+        assert (level, words in text) == (Level.FAIL, True), text
+    level, text = _routers(STAGEOUT_ROUTER_EGRESS="/o=root://s/")["egress /o"]
+    assert (level, text) == (Level.FAIL, "no plugin takes root")

@@ -17,6 +17,7 @@ from manager_site import Node, Site, made, run, until
 from test_agent_tracker import NAME, job, seen
 from test_drain import PILOT, handed_off, state
 
+from sandbox_manager import lookups
 from sandbox_manager.ads import sandbox_report
 from sandbox_manager.drain import Drain
 from sandbox_manager.handover import HandOver
@@ -25,7 +26,7 @@ from schedd_agent.model import Past, Request, Seen, Status
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.states import State
 from stageout.wire.custody import Report, SandboxReport, payload_of, read_report, report_ad
-from stageout.wire.deposits import BadReceipt, Receipt, joined, name_of, read_receipt
+from stageout.wire.deposits import BadReceipt, Receipt, joined, name_of, read_numbers, read_receipt, written_numbers
 
 #: Made by ``new_seed("")`` once: names of tests must be the same in each process.
 SEED = "c72877be5735efabccb165997ac4a6d9"
@@ -156,6 +157,36 @@ def test_what_may_have_been_given_away_is_said_of_what_is_lost(site: Site) -> No
             assert (receipt.custodian, receipt.first, receipt.last) == (ROUTER, 1, 1)
 
     run(story())
+
+
+def test_a_file_that_is_given_away_again_is_the_same_deposit(site: Site) -> None:
+    """The first answer was lost: whoever gives the job up withdraws one deposit, and there is no other."""
+
+    async def story() -> None:
+        async with site.manager(moving=False) as node:
+            await handed_off(node, "1.0", {"overlay://h/ok/a": b"1", "overlay://h/ok/b": b"22"})
+            box = node.box(node.facts("1.0"))
+            assert box is not None
+            rows = await node.pipeline.book.ledger.read(lambda db: list(lookups.all_files(db, box.id)))
+            way_out = HandOver(ROUTER, "")
+            settings = [way_out.begin(some, 0) for some in (rows, rows[1:], rows[::-1])]
+            assert {one["STAGEOUT_OVERLAY_SEED"] for one in settings} == {settings[0]["STAGEOUT_OVERLAY_SEED"]}
+            assert [one["STAGEOUT_OVERLAY_NUMBERS"] for one in settings] == ["1-2", "2", "2,1"]
+            (receipt,) = map(read_receipt, way_out.begun(box.id))
+            assert (receipt.first, receipt.last, receipt.custodian) == (1, 2, ROUTER)
+
+    run(story())
+
+
+@given(st.lists(st.integers(0, 30)))
+def test_numbers_of_deposits_come_out_as_they_went_in(numbers: list[int]) -> None:
+    assert read_numbers(written_numbers(numbers)) == numbers
+
+
+@pytest.mark.parametrize("text", ["x", "-1", "3-2", "1-9999999", "1,,x", "1 2"])
+def test_other_texts_are_no_numbers(text: str) -> None:
+    with pytest.raises(BadReceipt):
+        read_numbers(text)
 
 
 # ---- the access point ------------------------------------------------------------------------------------------------

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import re
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from overlay_router.destination import Reply
 from overlay_router.spool import CustodyStore
 from overlay_router.states import Outcome, Result
 from overlay_router.tree import Tree
+from stageout.core import durable
 from stageout.core.config import ConfigError
 from stageout.wire import overlay
 from stageout.wire.overlay import Custody, NoSpace, Open, Opened, Operation, Staged
@@ -61,6 +65,8 @@ class Spooling:
     def take(self, seq: int = 1, release: str = "delivered") -> Reply:
         """A file of one block into custody; the last reply."""
         opened = self.one.open(Open(ORIGIN, seq, f"f{seq}", BLOCK, BLOCK, EXPIRES, TERMINAL), PEER).message
+        if isinstance(opened, Custody):
+            return Reply(PEER, opened)
         assert isinstance(opened, Opened)
         self.one.staged(opened.tid, [(0, b"d" * 16)])
         return self.one.operate(publish(seq, release), PEER, "blake2b-128")[-1]
@@ -187,6 +193,55 @@ def test_what_was_refused_or_never_completed_is_not_remembered_for_ever(spooling
     assert not spooling.one._waiting
 
 
+def coming(spooling: Spooling, seq: int) -> int:
+    """A file of two blocks, the first of which is here; its transfer number."""
+    opened = spooling.one.open(Open(ORIGIN, seq, f"f{seq}", 2, 1, EXPIRES, TERMINAL), PEER, "blake2b-128").message
+    assert isinstance(opened, Opened)
+    assert spooling.one.begin(opened.tid) is None, "nothing is here"
+    spooling.one.staged(opened.tid, [(0, b"d" * 16)])
+    return opened.tid
+
+
+def test_what_was_sent_on_of_a_file_that_never_came_whole_is_dropped_at_the_terminal(spooling: Spooling) -> None:
+    tid = coming(spooling, 1)
+    begun = spooling.one.begin(tid)
+    assert begun is not None
+    assert begun.blocks == [(0, b"d" * 16)]
+    assert spooling.one.strays() == []
+    spooling.clock.now_s += lots.LEASE_S + 1
+    spooling.one.expire(())
+    assert not spooling.one.is_coming(tid)
+    spooling.restart()
+    assert [stray.key for stray in spooling.one.strays()] == [(ORIGIN, 1)]
+    again = coming(spooling, 1)
+    assert spooling.one.strays() == [], "its sender is back"
+    spooling.one.cancel(overlay.Cancel(ORIGIN, 1), PEER)
+    assert not spooling.one.is_coming(again)
+    assert [stray.terminal for stray in spooling.one.strays()] == [TERMINAL]
+    spooling.one.dropped((ORIGIN, 1))
+    spooling.restart()
+    assert spooling.one.strays() == []
+
+
+def test_a_terminal_is_not_asked_to_drop_what_it_has_settled_or_forgotten(spooling: Spooling) -> None:
+    spooling.one.begin(coming(spooling, 1))
+    spooling.take(2)
+    for seq in (1, 2):
+        assert spooling.one.settle((ORIGIN, seq), Result(Outcome.DONE)) == [] or seq == 2
+    spooling.one.low(overlay.Low(ORIGIN, 2))
+    assert [stray.key for stray in spooling.one.strays()] == [(ORIGIN, 1)]
+    spooling.clock.now_s = EXPIRES + 1
+    assert spooling.one.strays() == []
+    spooling.restart()
+    assert spooling.store.begun() == []
+
+
+def test_a_loss_leaves_nothing_at_the_terminal(spooling: Spooling) -> None:
+    spooling.take(1, "custody")
+    spooling.one.damaged((ORIGIN, 1), [0])
+    assert [stray.key for stray in spooling.one.strays()] == [(ORIGIN, 1)]
+
+
 def test_operations_without_data_need_room_too(spooling: Spooling, monkeypatch: pytest.MonkeyPatch) -> None:
     """They hold no lot; who sends them without end is not answered, and asks again."""
     monkeypatch.setattr("overlay_router.custodian.MOST_OPERATIONS", 2)
@@ -234,3 +289,82 @@ def test_the_list_of_terminals() -> None:
     assert not read_terminals("")
     with pytest.raises(ConfigError, match="apart by blanks"):
         read_terminals("a:port")
+
+
+# ---- every durable step --------------------------------------------------------------------------------------------
+
+_ORDERING = Path(__file__).resolve().parents[2] / "docs" / "ORDERING.md"
+#: Those of this section; a schedd agent has one of its own of that name.
+LABELS = re.findall(
+    r"^\| `(custody-[a-z-]+)` \|", _ORDERING.read_text().partition("## The overlay's custodian")[2], re.M
+)
+
+
+class _Death(BaseException):
+    """The process dies here."""
+
+
+@contextmanager
+def _faulty(label: str, fault: BaseException, after: bool) -> Iterator[list[str]]:
+    """That label is met by a fault, once."""
+    passed: list[str] = []
+    real = durable.step
+
+    @contextmanager
+    def step(name: str) -> Iterator[None]:
+        passed.append(name)
+        hit = name == label and passed.count(label) == 1
+        if hit and not after:
+            raise fault
+        with real(name):
+            yield
+        if hit:
+            raise fault
+
+    durable.step = step  # type: ignore[assignment]
+    try:
+        yield passed
+    finally:
+        durable.step = real
+
+
+def _given_up(spooling: Spooling) -> None:
+    """A file of which some was sent on, whose sender goes away; the terminal drops what it has."""
+    if not spooling.one.knows(ORIGIN, 1) and not spooling.store.begun():
+        tid = coming(spooling, 1)
+        spooling.one.begin(tid)
+    spooling.clock.now_s += lots.LEASE_S + 1
+    spooling.one.expire(())
+    for stray in spooling.one.strays():
+        spooling.one.dropped(stray.key)
+
+
+def _mended(spooling: Spooling) -> None:
+    """A file that is taken, rots, comes again and is delivered."""
+    if not spooling.store.record(ORIGIN).results.get(2):
+        spooling.take(2)
+        spooling.one.damaged((ORIGIN, 2), [0])
+        spooling.take(2)
+        assert spooling.one.digests(spooling.one.held()[0]) == [b"d" * 16]
+        spooling.one.settle((ORIGIN, 2), Result(Outcome.DONE))
+
+
+@pytest.mark.parametrize("what", ["kill-before", "kill-after", "EIO"])
+@pytest.mark.parametrize("label", LABELS)
+def test_no_step_that_fails_or_is_the_last_loses_anything(spooling: Spooling, label: str, what: str) -> None:
+    fault = OSError(errno.EIO, "planned") if what == "EIO" else _Death()
+    with _faulty(label, fault, what == "kill-after") as passed:
+        for story in (_given_up, _mended):
+            try:
+                story(spooling)
+            except OSError:
+                story(spooling)
+            except _Death:
+                spooling.restart()
+                story(spooling)
+    assert label in passed, f"nobody passes {label}"
+    for _ in range(2):
+        assert (spooling.files(), lots.reserved_bytes(spooling.spool)) == (0, 0)
+        assert (spooling.one.held(), spooling.one.strays(), spooling.store.transfers()) == ([], [], [])
+        assert outcome(spooling.one.status(overlay.Status(ORIGIN, 2), PEER)) == "done"
+        spooling.restart()

@@ -21,7 +21,7 @@ class _Cargo:
     """A file of blocks that are nowhere."""
 
     gateway = GATEWAY
-    connections = 2
+    connections = most_connections = 2
     claim = Claim()
 
     def __init__(self, blocks: int) -> None:
@@ -73,6 +73,27 @@ def _sends(sending: Sending, way: _Way, carrier: int) -> int | None:
     if block is not None:
         sending.read(block, -1, memoryview(b""), cast(Channel, None))
     return block
+
+
+def test_a_file_that_grows_is_sent_as_it_comes_and_published_when_it_is_whole(file: int) -> None:
+    sending = Sending(_Cargo(3), file, [()], 60, grows=True)
+    (way,) = sending.ways
+    sending.hear(way, Opened(7, "epoch", ((2, 3),)))
+    control = _up(way)
+    sending.changed.wait = lambda timeout=None: True  # type: ignore[method-assign, assignment]
+    assert _sends(sending, way, 1) is None
+    sending.arrived([1, 2])
+    assert _sends(sending, way, 1) == 1
+    assert _sends(sending, way, 1) is None, "the router has the third already"
+    sending.lost(1, TransferFailure(ErrorClass.CONNECTION_LOST, "reset"))
+    sending.hear(way, Opened(8, "epoch"))
+    assert [_sends(sending, way, 2) for _ in range(3)] == [1, 2, None], "the first block is still to come"
+    assert not _published(control)
+    sending.arrived([0])
+    assert _sends(sending, way, 2) == 0
+    assert not _published(control)
+    sending.complete()
+    assert _published(control)
 
 
 def _published(control: _Control) -> bool:

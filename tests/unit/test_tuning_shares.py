@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageout.tuning.shares import LEAST_RATE, Flow, Shares, fill, weights
+from stageout.tuning.shares import LEAST_RATE, MOST_PRIORITY, Flow, Shares, fill, turn, weights
 
 _STEP_S = 0.1
 LINK = 12.5e6
@@ -122,6 +122,21 @@ def test_owners_have_equal_parts() -> None:
     link = _Link([_Sender(f"a{number}", owner="a", priority=10) for number in range(8)] + [_Sender("b", owner="b")])
     link.run(5)
     assert link.run(20)["b"] / LINK == pytest.approx(0.5, rel=0.1)
+
+
+def test_files_that_wait_have_their_turn() -> None:
+    now = 100_000.0
+    files = {
+        "low": turn(0, 0, now - 60, now),
+        "lower": turn(0, 0, now - 50, now),
+        "high": turn(1 << 40, 0, now - 10, now),
+        "higher than any": turn(MOST_PRIORITY, 0, now - 20, now),
+        "by noon": turn(0, int(now) + 50, now, now),
+        "too late": turn(0, int(now) - 1, now - 55, now),
+        "has waited": turn(0, 0, now - (MOST_PRIORITY + 2) * 1800, now),
+    }
+    order = ["has waited", "higher than any", "high", "by noon", "low", "too late", "lower"]
+    assert sorted(files, key=files.__getitem__) == order
 
 
 _FLOWS = st.lists(

@@ -12,6 +12,7 @@ from stageout.core.config import KNOBS, ConfigError
 AGENT_PROGRAM = "stageout-schedd-agent"
 MANAGER_PROGRAM = "stageout-sandbox-manager"
 CRON_PROGRAM = "stageout-startd-cron"
+ROUTER_PROGRAM = "stageout-router"
 
 TRANSFORMS = ("StageOutInit", "StageOut")
 #: Without these an owner could forge consent or an end; without the others he could only confuse himself.
@@ -31,6 +32,7 @@ _WEAKER = (23, 9)
 _CLASSAD_TIMEOUT_S = 20.0
 _CLASSAD_SLOW_S = 0.5
 _INSTALL_AP = "put condor_config.d/20-stageout-ap.conf into the configuration directory, then condor_restart"
+_INSTALL_ROUTER = "put condor_config.d/20-stageout-router.conf into the configuration directory, then condor_restart"
 _INSTALL_EP = "put condor_config.d/20-stageout-ep.conf into the configuration directory, then condor_restart"
 
 
@@ -74,6 +76,11 @@ def _daemon(machine: Machine, program: str, name: str, remedy: str) -> Iterator[
         yield ok(name, f"{word} in DAEMON_LIST is {path}")
         return
     yield fail(name, f"no daemon in DAEMON_LIST is {program}", remedy)
+
+
+def router_daemon(machine: Machine) -> Iterator[Finding]:
+    """Is the overlay's router among the daemons?"""
+    yield from _daemon(machine, ROUTER_PROGRAM, "router-daemon", _INSTALL_ROUTER)
 
 
 def agent_daemon(machine: Machine) -> Iterator[Finding]:
@@ -203,8 +210,7 @@ def _in_effect(machine: Machine, name: str, daemon: str, parameter: str, needed:
 def plugins(machine: Machine) -> Iterator[Finding]:
     """Does each registered plugin answer, quickly and legibly, and is ``https`` ours?"""
     owners: dict[str, str] = {}
-    for path in words(machine.settings.condor("FILETRANSFER_PLUGINS")):
-        yield from _plugin(machine, path, owners)
+    yield from registered(machine, owners)
     winner = owners.get("https", "")
     if not winner:
         yield fail(
@@ -215,6 +221,12 @@ def plugins(machine: Machine) -> Iterator[Finding]:
         yield fail("plugins", f"https belongs to {winner}, which never hands off", remedy)
     else:
         yield ok("plugins", f"https belongs to {winner}")
+
+
+def registered(machine: Machine, owners: dict[str, str]) -> Iterator[Finding]:
+    """Does each registered plugin answer? Filled in: which method is whose."""
+    for path in words(machine.settings.condor("FILETRANSFER_PLUGINS")):
+        yield from _plugin(machine, path, owners)
 
 
 def is_ours(machine: Machine, path: str) -> bool:

@@ -27,6 +27,7 @@ class Role(str, enum.Enum):
     AP = "ap"
     EP = "ep"
     PILOT = "pilot"
+    ROUTER = "router"
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ import json
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
+from pathlib import PurePath
 
-from stageout.cli.doctor import config, credentials, node, pilot, policy, pool, trust
+from stageout.cli.doctor import config, credentials, node, pilot, policy, pool, router, trust
 from stageout.cli.doctor.findings import Check, Finding, Level, Machine, Role, Unseen, fail, unchecked, words
 from stageout.cli.exits import CommandError, Exit
 from stageout.cli.render import clean
@@ -29,6 +30,7 @@ CHECKS: dict[Role, tuple[Check, ...]] = {
     ),
     Role.EP: _EXECUTE_POINT,
     Role.PILOT: (*_EXECUTE_POINT, pilot.pilot_end),
+    Role.ROUTER: (*config.COMMON, *router.ROUTER),
 }
 
 
@@ -49,15 +51,18 @@ def run(options: argparse.Namespace) -> int:
 def roles_of(machine: Machine) -> list[Role]:
     """What runs here, by DAEMON_LIST; an execute point whose EXECUTE belongs to an ordinary user is a pilot.
 
-    :raises CommandError: neither a schedd nor a startd.
+    :raises CommandError: neither a schedd nor a startd nor a router.
     """
     daemons = {word.upper() for word in words(machine.settings.condor("DAEMON_LIST"))}
     roles = [Role.AP] if "SCHEDD" in daemons else []
     if any(word.startswith("STARTD") for word in daemons):
         roles.append(Role.PILOT if _is_pilot(machine) else Role.EP)
+    programs = {PurePath(machine.settings.condor(word)).name for word in daemons}
+    if config.ROUTER_PROGRAM in programs:
+        roles.append(Role.ROUTER)
     if not roles:
         raise CommandError(
-            "DAEMON_LIST here has neither SCHEDD nor STARTD. Is this an access point or execute point, and does "
+            "DAEMON_LIST here has neither SCHEDD nor STARTD nor our router. Is this a machine of the pool, and does "
             "condor_config_val DAEMON_LIST find its configuration? Say --role to check for one all the same."
         )
     return roles

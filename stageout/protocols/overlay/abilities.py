@@ -6,4 +6,11 @@ from stageout import __version__
 from stageout.plugin.abilities import Abilities
 
 METHODS = ("overlay",)
-ABILITIES = Abilities(methods=METHODS, version=__version__, verifies=True, parallel=4, in_parts=METHODS)
+ABILITIES = Abilities(
+    methods=METHODS,
+    version=__version__,
+    verifies=True,
+    parallel=4,
+    in_parts=METHODS,
+    job_attributes=("StageOutPriority", "StageOutDeadline", "JobPrio"),
+)

@@ -16,10 +16,10 @@ from stageout.overlay.fetch import get
 from stageout.overlay.many import Crew, put_many
 from stageout.overlay.packs import SmallPut
 from stageout.overlay.sending import report
-from stageout.overlay.settings import routes_of
+from stageout.overlay.settings import congestion_of, connections_of, routes_of
 from stageout.plugin.api import BatchProtocol, Context, Outcome, Transfer
 from stageout.plugin.urls import as_written, safe_url
-from stageout.wire.deposits import EXPIRES_AFTER_S, Receipt, name_of, origin_of
+from stageout.wire.deposits import EXPIRES_AFTER_S, BadReceipt, Receipt, name_of, origin_of, read_numbers
 from stageout.wire.overlay import MAX_CLOCK_SKEW_S
 from stageout.wire.route import DEFAULT_PORT, BadRoute, address, written
 
@@ -41,8 +41,8 @@ class OverlayProtocol(BatchProtocol):
         custodian = transfers[0].context.setting("OVERLAY_HANDOVER", "") if transfers else ""
         if custodian:
             with Crew(concurrency) as crew:
-                for number, transfer in enumerate(transfers, 1):
-                    crew.do(partial(_hand_over, transfer, custodian, number))
+                for transfer in transfers:
+                    crew.do(partial(_hand_over, transfer, custodian))
             return
         for (host, port), group in _by_router(transfers).items():
             _upload(host, port, group, concurrency)
@@ -81,28 +81,44 @@ def _upload(host: str, port: int, group: list[tuple[Transfer, str]], concurrency
     try:
         gateway, terminal = _through(_gateway(host, port, context), context.setting("OVERLAY_GATEWAY", ""))
         routes = routes_of(context.setting("OVERLAY_ROUTES", ""), gateway)
+        connections, most = _connections(context)
     except TransferFailure as failure:
         for transfer, _ in group:
             transfer.finish(failure)
         return
     files = ((transfer, transfer.request.local_path, path) for transfer, path in group)
+    priority, deadline = _wishes(context)
     put_many(
-        gateway, files, _finish, connections=context.parallelism, routes=routes, at_once=concurrency,
+        gateway, files, _finish, connections=connections, most_connections=most, routes=routes, at_once=concurrency,
+        priority=priority, deadline=deadline,
         terminal=terminal, expires_after_s=_expires_after_s(terminal, context),
         progress=lambda transfer, sent_bytes: transfer.context.progress(sent_bytes),
     )  # fmt: skip
 
 
-def _hand_over(transfer: Transfer, custodian: str, number: int) -> None:
+def _deposit_number(transfer: Transfer) -> int:
+    """Of the deposit: the one that the manager has for this file, also when it is given away again."""
+    text, index = transfer.context.setting("OVERLAY_NUMBERS", ""), transfer.request.index
+    try:
+        return read_numbers(text)[index] if text else index + 1
+    except (BadReceipt, IndexError):
+        words = f"STAGEOUT_OVERLAY_NUMBERS = {text[:100]} has no number for file {index + 1}"
+        raise TransferFailure(ErrorClass.BAD_REQUEST, words) from None
+
+
+def _hand_over(transfer: Transfer, custodian: str) -> None:
     """Give a file to a custodian for good: it is not at its destination, and the result does not say so."""
     request, context = transfer.request, transfer.context
     try:
         host, port, path = _place(request.encoded_url)
         to, terminal = _through(_gateway(host, port, context), custodian)
         local, seed = Path(request.local_path), context.setting("OVERLAY_SEED", "")
+        number = _deposit_number(transfer)
+        (connections, most), (priority, deadline) = _connections(context), _wishes(context)
         given = deposit(
-            to, local, path, terminal, mode=local.stat().st_mode & 0o777, connections=context.parallelism,
-            progress=context.progress, origin=origin_of(name_of(seed, number), to.secret),
+            to, local, path, terminal, mode=local.stat().st_mode & 0o777, connections=connections,
+            most_connections=most, priority=priority, deadline=deadline, progress=context.progress,
+            origin=origin_of(name_of(seed, number), to.secret),
         )  # fmt: skip
     except TransferFailure as failure:
         transfer.finish(failure)
@@ -111,6 +127,28 @@ def _hand_over(transfer: Transfer, custodian: str, number: int) -> None:
     else:
         receipt = Receipt(to.server, seed, number, number, given.expires)
         transfer.finish(Outcome(given.size_bytes, given.sent_bytes, developer={"StageOutCustody": str(receipt)}))
+
+
+def _connections(context: Context) -> tuple[int, int]:
+    """Connections of a file on each route, at first and at most: what was granted, else the node's own limit."""
+    granted = str(context.parallelism) if context.setting("PARALLELISM", "") else ""
+    return connections_of(text=granted or context.setting("OVERLAY_CONNECTIONS", ""))
+
+
+def _wishes(context: Context) -> tuple[int, int]:
+    """Priority and deadline that the job asks for; they only order what its owner sends."""
+    priority = context.job_attribute("StageOutPriority")
+    if priority is None:
+        priority = context.job_attribute("JobPrio")
+    return max(0, _number(priority, 0)), max(0, _number(context.job_attribute("StageOutDeadline"), 0))
+
+
+def _number(value: object, default: int) -> int:
+    """A number that somebody wrote, or the default where it is none."""
+    try:
+        return int(str(value))
+    except ValueError:
+        return default
 
 
 def _finish(transfer: Transfer, result: Put | SmallPut | TransferFailure) -> None:
@@ -157,4 +195,5 @@ def _place(url: str) -> tuple[str, int, str]:
 def _gateway(host: str, port: int, context: Context) -> Gateway:
     """:raises TransferFailure: the key cannot be used."""
     key = Path(context.setting("OVERLAY_KEY", _KEY))
-    return gateway_of(host, port, key, max(_LEAST_S, min(_SILENCE_S, context.remaining_s)))
+    gateway = gateway_of(host, port, key, max(_LEAST_S, min(_SILENCE_S, context.remaining_s)))
+    return replace(gateway, congestion=congestion_of(context.setting("OVERLAY_CONGESTION", "")))

@@ -1,0 +1,117 @@
+"""The gateway's side of leases: asked for, renewed while a plugin runs, and the plugin killed before they run out."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from overlay_router.leases import KEPT_S, LEASE_S
+from stageout.core import log
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay.channel import Channel, Gateway
+from stageout.wire.overlay import Lease, Leased
+
+_RENEWALS = 6
+
+
+class NotLeased(Exception):
+    """Somebody else delivers there, or nobody can say who does. :param again_s: when to ask again."""
+
+    def __init__(self, why: str, again_s: float) -> None:
+        super().__init__(why)
+        self.again_s = again_s
+
+
+class Lessee:
+    """Asks one router for leases. Its calls block; use from any thread.
+
+    :param lessor: who gives them. :param holder: this gateway, the same after its restarts: its plugins of before do
+        not run any more. :param lease_s: their time, as the lessor has it.
+    """
+
+    def __init__(self, lessor: Gateway, holder: str, lease_s: float = LEASE_S, kept_s: float = KEPT_S) -> None:
+        self._lessor, self._holder, self._lease_s, self._kept_s = lessor, holder, lease_s, kept_s
+
+    @contextlib.contextmanager
+    def alone(self, urls: Sequence[str], stop: Callable[[], None]) -> Iterator[None]:
+        """While it lasts nobody else delivers to these URLs.
+
+        :param stop: called when that cannot be had any longer; what delivers must have ended within a quarter of the
+            lease. :raises NotLeased: another has one of them, or the lessor is not reached.
+        """
+        places = tuple(hashlib.sha256(url.encode()).hexdigest() for url in urls)
+        keeper = _Keeper(self, places, time.monotonic())
+        answer = self.ask(places, held=False)
+        if len(answer.granted) < len(places):
+            self._give_back(places)
+            raise NotLeased("another gateway delivers there", max(1, answer.again_s))
+        threads = [
+            threading.Thread(target=work, daemon=True) for work in (keeper.renew, lambda: keeper.watch(stop))
+        ]  # fmt: skip
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            keeper.over.set()
+            for thread in threads:
+                thread.join()
+            self._give_back(places)
+
+    def ask(self, places: tuple[str, ...], held: bool) -> Leased:
+        """One question to the lessor. :raises NotLeased: it does not answer, or refuses."""
+        try:
+            with Channel(self._lessor) as channel:
+                channel.send(Lease(self._holder, places, int(self._lease_s), held))
+                answer = channel.receive()
+        except TransferFailure as failure:
+            raise NotLeased(f"no lease: {failure}", self._lease_s / _RENEWALS) from None
+        if not isinstance(answer, Leased):
+            raise NotLeased(f"no lease: {ErrorClass.NOT_SUPPORTED.name}", self._lease_s)
+        return answer
+
+    def _give_back(self, places: tuple[str, ...]) -> None:
+        with contextlib.suppress(TransferFailure), Channel(self._lessor) as channel:
+            channel.send(Lease(self._holder, places, 0))
+            channel.receive()
+
+    @property
+    def renew_s(self) -> float:
+        """Between renewals."""
+        return self._lease_s / _RENEWALS
+
+    def good_until_s(self, asked_s: float) -> float:
+        """On the monotonic clock: how long a lease may be used that was asked for then."""
+        return asked_s + self._lease_s - self._kept_s
+
+
+class _Keeper:
+    """Renews, and watches that nothing goes on without. :param asked_s: when the lease was first asked for."""
+
+    def __init__(self, lessee: Lessee, places: tuple[str, ...], asked_s: float) -> None:
+        self._lessee, self._places = lessee, places
+        self._until_s = lessee.good_until_s(asked_s)
+        self.over = threading.Event()
+
+    def renew(self) -> None:
+        """Again and again; a lessor that does not answer is asked again."""
+        while not self.over.wait(self._lessee.renew_s):
+            asked_s = time.monotonic()
+            try:
+                granted = self._lessee.ask(self._places, held=True).granted
+            except NotLeased as problem:
+                log.warn("lease-not-renewed", problem=problem)
+                continue
+            if len(granted) == len(self._places):
+                self._until_s = self._lessee.good_until_s(asked_s)
+
+    def watch(self, stop: Callable[[], None]) -> None:
+        """Stop what delivers when the lease is nearly over."""
+        while not self.over.wait(max(0.0, self._until_s - time.monotonic())):
+            if time.monotonic() >= self._until_s:
+                log.error("lease-lost", advice="is the router of STAGEOUT_ROUTER_EGRESS_LEASES up and reached?")
+                stop()
+                return

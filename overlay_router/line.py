@@ -1,0 +1,28 @@
+"""The control connection of a peer."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from overlay_router.greeting import Peer
+from stageout.wire import frames, overlay
+from stageout.wire.overlay import Message
+
+_MOST_UNREAD_BYTES = 8 * 1024 * 1024
+
+
+@dataclass
+class Line:
+    """The control connection of a peer."""
+
+    writer: asyncio.StreamWriter
+    peer: Peer
+    origins: set[str] = field(default_factory=set)
+
+    def send(self, message: Message) -> None:
+        """Queue a message. A peer that does not read its answers loses its connection."""
+        if self.writer.transport.get_write_buffer_size() > _MOST_UNREAD_BYTES:
+            self.writer.transport.abort()
+            return
+        self.writer.write(overlay.encode(message, frames.checksums()[self.peer.checksum]))

@@ -1,0 +1,242 @@
+"""Deliveries by transfer plugins: which files are next, one plugin process for some of them, what its answers mean.
+
+The way of a file, top to bottom: :meth:`Outflow._begin` chooses files of one target; :class:`overlay_router.call.Call`
+runs the plugin in a thread; :meth:`Outflow._record` settles what is delivered or refused for good, and has the rest
+tried again. A plugin that was killed, or whose answer was not recorded, is run again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from overlay_router.call import Again, Call, Damaged, End, File, Kit
+from overlay_router.destination import Reply
+from overlay_router.egress import Egress
+from overlay_router.forwarder import OnDisk
+from overlay_router.lessee import Lessee
+from overlay_router.pauses import Pause
+from overlay_router.spool import Held, Key
+from overlay_router.states import Outcome, Result
+from stageout.core import log
+from stageout.core.clock import Clock
+from stageout.core.errors import Advice, ErrorClass
+from stageout.movers.mover import end_leftovers
+from stageout.movers.plugins_table import Plugin, PluginsTable
+from stageout.movers.results import Delivered, Failure
+from stageout.wire.egress import Target
+
+_IDLE_S = 5.0
+_COALESCE_S = 0.05
+_BATCH_FILES = 100
+_BATCH_BYTES = 256 * 1024 * 1024
+_LEAST_LIFETIME_S = 10.0
+_REASON_CHARS = 500
+_CREDENTIAL_BYTES = 1024 * 1024
+#: Failures that say something of the server, not of one file: everything for the target waits.
+_AWAY = frozenset(
+    {
+        ErrorClass.NAME_NOT_RESOLVED, ErrorClass.NAME_LOOKUP_FAILED, ErrorClass.CONNECT_FAILED,
+        ErrorClass.SERVER_BUSY, ErrorClass.THROTTLED,
+    }
+)  # fmt: skip
+#: What another node could do better is, for who sends here, a fault of this one.
+_OURS = {Advice.RETRY_ELSEWHERE: ErrorClass.SERVER_ERROR}
+
+
+@dataclass(frozen=True)
+class Means:
+    """What plugins are run with.
+
+    :param home: directory for their work. :param plugins: executables of FILETRANSFER_PLUGINS. :param most: calls at
+        once. :param lifetime_s: of one call, at most. :param credentials: directory of tokens (``SERVICE.use``) and a
+        proxy (``x509_proxy``), None for none. :param lessee: asks for leases, None where no other gateway delivers to
+        the same places.
+    """
+
+    home: Path
+    plugins: tuple[str, ...]
+    most: int
+    lifetime_s: float
+    credentials: Path | None = None
+    lessee: Lessee | None = None
+
+
+class Outflow:
+    """Delivers what an :class:`Egress` holds. :meth:`run` beside everything.
+
+    :param on_disk: runs a call in the thread that owns the egress. :param tell: sends replies.
+    """
+
+    def __init__(
+        self, egress: Egress, means: Means, on_disk: OnDisk, tell: Callable[[list[Reply]], None], clock: Clock
+    ) -> None:
+        self._egress, self._means, self._on_disk, self._tell, self._clock = egress, means, on_disk, tell, clock
+        self._table = PluginsTable()
+        self._threads = ThreadPoolExecutor(max_workers=means.most, thread_name_prefix="egress")
+        self._calls: dict[Call, asyncio.Task[None]] = {}
+        self._pauses: dict[Key | str, Pause] = {}
+        self._numbers = itertools.count(1)
+        self.wake = asyncio.Event()
+
+    @property
+    def busy(self) -> frozenset[Key]:
+        """What is being delivered."""
+        return frozenset(file.held.key for call in self._calls for file in call.files)
+
+    async def run(self) -> None:
+        """Deliver until cancelled; then plugins are killed, and what they had not verified is sent again after a start.
+
+        :raises OSError: plugins of an earlier router do not end.
+        """
+        self._means.home.mkdir(mode=0o700, exist_ok=True)
+        try:
+            await asyncio.to_thread(end_leftovers, self._means.home)
+            await asyncio.to_thread(self._table.load, self._means.plugins)
+            while True:
+                self.wake.clear()
+                await self._begin()
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self.wake.wait(), self._until_next_s())
+                await asyncio.sleep(_COALESCE_S)
+        finally:
+            for call in self._calls:
+                call.stop()
+            await asyncio.gather(*self._calls.values(), return_exceptions=True)
+            self._threads.shutdown()
+
+    def cancelled(self, key: Key) -> None:
+        """Somebody does not want it any more: a plugin that has it is killed."""
+        for call in self._calls:
+            if any(file.held.key == key for file in call.files):
+                call.stop()
+        self._pauses.pop(key, None)
+        self.wake.set()
+
+    async def _begin(self) -> None:
+        ready, replies = await self._on_disk(lambda: self._egress.ready(self.busy))
+        self._tell(replies)
+        for target, some in self._batches(ready):
+            plugin = self._table.find("", target.scheme)
+            if plugin is None:
+                await asyncio.to_thread(self._table.load, self._means.plugins)
+                advice = f"name a plugin for {target.scheme} in FILETRANSFER_PLUGINS"
+                self._pause(target.url, 0.0, f"no plugin for {target.scheme}", advice=advice)
+                continue
+            try:
+                kit = await asyncio.to_thread(self._kit, plugin, some)
+            except OSError as problem:
+                self._pause(target.url, 0.0, f"credentials: {problem}", advice="see STAGEOUT_ROUTER_EGRESS_CREDENTIALS")
+                continue
+            files = await self._on_disk(lambda some=some: [self._file(held) for held in some])  # type: ignore[misc]
+            call = Call(target, files, kit)
+            self._calls[call] = asyncio.get_running_loop().create_task(self._carry_out(call))
+
+    def _batches(self, ready: Sequence[Held]) -> list[tuple[Target, list[Held]]]:
+        """What begins now: a target never takes all places, and one that is away is tried with one file at a time."""
+        now_s, load = self._clock.monotonic_s(), Counter(call.target for call in self._calls)
+        chosen: list[tuple[Target, list[Held]]] = []
+        waiting: dict[Target, list[Held]] = {}
+        for held in ready:
+            target = self._egress.targets.find(held.operation.path)
+            if target is not None and self._pauses.get(held.key, Pause()).until_s <= now_s:
+                waiting.setdefault(target, []).append(held)
+        for target, some in waiting.items():
+            away = self._pauses.get(target.url, Pause())
+            at_once = 1 if away.failures or self._means.most == 1 else self._means.most - 1
+            while some and away.until_s <= now_s and load[target] < at_once:
+                if len(self._calls) + len(chosen) >= self._means.most:
+                    return chosen
+                chosen.append((target, _taken(some, 1 if away.failures else _BATCH_FILES)))
+                load[target] += 1
+        return chosen
+
+    def _file(self, held: Held) -> File:
+        return File(held, Path(self._egress.file(held)), tuple(self._egress.digests(held)))
+
+    def _kit(self, plugin: Plugin, some: Sequence[Held]) -> Kit:
+        """:raises OSError: credentials cannot be read."""
+        means, now = self._means, self._clock.wall_s()
+        left_s = min(held.operation.expires for held in some) - now
+        return Kit(
+            plugin, means.home / str(next(self._numbers)), max(_LEAST_LIFETIME_S, min(means.lifetime_s, left_s)),
+            _contents(means.credentials), means.lessee,
+        )  # fmt: skip
+
+    async def _carry_out(self, call: Call) -> None:
+        for file in call.files:
+            log.event("deliver", origin=file.held.key[0], seq=file.held.key[1], path=file.held.operation.path,
+                      to=call.target.shown)  # fmt: skip
+        try:
+            ends = await asyncio.get_running_loop().run_in_executor(self._threads, call.run)
+            for file, end in zip(call.files, ends):
+                self._tell(await self._record(call.target, file.held, end))
+        except Exception as problem:  # not run, or not recorded: a fault of ours must not end all deliveries
+            self._pause(call.target.url, 0.0, f"not delivered, or not recorded: {problem!r}")
+        finally:
+            del self._calls[call]
+            self.wake.set()
+
+    async def _record(self, target: Target, held: Held, end: End) -> list[Reply]:
+        if isinstance(end, Delivered):
+            self._pauses.pop(target.url, None)
+            self._pauses.pop(held.key, None)
+            log.event("delivered", path=held.operation.path, to=target.shown, verified=end.verified)
+            return await self._on_disk(lambda: self._egress.settle(held.key, Result(Outcome.DONE)))
+        if isinstance(end, Damaged):
+            return await self._on_disk(lambda: self._egress.damaged(held.key, end.blocks))
+        if isinstance(end, Again):
+            self._pause(held.key, end.again_s, end.why, path=held.operation.path)
+            return []
+        return await self._failed(target, held, end)
+
+    async def _failed(self, target: Target, held: Held, failure: Failure) -> list[Reply]:
+        """By the table: tried again here, or the sender hears it."""
+        advice = failure.kind.advice
+        if advice is not Advice.RETRY_HERE:
+            kind = _OURS.get(advice, failure.kind)
+            reason = f"{target.shown}: {failure.message}"[:_REASON_CHARS]
+            log.error("not-delivered", path=held.operation.path, to=target.shown, problem=failure.message,
+                      kind=failure.kind.name, advice=advice.value)  # fmt: skip
+            self._pauses.pop(held.key, None)
+            result = Result(Outcome.FAILED, reason, code=kind.code)
+            return await self._on_disk(lambda: self._egress.settle(held.key, result))
+        away = failure.kind in _AWAY
+        self._pause(target.url if away else held.key, failure.retry_after_s, failure.message,
+                    path=held.operation.path, to=target.shown)  # fmt: skip
+        return []
+
+    def _pause(self, what: Key | str, least_s: float, problem: str, **facts: object) -> None:
+        pause = self._pauses.setdefault(what, Pause())
+        now_s = self._clock.monotonic_s()
+        pause.more(now_s, least_s)
+        log.warn("not-delivered", problem=problem, again_s=round(pause.until_s - now_s), **facts)
+
+    def _until_next_s(self) -> float:
+        now_s = self._clock.monotonic_s()
+        waits = [pause.until_s - now_s for pause in self._pauses.values() if pause.until_s > now_s]
+        return min([_IDLE_S, *waits])
+
+
+def _taken(some: list[Held], most: int) -> list[Held]:
+    """The first files of a list, removed from it: so many, or so many bytes."""
+    taken = [some.pop(0)]
+    size_bytes = taken[0].operation.size_bytes
+    while some and len(taken) < most and size_bytes + some[0].operation.size_bytes <= _BATCH_BYTES:
+        size_bytes += some[0].operation.size_bytes
+        taken.append(some.pop(0))
+    return taken
+
+
+def _contents(directory: Path | None) -> dict[str, bytes]:
+    """Credentials as they are now. :raises OSError: they cannot be read."""
+    if directory is None:
+        return {}
+    files = [path for path in directory.iterdir() if path.is_file() and not path.name.startswith(".")]
+    return {path.name: path.read_bytes()[:_CREDENTIAL_BYTES] for path in files}

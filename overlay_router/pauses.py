@@ -1,0 +1,21 @@
+"""When something that failed is tried again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FIRST_S = 1.0
+_LONGEST_S = 120.0
+
+
+@dataclass
+class Pause:
+    """After failures. :param until_s: on the monotonic clock."""
+
+    failures: int = 0
+    until_s: float = 0.0
+
+    def more(self, now_s: float, least_s: float) -> None:
+        """One more failure."""
+        self.failures += 1
+        self.until_s = now_s + max(least_s, min(_LONGEST_S, FIRST_S * 2 ** (self.failures - 1)))

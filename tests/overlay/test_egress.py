@@ -1,0 +1,144 @@
+"""Names of a gateway that a transfer plugin delivers to a real web server, whatever happens in between."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay.channel import Gateway, read_key
+from stageout.overlay.client import Put, put
+from stageout.overlay.fetch import get
+from stageout.overlay.many import put_many
+from stageout.overlay.operations import Session
+from stageout.testing.destination import Destination
+from stageout.testing.pool.waiting import wait_until
+from stageout.testing.router import RouterProcess
+from stageout.wire.overlay import BLOCK_BYTES
+
+_PLUGIN = Path(__file__).parents[2] / "plugins" / "curl_plugin"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Destination]:
+    """Where its own user gets at it: pytest's directories are root's alone."""
+    with tempfile.TemporaryDirectory() as place, Destination(Path(place)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def router(server: Destination, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RouterProcess]:
+    settings = {"STAGEOUT_ROUTER_EGRESS": f"/out={server.url('base')}", "FILETRANSFER_PLUGINS": str(_PLUGIN)}
+    with RouterProcess(tmp_path_factory.mktemp("gateway"), settings) as running:
+        yield running
+
+
+@pytest.fixture
+def gateway(router: RouterProcess) -> Gateway:
+    return Gateway("127.0.0.1", router.port, *read_key(router.key_file("site")), timeout_s=20)
+
+
+def make(path: Path, size_bytes: int) -> Path:
+    path.write_bytes(os.urandom(size_bytes))
+    return path
+
+
+def _freed(router: RouterProcess) -> None:
+    staging, movers = router.home / "records/egress/.stageout/staging", router.home / "records/movers"
+    wait_until(lambda: not any(staging.iterdir()) and not any(movers.iterdir()), what="the spool to be empty")
+
+
+class _Putting:
+    """A put in a thread."""
+
+    def __init__(self, gateway: Gateway, source: Path, path: str) -> None:
+        self.outcome: list[Put | TransferFailure] = []
+        self._thread = threading.Thread(target=self._run, args=(gateway, source, path))
+        self._thread.start()
+
+    def _run(self, gateway: Gateway, source: Path, path: str) -> None:
+        try:
+            self.outcome.append(put(gateway, source, path))
+        except TransferFailure as failure:
+            self.outcome.append(failure)
+
+    def end(self) -> Put | TransferFailure:
+        self._thread.join(60)
+        return self.outcome[0]
+
+
+def _said(router: RouterProcess, words: str, action: Callable[[], object]) -> None:
+    """Do something and wait until the router has said words that it had not before."""
+    before = router.log.count(words)
+    action()
+    wait_until(lambda: router.log.count(words) > before, timeout_s=60, what=words, describe=lambda: router.log[-3000:])
+
+
+def test_killed_in_the_middle_it_delivers_all_the_same(
+    router: RouterProcess, gateway: Gateway, server: Destination, tmp_path: Path
+) -> None:
+    source = make(tmp_path / "source", 3 * BLOCK_BYTES + 17)
+    server.pause()
+    putting: list[_Putting] = []
+    _said(router, " deliver ", lambda: putting.append(_Putting(gateway, source, "out/a dir/f%")))
+    wait_until(lambda: any((router.home / "records/movers").glob("*/*")), what="the plugin to be run")
+    router.kill()
+    assert not putting[0].outcome, "nothing is said before the plugin has verified it"
+    router.start()
+    assert not putting[0].outcome
+    server.resume()
+    done = putting[0].end()
+    assert isinstance(done, Put), done
+    assert server.file("base/a dir/f%").read_bytes() == source.read_bytes()
+    _freed(router)
+
+
+def test_what_the_server_refuses_is_told_and_what_it_cannot_take_now_waits(
+    router: RouterProcess, gateway: Gateway, server: Destination, tmp_path: Path
+) -> None:
+    source = make(tmp_path / "source", 100_000)
+    server.refuse("not yours")
+    with pytest.raises(TransferFailure, match="http:") as caught:
+        put(gateway, source, "out/refused")
+    assert caught.value.kind is ErrorClass.PERMISSION_DENIED
+    server.accept()
+    server.stop()
+    putting: list[_Putting] = []
+    _said(router, " not-delivered ", lambda: putting.append(_Putting(gateway, source, "out/late")))
+    server.start_again()
+    assert isinstance(putting[0].end(), Put)
+    assert server.file("base/late").read_bytes() == source.read_bytes()
+    assert not server.file("base/refused").exists()
+    _freed(router)
+
+
+def test_small_files_go_by_themselves_and_others_to_the_tree(
+    router: RouterProcess, gateway: Gateway, server: Destination, tmp_path: Path
+) -> None:
+    names = [*(f"out/many/{number}" for number in range(5)), "here/f"]
+    files = [(name, make(tmp_path / name.replace("/", "-"), 50), name) for name in names]
+    ended: dict[str, object] = {}
+    put_many(gateway, files, lambda key, result: ended.__setitem__(key, result))
+    assert {name: type(result).__name__ for name, result in ended.items() if isinstance(result, TransferFailure)} == {}
+    for _, local, name in files:
+        there = router.root / name if name == "here/f" else server.file(name.replace("out", "base", 1))
+        assert there.read_bytes() == local.read_bytes()
+    _freed(router)
+
+
+def test_what_a_plugin_delivers_cannot_be_looked_at_here(router: RouterProcess, gateway: Gateway) -> None:
+    with Session(gateway) as session:
+        for ask in (lambda: session.stat("out/f"), lambda: list(session.entries("out"))):
+            with pytest.raises(TransferFailure, match="delivered to http:") as caught:
+                ask()
+            assert caught.value.kind is ErrorClass.NOT_SUPPORTED
+        session.mkdir("out/d")
+        with pytest.raises(TransferFailure, match="mkdir cannot be done"):
+            session.push()
+    with pytest.raises(TransferFailure, match="delivered to"):
+        get(gateway, "out/f", router.home / "nothing")

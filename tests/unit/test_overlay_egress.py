@@ -1,0 +1,306 @@
+"""What plugins deliver: rules, leases and the spool, with clocks of their own."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overlay_router.call import Call, Damaged, File, Kit
+from overlay_router.destination import Reply
+from overlay_router.egress import Egress
+from overlay_router.leases import KEPT_S, LEASE_S, Leases
+from overlay_router.lessee import Lessee, NotLeased
+from overlay_router.lots import Spool
+from overlay_router.spool import FIRST_EGRESS_TID, FIRST_TID, EgressStore
+from overlay_router.states import Outcome, Result
+from overlay_router.tree import Tree
+from stageout.core import durable
+from stageout.core.errors import ErrorClass
+from stageout.movers.plugins_table import Plugin
+from stageout.overlay import outcomes
+from stageout.overlay.channel import Gateway
+from stageout.wire import overlay
+from stageout.wire.egress import BadEgress, Target, read_targets
+from stageout.wire.overlay import BLOCK_BYTES, Leased, Open, Opened, Operation
+from tests.unit.test_overlay_custodian import Clock
+from tests.unit.test_overlay_destination import Crash, home
+
+__all__ = ["home"]
+ORIGIN, EXPIRES = "0a" * 16, 1000
+PEER = f"site/{ORIGIN}"
+
+
+class Gate:
+    """An egress that can be restarted."""
+
+    def __init__(self, home: Path) -> None:
+        self.home, self.clock = home, Clock()
+        self.open()
+
+    def open(self) -> None:
+        self.store, self.tree = EgressStore(self.home / "store"), Tree(self.home)
+        targets = read_targets("/out=https://s.example/base/ /out/raw=root://r.example//x")
+        self.one = Egress(self.store, self.tree, Spool(1 << 20), targets, self.clock)
+
+    def close(self) -> None:
+        self.store.close()
+        self.tree.close()
+
+    def restart(self) -> None:
+        self.close()
+        self.open()
+
+    def put(self, seq: int, path: str, data: bytes = b"data", **more: Any) -> str:
+        """Outcome of a PUBLISH whose data come with it, "" while it is delivered."""
+        ask = Open(ORIGIN, seq, path, len(data), BLOCK_BYTES, EXPIRES)
+        opened = self.one.open(ask, PEER).message
+        digest = hashlib.blake2b(data, digest_size=16).digest()
+        if isinstance(opened, Opened) and not opened.staged:
+            self.tree.staging(opened.tid).write_bytes(data)
+            self.one.staged(opened.tid, [(0, digest)])
+        manifest = hashlib.sha256(digest).hexdigest()
+        operation = Operation(ORIGIN, seq, "publish", path, EXPIRES, size_bytes=len(data), blocks=1, manifest=manifest)
+        return outcome(self.one.operate(replace(operation, **more), PEER, "blake2b-128"))
+
+    def ready(self) -> list[str]:
+        return [held.operation.path for held in self.one.ready(())[0]]
+
+    def left(self) -> list[Path]:
+        return list((self.home / ".stageout/staging").iterdir())
+
+
+def outcome(replies: list[Reply]) -> str:
+    found = [reply.message.outcome for reply in replies if isinstance(reply.message, overlay.Result)]
+    assert not any(isinstance(reply.message, overlay.Custody) for reply in replies), "nobody may free his bytes"
+    return found[-1] if found else ""
+
+
+@pytest.fixture
+def gate(home: Path) -> Iterator[Gate]:
+    made = Gate(home)
+    yield made
+    made.close()
+
+
+def test_the_longest_prefix_says_where_a_file_goes() -> None:
+    targets = read_targets(" /out=https://u:secret@s.example/base/  /out/raw=root://r.example//x /=dav://d/")
+    for path, url in (
+        ("out/a b/c%", "https://u:secret@s.example/base/a%20b/c%25"),
+        ("out/raw/f", "root://r.example//x/f"),
+        ("other", "dav://d/other"),
+    ):
+        target = targets.find(path)
+        assert target is not None
+        assert target.url_of(path) == url
+    assert targets.known[0].shown == "https://s.example/base/"
+    only = read_targets("/out=file:///d")
+    assert (only.find("out"), only.find("outer/f")) == (None, None)
+    assert only.covers("out")
+    for text in (
+        "out=https://s/",
+        "/out",
+        "/out=nothing",
+        "/a=http://s/?x=1",
+        "/a/../b=http://s/",
+        "/a=b://c /a=b://d",
+    ):
+        with pytest.raises(BadEgress, match=r"write|twice|no \?"):
+            read_targets(text)
+
+
+def test_a_file_is_answered_when_it_was_delivered_and_then_its_space_is_free(gate: Gate) -> None:
+    for _ in range(2):
+        assert gate.put(1, "out/f") == ""
+        assert gate.ready() == ["out/f"]
+        assert outcome(gate.one.status(overlay.Status(ORIGIN, 1), PEER)) == "pending"
+        gate.restart()
+    (held,), _ = gate.one.ready(())
+    assert FIRST_EGRESS_TID < held.tid < FIRST_TID
+    assert gate.ready() == ["out/f"]
+    assert gate.one.ready({held.key}) == ([], [])
+    assert outcome(gate.one.settle(held.key, Result(Outcome.DONE))) == "done"
+    assert (gate.left(), gate.ready()) == ([], [])
+    gate.restart()
+    assert gate.put(1, "out/f") == "done"
+
+
+def test_files_of_one_name_go_one_after_the_other(gate: Gate) -> None:
+    gate.put(1, "out/f")
+    gate.clock.now_s = 5
+    gate.put(2, "out/f", priority=9)
+    gate.put(3, "out/g", priority=3)
+    assert gate.ready() == ["out/g", "out/f"]
+    (_, first), _ = gate.one.ready(())
+    assert first.key == (ORIGIN, 1)
+    assert [held.operation.path for held in gate.one.ready({(ORIGIN, 1)})[0]] == ["out/g"]
+
+
+def test_what_no_plugin_can_do_is_refused_and_remembered(gate: Gate) -> None:
+    for seq, (kind, path, more) in enumerate(
+        (("mkdir", "out/d", {}), ("rename", "x", {"target": "out/f"}), ("delete", "out/f", {}),
+         ("publish", "out/f", {"absent": True}), ("publish", "out/f", {"generation": 3}), ("publish", "out", {})), 1
+    ):  # fmt: skip
+        asked = Operation(ORIGIN, seq, kind, path, EXPIRES, **more)  # type: ignore[arg-type]
+        for _ in range(2):
+            (reply,) = gate.one.operate(asked, PEER, "blake2b-128")
+            assert isinstance(reply.message, overlay.Result)
+            failure = outcomes.failure(reply.message, path, "s")
+            assert failure is not None
+            assert failure.kind is ErrorClass.NOT_SUPPORTED, failure
+            gate.restart()
+    assert gate.ready() == []
+
+
+def test_cancelled_and_expired_ones_are_answered_and_not_delivered(gate: Gate) -> None:
+    gate.put(1, "out/f")
+    gate.one.cancel(overlay.Cancel(ORIGIN, 1), PEER)
+    found, replies = gate.one.ready(())
+    assert (found, outcome(replies)) == ([], "cancelled")
+    gate.put(2, "out/g")
+    gate.clock.now_s = EXPIRES + 1
+    assert outcome(gate.one.expire({(ORIGIN, 2)})) == "", "a plugin has it just now"
+    assert outcome(gate.one.expire(())) == "expired"
+    assert gate.left() == []
+
+
+def test_the_class_of_a_refusal_outlives_a_restart(gate: Gate) -> None:
+    gate.put(1, "out/f")
+    said = Result(Outcome.FAILED, "https://s.example/base/: no", code=ErrorClass.QUOTA_EXCEEDED.code)
+    gate.one.settle((ORIGIN, 1), said)
+    gate.restart()
+    (reply,) = gate.one.status(overlay.Status(ORIGIN, 1), PEER)
+    assert isinstance(reply.message, overlay.Result)
+    failure = outcomes.failure(reply.message, "f", "s")
+    assert failure is not None
+    assert failure.kind is ErrorClass.QUOTA_EXCEEDED
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    "label", ["overlay-grant", "overlay-stage", "custody-sync", "custody-take", "custody-settle", "overlay-discard"]
+)
+def test_death_at_every_step_repeats_and_never_says_done_too_early(
+    home: Path, label: str, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, delivered = Gate(home), 0
+    real, armed = durable.step, [True]
+
+    @contextmanager
+    def step(name: str) -> Iterator[None]:
+        if armed and name == label:
+            armed.pop()
+            if when == "before":
+                raise Crash
+            with real(name):
+                yield
+            raise Crash
+        with real(name):
+            yield
+
+    monkeypatch.setattr(durable, "step", step)
+    for _ in range(4):
+        try:
+            if gate.put(1, "out/f") == "done":
+                assert delivered, "done, and no plugin has said so"
+                break
+            for held in gate.one.ready(())[0]:
+                assert Path(gate.one.file(held)).read_bytes() == b"data"
+                delivered += 1
+                gate.one.settle(held.key, Result(Outcome.DONE))
+        except Crash:
+            gate.restart()
+    else:
+        raise AssertionError("it never ended")
+    assert not armed, f"nobody passes {label}"
+    gate.restart()
+    assert gate.left() == []
+    gate.close()
+
+
+def test_damage_in_the_spool_is_found_before_a_plugin_is_run(gate: Gate, tmp_path: Path) -> None:
+    gate.put(1, "out/f")
+    (held,), _ = gate.one.ready(())
+    path = Path(gate.one.file(held))
+    path.write_bytes(b"dada")
+    kit = Kit(Plugin(Path("/nothing"), ("https",), 4), tmp_path / "work", 10.0, {}, None)
+    file = File(held, path, tuple(gate.one.digests(held)))
+    (end,) = Call(Target("out", "https://s/"), [file], kit).run()
+    assert end == Damaged((0,))
+    gate.one.damaged(held.key, end.blocks)
+    assert gate.ready() == []
+    assert gate.put(1, "out/f") == "", "the data came again"
+    assert gate.ready() == ["out/f"]
+
+
+# ---- leases ----------------------------------------------------------------------------------------------------------
+
+
+def test_another_gateway_waits_until_the_first_has_certainly_ended(tmp_path: Path) -> None:
+    leases = Leases(tmp_path / "lessor", 0.0)
+    assert leases.take("a", ["x", "y"], 0.0, False) == ((0, 1), 0)
+    assert leases.take("b", ["x", "z"], LEASE_S + 1, False) == ((1,), KEPT_S - 1)
+    assert leases.take("a", ["x"], LEASE_S + 2, True) == ((0,), 0), "renewed"
+    assert leases.take("b", ["y"], LEASE_S + KEPT_S, False)[0] == ()
+    assert leases.take("b", ["y"], LEASE_S + KEPT_S + 1, False) == ((0,), 0)
+    leases.give_back("b", ["x", "y"])
+    assert leases.take("a", ["y"], LEASE_S + KEPT_S + 2, False) == ((0,), 0)
+    assert leases.take("b", ["x"], LEASE_S + KEPT_S + 3, False)[0] == (), "it was not b's to give back"
+
+
+def test_a_lessor_that_was_restarted_gives_nothing_that_may_be_in_use(tmp_path: Path) -> None:
+    Leases(tmp_path / "lessor", 0.0).take("a", ["x"], 0.0, False)
+    leases = Leases(tmp_path / "lessor", 1000.0)
+    assert leases.take("b", ["x"], 1001.0, False) == ((), LEASE_S + KEPT_S - 1)
+    assert leases.take("a", ["x"], 1002.0, True) == ((0,), 0)
+    assert leases.take("b", ["x"], 1000.0 + LEASE_S + KEPT_S, False)[0] == ()
+    assert leases.take("b", ["z"], 1000.0 + LEASE_S + KEPT_S, False) == ((0,), 0)
+
+
+class _Lessor:
+    """Answers as it is told to; after ``granting`` answers it does not answer any more."""
+
+    def __init__(self, granting: int) -> None:
+        self.left, self.asked = granting, 0
+
+    def __call__(self, places: tuple[str, ...], held: bool) -> Leased:
+        self.asked += 1
+        self.left -= 1
+        if self.left < 0:
+            raise NotLeased("silent", 1.0)
+        return Leased(tuple(range(len(places))))
+
+
+def _lessee(lessor: _Lessor, monkeypatch: pytest.MonkeyPatch) -> Lessee:
+    lessee = Lessee(Gateway("127.0.0.1", 1, "k", b"", timeout_s=0.1), "me:1", lease_s=0.4, kept_s=0.1)
+    monkeypatch.setattr(lessee, "ask", lessor)
+    return lessee
+
+
+def test_what_delivers_is_stopped_when_the_lease_is_not_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = threading.Event()
+    with _lessee(_Lessor(2), monkeypatch).alone(["u"], stopped.set):
+        assert stopped.wait(30)
+
+
+def test_a_lease_that_is_renewed_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    lessor, stopped = _Lessor(10**6), threading.Event()
+    renewed = threading.Event()
+    with _lessee(lessor, monkeypatch).alone(["u"], stopped.set):
+        while lessor.asked < 4:
+            renewed.wait(0.01)
+    assert lessor.asked >= 4
+
+
+def test_without_a_lease_nothing_is_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
+    for lessor in (_Lessor(0), lambda places, held: Leased((), 77)):
+        lessee = _lessee(lessor, monkeypatch)  # type: ignore[arg-type]
+        with pytest.raises(NotLeased), lessee.alone(["u"], os.abort):
+            raise AssertionError

@@ -1,0 +1,67 @@
+"""What a job, or whoever calls, asks of the links, and how much of it is allowed."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.core.signing import new_key
+from stageout.overlay.channel import Gateway
+from stageout.overlay.client import allowed
+from stageout.overlay.settings import connections_of
+from stageout.plugin.api import Context
+from stageout.protocols.overlay.abilities import ABILITIES
+from stageout.protocols.overlay.protocol import _connections, _wishes
+from stageout.wire.capability import Credential, issue
+
+
+class _Context:
+    """Of a plugin's call. :param job: the job's ad. :param settings: without STAGEOUT_."""
+
+    def __init__(self, job: dict[str, Any], **settings: str) -> None:
+        self._job, self._settings = job, settings
+
+    def job_attribute(self, name: str) -> Any:
+        assert name in ABILITIES.job_attributes  # others are not there after the job's end
+        return self._job.get(name)
+
+    def setting(self, name: str, default: str) -> str:
+        return self._settings.get(name, default)
+
+    @property
+    def parallelism(self) -> int:
+        return int(self._settings["PARALLELISM"])
+
+
+@pytest.mark.parametrize(
+    ("job", "wishes"),
+    [
+        ({}, (0, 0)),
+        ({"JobPrio": 4}, (4, 0)),
+        ({"JobPrio": -4}, (0, 0)),
+        ({"JobPrio": 4, "StageOutPriority": 2, "StageOutDeadline": 99}, (2, 99)),
+        ({"StageOutPriority": "much", "StageOutDeadline": None}, (0, 0)),
+    ],
+)
+def test_what_a_job_asks_for(job: dict[str, Any], wishes: tuple[int, int]) -> None:
+    assert _wishes(cast(Context, _Context(job))) == wishes
+
+
+def test_a_grant_is_the_limit_of_connections() -> None:
+    assert _connections(cast(Context, _Context({}, PARALLELISM="7", OVERLAY_CONNECTIONS="30"))) == (2, 7)
+    assert _connections(cast(Context, _Context({}, PARALLELISM="1"))) == (1, 1)
+    assert _connections(cast(Context, _Context({}, OVERLAY_CONNECTIONS="30"))) == (2, 30)
+    assert connections_of(5) == (5, 5)
+    with pytest.raises(TransferFailure) as caught:
+        connections_of(text="many")
+    assert caught.value.kind is ErrorClass.BAD_REQUEST
+
+
+def test_no_more_priority_than_the_capability_allows() -> None:
+    plain = Gateway("host", 1, "key", b"secret")
+    assert [allowed(plain, priority) for priority in (-1, 3, 99)] == [0, 3, 10]
+    issuer, holder = new_key(), new_key()
+    text = issue(issuer, holder.public, "a", ("write",), 1 << 40, max_priority=2)
+    assert allowed(Gateway("host", 1, "key", b"secret", credential=Credential(text, holder)), 5) == 2
