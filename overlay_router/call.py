@@ -39,10 +39,9 @@ class Damaged:
 
 @dataclass(frozen=True)
 class Again:
-    """Not judged: it is to be tried again. :param again_s: after so many seconds."""
+    """Not judged: it is to be tried again."""
 
     why: str
-    again_s: float = 0.0
 
 
 End = Union[Delivered, Failure, Damaged, Again]
@@ -96,7 +95,7 @@ class Call:
             with self._alone([item.url for item in cargo]):
                 return self._delivered(cargo)
         except NotLeased as problem:
-            return [Again(str(problem), problem.again_s)] * len(files)
+            return [Again(str(problem))] * len(files)
 
     @contextlib.contextmanager
     def _alone(self, urls: list[str]) -> Iterator[None]:

@@ -26,6 +26,7 @@ from overlay_router.destination import Destination
 from overlay_router.directory import Directory
 from overlay_router.egress import Egress
 from overlay_router.ends import Ends
+from overlay_router.forwarder import Forwarding
 from overlay_router.identity import identity
 from overlay_router.keys import read_keys, read_own_key
 from overlay_router.leases import Leases
@@ -33,7 +34,7 @@ from overlay_router.lessee import Lessee
 from overlay_router.lots import Spool
 from overlay_router.neighbours import INTERVALS_TO_AGE, Neighbourhood
 from overlay_router.outflow import Means
-from overlay_router.relay import Forwarding, Router
+from overlay_router.relay import Router
 from overlay_router.rights import Rights, read_issuers
 from overlay_router.spool import CustodyStore, EgressStore
 from overlay_router.store import Store
@@ -218,6 +219,7 @@ def means_of(settings: Settings, here: str) -> Means:
     lifetime = settings.condor("MAX_FILE_TRANSFER_PLUGIN_LIFETIME")
     return Means(
         home_of(settings) / "movers",
+        home_of(settings) / report.EGRESS_NAME,
         tuple(settings.condor("FILETRANSFER_PLUGINS").replace(",", " ").split()),
         settings.count("STAGEOUT_ROUTER_DELIVERIES"),
         float(lifetime) if lifetime.isdigit() else PLUGIN_LIFETIME_S,
@@ -304,7 +306,7 @@ def main(argv: list[str] | None = None) -> int:
 
     try:
         if options.custody:
-            print(report.shown(home_of(load()) / report.NAME, time.time()))
+            print(report.all_shown(home_of(load()), time.time()))
             return 0
         _open_log(load(), options.terminal or options.alone)
         asyncio.run(run(load, None if options.alone else options.local_name))

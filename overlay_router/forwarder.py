@@ -11,6 +11,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from overlay_router.carrier import Answer, Order
@@ -76,6 +77,20 @@ class _Early:
     places: tuple[Key | str, ...] = ()
     is_read: bool = False
     blocks: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Forwarding:
+    """How a custodian delivers. :param key: name and secret that terminals know this router by.
+
+    :param most: deliveries at once. :param report: file that says what is in custody.
+    :param ca: certificates of terminals that are reached with TLS, "" for none.
+    """
+
+    key: tuple[str, bytes]
+    most: int
+    report: Path
+    ca: str = ""
 
 
 class Forwarder:

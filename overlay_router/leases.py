@@ -41,15 +41,15 @@ class Leases:
         """What a gateway hears. :param key: that it has proved: what one has, no other can give back."""
         holder = f"{key}/{ask.holder}"
         if ask.lifetime_s:
-            return Leased(*self.take(holder, ask.places, now_s, ask.held))
+            return Leased(self.take(holder, ask.places, now_s, ask.held))
         self.give_back(holder, ask.places)
         return Leased(())
 
-    def take(self, holder: str, places: Sequence[str], now_s: float, held: bool) -> tuple[tuple[int, ...], int]:
+    def take(self, holder: str, places: Sequence[str], now_s: float, held: bool) -> tuple[int, ...]:
         """Give or renew leases of some places.
 
         :param held: the holder says that it has them, and that they have not run out.
-        :returns: positions of those that are the holder's now, and after how many seconds to ask for the others.
+        :returns: positions of those that are the holder's now.
         """
         if not self._marked:
             durable.write_file("overlay-lessor", self._mark, b"")
@@ -59,10 +59,7 @@ class Leases:
         granted = tuple(number for number, place in enumerate(places) if self._may(holder, place, now_s, held))
         for number in granted:
             self._leases[places[number]] = _Lease(holder, now_s + LEASE_S + KEPT_S)
-        if len(granted) == len(places):
-            return granted, 0
-        waits = [lease.until_s for place in places if (lease := self._leases.get(place)) and lease.holder != holder]
-        return granted, max(1, int(max([self._quiet_until_s, *waits]) - now_s))
+        return granted
 
     def give_back(self, holder: str, places: Sequence[str]) -> None:
         """The holder has ended its plugin."""

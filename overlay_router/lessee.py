@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from overlay_router.leases import KEPT_S, LEASE_S
 from stageout.core import log
-from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.core.errors import TransferFailure
 from stageout.overlay.channel import Channel, Gateway
 from stageout.wire.overlay import Lease, Leased
 
@@ -18,11 +18,7 @@ _RENEWALS = 6
 
 
 class NotLeased(Exception):
-    """Somebody else delivers there, or nobody can say who does. :param again_s: when to ask again."""
-
-    def __init__(self, why: str, again_s: float) -> None:
-        super().__init__(why)
-        self.again_s = again_s
+    """Somebody else delivers there, or nobody can say who does."""
 
 
 class Lessee:
@@ -47,7 +43,7 @@ class Lessee:
         answer = self.ask(places, held=False)
         if len(answer.granted) < len(places):
             self._give_back(places)
-            raise NotLeased("another gateway delivers there", max(1, answer.again_s))
+            raise NotLeased("another gateway delivers there")
         threads = [
             threading.Thread(target=work, daemon=True) for work in (keeper.renew, lambda: keeper.watch(stop))
         ]  # fmt: skip
@@ -68,9 +64,9 @@ class Lessee:
                 channel.send(Lease(self._holder, places, int(self._lease_s), held))
                 answer = channel.receive()
         except TransferFailure as failure:
-            raise NotLeased(f"no lease: {failure}", self._lease_s / _RENEWALS) from None
+            raise NotLeased(f"no lease: {failure}") from None
         if not isinstance(answer, Leased):
-            raise NotLeased(f"no lease: {ErrorClass.NOT_SUPPORTED.name}", self._lease_s)
+            raise NotLeased(f"no lease: {type(answer).__name__} where LEASED was due")
         return answer
 
     def _give_back(self, places: tuple[str, ...]) -> None:

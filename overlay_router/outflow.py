@@ -54,13 +54,15 @@ _OURS = {Advice.RETRY_ELSEWHERE: ErrorClass.SERVER_ERROR}
 class Means:
     """What plugins are run with.
 
-    :param home: directory for their work. :param plugins: executables of FILETRANSFER_PLUGINS. :param most: calls at
-        once. :param lifetime_s: of one call, at most. :param credentials: directory of tokens (``SERVICE.use``) and a
-        proxy (``x509_proxy``), None for none. :param lessee: asks for leases, None where no other gateway delivers to
-        the same places.
+    :param home: directory for their work. :param report: file that says what is on its way.
+    :param plugins: executables of FILETRANSFER_PLUGINS. :param most: calls at once.
+    :param lifetime_s: of one call, at most. :param credentials: directory of tokens (``SERVICE.use``) and a proxy
+        (``x509_proxy``), None for none. :param lessee: asks for leases, None where no other gateway delivers to the
+        same places.
     """
 
     home: Path
+    report: Path
     plugins: tuple[str, ...]
     most: int
     lifetime_s: float
@@ -78,10 +80,11 @@ class Outflow:
         self, egress: Egress, means: Means, on_disk: OnDisk, tell: Callable[[list[Reply]], None], clock: Clock
     ) -> None:
         self._egress, self._means, self._on_disk, self._tell, self._clock = egress, means, on_disk, tell, clock
-        self._table = PluginsTable()
+        self._table = PluginsTable(asks_as_itself=True)
         self._threads = ThreadPoolExecutor(max_workers=means.most, thread_name_prefix="egress")
         self._calls: dict[Call, asyncio.Task[None]] = {}
         self._pauses: dict[Key | str, Pause] = {}
+        self._problems: dict[str, str] = {}
         self._numbers = itertools.count(1)
         self.wake = asyncio.Event()
 
@@ -89,6 +92,11 @@ class Outflow:
     def busy(self) -> frozenset[Key]:
         """What is being delivered."""
         return frozenset(file.held.key for call in self._calls for file in call.files)
+
+    @property
+    def problems(self) -> dict[str, str]:
+        """Why deliveries to a target fail now."""
+        return dict(self._problems)
 
     async def run(self) -> None:
         """Deliver until cancelled; then plugins are killed, and what they had not verified is sent again after a start.
@@ -127,12 +135,13 @@ class Outflow:
             if plugin is None:
                 await asyncio.to_thread(self._table.load, self._means.plugins)
                 advice = f"name a plugin for {target.scheme} in FILETRANSFER_PLUGINS"
-                self._pause(target.url, 0.0, f"no plugin for {target.scheme}", advice=advice)
+                self._pause(target, target.url, 0.0, f"no plugin for {target.scheme}", advice=advice)
                 continue
             try:
                 kit = await asyncio.to_thread(self._kit, plugin, some)
             except OSError as problem:
-                self._pause(target.url, 0.0, f"credentials: {problem}", advice="see STAGEOUT_ROUTER_EGRESS_CREDENTIALS")
+                advice = "see STAGEOUT_ROUTER_EGRESS_CREDENTIALS"
+                self._pause(target, target.url, 0.0, f"credentials: {problem}", advice=advice)
                 continue
             files = await self._on_disk(lambda some=some: [self._file(held) for held in some])  # type: ignore[misc]
             call = Call(target, files, kit)
@@ -178,7 +187,7 @@ class Outflow:
             for file, end in zip(call.files, ends):
                 self._tell(await self._record(call.target, file.held, end))
         except Exception as problem:  # not run, or not recorded: a fault of ours must not end all deliveries
-            self._pause(call.target.url, 0.0, f"not delivered, or not recorded: {problem!r}")
+            self._pause(call.target, call.target.url, 0.0, f"not delivered, or not recorded: {problem!r}")
         finally:
             del self._calls[call]
             self.wake.set()
@@ -187,12 +196,13 @@ class Outflow:
         if isinstance(end, Delivered):
             self._pauses.pop(target.url, None)
             self._pauses.pop(held.key, None)
+            self._problems.pop(target.shown, None)
             log.event("delivered", path=held.operation.path, to=target.shown, verified=end.verified)
             return await self._on_disk(lambda: self._egress.settle(held.key, Result(Outcome.DONE)))
         if isinstance(end, Damaged):
             return await self._on_disk(lambda: self._egress.damaged(held.key, end.blocks))
         if isinstance(end, Again):
-            self._pause(held.key, end.again_s, end.why, path=held.operation.path)
+            self._pause(target, held.key, 0.0, end.why, path=held.operation.path)
             return []
         return await self._failed(target, held, end)
 
@@ -208,15 +218,16 @@ class Outflow:
             result = Result(Outcome.FAILED, reason, code=kind.code)
             return await self._on_disk(lambda: self._egress.settle(held.key, result))
         away = failure.kind in _AWAY
-        self._pause(target.url if away else held.key, failure.retry_after_s, failure.message,
-                    path=held.operation.path, to=target.shown)  # fmt: skip
+        what = target.url if away else held.key
+        self._pause(target, what, failure.retry_after_s, failure.message, path=held.operation.path)
         return []
 
-    def _pause(self, what: Key | str, least_s: float, problem: str, **facts: object) -> None:
+    def _pause(self, target: Target, what: Key | str, least_s: float, problem: str, **facts: object) -> None:
         pause = self._pauses.setdefault(what, Pause())
         now_s = self._clock.monotonic_s()
         pause.more(now_s, least_s)
-        log.warn("not-delivered", problem=problem, again_s=round(pause.until_s - now_s), **facts)
+        self._problems[target.shown] = problem
+        log.warn("not-delivered", to=target.shown, problem=problem, again_s=round(pause.until_s - now_s), **facts)
 
     def _until_next_s(self) -> float:
         now_s = self._clock.monotonic_s()

@@ -17,9 +17,8 @@ import sqlite3
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 from overlay_router import warrants
@@ -28,7 +27,7 @@ from overlay_router.copier import Copier
 from overlay_router.cover import Cover, Wire, begins_with_tls, covered
 from overlay_router.destination import Destination, Reply
 from overlay_router.ends import Ends
-from overlay_router.forwarder import Forwarder
+from overlay_router.forwarder import Forwarder, Forwarding
 from overlay_router.greeting import Peer, Unwelcome, connect, greet, refuse
 from overlay_router.keys import Key
 from overlay_router.leases import Leases
@@ -67,20 +66,6 @@ _TAKEN_WITHIN_S = 60.0
 _PACKS_WAITING = 16
 _REASON_CHARS = 200
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Forwarding:
-    """How a custodian delivers. :param key: name and secret that terminals know this router by.
-
-    :param most: deliveries at once. :param report: file that says what is in custody.
-    :param ca: certificates of terminals that are reached with TLS, "" for none.
-    """
-
-    key: tuple[str, bytes]
-    most: int
-    report: Path
-    ca: str = ""
 
 
 class Router:
@@ -140,6 +125,7 @@ class Router:
         self._outflow: Outflow | None = None
         if ends.egress is not None and means is not None:
             self._outflow = Outflow(ends.egress, means, self._on_disk, self._deliver, SystemClock())
+            self._sent_out = Reporting(means.report, ends.egress, self._outflow, self._on_disk)
 
     def have_neighbours(self, neighbours: Neighbours) -> None:
         """From now on these are configured."""
@@ -167,6 +153,7 @@ class Router:
             self._start(self._copier.run())
         if self._outflow is not None:
             self._start(self._outflow.run())
+            self._start(self._sent_out.run())
         try:
             while True:
                 sock, place = await loop.sock_accept(listening)

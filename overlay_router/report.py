@@ -7,23 +7,33 @@ import json
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from overlay_router.custodian import Custodian
-from overlay_router.forwarder import Forwarder, OnDisk
+from overlay_router.forwarder import OnDisk
 from stageout.core import log
 from stageout.core.errors import StageoutError
 
 NAME = "custody.json"
+#: Of what plugins deliver.
+EGRESS_NAME = "egress.json"
 _LOOK_S = 2.0
 _LOG_S = 60.0
 _NAMED = 200
 
 
+class Deliveries(Protocol):
+    """Knows why deliveries fail now."""
+
+    @property
+    def problems(self) -> dict[str, str]:
+        """By destination."""
+
+
 class Reporting:
     """Writes the file whenever something has changed. :param forwarder: knows why deliveries fail."""
 
-    def __init__(self, path: Path, custodian: Custodian, forwarder: Forwarder, on_disk: OnDisk) -> None:
+    def __init__(self, path: Path, custodian: Custodian, forwarder: Deliveries, on_disk: OnDisk) -> None:
         self._path, self._custodian, self._forwarder, self._on_disk = path, custodian, forwarder, on_disk
 
     async def run(self) -> None:
@@ -68,12 +78,20 @@ class Reporting:
         part.replace(self._path)
 
 
+def all_shown(home: Path, now: float) -> str:
+    """The reports of a router for a person. :param home: of its records. :raises StageoutError: there is none."""
+    found = [home / name for name in (NAME, EGRESS_NAME) if (home / name).exists()]
+    return "\n".join(shown(path, now) for path in found or [home / NAME])
+
+
 def shown(path: Path, now: float) -> str:
-    """The report for a person. :raises StageoutError: there is none."""
+    """One report for a person. :raises StageoutError: it cannot be read."""
     try:
         facts = json.loads(path.read_text())
     except (OSError, ValueError) as problem:
-        raise StageoutError(f"{path}: {problem}. Does a router with STAGEOUT_ROUTER_TERMINALS run here?") from None
+        raise StageoutError(
+            f"{path}: {problem}. Does a router with STAGEOUT_ROUTER_TERMINALS or _EGRESS run here?"
+        ) from None
     summary = facts["summary"]
     lines = [
         f"{summary['files']} files, {summary['size_bytes']} bytes in custody; of these {summary['single']} files,"

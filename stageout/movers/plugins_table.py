@@ -40,9 +40,14 @@ class Plugin:
 
 
 class PluginsTable:
-    """Which plugin moves which URL. :meth:`load` before use, and again on a reconfiguration."""
+    """Which plugin moves which URL. :meth:`load` before use, and again on a reconfiguration.
 
-    def __init__(self) -> None:
+    :param asks_as_itself: plugins are asked by the user of this process, who also runs them; else, below root, by one
+        without rights.
+    """
+
+    def __init__(self, asks_as_itself: bool = False) -> None:
+        self._asks_as_itself = asks_as_itself
         self._known: dict[tuple[str, int, int], Plugin | None] = {}
         self._missing: set[str] = set()
         self._by_path: dict[str, Plugin] = {}
@@ -90,13 +95,16 @@ class PluginsTable:
         self._missing.discard(path)
         key = (path, facts.st_mtime_ns, facts.st_size)
         if key not in self._known:
-            self._known[key] = ask(path)
+            self._known[key] = ask(path, self._asks_as_itself)
         return self._known[key]
 
 
-def ask(path: str) -> Plugin | None:
-    """Run a plugin with ``-classad``; None, and a line in the log, when it gives no methods. Blocks up to 20 s."""
-    uid, gid = _unprivileged()
+def ask(path: str, as_itself: bool = False) -> Plugin | None:
+    """Run a plugin with ``-classad``; None, and a line in the log, when it gives no methods. Blocks up to 20 s.
+
+    :param as_itself: by this process's user.
+    """
+    uid, gid = (os.geteuid(), os.getegid()) if as_itself else _unprivileged()
     shim = [sys.executable, "-I", "-S", str(_LAUNCH), str(os.getpid()), str(uid), str(gid), str(gid), "0", "/"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("CONDOR_")}
     if "CONDOR_CONFIG" in os.environ:

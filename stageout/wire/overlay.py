@@ -433,10 +433,9 @@ class Lease:
 
 @dataclass(frozen=True)
 class Leased:
-    """Positions of the places that the asker alone may deliver to now. :param again_s: when others may be free."""
+    """Positions of the places that the asker alone may deliver to now."""
 
     granted: tuple[int, ...]
-    again_s: int = 0
 
 
 @dataclass(frozen=True)

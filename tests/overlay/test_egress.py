@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import tempfile
 import threading
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from overlay_router.report import EGRESS_NAME, shown
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Gateway, read_key
 from stageout.overlay.client import Put, put
@@ -19,6 +21,7 @@ from stageout.overlay.operations import Session
 from stageout.testing.destination import Destination
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess
+from stageout.testing.starter import installed
 from stageout.wire.overlay import BLOCK_BYTES
 
 _PLUGIN = Path(__file__).parents[2] / "plugins" / "curl_plugin"
@@ -32,9 +35,27 @@ def server() -> Iterator[Destination]:
 
 
 @pytest.fixture(scope="module")
-def router(server: Destination, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RouterProcess]:
-    settings = {"STAGEOUT_ROUTER_EGRESS": f"/out={server.url('base')}", "FILETRANSFER_PLUGINS": str(_PLUGIN)}
-    with RouterProcess(tmp_path_factory.mktemp("gateway"), settings) as running:
+def lessor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RouterProcess]:
+    """It says which gateway delivers."""
+    with RouterProcess(tmp_path_factory.mktemp("lessor")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def make_gateway(
+    server: Destination, lessor: RouterProcess, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[], RouterProcess]:
+    plugin = installed(_PLUGIN, tmp_path_factory.mktemp("plugin"))
+    settings = {
+        "STAGEOUT_ROUTER_EGRESS": f"/out={server.url('base')}", "FILETRANSFER_PLUGINS": str(plugin),
+        "STAGEOUT_ROUTER_EGRESS_LEASES": lessor.address, "STAGEOUT_ROUTER_KEY": str(lessor.key_file("hop")),
+    }  # fmt: skip
+    return lambda: RouterProcess(tmp_path_factory.mktemp("gateway"), settings)
+
+
+@pytest.fixture(scope="module")
+def router(make_gateway: Callable[[], RouterProcess]) -> Iterator[RouterProcess]:
+    with make_gateway() as running:
         yield running
 
 
@@ -98,6 +119,27 @@ def test_killed_in_the_middle_it_delivers_all_the_same(
     _freed(router)
 
 
+def test_two_gateways_never_deliver_one_name_at_once(
+    router: RouterProcess,
+    make_gateway: Callable[[], RouterProcess],
+    gateway: Gateway,
+    server: Destination,
+    tmp_path: Path,
+) -> None:
+    first, second = (make(tmp_path / name, 50_000) for name in "12")
+    with make_gateway() as other:
+        server.pause()
+        puts: list[_Putting] = []
+        _said(router, " deliver ", lambda: puts.append(_Putting(gateway, first, "out/one")))
+        wait_until(lambda: any((router.home / "records/movers").glob("*/*")), what="the plugin to be run")
+        there = dataclasses.replace(gateway, port=other.port)
+        _said(other, "another gateway delivers there", lambda: puts.append(_Putting(there, second, "out/one")))
+        assert not any((other.home / "records/movers").iterdir())
+        server.resume()
+        assert [type(one.end()) for one in puts] == [Put, Put]
+        assert server.file("base/one").read_bytes() == second.read_bytes()
+
+
 def test_what_the_server_refuses_is_told_and_what_it_cannot_take_now_waits(
     router: RouterProcess, gateway: Gateway, server: Destination, tmp_path: Path
 ) -> None:
@@ -110,6 +152,9 @@ def test_what_the_server_refuses_is_told_and_what_it_cannot_take_now_waits(
     server.stop()
     putting: list[_Putting] = []
     _said(router, " not-delivered ", lambda: putting.append(_Putting(gateway, source, "out/late")))
+    report = router.home / "records" / EGRESS_NAME
+    wait_until(lambda: f"{server.url('base')}: " in shown(report, 0), what="the reason in the report")
+    assert "out/late" in shown(report, 0)
     server.start_again()
     assert isinstance(putting[0].end(), Put)
     assert server.file("base/late").read_bytes() == source.read_bytes()

@@ -245,23 +245,23 @@ def test_damage_in_the_spool_is_found_before_a_plugin_is_run(gate: Gate, tmp_pat
 
 def test_another_gateway_waits_until_the_first_has_certainly_ended(tmp_path: Path) -> None:
     leases = Leases(tmp_path / "lessor", 0.0)
-    assert leases.take("a", ["x", "y"], 0.0, False) == ((0, 1), 0)
-    assert leases.take("b", ["x", "z"], LEASE_S + 1, False) == ((1,), KEPT_S - 1)
-    assert leases.take("a", ["x"], LEASE_S + 2, True) == ((0,), 0), "renewed"
-    assert leases.take("b", ["y"], LEASE_S + KEPT_S, False)[0] == ()
-    assert leases.take("b", ["y"], LEASE_S + KEPT_S + 1, False) == ((0,), 0)
+    assert leases.take("a", ["x", "y"], 0.0, False) == (0, 1)
+    assert leases.take("b", ["x", "z"], LEASE_S + 1, False) == (1,)
+    assert leases.take("a", ["x"], LEASE_S + 2, True) == (0,), "renewed"
+    assert leases.take("b", ["y"], LEASE_S + KEPT_S, False) == ()
+    assert leases.take("b", ["y"], LEASE_S + KEPT_S + 1, False) == (0,)
     leases.give_back("b", ["x", "y"])
-    assert leases.take("a", ["y"], LEASE_S + KEPT_S + 2, False) == ((0,), 0)
-    assert leases.take("b", ["x"], LEASE_S + KEPT_S + 3, False)[0] == (), "it was not b's to give back"
+    assert leases.take("a", ["y"], LEASE_S + KEPT_S + 2, False) == (0,)
+    assert leases.take("b", ["x"], LEASE_S + KEPT_S + 3, False) == (), "it was not b's to give back"
 
 
 def test_a_lessor_that_was_restarted_gives_nothing_that_may_be_in_use(tmp_path: Path) -> None:
     Leases(tmp_path / "lessor", 0.0).take("a", ["x"], 0.0, False)
     leases = Leases(tmp_path / "lessor", 1000.0)
-    assert leases.take("b", ["x"], 1001.0, False) == ((), LEASE_S + KEPT_S - 1)
-    assert leases.take("a", ["x"], 1002.0, True) == ((0,), 0)
-    assert leases.take("b", ["x"], 1000.0 + LEASE_S + KEPT_S, False)[0] == ()
-    assert leases.take("b", ["z"], 1000.0 + LEASE_S + KEPT_S, False) == ((0,), 0)
+    assert leases.take("b", ["x"], 1001.0, False) == ()
+    assert leases.take("a", ["x"], 1002.0, True) == (0,)
+    assert leases.take("b", ["x"], 1000.0 + LEASE_S + KEPT_S, False) == ()
+    assert leases.take("b", ["z"], 1000.0 + LEASE_S + KEPT_S, False) == (0,)
 
 
 class _Lessor:
@@ -274,7 +274,7 @@ class _Lessor:
         self.asked += 1
         self.left -= 1
         if self.left < 0:
-            raise NotLeased("silent", 1.0)
+            raise NotLeased("silent")
         return Leased(tuple(range(len(places))))
 
 
@@ -300,7 +300,7 @@ def test_a_lease_that_is_renewed_goes_on(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_without_a_lease_nothing_is_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
-    for lessor in (_Lessor(0), lambda places, held: Leased((), 77)):
+    for lessor in (_Lessor(0), lambda places, held: Leased(())):
         lessee = _lessee(lessor, monkeypatch)  # type: ignore[arg-type]
         with pytest.raises(NotLeased), lessee.alone(["u"], os.abort):
             raise AssertionError
