@@ -20,7 +20,7 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import Damaged, answer_to
 from stageout.wire import frames
-from stageout.wire.overlay import BLOCK_BYTES, Cancel, Custody, Open, Operation, Result
+from stageout.wire.overlay import BLOCK_BYTES, Cancel, Custody, Open, Operation, Result, Status
 from stageout.wire.route import address
 
 _PATIENCE_S = 60.0
@@ -33,7 +33,7 @@ class Order:
     :param digest: their kind. :param opening: the sender's OPEN, as JSON. :param grows: the file still comes in:
         ``blocks`` are here, more are told, and ``operation`` only says what they are for until it is told too.
     :param ca: certificates of the terminal, "" without TLS. :param cancel: tell the terminal to cancel it instead;
-        "data": only to drop its data.
+        "data": only to drop its data. :param asks: only whether another custodian has delivered it.
     """
 
     number: int
@@ -49,6 +49,7 @@ class Order:
     connections: int = 2
     ca: str = ""
     grows: bool = False
+    asks: bool = False
     blocks: list[list[Any]] = field(default_factory=list)
 
 
@@ -56,7 +57,8 @@ class Order:
 class Answer:
     """What became of an order: an outcome of the protocol, blocks that are damaged, or a failure ("" for none).
 
-    :param code: class of the failure, also of one that the terminal has recorded.
+    :param code: class of the failure, also of one that the terminal has recorded. :param waits: nobody has delivered it
+        yet, which was asked.
     """
 
     number: int
@@ -67,6 +69,7 @@ class Answer:
     failure: str = ""
     code: int = 0
     retry_after_s: float = 0.0
+    waits: bool = False
 
 
 def deliver(order: Order, growth: Growth) -> Answer:
@@ -79,6 +82,8 @@ def deliver(order: Order, growth: Growth) -> Answer:
     try:
         if order.cancel == "data":
             return _drop(gateway, order, operation)
+        if order.asks and not order.cancel:
+            return _asked(gateway, operation, order.number)
         if order.cancel or not order.file:
             result = _execute(gateway, operation, bool(order.cancel), growth)
         else:
@@ -100,6 +105,15 @@ def _send(gateway: Gateway, operation: Operation, order: Order, growth: Growth, 
     if upload.size_bytes != operation.size_bytes:
         raise Damaged(ErrorClass.SOURCE_CHANGED, f"{order.file} has {upload.size_bytes} bytes")
     return _final(upload.run(keep_result=True))
+
+
+def _asked(gateway: Gateway, operation: Operation, number: int) -> Answer:
+    with Channel(gateway) as control:
+        control.send(Status(operation.origin, operation.seq))
+        answer = control.receive()
+    if isinstance(answer, Result) and answer.outcome not in ("pending", "unknown"):
+        return Answer(number, answer.outcome, answer.reason, answer.generation, code=answer.code)
+    return Answer(number, waits=True)
 
 
 def _drop(gateway: Gateway, order: Order, operation: Operation) -> Answer:

@@ -283,7 +283,9 @@ class Custodian:
     def summary(self) -> Summary:
         """What is in custody now."""
         held = list(self._held.values())
-        single = [item.operation.size_bytes for item in held if item.release is Release.CUSTODY]
+        single = [
+            item.operation.size_bytes for item in held if item.release is Release.CUSTODY and item.operation.copies < 2
+        ]
         oldest = min((item.taken_at for item in held), default=int(self._clock.wall_s()))
         return Summary(
             len(held), sum(item.operation.size_bytes for item in held), len(single), sum(single),
@@ -310,6 +312,8 @@ class Custodian:
         if not blocks or len(blocks) == transfer.blocks:
             return None
         ask = asked.ask
+        if ask.standby_s:  # another custodian has it, too, and begins
+            return None
         begun = Begun(_key_of(transfer), ask.terminal, ask.path, ask.expires)
         if self._begun.get(begun.key) != begun:
             self._store.begin(begun)

@@ -223,7 +223,7 @@ class Forwarder:
         cancel = "all" if held.key in self._custodian.cancelled else ""
         self._give(
             order, _onward(held.operation), file=file, digest=held.digest, digests=digests,
-            opening=_opening(held.asked), cancel=cancel,
+            opening=_opening(held.asked), cancel=cancel, asks=held.stands_by(self._clock.wall_s()),
         )  # fmt: skip
 
     def _complete(self, due: Iterable[Held]) -> None:
@@ -347,7 +347,9 @@ class Forwarder:
             return await self._on_disk(lambda: self._custodian.settle(held.key, _result(answer)))
         if answer.damaged or (answer.code == ErrorClass.SOURCE_CHANGED.code and not held.operation.blocks):
             return await self._on_disk(lambda: self._custodian.damaged(held.key, answer.damaged))
-        if answer.code != ErrorClass.NOT_ATTEMPTED.code:
+        if answer.waits:
+            self._pauses.setdefault(order.key, Pause()).more(self._clock.monotonic_s(), 0.0)
+        elif answer.code != ErrorClass.NOT_ATTEMPTED.code:
             self._failed(order, answer)
         return []
 
@@ -379,11 +381,12 @@ class Forwarder:
 
 def _onward(operation: Operation) -> Operation:
     """As the next stop hears it."""
-    return replace(operation, terminal=next_stop(operation.terminal)[1], release="delivered", tid=0)
+    terminal = next_stop(operation.terminal)[1]
+    return replace(operation, terminal=terminal, release="delivered", tid=0, standby_s=0, copies=1)
 
 
 def _opening(asked: Open | None) -> str:
-    return json.dumps(asdict(replace(asked, terminal=next_stop(asked.terminal)[1]))) if asked else ""
+    return json.dumps(asdict(replace(asked, terminal=next_stop(asked.terminal)[1], standby_s=0))) if asked else ""
 
 
 def _stop(message: Open | Operation | Begun) -> str:

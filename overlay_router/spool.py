@@ -42,6 +42,10 @@ class Held:
         """Its origin and number."""
         return self.operation.origin, self.operation.seq
 
+    def stands_by(self, now: float) -> bool:
+        """Whether another custodian delivers it, as far as is known. :param now: Unix time in seconds."""
+        return self.taken_at + self.operation.standby_s > now
+
     @property
     def release(self) -> Release:
         """Whether its sender keeps the bytes."""

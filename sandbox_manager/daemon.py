@@ -171,7 +171,8 @@ class Daemon:
         pipeline.stop_accepting()
         if self._rules.is_pilot:
             router = self._settings.text("STAGEOUT_PILOT_ROUTER")
-            self._drain = Drain(pipeline, self._around.clock, grace_s, router, pipeline.manager.key)
+            copies = self._settings.count("STAGEOUT_PILOT_COPIES")
+            self._drain = Drain(pipeline, self._around.clock, grace_s, router, pipeline.manager.key, copies)
         await intake.stop(min(grace_s, 5.0))
         if self._drain is not None:
             reporter.leave()

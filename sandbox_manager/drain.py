@@ -33,17 +33,20 @@ class Drain:
     """One drain. :meth:`run` while orders are still read and reports still made.
 
     :param grace_s: from now until the last report must be out. :param router: custodian that takes what cannot be
-        delivered in time, "" without one. :param key: public key that reports are signed with.
+        delivered in time, or several with commas between, "" without one. :param key: public key that reports are
+        signed with. :param copies: custodians that must have a file before it may be freed.
     """
 
-    def __init__(self, pipeline: Pipeline, clock: Clock, grace_s: float, router: str = "", key: str = "") -> None:
+    def __init__(
+        self, pipeline: Pipeline, clock: Clock, grace_s: float, router: str = "", key: str = "", copies: int = 1
+    ) -> None:
         self._pipeline = pipeline
         self._clock = clock
         sending_s = max(0.0, grace_s - min(_LAST_WORDS_S, grace_s / 3))
         self._until_s = clock.monotonic_s() + sending_s
         self._end = clock.wall_s() + sending_s
         self._hurry = False
-        self._way_out = HandOver(router, key) if router else None
+        self._way_out = HandOver(",".join(router.replace(",", " ").split()), key, copies) if router else None
         self._hand_over_s = clock.monotonic_s() + sending_s * _OWN_SHARE
 
     def hurry(self) -> None:

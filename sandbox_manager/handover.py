@@ -16,11 +16,12 @@ class HandOver:
     """One drain's. A file has one number however often it is given away: a custodian that has it says so, and whoever
     gives the job up finds every deposit that there may be.
 
-    :param router: ``HOST:PORT`` of the custodian. :param key: public key that reports are signed with.
+    :param router: ``HOST:PORT`` of the custodian, or of several, with commas between. :param key: public key that
+        reports are signed with. :param copies: custodians that must have a file.
     """
 
-    def __init__(self, router: str, key: str) -> None:
-        self.router, self._seed = router, new_seed(key)
+    def __init__(self, router: str, key: str, copies: int = 1) -> None:
+        self.router, self._seed, self._copies = router, new_seed(key), copies
         self._numbers: dict[tuple[int, int], int] = {}
         self._begun: dict[int, dict[int, Receipt]] = {}
 
@@ -40,6 +41,7 @@ class HandOver:
             "STAGEOUT_OVERLAY_HANDOVER": self.router,
             "STAGEOUT_OVERLAY_SEED": self._seed,
             "STAGEOUT_OVERLAY_NUMBERS": written_numbers(numbers),
+            "STAGEOUT_OVERLAY_COPIES": str(self._copies),
         }
 
     def begun(self, sandbox: int) -> tuple[str, ...]:

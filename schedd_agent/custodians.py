@@ -42,13 +42,15 @@ class Kept:
     """One sandbox that was handed over.
 
     :param given_up: its job does without it: the state that is told when nothing is on its way any more, "" if not.
-    :param finals: name of a deposit -> outcome. :param others: names in its receipts that are another sandbox's.
+    :param finals: name of a deposit -> outcome. :param heard: name -> custodian -> outcome, where several have it.
+    :param others: names in its receipts that are another sandbox's.
     """
 
     seen: Seen
     receipts: tuple[Receipt, ...]
     given_up: str = ""
     finals: dict[str, tuple[str, str]] = field(default_factory=dict)
+    heard: dict[str, dict[str, tuple[str, str]]] = field(default_factory=dict)
     problem: str = ""
     others: Set[str] = frozenset()
 
@@ -61,7 +63,9 @@ class Kept:
     def open(self) -> list[tuple[str, str]]:
         """(custodian, name) of deposits of which the end is not known."""
         known = self.finals.keys() | self.others
-        return [(one.custodian, name) for one in self.receipts for name in one.names() if name not in known]
+        return [
+            (place, name) for one in self.receipts for name in one.names() if name not in known for place in one.places
+        ]
 
     @property
     def expires(self) -> int:
@@ -76,14 +80,29 @@ class Kept:
         return any(outcome != "done" for outcome, _ in self.finals.values())
 
     def learn(self, name: str, answer: tuple[str, str], custodian: str) -> None:
-        """What a custodian says of a deposit."""
+        """What a custodian says of a deposit. Where several have it, one that delivered it is enough."""
         outcome, _ = answer
+        others = self._others_of(name, custodian)
+        if others:
+            said = self.heard.setdefault(name, {})
+            said.pop(custodian, None)
+            if outcome not in _UNDER_WAY:
+                said[custodian] = answer
+            if outcome != "done":
+                if not said.keys() >= {custodian, *others}:
+                    return
+                answer = next((one for one in said.values() if one[0] != "unknown"), answer)
+                outcome, _ = answer
         if outcome == "unknown" and not self.is_bad:
             # It said that it has it. If it is asked with another key, it may deliver yet.
             advice = "has STAGEOUT_CUSTODIAN_KEY the key that pilots deposit with?"
             self.problem = f"{custodian} knows nothing of it: {advice}"
         elif outcome not in _UNDER_WAY:
             self.finals[name] = answer
+
+    def _others_of(self, name: str, custodian: str) -> set[str]:
+        seed = name.partition("/")[0]
+        return {place for one in self.receipts if one.seed == seed for place in one.places} - {custodian}
 
 
 class Custodians:
@@ -263,7 +282,7 @@ class Custodians:
 
 
 def _places(receipts: Iterable[Receipt]) -> list[str]:
-    return list(dict.fromkeys(one.custodian for one in receipts))
+    return list(dict.fromkeys(place for one in receipts for place in one.places))
 
 
 def _receipts(item: Seen) -> tuple[Receipt, ...]:

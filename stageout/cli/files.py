@@ -15,9 +15,10 @@ from stageout.cli.exits import CommandError, Exit, UsageError
 from stageout.cli.trees import send_trees
 from stageout.core.errors import TransferFailure
 from stageout.overlay.channel import Gateway, gateway_of
-from stageout.overlay.client import deposit, put
+from stageout.overlay.client import put
 from stageout.overlay.copying import state
 from stageout.overlay.fetch import get
+from stageout.overlay.safekeeping import Custodian, deposit_copies
 from stageout.overlay.sending import report
 from stageout.overlay.settings import congestion_of, connections_of, routes_of
 from stageout.wire.overlay import Copying, Custody
@@ -69,7 +70,9 @@ def run(options: argparse.Namespace) -> int:
     if getattr(options, "custody", False) and not options.through:
         raise UsageError("--custody needs --through")
     try:
-        first = through(gateway, options.through)[0] if getattr(options, "through", None) else gateway
+        _check_copies(options)
+        custodians = (getattr(options, "through", None) or "").split(";")
+        first = through(gateway, custodians[0])[0] if custodians[0] else gateway
         routes = routes_of(options.routes, first)
         if options.command == "get":
             return _get(gateway, path, Path(options.file or Path(path).name), routes)
@@ -108,18 +111,21 @@ def _put(gateway: Gateway, local: Path, path: str, options: argparse.Namespace, 
     except OSError as problem:
         raise CommandError(f"{local}: {problem.strerror}") from None
     bar, mode, terminal = Bar(local.name, status.st_size), status.st_mode & 0o777, ""
-    if options.through:
-        gateway, terminal = through(gateway, options.through)
     first, most = connections_of(options.connections)
     deadline = int(time.time() + options.within) if options.within else 0
     if options.custody:
-        given = deposit(
-            gateway, local, path, terminal, mode=mode, connections=first, most_connections=most, progress=bar,
-            routes=routes, priority=options.priority, deadline=deadline,
+        custodians = [Custodian(*through(gateway, one)) for one in options.through.split(";")]
+        given = deposit_copies(
+            custodians, local, path, copies=options.copies, wait_s=options.wait, mode=mode,
+            connections=first, most_connections=most, progress=bar, routes=routes, priority=options.priority,
+            deadline=deadline,
         )  # fmt: skip
-        bar.end(given.size_bytes)
-        print(f"  in custody; what became of it: {ask_with(gateway, given.origin)}")
+        bar.end(given[0].size_bytes)
+        for one in given:
+            print(f"  in custody; what became of it: stageout ask overlay://{one.custodian} {one.origin}")
         return
+    if options.through:
+        gateway, terminal = through(gateway, options.through)
     done = put(
         gateway, local, path, mode=mode, connections=first, most_connections=most, progress=bar, terminal=terminal,
         routes=routes, lot=options.lot, priority=options.priority, deadline=deadline,
@@ -127,6 +133,15 @@ def _put(gateway: Gateway, local: Path, path: str, options: argparse.Namespace, 
     bar.end(done.size_bytes)
     if len(routes) > 1 or any(share.reason for share in done.shares):
         print(f"  {report(done.shares)}")
+
+
+def _check_copies(options: argparse.Namespace) -> None:
+    if options.command != "put":
+        return
+    if options.copies > 1 and not options.custody:
+        raise UsageError("--copies is for --custody: without it you keep the file until it has arrived")
+    if options.through and ";" in options.through and not options.custody:
+        raise UsageError("several custodians to choose from ('A; B') are for --custody; 'A,B' is the way through both")
 
 
 def through(gateway: Gateway, custodian: str) -> tuple[Gateway, str]:

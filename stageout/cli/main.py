@@ -215,6 +215,16 @@ def _seconds(text: str) -> float:
 _seconds.__name__ = "number of seconds"
 
 
+def _copies(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 8:
+        raise ValueError
+    return value
+
+
+_copies.__name__ = "number of copies (1 to 8)"
+
+
 def _days(text: str) -> float:
     value = float(text)
     if not 0 < value <= 36500:
@@ -284,7 +294,15 @@ def _add_files(commands: argparse._SubParsersAction[_Parser]) -> None:
         metavar="HOST",
         help="custodian that delivers it, or several, A,B: from one to the next; wait until it is there",
     )
-    command.add_argument("--custody", action="store_true", help="with --through: return when the custodian has it")
+    command.add_argument(
+        "--custody", action="store_true", help="with --through: return when the custodian has it; of 'A; B' the first"
+    )
+    command.add_argument(
+        "--copies", metavar="N", type=_copies, default=1, help="with --custody: return when N of 'A; B; C' have it"
+    )
+    command.add_argument(
+        "--wait", metavar="S", type=_seconds, default=0.0, help="with --custody: ask for so long when too few are there"
+    )
     _add_key(command)
     _add_ways(command)
     command = _add(commands, "ask", "asks a custodian of the overlay what became of a file", _FATE, "files")

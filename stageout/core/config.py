@@ -111,8 +111,9 @@ KNOBS: dict[str, Knob] = {
             "STAGEOUT_PILOT_ROUTER",
             "",
             "pilot",
-            "router that takes what a pilot cannot deliver: HOST:PORT; empty: none",
+            "router that takes what a pilot cannot deliver: HOST:PORT, ...; empty: none",
         ),
+        Knob("STAGEOUT_PILOT_COPIES", 1, "pilot", "routers that must have a file before the pilot lets go of it", 1),
         Knob(
             "STAGEOUT_CUSTODIANS", "", "ap", "routers that are asked about pilots' output: HOST:PORT, ...; empty: none"
         ),

@@ -60,7 +60,10 @@ class Put:
 
 @dataclass(frozen=True)
 class Deposit:
-    """A file in a custodian's hands: what is needed to ask for it later. :param expires: Unix time in seconds."""
+    """A file in a custodian's hands: what is needed to ask for it later. :param expires: Unix time in seconds.
+
+    :param router: what the custodian calls itself, "" when the file was at its destination before it said so.
+    """
 
     custodian: str
     terminal: str
@@ -69,6 +72,7 @@ class Deposit:
     expires: int
     size_bytes: int
     sent_bytes: int
+    router: str = ""
 
 
 @dataclass(frozen=True)
@@ -175,7 +179,7 @@ class Upload:
         order = self.order
         return Open(
             order.origin, order.seq, order.path, self.size_bytes, BLOCK_BYTES, order.expires, order.terminal,
-            lot=self.lot,
+            lot=self.lot, standby_s=order.standby_s,
         )  # fmt: skip
 
     def take(self, block: int, file: int, buffer: memoryview, channel: Channel) -> memoryview:
@@ -335,17 +339,41 @@ def deposit(
 
     :raises TransferFailure: classified. The file must be kept then.
     """
-    order = _order(path, mode, terminal, expires_after_s, allowed(gateway, priority), deadline)
-    order = replace(order, release="custody")
-    order = replace(order, origin=origin or order.origin)
+    order = deposit_order(path, terminal, mode, expires_after_s, allowed(gateway, priority), deadline, origin)
+    return give(
+        gateway, local, order, connections=connections, most_connections=most_connections, progress=progress,
+        routes=routes,
+    )  # fmt: skip
+
+
+def deposit_order(
+    path: str, terminal: str, mode: int, expires_after_s: float, priority: int, deadline: int, origin: str
+) -> Operation:
+    """The operation of a deposit; parameters as of :func:`deposit`."""
+    order = replace(_order(path, mode, terminal, expires_after_s, priority, deadline), release="custody")
+    return replace(order, origin=origin or order.origin)
+
+
+def give(
+    gateway: Gateway,
+    local: Path,
+    order: Operation,
+    *,
+    connections: int = 2,
+    progress: Progress = lambda sent_bytes: None,
+    routes: Sequence[Route] = ((),),
+    most_connections: int = 0,
+) -> Deposit:
+    """Carry out a deposit whose operation was made before, as it is. As :func:`deposit`."""
     upload = Upload(gateway, local, order, connections, progress, routes=routes or ((),))
     upload.most_connections = most_connections
     answer = upload.run(until_custody=True, keep_result=True)
     if isinstance(answer, Result):  # it was quicker than its CUSTODY
-        _raise_unless_done(gateway, path, answer)
+        _raise_unless_done(gateway, order.path, answer)
     return Deposit(
-        gateway.server, terminal, order.origin, order.seq, order.expires, upload.size_bytes, upload.sent_bytes
-    )
+        gateway.server, order.terminal, order.origin, order.seq, order.expires, upload.size_bytes, upload.sent_bytes,
+        "" if isinstance(answer, Result) else answer.router,
+    )  # fmt: skip
 
 
 def allowed(gateway: Gateway, priority: int) -> int:

@@ -1,8 +1,9 @@
 """Receipts of deposits: what a pilot leaves behind, so that somebody else can ask a custodian what became of its files.
 
 One call of a plugin deposits many files. Their names are one random seed and a number each, so the receipts of a whole
-sandbox are a few short texts, ``HOST:PORT SEED FIRST-LAST EXPIRES``. Everybody can read them in reports, and whoever
-knows an origin could speak in its name: so that is derived with the key that the custodian knows depositors by.
+sandbox are a few short texts, ``HOST:PORT[,HOST:PORT] SEED FIRST-LAST EXPIRES``. Everybody can read them in reports,
+and whoever knows an origin could speak in its name: so that is derived with the key that the custodian knows depositors
+by.
 """
 
 from __future__ import annotations
@@ -28,7 +29,11 @@ class BadReceipt(ValueError):
 
 @dataclass(frozen=True)
 class Receipt:
-    """Deposits with one custodian. :param last: number of the last one. :param expires: Unix time in seconds."""
+    """Deposits with one custodian, or the same ones with several.
+
+    :param custodian: their addresses, with commas between. :param last: number of the last deposit.
+    :param expires: Unix time in seconds.
+    """
 
     custodian: str
     seed: str
@@ -38,6 +43,11 @@ class Receipt:
 
     def __str__(self) -> str:
         return f"{self.custodian} {self.seed} {self.first}-{self.last} {self.expires}"
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Address of each custodian."""
+        return tuple(self.custodian.split(","))
 
     def names(self) -> Iterator[str]:
         """The name of each deposit, for :func:`origin_of`."""
@@ -101,10 +111,10 @@ def read_receipt(text: str) -> Receipt:
     words = text.split(" ")
     numbers = words[2].split("-") if len(words) == 4 else []
     if len(numbers) != 2 or not all(word.isdecimal() and len(word) < 16 for word in (*numbers, words[3])):
-        raise BadReceipt(f"{text[:100]!r} is not HOST:PORT SEED FIRST-LAST EXPIRES")
+        raise BadReceipt(f"{text[:100]!r} is not HOST:PORT[,HOST:PORT] SEED FIRST-LAST EXPIRES")
     found = Receipt(words[0], words[1], int(numbers[0]), int(numbers[1]), int(words[3]))
     hexadecimal = len(found.seed) == _SEED_CHARS and all(char in "0123456789abcdef" for char in found.seed)
-    if not is_address(found.custodian) or not hexadecimal or not 0 <= found.last - found.first < _MOST:
+    if not all(map(is_address, found.places)) or not hexadecimal or not 0 <= found.last - found.first < _MOST:
         raise BadReceipt(f"{text[:100]!r} is not a receipt of deposits")
     return found
 

@@ -99,6 +99,7 @@ class Open:
     :param capability: and the signature of its holder over what is asked (:mod:`stageout.wire.capability`).
     :param lot: that the space is taken from, "" for what is free.
     :param warrant: of who commanded a copy that this router carries out (:mod:`stageout.wire.warrant`).
+    :param standby_s: as of the OPERATION to come.
     """
 
     origin: str
@@ -112,6 +113,7 @@ class Open:
     signature: str = ""
     lot: str = ""
     warrant: str = ""
+    standby_s: int = 0
 
 
 @dataclass(frozen=True)
@@ -233,6 +235,8 @@ class Operation:
         sender keeps its bytes until RESULT) or "custody" (until CUSTODY).
     :param priority: larger goes first. :param deadline: Unix time in seconds by which it should be there, 0 for none.
     :param warrant: as in OPEN.
+    :param standby_s: another custodian delivers it, too: one that holds it asks the terminal only whether that has
+        happened, for so long after it took it. :param copies: custodians that have it, this one among them.
     """
 
     origin: str
@@ -258,6 +262,8 @@ class Operation:
     signature: str = ""
     deadline: int = 0
     warrant: str = ""
+    standby_s: int = 0
+    copies: int = 1
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from sandbox_manager import lookups
 from sandbox_manager.ads import sandbox_report
 from sandbox_manager.drain import Drain
 from sandbox_manager.handover import HandOver
-from schedd_agent.custodians import Custodians
+from schedd_agent.custodians import Custodians, Kept
 from schedd_agent.model import Past, Request, Seen, Status
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.states import State
@@ -379,6 +379,27 @@ def test_a_custodian_that_knows_nothing_may_have_been_asked_with_another_key(ask
     box = asked.look(handed_over())
     assert box.state == "HandedOver"
     assert "STAGEOUT_CUSTODIAN_KEY" in box.reason
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "end"),
+    [
+        ("done", "custody", "done"), ("done", "unknown", "done"), ("lost", "done", "done"), ("unknown", "done", "done"),
+        ("lost", "custody", ""), ("unknown", "custody", ""), ("lost", "lost", "lost"), ("unknown", "lost", "lost"),
+        ("unknown", "unknown", ""), ("custody", "custody", ""), ("cancelled", "unknown", "cancelled"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("turned", [False, True])
+def test_of_two_custodians_one_that_delivers_is_enough(first: str, second: str, end: str, turned: bool) -> None:
+    other = "other.example.org:9621"
+    kept = Kept(handed_over(f"{ROUTER},{other}"), (read_receipt(f"{ROUTER},{other} {SEED} 1-1 5000"),))
+    assert kept.open == [(ROUTER, ONE), (other, ONE)]
+    answers = [(ROUTER, first), (other, second)]
+    for place, outcome in reversed(answers) if turned else answers:
+        if kept.open:
+            kept.learn(ONE, (outcome, ""), place)
+    assert kept.finals.get(ONE, ("", ""))[0] == end
+    assert bool(kept.open) == (not end)
 
 
 def test_all_deposits_with_a_custodian_are_asked_for_at_once_and_one_that_fails_holds_up_no_other(

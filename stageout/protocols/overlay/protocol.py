@@ -11,10 +11,11 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Gateway, gateway_of
-from stageout.overlay.client import Put, deposit
+from stageout.overlay.client import Put
 from stageout.overlay.fetch import get
 from stageout.overlay.many import Crew, put_many
 from stageout.overlay.packs import SmallPut
+from stageout.overlay.safekeeping import Custodian, deposit_copies
 from stageout.overlay.sending import report
 from stageout.overlay.settings import congestion_of, connections_of, routes_of
 from stageout.plugin.api import BatchProtocol, Context, Outcome, Transfer
@@ -38,11 +39,11 @@ class OverlayProtocol(BatchProtocol):
                 for transfer in transfers:
                     crew.do(partial(_download, transfer))
             return
-        custodian = transfers[0].context.setting("OVERLAY_HANDOVER", "") if transfers else ""
-        if custodian:
+        custodians = transfers[0].context.setting("OVERLAY_HANDOVER", "") if transfers else ""
+        if custodians:
             with Crew(concurrency) as crew:
                 for transfer in transfers:
-                    crew.do(partial(_hand_over, transfer, custodian))
+                    crew.do(partial(_hand_over, transfer, custodians.split(",")))
             return
         for (host, port), group in _by_router(transfers).items():
             _upload(host, port, group, concurrency)
@@ -106,27 +107,30 @@ def _deposit_number(transfer: Transfer) -> int:
         raise TransferFailure(ErrorClass.BAD_REQUEST, words) from None
 
 
-def _hand_over(transfer: Transfer, custodian: str) -> None:
-    """Give a file to a custodian for good: it is not at its destination, and the result does not say so."""
+def _hand_over(transfer: Transfer, custodians: Sequence[str]) -> None:
+    """Give a file to custodians for good: it is not at its destination, and the result does not say so."""
     request, context = transfer.request, transfer.context
     try:
         host, port, path = _place(request.encoded_url)
-        to, terminal = _through(_gateway(host, port, context), custodian)
+        end = _gateway(host, port, context)
+        places = [Custodian(*_through(end, custodian)) for custodian in custodians]
         local, seed = Path(request.local_path), context.setting("OVERLAY_SEED", "")
         number = _deposit_number(transfer)
         (connections, most), (priority, deadline) = _connections(context), _wishes(context)
-        given = deposit(
-            to, local, path, terminal, mode=local.stat().st_mode & 0o777, connections=connections,
-            most_connections=most, priority=priority, deadline=deadline, progress=context.progress,
-            origin=origin_of(name_of(seed, number), to.secret),
+        copies = int(context.setting("OVERLAY_COPIES", "1"))
+        given = deposit_copies(
+            places, local, path, copies=copies, wait_s=context.remaining_s / 2 if copies > 1 else 0.0,
+            mode=local.stat().st_mode & 0o777, connections=connections, most_connections=most, priority=priority,
+            deadline=deadline, progress=context.progress, origin=origin_of(name_of(seed, number), end.secret),
         )  # fmt: skip
     except TransferFailure as failure:
         transfer.finish(failure)
     except OSError as problem:
         transfer.finish(TransferFailure(ErrorClass.LOCAL_FILE, f"{request.local_path}: {problem.strerror}"))
     else:
-        receipt = Receipt(to.server, seed, number, number, given.expires)
-        transfer.finish(Outcome(given.size_bytes, given.sent_bytes, developer={"StageOutCustody": str(receipt)}))
+        receipt = Receipt(",".join(one.custodian for one in given), seed, number, number, given[0].expires)
+        sent_bytes = sum(one.sent_bytes for one in given)
+        transfer.finish(Outcome(given[0].size_bytes, sent_bytes, developer={"StageOutCustody": str(receipt)}))
 
 
 def _connections(context: Context) -> tuple[int, int]:

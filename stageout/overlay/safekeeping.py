@@ -1,0 +1,191 @@
+"""A file in the custody of several routers, so that the loss of one router's disk costs nothing.
+
+All get the same operation, so the terminal executes it once, whoever brings it. The first delivers at once; the others
+ask the terminal whether that has happened, and deliver when it has not within :data:`STANDBY_S`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay.channel import Channel, Gateway
+from stageout.overlay.client import Deposit, allowed, deposit_order, give
+from stageout.wire.deposits import EXPIRES_AFTER_S
+from stageout.wire.overlay import Cancel, Operation, Status
+from stageout.wire.route import Route
+
+#: A further custodian delivers when the one before it has not for so long: a resend without need doubles the load.
+STANDBY_S = 600
+_FIRST_PAUSE_S, _PAUSE_MAX_S = 0.5, 15.0
+
+
+@dataclass(frozen=True)
+class Custodian:
+    """One that may be asked. :param terminal: where it delivers to: the terminal, behind further custodians if any."""
+
+    gateway: Gateway
+    terminal: str
+
+
+@dataclass
+class _Candidate:
+    custodian: Custodian
+    due_s: float = 0.0
+    failures: int = 0
+
+
+@dataclass
+class _Search:
+    """Custodians that are still to be asked, and those that have the file."""
+
+    candidates: list[_Candidate]
+    copies: int
+    until_s: float
+    give: Callable[[Custodian, int], Deposit]
+    kept: list[Deposit] = field(default_factory=list)
+    problems: dict[str, TransferFailure] = field(default_factory=dict)
+    fatal: BaseException | None = None
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def run(self) -> None:
+        """Ask until enough have it, or none is left."""
+        threads = [threading.Thread(target=self._fill, args=(place,), daemon=True) for place in range(self.copies)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if self.fatal is not None:
+            raise self.fatal
+
+    def _fill(self, place: int) -> None:
+        """Find a custodian for one of the copies."""
+        try:
+            while (candidate := self._next()) is not None:
+                try:
+                    given = self.give(candidate.custodian, place)
+                except TransferFailure as failure:
+                    self._failed(candidate, failure)
+                    continue
+                if self._is_kept(candidate, given):
+                    return
+        except BaseException as problem:
+            self.fatal = problem
+
+    def _next(self) -> _Candidate | None:
+        with self._lock:
+            if not self.candidates:
+                return None
+            candidate = min(self.candidates, key=lambda one: one.due_s)
+            self.candidates.remove(candidate)
+        time.sleep(max(0.0, candidate.due_s - time.monotonic()))
+        return candidate
+
+    def _failed(self, candidate: _Candidate, failure: TransferFailure) -> None:
+        now_s = time.monotonic()
+        candidate.due_s = now_s + min(_PAUSE_MAX_S, _FIRST_PAUSE_S * 2**candidate.failures)
+        candidate.failures += 1
+        with self._lock:
+            self.problems[candidate.custodian.gateway.server] = failure
+            if failure.kind.retryable and candidate.due_s < self.until_s:
+                self.candidates.append(candidate)
+
+    def _is_kept(self, candidate: _Candidate, given: Deposit) -> bool:
+        with self._lock:
+            server = candidate.custodian.gateway.server
+            if given.router and given.router in {one.router for one in self.kept}:
+                text = f"{server} is the same router as one that has it already"
+                self.problems[server] = TransferFailure(ErrorClass.BAD_REQUEST, text, server)
+                return False
+            self.kept.append(given)
+            return True
+
+
+def deposit_copies(
+    custodians: Sequence[Custodian],
+    local: Path,
+    path: str,
+    *,
+    copies: int,
+    wait_s: float = 0.0,
+    mode: int = 0o644,
+    connections: int = 2,
+    progress: Callable[[int], None] = lambda sent_bytes: None,
+    expires_after_s: float = EXPIRES_AFTER_S,
+    routes: Sequence[Route] = ((),),
+    origin: str = "",
+    priority: int = 0,
+    deadline: int = 0,
+    most_connections: int = 0,
+) -> tuple[Deposit, ...]:
+    """Give a file to so many of the custodians, each another router. On return it is durable at all of these.
+
+    The first ones are asked first; where one fails, the next is. Further parameters as of
+    :func:`stageout.overlay.client.deposit`.
+
+    :param wait_s: how long to go on asking when there are not enough. :param progress: called with bytes of one copy.
+    :raises TransferFailure: not enough have taken it, and the file must be kept. Those that did were asked to give it
+        up; with an ``origin``, which can be repeated, they keep it.
+    """
+    first = custodians[0]
+    order = deposit_order(
+        path, first.terminal, mode, expires_after_s, allowed(first.gateway, priority), deadline, origin
+    )
+    order = replace(order, copies=copies)
+    sent = _Sent(progress, copies)
+
+    def one(custodian: Custodian, place: int) -> Deposit:
+        mine = replace(order, terminal=custodian.terminal, standby_s=place * STANDBY_S)
+        return give(
+            custodian.gateway, local, mine, connections=connections, most_connections=most_connections,
+            progress=sent.by(place), routes=routes,
+        )  # fmt: skip
+
+    search = _Search([_Candidate(one) for one in custodians], copies, time.monotonic() + wait_s, one)
+    search.run()
+    if len(search.kept) < copies:
+        for given in search.kept if not origin else ():
+            _give_up(next(item.gateway for item in custodians if item.gateway.server == given.custodian), order)
+        raise _too_few(search, path)
+    return tuple(search.kept)
+
+
+class _Sent:
+    """Bytes of all copies together, as those of one."""
+
+    def __init__(self, progress: Callable[[int], None], copies: int) -> None:
+        self._progress, self._sent_bytes = progress, [0] * copies
+
+    def by(self, place: int) -> Callable[[int], None]:
+        """For one of them."""
+
+        def count(sent_bytes: int) -> None:
+            self._sent_bytes[place] = sent_bytes
+            self._progress(sum(self._sent_bytes) // len(self._sent_bytes))
+
+        return count
+
+
+def _give_up(gateway: Gateway, order: Operation) -> None:
+    """As far as it can be reached: else the file arrives although nobody was told so."""
+    with contextlib.suppress(TransferFailure), Channel(gateway) as channel:
+        channel.send(Cancel(order.origin, order.seq))
+        channel.send(Status(order.origin, order.seq))
+        channel.receive()
+
+
+def _too_few(search: _Search, path: str) -> TransferFailure:
+    failures = list(search.problems.values())
+    worst = next((one for one in failures if not one.kind.retryable), failures[0] if failures else None)
+    reasons = "; ".join(str(one) for one in failures) or "no more of them are named"
+    text = f"{path}: {len(search.kept)} of {search.copies} custodians could be had, so none keeps it: {reasons}"
+    if worst is None:
+        return TransferFailure(ErrorClass.BAD_REQUEST, text)
+    return TransferFailure(worst.kind, text, worst.server, worst.retry_after_s)

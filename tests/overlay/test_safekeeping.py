@@ -1,0 +1,121 @@
+"""Files in the custody of two real routers: the loss of one's disk costs nothing, and each file is written once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stageout.cli.main import main
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay import safekeeping
+from stageout.overlay.channel import Gateway, read_key
+from stageout.overlay.copying import state
+from stageout.overlay.operations import Session
+from stageout.overlay.safekeeping import Custodian, deposit_copies
+from stageout.testing.pool.waiting import wait_until
+from stageout.testing.router import RouterProcess, custodian_for
+from stageout.wire.overlay import BLOCK_BYTES, Result
+
+
+@pytest.fixture(scope="module")
+def routers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RouterProcess]]:
+    home = tmp_path_factory.mktemp("safekeeping")
+    less = {"STAGEOUT_ROUTER_WORKERS": "1"}
+    with contextlib.ExitStack() as stack:
+        terminal = stack.enter_context(RouterProcess(home / "terminal", less))
+        both = [stack.enter_context(custodian_for(home / name, [terminal], less)) for name in ("1", "2")]
+        yield [terminal, *both]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "source"
+    path.write_bytes(os.urandom(2 * BLOCK_BYTES + 5))
+    return path
+
+
+def gateway_of(router: RouterProcess) -> Gateway:
+    return Gateway("127.0.0.1", router.port, *read_key(router.key_file("site")), timeout_s=20)
+
+
+def said(router: RouterProcess, origin: str) -> str:
+    answer = state(gateway_of(router), origin)
+    return answer.outcome if isinstance(answer, Result) else "custody"
+
+
+def is_empty(router: RouterProcess) -> bool:
+    return not any((router.home / "records/spool/.stageout/staging").iterdir())
+
+
+def test_a_lost_disk_costs_nothing(routers: list[RouterProcess], source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal, one, two = routers
+    monkeypatch.setattr(safekeeping, "STANDBY_S", 1)
+    terminal.stop()
+    places = [Custodian(gateway_of(router), terminal.address) for router in (one, two)]
+    given = deposit_copies(places, source, "lost/f", copies=2)
+    content = source.read_bytes()
+    source.unlink()
+    assert {item.router.rpartition(":")[2] for item in given} == {str(one.port), str(two.port)}
+    one.kill()
+    shutil.rmtree(one.home / "records")
+    terminal.start()
+    wait_until(lambda: said(two, given[0].origin) == "done", what="the delivery by the second")
+    assert (terminal.root / "lost/f").read_bytes() == content
+    assert is_empty(two)
+    one.start()
+    assert said(one, given[0].origin) == "unknown"
+
+
+def test_one_delivers_the_other_hears_of_it(routers: list[RouterProcess], source: Path) -> None:
+    terminal, one, two = routers
+    key = ["--key", str(terminal.key_file("site"))]
+    through = ["--through", f"127.0.0.1:1; {one.address}; {two.address}", "--custody", "--copies", "2"]
+    assert main(["put", str(source), f"overlay://{terminal.address}/once/f", *key, *through]) == 0
+    wait_until(lambda: (terminal.root / "once/f").exists(), what="the delivery")
+    wait_until(lambda: is_empty(one) and is_empty(two), what="both spools to be empty")
+    with Session(gateway_of(terminal)) as session:
+        assert session.stat("once/f").generation == 1
+    assert (terminal.root / "once/f").read_bytes() == source.read_bytes()
+
+
+def test_two_that_deliver_at_once_write_it_once(
+    routers: list[RouterProcess], source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal, one, two = routers
+    monkeypatch.setattr(safekeeping, "STANDBY_S", 0)
+    places = [Custodian(gateway_of(router), terminal.address) for router in (one, two)]
+    given = deposit_copies(places, source, "both/f", copies=2)
+    wait_until(lambda: all(said(router, given[0].origin) == "done" for router in (one, two)), what="both ends")
+    with Session(gateway_of(terminal)) as session:
+        assert session.stat("both/f").generation == 1
+    assert is_empty(one)
+    assert is_empty(two)
+
+
+def test_too_few_custodians_keep_nothing(
+    routers: list[RouterProcess], source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal, one, _ = routers
+    terminal.stop()
+    origin = "0f" * 16
+    same = Custodian(gateway_of(one), terminal.address)
+    nobody = Custodian(Gateway("127.0.0.1", 1, "site", b"x"), terminal.address)
+    with pytest.raises(TransferFailure, match=r"1 of 2 custodians could be had.*Connection refused") as caught:
+        deposit_copies([same, nobody], source, "few/f", copies=2, origin=origin, wait_s=1)
+    assert said(one, origin) == "custody", "who says the same again finds it"
+    assert caught.value.kind is ErrorClass.CONNECT_FAILED
+    with pytest.raises(TransferFailure, match="is the same router"):
+        deposit_copies([same, same], source, "few/g", copies=2)
+    terminal.start()
+    wait_until(lambda: said(one, origin) == "done", what="the delivery")
+    wait_until(lambda: is_empty(one), what="the first to give the other up")
+    assert not (terminal.root / "few/g").exists()
+    key = ["--key", str(terminal.key_file("site"))]
+    for words in (["--copies", "2"], ["--copies", "2", "--through", one.address]):
+        assert main(["put", str(source), f"overlay://{terminal.address}/f", *key, *words]) == 64
+    assert "--copies is for --custody" in capsys.readouterr().err
