@@ -32,6 +32,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PLANE = Path(__file__).resolve().parent / "routers" / "plane.py"
 SOURCE = Path(__file__).resolve().parent / "routers" / "relay.c"
 MIB = 1 << 20
+#: That carry a file, as ``stageout put`` has them when nothing else is said.
+CONNECTIONS = 2
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -76,12 +78,12 @@ def _figures(process: subprocess.Popen[str]) -> dict[str, float]:
 
 def memory(blocks: int, between: list[str] | None = None) -> Run:
     """Blocks from one process to another, with a relay between them if there is one."""
-    receiver, port = _started(_plane("receive", blocks))
+    receiver, port = _started(_plane("receive", blocks, CONNECTIONS))
     middle = None
     if between:
-        middle, port = _started([*between, str(port)])
+        middle, port = _started([*between, str(CONNECTIONS), str(port)])
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    sender = subprocess.Popen(_plane("send", blocks, port), stdout=subprocess.PIPE, text=True, env=env)
+    sender = subprocess.Popen(_plane("send", blocks, CONNECTIONS, port), stdout=subprocess.PIPE, text=True, env=env)
     sent, received = _figures(sender), _figures(receiver)
     cpu_s = {"sender": sent["cpu_s"], "receiver": received["cpu_s"]}
     if middle is not None:
@@ -89,8 +91,8 @@ def memory(blocks: int, between: list[str] | None = None) -> Run:
     return Run(blocks * MIB, sent["took_s"], cpu_s)
 
 
-def iperf(blocks: int) -> Run:
-    """The same bytes by iperf3, one stream, which looks at none of them."""
+def iperf(blocks: int, streams: int = 1) -> Run:
+    """The same bytes by iperf3, which looks at none of them."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     server = ["iperf3", "-s", "-1", "--forceflush", "-p", str(port), "-B", "127.0.0.1"]
@@ -99,6 +101,7 @@ def iperf(blocks: int) -> Run:
         listening.stdout.readline()
         listening.stdout.readline()  # "Server listening on ..."
         command = ["iperf3", "-c", "127.0.0.1", "-p", str(port), "-n", str(blocks * MIB), "-l", str(MIB), "-J"]
+        command += ["-P", str(streams)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
         listening.wait(60)
     end = json.loads(done.stdout)["end"]

@@ -12,10 +12,11 @@ import ctypes
 import fcntl
 import os
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable
+
+from stageout.core.sockets import wait_at_most
 
 _PIPE_BYTES = 256 * 1024
 _F_SETPIPE_SZ = 1031
@@ -24,6 +25,9 @@ _SPLICE_F_MOVE = 1
 IDLE_S = 180.0
 _LOOK_S = 5
 _TELL_S = 0.5
+#: What may wait unsent for a hop: what leaves in this time, within bounds.
+_UNSENT_S = 0.005
+_MOST_UNSENT_BYTES = 1024 * 1024
 
 
 class Circuit:
@@ -46,14 +50,11 @@ class Circuit:
         self._take = take
         self._untold_bytes, self._told_s = 0, time.monotonic()
         self._moved_s = time.monotonic()
+        self._unsent = 0
         for sock in (near, far):
-            sock.setblocking(True)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            if sock.family != socket.AF_UNIX:  # the plain end of TLS
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _PIPE_BYTES)
-            tick = struct.pack("ll", *divmod(int(min(_LOOK_S, idle_s) * 1e6), 10**6))
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, tick)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, tick)
+            wait_at_most(sock, min(_LOOK_S, idle_s))
+        self._let_wait(_PIPE_BYTES)
 
     def run(self) -> None:
         """Pass bytes on until both directions have ended, one side failed, or nothing moved for too long."""
@@ -84,10 +85,19 @@ class Circuit:
 
     def _tell(self, size_bytes: int) -> None:
         self._untold_bytes += size_bytes
-        now_s = time.monotonic()
-        if now_s - self._told_s >= _TELL_S:
+        seconds = time.monotonic() - self._told_s
+        if seconds >= _TELL_S:
             self._moved(self._untold_bytes)
-            self._untold_bytes, self._told_s = 0, now_s
+            self._let_wait(int(self._untold_bytes / seconds * _UNSENT_S))
+            self._untold_bytes, self._told_s = 0, self._told_s + seconds
+
+    def _let_wait(self, size_bytes: int) -> None:
+        """So many bytes may wait unsent: what a fast hop needs to be kept busy would be much in front of a slow one."""
+        unsent = min(max(_PIPE_BYTES, size_bytes), _MOST_UNSENT_BYTES)
+        for sock in (self._near, self._far):
+            if unsent != self._unsent and sock.family != socket.AF_UNIX:  # that is the plain end of TLS
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, unsent)
+        self._unsent = unsent
 
     def _move(self, source: int, target: int, size_bytes: int) -> int:
         while True:

@@ -1,8 +1,8 @@
 """The data plane: a process without an event loop that moves blocks between sockets and files.
 
 It is given connections by the daemon over a Unix socket (descriptors with a JSON message each) and reports blocks that
-are on the disk. Two threads serve each connection, with two page-aligned buffers between them: whole blocks go to the
-disk past the page cache where the filesystem allows it (rule 16), so the memory used is two blocks a connection.
+are on the disk. A thread serves each connection, with one page-aligned buffer: whole blocks go to the disk past the
+page cache where the filesystem allows it (rule 16), so the memory used is one block a connection. Another one syncs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import json
 import mmap
 import os
-import queue
 import select
 import socket
 import ssl
@@ -19,12 +18,13 @@ import sys
 import threading
 import time
 import zlib
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import NamedTuple
 
 from overlay_router.splice import Circuit
+from stageout.core.sockets import send_both, wait_at_most
 from stageout.core.tls import Tunnel
 from stageout.overlay.links import Claim, links
 from stageout.wire import frames
@@ -35,8 +35,9 @@ _PAGE_BYTES = 4096
 _SYNC_BYTES = 64 * 1024 * 1024
 _SYNC_S = 0.2
 _REPORT_BLOCKS = 512
-#: Buffers of one connection: more of them fit no processor's cache, and cost more than they gain.
-_RING = 2
+#: Nothing came for so long: what has come is synced. The first pause is not waited for after a rest.
+_QUIET_S = 0.01
+_REST_S = 0.1
 _IDLE_S = 60.0
 _HANDSHAKE_S = 10.0
 #: The interpreter's lock changes hands sooner, so that a thread that has data does not wait for one that computes.
@@ -132,122 +133,131 @@ class Gates:
                 gate.closed = True
 
 
-class _Full(NamedTuple):
-    """A block that was received and checked. :param digest: taken while its bytes are in the cache."""
+class Syncing:
+    """Brings to the disk what one connection has written, in a thread of its own, and reports it then.
 
-    block: int
-    digest: str
-    length_bytes: int
-    buffer: memoryview
+    Whoever receives goes on meanwhile. It is time for that when much was written, some of it a while ago, or nothing
+    more comes for the moment.
+
+    :param report: called with each :class:`Report`. :param gate: once it is closed, there is nothing to be said.
+    :param stop: called when the disk fails, from that thread.
+    """
+
+    def __init__(self, tid: int, file: int, report: Reporter, gate: Gate, stop: Callable[[], None]) -> None:
+        self._tid, self._file, self._report, self._gate, self._stop = tid, file, report, gate, stop
+        self._changed = threading.Condition()
+        self._blocks: list[tuple[int, str]] = []
+        self._bytes = self._count = 0
+        self._now = self._ended = False
+        self._synced_s = -_REST_S
+        self.in_a_block = False
+        self.failure: OSError | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def wrote(self, block: int, digest: str, size_bytes: int, more: Callable[[], bool]) -> None:
+        """A block was written. :param more: whether something comes behind it already."""
+        idle = time.monotonic() - self._synced_s > _REST_S and not more()
+        with self._changed:
+            self._blocks.append((block, digest))
+            self._bytes += size_bytes
+            self._count += 1
+            due = idle or self._bytes >= _SYNC_BYTES or len(self._blocks) >= _REPORT_BLOCKS
+            if len(self._blocks) == 1 or (due and not self._now):
+                self._now = due
+                self._changed.notify_all()
+
+    def finish(self) -> None:
+        """Sync and report the rest. :raises OSError: the disk has failed."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+        self._thread.join()
+        if self.failure is not None:
+            raise self.failure
+
+    def _run(self) -> None:
+        try:
+            while self._wait():
+                self._sync()
+        except OSError as problem:
+            self.failure = problem
+            self._stop()
+
+    def _wait(self) -> bool:
+        """Until it is time; False at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._blocks or self._ended)
+            until_s, seen = time.monotonic() + _SYNC_S, 0
+            while not (self._now or self._ended or time.monotonic() > until_s):
+                if seen == self._count and not self.in_a_block:
+                    break
+                seen = self._count
+                self._changed.wait(_QUIET_S)
+            return bool(self._blocks)
+
+    def _sync(self) -> None:
+        with self._changed:
+            blocks, self._blocks = tuple(self._blocks), []
+            self._bytes, self._now = 0, False
+        if self._gate.closed:
+            return  # all of it is known to be on the disk
+        os.fdatasync(self._file)
+        self._synced_s = time.monotonic()
+        self._report(Report(self._tid, blocks))
 
 
 class Receiver:
     """BLOCK frames of one transfer from one connection into its staging file.
 
-    One thread receives and checks, another writes and syncs, so a disk that stands still for a moment does not stop the
-    network: between them go the buffers of a ring.
+    One thread receives, checks and writes block after block, so a block stays in one processor's cache; several
+    connections keep network and disk busy at once. Another thread syncs.
 
     :param report: called with each :class:`Report`. :param gate: closed when nothing may be written any more.
     """
 
     def __init__(self, job: Job, connection: socket.socket, file: int, report: Reporter, gate: Gate) -> None:
-        self._job, self._connection, self._file, self._report = job, connection, file, report
+        self._job, self._connection, self._file = job, connection, file
         self._checksum = frames.checksums()[job.checksum]
         self._digest = frames.digests()[job.digest]
-        self._header = bytearray(frames.HEADER_BYTES)
+        self._header = memoryview(bytearray(frames.HEADER_BYTES))
+        self._buffer = memoryview(mmap.mmap(-1, -(-job.block_bytes // _PAGE_BYTES) * _PAGE_BYTES))
         self._direct = _direct(file)
-        self._unsynced: list[tuple[int, str]] = []
-        self._unsynced_bytes = 0
-        self._synced_s = 0.0
         self._gate = gate
-        self._free: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
-        self._full: queue.SimpleQueue[_Full | None] = queue.SimpleQueue()
-        self._buffers = 0
-        self._in_a_block = self._ended = False
-        self._failure: OSError | None = None
+        self._syncing = Syncing(job.tid, file, report, gate, self._stop)
 
     def run(self) -> None:
         """Receive until the sender closes; what came is synced and reported whatever happens."""
-        writer = threading.Thread(target=self._write_all, daemon=True)
-        writer.start()
         try:
             while self._block():
                 pass
         finally:
-            self._full.put(None)
-            writer.join()
             if self._direct >= 0:
                 os.close(self._direct)
-            if self._failure is not None:
-                raise self._failure
+            self._syncing.finish()
 
     def _block(self) -> bool:
-        """One block on its way to the disk; False at the end."""
-        if self._failure is not None or not _fill(self._connection, memoryview(self._header)):
+        """One block into the file; False at the end."""
+        if self._syncing.failure is not None or not _fill(self._connection, self._header):
             return False
-        self._in_a_block = True
+        self._syncing.in_a_block = True
         header = frames.decode_header(self._header, self._checksum)
         if header.type is not Type.BLOCK or header.number != self._job.tid:
             raise BadFrame("only blocks of the transfer that was attached may come here")
         if header.length_bytes != self._length(header.block):
             raise BadFrame(f"block {header.block} has {header.length_bytes} bytes")
-        buffer = self._buffer()
-        data = buffer[: header.length_bytes]
+        data = self._buffer[: header.length_bytes]
         if not _fill(self._connection, data):
             raise BadFrame("the connection ended in a block")
         if self._checksum(data) != header.checksum:
             raise BadFrame(f"block {header.block} does not fit its checksum")
-        self._full.put(_Full(header.block, self._digest(data).hex(), header.length_bytes, buffer))
-        self._in_a_block = False
+        digest = self._digest(data).hex()
+        with self._gate.lock:
+            if not self._gate.closed:
+                self._write(data, header.block * self._job.block_bytes)
+                self._syncing.wrote(header.block, digest, len(data), self._more)
+        self._syncing.in_a_block = False
         return True
-
-    def _buffer(self) -> memoryview:
-        """A page-aligned buffer; those of the ring are made when they are needed."""
-        if self._buffers < _RING and self._free.empty():
-            self._buffers += 1
-            return memoryview(mmap.mmap(-1, -(-self._job.block_bytes // _PAGE_BYTES) * _PAGE_BYTES))
-        return self._free.get()
-
-    def _write_all(self) -> None:
-        try:
-            while (item := self._next()) is not None:
-                with self._gate.lock:
-                    if not self._gate.closed:
-                        self._keep(item)
-                self._free.put(item.buffer)
-                if self._due() or self._is_idle():
-                    self._sync()
-            self._sync()
-        except OSError as problem:
-            self._failure = problem
-            with contextlib.suppress(OSError):
-                self._connection.shutdown(socket.SHUT_RD)
-            while not self._ended:  # whoever receives may wait for a buffer
-                item = self._full.get()
-                self._ended = item is None
-                if item is not None:
-                    self._free.put(item.buffer)
-
-    def _next(self) -> _Full | None:
-        while True:
-            try:
-                item = self._full.get(timeout=_SYNC_S if self._unsynced else None)
-            except queue.Empty:
-                self._sync()
-                continue
-            self._ended = item is None
-            return item
-
-    def _is_idle(self) -> bool:
-        """Nothing has come that is not written, and nothing comes."""
-        return self._full.empty() and not self._in_a_block and not self._more()
-
-    def _keep(self, item: _Full) -> None:
-        self._write(item.buffer[: item.length_bytes], item.block * self._job.block_bytes)
-        if not self._unsynced:
-            self._synced_s = time.monotonic()
-        self._unsynced.append((item.block, item.digest))
-        self._unsynced_bytes += item.length_bytes
 
     def _length(self, block: int) -> int:
         left = self._job.size_bytes - block * self._job.block_bytes
@@ -262,19 +272,13 @@ class Receiver:
             written = os.pwrite(descriptor, data, offset)
             data, offset = data[written:], offset + written
 
-    def _due(self) -> bool:
-        """A sender should know within a moment what has arrived: if this route dies it sends all else again."""
-        full = self._unsynced_bytes >= _SYNC_BYTES or len(self._unsynced) >= _REPORT_BLOCKS
-        return full or time.monotonic() - self._synced_s > _SYNC_S
-
     def _more(self) -> bool:
         return bool(select.select([self._connection], [], [], 0)[0])
 
-    def _sync(self) -> None:
-        if self._unsynced and not self._gate.closed:
-            os.fdatasync(self._file)
-            self._report(Report(self._job.tid, tuple(self._unsynced)))
-            self._unsynced, self._unsynced_bytes = [], 0
+    def _stop(self) -> None:
+        """Wake whoever receives: the disk fails."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RD)
 
 
 def send_file(job: Job, connection: socket.socket, file: int) -> None:
@@ -290,8 +294,7 @@ def send_file(job: Job, connection: socket.socket, file: int) -> None:
         if os.preadv(file, [data], offset) != len(data):
             connection.sendall(encode(Refuse("the file became shorter while it was sent"), checksum))
             return
-        connection.sendall(frames.encode_header(Type.BLOCK, data, checksum, 0, block))
-        connection.sendall(data)
+        send_both(connection, frames.encode_header(Type.BLOCK, data, checksum, 0, block), data)
 
 
 class Reporter:
@@ -320,7 +323,7 @@ def serve(job: Job, connection: socket.socket, file: int, report: Reporter, gate
         return
     with connection:
         try:
-            connection.settimeout(_IDLE_S)
+            wait_at_most(connection, _IDLE_S)
             if job.kind == "receive":
                 Receiver(job, connection, file, report, gate).run()
             else:
@@ -328,6 +331,8 @@ def serve(job: Job, connection: socket.socket, file: int, report: Reporter, gate
         except (BadFrame, OSError) as problem:
             if gate.closed:
                 return  # the sender knows that all is here, and drops the rest
+            if isinstance(problem, BlockingIOError):
+                problem = TimeoutError(f"nothing moved for {_IDLE_S:.0f} s")
             report(Report(job.tid, problem=str(problem), errno=getattr(problem, "errno", 0) or 0))
             with contextlib.suppress(OSError):
                 connection.sendall(encode(Refuse(str(problem), 1), frames.checksums()[job.checksum]))

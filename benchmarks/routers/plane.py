@@ -1,21 +1,27 @@
 """One end of the data plane alone, as the product runs it but without a disk: blocks from memory to memory.
 
-``plane.py send BLOCKS PORT | receive BLOCKS | relay PORT`` serves one connection and prints JSON: seconds that it took,
-seconds of the processor. ``receive`` and ``relay`` print the port that they listen on before.
+``plane.py send BLOCKS CONNECTIONS PORT | receive BLOCKS CONNECTIONS | relay CONNECTIONS PORT`` serves so many connections
+and prints JSON: seconds that it took, seconds of the processor. ``receive`` and ``relay`` print the port that they listen
+on before.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
 import socket
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 
 from overlay_router.splice import Circuit
 from overlay_router.worker import Gate, Job, Receiver, Report
+from stageout.core.sockets import send_both, wait_at_most
+from stageout.overlay.channel import as_a_client
 from stageout.wire import frames
 from stageout.wire.frames import Type
 from stageout.wire.overlay import BLOCK_BYTES
@@ -29,68 +35,93 @@ class _InMemory(Receiver):
     def _write(self, data: memoryview, offset: int) -> None:
         return
 
-    def _sync(self) -> None:
-        self._unsynced, self._unsynced_bytes = [], 0
 
-
-def _accepted() -> socket.socket:
+def _accepted(connections: int) -> list[socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         print(listening.getsockname()[1], flush=True)
-        return listening.accept()[0]
+        return [listening.accept()[0] for _ in range(connections)]
 
 
-def _connected(port: int) -> socket.socket:
-    sock = socket.create_connection(("127.0.0.1", port))
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return sock
+def _in_threads(work: Callable[[socket.socket], None], connections: Sequence[socket.socket]) -> None:
+    """As a client has them."""
+    threads = [threading.Thread(target=work, args=(sock,)) for sock in connections]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
-def send(count: int, port: int) -> None:
+def _in_processes(work: Callable[[socket.socket], None], connections: Sequence[socket.socket]) -> None:
+    """As a router gives them to its workers."""
+    workers = []
+    for sock in connections:
+        workers.append(os.fork())
+        if not workers[-1]:
+            work(sock)
+            os._exit(0)
+        sock.close()
+    if any(os.waitpid(pid, 0)[1] for pid in workers):
+        raise SystemExit(2)
+
+
+def send(count: int, connections: int, port: int) -> None:
     """Blocks as a client sends them: digest, checksum, header, bytes."""
     checksum = next(iter(frames.checksums().values()))
     digest = next(iter(frames.digests().values()))
-    data = memoryview(bytearray(os.urandom(BLOCK_BYTES)))
-    with _connected(port) as sock:
-        for block in range(count):
-            digest(data)
-            header = frames.encode_header(Type.BLOCK, data, checksum, _TID, block)
-            sent = sock.sendmsg([header, data])
-            if sent < len(header) + len(data):
-                sock.sendall(data[sent - len(header) :])
+    left = deque(range(count))
+
+    def work(sock: socket.socket) -> None:
+        data = memoryview(bytearray(os.urandom(BLOCK_BYTES)))
+        with contextlib.suppress(IndexError):
+            while True:
+                block = left.popleft()
+                digest(data)
+                send_both(sock, frames.encode_header(Type.BLOCK, data, checksum, _TID, block), data)
         sock.shutdown(socket.SHUT_WR)
         sock.recv(1)
+        sock.close()
+
+    _in_threads(work, [as_a_client(socket.create_connection(("127.0.0.1", port))) for _ in range(connections)])
 
 
-def receive(count: int) -> None:
+def receive(count: int, connections: int) -> None:
     """Blocks as a worker receives them."""
     checksum, digest = next(iter(frames.checksums())), next(iter(frames.digests()))
     job = Job("receive", _TID, checksum, digest, BLOCK_BYTES, count * BLOCK_BYTES)
-    with _accepted() as sock, open("/dev/null", "wb") as nowhere:
-        _InMemory(job, sock, nowhere.fileno(), _ignore, Gate()).run()  # type: ignore[arg-type]
+    nowhere = os.memfd_create("blocks")
+
+    def work(sock: socket.socket) -> None:
+        with sock:
+            wait_at_most(sock, 60)
+            _InMemory(job, sock, nowhere, _ignore, Gate()).run()  # type: ignore[arg-type]
+
+    _in_processes(work, _accepted(connections))
 
 
 def _ignore(report: Report) -> None:
     return
 
 
-def relay(target: int) -> None:
-    """A circuit as a worker passes it on."""
-    near = _accepted()
-    with near, _connected(target) as far:
-        Circuit(near, far).run()
+def relay(connections: int, target: int) -> None:
+    """Circuits as a worker passes them on."""
+
+    def work(near: socket.socket) -> None:
+        with near, socket.create_connection(("127.0.0.1", target)) as far:
+            Circuit(near, far).run()
+
+    _in_processes(work, _accepted(connections))
 
 
 def main() -> None:
     """Run one part."""
     name, numbers = sys.argv[1], [int(word) for word in sys.argv[2:]]
     sys.setswitchinterval(0.0002)
-    before = resource.getrusage(resource.RUSAGE_SELF)
-    start_s = time.monotonic()
+    before_s, start_s = time.process_time(), time.monotonic()
     parts: dict[str, Callable[..., None]] = {"send": send, "receive": receive, "relay": relay}
     parts[name](*numbers)
     took_s = time.monotonic() - start_s
-    after = resource.getrusage(resource.RUSAGE_SELF)
-    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    cpu_s = sum(one.ru_utime + one.ru_stime for one in used) - before_s
     print(json.dumps({"took_s": took_s, "cpu_s": cpu_s}))
 
 

@@ -1,9 +1,9 @@
-/* The relay that others are measured by: one connection in, one out, bytes from one to the other and nothing else.
+/* The relay that others are measured by: connections in, as many out, bytes from one to the other and nothing else.
  *
- *     relay copy|splice TARGET_PORT
+ *     relay copy|splice CONNECTIONS TARGET_PORT
  *
- * It prints the port that it listens on, passes one connection on until its end, and prints what that cost in seconds of
- * the processor. */
+ * It prints the port that it listens on, passes so many connections on until their end, each in a process, and prints
+ * what that cost in seconds of the processor. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -14,6 +14,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define BUFFER (1 << 20)
@@ -35,22 +36,18 @@ static struct sockaddr_in place(int port)
     return address;
 }
 
-static int accepted(void)
+static int listening_socket(void)
 {
     int listening = socket(AF_INET, SOCK_STREAM, 0);
     struct sockaddr_in address = place(0);
     socklen_t size = sizeof address;
-    if (bind(listening, (struct sockaddr *)&address, size) || listen(listening, 1))
+    if (bind(listening, (struct sockaddr *)&address, size) || listen(listening, 16))
         fail("listen");
     if (getsockname(listening, (struct sockaddr *)&address, &size))
         fail("getsockname");
     printf("%d\n", ntohs(address.sin_port));
     fflush(stdout);
-    int sock = accept(listening, NULL, NULL);
-    if (sock < 0)
-        fail("accept");
-    close(listening);
-    return sock;
+    return listening;
 }
 
 static int connected(int port)
@@ -86,20 +83,37 @@ static void pass(int from, int to)
                 fail("splice");
 }
 
-int main(int argc, char **argv)
+static void serve(int near, int port, int copies)
 {
-    struct rusage used;
-    if (argc != 3)
-        return 64;
-    int near = accepted(), far = connected(atoi(argv[2]));
-    if (!strcmp(argv[1], "copy"))
+    char rest;
+    int far = connected(port);
+    if (copies)
         copy(near, far);
     else
         pass(near, far);
     shutdown(far, SHUT_WR);
-    while (read(far, argv[0], 1) > 0)
+    while (read(far, &rest, 1) > 0)
         ;
-    getrusage(RUSAGE_SELF, &used);
+    exit(0);
+}
+
+int main(int argc, char **argv)
+{
+    struct rusage used;
+    if (argc != 4)
+        return 64;
+    int listening = listening_socket();
+    for (int left = atoi(argv[2]); left > 0; left--) {
+        int near = accept(listening, NULL, NULL);
+        if (near < 0)
+            fail("accept");
+        if (fork() == 0)
+            serve(near, atoi(argv[3]), !strcmp(argv[1], "copy"));
+        close(near);
+    }
+    while (wait(NULL) > 0)
+        ;
+    getrusage(RUSAGE_CHILDREN, &used);
     printf("{\"cpu_s\": %.6f}\n", used.ru_utime.tv_sec + used.ru_stime.tv_sec
            + (used.ru_utime.tv_usec + used.ru_stime.tv_usec) / 1e6);
     return 0;

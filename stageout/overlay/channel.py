@@ -17,6 +17,7 @@ from pathlib import Path
 from stageout.core import log, tls
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.signing import KeyUnusable, key_of
+from stageout.core.sockets import send_both, wait_at_most
 from stageout.overlay.links import Claim, Lane, Tap
 from stageout.wire import frames, overlay, packs
 from stageout.wire.capability import Credential
@@ -126,6 +127,7 @@ class Channel:
             if gateway.ca:
                 self._cover()
             self._greet()
+            wait_at_most(self._socket, gateway.timeout_s)
             self._refused = ErrorClass.PERMISSION_DENIED, ErrorClass.SERVER_BUSY
         except BaseException:
             self.close()
@@ -182,12 +184,7 @@ class Channel:
         if self._tap is not None:
             self._tap.take(len(data))
         with self._failures():
-            sent = self._socket.sendmsg([header, data])
-            if sent < len(header):
-                self._socket.sendall(header[sent:])
-                sent = len(header)
-            if sent < len(header) + len(data):
-                self._socket.sendall(memoryview(data)[sent - len(header) :])
+            send_both(self._socket, header, data)
         self._block_s = time.monotonic() - started_s
 
     def _send_in_pieces(self, tap: Tap, header: bytes, data: memoryview) -> None:
@@ -328,7 +325,7 @@ class _Failures:
 
     def __exit__(self, kind: object, problem: BaseException | None, trace: object) -> None:
         failure = self._channel.failure
-        if isinstance(problem, socket.timeout):
+        if isinstance(problem, (socket.timeout, BlockingIOError)):
             raise failure(ErrorClass.STALLED, f"silent for {self._channel.gateway.timeout_s:.0f} s") from None
         if isinstance(problem, BadFrame):
             raise failure(ErrorClass.CONNECTION_LOST, str(problem)) from None
@@ -359,6 +356,11 @@ def _connect(gateway: Gateway, route: Route) -> socket.socket:
     except OSError as problem:
         text = problem.strerror or str(problem)
         raise TransferFailure(ErrorClass.CONNECT_FAILED, f"{written(*place)}: {text}", gateway.server) from None
+    return as_a_client(sock)
+
+
+def as_a_client(sock: socket.socket) -> socket.socket:
+    """The same socket, as blocks are sent on it."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # What waits in the kernel can take no other route, and is lost with this one: no more than keeps the link busy.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
