@@ -1,8 +1,8 @@
 """One end of the data plane alone, as the product runs it but without a disk: blocks from memory to memory.
 
-``plane.py send BLOCKS CONNECTIONS PORT | receive BLOCKS CONNECTIONS | relay CONNECTIONS PORT`` serves so many connections
-and prints JSON: seconds that it took, seconds of the processor. ``receive`` and ``relay`` print the port that they listen
-on before.
+``plane.py send BLOCKS CONNECTIONS PORT | receive BLOCKS CONNECTIONS | relay CONNECTIONS PORT`` serves so many
+connections and prints JSON: seconds that it took, seconds of the processor. ``receive`` and ``relay`` print the port
+that they listen on before.
 """
 
 from __future__ import annotations

@@ -356,6 +356,8 @@ def _connect(gateway: Gateway, route: Route) -> socket.socket:
     except OSError as problem:
         text = problem.strerror or str(problem)
         raise TransferFailure(ErrorClass.CONNECT_FAILED, f"{written(*place)}: {text}", gateway.server) from None
+    if gateway.congestion:
+        _control_congestion(sock, gateway.congestion)
     return as_a_client(sock)
 
 
@@ -364,8 +366,6 @@ def as_a_client(sock: socket.socket) -> socket.socket:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # What waits in the kernel can take no other route, and is lost with this one: no more than keeps the link busy.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
-    if gateway.congestion:
-        _control_congestion(sock, gateway.congestion)
     return sock
 
 

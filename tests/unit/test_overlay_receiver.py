@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import queue
 import socket
 import threading
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any, NoReturn
 import pytest
 
 from overlay_router.worker import Gate, Job, Receiver, Report
+from stageout.core.sockets import wait_at_most
 from stageout.wire import frames
 from stageout.wire.frames import BadFrame, Type
 
@@ -91,6 +93,31 @@ def test_what_was_not_synced_is_not_reported(
     monkeypatch.setattr(os, "fdatasync", fails)
     with (tmp_path / "file").open("w+b") as file, pytest.raises(OSError, match="input/output"):
         _receive(ends, file.fileno())
+
+
+def test_what_came_is_reported_although_the_connection_stays_open(ends: tuple[Any, Any], tmp_path: Path) -> None:
+    checksum = frames.checksums()[CHECKSUM]
+    said: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    job = Job("receive", 7, CHECKSUM, DIGEST, BLOCK, len(CONTENT))
+    report: Any = said.put
+    with (tmp_path / "file").open("w+b") as file:
+        receiver = Receiver(job, ends[1], file.fileno(), report, Gate())
+        receiving = threading.Thread(target=receiver.run)
+        receiving.start()
+        seen: set[int] = set()
+        for block in range(3):
+            data = CONTENT[block * BLOCK : (block + 1) * BLOCK]
+            ends[0].sendall(frames.encode_header(Type.BLOCK, data, checksum, 7, block) + data)
+        while len(seen) < 3:
+            seen.update(block for block, _ in said.get(timeout=60).blocks)
+        ends[0].shutdown(socket.SHUT_WR)
+        receiving.join(60)
+
+
+def test_a_peer_that_falls_silent_is_not_waited_for_for_ever(ends: tuple[Any, Any]) -> None:
+    wait_at_most(ends[1], 0.02)
+    with pytest.raises(BlockingIOError):
+        ends[1].recv(1)
 
 
 def test_a_block_of_another_transfer_ends_it(ends: tuple[Any, Any], tmp_path: Path) -> None:
