@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,19 +63,57 @@ def test_output_by_two_gateways_of_which_one_is_killed(site: Site, gateway: Rout
     with relay(tmp_path / "gw1", [gateway]) as one, relay(tmp_path / "gw2", [gateway]) as two:
         for ep in site.pool.eps:
             ep.configure(f"{_PLUGIN}STAGEOUT_OVERLAY_ROUTES = {one.address}; {two.address}\n")
-        base = f"overlay://127.0.0.1:{gateway.port}"
-        jobs = [
-            site.submit(outputs=("out1", "out2"), destination=f"{base}/{number}", env=f"SIZE=3000000 SLEEP={number}")
-            for number in range(4)
-        ]
-        site.pool.wait(lambda: (gateway.root / "0/out1").exists(), timeout_s=90, what="the first output to arrive")
-        one.kill()
-        for number, job in enumerate(jobs):
-            history = site.wait_left(job, timeout_s=120)
-            assert history["StageOutState"] == "Delivered"
-            assert history["NumShadowStarts"] == 1
-            for name, digest in site.wrote(job).items():
-                assert _sha256(gateway.root / str(number) / name) == digest
+        jobs = _submit(site, gateway, "first", 4)
+        with _nothing_written(gateway):  # so that files are on their way by both when one of them dies
+            site.pool.wait(
+                lambda: _connections(one) and _connections(two),
+                timeout_s=90,
+                what="files on their way by both gateways",
+            )
+            one.kill()
+        _arrive(site, gateway, "first", jobs)
+        one.start()
+        two.kill()
+        _arrive(site, gateway, "second", _submit(site, gateway, "second", 1))
+    site.pool.wait(
+        lambda: not any((gateway.root / ".stageout/staging").iterdir()), what="nothing left of what was on its way"
+    )
+
+
+def _submit(site: Site, gateway: RouterProcess, name: str, count: int) -> list[Any]:
+    base = f"overlay://127.0.0.1:{gateway.port}/{name}"
+    return [
+        site.submit(outputs=("out1", "out2"), destination=f"{base}/{number}", env="SIZE=3000000")
+        for number in range(count)
+    ]
+
+
+def _arrive(site: Site, gateway: RouterProcess, name: str, jobs: list[Any]) -> None:
+    for number, job in enumerate(jobs):
+        history = site.wait_left(job, timeout_s=120)
+        assert history["StageOutState"] == "Delivered"
+        assert history["NumShadowStarts"] == 1
+        for output, digest in site.wrote(job).items():
+            assert _sha256(gateway.root / name / str(number) / output) == digest
+
+
+@contextlib.contextmanager
+def _nothing_written(router: RouterProcess) -> Iterator[None]:
+    """Its workers stand still; the daemon answers."""
+    workers = router.workers()
+    for pid in workers:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in workers:
+            os.kill(pid, signal.SIGCONT)
+
+
+def _connections(router: RouterProcess) -> int:
+    """Established connections to a router."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(row[1].endswith(f":{router.port:04X}") and row[3] == "01" for row in rows)
 
 
 def _reads_back(site: Site, url: str) -> Any:
