@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway, gateway_of
-from stageout.overlay.client import put
+from stageout.overlay.client import Deposit, deposit, put
+from stageout.overlay.copying import state
 from stageout.overlay.operations import Session
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess, custodian_for
-from stageout.wire.overlay import BLOCK_BYTES, Open, Opened
+from stageout.wire.overlay import BLOCK_BYTES, Open, Opened, Result
 
 _STEPS = ("overlay-grant", "overlay-stage", "overlay-intent", "overlay-settle")
 _IN_CUSTODY = ("overlay-grant", "overlay-stage", "custody-take", "custody-settle")
@@ -86,3 +91,55 @@ def test_what_nobody_goes_on_with_is_removed_although_the_disk_was_full_once(tmp
         router.start()
         wait_until(lambda: not arm.exists(), timeout_s=20, what="the step without room")
         wait_until(lambda: not any(staging.iterdir()), timeout_s=30, what="the second look")
+
+
+@contextlib.contextmanager
+def _small_disk(place: Path, size_mib: int) -> Iterator[None]:
+    place.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_mib}m", "small", str(place)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def _fill(path: Path) -> None:
+    """To the last byte."""
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+@pytest.mark.pool
+def test_a_custodian_whose_disk_is_full_says_so_and_loses_nothing(tmp_path: Path) -> None:
+    """The disk really is: of spool and database both."""
+    source = tmp_path / "source"
+    source.write_bytes(os.urandom(2 * BLOCK_BYTES))
+    records = tmp_path / "custodian/records"
+    large = {"STAGEOUT_ROUTER_SPOOL_MB": "1000"}
+    with _small_disk(records, 12), RouterProcess(tmp_path / "router") as router, contextlib.ExitStack() as more:
+        custodian = more.enter_context(custodian_for(tmp_path / "custodian", [router], large))
+        router.stop()
+        given = deposit(_end(custodian), source, "kept", router.address)
+        _fill(records / "ballast")
+        with pytest.raises(TransferFailure) as caught:
+            deposit(_end(custodian), source, "refused", router.address)
+        assert (caught.value.kind, caught.value.retry_after_s) == (ErrorClass.NO_SPACE_REMOTE, 5.0)
+        router.start()
+        wait_until(lambda: (router.root / "kept").exists(), what="the delivery from a full disk")
+        assert (router.root / "kept").read_bytes() == source.read_bytes()
+        (records / "ballast").unlink()
+        wait_until(lambda: _said(custodian, given) == "done", what="the record of the delivery")
+        deposit(_end(custodian), source, "refused", router.address)
+        wait_until(lambda: (router.root / "refused").exists(), what="the other delivery")
+        staging = records / "spool/.stageout/staging"
+        wait_until(lambda: not any(staging.iterdir()), what="the spool to be empty")
+        assert "task-failed" not in custodian.log
+
+
+def _said(custodian: RouterProcess, given: Deposit) -> str:
+    try:
+        answer = state(_end(custodian), given.origin)
+    except TransferFailure:  # nor can it answer everything while there is no room
+        return ""
+    return answer.outcome if isinstance(answer, Result) else "custody"
