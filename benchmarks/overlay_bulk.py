@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common import Figure, main
+from routers import spooling
 
 from stageout.core.errors import StageoutError
 from stageout.testing.destination import Destination
@@ -285,7 +286,9 @@ def measure(quick: bool) -> list[Figure]:
     """Memory to memory, then disk to disk."""
     with tempfile.TemporaryDirectory(prefix="overlay", dir=os.environ.get("TMPDIR", "/var/tmp")) as folder:
         Path(folder).chmod(0o755)
-        return in_memory(quick, Path(folder)) + on_disk(quick, Path(folder))
+        return [
+            *in_memory(quick, Path(folder)), *on_disk(quick, Path(folder)), *spooling.figures(quick, Path(folder))
+        ]  # fmt: skip
 
 
 if __name__ == "__main__":

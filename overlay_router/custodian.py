@@ -33,6 +33,9 @@ from stageout.wire.overlay import NoSpace, Open, Opened, Operation, Staged
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 #: Operations in custody, or waiting for their data: each takes some kB of memory, whatever its data.
 MOST_OPERATIONS = 100_000
+#: So many files are put in order whenever it is asked for.
+_FEW = 1000
+_TURN_S = 1.0
 _DAMAGED = "the copy in the custodian's spool was damaged"
 
 
@@ -100,6 +103,8 @@ class Custodian:
         self._waiting: dict[Key, _Waiting] = {}
         self._asked: dict[Key, _Asked] = {}
         self._begun = {begun.key: begun for begun in store.begun()}
+        self._in_turn: list[Held] = []
+        self._in_turn_s = float("-inf")
         self.cancelled: set[Key] = {key for key in self._held if key[1] in store.record(key[0]).cancelled}
         self._recover()
 
@@ -352,16 +357,24 @@ class Custodian:
     def due(self) -> list[Held]:
         """What may be delivered now, most urgent first: data are whole, and nothing in custody must come before.
 
-        A file gains a step of priority for each half hour that it waits, so none waits for ever.
+        A file gains a step of priority for each half hour that it waits, so none waits for ever. Of many files the
+        order is found anew once a second only; what was taken since then waits for that.
         """
-        ready = [
+        now_s = self._clock.monotonic_s()
+        if len(self._held) < _FEW or now_s - self._in_turn_s >= _TURN_S:
+            self._in_turn, self._in_turn_s = self._ordered(), now_s
+        return [
             held
-            for held in self._held.values()
-            if not held.damaged and not any((held.operation.origin, seq) in self._held for seq in held.operation.after)
+            for held in self._in_turn
+            if self._held.get(held.key) is held
+            and not (held.operation.after and any((held.key[0], seq) in self._held for seq in held.operation.after))
         ]
+
+    def _ordered(self) -> list[Held]:
         now = self._clock.wall_s()
         return sorted(
-            ready, key=lambda held: turn(held.operation.priority, held.operation.deadline, held.taken_at, now)
+            (held for held in self._held.values() if not held.damaged),
+            key=lambda held: turn(held.operation.priority, held.operation.deadline, held.taken_at, now),
         )
 
     def digests(self, held: Held) -> list[bytes]:

@@ -269,6 +269,21 @@ def test_an_operation_waits_for_what_must_come_before_it(spooling: Spooling) -> 
     assert [held.key[1] for held in spooling.one.due()] == [2]
 
 
+def test_of_many_files_those_that_ended_or_rotted_are_not_due(
+    spooling: Spooling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("overlay_router.custodian._FEW", 0)
+    spooling.take(1)
+    spooling.take(2)
+    assert [held.key[1] for held in spooling.one.due()] == [1, 2]
+    spooling.one.settle((ORIGIN, 1), Result(Outcome.DONE))
+    spooling.one.damaged((ORIGIN, 2), [0])
+    assert spooling.one.due() == []
+    spooling.take(3)
+    spooling.clock.now_s += 1
+    assert [held.key[1] for held in spooling.one.due()] == [3]
+
+
 def test_another_key_can_neither_continue_nor_cancel(spooling: Spooling) -> None:
     spooling.take(1)
     other = "other/" + ORIGIN
