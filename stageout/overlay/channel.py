@@ -30,6 +30,8 @@ _UNSENT_BYTES = 256 * 1024
 #: Time of a block above which blocks leave in pieces, and their size.
 _PROMPT_S = 0.01
 _PIECE_BYTES = 128 * 1024
+#: Place of ``tcpi_bytes_acked`` in the kernel's ``struct tcp_info``.
+_ACKED_AT = 120
 
 
 @dataclass(frozen=True)
@@ -201,6 +203,15 @@ class Channel:
     def has_more(self, within_s: float) -> bool:
         """Whether something (or the end) comes within so many seconds."""
         return bool(select.select([self._socket], [], [], within_s)[0])
+
+    @property
+    def acked_bytes(self) -> int:
+        """What the next hop has of all that was sent; 0 when the connection is closed, or the kernel does not say."""
+        try:
+            told = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKED_AT + 8)
+            return int(struct.unpack_from("=Q", told, _ACKED_AT)[0])
+        except (OSError, struct.error):
+            return 0
 
     def send_pack(self, pack: overlay.Pack, digests: Sequence[bytes], data: Sequence[bytes]) -> None:
         """Send small files, with the capability. :raises TransferFailure: the connection is lost."""

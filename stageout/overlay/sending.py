@@ -366,7 +366,8 @@ class _Way:
         self.moved = 0
         self.damages = 0
         self.sockets = Sockets(sending.cargo.connections, sending.cargo.most_connections)
-        self._carrying = 0
+        self._manned: set[int] = set()
+        self._acked_bytes = 0
         self._channels: set[Channel] = set()
         self._silent = 0
         self._lock = threading.Lock()
@@ -492,37 +493,40 @@ class _Way:
             self.control, self.problem = control, None
             self._up_s, self.moved = time.monotonic(), 0
         self.sockets.begin(time.monotonic())
-        self._carrying = 0
+        with self._lock:
+            self._manned = set()
         self._man(control)
         self._sending.repeat(self)
 
     def _man(self, control: Channel) -> None:
-        """As many connections as there should be; what is too much ends by itself."""
+        """As many connections as there should be; what is too much ends by itself, the latest first."""
         with self._lock:
-            missing = min(self.sockets.now, self._sending.table.open) - self._carrying
-            for _ in range(missing):
-                self._carrying += 1
-                threading.Thread(target=self._carry, args=(control,), daemon=True).start()
+            for place in range(min(self.sockets.now, self._sending.table.open)):
+                if place not in self._manned:
+                    self._manned.add(place)
+                    threading.Thread(target=self._carry, args=(control, place), daemon=True).start()
 
     def _tune(self, control: Channel, now_s: float, round_trip_s: float) -> None:
         """Another number of connections, where that is better."""
-        if self.control is not control or self._lane is None or not self._sending.table.queue:
+        if self.control is not control or not self._sending.table.queue:
             return
-        sample = self.sockets.look(now_s, self._lane.passed_bytes, round_trip_s)
-        if sample is not None:
-            log.event("connections", route=shown(self.route), connections=self.sockets.now, before=sample.before,
-                      rate_mb_s=round(sample.rate / 1e6, 3), why=sample.step.reason)  # fmt: skip
+        with self._lock:
+            acked_bytes = self._acked_bytes + sum(channel.acked_bytes for channel in self._channels)
+        sample = self.sockets.look(now_s, acked_bytes, round_trip_s)
+        if sample is not None and sample.after != sample.before:
+            log.event("connections", route=shown(self.route), connections=sample.after, before=sample.before,
+                      rate_mb_s=round(sample.rate / 1e6, 3), why=sample.reason)  # fmt: skip
             self._man(control)
 
-    def _leaves(self, control: Channel) -> bool:
+    def _leaves(self, control: Channel, place: int) -> bool:
         """Whether a connection is one too many; then it ends."""
         with self._lock:
-            if self.control is not control or self._carrying <= self.sockets.now:
-                return self.control is not control
-            self._carrying -= 1
-            return True
+            if self.control is control and place >= self.sockets.now:
+                self._manned.discard(place)
+                return True
+            return False
 
-    def _carry(self, control: Channel) -> None:
+    def _carry(self, control: Channel, place: int) -> None:
         """Connections for blocks, one after the other, as long as the control connection lasts."""
         pause_s = _FIRST_PAUSE_S
         file = self._sending.duplicate()
@@ -532,7 +536,7 @@ class _Way:
             while self.control is control and not self._sending.over:
                 number = self._sending.carrier(self)
                 try:
-                    if self._blocks(control, number, file):
+                    if self._blocks(control, number, place, file):
                         return
                 except TransferFailure as failure:
                     self._sending.lost(number, failure)
@@ -545,7 +549,7 @@ class _Way:
         finally:
             os.close(file)
 
-    def _blocks(self, control: Channel, number: int, file: int) -> bool:
+    def _blocks(self, control: Channel, number: int, place: int, file: int) -> bool:
         """Blocks over one connection; True when it is one too many, and all that it had was sent."""
         sending = self._sending
         with Channel(sending.cargo.gateway, self.route, self._lane) as channel:
@@ -557,7 +561,7 @@ class _Way:
                 channel.send(Attach(sending.tid))
                 buffer = memoryview(bytearray(sending.cargo.ask().block_bytes))
                 while self.control is control and not sending.over:
-                    if self._leaves(control):
+                    if self._leaves(control, place):
                         return True
                     block = sending.take(self, number)
                     if block is not None:
@@ -567,6 +571,7 @@ class _Way:
             finally:
                 with self._lock:
                     self._channels.discard(channel)
+                    self._acked_bytes += channel.acked_bytes
         return False
 
     def _send(self, channel: Channel, block: int, data: memoryview | None) -> None:

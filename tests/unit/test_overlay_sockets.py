@@ -1,4 +1,4 @@
-"""How many connections a route comes to, on links that are a line of arithmetic."""
+"""How many connections a route comes to, on links that are a few lines of arithmetic."""
 
 from __future__ import annotations
 
@@ -9,41 +9,69 @@ import pytest
 
 from stageout.overlay.sockets import FIRST_CONNECTIONS, Sockets
 
+LINK = 12.5e6
 _LOOK_S = 0.25
+_FRESH_S = 1.5
 
 
-def _run(sockets: Sockets, rate: Callable[[int], float], seconds: float) -> tuple[list[int], float]:
-    """The numbers that it came to, and bytes a second in all."""
+def _run(sockets: Sockets, rate: Callable[[int, int], float], seconds: float) -> tuple[list[int], float]:
+    """The numbers that it came to, and bytes a second in all. :param rate: of so many, of which so many are new."""
     noise, passed, numbers = random.Random(4711), 0.0, [sockets.now]
+    made_s = [0.0] * sockets.now
     sockets.begin(0.0)
     for tick in range(1, int(seconds / _LOOK_S)):
-        passed += rate(sockets.now) * _LOOK_S * noise.uniform(0.93, 1.07)
-        sockets.look(tick * _LOOK_S, int(passed), 0.2)
+        now_s = tick * _LOOK_S
+        made_s = [*made_s, *[now_s] * (sockets.now - len(made_s))][: sockets.now]
+        fresh = sum(now_s - one < _FRESH_S for one in made_s)
+        passed += rate(sockets.now, fresh) * _LOOK_S * noise.uniform(0.9, 1.1)
+        sockets.look(now_s, int(passed), 0.2)
         numbers.append(sockets.now)
     return numbers, passed / seconds
 
 
+def _filled(count: int, fresh: int) -> float:
+    return LINK
+
+
+def _lossy(count: int, fresh: int) -> float:
+    """Each backs off at each loss; new ones run ahead until their first."""
+    return min(LINK, (count - fresh) * 0.83e6 + fresh * 5e6)
+
+
 def test_one_connection_that_fills_the_link_gets_no_company() -> None:
-    numbers, rate = _run(Sockets(FIRST_CONNECTIONS, 24), lambda count: 12.5e6, 60)
+    numbers, rate = _run(Sockets(FIRST_CONNECTIONS, 24), _filled, 120)
     assert max(numbers) <= 4
-    assert rate > 0.9 * 12.5e6
+    assert numbers[-1] <= 2
+    assert rate > 0.95 * LINK
 
 
 def test_connections_that_lose_packets_are_made_many() -> None:
-    numbers, rate = _run(Sockets(FIRST_CONNECTIONS, 24), lambda count: min(12.5e6, count * 0.83e6), 60)
+    numbers, rate = _run(Sockets(FIRST_CONNECTIONS, 24), _lossy, 25)
     assert 12 <= numbers[-1] <= 24
-    assert rate > 0.85 * 12.5e6
+    assert rate > 0.8 * LINK
+    assert _run(Sockets(FIRST_CONNECTIONS, 24), _lossy, 300)[1] > 0.92 * LINK
+
+
+def test_a_link_that_begins_to_lose_packets_gets_more_connections() -> None:
+    sockets = Sockets(FIRST_CONNECTIONS, 24)
+    calls = iter(range(1 << 20))
+    numbers, _ = _run(
+        sockets, lambda count, fresh: _filled(count, fresh) if next(calls) < 240 else _lossy(count, 0), 120
+    )
+    assert numbers[230] <= 4
+    assert max(numbers[260:]) >= 12
 
 
 @pytest.mark.parametrize(("start", "most"), [(3, 3), (3, 0), (1, 1)])
 def test_a_number_that_is_fixed_stays(start: int, most: int) -> None:
     sockets = Sockets(start, most)
-    assert set(_run(sockets, lambda count: count * 1e6, 30)[0]) == {start}
+    assert set(_run(sockets, lambda count, fresh: count * 1e6, 30)[0]) == {start}
     assert sockets.reason == ""
 
 
 def test_the_limit_is_kept_and_each_step_is_explained() -> None:
     sockets = Sockets(FIRST_CONNECTIONS, 5)
-    numbers, _ = _run(sockets, lambda count: count * 1e6, 60)
+    numbers, _ = _run(sockets, lambda count, fresh: count * 1e6, 60)
     assert max(numbers) == 5
+    assert min(numbers) >= 1
     assert sockets.reason
