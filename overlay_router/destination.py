@@ -12,15 +12,16 @@ import os
 import sqlite3
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from overlay_router import lookups, names, terminal
+from overlay_router.changes import Change, Ended, Footprint, Group, Held
 from overlay_router.reservations import Reservations
 from overlay_router.small_files import Arrived, SmallFiles, apart
 from overlay_router.staging import as_result, ranges, whole
 from overlay_router.states import Kind, Op, Outcome, Result
-from overlay_router.store import Store, StoredIntent, Transfer
+from overlay_router.store import Settled, Store, StoredIntent, Transfer
 from overlay_router.terminal import Step
 from overlay_router.tree import BadPath, Tree, checked, no_room
 from stageout.core import log
@@ -54,14 +55,6 @@ class Published(NamedTuple):
     file: int
 
 
-@dataclass
-class _Held:
-    """An operation that waits for its edges or its data, and who wants its result."""
-
-    operation: Operation
-    peers: set[str] = field(default_factory=set)
-
-
 class Destination:
     """One root directory and its store.
 
@@ -70,9 +63,11 @@ class Destination:
 
     def __init__(self, store: Store, tree: Tree, now: Callable[[], int]) -> None:
         self._store, self._tree, self._now = store, tree, now
-        self._held: dict[tuple[str, int], _Held] = {}
+        self._held: dict[tuple[str, int], Held] = {}
         #: Executed, but the disk had no room for the record: never executed again, recorded when it can be.
         self._unrecorded: dict[tuple[str, int], tuple[Operation, Result]] = {}
+        #: Begun, but there was no room on the disk: the inode says whether it happened.
+        self._begun: dict[tuple[str, int], int] = {}
         self._small = SmallFiles(store, tree, now)
         self._lots = Reservations(store, tree, now)
         self._recover()
@@ -81,7 +76,7 @@ class Destination:
         """Grant a transfer number and its space: OPENED, NOSPACE, or the RESULT of an operation that is final."""
         done = self._unrecorded.get((ask.origin, ask.seq))
         if done is not None:  # its data have their name already
-            self._consider(_Held(done[0]))
+            self._consider([Held(done[0])])
         final = self._final(ask)
         if final is not None:
             return Reply(peer, final)
@@ -128,7 +123,7 @@ class Destination:
         """All blocks are there and nobody writes any more: a PUBLISH that waits for them goes on."""
         transfer = self._store.transfer(tid)
         held = transfer and self._held.get((transfer.ask.origin, transfer.ask.seq))
-        return self._consider(held) if held else []
+        return self._consider([held]) if held else []
 
     def attach(self, tid: int) -> Attached | None:
         """The staging file of a live transfer; None for a number that is closed."""
@@ -167,16 +162,23 @@ class Destination:
 
     def operate(self, operation: Operation, peer: str) -> list[Reply]:
         """Execute an operation, or hold it, or say what became of it. Nothing is sent for one that is held."""
-        held = self._held.get((operation.origin, operation.seq)) or _Held(operation)
-        held.peers.add(peer)
-        return self._consider(held)
+        return self.operate_all([(operation, peer)])
+
+    def operate_all(self, batch: Iterable[tuple[Operation, str]]) -> list[Reply]:
+        """The same for operations that came together: those that touch other names share their durable steps."""
+        waiting: dict[tuple[str, int], Held] = {}
+        for operation, peer in batch:
+            key = (operation.origin, operation.seq)
+            held = waiting.setdefault(key, self._held.get(key) or Held(operation))
+            held.peers.add(peer)
+        return self._consider(list(waiting.values()))
 
     def pack(self, batch: Sequence[Arrived]) -> list[Reply]:
         """Execute packs of small files, and what waited for them. :raises OSError: the disk fails; ask again."""
         replies = [Reply(*answer) for group in apart(batch) for answer in self._small.execute(group)]
         origins = {arrived.pack.origin for arrived in batch}
         waiting = [held for (origin, _), held in self._held.items() if origin in origins and held.operation.after]
-        return replies + [reply for held in waiting for reply in self._consider(held)]
+        return replies + self._consider(waiting)
 
     def cancel(self, ask: overlay.Cancel, peer: str) -> list[Reply]:
         """Remember the wish; an operation that waits here becomes CANCELLED when its edges are final."""
@@ -187,7 +189,7 @@ class Destination:
             self._store.cancel(ask.origin, ask.seq)
         held = self._held.get((ask.origin, ask.seq))
         if held:
-            return self._consider(held)
+            return self._consider([held])
         final = self._stored(ask.origin, ask.seq)
         return [Reply(peer, final)] if final else []
 
@@ -230,7 +232,7 @@ class Destination:
         now = self._now()
         self._lots.expire()
         late = [held for held in self._held.values() if held.operation.expires < now]
-        replies = [reply for held in late for reply in self._consider(held)]
+        replies = self._consider(late)
         for tid in self._store.forget(now):
             self._tree.discard(tid)
         self._lots.refill()
@@ -257,60 +259,100 @@ class Destination:
     def _already(self, tid: int) -> tuple[Range, ...]:
         return ranges(block for block, _ in self._store.staged(tid))
 
-    def _consider(self, held: _Held) -> list[Reply]:
-        operation = held.operation
-        op = _op(operation)
-        done = self._unrecorded.get((operation.origin, operation.seq))
+    def _consider(self, waiting: list[Held]) -> list[Reply]:
+        """What can be done with these operations now, and with those that waited for them; in their order."""
+        replies: list[Reply] = []
+        while waiting:
+            footprint, group, later = Footprint(), Group(), list[Held]()
+            try:
+                for held in waiting:
+                    op = _op(held.operation)
+                    if footprint.add(op):
+                        later.append(held)
+                    else:
+                        replies += self._judge(held, op, group)
+                if group.changes:
+                    self._store.intend(StoredIntent(one.held.operation, one.inode) for one in group.changes)
+            except (OSError, sqlite3.Error):
+                for one in group.changes:
+                    self._tree.remove_parents(one.made)
+                raise
+            problem = self._change_all(group)
+            told, woken = self._settle(group.ends)
+            if problem is not None:
+                raise problem
+            replies += told
+            waiting = later + woken
+        return replies
+
+    def _judge(self, held: Held, op: Op, group: Group) -> list[Reply]:
+        """The terminal rule: into the group, into what is held, or answered."""
+        done = self._unrecorded.get(held.key)
         if done is not None:
-            return self._settle(held, op, done[1])
-        record = self._store.record(operation.origin)
-        step, result = terminal.judge(record, op, self._now(), len(self._held))
+            group.ends.append(Ended(held, op, done[1]))
+            return []
+        step, result = terminal.judge(self._store.record(held.operation.origin), op, self._now(), len(self._held))
         if step is Step.EXECUTE:
-            result, replies = self._execute(op, operation)
-            if result is None:
-                self._held[operation.origin, operation.seq] = held
-                return replies
-            self._unrecorded[operation.origin, operation.seq] = (operation, result)
-            return self._settle(held, op, result)
+            return self._prepare(held, op, group)
         if step is Step.RECORD and result is not None:
-            return self._settle(held, op, result)
+            group.ends.append(Ended(held, op, result))
+            return []
         if step is Step.HOLD:
-            self._held[operation.origin, operation.seq] = held
+            self._held[held.key] = held
             return []
         if step is Step.BUSY:
             return []  # the peer asks again
-        self._held.pop((operation.origin, operation.seq), None)
-        return [Reply(peer, as_result(operation.origin, operation.seq, result)) for peer in sorted(held.peers)]
+        self._held.pop(held.key, None)
+        return _told(held, result)
 
-    def _execute(self, op: Op, operation: Operation) -> tuple[Result | None, list[Reply]]:
-        """The result, or None for a PUBLISH whose data are not all there."""
+    def _prepare(self, held: Held, op: Op, group: Group) -> list[Reply]:
+        """Into the group, unless it is refused, or a PUBLISH whose data are not all there."""
+        result: Result | None = None
         try:
             for path in (op.path, op.target) if op.kind is Kind.RENAME else (op.path,):
                 checked(path)
-            transfer, replies = self._complete(operation) if op.kind is Kind.PUBLISH else (None, [])
-            if op.kind is Kind.PUBLISH and transfer is None:
-                return None, replies
-            return self._change_below_parents(op, operation, transfer.tid if transfer else 0), []
+            if self._has_happened(held, op):
+                result = Result(Outcome.DONE)
+            else:
+                transfer, replies = self._complete(held.operation) if op.kind is Kind.PUBLISH else (None, [])
+                if op.kind is Kind.PUBLISH and transfer is None:
+                    self._held[held.key] = held
+                    return replies
+                result = self._plan(held, op, transfer.tid if transfer else 0, group)
         except BadPath as problem:
-            return Result(Outcome.FAILED, str(problem)), []
+            result = Result(Outcome.FAILED, str(problem))
         except OSError as problem:
-            if no_room(problem):  # no result: it is asked again, and happens when there is room
-                raise
-            log.error("name-not-changed", path=op.path, kind=op.kind.value, problem=problem)
-            return Result(Outcome.FAILED, problem.strerror or str(problem)), []
+            result = _failed(op, problem)
+        if result is not None:
+            group.ends.append(Ended(held, op, result))
+        return []
 
-    def _change_below_parents(self, op: Op, operation: Operation, tid: int) -> Result:
-        """Make what is missing above the name, too; of an operation that is refused nothing stays."""
+    def _has_happened(self, held: Held, op: Op) -> bool:
+        """Whether a change that was begun without room for all of it was made; it is on the disk then."""
+        inode = self._begun.get(held.key)
+        if inode is None or not names.happened(self._tree.names(op), names.Intent(op, names.Entry(inode))):
+            return False
+        self._tree.sync(op)
+        return True
+
+    def _plan(self, held: Held, op: Op, tid: int, group: Group) -> Result | None:
+        """Into the group, with what is missing above the name; of an operation that is refused nothing stays."""
         changed = op.target if op.kind is Kind.RENAME else op.path
-        made = self._tree.make_parents(changed) if operation.parents else []
+        made = self._tree.make_parents(changed) if held.operation.parents else []
         try:
-            result = self._change(op, operation, tid)
-        except (OSError, sqlite3.Error):
+            seen = self._tree.names(op)
+            refusal = names.refusal(seen, op, self._store.generation(op.path))
+            if not refusal:
+                mode = held.operation.mode
+                inode = self._tree.prepare_dir(op, mode) if op.kind is Kind.MKDIR else self._tree.inode(tid)
+                todo = names.intent(seen, op, inode, held.operation.size_bytes)
+                group.changes.append(Change(held, op, tid, todo.entry.inode, made))
+                return None
+        except OSError:
             self._tree.remove_parents(made)
             raise
-        if result.outcome is not Outcome.DONE:
-            self._tree.remove_parents(made)
-        return result
+        self._tree.remove_parents(made)
+        return Result(Outcome.FAILED, refusal)
 
     def _complete(self, operation: Operation) -> tuple[Transfer | None, list[Reply]]:
         """The first transfer whose data are whole and right; one with wrong data begins again."""
@@ -318,17 +360,40 @@ class Destination:
         transfer, wrong = whole(self._store, self._tree, transfers, operation)
         return transfer, [self._opened(item) for item in wrong]
 
-    def _change(self, op: Op, operation: Operation, tid: int) -> Result:
-        """INTENT, system call. DONE follows with the result."""
-        seen = self._tree.names(op)
-        refusal = names.refusal(seen, op, self._store.generation(op.path))
-        if refusal:
-            return Result(Outcome.FAILED, refusal)
-        inode = self._tree.prepare_dir(op, operation.mode) if op.kind is Kind.MKDIR else self._tree.inode(tid)
-        todo = names.intent(seen, op, inode, operation.size_bytes)
-        self._store.intend(operation, todo.entry.inode)
+    def _change_all(self, group: Group) -> OSError | None:
+        """The system calls, and all of it to the disk. Of what had no room there is no end; that is returned."""
+        if not group.changes:
+            return None
+        problems: dict[tuple[str, int], OSError] = {}
+        everywhere: OSError | None = None
+        try:
+            with self._tree.together():
+                for one in group.changes:
+                    try:
+                        self._change(one)
+                    except OSError as problem:
+                        problems[one.held.key] = problem
+        except OSError as problem:
+            everywhere = problem
+        full = None
+        for one in group.changes:
+            found = problems.get(one.held.key) or everywhere
+            if found is not None and no_room(found):
+                self._begun[one.held.key] = one.inode
+                full = found
+                continue
+            result = _failed(one.op, found) if found else Result(Outcome.DONE)
+            if found:
+                self._tree.remove_parents(one.made)
+            self._unrecorded[one.held.key] = (one.held.operation, result)
+            group.ends.append(Ended(one.held, one.op, result))
+        return full
+
+    def _change(self, change: Change) -> None:
+        """One system call."""
+        op, operation = change.op, change.held.operation
         if op.kind is Kind.PUBLISH:
-            self._tree.publish(op, tid, operation.mode, operation.size_bytes)
+            self._tree.publish(op, change.tid, operation.mode, operation.size_bytes)
         elif op.kind is Kind.MKDIR:
             self._tree.make_dir(op)
         elif op.kind is Kind.RENAME:
@@ -340,39 +405,50 @@ class Destination:
             self._tree.set_attributes(
                 op, operation.mode if "mode" in changed else None, operation.size_bytes if "size" in changed else None
             )
-        return Result(Outcome.DONE)
 
-    def _settle(self, held: _Held, op: Op, result: Result) -> list[Reply]:
-        """DONE (or FAILED, ...) durable; what that frees is freed; who waited for it goes on."""
-        operation = held.operation
-        generations: dict[str, int] = {}
-        if result.outcome is Outcome.DONE:
-            generations = names.bumped({path: self._store.generation(path) for path in (op.path, op.target)}, op)
-            result = result._replace(generation=generations[op.path])
-        tids = [transfer.tid for transfer in self._store.transfers_of(operation.origin, operation.seq)]
-        # the data of the one that was published are not where they were gathered any more
-        used = [tid for tid in tids if result.outcome is Outcome.DONE and not self._tree.inode(tid)]
-        self._store.settle(operation, result, generations, used)
-        self._unrecorded.pop((operation.origin, operation.seq), None)
+    def _settle(self, ends: list[Ended]) -> tuple[list[Reply], list[Held]]:
+        """DONE (or FAILED, ...) of all durable; what that frees is freed; and who waited for one of them."""
+        if not ends:
+            return [], []
+        settled, tids = [], list[int]()
+        for one in ends:
+            operation, result, generations = one.held.operation, one.result, dict[str, int]()
+            if result.outcome is Outcome.DONE:
+                paths = (one.op.path, one.op.target)
+                generations = names.bumped({path: self._store.generation(path) for path in paths}, one.op)
+                result = result._replace(generation=generations[one.op.path])
+            mine = [transfer.tid for transfer in self._store.transfers_of(operation.origin, operation.seq)]
+            # the data of the one that was published are not where they were gathered any more
+            used = [tid for tid in mine if result.outcome is Outcome.DONE and not self._tree.inode(tid)]
+            settled.append(Settled(operation, result, generations, used))
+            tids += mine
+        self._store.settle(settled)
         for tid in tids:
             self._tree.discard(tid)
-        if len(used) < len(tids):
+        if sum(len(item.used) for item in settled) < len(tids):
             self._lots.refill()
-        if op.kind is Kind.DELETE:
-            self._tree.empty(op)
-        self._held.pop((operation.origin, operation.seq), None)
-        message = as_result(operation.origin, operation.seq, result)
-        return [Reply(peer, message) for peer in sorted(held.peers)] + self._wake(operation.origin, operation.seq)
+        replies = []
+        for one, item in zip(ends, settled):
+            self._unrecorded.pop(one.held.key, None)
+            self._begun.pop(one.held.key, None)
+            if one.op.kind is Kind.DELETE:
+                self._tree.empty(one.op)
+            self._held.pop(one.held.key, None)
+            replies += _told(one.held, item.result)
+        return replies, self._woken({one.held.key for one in ends})
 
-    def _wake(self, origin: str, seq: int) -> list[Reply]:
-        waiting = [held for key, held in self._held.items() if key[0] == origin and seq in held.operation.after]
-        return [reply for held in waiting for reply in self._consider(held)]
+    def _woken(self, settled: set[tuple[str, int]]) -> list[Held]:
+        """Operations that waited for one of these."""
+        return [
+            held
+            for (origin, _), held in self._held.items()
+            if any((origin, seq) in settled for seq in held.operation.after)
+        ]
 
     def _recover(self) -> None:
         """After a restart: what was begun is finished or was never done; what nobody owns is removed."""
         self._small.recover()
-        for stored in self._store.intents():
-            self._recover_one(stored)
+        self._recover_changes()
         for transfer in self._store.transfers():
             if not self._tree.inode(transfer.tid):
                 self._store.unstage(transfer.tid)
@@ -382,20 +458,35 @@ class Destination:
         self._tree.empty_trash()
         self._lots.recover()
 
-    def _recover_one(self, stored: StoredIntent) -> None:
-        op = _op(stored.operation)
-        seen = self._tree.names(op)
-        todo = names.Intent(op, names.Entry(stored.inode))
-        if names.happened(seen, todo):
-            self._tree.sync(op)
-            self._settle(_Held(stored.operation), op, Result(Outcome.DONE))
-        else:
-            self._consider(_Held(stored.operation))
+    def _recover_changes(self) -> None:
+        done, rest = list[Ended](), list[Held]()
+        for stored in self._store.intents():
+            op, held = _op(stored.operation), Held(stored.operation)
+            if names.happened(self._tree.names(op), names.Intent(op, names.Entry(stored.inode))):
+                self._tree.sync(op)
+                done.append(Ended(held, op, Result(Outcome.DONE)))
+            else:
+                rest.append(held)
+        self._settle(done)
+        self._consider(rest)
 
     def _discard_strays(self) -> None:
         live = {transfer.tid for transfer in self._store.transfers()}
         for tid in set(self._tree.staged_numbers()) - live:
             self._tree.discard(tid)
+
+
+def _told(held: Held, result: Result | None) -> list[Reply]:
+    message = as_result(held.operation.origin, held.operation.seq, result)
+    return [Reply(peer, message) for peer in sorted(held.peers)]
+
+
+def _failed(op: Op, problem: OSError) -> Result:
+    """:raises OSError: it has no room: no result, it is asked again, and happens when there is room."""
+    if no_room(problem):
+        raise problem
+    log.error("name-not-changed", path=op.path, kind=op.kind.value, problem=problem)
+    return Result(Outcome.FAILED, problem.strerror or str(problem))
 
 
 def _op(operation: Operation) -> Op:

@@ -108,6 +108,12 @@ class Ends:
         """Data that come now."""
         return [item for end in self._all for item in end.transfers()]
 
+    def is_change(self, message: Message) -> bool:
+        """Whether it changes names of the destination's tree."""
+        if not isinstance(message, overlay.Operation) or self.destination is None:
+            return False
+        return self._end_for(message) is self.destination
+
     def _end_for(self, message: overlay.Open | overlay.Operation) -> Destination | Custodian | None:
         if message.terminal:
             return self.custodian

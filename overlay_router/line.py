@@ -14,11 +14,17 @@ _MOST_UNREAD_BYTES = 8 * 1024 * 1024
 
 @dataclass
 class Line:
-    """The control connection of a peer."""
+    """The control connection of a peer. :param changes: of names that it asked for and that wait for the disk."""
 
     writer: asyncio.StreamWriter
     peer: Peer
     origins: set[str] = field(default_factory=set)
+    changes: list[asyncio.Future[None]] = field(default_factory=list)
+
+    async def changed(self) -> None:
+        """Wait until these have been decided."""
+        await asyncio.gather(*self.changes)
+        self.changes.clear()
 
     def send(self, message: Message) -> None:
         """Queue a message. A peer that does not read its answers loses its connection."""

@@ -40,6 +40,7 @@ from overlay_router.report import Reporting
 from overlay_router.rights import Rights, outside, outside_of
 from overlay_router.small_files import Arrived
 from overlay_router.tree import no_room
+from overlay_router.waiting import TOGETHER, Changes
 from overlay_router.worker import Job, Report
 from stageout.core import log
 from stageout.core.clock import SystemClock
@@ -105,6 +106,7 @@ class Router:
         self._whole: dict[int, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._packs: asyncio.Queue[Arrived] = asyncio.Queue(_PACKS_WAITING)
+        self._changes = Changes()
         self._pool = Pool(workers, self._on_report)
         links.dial = self._dial
         self.complaints = Complaints()
@@ -146,6 +148,7 @@ class Router:
         self._start(self._expire())
         self._start(self.links.run())
         self._start(self._execute_packs())
+        self._start(self._changes.run(self._change_names))
         if self._forwarder is not None:
             self._start(self._forwarder.run())
             self._start(self._reporting.run())
@@ -331,6 +334,7 @@ class Router:
         return await self._on_disk(lambda: leases.answer(name, ask, time.monotonic()))
 
     async def _pack(self, line: Line, frame: Frame) -> None:
+        await line.changed()
         pack, files = packs.decode(frame)
         goes_out = any(self._ends.goes_out(path) for path in pack.paths)
         if not _is_origin(pack.origin) or (self._ends.destination is None and not goes_out):
@@ -358,7 +362,12 @@ class Router:
             except (OSError, sqlite3.Error) as problem:  # not answered: who asks again finds out
                 log.error("packs-not-executed", packs=len(batch), problem=problem)
 
+    async def _change_names(self, asked: list[tuple[overlay.Operation, str]]) -> None:
+        self._deliver(await self._on_disk(lambda: self._destination.operate_all(asked)))
+
     async def _answer(self, line: Line, message: Message) -> None:
+        if not self._ends.is_change(message) or len(line.changes) >= TOGETHER:
+            await line.changed()
         if isinstance(message, overlay.Routes):
             asked = message.terminal
             line.send(await self.links.routed(asked) if asked else self.links.known(message.first))
@@ -393,8 +402,12 @@ class Router:
             return
         if isinstance(message, overlay.Operation):
             operation = message
-            for tid in await self._on_disk(lambda: self._ends.whole_of(operation)):
-                await self._close(tid)
+            if operation.kind == "publish":
+                for tid in await self._on_disk(lambda: self._ends.whole_of(operation)):
+                    await self._close(tid)
+            if self._ends.is_change(operation):
+                self._changes.put(line, operation, name)
+                return
         if isinstance(message, overlay.Copy) and self._copier is not None:
             read = overlay.Get(message.source, capability=message.read_capability, signature=message.read_signature)
             refusal = await self._copier.reason_against(message, self._look_refusal(line.peer, read))

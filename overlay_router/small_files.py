@@ -7,19 +7,19 @@ is in docs/ORDERING.md. No sockets and no threads.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
-from overlay_router import terminal
+from overlay_router import terminal, unnamed
 from overlay_router.states import Kind, Op, Outcome, Result
 from overlay_router.store import PackIntent, PackResults, Store
 from overlay_router.terminal import Step
-from overlay_router.tree import NO_ROOM, OWN, BadPath, Tree, checked
+from overlay_router.tree import NO_ROOM, OWN, SYNC_ALL_FROM, BadPath, Tree, checked, sync_filesystem
 from stageout.core import durable, log
 from stageout.wire import overlay
 from stageout.wire.frames import Buffer
@@ -27,8 +27,6 @@ from stageout.wire.packs import PackedFile
 
 _AGAIN_S = 5
 _REASONS, _REASON_CHARS = 200, 100
-#: From so many files or directories on, one sync of the filesystem costs less than one of each.
-_SYNC_ALL_FROM = 8
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -45,12 +43,13 @@ class Arrived(NamedTuple):
 class _Work:
     """A pack while it is executed.
 
-    :param answers: results that are known, None for STALE. :param todo: files, and the inodes of their data.
+    :param answers: results that are known, None for STALE. :param todo: files that get names. :param inodes: theirs.
     """
 
     arrived: Arrived
     answers: dict[int, Result | None] = field(default_factory=dict)
-    todo: list[tuple[PackedFile, int]] = field(default_factory=list)
+    todo: list[PackedFile] = field(default_factory=list)
+    inodes: list[int] = field(default_factory=list)
     new: PackResults = field(default_factory=lambda: PackResults("", 0))
 
 
@@ -64,6 +63,7 @@ class SmallFiles:
         self._place = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._umask = os.umask(0o077)
         os.umask(self._umask)
+        self._link: unnamed.Link | None = None
         self._unsure = True
 
     def close(self) -> None:
@@ -79,18 +79,15 @@ class SmallFiles:
         if self._unsure:
             self.recover()
         works = [self._judge(arrived) for arrived in batch]
-        try:
-            self._write(works)
-        except OSError as problem:
-            self._clean()
-            if problem.errno not in NO_ROOM:
-                raise
-            log.event("no-space", packs=len(works))
-            return [
-                (one.arrived.peer, overlay.NoSpace(one.arrived.pack.origin, one.arrived.pack.seq, _AGAIN_S))
-                for one in works
-            ]
-        self._publish(works)
+        with _Hidden(self._place, self._link, self._umask) as hidden:
+            try:
+                self._write(works, hidden)
+            except OSError as problem:
+                self._clean()
+                if problem.errno not in NO_ROOM:
+                    raise
+                return _no_space(works)
+            self._publish(works, hidden)
         self._settle(works)
         return [(one.arrived.peer, _message(one)) for one in works]
 
@@ -109,10 +106,11 @@ class SmallFiles:
             done.append(found)
         if intents:
             with durable.step("overlay-recover-sync"):
-                _sync_filesystem(self._place)
+                sync_filesystem(self._place)
             self._count(intents, done)
             self._store.settle_packs([one for one in done if one.results])
         self._clean()
+        self._link = unnamed.way_to_link(self._place)
         self._unsure = False
 
     def _count(self, intents: list[PackIntent], done: list[PackResults]) -> None:
@@ -127,24 +125,34 @@ class SmallFiles:
                     one.results[seq] = Result(Outcome.DONE, generation=present[path])
 
     def _judge(self, arrived: Arrived) -> _Work:
-        """The terminal rule for each file; what may be executed has inode 0 for now."""
-        pack = arrived.pack
+        """The terminal rule for each file."""
+        pack, now = arrived.pack, self._now()
         work = _Work(arrived, new=PackResults(pack.origin, pack.expires))
-        record, now, origin = self._store.record(pack.origin), self._now(), int(pack.origin, 16)
-        for file in arrived.files:
-            if terminal.is_new(record, file.seq, pack.expires, now):
-                problem = self._problem(arrived, file)
-                if problem:
-                    work.new.results[file.seq] = Result(Outcome.FAILED, problem)
-                else:
-                    work.todo.append((file, 0))
-                continue
-            op = Op(origin, file.seq, Kind.PUBLISH, file.path, expires=pack.expires)
-            step, result = terminal.judge(record, op, now)
-            if step is Step.RECORD and result is not None:
-                work.new.results[file.seq] = result
-            work.answers[file.seq] = result
+        record = self._store.record(pack.origin)
+        seqs = range(pack.seq, pack.seq + len(arrived.files))
+        if terminal.are_new(record, seqs, pack.expires, now):
+            new = arrived.files
+        else:
+            new = [file for file in arrived.files if terminal.are_new(record, (file.seq,), pack.expires, now)]
+            self._answer(work, {file.seq for file in new}, record, now)
+        for file in new:
+            problem = self._problem(arrived, file)
+            if problem:
+                work.new.results[file.seq] = Result(Outcome.FAILED, problem)
+            else:
+                work.todo.append(file)
         return work
+
+    def _answer(self, work: _Work, new: set[int], record: terminal.OriginRecord, now: int) -> None:
+        """What becomes of the files that are not new."""
+        pack = work.arrived.pack
+        for file in work.arrived.files:
+            if file.seq not in new:
+                op = Op(int(pack.origin, 16), file.seq, Kind.PUBLISH, file.path, expires=pack.expires)
+                step, result = terminal.judge(record, op, now)
+                if step is Step.RECORD and result is not None:
+                    work.new.results[file.seq] = result
+                work.answers[file.seq] = result
 
     def _problem(self, arrived: Arrived, file: PackedFile) -> str:
         try:
@@ -153,35 +161,24 @@ class SmallFiles:
             return str(problem)[:1000]
         return "" if arrived.digest(file.data) == file.digest else "digest"
 
-    def _write(self, works: list[_Work]) -> None:
-        """All data out of sight and on the disk, under the position in the batch as a name."""
+    def _write(self, works: list[_Work], hidden: _Hidden) -> None:
+        """All data out of sight and on the disk."""
         total = sum(len(work.todo) for work in works)
-        numbers = iter(range(total))
-        each = total < _SYNC_ALL_FROM
+        each = total < SYNC_ALL_FROM
         with durable.step("overlay-pack-write"):
             for work in works:
-                work.todo = [(file, self._write_one(str(next(numbers)), file, each)) for file, _ in work.todo]
+                work.inodes = [hidden.write(file, each) for file in work.todo]
             if total and not each:
-                _sync_filesystem(self._place)
+                sync_filesystem(self._place)
 
-    def _write_one(self, name: str, file: PackedFile, sync: bool) -> int:
-        mode = file.mode & 0o777
-        descriptor = os.open(name, _NEW, mode, dir_fd=self._place)
-        try:
-            if os.write(descriptor, file.data) != len(file.data):
-                raise OSError(errno.ENOSPC, "No space left on device")
-            if mode & self._umask:
-                os.fchmod(descriptor, mode)
-            if sync:
-                os.fsync(descriptor)
-            return os.fstat(descriptor).st_ino
-        finally:
-            os.close(descriptor)
-
-    def _publish(self, works: list[_Work]) -> None:
+    def _publish(self, works: list[_Work], hidden: _Hidden) -> None:
         """INTENT, the names, and their directories synced."""
         intents = [
-            PackIntent(work.new.origin, work.new.expires, [(file.seq, file.path, inode) for file, inode in work.todo])
+            PackIntent(
+                work.new.origin,
+                work.new.expires,
+                [(file.seq, file.path, inode) for file, inode in zip(work.todo, work.inodes)],
+            )
             for work in works
             if work.todo
         ]
@@ -189,43 +186,32 @@ class SmallFiles:
             return
         self._unsure = True
         self._store.intend_packs(intents)
-        numbers = iter(range(sum(len(intent.files) for intent in intents)))
+        position = 0
         with durable.step("overlay-pack-publish"), _Directories(self._tree) as directories:
             for work in works:
-                for file, _ in work.todo:
-                    problem = self._name(directories, str(next(numbers)), file.path)
-                    work.new.results[file.seq] = Result(Outcome.FAILED if problem else Outcome.DONE, problem)
+                for file in work.todo:
+                    problem = _name(directories, hidden, position, file.path)
+                    if problem:
+                        work.new.results[file.seq] = Result(Outcome.FAILED, problem)
+                    position += 1
             if directories.one_sync_is_better:
-                _sync_filesystem(self._place)
+                sync_filesystem(self._place)
             else:
                 directories.sync()
-
-    def _name(self, directories: _Directories, data: str, path: str) -> str:
-        """Give written data their name; why that cannot be, "" when it has happened."""
-        parent, _, name = path.rpartition("/")
-        try:
-            os.replace(data, name, src_dir_fd=self._place, dst_dir_fd=directories.open(parent, path))
-        except (IsADirectoryError, NotADirectoryError, FileExistsError):
-            problem = "conflict"
-        except OSError as error:
-            log.error("name-not-changed", path=path, kind="pack", problem=error)
-            problem = error.strerror or str(error)
-        else:
-            return ""
-        os.unlink(data, dir_fd=self._place)
-        return problem
 
     def _settle(self, works: list[_Work]) -> None:
         """DONE (or FAILED, ...) durable, with the generations of the names."""
         counted: dict[str, int] = {}
         for work in works:
-            done = [file for file, _ in work.todo if work.new.results[file.seq].outcome is Outcome.DONE]
+            results, generations = work.new.results, work.new.generations
+            done = [file for file in work.todo if file.seq not in results] if results else work.todo
             if done:
                 counted = {**self._store.generations([file.path for file in done]), **counted}
             for file in done:
-                counted[file.path] = work.new.generations[file.path] = counted.get(file.path, 0) + 1
-                work.new.results[file.seq] = Result(Outcome.DONE, generation=counted[file.path])
-            work.answers.update(work.new.results)
+                path = file.path
+                counted[path] = generations[path] = number = counted.get(path, 0) + 1
+                results[file.seq] = _done(number)
+            work.answers.update(results)
         settled = [work.new for work in works if work.new.results]
         if settled:
             self._store.settle_packs(settled)
@@ -235,6 +221,61 @@ class SmallFiles:
         with os.scandir(self._place) as entries:
             for name in [entry.name for entry in entries]:
                 os.unlink(name, dir_fd=self._place)
+
+
+class _Hidden:
+    """Data of a batch, out of sight: without a name, or under their position where the filesystem has no such files.
+
+    :param link: how they get a name, None where they cannot. :param umask: of this process.
+    """
+
+    def __init__(self, place: int, link: unnamed.Link | None, umask: int) -> None:
+        self._place, self._link, self._umask = place, link, umask
+        self._open: list[int] = []
+        self._most = unnamed.most_open() if link else 0
+
+    def __enter__(self) -> _Hidden:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for descriptor in self._open:
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    def write(self, file: PackedFile, sync: bool) -> int:
+        """The next file; returns the inode of its data. :raises OSError: the disk is full, or fails."""
+        mode, position = file.mode & 0o777, len(self._open)
+        has_name = position >= self._most
+        descriptor = (
+            os.open(str(position), _NEW, mode, dir_fd=self._place) if has_name else unnamed.make(self._place, mode)
+        )
+        self._open.append(descriptor)
+        if os.write(descriptor, file.data) != len(file.data):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        if mode & self._umask:
+            os.fchmod(descriptor, mode)
+        if sync:
+            os.fsync(descriptor)
+        inode = os.fstat(descriptor).st_ino
+        if has_name:
+            os.close(descriptor)
+            self._open[position] = -1
+        return inode
+
+    def give_name(self, position: int, directory: int, name: str) -> None:
+        """A file's data get their name, replacing a file. :raises OSError: that cannot be."""
+        descriptor, data = self._open[position], str(position)
+        if self._link is not None and descriptor >= 0:
+            try:
+                return self._link(descriptor, directory, name)
+            except FileExistsError:
+                self._link(descriptor, self._place, data)
+        return os.replace(data, name, src_dir_fd=self._place, dst_dir_fd=directory)
+
+    def drop(self, position: int) -> None:
+        """Nobody wants the data of a file."""
+        with suppress(FileNotFoundError):
+            os.unlink(str(position), dir_fd=self._place)
 
 
 class _Directories:
@@ -253,7 +294,7 @@ class _Directories:
     def open(self, directory: str, path: str) -> int:
         """Descriptor of a directory. :param path: a name in it. :raises OSError: a name on the way is a file."""
         if directory not in self._open:
-            if len(self._open) >= _SYNC_ALL_FROM:
+            if len(self._open) >= SYNC_ALL_FROM:
                 self.one_sync_is_better = True
                 self._stack.close()
                 self._open.clear()
@@ -268,6 +309,34 @@ class _Directories:
             os.fsync(descriptor)
 
 
+def _name(directories: _Directories, hidden: _Hidden, position: int, path: str) -> str:
+    """Give written data their name; why that cannot be, "" when it has happened."""
+    parent, _, name = path.rpartition("/")
+    try:
+        hidden.give_name(position, directories.open(parent, path), name)
+    except (IsADirectoryError, NotADirectoryError, FileExistsError):
+        problem = "conflict"
+    except OSError as error:
+        log.error("name-not-changed", path=path, kind="pack", problem=error)
+        problem = error.strerror or str(error)
+    else:
+        return ""
+    hidden.drop(position)
+    return problem
+
+
+@lru_cache(maxsize=1024)
+def _done(generation: int) -> Result:
+    """Of a file that has its name; most are the first of theirs."""
+    return Result(Outcome.DONE, generation=generation)
+
+
+def _no_space(works: list[_Work]) -> list[tuple[str, overlay.Packed | overlay.NoSpace]]:
+    log.event("no-space", packs=len(works))
+    heads = [(one.arrived.peer, one.arrived.pack) for one in works]
+    return [(peer, overlay.NoSpace(pack.origin, pack.seq, _AGAIN_S)) for peer, pack in heads]
+
+
 def _message(work: _Work) -> overlay.Packed:
     pack, results = work.arrived.pack, [work.answers[file.seq] for file in work.arrived.files]
     bad = [(position, result) for position, result in enumerate(results) if not result or result.outcome != "done"]
@@ -279,16 +348,6 @@ def _message(work: _Work) -> overlay.Packed:
         tuple(result.outcome.value if result else "stale" for _, result in bad),
         tuple(result.reason[:_REASON_CHARS] if result else "" for _, result in bad[:_REASONS]),
     )
-
-
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def _sync_filesystem(descriptor: int) -> None:
-    """Everything of the filesystem that this descriptor is on, data and names. :raises OSError: it failed."""
-    if _libc.syncfs(descriptor):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
 
 
 def apart(batch: Sequence[Arrived]) -> Iterator[list[Arrived]]:

@@ -10,7 +10,7 @@ import os
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -79,6 +79,18 @@ class StoredIntent:
 
     operation: Operation
     inode: int
+
+
+class Settled(NamedTuple):
+    """The end of an operation.
+
+    :param generations: new ones of the names that it changed. :param used: transfers whose data have a name now.
+    """
+
+    operation: Operation
+    result: Result
+    generations: dict[str, int]
+    used: Collection[int] = ()
 
 
 class StoredLot(NamedTuple):
@@ -198,11 +210,13 @@ class Store:
         """Transfers of an operation whose blocks are all recorded."""
         return [transfer.tid for transfer in self.transfers_of(origin, seq) if self.is_whole(transfer.tid)]
 
-    def intend(self, operation: Operation, inode: int) -> None:
-        """INTENT: durable before the system call."""
-        row = (operation.origin, operation.seq, json.dumps(asdict(operation)), inode)
+    def intend(self, changes: Iterable[StoredIntent]) -> None:
+        """INTENT of changes that are made together: durable before the first system call."""
+        rows = [
+            (one.operation.origin, one.operation.seq, json.dumps(vars(one.operation)), one.inode) for one in changes
+        ]
         with self._transaction("overlay-intent"):
-            self._connection.execute("INSERT OR REPLACE INTO intents VALUES (?, ?, ?, ?)", row)
+            self._connection.executemany("INSERT OR REPLACE INTO intents VALUES (?, ?, ?, ?)", rows)
 
     def intents(self) -> list[StoredIntent]:
         """Changes that were begun and have no result."""
@@ -214,23 +228,23 @@ class Store:
         row = self._connection.execute("SELECT generation FROM generations WHERE path = ?", (_blob(path),)).fetchone()
         return int(row[0]) if row else 0
 
-    def settle(
-        self, operation: Operation, result: Result, generations: dict[str, int], used: Collection[int] = ()
-    ) -> None:
-        """The final result, the end of its INTENT and of its transfers, in one: nothing of it is repeated.
+    def settle(self, ends: Sequence[Settled]) -> None:
+        """Final results, the end of their INTENTs and of their transfers, all in one: nothing of it is repeated.
 
-        :param used: transfers whose data have a name now; what others have taken of a lot goes back to it.
+        What the transfers that were not used have taken of a lot goes back to it.
         """
         run = self._connection.execute
-        key = (operation.origin, operation.seq)
         with self._transaction("overlay-settle"):
-            self._keep_result(operation, result)
-            run("DELETE FROM intents WHERE origin = ? AND seq = ?", key)
-            self._connection.executemany("DELETE FROM taken WHERE tid = ?", ((tid,) for tid in used))
-            self._close_transfers("origin = ? AND seq = ?", key)
-            rows = [(_blob(path), number) for path, number in generations.items()]
-            self._connection.executemany("INSERT OR REPLACE INTO generations VALUES (?, ?)", rows)
-        self.record(operation.origin).results[operation.seq] = result
+            for one in ends:
+                key = (one.operation.origin, one.operation.seq)
+                self._keep_result(one.operation, one.result)
+                run("DELETE FROM intents WHERE origin = ? AND seq = ?", key)
+                self._connection.executemany("DELETE FROM taken WHERE tid = ?", ((tid,) for tid in one.used))
+                self._close_transfers("origin = ? AND seq = ?", key)
+                rows = [(_blob(path), number) for path, number in one.generations.items()]
+                self._connection.executemany("INSERT OR REPLACE INTO generations VALUES (?, ?)", rows)
+        for one in ends:
+            self.record(one.operation.origin).results[one.operation.seq] = one.result
 
     def intend_packs(self, intents: Iterable[PackIntent]) -> None:
         """INTENT of all files of some packs, durable before the first of them gets its name."""

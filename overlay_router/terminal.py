@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -48,9 +49,10 @@ def dependency_failed(record: OriginRecord, op: Op) -> bool:
     return any(seq > record.low and record.results[seq].outcome is Outcome.FAILED for seq in op.after)
 
 
-def is_new(record: OriginRecord, seq: int, expires: int, now: int) -> bool:
-    """Whether :func:`judge` would say EXECUTE for an operation that waits for none, without looking further."""
-    return record.low < seq and seq not in record.results and seq not in record.cancelled and now <= expires
+def are_new(record: OriginRecord, seqs: Sequence[int], expires: int, now: int) -> bool:
+    """Whether :func:`judge` would say EXECUTE for all of these (ascending, none waits for another one)."""
+    known = record.low >= seqs[0] or not record.results.keys().isdisjoint(seqs)
+    return not known and record.cancelled.isdisjoint(seqs) and now <= expires
 
 
 def judge(record: OriginRecord, op: Op, now: int, held_ops: int = 0) -> Verdict:

@@ -6,6 +6,7 @@ followed, and ``..``, empty names and the router's own directory ``.stageout`` a
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import sqlite3
@@ -24,6 +25,9 @@ _NO_NAMES = frozenset({"", ".", ".."})
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 _SQLITE_FULL = 13
 _STAGING, _TRASH = f"{OWN}/staging", f"{OWN}/trash"
+#: From so many files or directories on, one sync of the filesystem costs less than one of each.
+SYNC_ALL_FROM = 8
+_libc = ctypes.CDLL(None, use_errno=True)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -62,6 +66,7 @@ class Tree:
             with suppress(FileExistsError):
                 (root / part).mkdir(mode=0o700)
         self._root = os.open(root, _DIRECTORY)
+        self._unsynced: dict[int, int] = {}
 
     def close(self) -> None:
         """Let go of the root."""
@@ -169,13 +174,35 @@ class Tree:
             with suppress(OSError), self._parent(directory) as (descriptor, name):
                 os.rmdir(name, dir_fd=descriptor)
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Names are changed inside only; at its end all that was changed is on the disk. :raises OSError: it is not."""
+        try:
+            yield
+            with durable.step("overlay-names-sync"):
+                if len(self._unsynced) >= SYNC_ALL_FROM:
+                    sync_filesystem(self._root)
+                else:
+                    for descriptor in self._unsynced.values():
+                        os.fsync(descriptor)
+        finally:
+            for descriptor in self._unsynced.values():
+                os.close(descriptor)
+            self._unsynced.clear()
+
+    def _changed(self, descriptor: int) -> None:
+        """This directory, or file, goes to the disk with the others."""
+        inode = os.fstat(descriptor).st_ino
+        if inode not in self._unsynced:
+            self._unsynced[inode] = os.dup(descriptor)
+
     def publish(self, op: Op, tid: int, mode: int, size_bytes: int) -> None:
-        """Give a transfer's data, cut to their size, their name, replacing a file. On return it is on the disk."""
+        """Give a transfer's data, cut to their size and synced, their name, replacing a file."""
         with durable.step("overlay-finish"):
             self._finish(tid, mode, size_bytes)
         with self._parent(op.path) as (directory, name), durable.step("overlay-publish"):
             os.replace(self.staging(tid), name, dst_dir_fd=directory)
-            os.fsync(directory)
+            self._changed(directory)
 
     def prepare_dir(self, op: Op, mode: int) -> int:
         """Make the directory of a MKDIR out of sight; returns its inode."""
@@ -185,16 +212,16 @@ class Tree:
         return os.lstat(path).st_ino
 
     def make_dir(self, op: Op) -> None:
-        """Give a prepared directory its name. On return it is on the disk."""
+        """Give a prepared directory its name."""
         with self._parent(op.path) as (directory, name), durable.step("overlay-mkdir"):
             os.rename(self._prepared(op), name, dst_dir_fd=directory)
-            os.fsync(directory)
+            self._changed(directory)
 
     def _prepared(self, op: Op) -> Path:
         return self.root / _STAGING / f"{op.origin}.{op.seq}.dir"
 
     def rename(self, op: Op) -> None:
-        """Rename; on return both directories are on the disk."""
+        """Rename."""
         self._move("overlay-rename", op.path, op.target)
 
     def delete(self, op: Op) -> None:
@@ -202,7 +229,7 @@ class Tree:
         self._move("overlay-delete", op.path, trash(op))
 
     def set_attributes(self, op: Op, mode: int | None, size_bytes: int | None) -> None:
-        """Change permissions, or cut a file; None leaves one as it is. On return that is on the disk.
+        """Change permissions, or cut a file; None leaves one as it is.
 
         :raises OSError: EFBIG for a file that is shorter already, EISDIR and the like.
         """
@@ -214,7 +241,7 @@ class Tree:
                     _cut(descriptor, size_bytes)
                 if mode is not None:
                     os.fchmod(descriptor, mode & 0o777)
-                os.fsync(descriptor)
+                self._changed(descriptor)
             finally:
                 os.close(descriptor)
 
@@ -245,8 +272,8 @@ class Tree:
     def _move(self, label: str, source: str, target: str) -> None:
         with self._parent(source) as (old, name), self._parent(target) as (new, new_name), durable.step(label):
             os.rename(name, new_name, src_dir_fd=old, dst_dir_fd=new)
-            os.fsync(new)
-            os.fsync(old)
+            self._changed(new)
+            self._changed(old)
 
     @contextmanager
     def _parent(self, path: str) -> Iterator[tuple[int, str]]:
@@ -261,6 +288,13 @@ class Tree:
             yield descriptor, name
         finally:
             os.close(descriptor)
+
+
+def sync_filesystem(descriptor: int) -> None:
+    """Everything of the filesystem that this descriptor is on, data and names. :raises OSError: it failed."""
+    if _libc.syncfs(descriptor):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 def _cut(descriptor: int, size_bytes: int) -> None:

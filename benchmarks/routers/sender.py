@@ -1,6 +1,7 @@
 """One put, or get, as a process of its own; prints JSON.
 
 ``sender.py put|get FILE HOST:PORT KEYFILE ROUTES [CONNECTIONS]``. A line "half" comes when half of the file was sent.
+``sender.py many DIRECTORY HOST:PORT KEYFILE ROUTES`` puts all files below a directory.
 """
 
 from __future__ import annotations
@@ -8,12 +9,16 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+from stageout.core.errors import TransferFailure
 from stageout.overlay.channel import Gateway, read_key
-from stageout.overlay.client import put
+from stageout.overlay.client import Put, put
 from stageout.overlay.fetch import get
-from stageout.wire.route import address, parse_routes
+from stageout.overlay.many import below, put_many
+from stageout.overlay.packs import SmallPut
+from stageout.wire.route import Route, address, parse_routes
 
 
 def main() -> None:
@@ -22,6 +27,9 @@ def main() -> None:
     connections = int(further[0]) if further else 2
     local, routes = Path(file), parse_routes(ways)
     gateway = Gateway(*address(end), *read_key(Path(key)))
+    if verb == "many":
+        _many(gateway, local, routes)
+        return
     size_bytes = local.stat().st_size
     told = []
 
@@ -38,6 +46,20 @@ def main() -> None:
         done = put(gateway, local, "file", routes=routes, progress=progress, connections=connections)
         sent_bytes, shares = done.sent_bytes, [share.sent_bytes for share in done.shares]
     print(json.dumps({"took_s": time.monotonic() - start_s, "sent_bytes": sent_bytes, "shares": shares}))
+
+
+def _many(gateway: Gateway, local: Path, routes: Sequence[Route]) -> None:
+    failures: list[TransferFailure] = []
+
+    def ended(path: str, result: Put | SmallPut | TransferFailure) -> None:
+        if isinstance(result, TransferFailure):
+            failures.append(result)
+
+    start_s = time.monotonic()
+    put_many(gateway, ((found.path, found.local, f"many/{found.path}") for found in below(local)), ended, routes=routes)
+    if failures:
+        raise failures[0]
+    print(json.dumps({"took_s": time.monotonic() - start_s}))
 
 
 if __name__ == "__main__":

@@ -44,17 +44,23 @@ def below(path: str, directory: str) -> bool:
     return path.startswith(directory + "/")
 
 
-def conflicts(later: Step, earlier: Step) -> bool:
-    """Rule 6: same path; a MKDIR, RENAME or DELETE of a directory, and everything below it, in either order."""
-    for mine in touched(later):
-        for other in touched(earlier):
-            if mine == other:
+class _Reach:
+    """Names of an operation, with what is above and below them."""
+
+    def __init__(self, op: Step) -> None:
+        self._names = touched(op)
+        self._above = {path[:at] for path in self._names for at, char in enumerate(path) if char == "/"}
+        self._below = tuple(f"{path}/" for path in self._names)
+        self._is_tree = op.kind in SUBTREE
+
+    def meets(self, earlier: Step) -> bool:
+        """Rule 6: same path; a MKDIR, RENAME or DELETE of a directory, and everything below it, in either order."""
+        for path in touched(earlier):
+            if path in self._names or (path in self._above and earlier.kind in SUBTREE):
                 return True
-            if below(mine, other) and earlier.kind in SUBTREE:
+            if self._is_tree and path.startswith(self._below):
                 return True
-            if below(other, mine) and later.kind in SUBTREE:
-                return True
-    return False
+        return False
 
 
 def edges(op: Step, unsettled: Mapping[int, Step]) -> tuple[int, ...]:
@@ -62,13 +68,14 @@ def edges(op: Step, unsettled: Mapping[int, Step]) -> tuple[int, ...]:
 
     More than ``MAX_AFTER`` edges do not fit into an operation: see :func:`must_wait`.
     """
+    reach = _Reach(op)
     kept: list[int] = []
     implied: set[int] = set()
     for seq in sorted(unsettled, reverse=True):
         earlier = unsettled[seq]
         if seq in implied:
             implied.update(earlier.after)
-        elif conflicts(op, earlier):
+        elif reach.meets(earlier):
             kept.append(seq)
             implied.update(earlier.after)
     return tuple(reversed(kept))

@@ -216,4 +216,4 @@ def test_what_is_new_is_what_would_be_executed(
 ) -> None:
     record = OriginRecord(low, stored, cancelled)
     judged = judge(record, op(5, Kind.PUBLISH, "f"), now).step is Step.EXECUTE
-    assert terminal.is_new(record, 5, 100, now) is judged
+    assert terminal.are_new(record, (5,), 100, now) is judged

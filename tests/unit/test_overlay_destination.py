@@ -53,15 +53,28 @@ class Router:
 
     def send(self, operation: Operation, data: bytes = b"") -> str:
         """Outcome of an operation, with its data if it needs them; "" while it is held."""
+        if operation.kind == "publish":
+            operation = self._stage(operation, data)
+        return outcome(self.place.operate(operation, PEER), operation.seq)
+
+    def send_together(self, operations: list[tuple[Operation, bytes]]) -> dict[int, str]:
+        """Outcomes of operations that come together; those of files have their data first."""
+        asked = []
+        for operation, data in operations:
+            if operation.kind == "publish":
+                operation = self._stage(operation, data)
+            asked.append((operation, PEER))
+        replies = self.place.operate_all(asked)
+        return {operation.seq: outcome(replies, operation.seq) for operation, _ in operations}
+
+    def _stage(self, operation: Operation, data: bytes) -> Operation:
         blocks = [data[start : start + BLOCK] for start in range(0, len(data), BLOCK)]
         digests = [hashlib.sha256(block).digest()[:16] for block in blocks]
-        if operation.kind == "publish":
-            manifest = hashlib.sha256(b"".join(digests)).hexdigest()
-            operation = replace(operation, size_bytes=len(data), blocks=len(blocks), manifest=manifest)
-            answer = self.place.open(Open(ORIGIN, operation.seq, operation.path, len(data), BLOCK, EXPIRES), PEER)
-            if isinstance(answer.message, overlay.Opened):
-                self._write(answer.message.tid, list(zip(blocks, digests)))
-        return outcome(self.place.operate(operation, PEER), operation.seq)
+        manifest = hashlib.sha256(b"".join(digests)).hexdigest()
+        answer = self.place.open(Open(ORIGIN, operation.seq, operation.path, len(data), BLOCK, EXPIRES), PEER)
+        if isinstance(answer.message, overlay.Opened):
+            self._write(answer.message.tid, list(zip(blocks, digests)))
+        return replace(operation, size_bytes=len(data), blocks=len(blocks), manifest=manifest)
 
     def _write(self, tid: int, blocks: list[tuple[bytes, bytes]]) -> None:
         for position, (block, digest) in enumerate(blocks):
@@ -339,6 +352,88 @@ def _check_told(router: Router) -> None:
     assert router.store.generation("a") == 5, "published three times, renamed away once, deleted once"
     assert not router.leftovers()
     assert router.store.intents() == []
+
+
+@contextmanager
+def _counting() -> Iterator[list[str]]:
+    with _dying("", 0, "before") as passed:
+        yield passed
+
+
+def test_what_comes_together_shares_its_records_and_syncs(router: Router) -> None:
+    many = [(op(number, "mkdir", f"d{number}"), b"") for number in range(1, 21)]
+    with _counting() as passed:
+        assert set(router.send_together(many).values()) == {"done"}
+    for label in ("overlay-intent", "overlay-names-sync", "overlay-settle"):
+        assert passed.count(label) == 1
+    with _counting() as passed:
+        told = router.send_together([(op(number + 20, "rename", f"d{number}", target=f"e{number}"), b"")
+                                     for number in range(1, 21)])  # fmt: skip
+    assert set(told.values()) == {"done"}
+    assert passed.count("overlay-settle") == 1
+    assert router.content() == {f"e{number}": "/" for number in range(1, 21)}
+
+
+def test_operations_on_the_same_names_keep_their_order_also_together(router: Router) -> None:
+    told = router.send_together([
+        (op(1, "mkdir", "a"), b""), (op(2, "publish", "a/f"), b"first"), (op(3, "rename", "a", target="b"), b""),
+        (op(4, "mkdir", "a"), b""), (op(5, "delete", "b/f"), b""), (op(6, "mkdir", "b"), b""),
+        (op(7, "setattr", "b", mode=0o700), b""), (op(8, "mkdir", "other"), b""),
+    ])  # fmt: skip
+    assert told == {**dict.fromkeys(range(1, 9), "done"), 6: "failed"}
+    assert router.content() == {"a": "/", "b": "/", "other": "/"}
+    assert (router.root / "b").stat().st_mode & 0o777 == 0o700
+
+
+def test_one_that_is_refused_or_fails_costs_the_others_nothing(router: Router) -> None:
+    told = router.send_together([
+        (op(1, "mkdir", "x/y", parents=True, generation=7), b""), (op(2, "mkdir", "x/z", parents=True), b""),
+        (op(3, "delete", "none"), b""), (op(4, "publish", "f"), b"data"), (op(5, "mkdir", "../up"), b""),
+        (op(6, "mkdir", "g", after=(4,)), b""), (op(4, "publish", "f"), b"data"),
+    ])  # fmt: skip
+    assert told == {1: "failed", 2: "done", 3: "failed", 4: "done", 5: "failed", 6: "done"}
+    assert router.content() == {"x": "/", "x/z": "/", "f": "data", "g": "/"}
+    assert (router.leftovers(), router.store.intents()) == ([], [])
+
+
+def test_a_change_that_had_no_room_is_found_out_when_it_is_asked_again(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (router.root / "a").write_text("data")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            router.send(op(1, "rename", "a", target="b"))
+    assert router.send(op(1, "rename", "a", target="b")) == "done"
+    assert router.content() == {"b": "data"}
+    assert router.store.intents() == []
+
+
+def _tell_together(router: Router) -> None:
+    for _ in range(len(STORY)):
+        if set(router.send_together(STORY).values()) == {"done"}:
+            return
+    raise AssertionError("some operation never ended")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("label", ["overlay-intent", "overlay-rename", "overlay-names-sync", "overlay-settle"])
+def test_death_of_a_group_changes_nothing_in_the_end(home: Path, label: str, when: str) -> None:
+    for count in (1, 2, 3):
+        router = Router(home / str(count))
+        with _dying(label, count, when):
+            try:
+                _tell_together(router)
+            except Crash:
+                router.restart()
+        _tell_together(router)
+        router.restart()
+        _check_told(router)
+        router.close()
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from overlay_router import small_files
+from overlay_router import small_files, unnamed
 from overlay_router.destination import Reply
 from overlay_router.small_files import Arrived
 from stageout.core.signing import SigningKey
@@ -49,6 +49,16 @@ def router(home: Path) -> Iterator[Router]:
     made.close()
 
 
+@pytest.fixture(params=["linked", "linked by /proc", "renamed"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How data get their names, which depends on the kernel and the filesystem."""
+    if request.param == "renamed":
+        monkeypatch.setattr(unnamed, "way_to_link", lambda place: None)
+    elif request.param == "linked by /proc":
+        monkeypatch.setattr(unnamed, "_link", unnamed._link_by_proc)
+    return str(request.param)
+
+
 def execute(router: Router, *batch: Arrived) -> list[overlay.Packed]:
     replies = router.place.pack(batch)
     return [reply.message for reply in replies if isinstance(reply.message, overlay.Packed)]
@@ -58,7 +68,7 @@ def leftovers(router: Router) -> list[Path]:
     return [*router.leftovers(), *(router.root / ".stageout/packs").iterdir()]
 
 
-def test_files_appear_with_their_modes_and_generations(router: Router) -> None:
+def test_files_appear_with_their_modes_and_generations(way: str, router: Router) -> None:
     files = {"a/b/one": b"first", "a/two": b"", "three": b"x" * packs.MAX_FILE_BYTES}
     (told,) = execute(router, arrived(1, files, mode=0o600))
     assert told == overlay.Packed(ORIGIN, 1, (1, 1, 1))
@@ -90,14 +100,14 @@ def test_the_same_pack_twice_in_a_batch_is_executed_once(router: Router) -> None
     assert one == two == overlay.Packed(ORIGIN, 1, (1,))
 
 
-def test_two_origins_give_one_name_in_a_batch(router: Router) -> None:
+def test_two_origins_give_one_name_in_a_batch(way: str, router: Router) -> None:
     told = execute(router, arrived(1, {"f": b"first"}), arrived(1, {"f": b"second"}, origin="0b" * 16))
     assert [one.generations for one in told] == [(1,), (2,)]
     assert router.content() == {"f": "second"}
     assert router.store.generation("f") == 2
 
 
-def test_what_cannot_be_is_refused_file_by_file(router: Router, tmp_path: Path) -> None:
+def test_what_cannot_be_is_refused_file_by_file(way: str, router: Router, tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     (router.root / "link").symlink_to(tmp_path / "outside")
     (router.root / "d").mkdir()
@@ -124,6 +134,16 @@ def test_cancelled_and_expired_files_never_appear(router: Router) -> None:
     assert router.content() == {"f": ""}
 
 
+def test_more_files_than_descriptors(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unnamed, "most_open", lambda: 3)
+    files = {f"f{number}": f"{number}".encode() for number in range(20)}
+    for generation in (1, 2):
+        (told,) = execute(router, arrived(20 * generation, files))
+        assert told.generations == (generation,) * 20
+    assert router.content() == {path: data.decode() for path, data in files.items()}
+    assert leftovers(router) == []
+
+
 def test_a_full_disk_is_said_and_leaves_nothing(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int, data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -141,7 +161,7 @@ def test_a_disk_that_fails_is_asked_again(router: Router, monkeypatch: pytest.Mo
         raise OSError(errno.EIO, "Input/output error")
 
     pack = arrived(1, {f"f{number}": b"data" for number in range(20)})
-    for owner, name in ((small_files, "_sync_filesystem"), (small_files._Directories, "sync")):
+    for owner, name in ((small_files, "sync_filesystem"), (small_files._Directories, "sync")):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, broken)
             with pytest.raises(OSError, match="Input/output"):
@@ -165,6 +185,16 @@ NEWER = {"d0/f0": b"newer", "last": b"last"}
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("label", [*LABELS, "overlay-recover-sync"])
 def test_death_at_every_step_changes_nothing_in_the_end(home: Path, label: str, when: str) -> None:
+    _die_and_go_on(home, label, when)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_death_among_names_that_are_renamed(home: Path, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unnamed, "way_to_link", lambda place: None)
+    _die_and_go_on(home, "overlay-pack-publish", when)
+
+
+def _die_and_go_on(home: Path, label: str, when: str) -> None:
     for count in (1, 2):
         router = Router(home / str(count))
         died = _die_with(router, label, count, when)

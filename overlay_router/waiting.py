@@ -1,0 +1,51 @@
+"""Changes of names that wait for the disk: those that came while others were made share their durable steps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from overlay_router.line import Line
+from stageout.core import log
+from stageout.wire.overlay import Operation
+
+#: Changes that are made together; one connection may have so many waiting.
+TOGETHER = 256
+#: Have operations, each with the name of the peer that asked, executed and answered.
+Execute = Callable[["list[tuple[Operation, str]]"], Awaitable[None]]
+
+
+class _Waiting(NamedTuple):
+    operation: Operation
+    name: str
+    line: Line
+    decided: asyncio.Future[None]
+
+
+class Changes:
+    """The queue of all connections."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[_Waiting] = asyncio.Queue()
+
+    def put(self, line: Line, operation: Operation, name: str) -> None:
+        """Have an operation executed soon; :meth:`Line.changed` waits for it."""
+        line.changes.append(asyncio.get_running_loop().create_future())
+        self._queue.put_nowait(_Waiting(operation, name, line, line.changes[-1]))
+
+    async def run(self, execute: Execute) -> None:
+        """Execute what comes, until cancelled. A failure ends the connections that asked: they ask again."""
+        while True:
+            batch = [await self._queue.get()]
+            while not self._queue.empty() and len(batch) < TOGETHER:
+                batch.append(self._queue.get_nowait())
+            try:
+                await execute([(one.operation, one.name) for one in batch])
+            except Exception as problem:  # nobody must wait for an answer that never comes
+                log.error("names-not-changed", operations=len(batch), problem=problem)
+                for one in batch:
+                    one.line.writer.close()
+            for one in batch:
+                if not one.decided.done():
+                    one.decided.set_result(None)
