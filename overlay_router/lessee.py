@@ -96,6 +96,8 @@ class _Keeper:
         """Again and again; a lessor that does not answer is asked again."""
         while not self.over.wait(self._lessee.renew_s):
             asked_s = time.monotonic()
+            if asked_s >= self._until_s:
+                return  # it is not held any more: what delivers is being stopped
             try:
                 granted = self._lessee.ask(self._places, held=True).granted
             except NotLeased as problem:
