@@ -354,6 +354,16 @@ class Custodian:
 
     # ---- delivered ---------------------------------------------------------------------------------------------------
 
+    def find(self, terminal: str, path: str) -> Held | None:
+        """The newest whole file that is in custody on its way to a name at a terminal, None when there is none."""
+        found = [
+            held
+            for held in self._held.values()
+            if held.operation.path == path and held.operation.terminal.split(",")[-1] == terminal
+            and held.tid and not held.damaged and held.key not in self.cancelled
+        ]  # fmt: skip
+        return max(found, key=lambda held: held.taken_at, default=None)
+
     def due(self) -> list[Held]:
         """What may be delivered now, most urgent first: data are whole, and nothing in custody must come before.
 

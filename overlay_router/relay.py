@@ -21,11 +21,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from overlay_router import warrants
+from overlay_router import finding, warrants
 from overlay_router.circuits import Neighbours, onward
 from overlay_router.copier import Copier
 from overlay_router.cover import Cover, Wire, begins_with_tls, covered
-from overlay_router.destination import Destination, Reply
+from overlay_router.destination import Destination, Published, Reply
 from overlay_router.ends import Ends
 from overlay_router.forwarder import Forwarder, Forwarding
 from overlay_router.greeting import Peer, Unwelcome, connect, greet, refuse
@@ -296,6 +296,8 @@ class Router:
         if refusal:
             denied = ErrorClass.PERMISSION_DENIED.code
             line.send(overlay.Answer(code=denied, message=refusal, store=self._ends.epoch))
+        elif isinstance(ask, Stat) and ask.terminal:
+            line.send(await finding.entry(self._ends.custodian, self._on_disk, line.peer.key, ask))
         elif elsewhere is not None:
             line.send(elsewhere)
         elif self._ends.destination is None:
@@ -500,11 +502,10 @@ class Router:
         refusal = self._look_refusal(peer, ask)
         if refusal:
             raise Unwelcome(refusal, peer.checksum, code=ErrorClass.PERMISSION_DENIED.code)
-        elsewhere = self._ends.elsewhere(ask.path)
-        if elsewhere is not None:
-            raise Unwelcome(elsewhere.message, peer.checksum, code=elsewhere.code)
-        self._needs_tree(peer)
-        found = await self._on_disk(lambda: self._destination.published(ask.path, ask.generation))
+        if ask.terminal:
+            found = await finding.file(self._ends.custodian, self._on_disk, peer.key, ask)
+        else:
+            found = self._ends.elsewhere(ask.path) or await self._published(peer, ask)
         if isinstance(found, overlay.Answer):
             raise Unwelcome(found.message, peer.checksum, code=found.code)
         job = Job(
@@ -512,6 +513,10 @@ class Router:
             ask.first_block, found.generation, found.mode, blocks=ask.blocks, peer=peer.key.name,
         )  # fmt: skip
         self._give(job, sock, found.file)
+
+    async def _published(self, peer: Peer, ask: overlay.Get) -> Published | overlay.Answer:
+        self._needs_tree(peer)
+        return await self._on_disk(lambda: self._destination.published(ask.path, ask.generation))
 
     def _give(self, job: Job, sock: socket.socket, file: int) -> None:
         try:

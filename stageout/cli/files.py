@@ -17,7 +17,7 @@ from stageout.core.errors import TransferFailure
 from stageout.overlay.channel import Gateway, gateway_of
 from stageout.overlay.client import put
 from stageout.overlay.copying import state
-from stageout.overlay.fetch import get
+from stageout.overlay.finding import get_found
 from stageout.overlay.safekeeping import Custodian, deposit_copies
 from stageout.overlay.sending import report
 from stageout.overlay.settings import congestion_of, connections_of, routes_of
@@ -70,12 +70,12 @@ def run(options: argparse.Namespace) -> int:
     if getattr(options, "custody", False) and not options.through:
         raise UsageError("--custody needs --through")
     try:
+        if options.command == "get":
+            return _get(gateway, path, options)
         _check_copies(options)
-        custodians = (getattr(options, "through", None) or "").split(";")
+        custodians = (options.through or "").split(";")
         first = through(gateway, custodians[0])[0] if custodians[0] else gateway
         routes = routes_of(options.routes, first)
-        if options.command == "get":
-            return _get(gateway, path, Path(options.file or Path(path).name), routes)
         if options.recursive and options.through:
             raise UsageError("--recursive goes to the router itself: leave out --through")
         if options.lot and (options.recursive or options.through):
@@ -136,8 +136,6 @@ def _put(gateway: Gateway, local: Path, path: str, options: argparse.Namespace, 
 
 
 def _check_copies(options: argparse.Namespace) -> None:
-    if options.command != "put":
-        return
     if options.copies > 1 and not options.custody:
         raise UsageError("--copies is for --custody: without it you keep the file until it has arrived")
     if options.through and ";" in options.through and not options.custody:
@@ -176,7 +174,20 @@ def _ask(gateway: Gateway, options: argparse.Namespace) -> int:
     return int(Exit.OK if answer.outcome == "done" else Exit.FAILED)
 
 
-def _get(gateway: Gateway, path: str, local: Path, routes: Sequence[Route]) -> int:
-    bar = Bar(local.name, 0)
-    bar.end(get(gateway, path, local, progress=bar, sized=bar.sized, routes=routes))
+def _get(gateway: Gateway, path: str, options: argparse.Namespace) -> int:
+    local = Path(options.file or Path(path).name)
+    bar, received = Bar(local.name, 0), [0]
+
+    def sized(size_bytes: int) -> None:
+        received[0] = size_bytes
+        bar.sized(size_bytes)
+
+    custodians = [through(gateway, one)[0] for one in options.through.split(";")] if options.through else []
+    kept = get_found(
+        gateway, custodians, path, local,
+        stale_ok=options.stale_ok, progress=bar, sized=sized, routes=routes_of(options.routes, gateway),
+    )  # fmt: skip
+    bar.end(received[0])
+    if kept is not None:
+        print(f"  not from {gateway.server}: {kept}")
     return int(Exit.OK)

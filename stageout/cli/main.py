@@ -313,6 +313,10 @@ def _add_files(commands: argparse._SubParsersAction[_Parser]) -> None:
     command = _add(commands, "get", "fetches a file from a router of the overlay", _GET, "files")
     command.add_argument("url", metavar="URL", help="overlay://HOST[:PORT]/path")
     command.add_argument("file", metavar="FILE", nargs="?", help="default: its name, here")
+    command.add_argument(
+        "--through", metavar="HOSTS", help="custodians ('A; B') to be asked when the router cannot be reached"
+    )
+    command.add_argument("--stale-ok", action="store_true", help="take a version that has not arrived there yet then")
     _add_key(command)
     _add_ways(command)
 

@@ -40,6 +40,7 @@ class _Fetch:
     found: Found | None = None
     routes: Sequence[Route] = ((),)
     sized: Progress = lambda size_bytes: None
+    terminal: str = ""
 
     def parts(self, buffer: memoryview) -> Iterator[memoryview]:
         """The bytes that are still missing, block by block; each is valid until the next is asked for."""
@@ -47,7 +48,8 @@ class _Fetch:
             at = self.offset + self.received_bytes
             first, skip = divmod(at, BLOCK_BYTES)
             left = self.size_bytes - self.received_bytes if self.size_bytes >= 0 else _ANY
-            channel.send(Get(self.path, first, max(0, -(-(skip + left) // BLOCK_BYTES)), self.generation))
+            blocks = max(0, -(-(skip + left) // BLOCK_BYTES))
+            channel.send(Get(self.path, first, blocks, self.generation, terminal=self.terminal))
             found = channel.receive()
             if not isinstance(found, Found) or found.block_bytes != BLOCK_BYTES:
                 raise channel.failure(ErrorClass.NOT_SUPPORTED, f"{type(found).__name__} where FOUND was due")
@@ -80,17 +82,19 @@ def get(
     progress: Progress = lambda received_bytes: None,
     sized: Progress = lambda size_bytes: None,
     routes: Sequence[Route] = ((),),
+    terminal: str = "",
 ) -> int:
     """Fetch a published file; returns its size in bytes. It appears under ``local`` only when whole.
 
     :param progress: called with the bytes of it that are here. :param sized: called with its size, before that.
     :param routes: ways to the router (relays in order, () is the direct one): the first that works, then the next.
+    :param terminal: ``gateway`` is a custodian: what it has on its way to that router.
     :raises TransferFailure: classified; nothing is left behind.
     """
     part = local.with_name(f".{local.name}.{secrets.token_hex(4)}.part")
     try:
         with part.open("xb") as file:
-            fetch = _Fetch(gateway, path, 0, _ANY, routes=routes or ((),), sized=sized)
+            fetch = _Fetch(gateway, path, 0, _ANY, routes=routes or ((),), sized=sized, terminal=terminal)
             size_bytes = _into(fetch, file.fileno(), progress)
         part.replace(local)
     except OSError as problem:

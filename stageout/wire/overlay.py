@@ -137,7 +137,7 @@ class Get:
     """First frame of a connection on which a published file comes back: FOUND, then BLOCKs in order.
 
     :param blocks: how many at most, 0: all. :param generation: the version that is wanted, -1: whatever is there.
-    :param capability: as of a STAT.
+    :param capability: as of a STAT. :param terminal: as of a STAT.
     """
 
     path: str
@@ -146,6 +146,7 @@ class Get:
     generation: int = -1
     capability: str = ""
     signature: str = ""
+    terminal: str = ""
 
 
 @dataclass(frozen=True)
@@ -163,11 +164,13 @@ class Stat:
     """Ask what a name is: answered by one ANSWER with one entry, its generation beside it.
 
     :param capability: and the signature of its holder over what is asked on this connection, "" for the key's rights.
+    :param terminal: ask a custodian for the newest file that it has on its way there, "" for what is in its own tree.
     """
 
     path: str
     capability: str = ""
     signature: str = ""
+    terminal: str = ""
 
 
 @dataclass(frozen=True)

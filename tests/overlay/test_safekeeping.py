@@ -14,7 +14,9 @@ from stageout.cli.main import main
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay import safekeeping
 from stageout.overlay.channel import Gateway, read_key
+from stageout.overlay.client import deposit
 from stageout.overlay.copying import state
+from stageout.overlay.finding import find
 from stageout.overlay.operations import Session
 from stageout.overlay.safekeeping import Custodian, deposit_copies
 from stageout.testing.pool.waiting import wait_until
@@ -81,6 +83,36 @@ def test_one_delivers_the_other_hears_of_it(routers: list[RouterProcess], source
     with Session(gateway_of(terminal)) as session:
         assert session.stat("once/f").generation == 1
     assert (terminal.root / "once/f").read_bytes() == source.read_bytes()
+
+
+def test_a_destination_that_is_away_and_what_custodians_have(
+    routers: list[RouterProcess], source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal, one, two = routers
+    terminal.stop()
+    deposit(gateway_of(two), source, "away/f", terminal.address)
+    url, key = f"overlay://{terminal.address}/away/f", ["--key", str(terminal.key_file("site"))]
+    back, through = str(tmp_path / "back"), ["--through", f"{one.address};{two.address}"]
+    assert main(["get", url, back, *key, *through]) == 1
+    said_so = capsys.readouterr().err
+    assert f"{two.address} has a version of {source.stat().st_size} bytes on its way there" in said_so
+    assert "--stale-ok" in said_so
+    assert not Path(back).exists()
+    assert main(["get", url, back, *key, *through, "--stale-ok"]) == 0
+    assert Path(back).read_bytes() == source.read_bytes()
+    assert f"not from {terminal.address}" in capsys.readouterr().out
+    assert main(["get", url, back, *key, "--through", one.address, "--stale-ok"]) == 1
+    assert "has nothing of it" in capsys.readouterr().err
+    with pytest.raises(TransferFailure, match="only for what is below 'small'"):
+        find(Gateway("127.0.0.1", two.port, *read_key(two.key_file("small"))), terminal.address, "away/f")
+    (spooled,) = (two.home / "records/spool/.stageout/staging").iterdir()
+    with spooled.open("r+b") as file:
+        first = os.pread(file.fileno(), 1, 0)[0]
+        os.pwrite(file.fileno(), bytes([first ^ 1]), 0)
+    assert main(["get", url, back, *key, *through, "--stale-ok"]) == 1
+    assert "is damaged" in capsys.readouterr().err
+    terminal.start()
+    wait_until(lambda: is_empty(two), what="the end of the deposit")
 
 
 def test_two_that_deliver_at_once_write_it_once(
