@@ -142,8 +142,12 @@ class Profiler:
         return False
 
     def _plan(self, carrier: Carrier, usual: int) -> list[Setting]:
-        """What to measure, the most telling first."""
-        return list(dict.fromkeys(self._settings(carrier, usual)))
+        """What to measure, the most telling first; nothing twice, but for the pairs with and without reservation."""
+        plan: list[Setting] = []
+        for setting in self._settings(carrier, usual):
+            if setting.reserve is not None or setting not in plan:
+                plan.append(setting)
+        return plan
 
     def _settings(self, carrier: Carrier, usual: int) -> Iterator[Setting]:
         streams = STREAMS if carrier.in_parts else (1,)

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from stageout.core.profiles import Best, Profile, Run, file_of, good_for_uploads, load, save
+from stageout.sampling.carrier import Carrier
+from stageout.sampling.plugins import Plugin
+from stageout.sampling.profiler import Limits, Profiler
 from stageout.sampling.report import _series
 
 RUN = Run("upload", 1000, 2, 3, 0, 3000, 1.5, 2000.0, 0.2, 10_000_000)
@@ -70,3 +73,12 @@ def test_many_small_files_tell_nothing_of_files_at_once() -> None:
     assert at_once.all_at_once
     assert not one_by_one.all_at_once
     assert _series([at_once, one_by_one], "concurrency") == {"4 at once": [(1, 4.0)]}
+
+
+def test_what_reserving_space_costs_is_measured_in_several_pairs(tmp_path: Path) -> None:
+    carrier = Carrier(Plugin(Path("/no/plugin"), ("file",)), f"file://{tmp_path}/", True, tmp_path)
+    plan = Profiler(carrier, None, False, Limits())._plan(carrier, 64 << 20)
+    reserved = [setting.reserve for setting in plan if setting.reserve is not None]
+    assert reserved == [False, True] * 5
+    others = [setting for setting in plan if setting.reserve is None]
+    assert len(others) == len(set(others))
