@@ -427,7 +427,8 @@ def test_names_change_in_their_order_by_way_of_a_custodian(
             assert isinstance(answer, Custody)
         terminal.start()
         results = [channel.receive() for _ in range(3)]
-    assert [(one.seq, one.outcome) for one in results if isinstance(one, Result)] == [
+    # the terminal keeps the order of the names; which answer is heard first is nobody's promise
+    assert sorted((one.seq, one.outcome) for one in results if isinstance(one, Result)) == [
         (1, "done"),
         (2, "done"),
         (3, "done"),
