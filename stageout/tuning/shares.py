@@ -33,6 +33,8 @@ _RISING = 1.05
 _RISE_S = 1.0
 _USED = 0.85
 _STEP_S = 1800.0
+_PROBE_S, _LONGEST_PROBE_S = 1.0, 320.0
+_PROBE_SHARE, _FOUND = 0.1, 1.05
 _TEST_S, _LONGEST_TEST_S = 5.0, 80.0
 
 
@@ -110,12 +112,42 @@ def _begun(flow: Flow) -> _Past:
     return _Past(open_s=open_s, test_s=open_s + _TEST_S, pause_s=4 * _TEST_S)
 
 
+@dataclass
+class _Probe:
+    """Whether the link carries more than was ever seen: from time to time all may have a little more for a moment.
+
+    Else a flow that cannot use its part from the start, and others that are held to theirs, would be taken for all that
+    the link carries. In vain, it is done less and less often.
+
+    :param next_s: when it begins. :param before: the sum of all rates then; :param best: and since.
+    """
+
+    next_s: float
+    pause_s: float = _TEST_S
+    before: float = 0.0
+    best: float = 0.0
+
+    def runs(self, now_s: float, total: float) -> bool:
+        """Whether all may have more now."""
+        if now_s < self.next_s:
+            self.before = self.best = total
+            return False
+        self.best = max(self.best, total)
+        if now_s < self.next_s + _PROBE_S:
+            return True
+        found = self.best > _FOUND * self.before
+        self.next_s = now_s if found else now_s + self.pause_s
+        self.pause_s = _TEST_S if found else min(_LONGEST_PROBE_S, 4 * self.pause_s)
+        return False
+
+
 class Shares:
     """The flows of one link, over time."""
 
     def __init__(self) -> None:
         self._sums: deque[tuple[float, float]] = deque()
         self._past: dict[str, _Past] = {}
+        self._probe = _Probe(0.0)
         self.capacity = 0.0
 
     def limits(self, flows: Sequence[Flow], now_s: float, now: float) -> dict[str, float]:
@@ -129,8 +161,13 @@ class Shares:
             self._note(self._past[flow.key], flow, now_s)
         self.capacity = (1 + _SLACK) * max(total for _, total in self._sums)
         if not self.capacity or len(flows) < 2 or not differ(flows, now):
+            self._probe = _Probe(now_s + _TEST_S)
             return {}
-        return self._shared(weights(flows, now), now_s)
+        limits = self._shared(weights(flows, now), now_s)
+        if self._probe.runs(now_s, self._sums[-1][1]):
+            more = _PROBE_SHARE * self.capacity / (len(limits) - 1)
+            return {key: limit + more for key, limit in limits.items()}
+        return limits
 
     def _note(self, past: _Past, flow: Flow, now_s: float) -> None:
         _keep(past.rates, now_s, flow.rate, _DEMAND_S)

@@ -83,6 +83,14 @@ def test_what_one_cannot_use_the_others_have() -> None:
     assert link.run(5)["stuck"] > 0.8 * LINK
 
 
+def test_a_link_is_used_although_it_was_never_seen_full() -> None:
+    link = _Link([_Sender("more", priority=2, end=0.4 * LINK), _Sender("less", connections=4)])
+    link.run(40)
+    rates = link.run(30)
+    assert sum(rates.values()) > 0.8 * LINK
+    assert rates["more"] > 0.35 * LINK
+
+
 def test_a_link_that_changes_its_rate_is_used() -> None:
     link = _Link([_Sender("more", priority=2), _Sender("less")])
     link.run(10)
