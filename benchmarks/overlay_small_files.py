@@ -300,7 +300,7 @@ def far_figures(rounds: int, files: int) -> list[Figure]:
         for number in range(files):
             (source / f"file{number:05}").write_bytes(os.urandom(SIZE_BYTES))
         settings = {"STAGEOUT_ROUTER_HOST": area.far_address}
-        with RouterProcess(Path(name) / "router", settings, wrapper=area.far) as router:
+        with _disk(Path(name)) as disk, RouterProcess(disk / "router", settings, wrapper=area.far) as router:
             end = f"{area.far_address}:{router.port}"
             command = [*area.near, sys.executable, str(ROUTERS / "sender.py"), "many", str(source), end]
             command += [str(router.key_file("site")), "direct"]
