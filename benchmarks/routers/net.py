@@ -21,10 +21,12 @@ from stageout.testing.wide_area import Link, WideArea
 
 ROOT = Path(__file__).resolve().parents[2]
 _SENDER = Path(__file__).resolve().parent / "sender.py"
+_WRITERS = _SENDER.with_name("writers.py")
 _TERMINAL = "10.199.0.1"
 
 
-def _run(*command: str) -> None:
+def run(*command: str) -> None:
+    """Run a command. :raises StageoutError: it failed."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise StageoutError(f"{' '.join(command)}: {done.stderr.strip()}")
@@ -50,30 +52,45 @@ class Sent:
         return self.sent_bytes / self.size_bytes - 1
 
 
+def writers(inside: Sequence[str], job: dict[str, Any]) -> dict[str, Any]:
+    """Run ``writers.py`` in a namespace; what it says. :raises StageoutError: it failed."""
+    command = [*inside, sys.executable, str(_WRITERS), json.dumps(job)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    if done.returncode:
+        raise StageoutError(f"writers.py ended with {done.returncode}: {done.stderr[-500:]}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
 class Net:
     """The namespace of sender and terminal, and a link with a relay for each route.
 
     :param folder: for the routers. :param links: of the routes. :param inner: relays without a link behind each.
+    :param terminals: beside the sender, all reached by the same relays.
     """
 
-    def __init__(self, folder: Path, links: Sequence[Link], inner: int = 0) -> None:
-        self._folder, self._links, self._inner = folder, links, inner
+    def __init__(self, folder: Path, links: Sequence[Link], inner: int = 0, terminals: int = 1) -> None:
+        self.folder, self._links, self._inner, self._count = folder, links, inner, terminals
         self._stack = contextlib.ExitStack()
         self._hub = f"soh{os.getpid()}{random.randrange(1000):03}"
-        self._inside = ("ip", "netns", "exec", self._hub)
+        self.inside = ("ip", "netns", "exec", self._hub)
         self.areas: list[WideArea] = []
         self.relays: list[RouterProcess] = []
+        self.terminals: list[RouterProcess] = []
 
     def __enter__(self) -> Net:
         try:
-            _run("ip", "netns", "add", self._hub)
+            run("ip", "netns", "add", self._hub)
             self._stack.callback(subprocess.run, ["ip", "netns", "del", self._hub], capture_output=True)
-            _run("ip", "-n", self._hub, "link", "set", "lo", "up")
-            _run("ip", "-n", self._hub, "addr", "add", f"{_TERMINAL}/32", "dev", "lo")
-            home = self._folder / "terminal"
-            self.terminal = RouterProcess(home, {"STAGEOUT_ROUTER_HOST": "0.0.0.0"}, wrapper=self._inside)
-            self._stack.enter_context(self.terminal)
-            self.end = f"{_TERMINAL}:{self.terminal.port}"
+            run("ip", "-n", self._hub, "link", "set", "lo", "up")
+            run("ip", "-n", self._hub, "addr", "add", f"{_TERMINAL}/32", "dev", "lo")
+            for number in range(self._count):
+                home = self.folder / f"terminal{number}"
+                one = RouterProcess(home, {"STAGEOUT_ROUTER_HOST": "0.0.0.0"}, wrapper=self.inside)
+                self.terminals.append(self._stack.enter_context(one))
+            self.ends = [f"{_TERMINAL}:{one.port}" for one in self.terminals]
+            self.terminal, self.end = self.terminals[0], self.ends[0]
             self._more = self._chain()
             for number, link in enumerate(self._links):
                 self._route(number, link)
@@ -90,7 +107,7 @@ class Net:
         found: list[str] = []
         for number in range(self._inner):
             next_hop = found[0] if found else self.end
-            one = relay(self._folder / f"inner{number}", [next_hop], self._inside, "0.0.0.0")
+            one = relay(self.folder / f"inner{number}", [next_hop], self.inside, "0.0.0.0")
             self._stack.enter_context(one)
             found.insert(0, f"{_TERMINAL}:{one.port}")
         return found
@@ -102,21 +119,21 @@ class Net:
         self.areas.append(area)
         self._join(area.name + "n", f"a{number}", f"10.220.{number}")
         self._join(area.name + "f", f"b{number}", f"10.221.{number}")
-        _run("ip", "-n", self._hub, "route", "add", far, "via", f"10.220.{number}.2")
-        _run(*area.near, "sysctl", "-qw", "net.ipv4.ip_forward=1")
-        _run("ip", "-n", f"{area.name}f", "route", "add", f"10.220.{number}.0/24", "dev", "wan0")
-        _run("ip", "-n", f"{area.name}f", "route", "add", _TERMINAL, "via", f"10.221.{number}.1")
-        home = self._folder / f"relay{number}"
-        one = relay(home, [self.end, *self._more[:1]], area.far, "0.0.0.0")
+        run("ip", "-n", self._hub, "route", "add", far, "via", f"10.220.{number}.2")
+        run(*area.near, "sysctl", "-qw", "net.ipv4.ip_forward=1")
+        run("ip", "-n", f"{area.name}f", "route", "add", f"10.220.{number}.0/24", "dev", "wan0")
+        run("ip", "-n", f"{area.name}f", "route", "add", _TERMINAL, "via", f"10.221.{number}.1")
+        home = self.folder / f"relay{number}"
+        one = relay(home, [*self.ends, *self._more[:1]], area.far, "0.0.0.0")
         self._stack.enter_context(one)
         self.relays.append(one)
 
     def _join(self, namespace: str, name: str, net: str) -> None:
         """A cable without a limit from the hub to a namespace."""
-        _run("ip", "-n", self._hub, "link", "add", name, "type", "veth", "peer", "name", "up0", "netns", namespace)
+        run("ip", "-n", self._hub, "link", "add", name, "type", "veth", "peer", "name", "up0", "netns", namespace)
         for where, device, host in ((self._hub, name, 1), (namespace, "up0", 2)):
-            _run("ip", "-n", where, "addr", "add", f"{net}.{host}/24", "dev", device)
-            _run("ip", "-n", where, "link", "set", device, "up")
+            run("ip", "-n", where, "addr", "add", f"{net}.{host}/24", "dev", device)
+            run("ip", "-n", where, "link", "set", device, "up")
 
     def routes(self, numbers: Sequence[int], short: bool = False) -> str:
         """These routes, as ``--routes`` takes them. :param short: without the relays beside the terminal."""
@@ -133,11 +150,11 @@ class Net:
         short: bool = False,
     ) -> Sent:
         """Send a file by these routes, or fetch it ("get"). :param half: called when half of it was sent."""
-        source = self._folder / f"source{size_bytes}"
+        source = self.folder / f"source{size_bytes}"
         if not source.exists():
             source.write_bytes(os.urandom(1 << 20) * (size_bytes >> 20))
         arguments = [verb, str(source), self.end, str(self.terminal.key_file("site")), self.routes(numbers, short)]
-        command = [*self._inside, sys.executable, str(_SENDER), *arguments]
+        command = [*self.inside, sys.executable, str(_SENDER), *arguments]
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
             assert process.stdout is not None

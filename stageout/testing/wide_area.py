@@ -105,11 +105,18 @@ class WideArea:
     ) -> None:
         self.stop()
 
+    def change_rate(self, rate_bytes_per_s: float) -> None:
+        """From now on both directions carry so much."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{rate_bytes_per_s}\n".encode())
+        self._process.stdin.flush()
+
     def stop(self) -> None:
         """Take it all away."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            self._process.communicate()
             self._process = None
         for end in "nf":
             subprocess.run(["ip", "netns", "del", self.name + end], capture_output=True, check=False)
@@ -130,7 +137,7 @@ class WideArea:
             *map(str, figures),
         ]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment)
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
         assert self._process.stdout is not None
         ready, _, _ = select.select([self._process.stdout], [], [], _START_S)
         if not ready or self._process.stdout.readline() != b"ready\n":
@@ -161,7 +168,7 @@ class _Way:
 
     def __init__(self, target: int, rate: float, delay_s: float, queue_s: float, loss: float) -> None:
         self._target = target
-        self._rate = rate
+        self.rate = rate
         self._delay_s = delay_s
         self._queue_s = queue_s
         self._loss = loss
@@ -174,7 +181,7 @@ class _Way:
         start_s = max(now_s, self._free_s)
         if start_s - now_s > self._queue_s:
             return
-        self._free_s = start_s + len(packet) / self._rate
+        self._free_s = start_s + len(packet) / self.rate
         self._under_way.append((self._free_s + self._delay_s, packet))
 
     def give(self, now_s: float) -> float:
@@ -204,9 +211,15 @@ def _forward(namespaces: list[str], figures: list[float]) -> None:
     wait_s = 1.0
     parent = os.getppid()
     while os.getppid() == parent:
-        readable, _, _ = select.select([near, far], [], [], max(0.0, wait_s))
+        readable, _, _ = select.select([near, far, 0], [], [], max(0.0, wait_s))
         now_s = time.monotonic()
-        for descriptor in readable:
+        if 0 in readable:
+            told = os.read(0, 4096).split()
+            if not told:
+                return
+            for way in ways.values():
+                way.rate = float(told[-1])
+        for descriptor in ways.keys() & readable:
             with contextlib.suppress(BlockingIOError):
                 for _ in range(64):
                     ways[descriptor].take(os.read(descriptor, _MTU_BYTES + 100), now_s)

@@ -60,6 +60,8 @@ _SMALL_DISKS_MIB = {"t2": 20, _NARROW: 24}
 _SPOOL_MB = {_ROTTING: 64, _NARROW: 24}
 #: Larger than any small disk: there the disk itself is the limit.
 _NO_LIMIT_MB = 1000
+#: What an administrator frees on a full disk, so that a router can start.
+_RESERVE_BYTES = MIB
 #: A file that will be damaged has so long to be delivered.
 _LOST_AFTER_S = 120
 _FREE_AGAIN_BYTES = 16 * MIB
@@ -207,7 +209,21 @@ class Storm:
             self.counts["kills"] += 1
         time.sleep(self._dice.uniform(0.0, 1.0))
         for router in victims:
+            self._start(router)
+
+    def _start(self, router: RouterProcess) -> None:
+        """Start it; on a full disk it cannot, and says so: then somebody makes a little room."""
+        disk = self._disks.get(router.home.name)
+        try:
             router.start()
+        except StageoutError:
+            if disk is None or not (disk / "reserve").exists():
+                raise
+            (disk / "reserve").unlink()
+            self.counts["starts on a full disk"] += 1
+            router.start()
+            with contextlib.suppress(OSError):
+                (disk / "reserve").write_bytes(bytes(_RESERVE_BYTES))
 
     def _kill_two(self) -> None:
         self._kill(2)
@@ -234,7 +250,7 @@ class Storm:
             self.counts["kills"] += 1
         ballast.unlink()
         if dies:
-            router.start()
+            self._start(router)
 
     def _rot(self) -> None:
         """A file is taken into custody while its terminal is away; a bit of it flips; the terminal comes back."""
@@ -299,7 +315,7 @@ class Storm:
 
         def again(name: str) -> None:
             self.graph.routers[name].stop()
-            self.graph.routers[name].start()
+            self._start(self.graph.routers[name])
             with Channel(self.end(name)) as channel:
                 channel.send(Status(secrets.token_hex(16), 1))
                 channel.receive()
@@ -451,6 +467,7 @@ def small_disk(home: Path, size_mib: int) -> Iterator[Path]:
             (home / part).mkdir()
             subprocess.run(["mount", "--bind", str(disk / part), str(home / part)], check=True)
             mounted.insert(0, home / part)
+        (disk / "reserve").write_bytes(bytes(_RESERVE_BYTES))
         yield disk
     finally:
         for place in mounted:
