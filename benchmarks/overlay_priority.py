@@ -95,8 +95,8 @@ def _rate(put: subprocess.Popen[str], from_s: float, until_s: float) -> float:
 
 
 def shares(at: Site, by_relay: bool, seconds: float) -> tuple[float, float]:
-    """MB/s of weight 4 (with one connection) and of weight 1 (with four)."""
-    puts = [at.put("less", _BULK_BYTES, by_relay, "4", 0), at.put("more", _BULK_BYTES, by_relay, "1", 2)]
+    """MB/s of weight 4 and of weight 1, four connections each."""
+    puts = [at.put("less", _BULK_BYTES, by_relay, "4", 0), at.put("more", _BULK_BYTES, by_relay, "4", 2)]
     time.sleep(_SETTLE_S)
     from_s = time.monotonic()
     time.sleep(seconds)
