@@ -3,8 +3,9 @@
 A connection that has proved its key becomes one of four. One that asks for a circuit goes on to the next hop
 (:mod:`overlay_router.circuits`), or ends here and begins anew with whoever is at its other end. Control connections
 carry the messages of :mod:`overlay_router.destination` and :mod:`overlay_router.custodian`, which are answered one
-after the other by the thread that owns the disk. Connections that carry data go to a worker process together with the
-file, or with the next hop. Blocks that a worker reports are recorded, and only then said to their sender.
+after the other by the thread that owns the disk; what changes no file is answered by :mod:`overlay_router.questions`.
+Connections that carry data go to a worker process together with the file, or with the next hop. Blocks that a worker
+reports are recorded, and only then said to their sender.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from overlay_router import finding, warrants
+from overlay_router import warrants
 from overlay_router.circuits import Neighbours, onward
 from overlay_router.copier import Copier
 from overlay_router.cover import Cover, Wire, begins_with_tls, covered
-from overlay_router.destination import Destination, Published, Reply
+from overlay_router.destination import Destination, Reply
 from overlay_router.ends import Ends
 from overlay_router.forwarder import Forwarder, Forwarding
 from overlay_router.greeting import Peer, Unwelcome, connect, greet, refuse
@@ -36,8 +37,9 @@ from overlay_router.line import Line
 from overlay_router.neighbours import Neighbourhood
 from overlay_router.outflow import Means, Outflow
 from overlay_router.pool import Pool
+from overlay_router.questions import Questions
 from overlay_router.report import Reporting
-from overlay_router.rights import Rights, outside, outside_of
+from overlay_router.rights import Rights, outside_of
 from overlay_router.small_files import Arrived
 from overlay_router.tree import no_room
 from overlay_router.waiting import TOGETHER, Changes
@@ -45,8 +47,8 @@ from overlay_router.worker import Job, Report
 from stageout.core import log
 from stageout.core.clock import SystemClock
 from stageout.core.ending import end
-from stageout.core.errors import ErrorClass
 from stageout.wire import frames, overlay, packs
+from stageout.wire.fields import is_origin
 from stageout.wire.frames import BadFrame, Decoder, Frame, Type
 from stageout.wire.overlay import List, Message, Stat
 from stageout.wire.route import Route
@@ -63,7 +65,6 @@ _RECORD_AGAIN_S = 1.0
 _GREETING_S = 30.0
 _MOST_ORIGINS = 4096
 _NOT_FINAL = ("pending", "unknown")
-_TAKEN_WITHIN_S = 60.0
 _PACKS_WAITING = 16
 _REASON_CHARS = 200
 T = TypeVar("T")
@@ -97,7 +98,6 @@ class Router:
         means: Means | None = None,
         leases: Leases | None = None,
     ) -> None:
-        self._leases = leases
         self._node, self._ends, self.keys, self.neighbours = node, ends, keys, neighbours
         self.links, self.rights, self.cover = links, rights, cover
         self._configured, self._found = neighbours, frozenset[str]()
@@ -128,6 +128,8 @@ class Router:
         if ends.egress is not None and means is not None:
             self._outflow = Outflow(ends.egress, means, self._on_disk, self._deliver, SystemClock())
             self._sent_out = Reporting(means.report, ends.egress, self._outflow, self._on_disk)
+        bearer = self._copier.key[0] if self._copier else ""
+        self._questions = Questions(node, ends, rights, self._on_disk, leases, bearer)
 
     def have_neighbours(self, neighbours: Neighbours) -> None:
         """From now on these are configured."""
@@ -290,56 +292,11 @@ class Router:
             line.writer.close()  # which ends whoever reads it too
             raise
 
-    async def _look_up(self, line: Line, ask: Stat | List) -> None:
-        refusal = self._look_refusal(line.peer, ask)
-        elsewhere = self._ends.elsewhere(ask.path)
-        if refusal:
-            denied = ErrorClass.PERMISSION_DENIED.code
-            line.send(overlay.Answer(code=denied, message=refusal, store=self._ends.epoch))
-        elif isinstance(ask, Stat) and ask.terminal:
-            line.send(await finding.entry(self._ends.custodian, self._on_disk, line.peer.key, ask))
-        elif elsewhere is not None:
-            line.send(elsewhere)
-        elif self._ends.destination is None:
-            raise self._no_tree(line.peer)
-        elif isinstance(ask, Stat):
-            found = await self._on_disk(lambda: self._destination.look_up(ask))
-            line.send(replace(found, bearer=self._copier.key[0] if self._copier else ""))
-        else:
-            pages = self._destination.entries(ask)
-            while (page := await asyncio.to_thread(next, pages, None)) is not None:
-                line.send(page)
-                await asyncio.wait_for(line.writer.drain(), _TAKEN_WITHIN_S)
-
-    def _look_refusal(self, peer: Peer, ask: Stat | List | overlay.Get) -> str:
-        return self.rights.refusal(peer.key, ask, int(time.time()), peer.nonce)
-
-    async def _lot(self, line: Line, ask: overlay.Lot) -> None:
-        key = line.peer.key
-        if not _is_origin(ask.lot):
-            raise BadFrame("a lot without 32 hexadecimal digits")
-        refusal = "" if key.allows(ask.path) else outside(key, ask.path)
-        if self._ends.goes_out(ask.path):
-            refusal = "no space can be held for what a plugin delivers"
-        if self.rights.insists:
-            refusal = "this router takes nothing without a capability, and lots have none"
-        if refusal:
-            line.send(overlay.Reserved(ask.lot, 0, 0, ErrorClass.PERMISSION_DENIED.code, refusal))
-        else:
-            line.send(await self._on_disk(lambda: self._destination.lot(ask, key.name)))
-
-    async def _lease(self, peer: Peer, ask: overlay.Lease) -> overlay.Leased:
-        """For routers; any of them may be named as the one that gives leases."""
-        if self._leases is None or not peer.key.is_router:
-            raise BadFrame(f"the key {peer.key.name!r} is not marked as that of a router: it gets no leases")
-        leases, name = self._leases, peer.key.name
-        return await self._on_disk(lambda: leases.answer(name, ask, time.monotonic()))
-
     async def _pack(self, line: Line, frame: Frame) -> None:
         await line.changed()
         pack, files = packs.decode(frame)
         goes_out = any(self._ends.goes_out(path) for path in pack.paths)
-        if not _is_origin(pack.origin) or (self._ends.destination is None and not goes_out):
+        if not is_origin(pack.origin) or (self._ends.destination is None and not goes_out):
             raise BadFrame("a pack for a router without a tree, or without an origin of 32 hexadecimal digits")
         name = f"{line.peer.key.name}/{pack.origin}"
         self._join(line, name)
@@ -375,19 +332,18 @@ class Router:
             line.send(await self.links.routed(asked) if asked else self.links.known(message.first))
             return
         if isinstance(message, overlay.Lease):
-            line.send(await self._lease(line.peer, message))
+            line.send(await self._questions.lease(line.peer, message))
             return
         if not self._ends:
             raise BadFrame(f"{type(message).__name__} is not for a relay")
         if isinstance(message, (Stat, List)):
-            await self._look_up(line, message)
+            await self._questions.look_up(line, message)
             return
         if isinstance(message, overlay.Lot):
-            self._needs_tree(line.peer)
-            await self._lot(line, message)
+            line.send(await self._questions.lot(line.peer, message))
             return
         origin = getattr(message, "origin", "")
-        if not _is_origin(origin):
+        if not is_origin(origin):
             raise BadFrame(f"{type(message).__name__} without an origin of 32 hexadecimal digits")
         name = f"{line.peer.key.name}/{origin}"
         line.origins.add(origin)
@@ -412,7 +368,7 @@ class Router:
                 return
         if isinstance(message, overlay.Copy) and self._copier is not None:
             read = overlay.Get(message.source, capability=message.read_capability, signature=message.read_signature)
-            refusal = await self._copier.reason_against(message, self._look_refusal(line.peer, read))
+            refusal = await self._copier.reason_against(message, self._questions.refusal(line.peer, read))
             if refusal:
                 line.send(overlay.Result(origin, message.seq, "failed", refusal))
                 return
@@ -477,13 +433,6 @@ class Router:
             if one is not None:
                 one.wake.set()
 
-    def _needs_tree(self, peer: Peer) -> None:
-        if self._ends.destination is None:
-            raise self._no_tree(peer)
-
-    def _no_tree(self, peer: Peer) -> Unwelcome:
-        return Unwelcome(f"{self._node} keeps no files of its own: name it as a gateway, not in a URL", peer.checksum)
-
     async def _attach(self, sock: socket.socket, peer: Peer, ask: overlay.Attach) -> None:
         found = await self._on_disk(lambda: self._ends.attach(ask.tid))
         if found is None or not found.transfer.sender.startswith(f"{peer.key.name}/"):
@@ -499,24 +448,12 @@ class Router:
         self._give(job, sock, found.file)
 
     async def _get(self, sock: socket.socket, peer: Peer, ask: overlay.Get) -> None:
-        refusal = self._look_refusal(peer, ask)
-        if refusal:
-            raise Unwelcome(refusal, peer.checksum, code=ErrorClass.PERMISSION_DENIED.code)
-        if ask.terminal:
-            found = await finding.file(self._ends.custodian, self._on_disk, peer.key, ask)
-        else:
-            found = self._ends.elsewhere(ask.path) or await self._published(peer, ask)
-        if isinstance(found, overlay.Answer):
-            raise Unwelcome(found.message, peer.checksum, code=found.code)
+        found = await self._questions.file(peer, ask)
         job = Job(
             "send", 0, peer.checksum, peer.digest, overlay.BLOCK_BYTES, found.size_bytes,
             ask.first_block, found.generation, found.mode, blocks=ask.blocks, peer=peer.key.name,
         )  # fmt: skip
         self._give(job, sock, found.file)
-
-    async def _published(self, peer: Peer, ask: overlay.Get) -> Published | overlay.Answer:
-        self._needs_tree(peer)
-        return await self._on_disk(lambda: self._destination.published(ask.path, ask.generation))
 
     def _give(self, job: Job, sock: socket.socket, file: int) -> None:
         try:
@@ -606,7 +543,3 @@ class Router:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("task-failed", problem=repr(task.exception()))
-
-
-def _is_origin(text: str) -> bool:
-    return len(text) == 32 and all(char in "0123456789abcdef" for char in text)

@@ -143,3 +143,8 @@ READERS = {
     tuple[LinkRow, ...]: _links,
     tuple[KnownRow, ...]: _known,
 }
+
+
+def is_origin(text: str) -> bool:
+    """Whether a text is what an origin calls itself, or its name for a lot: 32 random hexadecimal digits."""
+    return len(text) == 32 and all(char in "0123456789abcdef" for char in text)

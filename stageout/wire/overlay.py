@@ -14,9 +14,16 @@ from typing import Any, Union, get_type_hints
 from stageout.wire.fields import MAX_LINKS as MAX_LINKS
 from stageout.wire.fields import MAX_NUMBER as MAX_NUMBER
 from stageout.wire.fields import MAX_RANGES as MAX_RANGES
-from stageout.wire.fields import READERS, KnownRow, LinkRow
+from stageout.wire.fields import READERS
 from stageout.wire.fields import Range as Range
 from stageout.wire.frames import BadFrame, Checksum, Frame, Type, decode_meta, encode_header, encode_meta
+from stageout.wire.link_state import Heartbeat as Heartbeat
+from stageout.wire.link_state import Known as Known
+from stageout.wire.link_state import Links as Links
+from stageout.wire.link_state import Probe as Probe
+from stageout.wire.link_state import Probed as Probed
+from stageout.wire.link_state import Routed as Routed
+from stageout.wire.link_state import Routes as Routes
 
 BLOCK_BYTES = 1024 * 1024
 MAX_PROBE_BYTES = 8 * 1024 * 1024
@@ -453,77 +460,6 @@ class Credit:
 
     tid: int
     size_bytes: int
-
-
-@dataclass(frozen=True)
-class Heartbeat:
-    """As the first frame: this is another router. A ``number`` is answered by a heartbeat with it as ``echo``."""
-
-    number: int = 0
-    echo: int = 0
-
-
-@dataclass(frozen=True)
-class Links:
-    """All links of one router, signed by it, passed on unchanged by all others.
-
-    :param router: its address. :param key: its public key. :param incarnation: grows with each of its starts.
-    :param number: grows with each message of an incarnation. :param age_ms: since it was made; not signed.
-    """
-
-    router: str
-    key: str
-    incarnation: int
-    number: int
-    links: tuple[LinkRow, ...]
-    signature: str = ""
-    age_ms: int = 0
-
-
-@dataclass(frozen=True)
-class Routes:
-    """Ask a router for its routes to a terminal (ROUTED), or, without one, for the links from a position on (KNOWN)."""
-
-    terminal: str = ""
-    first: int = 0
-
-
-@dataclass(frozen=True)
-class Routed:
-    """Routes from the router that was asked, itself left out, the terminal last.
-
-    :param routes: those in use, widest first. :param others: looked at and not in use.
-    :param reasons: why, for each of both in turn. :param reason: why this set is in use.
-    """
-
-    terminal: str
-    routes: tuple[tuple[str, ...], ...]
-    others: tuple[tuple[str, ...], ...] = ()
-    reasons: tuple[str, ...] = ()
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class Known:
-    """Links that a router knows of, in order of their ends. :param total: how many there are."""
-
-    total: int
-    links: tuple[KnownRow, ...]
-
-
-@dataclass(frozen=True)
-class Probe:
-    """So many bytes follow this frame as they are, to be thrown away and timed (PROBED)."""
-
-    size_bytes: int
-
-
-@dataclass(frozen=True)
-class Probed:
-    """The last bytes of a probe, and how long they took to come."""
-
-    size_bytes: int
-    time_us: int
 
 
 Message = Union[

@@ -11,8 +11,8 @@ from typing import Any
 
 import classad2
 import pytest
+from daemon_site import Served, accepted, in_thread, served
 from manager_site import AGENT, Node, Site, made, run, until
-from test_manager_daemon import Served, accepted, in_thread, served
 
 from sandbox_manager.collector import CollectorError, CollectorProcess
 from sandbox_manager.drain import Drain, jobs_at_risk

@@ -15,6 +15,8 @@ from stageout.core.config import KNOBS
 
 ROOT = Path(__file__).resolve().parents[2]
 
+#: Of one file.
+_MOST_LINES = 600
 _DAEMONS = {"sandbox_manager", "schedd_agent", "overlay_router", "policy_service"}
 
 #: part -> parts that it may import
@@ -78,6 +80,14 @@ def test_tables_of_states_import_no_io(name: str) -> None:
     assert found
     for path in found:
         assert set(_imports(path)) <= {"__future__", "enum", "typing", "dataclasses"}, path
+
+
+@pytest.mark.parametrize("top", [*sorted(_DAEMONS), "stageout", "tests", "benchmarks", "tools"])
+def test_files_are_short_enough_to_be_read_at_once(top: str) -> None:
+    paths = sorted((ROOT / top).rglob("*.py"))
+    assert paths
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in paths}
+    assert not {name: lines for name, lines in lengths.items() if lines > _MOST_LINES}
 
 
 def test_executables_are_short() -> None:

@@ -11,13 +11,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from daemon_site import FakeIdentity, Served, accepted, in_thread, served
 from manager_site import AGENT, SCHEDD, UID, Site, made, run, until
 
 from sandbox_manager import daemon as daemon_module
@@ -26,190 +26,28 @@ from sandbox_manager.ads import shown_url
 from sandbox_manager.agents import AgentBook
 from sandbox_manager.collector import CollectorError, CollectorProcess
 from sandbox_manager.daemon import DO_NOT_RESTART, Daemon, Surroundings, manager_name
-from sandbox_manager.identity import RunFacts
-from sandbox_manager.peers import Peer
 from sandbox_manager.space import Space
 from sandbox_manager.spool import SpoolBusy
 from sandbox_manager.startd_process import StartdError, StartdProcess
 from stageout.core.clock import SystemClock
-from stageout.core.config import ConfigError, Settings, mapping_settings
-from stageout.core.signing import SigningKey
+from stageout.core.config import ConfigError, mapping_settings
 from stageout.core.states import diagram
 from stageout.wire.custody import (
-    MANAGER_AD,
     Action,
     AgentNotice,
     Order,
     OrderSheet,
-    Report,
-    Run,
-    check_signature,
-    notice_ad,
     orders_ad,
-    payload_of,
     read_report,
 )
-from stageout.wire.handoff import OfferedFile, offer_frames, receive_frame, send_frame, socket_name
 
-AGENT_KEY = SigningKey(b"a" * 32)
 ROOT_DIR = Path(__file__).resolve().parents[2]
-
-
-class FakeCollector:
-    """A collector in memory, with an agent in it that confirms whatever is reported as accepted."""
-
-    def __init__(self) -> None:
-        self.refuses = self.silent = False
-        self.confirms = True
-        self.key = AGENT_KEY
-        self.manager_key = ""
-        self.signature = ""
-        self.reports: list[Report] = []
-        self.extra: list[dict[str, Any]] = []
-        self._orders: dict[tuple[Run, tuple[str, ...]], Order] = {}
-        self._notices = 0
-
-    async def messages(self, manager: str) -> Sequence[Mapping[str, Any]]:
-        if self.silent:
-            raise CollectorError("no answer")
-        self._notices += 1
-        orders = tuple(self._orders.values())
-        return [
-            notice_ad(AgentNotice(SCHEDD, SCHEDD, self.key.public, self._notices, int(time.time())), self.key),
-            *([orders_ad(OrderSheet(SCHEDD, manager, 1, orders, self.manager_key), self.key)] if orders else []),
-            *self.extra,
-        ]
-
-    async def advertise(self, ad: Mapping[str, Any]) -> None:
-        if self.refuses:
-            raise CollectorError("access level DAEMON")
-        report = read_report(payload_of(ad))
-        check_signature(MANAGER_AD, ad, report.key)
-        self.signature = ad["StageOutSignature"]
-        self.manager_key = report.key
-        self.reports.append(report)
-        for box in report.sandboxes:
-            key = (box.run, box.tickets)
-            if self.confirms and box.state == "Accepted" and key not in self._orders:
-                number = len(self._orders) + 1
-                self._orders[key] = Order(number, Action.CONFIRM, box.job, box.number, box.tickets, box.files_total)
-
-    async def standing(self, manager: str) -> str:
-        return self.signature
-
-    async def close(self) -> None:
-        pass
-
-    def last(self) -> dict[str, str]:
-        """State of each run in the newest report."""
-        return {box.run.job_id: box.state for box in self.reports[-1].sandboxes} if self.reports else {}
-
-
-class FakeIdentity:
-    """Everybody who connects is run 1 of job 1.0."""
-
-    async def identify(self, peer: Peer) -> RunFacts:
-        return RunFacts(
-            run=Run(f"{SCHEDD}#1.0#1700000000", 1), owner="alice@test", user="alice", uid=UID, gid=UID,
-            startd_name="ep", slot_name="slot1_1@ep", slot_id=1, dslot_id=1, guard=True,
-        )  # fmt: skip
-
-
-class Served:
-    """A daemon in this process."""
-
-    def __init__(self, site: Site) -> None:
-        self.site = site
-        self.collector = FakeCollector()
-        self.settings = {
-            **site.knobs,
-            "EXECUTE": str(site.base / "execute"),
-            "STAGEOUT_SPOOL": str(site.base / "spool"),
-            "STAGEOUT_ORDER_INTERVAL": "1",
-            "FILETRANSFER_PLUGINS": f"/nothing/here, {site.plugin}",
-            "FULL_HOSTNAME": "ep.test",
-        }
-        around = Surroundings(self._read, self.collector, SystemClock(), lambda settings: FakeIdentity())
-        self.daemon = Daemon(around)
-
-    def _read(self) -> Settings:
-        return mapping_settings(self.settings)
-
-    @property
-    def run_dir(self) -> Path:
-        return self.site.base / "spool" / "run"
-
-    @property
-    def socket(self) -> Path:
-        return self.run_dir / socket_name(str(self.site.base / "execute"))
-
-    def hand_off(self, *urls: str) -> dict[str, Any]:
-        """What a plugin does; returns the manager's last word."""
-        files = [OfferedFile(url, f"{self.site.base}/execute/dir_1/scratch/{url[-1]}", 3) for url in urls]
-        with socket.socket(socket.AF_UNIX) as talk:
-            talk.settimeout(10)
-            talk.connect(str(self.socket))
-            for frame in offer_frames(files, str(self.site.plugin)):
-                send_frame(talk, frame)
-            go = receive_frame(talk)
-            if go["op"] != "go":
-                return go
-            for position in range(len(urls)):
-                path = Path(go["directory"]) / str(position)
-                path.write_bytes(b"abc")
-                os.chown(path, UID, -1)
-            send_frame(talk, {"op": "linked", "files": len(urls)})
-            return receive_frame(talk)
-
-    def ask(self, **question: Any) -> list[dict[str, Any]]:
-        """Ask on the control socket."""
-        answers = []
-        with socket.socket(socket.AF_UNIX) as talk:
-            talk.settimeout(10)
-            talk.connect(str(self.run_dir / "control"))
-            send_frame(talk, question)
-            while True:
-                answers.append(receive_frame(talk))
-                if answers[-1]["op"] in ("end", "metrics", "refuse"):
-                    return answers
 
 
 @pytest.fixture
 def site() -> Iterator[Site]:
     with made() as found:
         yield found
-
-
-@asynccontextmanager
-async def served(site: Site) -> AsyncIterator[Served]:
-    """A daemon that accepts, and is stopped at the end."""
-    found = Served(site)
-    task = asyncio.ensure_future(found.daemon.serve())
-    try:
-        await until(lambda: task.done() or (found.socket.exists() and found.collector.reports), "the daemon")
-        yield found
-    finally:
-        found.daemon.stop(fast=True)
-        await task
-
-
-async def in_thread(work: Any, *arguments: Any) -> Any:
-    return await asyncio.get_running_loop().run_in_executor(None, work, *arguments)
-
-
-async def accepted(node: Served, *urls: str) -> dict[str, Any]:
-    """Hand off as soon as the daemon has heard of the agent."""
-    answer: dict[str, Any] = {}
-
-    async def taken() -> bool:
-        answer.update(await in_thread(node.hand_off, *urls))
-        return answer["op"] == "accepted"
-
-    end = time.monotonic() + 10
-    while not await taken():
-        assert time.monotonic() < end, answer
-        await asyncio.sleep(0.1)
-    return answer["receipt"]  # type: ignore[no-any-return]
 
 
 def test_from_hand_off_to_delivery_through_the_collector(site: Site) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from daemon_site import accepted, in_thread, served
 from manager_site import Site, made, run, until
 from policy_site import TOKENS, Service
-from test_manager_daemon import accepted, in_thread, served
 
 from sandbox_manager import rates
 from sandbox_manager.batches import Judged

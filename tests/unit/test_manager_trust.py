@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from daemon_site import AGENT_KEY, accepted, in_thread, served
 from manager_site import SCHEDD, Site, made, run, until
-from test_manager_daemon import AGENT_KEY, accepted, in_thread, served
 
 from sandbox_manager import ads
 from sandbox_manager.daemon import KEY_FILE

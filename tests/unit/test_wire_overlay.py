@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stageout.wire import frames, overlay
+from stageout.wire.fields import KnownRow, LinkRow
 from stageout.wire.frames import BadFrame, Decoder, Type
 
 _DOCUMENT = Path(__file__).parents[2] / "docs" / "WIRE.md"
@@ -37,10 +38,8 @@ _KINDS: dict[Any, st.SearchStrategy[Any]] = {
     tuple[int, ...]: st.lists(numbers, max_size=8).map(tuple),
     tuple[tuple[int, int], ...]: st.sets(numbers, max_size=12).map(_ranges),
     tuple[tuple[str, ...], ...]: st.lists(st.lists(addresses, max_size=4).map(tuple), max_size=4).map(tuple),
-    tuple[overlay.LinkRow, ...]: st.lists(st.tuples(addresses, numbers, numbers), max_size=4).map(tuple),
-    tuple[overlay.KnownRow, ...]: st.lists(st.tuples(addresses, addresses, numbers, numbers, numbers), max_size=4).map(
-        tuple
-    ),
+    tuple[LinkRow, ...]: st.lists(st.tuples(addresses, numbers, numbers), max_size=4).map(tuple),
+    tuple[KnownRow, ...]: st.lists(st.tuples(addresses, addresses, numbers, numbers, numbers), max_size=4).map(tuple),
 }
 _WORDS = {
     "kind": st.just("rename"),

@@ -1,0 +1,122 @@
+"""What a router answers without changing a file: look-ups, what a GET will send, lots, leases."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+
+from overlay_router import finding
+from overlay_router.destination import Destination, Published
+from overlay_router.ends import Ends
+from overlay_router.forwarder import OnDisk
+from overlay_router.greeting import Peer, Unwelcome
+from overlay_router.leases import Leases
+from overlay_router.line import Line
+from overlay_router.rights import Rights, outside
+from stageout.core.errors import ErrorClass
+from stageout.wire.fields import is_origin
+from stageout.wire.frames import BadFrame
+from stageout.wire.overlay import Answer, Get, Lease, Leased, List, Lot, Reserved, Stat
+
+_TAKEN_WITHIN_S = 60.0
+
+
+class Questions:
+    """Answers of one router.
+
+    :param node: its name. :param ends: where operations end. :param rights: who may look at what.
+    :param on_disk: runs a call in the thread that owns the disk. :param leases: that it gives, None for none.
+    :param bearer: name of the key that it shows when it carries out copies, "" if it does not.
+    """
+
+    def __init__(
+        self, node: str, ends: Ends, rights: Rights, on_disk: OnDisk, leases: Leases | None, bearer: str
+    ) -> None:
+        self._node, self._ends, self._rights, self._on_disk = node, ends, rights, on_disk
+        self._leases, self._bearer = leases, bearer
+
+    def tree(self, peer: Peer) -> Destination:
+        """The router's own tree.
+
+        :raises Unwelcome: it has none.
+        """
+        if self._ends.destination is None:
+            text = f"{self._node} keeps no files of its own: name it as a gateway, not in a URL"
+            raise Unwelcome(text, peer.checksum)
+        return self._ends.destination
+
+    def refusal(self, peer: Peer, ask: Stat | List | Get) -> str:
+        """Why a peer may not look at that, "" if it may."""
+        return self._rights.refusal(peer.key, ask, int(time.time()), peer.nonce)
+
+    async def look_up(self, line: Line, ask: Stat | List) -> None:
+        """Send what there is: one entry, or page by page as it is taken.
+
+        :raises Unwelcome: there is no tree here. :raises asyncio.TimeoutError: a page was not taken for a minute.
+        """
+        refusal = self.refusal(line.peer, ask)
+        elsewhere = self._ends.elsewhere(ask.path)
+        if refusal:
+            denied = ErrorClass.PERMISSION_DENIED.code
+            line.send(Answer(code=denied, message=refusal, store=self._ends.epoch))
+        elif isinstance(ask, Stat) and ask.terminal:
+            line.send(await finding.entry(self._ends.custodian, self._on_disk, line.peer.key, ask))
+        elif elsewhere is not None:
+            line.send(elsewhere)
+        elif isinstance(ask, Stat):
+            tree, asked = self.tree(line.peer), ask
+            found = await self._on_disk(lambda: tree.look_up(asked))
+            line.send(replace(found, bearer=self._bearer))
+        else:
+            pages = self.tree(line.peer).entries(ask)
+            while (page := await asyncio.to_thread(next, pages, None)) is not None:
+                line.send(page)
+                await asyncio.wait_for(line.writer.drain(), _TAKEN_WITHIN_S)
+
+    async def file(self, peer: Peer, ask: Get) -> Published:
+        """The open file that a GET is answered with; it is the caller's to close.
+
+        :raises Unwelcome: it may not be read, or there is none.
+        """
+        refusal = self.refusal(peer, ask)
+        if refusal:
+            raise Unwelcome(refusal, peer.checksum, code=ErrorClass.PERMISSION_DENIED.code)
+        elsewhere = None if ask.terminal else self._ends.elsewhere(ask.path)
+        if ask.terminal:
+            found = await finding.file(self._ends.custodian, self._on_disk, peer.key, ask)
+        elif elsewhere is not None:
+            found = elsewhere
+        else:
+            tree = self.tree(peer)
+            found = await self._on_disk(lambda: tree.published(ask.path, ask.generation))
+        if isinstance(found, Answer):
+            raise Unwelcome(found.message, peer.checksum, code=found.code)
+        return found
+
+    async def lot(self, peer: Peer, ask: Lot) -> Reserved:
+        """A lot reserved, renewed or released, or why not.
+
+        :raises Unwelcome: there is no tree here. :raises BadFrame: its name is not one.
+        """
+        key, tree = peer.key, self.tree(peer)
+        if not is_origin(ask.lot):
+            raise BadFrame("a lot without 32 hexadecimal digits")
+        refusal = "" if key.allows(ask.path) else outside(key, ask.path)
+        if self._ends.goes_out(ask.path):
+            refusal = "no space can be held for what a plugin delivers"
+        if self._rights.insists:
+            refusal = "this router takes nothing without a capability, and lots have none"
+        if refusal:
+            return Reserved(ask.lot, 0, 0, ErrorClass.PERMISSION_DENIED.code, refusal)
+        return await self._on_disk(lambda: tree.lot(ask, key.name))
+
+    async def lease(self, peer: Peer, ask: Lease) -> Leased:
+        """What a gateway hears that wants to deliver alone. Any router may be named as the one that gives leases.
+
+        :raises BadFrame: it is not for this peer, or for this router.
+        """
+        if self._leases is None or not peer.key.is_router:
+            raise BadFrame(f"the key {peer.key.name!r} is not marked as that of a router: it gets no leases")
+        leases, name = self._leases, peer.key.name
+        return await self._on_disk(lambda: leases.answer(name, ask, time.monotonic()))
