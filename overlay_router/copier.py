@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import sqlite3
 import subprocess
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ from overlay_router.copies import Commanded, Copies, Key
 from overlay_router.copyist import Order
 from overlay_router.destination import Destination, Reply
 from overlay_router.forwarder import OnDisk
+from overlay_router.pauses import growing_s
 from overlay_router.states import Outcome, Result
 from stageout.core import log
 from stageout.core.children import module_command
@@ -140,7 +140,7 @@ class Copier:
         try:
             end = await self._carried_out(commanded, one)
             await self._record(commanded, one, end)
-        except (OSError, sqlite3.Error, ValueError) as problem:  # not recorded, or no process: tried again
+        except Exception as problem:  # not recorded, or no process: tried again, but not at once
             log.error("copy-not-recorded", origin=commanded.key[0], problem=repr(problem))
             self._later(one)
         finally:
@@ -215,7 +215,7 @@ class Copier:
 
     def _later(self, one: _Try) -> None:
         one.failures += 1
-        one.until_s = asyncio.get_running_loop().time() + min(_LONGEST_S, _FIRST_S * 2 ** (one.failures - 1))
+        one.until_s = asyncio.get_running_loop().time() + growing_s(_FIRST_S, _LONGEST_S, one.failures)
 
 
 #: The file is not what it was when the copy was commanded.

@@ -78,7 +78,8 @@ async def greet(sock: socket.socket, node: str, keys: Mapping[str, Key]) -> tupl
     await loop.sock_sendall(sock, overlay.encode(answer, zlib.crc32))
     checksum = frames.checksums()[welcome.checksum]
     proved = await _receive(sock, Prove, checksum)
-    if not hmac.compare_digest(proved.proof, overlay.proof(key.secret, "hello", hello, welcome)):
+    right = overlay.proof(key.secret, "hello", hello, welcome)
+    if not proved.proof.isascii() or not hmac.compare_digest(proved.proof, right):
         raise Unwelcome(f"the key {key.name!r} is not the one known here", welcome.checksum)
     first = overlay.decode(await receive_frame(sock, checksum))
     return Peer(hello.node, key, welcome.checksum, welcome.digest, welcome.nonce), first

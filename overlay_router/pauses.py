@@ -6,6 +6,13 @@ from dataclasses import dataclass
 
 FIRST_S = 1.0
 _LONGEST_S = 120.0
+#: Enough to come to the longest pause from any first one; without it the number itself grows too large one day.
+_DOUBLINGS = 30
+
+
+def growing_s(first_s: float, longest_s: float, failures: int) -> float:
+    """The pause behind so many failures in a row: doubled each time, at most the longest."""
+    return min(longest_s, first_s * 2.0 ** min(failures - 1, _DOUBLINGS))
 
 
 @dataclass
@@ -18,4 +25,4 @@ class Pause:
     def more(self, now_s: float, least_s: float) -> None:
         """One more failure."""
         self.failures += 1
-        self.until_s = now_s + max(least_s, min(_LONGEST_S, FIRST_S * 2 ** (self.failures - 1)))
+        self.until_s = now_s + max(least_s, growing_s(FIRST_S, _LONGEST_S, self.failures))

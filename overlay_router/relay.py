@@ -62,6 +62,7 @@ _EXPIRE_INTERVAL_S = 60.0
 _AGAIN_S = 5
 #: A full disk is tried again after so long.
 _RECORD_AGAIN_S = 1.0
+_ACCEPT_AGAIN_S = 0.1
 _GREETING_S = 30.0
 _MOST_ORIGINS = 4096
 _NOT_FINAL = ("pending", "unknown")
@@ -161,9 +162,14 @@ class Router:
             self._start(self._sent_out.run())
         try:
             while True:
-                sock, place = await loop.sock_accept(listening)
-                sock.setblocking(False)
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                try:
+                    sock, place = await loop.sock_accept(listening)
+                    sock.setblocking(False)
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                except OSError as problem:  # no descriptor is free, above all: those who are connected go on
+                    self.complaints.warn("not-accepted", "", problem=problem)
+                    await asyncio.sleep(_ACCEPT_AGAIN_S)
+                    continue
                 self._start(self._connection(sock, str(place[0])))
         finally:
             await end(self._tasks)
@@ -270,13 +276,18 @@ class Router:
                 await writer.drain()
         finally:
             answering.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await answering
-            for name in [name for name, known in self._lines.items() if line in known]:
-                self._lines[name].remove(line)
-                if not self._lines[name]:
-                    del self._lines[name]
-            writer.close()
+            try:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await answering
+            finally:
+                self._leave(line)
+                writer.close()
+
+    def _leave(self, line: Line) -> None:
+        for name in [name for name, known in self._lines.items() if line in known]:
+            self._lines[name].remove(line)
+            if not self._lines[name]:
+                del self._lines[name]
 
     def _join(self, line: Line, name: str) -> None:
         """From now on it hears what concerns that origin, as its other connections do."""
@@ -290,6 +301,9 @@ class Router:
                 await (self._pack(line, what) if isinstance(what, Frame) else self._answer(line, what))
         except Exception:  # a database on a full disk, too: who asks must not wait for an answer that never comes
             line.writer.close()  # which ends whoever reads it too
+            with contextlib.suppress(asyncio.CancelledError):
+                while True:  # unless he waits for a place among what is to be answered
+                    await todo.get()
             raise
 
     async def _pack(self, line: Line, frame: Frame) -> None:
@@ -436,6 +450,8 @@ class Router:
     async def _attach(self, sock: socket.socket, peer: Peer, ask: overlay.Attach) -> None:
         found = await self._on_disk(lambda: self._ends.attach(ask.tid))
         if found is None or not found.transfer.sender.startswith(f"{peer.key.name}/"):
+            if found is not None:
+                os.close(found.file)
             raise BadFrame(f"transfer {ask.tid} is not one of this peer")
         if ask.tid in self._whole:
             os.close(found.file)

@@ -35,7 +35,7 @@ def refusal(
 
 
 def _keyed(found: Warrant, body: str, signature: str, keys: Mapping[str, Key]) -> str:
-    key = keys.get(found.key)
+    key = keys.get(found.key) if signature.isascii() else None
     if key is None or not hmac.compare_digest(signature, warrant.keyed(key.secret, body)):
         return f"the warrant of this copy was not signed with a key {found.key!r} that is known here"
     return "" if key.allows(found.path) else outside(key, found.path)

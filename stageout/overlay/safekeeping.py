@@ -90,7 +90,7 @@ class _Search:
 
     def _failed(self, candidate: _Candidate, failure: TransferFailure) -> None:
         now_s = time.monotonic()
-        candidate.due_s = now_s + min(_PAUSE_MAX_S, _FIRST_PAUSE_S * 2**candidate.failures)
+        candidate.due_s = now_s + min(_PAUSE_MAX_S, _FIRST_PAUSE_S * 2 ** min(candidate.failures, 10))
         candidate.failures += 1
         with self._lock:
             self.problems[candidate.custodian.gateway.server] = failure

@@ -32,6 +32,7 @@ def accept(hello: Hello, welcome: Welcome, secret: bytes) -> Prove:
     """
     if welcome.checksum not in hello.checksums or welcome.digest not in hello.digests:
         raise BadFrame("the router chose a checksum that was not offered")
-    if not hmac.compare_digest(welcome.proof, overlay.proof(secret, "welcome", hello, welcome)):
+    right = overlay.proof(secret, "welcome", hello, welcome)
+    if not welcome.proof.isascii() or not hmac.compare_digest(welcome.proof, right):
         raise WrongKey(f"the router does not have the key {hello.key!r}")
     return Prove(overlay.proof(secret, "hello", hello, welcome))

@@ -70,10 +70,10 @@ def site() -> Iterator[Site]:
 def holding(base: Path, *secrets: str) -> list[str]:
     """Files below a directory in which one of the secrets stands."""
     found = []
-    for path in base.rglob("*"):
-        if path.is_file() and not path.is_symlink():
-            with suppress(FileNotFoundError):  # the manager has removed it in this moment
-                content = path.read_bytes()
+    for folder, _, names in os.walk(base):  # passes over a directory that the manager has removed in this moment
+        for path in (Path(folder, name) for name in names):
+            with suppress(FileNotFoundError):  # or a file
+                content = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
                 found += [str(path) for secret in secrets if secret.encode() in content]
     return found
 

@@ -1,0 +1,186 @@
+"""A router in this process: what becomes of connections when something fails, with the failure made to order."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import sqlite3
+import time
+import zlib
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from overlay_router.circuits import Neighbours
+from overlay_router.cover import Cover
+from overlay_router.destination import Attached
+from overlay_router.ends import Ends
+from overlay_router.keys import Key
+from overlay_router.pauses import Pause
+from overlay_router.relay import Router
+from overlay_router.rights import Rights
+from overlay_router.store import Transfer
+from overlay_router.warrants import refusal
+from stageout.core.errors import TransferFailure
+from stageout.overlay.channel import Channel, Gateway
+from stageout.wire import frames, overlay, warrant
+from stageout.wire.frames import Decoder
+from stageout.wire.greeting import WrongKey, accept, offer
+from stageout.wire.overlay import Attach, Message, Open, Status, Welcome
+from stageout.wire.warrant import Warrant
+
+SECRET = b"0123456789abcdef0123456789abcdef"
+ORIGIN = "0a" * 16
+ASK = Open(ORIGIN, 1, "f", 1, 1, 1)
+
+
+class _Links:
+    """Of a router that knows no others."""
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+
+class _End:
+    """A destination that answers, or fails, as a test wants it. :param file: the last descriptor that it gave."""
+
+    epoch = "e"
+
+    def __init__(self) -> None:
+        self.file, self.asked = -1, 0
+
+    def status(self, ask: Status, peer: str) -> list[Any]:
+        self.asked += 1
+        raise sqlite3.OperationalError("disk I/O error")
+
+    def attach(self, tid: int) -> Attached:
+        self.file = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
+        return Attached(Transfer(tid, f"another/{ORIGIN}", ASK), self.file)
+
+    def expire(self) -> list[Any]:
+        return []
+
+
+@pytest.fixture
+def end() -> _End:
+    return _End()
+
+
+def serving(end: _End, work: Callable[[Router, Gateway], Awaitable[None]]) -> None:
+    async def run() -> None:
+        ends = Ends(cast(Any, end))
+        router = Router(
+            "node", ends, {"site": Key("site", SECRET, "/")}, 1, Neighbours(), cast(Any, _Links()), Rights(), 4, 1e6,
+            Cover(),
+        )  # fmt: skip
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            task = asyncio.ensure_future(router.serve(listening))
+            port = listening.getsockname()[1]
+            await asyncio.wait_for(work(router, Gateway("127.0.0.1", port, "site", SECRET, timeout_s=30)), 60)
+            task.cancel()
+            await asyncio.wait([task])
+
+    asyncio.run(run())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end_s
+        await asyncio.sleep(0.01)
+
+
+def ask(gateway: Gateway, *messages: Message) -> object:
+    """The first answer, or the failure."""
+    with Channel(gateway) as channel:
+        try:
+            for message in messages:
+                channel.send(message)
+            return channel.receive()
+        except TransferFailure as failure:
+            return failure
+
+
+def test_a_connection_that_cannot_be_answered_leaves_nothing_behind(end: _End) -> None:
+    """However much its peer has asked already."""
+
+    async def work(router: Router, gateway: Gateway) -> None:
+        assert isinstance(await asyncio.to_thread(ask, gateway, *[Status(ORIGIN, 1)] * 100), TransferFailure)
+        await until(lambda: not router.limits._known)
+        assert end.asked == 1
+        assert not router._lines
+
+    serving(end, work)
+
+
+def test_data_for_the_transfer_of_another_leave_no_descriptor_open(end: _End) -> None:
+    async def work(router: Router, gateway: Gateway) -> None:
+        assert isinstance(await asyncio.to_thread(ask, gateway, Attach(7)), TransferFailure)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(end.file)
+
+    serving(end, work)
+
+
+def test_without_a_free_descriptor_a_router_waits_for_one(end: _End) -> None:
+    async def work(router: Router, gateway: Gateway) -> None:
+        loop = asyncio.get_running_loop()
+        accept, failures = loop.sock_accept, [OSError(errno.EMFILE, "Too many open files")]
+
+        async def full(sock: socket.socket) -> Any:
+            if failures:
+                raise failures.pop()
+            return await accept(sock)
+
+        loop.sock_accept = full  # type: ignore[method-assign]
+        for _ in range(2):  # the one that is being accepted, and the next
+            await asyncio.to_thread(ask, gateway, Attach(7))
+        assert not failures
+
+    serving(end, work)
+
+
+def test_a_terminal_may_be_away_for_weeks() -> None:
+    pause, asked_s = Pause(), []
+    for _ in range(5000):
+        pause.more(0.0, 0.0)
+        asked_s.append(pause.until_s)
+    assert asked_s[:3] == [1.0, 2.0, 4.0]
+    assert asked_s == sorted(asked_s)
+    assert asked_s[-1] == 120.0
+
+
+def test_proofs_and_signatures_may_be_any_text() -> None:
+    """They come from whoever connects: what is wrong is refused, and is no fault of this program."""
+    written = warrant.write(Warrant("site", "hop", "e", ORIGIN, 1, "f", 1, 1, 0o644), SECRET).partition(".")[0]
+    told = replace(ASK, warrant=f"{written}.\u00fc")
+    assert "not signed" in refusal(told, Key("hop", SECRET, "-"), {"site": Key("site", SECRET, "")}, Rights(), "e", 0)
+    hello = offer("me", "site")
+    with pytest.raises(WrongKey):
+        accept(hello, Welcome("node", "0", "crc32", hello.digests[0], 0, "\u00fc"), SECRET)
+
+    async def work(router: Router, gateway: Gateway) -> None:
+        assert "is not the one known here" in str(await asyncio.to_thread(proving, gateway, "\u00fc"))
+
+    serving(_End(), work)
+
+
+def proving(gateway: Gateway, proof: str) -> object:
+    """What a router says to a proof."""
+    with socket.create_connection((gateway.host, gateway.port), 30) as sock, sock.makefile("rb") as stream:
+        sock.sendall(overlay.encode(offer("me", "site"), zlib.crc32))
+        decoder = Decoder(zlib.crc32)
+        found: list[object] = []
+        while len(found) < 2:
+            decoder.feed(stream.read1())
+            for frame in decoder.frames():
+                found.append(overlay.decode(frame))
+                if isinstance(found[-1], Welcome):
+                    sums = frames.checksums()[found[-1].checksum]
+                    decoder = Decoder(sums)
+                    sock.sendall(overlay.encode(overlay.Prove(proof), sums))
+        return found[-1]
