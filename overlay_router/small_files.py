@@ -87,7 +87,12 @@ class SmallFiles:
                 if problem.errno not in NO_ROOM:
                     raise
                 return _no_space(works)
-            self._publish(works, hidden)
+            try:
+                self._publish(works, hidden)
+            except OSError as problem:
+                if problem.errno not in NO_ROOM:
+                    raise
+                return _no_space(works)  # the next call finds out first which have their names
         self._settle(works)
         return [(one.arrived.peer, _message(one)) for one in works]
 
@@ -310,13 +315,18 @@ class _Directories:
 
 
 def _name(directories: _Directories, hidden: _Hidden, position: int, path: str) -> str:
-    """Give written data their name; why that cannot be, "" when it has happened."""
+    """Give written data their name; why that cannot be, "" when it has happened.
+
+    :raises OSError: there is no room for it, which is no result: it is asked again.
+    """
     parent, _, name = path.rpartition("/")
     try:
         hidden.give_name(position, directories.open(parent, path), name)
     except (IsADirectoryError, NotADirectoryError, FileExistsError):
         problem = "conflict"
     except OSError as error:
+        if error.errno in NO_ROOM:
+            raise
         log.error("name-not-changed", path=path, kind="pack", problem=error)
         problem = error.strerror or str(error)
     else:

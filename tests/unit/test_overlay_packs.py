@@ -156,6 +156,27 @@ def test_a_full_disk_is_said_and_leaves_nothing(router: Router, monkeypatch: pyt
     assert execute(router, pack) == [overlay.Packed(ORIGIN, 1, (1, 1))]
 
 
+def test_a_disk_without_room_for_a_name_is_no_result(
+    way: str, router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some have their names then, others none: each is executed once all the same."""
+    real, pack = small_files._Hidden.give_name, arrived(1, {"d/e": b"e", "d/f": b"data", "g": b"g"})
+
+    def full(hidden: small_files._Hidden, position: int, directory: int, name: str) -> None:
+        if name == "f":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(hidden, position, directory, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(small_files._Hidden, "give_name", full)
+        for _ in range(2):
+            assert router.place.pack([pack]) == [Reply(PEER, overlay.NoSpace(ORIGIN, 1, 5))]
+            assert router.content() == {"d": "/", "d/e": "e"}
+    assert execute(router, pack) == [overlay.Packed(ORIGIN, 1, (1, 1, 1))]
+    assert router.content() == {"d": "/", "d/e": "e", "d/f": "data", "g": "g"}
+    assert leftovers(router) == []
+
+
 def test_a_disk_that_fails_is_asked_again(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(place: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
