@@ -11,9 +11,10 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from overlay_router import report
 from overlay_router.book import Book
@@ -27,7 +28,7 @@ from overlay_router.directory import Directory
 from overlay_router.egress import Egress
 from overlay_router.ends import Ends
 from overlay_router.forwarder import Forwarding
-from overlay_router.identity import identity
+from overlay_router.identity import identity, keep
 from overlay_router.keys import read_keys, read_own_key
 from overlay_router.leases import Leases
 from overlay_router.lessee import Lessee
@@ -111,13 +112,17 @@ def address_of(settings: Settings, node: str, port: int) -> str:
         raise ConfigError(f"STAGEOUT_ROUTER_ADDRESS: {problem}") from None
 
 
-def links_of(settings: Settings, node: str, port: int, neighbours: Neighbours) -> Neighbourhood:
-    """What this router says to others about itself. :raises StageoutError: address, key or directory are unusable."""
+def links_of(settings: Settings, node: str, port: int, neighbours: Neighbours) -> tuple[Neighbourhood, int]:
+    """What this router says to others about itself, and the number of this start.
+
+    :raises StageoutError: address, key or directory are unusable.
+    """
     interval_s = settings.number("STAGEOUT_ROUTER_INTERVAL")
     home = home_of(settings)
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    book = Book(address_of(settings, node, port), *identity(home), INTERVALS_TO_AGE * interval_s)
-    return Neighbourhood(node, book, neighbours.key, interval_s, neighbours.allowed)
+    key, incarnation = identity(home)
+    book = Book(address_of(settings, node, port), key, incarnation, INTERVALS_TO_AGE * interval_s)
+    return Neighbourhood(node, book, neighbours.key, interval_s, neighbours.allowed), incarnation
 
 
 def rights_of(settings: Settings) -> Rights:
@@ -167,7 +172,7 @@ async def run(load: Callable[[], Settings], local_name: str | None = None) -> No
         destination = _destination(place, stack) if place else None
         listening = stack.enter_context(listen(settings))
         port = listening.getsockname()[1]
-        links = links_of(settings, node, port, neighbours)
+        links, incarnation = links_of(settings, node, port, neighbours)
         terminals = read_terminals(settings.text("STAGEOUT_ROUTER_TERMINALS"))
         custodian = _custodian(settings, terminals, address_of(settings, node, port), stack) if terminals else None
         goes_out = bool(neighbours.key[0] or terminals)
@@ -186,7 +191,8 @@ async def run(load: Callable[[], Settings], local_name: str | None = None) -> No
         log.event("started", pid=os.getpid(), port=port, root=place.root if place else "")
         collector = None if local_name is None else CollectorChild(local_name)
         directory = Directory(collector, links.address, router.meet) if collector else None
-        await _until_stopped(router, directory, listening, load)
+        beside = [keep(home_of(settings), incarnation), *([directory.run()] if directory else [])]
+        await _until_stopped(router, beside, listening, load)
         log.event("stopped")
 
 
@@ -264,7 +270,7 @@ def _copies(settings: Settings, name: str, stack: contextlib.ExitStack) -> Copie
 
 
 async def _until_stopped(
-    router: Router, directory: Directory | None, listening: socket.socket, load: Callable[[], Settings]
+    router: Router, beside: Sequence[Coroutine[Any, Any, None]], listening: socket.socket, load: Callable[[], Settings]
 ) -> None:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
@@ -272,9 +278,9 @@ async def _until_stopped(
     loop.add_signal_handler(signal.SIGHUP, _reconfigure, router, load)
     serving = asyncio.ensure_future(router.serve(listening))
     waiting = asyncio.ensure_future(stop.wait())
-    finding = [asyncio.ensure_future(directory.run())] if directory else []
+    others = [asyncio.ensure_future(work) for work in beside]
     await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
-    await end((serving, waiting, *finding))
+    await end((serving, waiting, *others))
     problem = None if serving.cancelled() else serving.exception()
     if problem is not None:
         raise problem

@@ -122,6 +122,9 @@ def test_a_custodian_whose_disk_is_full_says_so_and_loses_nothing(tmp_path: Path
         router.stop()
         given = deposit(_end(custodian), source, "kept", router.address)
         _fill(records / "ballast")
+        custodian.kill()
+        custodian.start()
+        assert "start-not-counted" in custodian.log
         with pytest.raises(TransferFailure) as caught:
             deposit(_end(custodian), source, "refused", router.address)
         assert (caught.value.kind, caught.value.retry_after_s) == (ErrorClass.NO_SPACE_REMOTE, 5.0)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 
+from overlay_router import identity as starts
 from overlay_router.identity import IdentityError, identity
 from overlay_router.keys import BadKeys, Key, read_keys
 from stageout.core import durable
@@ -76,6 +78,22 @@ def test_numbers_of_starts_only_grow_whatever_happens(
     (tmp_path / "incarnation").write_text("damaged")
     with pytest.raises(IdentityError, match="remove it"):
         identity(tmp_path)
+
+
+def test_a_full_disk_does_not_keep_a_router_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, first = identity(tmp_path)
+    (tmp_path / "incarnation").write_text(f"{first + 10**9}\n")
+    with monkeypatch.context() as full:
+        full.setattr(durable, "_faults", durable.parse_faults("router-incarnation=ENOSPC"))
+        _, later = identity(tmp_path)
+    assert later == first + 10**9 + 1
+    assert int((tmp_path / "incarnation").read_text()) == first + 10**9
+    monkeypatch.setattr(starts, "_AGAIN_S", 0.001)
+    arm = tmp_path / "arm"
+    arm.touch()
+    monkeypatch.setattr(durable, "_faults", durable.parse_faults(f"router-incarnation=ENOSPC@{arm}"))
+    asyncio.run(starts.keep(tmp_path, later))
+    assert (int((tmp_path / "incarnation").read_text()), arm.exists()) == (later, False)
 
 
 def _dying(label: str, when: str) -> Callable[[str], AbstractContextManager[None]]:
