@@ -442,6 +442,7 @@ def _rows(records: Path) -> list[str]:
     found = []
     for path in records.glob("*.sqlite"):
         with contextlib.closing(sqlite3.connect(path)) as database:
+            database.execute("PRAGMA locking_mode=EXCLUSIVE")  # needs no file beside it: the disk may be full
             for (table,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
                 rows = database.execute(f"SELECT * FROM {table} LIMIT 3").fetchall() if table in _EMPTY_TABLES else []
                 found += [f"{path.name}, {table}: {rows}"] if rows else []

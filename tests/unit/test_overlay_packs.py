@@ -156,9 +156,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(router: Router, monkeypatch: pyt
     assert execute(router, pack) == [overlay.Packed(ORIGIN, 1, (1, 1))]
 
 
-def test_a_disk_without_room_for_a_name_is_no_result(
-    way: str, router: Router, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_without_room_for_a_name_is_no_result(way: str, router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some have their names then, others none: each is executed once all the same."""
     real, pack = small_files._Hidden.give_name, arrived(1, {"d/e": b"e", "d/f": b"data", "g": b"g"})
 
