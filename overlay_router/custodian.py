@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sqlite3
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
@@ -23,7 +24,7 @@ from overlay_router.spool import Begun, CustodyStore, Held, Key
 from overlay_router.staging import as_result, ranges, ranges_of, whole
 from overlay_router.states import Outcome, Release, Result
 from overlay_router.store import Transfer
-from overlay_router.tree import BadPath, Tree, checked
+from overlay_router.tree import BadPath, Tree, checked, no_room
 from stageout.core import durable, log
 from stageout.core.clock import Clock
 from stageout.tuning.shares import turn
@@ -438,9 +439,15 @@ class Custodian:
         lots.expire(self._spool, self._clock.monotonic_s())
         dead = [item for item in self._store.transfers() if _key_of(item) not in self._held]
         dead = [item for item in dead if _owner(item) not in self._spool.lots or item.ask.expires < now]
-        for item in dead:
-            self._store.abandon(item)
-        self._free(dead)
+        try:
+            for item in dead:
+                self._store.abandon(item)
+                self._free([item])
+        except (OSError, sqlite3.Error) as problem:
+            if no_room(problem):  # their data make some for the record
+                for item in dead:
+                    self._tree.discard(item.tid)
+            raise
         self._store.forget(now)
         self._forget(now)
         return replies
@@ -501,6 +508,8 @@ class Custodian:
 
     def _allocate(self, transfer: Transfer) -> None:
         if not self._tree.inode(transfer.tid):
+            if self._store.count(transfer.tid):  # of data that were removed before the record of it
+                self._store.unstage(transfer.tid)
             self._tree.allocate(transfer.tid, transfer.ask.size_bytes)
 
     def _no_room(self, ask: Open, peer: str, again_s: float) -> Reply:

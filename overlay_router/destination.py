@@ -82,6 +82,7 @@ class Destination:
             return Reply(peer, final)
         transfer = self._store.grant(ask, peer)
         if not self._tree.inode(transfer.tid):
+            self._forget_blocks(transfer.tid)
             if ask.lot and not self._lots.take(ask, transfer.tid, peer.split("/")[0]):
                 return Reply(peer, as_result(ask.origin, ask.seq, Result(Outcome.FAILED, "lot")))
             try:
@@ -233,10 +234,23 @@ class Destination:
         self._lots.expire()
         late = [held for held in self._held.values() if held.operation.expires < now]
         replies = self._consider(late)
-        for tid in self._store.forget(now):
+        try:
+            gone = self._store.forget(now)
+        except (OSError, sqlite3.Error) as problem:
+            if no_room(problem):  # their data make some for the record
+                for transfer in self._store.transfers():
+                    if transfer.ask.expires < now:
+                        self._tree.discard(transfer.tid)
+            raise
+        for tid in gone:
             self._tree.discard(tid)
         self._lots.refill()
         return replies
+
+    def _forget_blocks(self, tid: int) -> None:
+        """Blocks of data that were removed before the record of it are not there."""
+        if self._store.count(tid):
+            self._store.unstage(tid)
 
     def _final(self, ask: Open) -> overlay.Result | None:
         stored = self._stored(ask.origin, ask.seq)

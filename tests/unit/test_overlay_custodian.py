@@ -179,6 +179,25 @@ def test_damage_with_another_copy_is_mended(spooling: Spooling) -> None:
     assert len(spooling.one.due()) == 1
 
 
+def test_data_of_the_dead_make_room_for_the_record_of_their_end(
+    spooling: Spooling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seq in (1, 2):
+        coming(spooling, seq)
+    spooling.clock.now_s += lots.LEASE_S + 1
+    with monkeypatch.context() as full:
+        full.setattr(durable, "_faults", durable.parse_faults("custody-abandon=ENOSPC"))
+        with pytest.raises(OSError, match="No space"):
+            spooling.one.expire(())
+        assert spooling.files() == 0
+    again = spooling.one.open(Open(ORIGIN, 1, "f1", 2, 1, EXPIRES, TERMINAL), PEER).message
+    assert isinstance(again, Opened)
+    assert again.staged == (), "its data are gone"
+    spooling.one.expire(())
+    assert [item.ask.seq for item in spooling.store.transfers()] == [1]
+    assert (spooling.files(), lots.reserved_bytes(spooling.spool)) == (1, 2)
+
+
 def test_what_was_refused_or_never_completed_is_not_remembered_for_ever(spooling: Spooling) -> None:
     big = Open(ORIGIN, 1, "big", 10**9, BLOCK, EXPIRES, TERMINAL)
     assert isinstance(spooling.one.open(big, PEER).message, NoSpace)

@@ -413,6 +413,26 @@ def test_a_change_that_had_no_room_is_found_out_when_it_is_asked_again(
     assert router.store.intents() == []
 
 
+def test_data_of_the_dead_make_room_for_the_record_of_their_end(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = Open(ORIGIN, 1, "f", 2 * BLOCK, BLOCK, EXPIRES + 100)
+    opened = router.place.open(replace(later, expires=EXPIRES), PEER).message
+    assert isinstance(opened, overlay.Opened)
+    router.place.staged(opened.tid, [(0, b"d" * 16)])
+    router.now = EXPIRES + 1
+    with monkeypatch.context() as full:
+        full.setattr(durable, "_faults", durable.parse_faults("overlay-forget=ENOSPC"))
+        with pytest.raises(OSError, match="No space"):
+            router.place.expire()
+        assert router.leftovers() == []
+    again = router.place.open(later, PEER).message
+    assert isinstance(again, overlay.Opened)
+    assert again.staged == (), "its data are gone"
+    router.place.expire()
+    assert (router.leftovers(), router.store.transfers()) == ([], [])
+
+
 def _tell_together(router: Router) -> None:
     for _ in range(len(STORY)):
         if set(router.send_together(STORY).values()) == {"done"}:
