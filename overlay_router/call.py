@@ -140,10 +140,17 @@ def _checked(file: File) -> Damaged | None:
         bad = [
             block
             for block, known in enumerate(file.digests)
-            if digest(os.pread(descriptor, min(BLOCK_BYTES, left - block * BLOCK_BYTES), block * BLOCK_BYTES)) != known
+            if digest(_read(descriptor, min(BLOCK_BYTES, left - block * BLOCK_BYTES), block * BLOCK_BYTES)) != known
         ]
     finally:
         os.close(descriptor)
     if size_bytes != left and not bad:
         return Damaged(tuple(range(len(file.digests))))
     return Damaged(tuple(bad)) if bad else None
+
+
+def _read(descriptor: int, length: int, offset: int) -> bytes:
+    try:
+        return os.pread(descriptor, length, offset)
+    except OSError:  # a block that the disk does not give back is a damaged one
+        return b""

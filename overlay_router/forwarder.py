@@ -137,7 +137,6 @@ class Forwarder:
         try:
             while True:
                 self.wake.clear()
-                await self._keep_carrier()
                 await self._try_to_begin()
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self.wake.wait(), self._until_next_s())
@@ -204,9 +203,11 @@ class Forwarder:
 
     async def _try_to_begin(self) -> None:
         try:
+            await self._keep_carrier()
             await self._begin()
-        except (OSError, sqlite3.Error) as problem:  # a full disk, above all: what leaves makes room
-            log.error("custody-not-read", problem=problem, advice="look at the disk of the spool and its database")
+        except Exception as problem:  # a full disk, above all: what leaves makes room; or no process was started
+            advice = "look at the disk of the spool and its database, and at the limit of processes"
+            log.error("custody-not-read", problem=repr(problem), advice=advice)
             await asyncio.sleep(FIRST_S)
 
     async def _begin(self) -> None:

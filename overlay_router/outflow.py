@@ -21,7 +21,7 @@ from overlay_router.destination import Reply
 from overlay_router.egress import Egress
 from overlay_router.forwarder import OnDisk
 from overlay_router.lessee import Lessee
-from overlay_router.pauses import Pause
+from overlay_router.pauses import FIRST_S, Pause
 from overlay_router.spool import Held, Key
 from overlay_router.states import Outcome, Result
 from stageout.core import log
@@ -109,7 +109,7 @@ class Outflow:
             await asyncio.to_thread(self._table.load, self._means.plugins)
             while True:
                 self.wake.clear()
-                await self._begin()
+                await self._try_to_begin()
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self.wake.wait(), self._until_next_s())
                 await asyncio.sleep(_COALESCE_S)
@@ -126,6 +126,13 @@ class Outflow:
                 call.stop()
         self._pauses.pop(key, None)
         self.wake.set()
+
+    async def _try_to_begin(self) -> None:
+        try:
+            await self._begin()
+        except Exception as problem:  # a full disk, above all: deliveries must not end for ever
+            log.error("egress-not-read", problem=repr(problem), advice="look at the disk of the spool and its database")
+            await asyncio.sleep(FIRST_S)
 
     async def _begin(self) -> None:
         ready, replies = await self._on_disk(lambda: self._egress.ready(self.busy))

@@ -545,6 +545,8 @@ class Router:
             self._deliver(await self._on_disk(partial(self._ends.custodian.expire, self._forwarder.busy)))
         if self._ends.copies is not None and self._copier is not None:
             self._deliver(await self._on_disk(partial(self._ends.copies.expire, self._copier.busy)))
+        if self._ends.egress is not None and self._outflow is not None:
+            self._deliver(await self._on_disk(partial(self._ends.egress.expire, self._outflow.busy)))
         self.rights.expire(int(time.time()))
 
     async def _on_disk(self, work: Callable[[], T]) -> T:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,10 +20,12 @@ from overlay_router import lots
 from overlay_router.custodian import Custodian
 from overlay_router.deposits import Terminals, read_terminals
 from overlay_router.destination import Reply
+from overlay_router.forwarder import Forwarder
 from overlay_router.spool import CustodyStore
 from overlay_router.states import Outcome, Result
 from overlay_router.tree import Tree
 from stageout.core import durable
+from stageout.core.clock import SystemClock
 from stageout.core.config import ConfigError
 from stageout.wire import overlay
 from stageout.wire.overlay import Custody, NoSpace, Open, Opened, Operation, Staged
@@ -332,6 +336,34 @@ _ORDERING = Path(__file__).resolve().parents[2] / "docs" / "ORDERING.md"
 LABELS = re.findall(
     r"^\| `(custody-[a-z-]+)` \|", _ORDERING.read_text().partition("## The overlay's custodian")[2], re.M
 )
+
+
+def test_without_a_process_deliveries_wait_for_one(spooling: Spooling, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("overlay_router.forwarder.FIRST_S", 0.01)
+
+    async def run() -> None:
+        tries, again = [], asyncio.Event()
+
+        async def start() -> asyncio.subprocess.Process:
+            tries.append(1)
+            if len(tries) > 1:
+                again.set()
+            forwarder.wake.set()
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+        async def on_disk(work: Callable[[], Any]) -> Any:
+            return work()
+
+        forwarder = Forwarder(spooling.one, on_disk, lambda replies: None, ("k", b""), 1, SystemClock())
+        monkeypatch.setattr(forwarder, "_start", start)
+        task, waiting = asyncio.ensure_future(forwarder.run()), asyncio.ensure_future(again.wait())
+        await asyncio.wait({task, waiting}, timeout=30, return_when=asyncio.FIRST_COMPLETED)
+        assert not task.done()
+        assert len(tries) == 2
+        task.cancel()
+        await asyncio.wait([task])
+
+    asyncio.run(run())
 
 
 class _Death(BaseException):

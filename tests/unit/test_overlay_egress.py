@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
+import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from overlay_router.call import Call, Damaged, File, Kit
+from overlay_router.circuits import Neighbours
+from overlay_router.cover import Cover
 from overlay_router.destination import Reply
 from overlay_router.egress import Egress
+from overlay_router.ends import Ends
 from overlay_router.leases import KEPT_S, LEASE_S, Leases
 from overlay_router.lessee import Lessee, NotLeased
 from overlay_router.lots import Spool
+from overlay_router.outflow import Means, Outflow
+from overlay_router.relay import Router
+from overlay_router.rights import Rights
 from overlay_router.spool import FIRST_EGRESS_TID, FIRST_TID, EgressStore
 from overlay_router.states import Outcome, Result
 from overlay_router.tree import Tree
 from stageout.core import durable
+from stageout.core.clock import SystemClock
 from stageout.core.errors import ErrorClass
 from stageout.movers.plugins_table import Plugin
 from stageout.overlay import outcomes
@@ -223,6 +233,66 @@ def test_death_at_every_step_repeats_and_never_says_done_too_early(
     gate.restart()
     assert gate.left() == []
     gate.close()
+
+
+def _means(home: Path) -> Means:
+    return Means(home / "movers", home / "report", (), 1, 10.0)
+
+
+def test_space_of_uploads_that_nobody_goes_on_with_is_given_back(gate: Gate, tmp_path: Path) -> None:
+    gate.one.open(Open(ORIGIN, 1, "out/f", 1 << 19, BLOCK_BYTES, EXPIRES), PEER)
+    assert len(gate.left()) == 1
+    gate.clock.now_s = LEASE_S
+
+    async def expire() -> None:
+        router = Router(
+            "node", Ends(egress=gate.one), {}, 1, Neighbours(), cast(Any, SimpleNamespace()), Rights(), 4, 100.0,
+            Cover(), means=_means(tmp_path),
+        )  # fmt: skip
+        await router._expire_once()
+        router._pool.close()
+
+    asyncio.run(expire())
+    assert gate.left() == []
+
+
+def test_a_full_disk_does_not_end_all_deliveries(gate: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("overlay_router.outflow.FIRST_S", 0.01)
+    asked: list[int] = []
+
+    async def run() -> None:
+        again = asyncio.Event()
+
+        def ready(busy: object) -> tuple[list[Any], list[Any]]:
+            asked.append(1)
+            if len(asked) == 1:
+                raise sqlite3.OperationalError("database or disk is full")
+            again.set()
+            return [], []
+
+        async def on_disk(work: Callable[[], Any]) -> Any:
+            return work()
+
+        monkeypatch.setattr(gate.one, "ready", ready)
+        outflow = Outflow(gate.one, _means(tmp_path), on_disk, lambda replies: None, SystemClock())
+        task = asyncio.ensure_future(outflow.run())
+        waiting = asyncio.ensure_future(again.wait())
+        await asyncio.wait({task, waiting}, timeout=30, return_when=asyncio.FIRST_COMPLETED)
+        assert not task.done()
+        task.cancel()
+        await asyncio.wait([task])
+
+    asyncio.run(run())
+    assert len(asked) == 2
+
+
+def test_a_block_that_the_disk_does_not_give_back_is_damaged(gate: Gate, tmp_path: Path) -> None:
+    """Else everything for its target would wait behind it."""
+    gate.put(1, "out/f")
+    (held,), _ = gate.one.ready(())
+    kit = Kit(Plugin(Path("/nothing"), ("https",), 4), tmp_path / "work", 10.0, {}, None)
+    folder = File(held, tmp_path, tuple(gate.one.digests(held)))  # it can be opened, but not read
+    assert Call(Target("out", "https://s/"), [folder], kit).run() == [Damaged((0,))]
 
 
 def test_damage_in_the_spool_is_found_before_a_plugin_is_run(gate: Gate, tmp_path: Path) -> None:
