@@ -35,10 +35,15 @@ async def file(custodian: Custodian | None, on_disk: OnDisk, key: Key, ask: Get)
         found = await on_disk(lambda: os.open(custodian.file(held), os.O_RDONLY | os.O_CLOEXEC))
     except OSError as problem:
         return Answer(code=ErrorClass.SERVER_ERROR.code, message=f"{ask.path}: {problem.strerror}")
-    digests = await on_disk(lambda: custodian.digests(held))
-    if await asyncio.to_thread(_is_right, found, held, digests):
+    is_right = False
+    try:
+        digests = await on_disk(lambda: custodian.digests(held))
+        is_right = await asyncio.to_thread(_is_right, found, held, digests)
+    finally:
+        if not is_right:
+            os.close(found)
+    if is_right:
         return Published(held.operation.size_bytes, held.operation.mode, 0, found)
-    os.close(found)
     log.error("custody-damaged", path=ask.path, advice="check the disk of the spool")
     return Answer(code=ErrorClass.SERVER_ERROR.code, message=f"{ask.path}: the copy in this router's spool is damaged")
 

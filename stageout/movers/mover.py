@@ -121,7 +121,7 @@ class Mover:
         self._wake_out, self._wake_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._stop = threading.Event()
         self._names = unique_names([item.name for item in batch.files])
-        self._secrets = Secrets(batch.equipment.credentials.values())
+        self._secrets = Secrets(batch.equipment.credentials.values(), [item.url for item in batch.files])
 
     def stop(self) -> None:
         """Kill the plugin: :meth:`run` then raises :class:`Stopped`."""

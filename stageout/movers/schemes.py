@@ -12,7 +12,16 @@ def method_of(scheme: str) -> str:
 
 def split_url(url: str) -> tuple[str, str]:
     """Scheme and host (with port, without userinfo) of a URL, lower case."""
-    scheme, _, rest = url.partition("://")
+    return url.partition("://")[0].lower(), _authority(url).rpartition("@")[2].lower()
+
+
+def userinfo(url: str) -> str:
+    """What stands before the host of a URL and its ``@``: a user, perhaps with a password."""
+    return _authority(url).rpartition("@")[0]
+
+
+def _authority(url: str) -> str:
+    rest = url.partition("://")[2]
     for mark in "/?#":
         rest = rest.partition(mark)[0]
-    return scheme.lower(), rest.rpartition("@")[2].lower()
+    return rest

@@ -5,15 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from stageout.movers.schemes import userinfo
+
 _LEAST_SECRET_CHARS = 12
 _WORD = re.compile(r"[^\s\"',;:{}\[\]]+")
 
 
 class Secrets:
-    """Takes the content of credentials out of texts."""
+    """Takes the content of credentials out of texts, and what stands before the host in URLs.
 
-    def __init__(self, contents: Iterable[bytes]) -> None:
+    :param contents: of credentials. :param urls: perhaps with ``USER:PASSWORD@``.
+    """
+
+    def __init__(self, contents: Iterable[bytes], urls: Iterable[str] = ()) -> None:
         words: set[str] = set()
+        self._before_hosts = sorted({userinfo(url) for url in urls} - {""}, key=len, reverse=True)
         for content in contents:
             words.update(_WORD.findall(content.decode("utf-8", "replace")))
         # The longest first: a token may stand in another one.
@@ -21,6 +27,8 @@ class Secrets:
 
     def scrub(self, text: str) -> str:
         """The text with ``***`` for each word of a credential."""
+        for word in self._before_hosts:
+            text = text.replace(f"{word}@", "***@")
         for word in self._words:
             text = text.replace(word, "***")
         return text

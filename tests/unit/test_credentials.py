@@ -120,6 +120,11 @@ def test_secrets_are_taken_out_of_texts() -> None:
     assert not [line for line in key.decode().splitlines() if len(line) > 12 and " " not in line and line in left]
 
 
+def test_passwords_in_urls_are_taken_out_of_texts() -> None:
+    hide = Secrets([], ["https://bob:pw@h:1/a@b", "https://bob:pw@h:1/c", "dav://h/x@y", "copy:///f"])
+    assert hide.scrub("PUT https://bob:pw@h:1/a@b: 500, x@y") == "PUT https://***@h:1/a@b: 500, x@y"
+
+
 # ---- sending ---------------------------------------------------------------------------------------------------------
 
 

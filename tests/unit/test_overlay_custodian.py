@@ -7,6 +7,7 @@ import errno
 import hashlib
 import os
 import re
+import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,11 +17,12 @@ from typing import Any
 
 import pytest
 
-from overlay_router import lots
+from overlay_router import finding, lots
 from overlay_router.custodian import Custodian
 from overlay_router.deposits import Terminals, read_terminals
 from overlay_router.destination import Reply
 from overlay_router.forwarder import Forwarder
+from overlay_router.keys import Key
 from overlay_router.spool import CustodyStore
 from overlay_router.states import Outcome, Result
 from overlay_router.tree import Tree
@@ -364,6 +366,24 @@ def test_without_a_process_deliveries_wait_for_one(spooling: Spooling, monkeypat
         await asyncio.wait([task])
 
     asyncio.run(run())
+
+
+def test_a_file_whose_digests_cannot_be_read_is_not_left_open(
+    spooling: Spooling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spooling.take()
+
+    async def on_disk(work: Callable[[], Any]) -> Any:
+        return work()
+
+    def digests(held: object) -> list[bytes]:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(spooling.one, "digests", digests)
+    with pytest.raises(sqlite3.OperationalError):
+        asyncio.run(finding.file(spooling.one, on_disk, Key("site", b"", ""), overlay.Get("f1", terminal=TERMINAL)))
+    (held,) = spooling.one.held()
+    assert spooling.one.file(held) not in [os.path.realpath(path) for path in Path("/proc/self/fd").iterdir()]
 
 
 class _Death(BaseException):

@@ -11,11 +11,13 @@ import time
 import zlib
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from overlay_router.circuits import Neighbours
+from overlay_router.copier import Copier, _Try
 from overlay_router.cover import Cover
 from overlay_router.destination import Attached
 from overlay_router.ends import Ends
@@ -184,3 +186,22 @@ def proving(gateway: Gateway, proof: str) -> object:
                     decoder = Decoder(sums)
                     sock.sendall(overlay.encode(overlay.Prove(proof), sums))
         return found[-1]
+
+
+def test_a_copy_that_fails_in_an_unknown_way_waits_like_any_other() -> None:
+    async def run() -> None:
+        async def on_disk(work: Callable[[], Any]) -> Any:
+            return work()
+
+        async def no_ways(terminal: str) -> Any:
+            raise KeyError(terminal)
+
+        copies: Any = SimpleNamespace(cancelled=frozenset())
+        copier = Copier(copies, cast(Any, None), on_disk, lambda replies: None, no_ways, ("k", b""), 1)
+        one = _Try()
+        commanded: Any = SimpleNamespace(key=(ORIGIN, 1), reached=True, copy=SimpleNamespace(terminal="t:1"))
+        copies.cancelled = {commanded.key}
+        await copier._try(commanded, one)
+        assert one.until_s > asyncio.get_running_loop().time()
+
+    asyncio.run(run())
