@@ -306,6 +306,7 @@ _check_once = lru_cache(4096)(signing.check)
 
 def _say(name: str, level: int = 20, **facts: object) -> None:
     assert _world is not None
+    facts.pop("pid", None)  # of the process that plays, which a schedule that is played again has not
     if _world.keep_trace:
         _world.say(" ".join([name, *(f"{key}={value}" for key, value in facts.items())]))
 
