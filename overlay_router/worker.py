@@ -11,7 +11,6 @@ import contextlib
 import json
 import mmap
 import os
-import select
 import socket
 import ssl
 import sys
@@ -24,7 +23,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from overlay_router.splice import Circuit
-from stageout.core.sockets import send_both, wait_at_most
+from stageout.core.sockets import readable, send_both, wait_at_most
 from stageout.core.tls import Tunnel
 from stageout.overlay.links import Claim, links
 from stageout.wire import frames
@@ -273,7 +272,7 @@ class Receiver:
             data, offset = data[written:], offset + written
 
     def _more(self) -> bool:
-        return bool(select.select([self._connection], [], [], 0)[0])
+        return bool(readable([self._connection.fileno()], 0))
 
     def _stop(self) -> None:
         """Wake whoever receives: the disk fails."""

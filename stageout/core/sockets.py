@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
+from collections.abc import Iterable
 from typing import Union
 
 Buffer = Union[bytes, bytearray, memoryview]
 _TIME = struct.Struct("ll")
+_DAY_S = 86400.0
 
 
 def wait_at_most(sock: socket.socket, seconds: float) -> None:
@@ -19,6 +22,17 @@ def wait_at_most(sock: socket.socket, seconds: float) -> None:
     time = _TIME.pack(*divmod(int(seconds * 1e6), 10**6))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, time)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, time)
+
+
+def readable(descriptors: Iterable[int], within_s: float) -> list[int]:
+    """Those from which something, or the end, can be read within so many seconds (at most a day).
+
+    ``select.select`` does the same, but not for descriptors from 1024 on, which a busy daemon has.
+    """
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return [descriptor for descriptor, _ in poll.poll(min(within_s, _DAY_S) * 1000)]
 
 
 def send_both(sock: socket.socket, head: bytes, data: Buffer) -> None:

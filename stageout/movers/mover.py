@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
-import select
 import signal
 import stat
 import subprocess
@@ -23,6 +22,7 @@ from pathlib import Path
 
 from stageout.core import durable, log
 from stageout.core.classads import ClassAd, decode, unparse_ad, unparse_old
+from stageout.core.sockets import readable
 from stageout.movers import trees
 from stageout.movers.plugins_table import Plugin
 from stageout.movers.results import (
@@ -283,10 +283,10 @@ class Mover:
                 left_s = deadline - time.monotonic()
                 if left_s <= 0 or self._stop.is_set():
                     return False
-                ready, _, _ = select.select(watched, [], [], left_s if exit_fd >= 0 else min(left_s, 0.25))
+                ready = readable(watched, left_s if exit_fd >= 0 else min(left_s, 0.25))
                 if process.stdout.fileno() in ready and not output.read(process.stdout.fileno()):
                     watched.remove(process.stdout.fileno())
-        while select.select([process.stdout], [], [], 0)[0] and output.read(process.stdout.fileno()):
+        while readable([process.stdout.fileno()], 0) and output.read(process.stdout.fileno()):
             pass
         return True
 

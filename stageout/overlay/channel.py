@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import select
 import socket
 import ssl
 import struct
@@ -17,7 +16,7 @@ from pathlib import Path
 from stageout.core import log, tls
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.signing import KeyUnusable, key_of
-from stageout.core.sockets import send_both, wait_at_most
+from stageout.core.sockets import readable, send_both, wait_at_most
 from stageout.overlay.links import Claim, Lane, Tap
 from stageout.wire import frames, overlay, packs
 from stageout.wire.capability import Credential
@@ -202,7 +201,7 @@ class Channel:
 
     def has_more(self, within_s: float) -> bool:
         """Whether something (or the end) comes within so many seconds."""
-        return bool(select.select([self._socket], [], [], within_s)[0])
+        return bool(readable([self._socket.fileno()], within_s))
 
     @property
     def acked_bytes(self) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ import pytest
 from manager_site import ROOT, UID, Site, made
 
 from stageout.core.errors import ErrorClass
+from stageout.core.sockets import readable
 from stageout.movers.mover import MARK, Batch, Cargo, Mover, Stopped, end_leftovers, unique_names
 from stageout.movers.plugins_table import Plugin, PluginsTable
 from stageout.movers.results import PLUGINS_WORD, Answer, Delivered, Failure
@@ -69,6 +72,31 @@ def test_a_batch_of_many_files_leaves_the_processor_to_small_ones(site: Site) ->
     run(site, *(f"copy://h/ok/{number}" for number in range(11)))
     few, many = site.calls()
     assert (few["nice"], many["nice"]) == (os.nice(0), min(19, os.nice(0) + 5))
+
+
+@contextlib.contextmanager
+def many_descriptors() -> Iterator[None]:
+    """All numbers that ``select.select`` takes are in use, as in a busy daemon."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], 2048), limits[1]))
+        while not taken or taken[-1] < 1024:
+            taken.append(os.dup(0))
+        yield
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_daemon_with_many_connections_runs_plugins(site: Site) -> None:
+    with many_descriptors():
+        assert run(site, "copy://h/ok/one") == [Delivered("size", "md5:00")]
+        one, other = socket.socketpair()
+        with one, other:
+            other.send(b"x")
+            assert readable([one.fileno(), other.fileno()], 30) == [one.fileno()]
 
 
 def test_the_environment_is_small(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
