@@ -12,7 +12,7 @@ import os
 import stat
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
@@ -29,7 +29,8 @@ _TRY_S = 0.001
 @dataclass(frozen=True)
 class Row:
     """One lane. :param pid: of its process. :param lane: its number there. :param link: all hops have a number, flows
-    and owners too (64 bits of a digest). :param begun_s: monotonic time. :param passed_bytes: since it began."""
+    and owners too (64 bits of a digest). :param begun_s: monotonic time. :param passed_bytes: since it began.
+    :param at_s: monotonic time at which so many had passed."""
 
     pid: int
     lane: int
@@ -40,18 +41,19 @@ class Row:
     deadline: int
     begun_s: float
     passed_bytes: int
+    at_s: float = 0.0
 
 
 class Book:
     """The table. One thread of a process uses it.
 
-    :param file: descriptor of the shared file; -1: nobody else sees it.
+    :param file: descriptor of the shared file; -1: nobody else sees it. :raises OSError: there is no room for it.
     """
 
     def __init__(self, file: int = -1) -> None:
         size_bytes = _HEAD.size + _ROWS * _ROW.size
-        if file >= 0 and os.fstat(file).st_size < size_bytes:
-            os.ftruncate(file, size_bytes)
+        if file >= 0:  # a page that the filesystem has no room for would end whoever writes to it
+            os.posix_fallocate(file, 0, size_bytes)
         self._file = file
         self._table = mmap.mmap(file, size_bytes)
         self._places: dict[int, int] = {}
@@ -83,13 +85,14 @@ class Book:
         lanes = {row.lane for row in mine}
         for lane in [lane for lane in self._places if lane not in lanes]:
             _ROW.pack_into(self._table, self._places.pop(lane), *[0] * 10)
+        free = self._free(now_s)
         for row in mine:
-            place = self._places.get(row.lane) or self._free(now_s)
+            place = self._places.get(row.lane) or next(free, 0)
             if place:  # else the others do not see it
                 self._places[row.lane] = place
-                _ROW.pack_into(self._table, place, now_s, *astuple(row))
+                _ROW.pack_into(self._table, place, now_s, *astuple(row)[:-1])
 
-    def _free(self, now_s: float) -> int:
+    def _free(self, now_s: float) -> Iterator[int]:
         (used,) = _HEAD.unpack_from(self._table, 0)
         taken = set(self._places.values())
         for number in range(_ROWS):
@@ -97,16 +100,20 @@ class Book:
             stamp_s = _ROW.unpack_from(self._table, place)[0]
             if number >= used:
                 _HEAD.pack_into(self._table, 0, number + 1)
-            if place not in taken and not now_s - _GONE_S < stamp_s <= now_s:
-                return place
-        return 0
+            if place not in taken and not _younger(stamp_s, _GONE_S, now_s):
+                yield place
 
     def _read(self, mine: set[tuple[int, int]], now_s: float) -> list[Row]:
         (used,) = _HEAD.unpack_from(self._table, 0)
         size_bytes = min(used, _ROWS) * _ROW.size
         found = _ROW.iter_unpack(self._table[_HEAD.size : _HEAD.size + size_bytes])
-        fresh = (Row(*row[1:]) for row in found if now_s - _FRESH_S < row[0] <= now_s)
+        fresh = (Row(*row[1:], *row[:1]) for row in found if _younger(row[0], _FRESH_S, now_s))
         return [row for row in fresh if (row.pid, row.lane) not in mine]
+
+
+def _younger(stamp_s: float, age_s: float, now_s: float) -> bool:
+    """Whether a row was written so lately; others may have written after ``now_s`` was read. 0: nobody's."""
+    return stamp_s > 0 and abs(now_s - stamp_s) < age_s
 
 
 def shared_book(folder: Path = Path("/dev/shm")) -> Book:
@@ -116,7 +123,8 @@ def shared_book(folder: Path = Path("/dev/shm")) -> Book:
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         found = os.fstat(file)
-        if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077:
+        mine = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+        if mine and found.st_nlink == 1:  # under a second name it is some other file of this user
             return Book(file)
     except (OSError, ValueError):
         pass  # no such memory here, or it is full

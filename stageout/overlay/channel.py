@@ -122,6 +122,7 @@ class Channel:
         except BaseException:
             self._leave()
             raise
+        self._wire = self._socket
         try:
             if route:
                 self._pass_relays()
@@ -205,9 +206,9 @@ class Channel:
 
     @property
     def acked_bytes(self) -> int:
-        """What the next hop has of all that was sent; 0 when the connection is closed, or the kernel does not say."""
+        """What the next hop has of all that was sent, in TLS or not; 0: the connection is closed, or no one knows."""
         try:
-            told = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKED_AT + 8)
+            told = self._wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKED_AT + 8)
             return int(struct.unpack_from("=Q", told, _ACKED_AT)[0])
         except (OSError, struct.error):
             return 0

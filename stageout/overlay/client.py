@@ -26,6 +26,7 @@ from stageout.overlay.sending import Sending, Share
 from stageout.tuning.shares import MOST_PRIORITY
 from stageout.wire import capability, frames
 from stageout.wire.deposits import EXPIRES_AFTER_S
+from stageout.wire.fields import MAX_NUMBER
 from stageout.wire.overlay import (
     BLOCK_BYTES,
     Custody,
@@ -388,7 +389,7 @@ def _order(path: str, mode: int, terminal: str, expires_after_s: float, priority
     expires = int(time.time() + expires_after_s)
     return Operation(
         secrets.token_hex(16), 1, "publish", path, expires, parents=True, mode=mode, terminal=terminal,
-        priority=priority, deadline=deadline,
+        priority=priority, deadline=min(deadline, MAX_NUMBER),
     )  # fmt: skip
 
 

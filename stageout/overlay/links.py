@@ -26,6 +26,8 @@ _SOONEST_S = 0.02
 _WINDOW_S = 0.5
 _MOVES_S = 1.0
 _BURST_BYTES = 128 * 1024
+#: Bytes a second of each connection below which a lane is not held: one that stands still for a minute is closed.
+_LEAST_OF_ONE = 16 * 1024.0
 _NUMBERS = itertools.count(1)
 
 
@@ -72,6 +74,7 @@ class Lane:
     def __init__(self, owner: Links, number: int, link: str, claim: Claim) -> None:
         self.number, self.claim, self._owner = number, claim, owner
         self.limit: float | None = None
+        self._closed = False
         self._begun_s = time.monotonic()
         self._link = _number(f"{_network()} {link}")
         self._flow = _number(f"{claim.owner} {claim.flow}" if claim.flow else f"{os.getpid()} {number} {self._begun_s}")
@@ -91,6 +94,8 @@ class Lane:
         """The transfer has ended."""
         self._owner.forget(self)
         self.hold(None)
+        with self._changed:
+            self._closed = True
 
     def tap(self) -> Tap:
         """For a new connection."""
@@ -112,18 +117,25 @@ class Lane:
         with self._changed:
             return self._ended_bytes + sum(tap.passed_bytes for tap in self._taps)
 
-    def row(self) -> Row:
+    @property
+    def least_rate(self) -> float:
+        """What its connections need so that none of them stands still for too long, in bytes a second."""
+        with self._changed:
+            return _LEAST_OF_ONE * len(self._taps)
+
+    def row(self, now_s: float) -> Row:
         """What other processes shall know of it."""
         claim = self.claim
         priority = max(0, min(claim.priority, MOST_PRIORITY))
         return Row(
             os.getpid(), self.number, self._link, self._flow, _number(claim.owner), priority, claim.deadline,
-            self._begun_s, self.passed_bytes,
+            self._begun_s, self.passed_bytes, now_s,
         )  # fmt: skip
 
     def hold(self, limit: float | None) -> None:
-        """From now on it has this rate in bytes a second; None: any."""
+        """From now on it has this rate in bytes a second; None: any. One that is closed is held no more."""
         with self._changed:
+            limit = None if self._closed else limit
             if self.limit is None:
                 self._debt_bytes, self._paid_s = 0.0, time.monotonic()
             self._pay()
@@ -153,19 +165,20 @@ class _Meter:
         self._samples: deque[tuple[float, int]] = deque()
         self._moved_s = 0.0
 
-    def note(self, passed_bytes: int, now_s: float) -> None:
-        """So many bytes since it began."""
+    def note(self, passed_bytes: int, at_s: float, now_s: float) -> None:
+        """So many bytes since it began, at some time until now."""
         if self._samples and passed_bytes > self._samples[-1][1]:
             self._moved_s = now_s
-        self._samples.append((now_s, passed_bytes))
-        while self._samples[0][0] < now_s - _WINDOW_S:
+        if not self._samples or at_s > self._samples[-1][0]:
+            self._samples.append((at_s, passed_bytes))
+        while len(self._samples) > 1 and self._samples[0][0] < now_s - _WINDOW_S:
             self._samples.popleft()
 
     @property
     def rate(self) -> float:
         """Bytes a second lately."""
         (first_s, first), (last_s, last) = self._samples[0], self._samples[-1]
-        return (last - first) / max(_TICK_S, last_s - first_s)
+        return max(0, last - first) / max(_TICK_S, last_s - first_s)
 
     def moves(self, now_s: float) -> bool:
         """Whether it has moved anything lately."""
@@ -202,6 +215,15 @@ class Links:
         self._wake.set()
 
     def _run(self) -> None:
+        try:
+            self._watch()
+        finally:  # whatever happens, nobody is held by a plan that is not made any more
+            with self._lock:
+                lanes = list(self._lanes.values())
+            for lane in lanes:
+                lane.hold(None)
+
+    def _watch(self) -> None:
         while True:
             self._wake.clear()
             with self._lock:
@@ -216,11 +238,11 @@ class Links:
 
     def _tick(self, lanes: list[Lane]) -> None:
         now_s = time.monotonic()
-        mine = [lane.row() for lane in lanes]
+        mine = [lane.row(now_s) for lane in lanes]
         rows = self._book.exchange(mine, now_s)
         self._meters = {(row.pid, row.lane): self._meters.get((row.pid, row.lane)) or _Meter() for row in rows}
         for row in rows:
-            self._meters[row.pid, row.lane].note(row.passed_bytes, now_s)
+            self._meters[row.pid, row.lane].note(row.passed_bytes, row.at_s, now_s)
         on_link: dict[int, list[Row]] = {row.link: [] for row in mine}
         for row in rows:
             if row.link in on_link:
@@ -229,7 +251,8 @@ class Links:
         limits = {link: self._limits(link, found, now_s) for link, found in on_link.items()}
         for lane, row in zip(lanes, mine):
             limit = limits[row.link].get(str(row.flow))
-            lane.hold(None if limit is None else limit * self._part(row, on_link[row.link], now_s))
+            part = self._part(row, on_link[row.link], now_s)
+            lane.hold(None if limit is None else max(limit * part, lane.least_rate))
 
     def _limits(self, link: int, rows: list[Row], now_s: float) -> dict[str, float]:
         flows: dict[int, Flow] = {}

@@ -533,7 +533,7 @@ class _Way:
         if file < 0:
             return
         try:
-            while self.control is control and not self._sending.over:
+            while self.control is control and not self._sending.over and not self._leaves(control, place):
                 number = self._sending.carrier(self)
                 try:
                     if self._blocks(control, number, place, file):

@@ -72,7 +72,7 @@ class Climber:
         tried, base, before = self.now, self._base, self._rate
         went_up = tried > base
         least = before * (1 + _GAIN * (tried / base - 1) if went_up else 1 - _LOSS)
-        if rate >= least:
+        if rate > 0 and rate >= least:  # where nothing moves, no number is better than another
             self._base, self._rate, self._samples = tried, rate, 1
             self._up, self._pause, self._held = went_up, 0, 0
             self._try(f"{tried} carry {rate:.3g} where {base} carried {before:.3g}.")

@@ -29,12 +29,14 @@ _SLACK = 0.03
 _GRACE_S = 2.0
 _DEMAND_S = 3.0
 _LINK_S = 5.0
-_RISING = 1.05
+#: Rates are measured over moments: the best moment is always more than the link carries, the best second is not.
+_MEAN_S = 1.0
+_RISING = 1.15
 _RISE_S = 1.0
 _USED = 0.85
 _STEP_S = 1800.0
-_PROBE_S, _LONGEST_PROBE_S = 1.0, 320.0
-_PROBE_SHARE, _FOUND = 0.1, 1.05
+_PROBE_S, _LONGEST_PROBE_S = 2.0, 320.0
+_PROBE_SHARE, _LARGEST_PROBE_SHARE, _FOUND = 0.1, 0.4, 1.05
 _TEST_S, _LONGEST_TEST_S = 5.0, 80.0
 
 
@@ -117,28 +119,47 @@ class _Probe:
     """Whether the link carries more than was ever seen: from time to time all may have a little more for a moment.
 
     Else a flow that cannot use its part from the start, and others that are held to theirs, would be taken for all that
-    the link carries. In vain, it is done less and less often.
+    the link carries. In vain, it is done less and less often; as long as more is found, more and more is tried. Where
+    the sum rises by itself all get more by the same factor: their shares stay as they are when the link is full.
 
-    :param next_s: when it begins. :param before: the sum of all rates then; :param best: and since.
+    :param next_s: when it begins. :param least: the least that the best sum of all rates was since the last one.
+    :param before: the best sum when it began; :param best: and since. :param share: of the link, that is tried.
+    :param rises: whether the sum rose by itself.
     """
 
     next_s: float
-    pause_s: float = _TEST_S
+    pause_s: float = 4 * _TEST_S
+    least: float = math.inf
     before: float = 0.0
     best: float = 0.0
+    share: float = _PROBE_SHARE
+    rises: bool = False
 
-    def runs(self, now_s: float, total: float) -> bool:
-        """Whether all may have more now."""
+    def more(self, now_s: float, total: float, most: float) -> tuple[float, float]:
+        """What all limits are multiplied with now, and the part of the link that is added, for all together.
+
+        :param total: of all rates. :param most: the most that it was lately.
+        """
         if now_s < self.next_s:
-            self.before = self.best = total
-            return False
+            self.before = self.best = most
+            self.least = min(self.least, most)
+            self.rises = most > _FOUND * self.least
+            if not self.rises:
+                return 1.0, 0.0
+            self.next_s = now_s
         self.best = max(self.best, total)
-        if now_s < self.next_s + _PROBE_S:
-            return True
+        if now_s >= self.next_s + _PROBE_S:
+            self._judge(now_s)
+        if now_s < self.next_s:
+            return 1.0, 0.0
+        return (1 + self.share, 0.0) if self.rises else (1.0, self.share)
+
+    def _judge(self, now_s: float) -> None:
         found = self.best > _FOUND * self.before
         self.next_s = now_s if found else now_s + self.pause_s
         self.pause_s = _TEST_S if found else min(_LONGEST_PROBE_S, 4 * self.pause_s)
-        return False
+        self.share = min(_LARGEST_PROBE_SHARE, 2 * self.share) if found else _PROBE_SHARE
+        self.before, self.least = self.best, math.inf
 
 
 class Shares:
@@ -146,6 +167,8 @@ class Shares:
 
     def __init__(self) -> None:
         self._sums: deque[tuple[float, float]] = deque()
+        self._began_s = math.inf
+        self._means: deque[tuple[float, float]] = deque()
         self._past: dict[str, _Past] = {}
         self._probe = _Probe(0.0)
         self.capacity = 0.0
@@ -155,24 +178,28 @@ class Shares:
 
         :param flows: all that use the link now. :param now_s: monotonic time. :param now: Unix time in seconds.
         """
-        _keep(self._sums, now_s, sum(flow.rate for flow in flows), _LINK_S)
+        self._began_s = min(self._began_s, now_s)
+        mean_of_s = min(_MEAN_S, (now_s - self._began_s) / 4)
+        _keep(self._sums, now_s, sum(flow.rate for flow in flows), mean_of_s)
+        _keep(self._means, now_s, _mean(self._sums), _LINK_S)
         self._past = {flow.key: self._past.get(flow.key) or _begun(flow) for flow in flows}
         for flow in flows:
             self._note(self._past[flow.key], flow, now_s)
-        self.capacity = (1 + _SLACK) * max(total for _, total in self._sums)
+        most = max(total for _, total in self._means)
+        self.capacity = (1 + _SLACK) * most
         if not self.capacity or len(flows) < 2 or not differ(flows, now):
             self._probe = _Probe(now_s + _TEST_S)
             return {}
         limits = self._shared(weights(flows, now), now_s)
-        if self._probe.runs(now_s, self._sums[-1][1]):
-            more = _PROBE_SHARE * self.capacity / (len(limits) - 1)
-            return {key: limit + more for key, limit in limits.items()}
-        return limits
+        factor, share = self._probe.more(now_s, self._means[-1][1], most)
+        more = share * self.capacity / (len(limits) - 1)
+        return {key: factor * limit + more for key, limit in limits.items()}
 
     def _note(self, past: _Past, flow: Flow, now_s: float) -> None:
         _keep(past.rates, now_s, flow.rate, _DEMAND_S)
-        before = next((rate for at_s, rate in reversed(past.rates) if now_s - at_s >= _RISE_S), flow.rate)
-        if flow.rate > _RISING * before:
+        lately = [rate for at_s, rate in past.rates if now_s - at_s < _RISE_S]
+        before = [rate for at_s, rate in past.rates if _RISE_S <= now_s - at_s < 2 * _RISE_S]
+        if before and sum(lately) / len(lately) > _RISING * sum(before) / len(before):
             past.open_s = max(past.open_s, now_s + _RISE_S)
             past.test_s, past.pause_s = now_s + _TEST_S, _TEST_S
 
@@ -206,6 +233,10 @@ def fill(parts: Mapping[str, float], demands: Mapping[str, float], capacity: flo
         left -= given[key]
         weight -= parts[key]
     return given
+
+
+def _mean(past: deque[tuple[float, float]]) -> float:
+    return sum(value for _, value in past) / len(past)
 
 
 def _keep(past: deque[tuple[float, float]], now_s: float, value: float, for_s: float) -> None:

@@ -10,12 +10,12 @@ import pytest
 import trustme
 
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.overlay.channel import Gateway, gateway_of, read_key
+from stageout.overlay.channel import Channel, Gateway, gateway_of, read_key
 from stageout.overlay.client import put
 from stageout.overlay.fetch import get
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess, custodian_for, relay
-from stageout.wire.overlay import BLOCK_BYTES
+from stageout.wire.overlay import BLOCK_BYTES, Low
 from tests.overlay.between import Between
 
 
@@ -61,6 +61,12 @@ def test_files_go_there_and_back_through_a_relay_that_sees_nothing(
     assert (router.root / "f").read_bytes() == source.read_bytes()
     get(gateway, "f", tmp_path / "back")
     assert (tmp_path / "back").read_bytes() == source.read_bytes()
+
+
+def test_what_the_next_hop_has_got_is_known_in_tls_too(gateway: Gateway) -> None:
+    with Channel(gateway) as channel:
+        channel.send(Low("0" * 32, 0))
+        assert channel.acked_bytes > 0
 
 
 def _refused(gateway: Gateway, source: Path, kind: ErrorClass, words: str) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,8 +96,92 @@ def test_who_waits_goes_on_when_the_limit_is_lifted() -> None:
     assert done.wait(_PATIENCE_S)
 
 
+def test_a_lane_that_is_closed_is_held_no_more() -> None:
+    lane = Lane(Links(Book()), 1, "host:1", Claim())
+    lane.close()
+    lane.hold(1.0)
+    assert lane.limit is None
+
+
+def test_no_connection_of_many_stands_still() -> None:
+    here = Links(Book())
+    bulk, urgent = here.lane("host:1", Claim("bulk")), here.lane("host:1", Claim("urgent", priority=10))
+    taps = [bulk.tap() for _ in range(50)]
+    try:
+        _until(lambda: taps[0].take(1) is None and bulk.limit is not None)
+        assert bulk.limit is not None
+        assert bulk.limit / len(taps) > 128 * 1024 / 60, "a piece within the silence after which routers give up"
+    finally:
+        urgent.close()
+        bulk.close()
+
+
+class _Broken(Book):
+    """Fails as soon as somebody is held."""
+
+    lane: Lane | None = None
+
+    def exchange(self, mine: Sequence[Row], now_s: float) -> list[Row]:
+        if self.lane is not None and self.lane.limit is not None:
+            raise ValueError
+        return super().exchange(mine, now_s)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_nobody_is_held_when_the_plan_cannot_be_made_any_more() -> None:
+    book = _Broken()
+    here = Links(book)
+    bulk = _Sender(here.lane("host:1", Claim("bulk")))
+    urgent = _Sender(here.lane("host:1", Claim("urgent", priority=10)))
+    try:
+        _until(lambda: bulk.lane.limit is not None)
+        book.lane = bulk.lane
+        _until(lambda: bulk.lane.limit is None)
+    finally:
+        urgent.stop()
+        bulk.stop()
+
+
 def _row(lane: int, pid: int = 1) -> Row:
     return Row(pid, lane, 1, 2, 3, 0, 0, 4.0, 5)
+
+
+def test_rows_written_while_this_process_looks_count_and_keep_their_places(tmp_path: Path) -> None:
+    one, other = shared_book(tmp_path), shared_book(tmp_path)
+    one.exchange([_row(1)], 100.01)
+    assert [(row.lane, row.at_s) for row in other.exchange([], 100.0)] == [(1, 100.01)]
+    other.exchange([_row(2, pid=9)], 100.0)
+    assert sorted(row.lane for row in shared_book(tmp_path).exchange([], 100.1)) == [1, 2]
+
+
+def test_more_lanes_than_the_table_has_places_are_looked_through_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[int] = []
+
+    class _Counting(struct.Struct):
+        def unpack_from(self, buffer: Any, offset: int = 0) -> tuple[Any, ...]:
+            looked.append(offset)
+            return super().unpack_from(buffer, offset)
+
+    monkeypatch.setattr("stageout.overlay.book._ROW", _Counting("=dqqQQQqqdQ"))
+    rows = [_row(number) for number in range(4500)]
+    assert len(shared_book(tmp_path).exchange(rows, 100.0)) == len(rows)
+    assert len(looked) < len(rows)
+
+
+def test_there_is_room_for_the_whole_table_or_none_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared_book(tmp_path)
+    found = (tmp_path / f"stageout-links.{os.geteuid()}").stat()
+    assert found.st_blocks * 512 >= found.st_size > 0
+
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    assert shared_book(tmp_path).exchange([_row(1)], 100.0) == [_row(1)]
+    monkeypatch.undo()
+    assert shared_book(tmp_path).exchange([], 100.0) == []
 
 
 def test_rows_of_the_dead_and_of_what_has_ended_are_not_seen(tmp_path: Path) -> None:
@@ -114,6 +201,12 @@ def test_a_table_that_others_can_write_is_not_used(tmp_path: Path) -> None:
     path.chmod(0o666)
     shared_book(tmp_path).exchange([_row(1)], 100.0)
     assert path.stat().st_size == 0
+    path.unlink()
+    other = tmp_path / "of the same user"
+    other.touch(mode=0o600)
+    os.link(other, path)
+    shared_book(tmp_path).exchange([_row(1)], 100.0)
+    assert other.stat().st_size == 0
     path.unlink()
     path.symlink_to(tmp_path / "elsewhere")
     shared_book(tmp_path).exchange([_row(1)], 100.0)

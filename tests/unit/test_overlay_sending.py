@@ -160,3 +160,24 @@ def test_the_first_final_answer_counts(file: int) -> None:
     sending.hear(sending.ways[0], done)
     sending.hear(sending.ways[0], Result("0" * 32, 1, "failed"))
     assert sending._answer == done
+
+
+def test_a_connection_that_is_one_too_many_is_not_tried_again(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The router refuses it, as it does beyond its limit, and meanwhile the controller has gone back."""
+    sending, _ = _sending(file, 8, 1)
+    (way,) = sending.ways
+    control, tried = way.control, []
+    assert control is not None
+
+    def refused(*arguments: object) -> None:
+        tried.append(1)
+        way.sockets._climber.now = 1
+        way.control = None if len(tried) > 1 else control  # else this test would never end
+        raise TransferFailure(ErrorClass.SERVER_BUSY, "enough connections")
+
+    monkeypatch.setattr("stageout.overlay.sending.Channel", refused)
+    monkeypatch.setattr(way, "_pause", lambda seconds: None)
+    way._manned = {0, 1}
+    way._carry(control, 1)
+    assert len(tried) == 1
+    assert way._manned == {0}

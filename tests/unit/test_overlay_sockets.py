@@ -45,6 +45,11 @@ def test_one_connection_that_fills_the_link_gets_no_company() -> None:
     assert rate > 0.95 * LINK
 
 
+def test_where_nothing_moves_no_connections_are_added() -> None:
+    numbers, _ = _run(Sockets(FIRST_CONNECTIONS, 24), lambda count, fresh: 0.0, 60)
+    assert max(numbers) <= 2 * FIRST_CONNECTIONS
+
+
 def test_connections_that_lose_packets_are_made_many() -> None:
     numbers, rate = _run(Sockets(FIRST_CONNECTIONS, 24), _lossy, 25)
     assert 12 <= numbers[-1] <= 24

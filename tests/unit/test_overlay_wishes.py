@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any, cast
 
 import pytest
@@ -9,12 +10,14 @@ import pytest
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.signing import new_key
 from stageout.overlay.channel import Gateway
-from stageout.overlay.client import allowed
+from stageout.overlay.client import allowed, deposit_order
 from stageout.overlay.settings import connections_of
 from stageout.plugin.api import Context
 from stageout.protocols.overlay.abilities import ABILITIES
 from stageout.protocols.overlay.protocol import _connections, _wishes
+from stageout.wire import frames
 from stageout.wire.capability import Credential, issue
+from stageout.wire.overlay import decode, encode
 
 
 class _Context:
@@ -65,3 +68,10 @@ def test_no_more_priority_than_the_capability_allows() -> None:
     issuer, holder = new_key(), new_key()
     text = issue(issuer, holder.public, "a", ("write",), 1 << 40, max_priority=2)
     assert allowed(Gateway("host", 1, "key", b"secret", credential=Credential(text, holder)), 5) == 2
+
+
+def test_a_deadline_that_no_message_can_hold_is_the_latest_there_is() -> None:
+    order = deposit_order("f", "", 0o644, 60, 0, 10**30, "")
+    sent = encode(order, zlib.crc32)
+    header = frames.decode_header(sent[: frames.HEADER_BYTES], zlib.crc32)
+    assert decode(frames.Frame(header, sent[frames.HEADER_BYTES :])) == order
