@@ -64,7 +64,11 @@ class Circuit:
         back.join()
 
     def _pass(self, source: socket.socket, target: socket.socket) -> None:
-        reading, writing = os.pipe()
+        try:
+            reading, writing = os.pipe()
+        except OSError:  # no more descriptors: one direction alone would only look alive
+            self._end()
+            return
         try:
             with contextlib.suppress(OSError):  # an ordinary user has only so much pipe; a small one works too
                 fcntl.fcntl(writing, _F_SETPIPE_SZ, _PIPE_BYTES)

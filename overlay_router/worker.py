@@ -8,9 +8,11 @@ page cache where the filesystem allows it (rule 16), so the memory used is one b
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import mmap
 import os
+import resource
 import socket
 import ssl
 import sys
@@ -391,6 +393,8 @@ def _moved(report: Reporter, hop: str, size_bytes: int) -> None:
 def main(argv: list[str]) -> None:
     """Serve connections until the daemon goes away. ``argv[1]`` is the descriptor of its socket."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a circuit takes six
     daemon = socket.socket(fileno=int(argv[1]))
     report, gates = Reporter(daemon), Gates()
     while True:
@@ -401,6 +405,13 @@ def main(argv: list[str]) -> None:
         if job.kind == "close":
             gates.close(job.tid)
             report(Report(job.tid, closed=True))
+            continue
+        if len(descriptors) < 2:  # the kernel drops what does not fit; whoever sends comes again
+            for descriptor in descriptors:
+                os.close(descriptor)
+            words = "a worker has as many descriptors as it may: allow more (ulimit -n), or have more workers"
+            report(Report(job.tid, problem=words, errno=errno.EMFILE))
+            report(Report(0, ended=job.peer))
             continue
         connection = socket.socket(fileno=descriptors[0])
         arguments = (job, connection, descriptors[1], report, gates.add(job.tid), gates)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import queue
+import resource
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
+from overlay_router.splice import Circuit
 from overlay_router.worker import Gate, Job, Receiver, Report
 from stageout.core.sockets import wait_at_most
 from stageout.wire import frames
@@ -126,3 +132,42 @@ def test_a_block_of_another_transfer_ends_it(ends: tuple[Any, Any], tmp_path: Pa
     nobody: Any = pytest.fail
     with (tmp_path / "file").open("w+b") as file, pytest.raises(BadFrame):
         Receiver(job, ends[1], file.fileno(), nobody, Gate()).run()
+
+
+def test_a_worker_that_may_open_no_more_goes_on(tmp_path: Path) -> None:
+    mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    mine.settimeout(60)
+    command = [sys.executable, "-m", "overlay_router.worker", str(other.fileno())]
+    with mine, subprocess.Popen(command, pass_fds=[other.fileno()]) as worker:
+        other.close()
+        try:
+            mine.send(json.dumps(asdict(Job("close", 7))).encode())
+            assert json.loads(mine.recv(65536))["closed"]
+            used = {int(one.name) for one in Path(f"/proc/{worker.pid}/fd").iterdir()}
+            least = next(number for number in range(1 << 16) if number not in used)
+            resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, (least + 1, least + 1))
+            connection, far = socket.socketpair()
+            far.settimeout(60)
+            with connection, far, (tmp_path / "f").open("wb") as file:
+                words = json.dumps(asdict(Job("receive", 7, peer="site"))).encode()
+                socket.send_fds(mine, [words], [connection.fileno(), file.fileno()])
+                connection.close()
+                assert json.loads(mine.recv(65536))["errno"] == errno.EMFILE
+                assert json.loads(mine.recv(65536))["ended"] == "site"
+                assert far.recv(1) == b""
+        finally:
+            worker.kill()
+
+
+def test_a_circuit_without_pipes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    (near, one), (far, two) = socket.socketpair(), socket.socketpair()
+
+    def none_left() -> NoReturn:
+        raise OSError(errno.EMFILE, "too many")
+
+    with near, one, far, two:
+        circuit = Circuit(one, two)
+        monkeypatch.setattr(os, "pipe", none_left)
+        circuit.run()
+        near.settimeout(20)
+        assert near.recv(1) == b""
