@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass
 
 from overlay_router.destination import Reply
-from overlay_router.staging import as_result
+from overlay_router.staging import as_result, recorded
 from overlay_router.states import Outcome, Result
 from overlay_router.store import SCHEMA, Store
 from stageout.core import log
@@ -110,11 +110,11 @@ class Copies:
 
     def knows(self, origin: str, seq: int) -> bool:
         """Whether it is, or was, commanded here."""
-        return (origin, seq) in self._commanded or self._stored(origin, seq) is not None
+        return (origin, seq) in self._commanded or recorded(self._store, origin, seq) is not None
 
     def status(self, ask: overlay.Status, peer: str) -> list[Reply]:
         """RESULT; or CUSTODY, and COPYING behind it."""
-        final = self._stored(ask.origin, ask.seq)
+        final = recorded(self._store, ask.origin, ask.seq)
         if final is not None:
             return [Reply(peer, final)]
         one = self._commanded.get((ask.origin, ask.seq))
@@ -179,12 +179,6 @@ class Copies:
         replies = [reply for key in late for reply in self.settle(key, Result(Outcome.EXPIRED, "not copied in time"))]
         self._store.forget(now)
         return replies
-
-    def _stored(self, origin: str, seq: int) -> overlay.Result | None:
-        record = self._store.record(origin)
-        if seq <= record.low:
-            return as_result(origin, seq, None)
-        return as_result(origin, seq, record.results[seq]) if seq in record.results else None
 
 
 def _copying(one: Commanded) -> Copying:

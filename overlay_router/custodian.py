@@ -21,7 +21,7 @@ from overlay_router.deposits import Terminals
 from overlay_router.destination import Attached, Reply
 from overlay_router.lots import Spool
 from overlay_router.spool import Begun, CustodyStore, Held, Key
-from overlay_router.staging import as_result, ranges, ranges_of, whole
+from overlay_router.staging import as_result, ranges, ranges_of, recorded, whole
 from overlay_router.states import Outcome, Release, Result
 from overlay_router.store import Transfer
 from overlay_router.tree import BadPath, Tree, checked, no_room
@@ -226,13 +226,13 @@ class Custodian:
         """Whether anything of an operation is, or was, here."""
         return (
             (origin, seq) in self._held
-            or self._stored(origin, seq) is not None
+            or recorded(self._store, origin, seq) is not None
             or bool(self._store.transfers_of(origin, seq))
         )
 
     def status(self, ask: overlay.Status, peer: str) -> list[Reply]:
         """RESULT; CUSTODY while it is in custody; OPENED when data must come again; STAGED while they come."""
-        final = self._stored(ask.origin, ask.seq)
+        final = recorded(self._store, ask.origin, ask.seq)
         if final is not None:
             return [Reply(peer, final)]
         held = self._held.get((ask.origin, ask.seq))
@@ -245,7 +245,7 @@ class Custodian:
 
     def cancel(self, ask: overlay.Cancel, peer: str) -> list[Reply]:
         """Remember the wish and pass it on; what is not in custody yet is cancelled at once."""
-        final = self._stored(ask.origin, ask.seq)
+        final = recorded(self._store, ask.origin, ask.seq)
         if final is not None:
             return [Reply(peer, final)]
         key = (ask.origin, ask.seq)
@@ -480,7 +480,7 @@ class Custodian:
 
     def _final(self, ask: Open | Operation, peer: str) -> overlay.Result | None:
         """Why nothing is taken in: it is final, too late, not allowed, or another's."""
-        stored = self._stored(ask.origin, ask.seq)
+        stored = recorded(self._store, ask.origin, ask.seq)
         if stored is not None:
             return stored
         held = self._held.get((ask.origin, ask.seq))
@@ -499,12 +499,6 @@ class Custodian:
             except BadPath as problem:
                 reason = str(problem)
         return as_result(ask.origin, ask.seq, Result(Outcome.FAILED, reason)) if reason else None
-
-    def _stored(self, origin: str, seq: int) -> overlay.Result | None:
-        record = self._store.record(origin)
-        if seq <= record.low:
-            return as_result(origin, seq, None)
-        return as_result(origin, seq, record.results[seq]) if seq in record.results else None
 
     def _allocate(self, transfer: Transfer) -> None:
         if not self._tree.inode(transfer.tid):

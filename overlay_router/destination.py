@@ -19,7 +19,7 @@ from overlay_router import lookups, names, terminal
 from overlay_router.changes import Change, Ended, Footprint, Group, Held
 from overlay_router.reservations import Reservations
 from overlay_router.small_files import Arrived, SmallFiles, apart
-from overlay_router.staging import as_result, ranges, whole
+from overlay_router.staging import as_result, ranges, recorded, whole
 from overlay_router.states import Kind, Op, Outcome, Result
 from overlay_router.store import Settled, Store, StoredIntent, Transfer
 from overlay_router.terminal import Step
@@ -191,7 +191,7 @@ class Destination:
         held = self._held.get((ask.origin, ask.seq))
         if held:
             return self._consider([held])
-        final = self._stored(ask.origin, ask.seq)
+        final = recorded(self._store, ask.origin, ask.seq)
         return [Reply(peer, final)] if final else []
 
     def _drop(self, ask: overlay.Cancel, peer: str) -> list[Reply]:
@@ -204,7 +204,7 @@ class Destination:
 
     def status(self, ask: overlay.Status, peer: str) -> list[Reply]:
         """The result of an operation; else what of its data is here, "pending" while it waits, or "unknown"."""
-        final = self._stored(ask.origin, ask.seq)
+        final = recorded(self._store, ask.origin, ask.seq)
         if final is not None:
             return [Reply(peer, final)]
         transfers = self._store.transfers_of(ask.origin, ask.seq)
@@ -212,12 +212,6 @@ class Destination:
             return [Reply(peer, Staged(transfer.tid, self._already(transfer.tid))) for transfer in transfers]
         here = (ask.origin, ask.seq) in self._held
         return [Reply(peer, overlay.Result(ask.origin, ask.seq, "pending" if here else "unknown"))]
-
-    def _stored(self, origin: str, seq: int) -> overlay.Result | None:
-        record = self._store.record(origin)
-        if seq <= record.low:
-            return as_result(origin, seq, None)
-        return as_result(origin, seq, record.results[seq]) if seq in record.results else None
 
     def low(self, ask: overlay.Low) -> None:
         """Results up to that number may be forgotten."""
@@ -253,7 +247,7 @@ class Destination:
             self._store.unstage(tid)
 
     def _final(self, ask: Open) -> overlay.Result | None:
-        stored = self._stored(ask.origin, ask.seq)
+        stored = recorded(self._store, ask.origin, ask.seq)
         if stored is not None:
             return stored
         if self._now() > ask.expires:

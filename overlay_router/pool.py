@@ -113,10 +113,6 @@ class Pool:
         """On return no worker writes anything of a transfer any more."""
         await asyncio.gather(*(worker.ask_to_close(tid) for worker in self._workers))
 
-    def pids(self) -> list[int]:
-        """Of all workers."""
-        return [worker.pid for worker in self._workers]
-
     def close(self) -> None:
         """End all."""
         for worker in self._workers:

@@ -52,3 +52,11 @@ def as_result(origin: str, seq: int, result: Result | None) -> overlay.Result:
     if result is None:
         return overlay.Result(origin, seq, "stale")
     return overlay.Result(origin, seq, result.outcome.value, result.reason, result.generation, result.code)
+
+
+def recorded(store: Store, origin: str, seq: int) -> overlay.Result | None:
+    """The result that a store has of an operation, as it travels; None without one."""
+    record = store.record(origin)
+    if seq <= record.low:
+        return as_result(origin, seq, None)
+    return as_result(origin, seq, record.results[seq]) if seq in record.results else None

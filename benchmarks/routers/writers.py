@@ -19,10 +19,11 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from stageout.overlay.channel import Gateway, gateway_of
-from stageout.overlay.client import deposit, put
+from stageout.overlay.client import put
 from stageout.overlay.copying import state
 from stageout.overlay.fetch import get
 from stageout.overlay.operations import Session
+from stageout.overlay.safekeeping import Custodian, deposit_copies
 from stageout.wire.overlay import Result
 from stageout.wire.route import Route, address, parse_routes
 
@@ -100,7 +101,8 @@ class Work:
 
     def _deposit(self, end: Gateway, file: dict[str, Any], local: Path) -> dict[str, Any]:
         """:return: ``there_s`` is known later: somebody else waits for it."""
-        given = deposit(end, local, file["path"], file["terminal"], origin=file.get("origin", ""))
+        custodians, origin = [Custodian(end, file["terminal"])], file.get("origin", "")
+        (given,) = deposit_copies(custodians, local, file["path"], copies=1, origin=origin)
         told = {"free_s": self._now_s(), "sent_bytes": given.sent_bytes}
         if not file.get("leave"):
             threading.Thread(target=self._wait, args=(end, given.origin, told), daemon=True).start()

@@ -316,41 +316,13 @@ def put(
     )
 
 
-def deposit(
-    gateway: Gateway,
-    local: Path,
-    path: str,
-    terminal: str,
-    *,
-    mode: int = 0o644,
-    connections: int = 2,
-    progress: Progress = lambda sent_bytes: None,
-    expires_after_s: float = EXPIRES_AFTER_S,
-    routes: Sequence[Route] = ((),),
-    origin: str = "",
-    priority: int = 0,
-    deadline: int = 0,
-    most_connections: int = 0,
-) -> Deposit:
-    """Give a file to a custodian, which delivers it to ``terminal``. On return it is durable there, and may be freed.
-
-    It is not at its destination then: ask with :func:`stageout.overlay.copying.state`. Parameters as of :func:`put`.
-
-    :param origin: for this file only, 32 hexadecimal digits; else a random one.
-
-    :raises TransferFailure: classified. The file must be kept then.
-    """
-    order = deposit_order(path, terminal, mode, expires_after_s, allowed(gateway, priority), deadline, origin)
-    return give(
-        gateway, local, order, connections=connections, most_connections=most_connections, progress=progress,
-        routes=routes,
-    )  # fmt: skip
-
-
 def deposit_order(
     path: str, terminal: str, mode: int, expires_after_s: float, priority: int, deadline: int, origin: str
 ) -> Operation:
-    """The operation of a deposit; parameters as of :func:`deposit`."""
+    """The operation of a deposit: a custodian is to deliver the file to ``terminal``; parameters as of :func:`put`.
+
+    :param origin: for this file only, 32 hexadecimal digits; "" for a random one.
+    """
     order = replace(_order(path, mode, terminal, expires_after_s, priority, deadline), release="custody")
     return replace(order, origin=origin or order.origin)
 
@@ -365,7 +337,13 @@ def give(
     routes: Sequence[Route] = ((),),
     most_connections: int = 0,
 ) -> Deposit:
-    """Carry out a deposit whose operation was made before, as it is. As :func:`deposit`."""
+    """Give a file to a custodian. On return it is durable there, and may be freed.
+
+    It is not at its destination then: ask with :func:`stageout.overlay.copying.state`. Parameters as of :func:`put`.
+
+    :param order: of :func:`deposit_order`.
+    :raises TransferFailure: classified. The file must be kept then.
+    """
     upload = Upload(gateway, local, order, connections, progress, routes=routes or ((),))
     upload.most_connections = most_connections
     answer = upload.run(until_custody=True, keep_result=True)

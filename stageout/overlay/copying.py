@@ -23,11 +23,11 @@ from stageout.overlay.links import Claim
 from stageout.overlay.operations import Session, entries_of
 from stageout.overlay.sending import Sending
 from stageout.wire import overlay, warrant
+from stageout.wire.deposits import EXPIRES_AFTER_S
 from stageout.wire.overlay import BLOCK_BYTES, Cancel, Copying, Custody, Low, Open, Operation, Result, Staged, Status
 from stageout.wire.route import Route
 from stageout.wire.warrant import Warrant
 
-EXPIRES_AFTER_S = 24 * 3600
 _DIRECT: Sequence[Route] = ((),)
 Progress = Callable[[int], None]
 _PAUSE_MAX_S = 30.0

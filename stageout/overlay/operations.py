@@ -18,10 +18,10 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay import outcomes
 from stageout.overlay.channel import Channel, Gateway
 from stageout.wire import graph
+from stageout.wire.deposits import EXPIRES_AFTER_S
 from stageout.wire.overlay import Answer, Cancel, Custody, List, Low, Operation, Result, Stat
 from stageout.wire.route import Route
 
-EXPIRES_AFTER_S = 24 * 3600
 _WINDOW = 256
 _RESUMES = 3
 _RESUMABLE = frozenset({ErrorClass.CONNECTION_LOST, ErrorClass.STALLED, ErrorClass.CONNECT_FAILED})

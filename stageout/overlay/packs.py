@@ -19,11 +19,11 @@ from typing import Generic, NamedTuple, TypeVar, Union
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay import outcomes
 from stageout.overlay.channel import Channel, Gateway
+from stageout.wire.deposits import EXPIRES_AFTER_S
 from stageout.wire.overlay import Low, NoSpace, Pack, Packed, Result
 from stageout.wire.packs import MAX_FILE_BYTES, MAX_FILES, MAX_PACK_BYTES, MAX_PATHS_BYTES
 from stageout.wire.route import Route
 
-EXPIRES_AFTER_S = 24 * 3600
 _UNDER_WAY = 16
 _RESUMES = 3
 _RESUMABLE = frozenset({ErrorClass.CONNECTION_LOST, ErrorClass.STALLED, ErrorClass.CONNECT_FAILED})

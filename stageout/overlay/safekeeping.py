@@ -128,8 +128,9 @@ def deposit_copies(
     """Give a file to so many of the custodians, each another router. On return it is durable at all of these.
 
     The first ones are asked first; where one fails, the next is. Further parameters as of
-    :func:`stageout.overlay.client.deposit`.
+    :func:`stageout.overlay.client.put`.
 
+    :param origin: for this file only, 32 hexadecimal digits; "" for a random one.
     :param wait_s: how long to go on asking when there are not enough. :param progress: called with bytes of one copy.
     :raises TransferFailure: not enough have taken it, and the file must be kept. Those that did were asked to give it
         up; with an ``origin``, which can be repeated, they keep it.

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from stageout.wire.address import is_address
 
-#: A custodian tries to deliver for so long (s).
+#: An operation is tried for so long (s), by its sender and by custodians.
 EXPIRES_AFTER_S = 24 * 3600
 _SEED_CHARS = 32
 _NONCE_BYTES = 8

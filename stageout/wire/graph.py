@@ -5,7 +5,7 @@ Everything is a pure function of the operations that are not settled yet.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 from stageout.wire.fields import MAX_AFTER
@@ -84,11 +84,6 @@ def edges(op: Step, unsettled: Mapping[int, Step]) -> tuple[int, ...]:
 def must_wait(after: tuple[int, ...]) -> bool:
     """Whether the operation has to wait at its origin because its edges do not fit (rule 6)."""
     return len(after) > MAX_AFTER
-
-
-def overlaps(start: int, size_bytes: int, ranges: Iterable[tuple[int, int]]) -> bool:
-    """Whether data overlaps data still on its way (offset, bytes): such data waits at the sender (rule 6)."""
-    return any(start < other + other_bytes and other < start + size_bytes for other, other_bytes in ranges)
 
 
 def low_water(low: int, outcomes: Mapping[int, str], unsettled: Mapping[int, Step]) -> int:

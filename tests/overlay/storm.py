@@ -33,7 +33,7 @@ from pathlib import Path
 
 from stageout.core.errors import StageoutError
 from stageout.overlay.channel import Channel, Gateway, gateway_of
-from stageout.overlay.client import deposit, put
+from stageout.overlay.client import put
 from stageout.overlay.routes import found_routes
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess
@@ -41,6 +41,7 @@ from stageout.testing.router_graph import RouterGraph
 from stageout.wire.address import split_address
 from stageout.wire.overlay import BLOCK_BYTES, Cancel, NoSpace, Open, Opened, Result, Status
 from stageout.wire.route import Route
+from tests.overlay.depositing import deposit
 from tests.overlay.storm_wire import FlippingWire
 from tests.overlay.storm_writers import MIB, Depositor, Waiting, Writer
 

@@ -16,11 +16,12 @@ from typing import Protocol
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Gateway
-from stageout.overlay.client import deposit, put
+from stageout.overlay.client import put
 from stageout.overlay.copying import state
 from stageout.overlay.operations import Session
 from stageout.wire.overlay import Result
 from stageout.wire.route import Route
+from tests.overlay.depositing import deposit
 
 MIB = 1 << 20
 PATIENCE_S = 180.0

@@ -22,7 +22,7 @@ from schedd_agent.asking import Asker
 from stageout.cli.main import main
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway, read_key
-from stageout.overlay.client import Deposit, Put, deposit, put
+from stageout.overlay.client import Deposit, Put, put
 from stageout.overlay.copying import state
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess, custodian_for
@@ -41,6 +41,7 @@ from stageout.wire.overlay import (
     Stat,
     Status,
 )
+from tests.overlay.depositing import deposit
 
 PLUGIN = Path(__file__).resolve().parents[2] / "plugins" / "overlay_router_plugin"
 SIZE_BYTES = 2 * BLOCK_BYTES + 5

@@ -12,11 +12,12 @@ import pytest
 from stageout.cli.main import main
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway, gateway_of
-from stageout.overlay.client import deposit, put
+from stageout.overlay.client import put
 from stageout.overlay.copying import state
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess, custodian_for
 from stageout.wire.overlay import BLOCK_BYTES, Custody, Operation, Result
+from tests.overlay.depositing import deposit
 
 Chain = tuple[RouterProcess, RouterProcess, RouterProcess]
 

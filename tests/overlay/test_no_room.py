@@ -13,12 +13,13 @@ import pytest
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway, gateway_of
-from stageout.overlay.client import Deposit, deposit, put
+from stageout.overlay.client import Deposit, put
 from stageout.overlay.copying import state
 from stageout.overlay.operations import Session
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess, custodian_for
 from stageout.wire.overlay import BLOCK_BYTES, Open, Opened, Result
+from tests.overlay.depositing import deposit
 
 _STEPS = ("overlay-grant", "overlay-stage", "overlay-intent", "overlay-settle")
 _IN_CUSTODY = ("overlay-grant", "overlay-stage", "custody-take", "custody-settle")

@@ -14,7 +14,6 @@ from stageout.cli.main import main
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay import safekeeping
 from stageout.overlay.channel import Gateway, read_key
-from stageout.overlay.client import deposit
 from stageout.overlay.copying import state
 from stageout.overlay.finding import find
 from stageout.overlay.operations import Session
@@ -22,6 +21,7 @@ from stageout.overlay.safekeeping import Custodian, deposit_copies
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess, custodian_for
 from stageout.wire.overlay import BLOCK_BYTES, Result
+from tests.overlay.depositing import deposit
 
 
 @pytest.fixture(scope="module")

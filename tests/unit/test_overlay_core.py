@@ -40,11 +40,6 @@ def test_more_than_eight_edges_wait_at_the_origin() -> None:
     assert not graph.must_wait(after[1:])
 
 
-def test_only_overlapping_data_waits() -> None:
-    assert graph.overlaps(10, 10, [(19, 1)])
-    assert not graph.overlaps(10, 10, [(20, 5), (0, 10)])
-
-
 def test_low_stops_before_a_failure_that_somebody_waits_for() -> None:
     outcomes = {1: Outcome.DONE, 2: Outcome.FAILED, 3: Outcome.DONE}
     waiting = {4: op(4, Kind.DELETE, "x", after=(2,))}

@@ -184,11 +184,6 @@ class SourceFile:
         self._position_bytes = 0
         self._digests = Digests(self._names)
 
-    @property
-    def read_to_end(self) -> bool:
-        """All of it was handed out."""
-        return self._position_bytes == self.size_bytes
-
     def check_unchanged(self) -> None:
         """Make sure that what was sent is one version of the file.
 
