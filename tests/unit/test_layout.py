@@ -145,3 +145,15 @@ def test_labels_of_durable_steps_are_those_of_the_document() -> None:
     steps = set(re.findall(rf'durable\.(?:{names})\(\s*"([a-z-]+)"', code))
     assert len(steps) > 5
     assert steps <= document
+
+
+def test_decisions_are_numbered_one_by_one() -> None:
+    pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    assert [page.name[:5] for page in pages] == [f"{number:04}-" for number in range(1, len(pages) + 1)]
+    for page in pages:
+        assert page.read_text().startswith(f"# {page.name[:4]}. "), page.name
+
+
+def test_the_readme_leads_to_every_page() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert not [page.name for page in (ROOT / "docs").glob("*.md") if f"(docs/{page.name})" not in readme]
