@@ -47,6 +47,7 @@ from overlay_router.worker import Job, Report
 from stageout.core import log
 from stageout.core.clock import SystemClock
 from stageout.core.ending import end
+from stageout.core.sockets import notice_death
 from stageout.wire import frames, overlay, packs
 from stageout.wire.fields import is_origin
 from stageout.wire.frames import BadFrame, Decoder, Frame, Type
@@ -166,6 +167,7 @@ class Router:
                     sock, place = await loop.sock_accept(listening)
                     sock.setblocking(False)
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    notice_death(sock)
                 except OSError as problem:  # no descriptor is free, above all: those who are connected go on
                     self.complaints.warn("not-accepted", "", problem=problem)
                     await asyncio.sleep(_ACCEPT_AGAIN_S)
@@ -299,7 +301,9 @@ class Router:
             while True:
                 what = await todo.get()
                 await (self._pack(line, what) if isinstance(what, Frame) else self._answer(line, what))
-        except Exception:  # a database on a full disk, too: who asks must not wait for an answer that never comes
+        except Exception as problem:  # a database on a full disk, too: who asks must not wait for what never comes
+            if isinstance(problem, asyncio.TimeoutError):
+                line.writer.transport.abort()  # he does not take what he was sent: that would be waited for
             line.writer.close()  # which ends whoever reads it too
             with contextlib.suppress(asyncio.CancelledError):
                 while True:  # unless he waits for a place among what is to be answered

@@ -24,6 +24,13 @@ def wait_at_most(sock: socket.socket, seconds: float) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, time)
 
 
+def notice_death(sock: socket.socket) -> None:
+    """A TCP connection whose other host vanished without a word is ended by the kernel within two minutes."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 20), (socket.TCP_KEEPCNT, 3)):
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
 def readable(descriptors: Iterable[int], within_s: float) -> list[int]:
     """Those from which something, or the end, can be read within so many seconds (at most a day).
 

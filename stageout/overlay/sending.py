@@ -43,6 +43,7 @@ _LOOK_S = 0.05
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.25, 4.0
 _LOSSES = 4
 _ROUND_TRIPS = 8
+_DOUBLINGS = 20
 _NOT_FINAL = ("pending", "unknown")
 _DAMAGES = 3
 Answer = Union[Result, Custody]
@@ -478,7 +479,7 @@ class _Way:
         timeout_s = self._sending.cargo.gateway.timeout_s
         if not self._several:
             return timeout_s
-        return min(timeout_s, max(LEAST_SILENCE_S, 3 * max(trips_s)) * (1 << self._silent))
+        return min(timeout_s, max(LEAST_SILENCE_S, 3 * max(trips_s)) * (1 << min(self._silent, _DOUBLINGS)))
 
     def _opened(self, control: Channel, message: Opened) -> None:
         if self.control is not None:

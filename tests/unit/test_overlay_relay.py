@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import os
 import socket
 import sqlite3
@@ -28,11 +29,12 @@ from overlay_router.rights import Rights
 from overlay_router.store import Transfer
 from overlay_router.warrants import refusal
 from stageout.core.errors import TransferFailure
+from stageout.core.sockets import notice_death
 from stageout.overlay.channel import Channel, Gateway
 from stageout.wire import frames, overlay, warrant
 from stageout.wire.frames import Decoder
 from stageout.wire.greeting import WrongKey, accept, offer
-from stageout.wire.overlay import Attach, Message, Open, Status, Welcome
+from stageout.wire.overlay import Answer, Attach, List, Message, Open, Status, Welcome
 from stageout.wire.warrant import Warrant
 
 SECRET = b"0123456789abcdef0123456789abcdef"
@@ -76,7 +78,7 @@ def serving(end: _End, work: Callable[[Router, Gateway], Awaitable[None]]) -> No
     async def run() -> None:
         ends = Ends(cast(Any, end))
         router = Router(
-            "node", ends, {"site": Key("site", SECRET, "/")}, 1, Neighbours(), cast(Any, _Links()), Rights(), 4, 1e6,
+            "node", ends, {"site": Key("site", SECRET, "")}, 1, Neighbours(), cast(Any, _Links()), Rights(), 4, 1e6,
             Cover(),
         )  # fmt: skip
         with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -117,6 +119,38 @@ def test_a_connection_that_cannot_be_answered_leaves_nothing_behind(end: _End) -
         assert not router._lines
 
     serving(end, work)
+
+
+def test_who_does_not_take_his_answers_is_let_go(end: _End, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("overlay_router.questions._TAKEN_WITHIN_S", 0.1)
+    end.entries = lambda ask: itertools.repeat(Answer(("n" * 4000,) * 16, more=True))  # type: ignore[attr-defined]
+
+    async def work(router: Router, gateway: Gateway) -> None:
+        def listed() -> Channel:
+            channel = Channel(gateway)
+            channel.send(List(""))
+            return channel
+
+        with await asyncio.to_thread(listed):
+            await until(lambda: bool(router.limits._known))
+            await until(lambda: not router.limits._known)
+
+    serving(end, work)
+
+
+def test_hosts_that_vanish_are_noticed(end: _End, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(router: Router, gateway: Gateway) -> None:
+        noticing = []
+        monkeypatch.setattr("overlay_router.relay.notice_death", lambda sock: noticing.append(sock.fileno()))
+        for _ in range(2):  # the one that is being accepted, and the next
+            await asyncio.to_thread(ask, gateway, Attach(7))
+        assert noticing
+
+    serving(end, work)
+    with socket.socket() as sock:
+        notice_death(sock)
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
 
 
 def test_data_for_the_transfer_of_another_leave_no_descriptor_open(end: _End) -> None:

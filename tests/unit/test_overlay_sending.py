@@ -56,6 +56,12 @@ def file(tmp_path: Path) -> Iterator[int]:
         yield opened.fileno()
 
 
+def test_a_route_that_was_silent_for_hours_does_not_end_the_others(file: int) -> None:
+    way = Sending(_Cargo(1), file, [(), ("r:1",)], 60).ways[1]
+    way._silent = 5000
+    assert way._silence_s([0.1]) == GATEWAY.timeout_s
+
+
 def _up(way: _Way) -> _Control:
     control = _Control()
     way.control = cast(Channel, control)
