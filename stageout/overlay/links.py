@@ -14,7 +14,7 @@ import itertools
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,6 +23,8 @@ from stageout.tuning.shares import MOST_PRIORITY, Flow, Shares
 
 _TICK_S = 0.1
 _SOONEST_S = 0.02
+#: Thousands of lanes take their time: so many times as long nothing is looked at, but others still see this process.
+_REST, _LATEST_S = 4.0, 0.5
 _WINDOW_S = 0.5
 _MOVES_S = 1.0
 _BURST_BYTES = 128 * 1024
@@ -171,7 +173,7 @@ class _Meter:
             self._moved_s = now_s
         if not self._samples or at_s > self._samples[-1][0]:
             self._samples.append((at_s, passed_bytes))
-        while len(self._samples) > 1 and self._samples[0][0] < now_s - _WINDOW_S:
+        while len(self._samples) > 2 and self._samples[1][0] < now_s - _WINDOW_S:
             self._samples.popleft()
 
     @property
@@ -230,10 +232,11 @@ class Links:
                 lanes = list(self._lanes.values())
                 if not lanes:
                     self._thread = None
+            began_s = time.thread_time()
             self._tick(lanes)
             if not lanes:
                 return
-            time.sleep(_SOONEST_S)
+            time.sleep(max(_SOONEST_S, min(_LATEST_S, _REST * (time.thread_time() - began_s))))
             self._wake.wait(_TICK_S - _SOONEST_S)
 
     def _tick(self, lanes: list[Lane]) -> None:
@@ -249,9 +252,10 @@ class Links:
                 on_link[row.link].append(row)
         self._shares = {link: self._shares.get(link) or Shares() for link in on_link}
         limits = {link: self._limits(link, found, now_s) for link, found in on_link.items()}
+        moving = Counter((row.link, row.flow) for row in rows if self._meters[row.pid, row.lane].moves(now_s))
         for lane, row in zip(lanes, mine):
             limit = limits[row.link].get(str(row.flow))
-            part = self._part(row, on_link[row.link], now_s)
+            part = self._part(row, moving[row.link, row.flow], now_s)
             lane.hold(None if limit is None else max(limit * part, lane.least_rate))
 
     def _limits(self, link: int, rows: list[Row], now_s: float) -> dict[str, float]:
@@ -264,10 +268,9 @@ class Links:
             flows[row.flow] = replace(known, rate=known.rate + rate, begun_s=min(known.begun_s, row.begun_s))
         return self._shares[link].limits(list(flows.values()), now_s, time.time())
 
-    def _part(self, mine: Row, rows: list[Row], now_s: float) -> float:
+    def _part(self, mine: Row, moving: int, now_s: float) -> float:
         """The part of one lane in what its flow may have: the lanes that move anything have equal parts."""
-        same = [row for row in rows if row.flow == mine.flow and (row.pid, row.lane) != (mine.pid, mine.lane)]
-        return 1 / (1 + sum(self._meters[row.pid, row.lane].moves(now_s) for row in same))
+        return 1 / (1 + moving - self._meters[mine.pid, mine.lane].moves(now_s))
 
 
 @functools.lru_cache(maxsize=1)

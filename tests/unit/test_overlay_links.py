@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from stageout.overlay.book import Book, Row, shared_book
-from stageout.overlay.links import Claim, Lane, Links
+from stageout.overlay.links import Claim, Lane, Links, _Meter
 
 _PATIENCE_S = 30.0
 
@@ -114,6 +116,43 @@ def test_no_connection_of_many_stands_still() -> None:
     finally:
         urgent.close()
         bulk.close()
+
+
+def test_lanes_of_one_flow_are_not_each_compared_with_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, moves = Links(Book()), _Meter.moves
+    asked: list[float] = []
+
+    def counted(meter: _Meter, now_s: float) -> bool:
+        asked.append(now_s)
+        return moves(meter, now_s)
+
+    monkeypatch.setattr(_Meter, "moves", counted)
+    lanes = [Lane(here, number, "host:1", Claim("many")) for number in range(200)]
+    lanes.append(Lane(here, 200, "host:1", Claim("urgent", priority=10)))
+    taps = [lane.tap() for lane in lanes]
+    _until(lambda: bool([tap.take(1) for tap in taps]) and here._tick(lanes) is None and lanes[0].limit is not None)
+    asked.clear()
+    here._tick(lanes)
+    assert len(asked) <= 2 * len(lanes)
+
+
+def test_a_rate_is_known_however_seldom_one_looks() -> None:
+    meter = _Meter()
+    for number in range(4):
+        meter.note(700 * number, 0.7 * number, 0.7 * number)
+    assert meter.rate == pytest.approx(1000)
+
+
+def test_a_plan_that_takes_long_is_made_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    clock = itertools.count(0.0, 0.05)
+    watch = SimpleNamespace(
+        monotonic=time.monotonic, time=time.time, sleep=slept.append, thread_time=lambda: next(clock)
+    )
+    monkeypatch.setattr("stageout.overlay.links.time", watch)
+    with Links(Book()).lane("host:1", Claim()):
+        _until(lambda: len(slept) > 1)
+    assert slept[0] == pytest.approx(0.2)
 
 
 class _Broken(Book):

@@ -55,6 +55,8 @@ def test_what_a_job_asks_for(job: dict[str, Any], wishes: tuple[int, int]) -> No
 def test_a_grant_is_the_limit_of_connections() -> None:
     assert _connections(cast(Context, _Context({}, PARALLELISM="7", OVERLAY_CONNECTIONS="30"))) == (2, 7)
     assert _connections(cast(Context, _Context({}, PARALLELISM="1"))) == (1, 1)
+    assert _connections(cast(Context, _Context({}, PARALLELISM="12")), routes=4) == (2, 3)
+    assert _connections(cast(Context, _Context({}, PARALLELISM="2")), routes=4) == (1, 1)
     assert _connections(cast(Context, _Context({}, OVERLAY_CONNECTIONS="30"))) == (2, 30)
     assert connections_of(5) == (5, 5)
     with pytest.raises(TransferFailure) as caught:

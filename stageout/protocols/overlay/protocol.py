@@ -82,7 +82,7 @@ def _upload(host: str, port: int, group: list[tuple[Transfer, str]], concurrency
     try:
         gateway, terminal = _through(_gateway(host, port, context), context.setting("OVERLAY_GATEWAY", ""))
         routes = routes_of(context.setting("OVERLAY_ROUTES", ""), gateway)
-        connections, most = _connections(context)
+        connections, most = _connections(context, len(routes))
     except TransferFailure as failure:
         for transfer, _ in group:
             transfer.finish(failure)
@@ -133,9 +133,11 @@ def _hand_over(transfer: Transfer, custodians: Sequence[str]) -> None:
         transfer.finish(Outcome(given[0].size_bytes, sent_bytes, developer={"StageOutCustody": str(receipt)}))
 
 
-def _connections(context: Context) -> tuple[int, int]:
-    """Connections of a file on each route, at first and at most: what was granted, else the node's own limit."""
-    granted = str(context.parallelism) if context.setting("PARALLELISM", "") else ""
+def _connections(context: Context, routes: int = 1) -> tuple[int, int]:
+    """Connections of a file on each route, at first and at most: what was granted for all routes together, but one on
+    each, else the node's own limit.
+    """
+    granted = str(max(1, context.parallelism // max(1, routes))) if context.setting("PARALLELISM", "") else ""
     return connections_of(text=granted or context.setting("OVERLAY_CONNECTIONS", ""))
 
 
