@@ -8,6 +8,7 @@ the file and delivers it there.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import os
@@ -29,6 +30,7 @@ from stageout.wire.deposits import EXPIRES_AFTER_S
 from stageout.wire.fields import MAX_NUMBER
 from stageout.wire.overlay import (
     BLOCK_BYTES,
+    Cancel,
     Custody,
     Low,
     Open,
@@ -41,6 +43,8 @@ from stageout.wire.route import Route
 
 _PAUSE_MAX_S = 30.0
 _ASK_EVERY_S = 10.0
+#: A put that has failed tells the router so, if that does not take longer.
+_GIVE_UP_S = 5.0
 Progress = Callable[[int], None]
 
 
@@ -95,6 +99,7 @@ class Upload:
     :param order: the PUBLISH: identity, path, attributes, terminal. :param known: digests to be checked against.
     :param most_connections: as of :func:`put`.
     :param opening: the OPEN to be sent, for who sends it in another's name; else it is made from ``order``.
+    :ivar opened: the router has something of it.
     """
 
     gateway: Gateway
@@ -111,6 +116,7 @@ class Upload:
     opening: Open | None = None
     lot: str = ""
     most_connections: int = 0
+    opened: bool = False
 
     def __post_init__(self) -> None:
         self.status = self.local.stat()
@@ -140,6 +146,7 @@ class Upload:
         finally:
             sending.close()
             os.close(file)
+            self.opened |= bool(sending.tid)
             self.shares = sending.shares()
         return answer
 
@@ -302,18 +309,47 @@ def put(
     :param priority: 0 to 10, no more than the capability allows: each step doubles its share of a link that others of
         the same owner use too. :param deadline: Unix time in seconds by which it should be there; 0: none. The earliest
         goes first among those of one priority.
-    :raises TransferFailure: classified. Nothing is to be seen under the name then, or what was there before; a
-        custodian that has the file may still deliver it until it expires.
+    :raises TransferFailure: classified. Nothing is to be seen under the name then, or what was there before. The
+        router has cancelled it; where it could not be asked to, or a custodian has the file, the failure says that it
+        may still arrive until it expires.
     """
     order = _order(path, mode, terminal, expires_after_s, allowed(gateway, priority), deadline)
     upload = Upload(gateway, local, order, connections, progress, routes=routes or ((),), lot=lot)
     upload.most_connections = most_connections
-    result = upload.run()
+    try:
+        result = upload.run()
+    except TransferFailure as failure:
+        result = _given_up(upload, failure)
     assert isinstance(result, Result)
     _raise_unless_done(gateway, path, result)
     return Put(
         upload.size_bytes, upload.sent_bytes, upload.digest_name, upload.manifest, result.generation, upload.shares
     )
+
+
+def _given_up(upload: Upload, failure: TransferFailure) -> Result:
+    """Cancel a put that has failed, so that it does not arrive after another one. Its result, if it was executed.
+
+    :raises TransferFailure: the same; it says so if the file may still arrive.
+    """
+    answer = _cancelled(upload) if upload.opened else None
+    if isinstance(answer, Result) and answer.outcome == "done":
+        return answer
+    ended = isinstance(answer, Result) and answer.outcome in ("cancelled", "expired")
+    if upload.digest_name and not ended:  # published, perhaps
+        failure.message += "; it may still arrive until it expires"
+    raise failure
+
+
+def _cancelled(upload: Upload) -> Result | Custody | None:
+    """What the router says when it is asked to cancel; None when it says nothing."""
+    order, patience_s = upload.order, min(_GIVE_UP_S, upload.gateway.timeout_s)
+    for route in upload.routes[:2]:
+        with contextlib.suppress(TransferFailure), Channel(replace(upload.gateway, timeout_s=patience_s), route) as way:
+            way.send(Cancel(order.origin, order.seq))
+            way.send(order)
+            return answer_to(way, order, patience_s)
+    return None
 
 
 def deposit_order(

@@ -171,6 +171,18 @@ def test_a_source_that_changes_is_not_called_delivered(router: RouterProcess, ga
     assert outcome[0].kind is ErrorClass.SOURCE_CHANGED
 
 
+def test_a_put_that_is_given_up_never_arrives(router: RouterProcess, gateway: Gateway, tmp_path: Path) -> None:
+    """What is on its way is dropped at once; it cannot come after, and replace, what another one brings."""
+
+    def give_up(sent_bytes: int) -> None:
+        raise TransferFailure(ErrorClass.DEADLINE, "not wanted any more")
+
+    source = make(tmp_path / "source", 3 * BLOCK_BYTES)
+    _refused(ErrorClass.DEADLINE, "any more$", lambda: put(gateway, source, "f", progress=give_up))
+    wait_until(lambda: staging_is_empty(router), what="the data to be dropped")
+    assert visible(router) == []
+
+
 def _refused(kind: ErrorClass, words: str, call: Any) -> None:
     with pytest.raises(TransferFailure, match=words) as caught:
         call()
