@@ -9,13 +9,14 @@ import json
 import os
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from overlay_router.states import Outcome, Result
 from overlay_router.terminal import OriginRecord
+from overlay_router.tree import no_room
 from stageout.core import durable
 from stageout.core.errors import StageoutError
 from stageout.wire.overlay import Open, Operation
@@ -119,6 +120,10 @@ class PackResults:
     expires: int
     results: dict[int, Result] = field(default_factory=dict)
     generations: dict[str, int] = field(default_factory=dict)
+
+
+#: Free pages of the database, for changes on a full disk.
+_ROOM_BYTES = 256 * 1024
 
 
 class Store:
@@ -389,6 +394,20 @@ class Store:
         elif version != _VERSION:
             raise sqlite3.DatabaseError(f"it is of version {version}, this program knows {_VERSION}")
         run("COMMIT")
+        self._keep_room()
+
+    def _keep_room(self) -> None:
+        """Have free pages in the file and in its log, which what frees space on a full disk needs itself."""
+        run = self._connection.execute
+        [free], [page_bytes] = run("PRAGMA freelist_count").fetchone(), run("PRAGMA page_size").fetchone()
+        if free * page_bytes >= _ROOM_BYTES // 2:
+            return
+        with suppress(sqlite3.Error):  # there is none to be had now
+            run("DROP TABLE IF EXISTS room")
+            run("CREATE TABLE room (data BLOB)")
+            run("INSERT INTO room VALUES (zeroblob(?))", (_ROOM_BYTES,))
+            run("PRAGMA wal_checkpoint(RESTART)").fetchall()
+            run("DROP TABLE room")
 
     def _made(self) -> None:
         """A new database has its tables: what else it begins with."""
@@ -399,9 +418,16 @@ class Store:
         try:
             yield
             durable.commit(label, self._connection)
-        except BaseException:
+        except BaseException as problem:
             self._connection.rollback()
+            if isinstance(problem, sqlite3.OperationalError) and no_room(problem):
+                self._begin_log_anew()
             raise
+
+    def _begin_log_anew(self) -> None:
+        """On a full disk the log cannot grow: what is in it goes to its places, and the next changes take its room."""
+        with suppress(sqlite3.Error):
+            self._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
 
     def _meta(self, name: str) -> str:
         return str(self._connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()[0])

@@ -112,6 +112,20 @@ def _fill(path: Path) -> None:
 
 
 @pytest.mark.pool
+def test_a_full_disk_under_the_records_does_not_keep_anybody_from_deleting(tmp_path: Path) -> None:
+    (tmp_path / "source").write_bytes(os.urandom(100))
+    records = tmp_path / "router/records"
+    with _small_disk(records, 12), RouterProcess(tmp_path / "router") as router:
+        put(_end(router), tmp_path / "source", "f")
+        _fill(records / "ballast")
+        with Session(_end(router)) as session:
+            session.delete("f")
+            session.push()
+        assert not (router.root / "f").exists()
+        assert not any((router.root / ".stageout/trash").iterdir())
+
+
+@pytest.mark.pool
 def test_a_custodian_whose_disk_is_full_says_so_and_loses_nothing(tmp_path: Path) -> None:
     """The disk really is: of spool and database both."""
     source = tmp_path / "source"
