@@ -346,6 +346,8 @@ def test_damage_of_the_only_copy_is_a_loss_and_said_so(
     assert not (terminal.root / "some/where").exists()
     assert re.search(r"ERROR custody-settle .*outcome=lost", custodian.log)
     assert spool_is_empty(custodian)
+    staging = terminal.root / ".stageout/staging"
+    wait_until(lambda: not any(staging.iterdir()), what="its other blocks to be dropped at the terminal")
 
 
 def test_a_lost_disk_costs_a_resend_or_is_a_loss_that_can_be_seen(
