@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Union
 
@@ -57,7 +57,7 @@ class Kit:
     plugin: Plugin
     directory: Path
     lifetime_s: float
-    credentials: Mapping[str, bytes]
+    credentials: Mapping[str, bytes] = field(repr=False)
     lessee: Lessee | None
 
 

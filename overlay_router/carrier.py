@@ -39,7 +39,7 @@ class Order:
     number: int
     terminal: str
     key_name: str
-    secret: str
+    secret: str = field(repr=False)
     operation: str
     file: str = ""
     digest: str = ""

@@ -11,7 +11,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from overlay_router.greeting import Unwelcome, introduce
 from stageout.wire import frames, overlay
@@ -34,7 +34,7 @@ class Neighbours:
     """
 
     allowed: frozenset[str] = frozenset()
-    key: tuple[str, bytes] = ("", b"")
+    key: tuple[str, bytes] = field(default=("", b""), repr=False)
     finds: bool = False
     ca: str = ""
 

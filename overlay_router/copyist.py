@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ class Order:
     copy: Copy
     file: str
     key_name: str
-    secret: str
+    secret: str = field(repr=False)
     routes: tuple[Route, ...] = ((),)
     ca: str = ""
     cancel: bool = False

@@ -87,7 +87,7 @@ class Forwarding:
     :param ca: certificates of terminals that are reached with TLS, "" for none.
     """
 
-    key: tuple[str, bytes]
+    key: tuple[str, bytes] = field(repr=False)
     most: int
     report: Path
     ca: str = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from stageout.core.errors import StageoutError
@@ -25,7 +25,7 @@ class Key:
     """
 
     name: str
-    secret: bytes
+    secret: bytes = field(repr=False)
     prefix: str
     is_router: bool = False
 

@@ -101,11 +101,11 @@ class Outflow:
     async def run(self) -> None:
         """Deliver until cancelled; then plugins are killed, and what they had not verified is sent again after a start.
 
-        :raises OSError: plugins of an earlier router do not end.
+        Nothing is delivered as long as plugins of an earlier router run.
         """
-        self._means.home.mkdir(mode=0o700, exist_ok=True)
         try:
-            await asyncio.to_thread(end_leftovers, self._means.home)
+            while not await self._is_alone():
+                await asyncio.sleep(FIRST_S)
             await asyncio.to_thread(self._table.load, self._means.plugins)
             while True:
                 self.wake.clear()
@@ -126,6 +126,15 @@ class Outflow:
                 call.stop()
         self._pauses.pop(key, None)
         self.wake.set()
+
+    async def _is_alone(self) -> bool:
+        try:
+            self._means.home.mkdir(mode=0o700, exist_ok=True)
+            await asyncio.to_thread(end_leftovers, self._means.home)
+        except OSError as problem:
+            log.error("egress-not-begun", problem=problem, advice=f"look at {self._means.home} and at the processes")
+            return False
+        return True
 
     async def _try_to_begin(self) -> None:
         try:

@@ -336,8 +336,8 @@ class Router:
                 batch.append(self._packs.get_nowait())
             try:
                 self._deliver(await self._on_disk(partial(self._destination.pack, batch)))
-            except (OSError, sqlite3.Error) as problem:  # not answered: who asks again finds out
-                log.error("packs-not-executed", packs=len(batch), problem=problem)
+            except Exception as problem:  # not answered: who asks again finds out; later ones must not wait for ever
+                log.error("packs-not-executed", packs=len(batch), problem=repr(problem))
 
     async def _change_names(self, asked: list[tuple[overlay.Operation, str]]) -> None:
         self._deliver(await self._on_disk(lambda: self._destination.operate_all(asked)))

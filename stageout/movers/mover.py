@@ -76,7 +76,7 @@ class Equipment:
     :param plugin_data: ``PluginData`` and ``METHOD_PluginData``.
     """
 
-    credentials: Mapping[str, bytes] = field(default_factory=dict)
+    credentials: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     job_ad: ClassAd = field(default_factory=ClassAd)
     plugin_data: ClassAd = field(default_factory=ClassAd)
 

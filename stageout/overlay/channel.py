@@ -10,7 +10,7 @@ import struct
 import time
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from stageout.core import log, tls
@@ -48,7 +48,7 @@ class Gateway:
     host: str
     port: int
     key_name: str
-    secret: bytes
+    secret: bytes = field(repr=False)
     timeout_s: float = 60.0
     credential: Credential | None = None
     ca: str = ""

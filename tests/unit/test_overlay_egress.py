@@ -286,6 +286,40 @@ def test_a_full_disk_does_not_end_all_deliveries(gate: Gate, tmp_path: Path, mon
     assert len(asked) == 2
 
 
+def test_plugins_of_before_that_do_not_end_are_waited_for(
+    gate: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("overlay_router.outflow.FIRST_S", 0.01)
+    left = [OSError("processes of earlier movers do not end"), OSError("processes of earlier movers do not end")]
+
+    def end_leftovers(home: Path) -> None:
+        if left:
+            raise left.pop()
+
+    async def run() -> None:
+        begun = asyncio.Event()
+
+        def ready(busy: object) -> tuple[list[Any], list[Any]]:
+            assert not left
+            begun.set()
+            return [], []
+
+        async def on_disk(work: Callable[[], Any]) -> Any:
+            return work()
+
+        monkeypatch.setattr("overlay_router.outflow.end_leftovers", end_leftovers)
+        monkeypatch.setattr(gate.one, "ready", ready)
+        outflow = Outflow(gate.one, _means(tmp_path), on_disk, lambda replies: None, SystemClock())
+        task = asyncio.ensure_future(outflow.run())
+        waiting = asyncio.ensure_future(begun.wait())
+        await asyncio.wait({task, waiting}, timeout=30, return_when=asyncio.FIRST_COMPLETED)
+        assert not task.done()
+        task.cancel()
+        await asyncio.wait([task])
+
+    asyncio.run(run())
+
+
 def test_a_block_that_the_disk_does_not_give_back_is_damaged(gate: Gate, tmp_path: Path) -> None:
     """Else everything for its target would wait behind it."""
     gate.put(1, "out/f")

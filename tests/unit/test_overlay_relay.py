@@ -12,16 +12,20 @@ import time
 import zlib
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from overlay_router import carrier, copyist
+from overlay_router.call import Kit
 from overlay_router.circuits import Neighbours
 from overlay_router.copier import Copier, _Try
 from overlay_router.cover import Cover
 from overlay_router.destination import Attached
 from overlay_router.ends import Ends
+from overlay_router.forwarder import Forwarding
 from overlay_router.keys import Key
 from overlay_router.pauses import Pause
 from overlay_router.relay import Router
@@ -30,6 +34,7 @@ from overlay_router.store import Transfer
 from overlay_router.warrants import refusal
 from stageout.core.errors import TransferFailure
 from stageout.core.sockets import notice_death
+from stageout.movers.mover import Equipment
 from stageout.overlay.channel import Channel, Gateway
 from stageout.wire import frames, overlay, warrant
 from stageout.wire.frames import Decoder
@@ -239,3 +244,35 @@ def test_a_copy_that_fails_in_an_unknown_way_waits_like_any_other() -> None:
         assert one.until_s > asyncio.get_running_loop().time()
 
     asyncio.run(run())
+
+
+def test_packs_that_cannot_be_executed_do_not_stop_the_others(end: _End) -> None:
+    batches: list[object] = []
+
+    def pack(batch: object) -> list[Any]:
+        batches.append(batch)
+        raise ValueError("a fault of ours")
+
+    end.pack = pack  # type: ignore[attr-defined]
+
+    async def work(router: Router, gateway: Gateway) -> None:
+        for number in (1, 2):
+            router._packs.put_nowait(cast(Any, number))
+            await until(lambda wanted=number: len(batches) == wanted)  # type: ignore[misc]
+
+    serving(end, work)
+
+
+def test_secrets_are_not_shown_with_what_has_them() -> None:
+    text, key = SECRET.decode(), ("me", SECRET)
+    shown = [
+        Key("k", SECRET, ""),
+        Gateway("h", 1, "k", SECRET),
+        Neighbours(key=key),
+        Forwarding(key, 1, Path("r")),
+        carrier.Order(1, "t:1", "k", text, "{}"),
+        copyist.Order(cast(Any, None), "f", "k", text),
+        Equipment({"x.use": SECRET}),
+        Kit(cast(Any, None), Path("w"), 1.0, {"x.use": SECRET}, None),
+    ]
+    assert [one for one in shown if text in repr(one)] == []
