@@ -8,6 +8,7 @@ _SPACING_S = 0.1
 _MOST_POINTS = 400
 _SHORTEST_S = 0.3
 _LINE_POINTS = 5
+_LEAST = 0.25  # of the bytes: where fewer moved between the points, the rest came at one look and these are its tail
 _FROM, _TO = 0.4, 0.9  # of the bytes: behind the slow start, before the first of several streams has ended
 
 
@@ -39,12 +40,11 @@ class Pace:
         all_bytes = self._points[-1][1]
         first = next(point for point in self._points if point[1] >= _FROM * all_bytes)
         most = max(point for point in self._points if point == self._points[0] or point[1] <= _TO * all_bytes)
-        inside = [point for point in self._points if first[1] <= point[1] <= most[1]]
-        if len(inside) >= _LINE_POINTS and most[0] - first[0] >= _SHORTEST_S:
-            return _slope(inside)
         for last in (most, self._points[-1]):
-            if last[0] - first[0] >= _SHORTEST_S:
-                return (last[1] - first[1]) / (last[0] - first[0])
+            if last[0] - first[0] >= _SHORTEST_S and last[1] - first[1] >= _LEAST * all_bytes:
+                inside = [point for point in self._points if first[1] <= point[1] <= last[1]]
+                whole = last is not most or len(inside) < _LINE_POINTS
+                return (last[1] - first[1]) / (last[0] - first[0]) if whole else _slope(inside)
         return None
 
 

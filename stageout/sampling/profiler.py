@@ -97,10 +97,11 @@ class Profiler:
     def _usual_bytes(self) -> int:
         """Size of a file that moves for about a second, within what the limits allow for each measurement.
 
-        Or for as long as connecting and the checks take. Probes grow until one is about as large: a small one tells
+        Or for four times as long as connecting and the checks take: over a long way a second of it is nothing but slow
+        start. Probes grow until one is about as large: a small one tells
         more about the plugin's start.
         """
-        each_s = min(max(1.0, self._upload.empty_s()), self._limits.time_s / (2 * _MEASURES))
+        each_s = min(max(1.0, 4 * self._upload.empty_s()), self._limits.time_s / (2 * _MEASURES))
         most = self._limits.size_bytes // _MEASURES
         probe_bytes = min(_PROBE_BYTES, most)
         while True:

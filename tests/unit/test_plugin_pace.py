@@ -24,6 +24,14 @@ def test_what_is_too_short_to_tell() -> None:
     assert pace.bytes_per_s() is None
 
 
+def test_what_came_at_one_look_has_no_rate_of_its_tail() -> None:
+    """Seen with many streams over a long way: all bytes between two looks, then a second of farewells."""
+    pace = Pace()
+    for look, place in enumerate((0, 2_000_000, 2_000_010, 2_000_020, 2_000_030, 2_000_040)):
+        pace.note(place, look * 0.2)
+    assert pace.bytes_per_s() is None
+
+
 @pytest.mark.parametrize("begin", range(20))
 def test_steps_of_whole_blocks_hardly_change_the_rate(begin: int) -> None:
     """Blocks of 256 KiB, looked at every 0.2 s: between two points it would be wrong by up to 7 %."""
