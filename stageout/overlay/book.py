@@ -28,9 +28,12 @@ _TRY_S = 0.001
 
 @dataclass(frozen=True)
 class Row:
-    """One lane. :param pid: of its process. :param lane: its number there. :param link: all hops have a number, flows
-    and owners too (64 bits of a digest). :param begun_s: monotonic time. :param passed_bytes: since it began.
-    :param at_s: monotonic time at which so many had passed."""
+    """One lane.
+
+    :param pid: of its process, on the whole machine. :param lane: its number there. :param link: hops have a number,
+        flows and owners too (64 bits of a digest). :param begun_s: monotonic time.
+    :param passed_bytes: since it began. :param at_s: monotonic time at which so many had passed.
+    """
 
     pid: int
     lane: int
@@ -56,7 +59,7 @@ class Book:
             os.posix_fallocate(file, 0, size_bytes)
         self._file = file
         self._table = mmap.mmap(file, size_bytes)
-        self._places: dict[int, int] = {}
+        self._places: dict[tuple[int, int], int] = {}
         self._others: list[Row] = []
 
     def exchange(self, mine: Sequence[Row], now_s: float) -> list[Row]:
@@ -82,15 +85,20 @@ class Book:
         return self._file < 0
 
     def _write(self, mine: Sequence[Row], now_s: float) -> None:
-        lanes = {row.lane for row in mine}
+        self._places = {key: place for key, place in self._places.items() if self._is_at(key, place)}
+        lanes = {(row.pid, row.lane) for row in mine}
         for lane in [lane for lane in self._places if lane not in lanes]:
             _ROW.pack_into(self._table, self._places.pop(lane), *[0] * 10)
         free = self._free(now_s)
         for row in mine:
-            place = self._places.get(row.lane) or next(free, 0)
+            place = self._places.get((row.pid, row.lane)) or next(free, 0)
             if place:  # else the others do not see it
-                self._places[row.lane] = place
+                self._places[row.pid, row.lane] = place
                 _ROW.pack_into(self._table, place, now_s, *astuple(row)[:-1])
+
+    def _is_at(self, lane: tuple[int, int], place: int) -> bool:
+        """Whether a row is still there: when this process stood still for long, others have taken its places."""
+        return bool(_ROW.unpack_from(self._table, place)[1:3] == lane)
 
     def _free(self, now_s: float) -> Iterator[int]:
         (used,) = _HEAD.unpack_from(self._table, 0)

@@ -78,7 +78,7 @@ class Lane:
         self.limit: float | None = None
         self._closed = False
         self._begun_s = time.monotonic()
-        self._link = _number(f"{_network()} {link}")
+        self._link = _number(f"{_namespace('net')} {link}")
         self._flow = _number(f"{claim.owner} {claim.flow}" if claim.flow else f"{os.getpid()} {number} {self._begun_s}")
         self._taps: set[Tap] = set()
         self._ended_bytes = 0
@@ -130,7 +130,7 @@ class Lane:
         claim = self.claim
         priority = max(0, min(claim.priority, MOST_PRIORITY))
         return Row(
-            os.getpid(), self.number, self._link, self._flow, _number(claim.owner), priority, claim.deadline,
+            _process(os.getpid()), self.number, self._link, self._flow, _number(claim.owner), priority, claim.deadline,
             self._begun_s, self.passed_bytes, now_s,
         )  # fmt: skip
 
@@ -283,10 +283,15 @@ def _number(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
-@functools.lru_cache(maxsize=1)
-def _network() -> int:
-    """The network that addresses are of: containers may have their own."""
+def _process(pid: int) -> int:
+    """A number that is this process's in all containers that share the table."""
+    return _number(f"{_namespace('pid')} {pid}") >> 1
+
+
+@functools.lru_cache(maxsize=2)
+def _namespace(kind: str) -> int:
+    """What addresses, or numbers of processes, are of: containers may have their own."""
     try:
-        return Path("/proc/self/ns/net").stat().st_ino
+        return Path(f"/proc/self/ns/{kind}").stat().st_ino
     except OSError:
         return 0

@@ -176,6 +176,7 @@ def test_nobody_is_held_when_the_plan_cannot_be_made_any_more() -> None:
         _until(lambda: bulk.lane.limit is not None)
         book.lane = bulk.lane
         _until(lambda: bulk.lane.limit is None)
+        _until(lambda: here._thread is not None and not here._thread.is_alive())
     finally:
         urgent.stop()
         bulk.stop()
@@ -191,6 +192,24 @@ def test_rows_written_while_this_process_looks_count_and_keep_their_places(tmp_p
     assert [(row.lane, row.at_s) for row in other.exchange([], 100.0)] == [(1, 100.01)]
     other.exchange([_row(2, pid=9)], 100.0)
     assert sorted(row.lane for row in shared_book(tmp_path).exchange([], 100.1)) == [1, 2]
+
+
+def test_a_process_that_stood_still_does_not_write_where_others_are_now(tmp_path: Path) -> None:
+    one, other = shared_book(tmp_path), shared_book(tmp_path)
+    one.exchange([_row(1)], 100.0)
+    other.exchange([_row(2, pid=9)], 120.0)
+    one.exchange([_row(1)], 120.1)
+    assert sorted(row.lane for row in shared_book(tmp_path).exchange([], 120.2)) == [1, 2]
+    other.exchange([], 120.3)
+    assert [row.lane for row in shared_book(tmp_path).exchange([], 120.4)] == [1]
+
+
+def test_processes_of_two_containers_are_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = []
+    for container in (1, 2):
+        monkeypatch.setattr("stageout.overlay.links._namespace", lambda kind, number=container: number)
+        rows.append(Lane(Links(Book()), 1, "host:1", Claim()).row(1.0))
+    assert rows[0].pid != rows[1].pid
 
 
 def test_more_lanes_than_the_table_has_places_are_looked_through_once(
