@@ -154,7 +154,8 @@ class Agent:
         now_s = self.clock.monotonic_s()
         past = None if job else self._past.get(name)
         run = job.run if job else past.run if past else 0
-        counts = self.receipts.last_transfer(job) if job and job.settling else run
+        ended = job if job and job.settling else past
+        counts = self.receipts.last_transfer(*_ids(name), ended) if ended else run
         record = self._record(name, counts)
         if job and job.settling:
             self.view.waiting(name, run)
@@ -189,8 +190,7 @@ class Agent:
                 self.board.refuse(f"{item.manager_name} {item.key or '(unsigned)'}", problem)
 
     def _record(self, name: str, run: int) -> Record | None:
-        cluster, proc = Run(name, run).job_id.split(".")
-        return self.receipts.get(int(cluster), int(proc), run)
+        return self.receipts.get(*_ids(name), run)
 
     def _elders(self, name: str, run: int) -> dict[Elder, float]:
         """Managers that took over output of earlier runs, and for how long each has not been heard of."""
@@ -333,6 +333,12 @@ class Agent:
             else:
                 log.event("pass-well-again")
         self._trouble = problem
+
+
+def _ids(name: str) -> tuple[int, int]:
+    """Cluster and process of a GlobalJobId."""
+    cluster, proc = Run(name, 0).job_id.split(".")
+    return int(cluster), int(proc)
 
 
 def adopted(record: Record | None, seen: Sequence[Seen]) -> Record | None:

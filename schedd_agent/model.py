@@ -126,10 +126,16 @@ class Job:
 
 @dataclass(frozen=True)
 class Past:
-    """How a job left the queue. :param status: JobStatus in the history. :param run: NumShadowStarts there."""
+    """How a job left the queue.
+
+    :param status: JobStatus in the history. :param run: NumShadowStarts there. :param executing_since: as of a
+    :class:`Job`, and so is ``transferred_at``: they do not tell two ends apart.
+    """
 
     status: int
     run: int
+    executing_since: int = field(default=0, compare=False)
+    transferred_at: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,8 @@ class CondorQueue:
         found = {}
         for ad in self._history([Run(name, 0).job_id for name in names]):
             if ad.get("GlobalJobId") in names:
-                found[str(ad["GlobalJobId"])] = Past(int(ad["JobStatus"]), int(ad.get("NumShadowStarts") or 0))
+                job = parse_job(ad, False)
+                found[job.name] = Past(job.status, job.run, job.executing_since, job.transferred_at)
         return found
 
     def dags(self, clusters: Collection[int]) -> dict[int, Dag]:
@@ -206,7 +207,10 @@ class CondorQueue:
             raise QueueError(f"the schedd does not answer: {problem}") from None
 
     def _history(self, ids: list[str]) -> Iterator[Any]:
-        wanted = ["GlobalJobId", "ClusterId", "ProcId", "JobStatus", "NumShadowStarts"]
+        wanted = [
+            "GlobalJobId", "ClusterId", "ProcId", "JobStatus", "NumShadowStarts", "TransferOutFinished",
+            "JobCurrentFinishTransferOutputDate", "JobCurrentStartExecutingDate",
+        ]  # fmt: skip
         for constraint in _by_ids(ids):
             try:
                 yield from self._condor.Schedd().history(constraint, wanted, min(len(ids), _IDS_AT_ONCE))

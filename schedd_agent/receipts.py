@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from schedd_agent.model import Job, Record, Ticket
+from schedd_agent.model import Job, Past, Record, Ticket
 from stageout.core.classads import ClassAd, ClassAdSyntaxError, parse_ad
 
 _BANNER = re.compile(rb"^\*\*\* (\w+) (?:.* )?ClusterId=(\d+) ProcId=(-?\d+)\b.*\n", re.MULTILINE)
@@ -54,17 +54,17 @@ class Receipts:
         """The record of a run; None when it was not found."""
         return self._records.get(RunKey(cluster, proc, run))
 
-    def last_transfer(self, job: Job) -> int:
+    def last_transfer(self, cluster: int, proc: int, job: Job | Past) -> int:
         """Number in the records of the run that counts: mostly the job's, 0 when its record was not found.
 
         A schedd that dies when a shadow has just ended starts another for the same run: it finds the job done and
         writes no record. The record before is that of the run that counts if nothing was executed after it and the
         job's last transfer of output is not younger than it (the two are written one after the other).
         """
-        if self.get(job.cluster, job.proc, job.run) is not None:
+        if self.get(cluster, proc, job.run) is not None:
             return job.run
-        last = self._last.get((job.cluster, job.proc), 0)
-        earlier = self.get(job.cluster, job.proc, last) if 0 < last < job.run else None
+        last = self._last.get((cluster, proc), 0)
+        earlier = self.get(cluster, proc, last) if 0 < last < job.run else None
         if earlier is None or not job.executing_since <= earlier.written_at:
             return 0
         return last if 0 < job.transferred_at <= earlier.written_at + _APART_S else 0

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedd_agent.leases import SETTLE_S, View
-from schedd_agent.model import Record, Send, Ticket, custodian
+from schedd_agent.model import Past, Record, Send, Ticket, custodian
 from schedd_agent.orders import REFRESH_S, Book, Numbers
 from schedd_agent.queue import parse_job
 from schedd_agent.receipts import Receipts, _tickets
@@ -259,9 +259,11 @@ def test_a_run_that_an_ap_restart_numbered_anew_keeps_its_record(
     receipts = Receipts(path)
     receipts.read_new()
     ad = {"GlobalJobId": JOB, "ClusterId": 1, "ProcId": 0, "JobStatus": 4, "NumShadowStarts": 6, **told}
-    assert receipts.last_transfer(parse_job(ad, True)) == number
-    assert receipts.last_transfer(parse_job({**ad, "NumShadowStarts": 5}, True)) == 5
-    assert receipts.last_transfer(parse_job({**ad, "NumShadowStarts": 3}, True)) == 0
+    job = parse_job(ad, True)
+    assert receipts.last_transfer(1, 0, job) == number
+    assert receipts.last_transfer(1, 0, Past(4, 6, job.executing_since, job.transferred_at)) == number
+    assert receipts.last_transfer(1, 0, parse_job({**ad, "NumShadowStarts": 5}, True)) == 5
+    assert receipts.last_transfer(1, 0, parse_job({**ad, "NumShadowStarts": 3}, True)) == 0
 
 
 def test_all_parts_are_read_at_the_start(tmp_path: Path) -> None:
