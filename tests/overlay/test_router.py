@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -231,14 +232,12 @@ def test_nobody_listens(gateway: Gateway, router: RouterProcess, tmp_path: Path)
 @pytest.mark.parametrize("noise", [b"", b"GET / HTTP/1.0\r\n\r\n", os.urandom(4096), b"\0" * 100])
 def test_noise_harms_nobody(router: RouterProcess, gateway: Gateway, tmp_path: Path, noise: bytes) -> None:
     with socket.create_connection(("127.0.0.1", router.port), 10) as sock:
-        sock.sendall(noise)
-        sock.shutdown(socket.SHUT_WR)
         sock.settimeout(30)
-        try:
+        with contextlib.suppress(OSError):  # it may hang up at any of these
+            sock.sendall(noise)
+            sock.shutdown(socket.SHUT_WR)
             while sock.recv(4096):
                 pass
-        except ConnectionResetError:
-            pass
     put(gateway, make(tmp_path / "s", 100), "f")
     assert "task-failed" not in router.log
 
