@@ -77,19 +77,15 @@ _EMPTY_TABLES = ("transfers", "intents", "pack_intents", "lots", "taken", "custo
 class Plan:
     """How hard it blows. :param expires_s: of puts. :param writers: at both terminals, in turn.
 
-    :param restarts: at the end, which does not take as long as the next look at what has run out of its time.
-    :param loses: files of which no other copy is left may be damaged. What the terminal has of these stays for the time
-        that they had. :param disks: name -> directory of a disk that can be filled. :param wait_s: for the end of all.
+    :param disks: name -> directory of a disk that can be filled. :param wait_s: for the end of all.
     """
 
     expires_s: int = 30
     writers: int = 6
     waiting: int = 2
-    loses: bool = True
     flip_every_bytes: int = 8 * MIB
     disks: Mapping[str, Path] | None = None
     wait_s: float = 240.0
-    restarts: bool = False
 
 
 class Storm:
@@ -258,7 +254,7 @@ class Storm:
         terminal, custodian = self.graph.routers["t1"], self.graph.routers[_ROTTING]
         terminal.kill()
         self.counts["kills"] += 1
-        mended = not self._plan.loses or self._dice.random() < 0.5
+        mended = self._dice.random() < 0.5
         rot = _Rot(self, len(self._rotten), mended, self._dice.randrange(3 * MIB * 8))
         self._rotten.append(rot)
         try:
@@ -299,8 +295,6 @@ class Storm:
         if failed:
             last_s = time.monotonic() + self._plan.expires_s + 2
             wait_until(lambda: time.monotonic() > last_s, timeout_s=60, what="the end of all attempts")
-        if failed and self._plan.restarts:
-            self._restart()
         places = {name: self.graph.routers[name].root for name in _TERMINALS}
         places.update({f"the spool of {name}": self.graph.routers[name].home / "records/spool" for name in _CUSTODIANS})
         until_s = time.monotonic() + self._plan.wait_s
@@ -308,7 +302,7 @@ class Storm:
             self._wrong += _after(until_s, lambda root=root: _files(root), what)  # type: ignore[misc]
         for name in _CUSTODIANS:
             self._wrong += self._free_again(name)
-        if failed and not self._plan.restarts:
+        if failed:
             self._restart()
 
     def _restart(self) -> None:
