@@ -39,6 +39,11 @@ _IN_DOUBT = Failure(
 )
 
 
+@dataclass(frozen=True)
+class Vanished(Failure):
+    """The spool has not the file any more: nobody can deliver it."""
+
+
 class BatchRun:
     """A batch on its way. :meth:`run` blocks and belongs into a thread.
 
@@ -89,9 +94,9 @@ class BatchRun:
 
         :raises Stopped: by :meth:`stop`. :raises OSError: the work directory could not be made.
         """
-        whole = [index for index, item in enumerate(self._files) if self._is_unchanged(item)]
+        problems = [self._problem(item) for item in self._files]
+        whole = [index for index, problem in enumerate(problems) if problem is None]
         before = {index: self._change_mark(self._files[index]) for index in whole}
-        answers: list[Answer] = [_CHANGED] * len(self._files)
         try:
             sent = self._call([self._files[index] for index in whole]) if whole else []
         except Stopped as stopped:
@@ -100,9 +105,11 @@ class BatchRun:
             raise Stopped(
                 {at: answer for at, answer in told.items() if isinstance(answer, (Delivered, InCustody))}
             ) from None
-        for index, answer in zip(whole, sent):
-            answers[index] = self._if_unchanged(self._files[index], before[index], answer)
-        return answers
+        answers = dict(zip(whole, sent))
+        return [
+            problem or self._if_unchanged(self._files[index], before[index], answers[index])
+            for index, problem in enumerate(problems)
+        ]
 
     def _call(self, files: Sequence[FileRow]) -> list[Answer]:
         if self._plugin is None:
@@ -139,8 +146,15 @@ class BatchRun:
         ads = [parse_ad(text) if text else ClassAd() for text in (held.job_ad, held.plugin_data)]
         return Equipment(self._spool.safe.contents(held), *ads)
 
-    def _is_unchanged(self, item: FileRow) -> bool:
-        return self._spool.unchanged(item.ticket, _held(item))
+    def _problem(self, item: FileRow) -> Failure | None:
+        """Why a file is not what was accepted; None when it is."""
+        try:
+            return None if self._spool.unchanged(item.ticket, _held(item)) else _CHANGED
+        except FileNotFoundError:
+            text = "is gone from the spool: it was deleted there, or its disk is damaged"
+            return Vanished(ErrorClass.LOCAL_FILE, f"{item.name} {text}")
+        except OSError as problem:
+            return Failure(ErrorClass.UNKNOWN, f"the spool cannot be read: {problem.strerror}")
 
     def _change_mark(self, item: FileRow) -> tuple[int, int]:
         try:
@@ -151,7 +165,10 @@ class BatchRun:
     def _if_unchanged(self, item: FileRow, before: tuple[int, int], answer: Answer) -> Answer:
         """The plugin's answer, if what it sent is what was accepted; in doubt the file is sent again."""
         after = self._change_mark(item)
-        if not self._is_unchanged(item) or (after != before and after[1] == before[1]):
+        problem = self._problem(item)
+        if problem is not None:
+            return problem
+        if after != before and after[1] == before[1]:
             return _CHANGED
         return _IN_DOUBT if after != before and isinstance(answer, (Delivered, InCustody)) else answer
 
@@ -178,12 +195,14 @@ def utc(wall_s: float) -> str:
 class Judged:
     """What becomes of the files of a batch.
 
+    :param lost: gone from the spool, and their sandboxes with them.
     :param unreachable: not one of them got an answer from the server. :param retry_after_s: that it asked for.
     """
 
     delivered: list[FileResult] = field(default_factory=list)
     waiting: list[FileResult] = field(default_factory=list)
     failed: list[FileResult] = field(default_factory=list)
+    lost: list[FileResult] = field(default_factory=list)
     handed_over: list[FileResult] = field(default_factory=list)
     delivered_bytes: int = 0
     unreachable: bool = False
@@ -192,7 +211,7 @@ class Judged:
     @property
     def all(self) -> list[FileResult]:
         """Every result."""
-        return [*self.delivered, *self.handed_over, *self.waiting, *self.failed]
+        return [*self.delivered, *self.handed_over, *self.waiting, *self.failed, *self.lost]
 
 
 def judge_batch(
@@ -222,6 +241,9 @@ def judge_batch(
             item.ticket_id, item.position, verdict.state, verdict.next_attempt, answer.kind.code, verdict.message,
             excused=verdict.excused,
         )  # fmt: skip
+        if isinstance(answer, Vanished):
+            judged.lost.append(result)
+            continue
         (judged.failed if verdict.state is FileState.FAILED else judged.waiting).append(result)
     failures = [answer for answer in answers if isinstance(answer, Failure)]
     judged.unreachable = len(failures) == len(files) and all(item.kind in UNREACHABLE for item in failures)
@@ -267,6 +289,20 @@ def record_arrived(
     for sandbox in sandboxes:
         settle(db, sandbox, is_open, limit, now)
     return sandboxes
+
+
+def lose(db: sqlite3.Connection, files: Sequence[FileRow], judged: Judged, now: int) -> None:
+    """Sandboxes of which the spool has lost a file are LOST: what of them is still on its way is dropped.
+
+    :param files: of the batch.
+    """
+    owners = {(item.ticket_id, item.position): item for item in files}
+    for result in judged.lost:
+        item = owners[result.ticket_id, result.position]
+        if records.state_of(db, item.sandbox) is State.MOVING:
+            log.error("lost", sandbox=item.sandbox, ticket=item.ticket, file=item.position, reason=result.error,
+                      advice="who deletes files in the spool?")  # fmt: skip
+            records.end(db, item.sandbox, State.LOST, now, result.error, result.error_code)
 
 
 def settle(db: sqlite3.Connection, sandbox: int, is_open: Callable[[int], bool], limit: int, now: int) -> None:

@@ -26,6 +26,7 @@ from sandbox_manager.batches import (
     give_back,
     job_names,
     judge_batch,
+    lose,
     mind_breaker,
     record_arrived,
     settle,
@@ -402,6 +403,7 @@ class Pipeline:
             "record-handed-over": judged.handed_over,
             "record-retry": judged.waiting,
             "record-failed": judged.failed,
+            "record-lost": judged.lost,
         }
         labels = [label for label, results in named.items() if results]
         excused = {(item.ticket_id, item.position): item.excused for item in judged.all}
@@ -422,6 +424,7 @@ class Pipeline:
             for item in files:
                 more = excused.get((item.ticket_id, item.position), False)
                 records.keep_attempts(db, item.sandbox, item.attempts, item.excused + more)
+            lose(db, files, judged, self._now())
             for sandbox in sandboxes:
                 settle(db, sandbox, self._is_open, self.rules.retry.attempts, self._now())
             return touched

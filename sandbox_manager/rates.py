@@ -67,7 +67,7 @@ class Rates:
 def _after(
     known: Observed | None, files: Sequence[FileRow], judged: Judged, took_s: float, now: float
 ) -> Observed | None:
-    codes = {result.error_code for result in (*judged.waiting, *judged.failed)}
+    codes = {result.error_code for result in (*judged.waiting, *judged.failed, *judged.lost)}
     size_bytes = sum(item.size_bytes for item in files)
     if ErrorClass.DEADLINE.code in codes:
         return deadlines.missed(known, len(files), size_bytes, took_s, now)

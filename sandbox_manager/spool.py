@@ -8,6 +8,7 @@ owner's, and nobody can list, remove or replace anything. Where everything is on
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from collections.abc import Iterable, Mapping, Sequence
@@ -316,17 +317,28 @@ class Spool:
             durable.disk.fsync(directory)
 
     def unchanged(self, ticket: str, held: HeldFile) -> bool:
-        """True while the file is the one that was accepted, with the content that it had then (by size and mtime)."""
+        """True while the file is the one that was accepted, with the content that it had then (by size and mtime).
+
+        :raises FileNotFoundError: it is gone. :raises OSError: nobody can say: the spool cannot be read, or is away.
+        """
         try:
             found = durable.disk.lstat(self.path(ticket, held.position))
-        except OSError:
-            return False
+        except FileNotFoundError:
+            self._check_there()
+            raise
         return (found.st_size, found.st_mtime_ns, found.st_ino, found.st_dev) == (
             held.size_bytes,
             held.mtime_ns,
             held.inode,
             held.device,
         )
+
+    def _check_there(self) -> None:
+        """A filesystem that is not mounted says nothing about files. :raises OSError: the spool is not there."""
+        try:
+            durable.disk.lstat(self._sandboxes)
+        except FileNotFoundError:
+            raise OSError(errno.ENODEV, f"{self._sandboxes} is not there: is its filesystem mounted?") from None
 
     def change_mark(self, ticket: str, position: int) -> tuple[int, int]:
         """The file's ctime, which no owner can set back, and how many names it has.

@@ -21,7 +21,7 @@ _MISFORTUNES = (
     "cut_off", "agent_cut_off", "disk_full", "disk_of_the_ap_full", "destination_down", "destination_down",
     "destination_refuses", "collector_restart", "schedd_down", "second_manager", "clock_of_node", "clock_of_ap",
     "number_lost", "ledger_lost", "lost_sight", "agent_cut_off_long", "blind", "power_after_handoff",
-    "kill_after_handoff", "vanish", "remove_job", "vacate", "backup",
+    "kill_after_handoff", "vanish", "remove_job", "vacate", "backup", "file_gone",
 )  # fmt: skip
 
 
@@ -184,6 +184,19 @@ class Misfortunes:
 
     def _mis_kill_after_handoff(self, node: Node, later: float) -> None:
         self.after_handoff = self._mis_kill_manager
+
+    def _mis_file_gone(self, node: Node, later: float) -> None:
+        """A cleaner deletes a file, or all files of a ticket, in the spool."""
+        place = f"{node.spool}/sandboxes"
+        tickets = sorted(node.machine.disk.listdir(place)) if node.machine.disk.exists(place) else []
+        if not tickets:
+            return
+        ticket = self.random.choice(tickets)
+        files = sorted(node.machine.disk.listdir(f"{place}/{ticket}"))
+        gone = self.random.choice([ticket, *(f"{ticket}/{name}" for name in files)])
+        self.world.say(f"{gone} is deleted")
+        self.excused.add(ticket)
+        node.machine.disk.forget(f"{place}/{gone}")
 
     def _mis_all_refuse(self, node: Node, later: float) -> None:
         self.destination.refusing |= {"h1", "h2"}
