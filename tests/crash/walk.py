@@ -13,7 +13,8 @@ ORDERING = Path(__file__).resolve().parents[2] / "docs" / "ORDERING.md"
 #: Quiet schedules in which one thing goes wrong; together they pass all the labels.
 SCENARIOS = (
     ("all_refuse",), ("all_refuse",), ("all_refuse",), ("power_after_handoff",), ("ledger_lost",), ("disk_full",),
-    ("file_gone",), ("disk_full",), ("destination_down",), ("kill_manager",),
+    ("disk_full",), ("destination_down",), ("kill_manager",), ("all_refuse",), ("all_refuse",), ("all_refuse",),
+    ("all_refuse",), ("file_gone",),
 )  # fmt: skip
 _LENGTH_S = 1200.0
 
