@@ -77,6 +77,53 @@ def test_what_happens_to_another_name_of_a_file_while_it_is_sent(
         assert site.delivered() == ["a"] * puts, "never called delivered without a look that leaves no doubt"
 
 
+# ---- files that others delete ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("when", ["before", "while", "after a part"])
+def test_output_whose_file_is_gone_from_the_spool_is_lost(when: str) -> None:
+    """Nobody could deliver it by hand, so its job runs again; as it does when that is found out at a start."""
+    with made() as site:
+
+        async def story() -> None:
+            async with site.manager() as node:
+                site.flag("hold")
+                urls = {"copy://h/ok/a": b"x"} if when == "before" else {"copy://h/wait/a": b"x"}
+                receipt = await node.hand_off(urls | ({"copy://other/busy/b": b"x"} if when == "after a part" else {}))
+                gone = node.spool.path(receipt.ticket, 0)
+                if when == "before":
+                    gone.unlink()
+                await node.confirm(receipt)
+                if when != "before":
+                    await until((site.base / "waiting").exists, "the plugin at work")
+                    gone.unlink()
+                site.flag("hold", up=False)
+                box = await node.until_state(State.LOST)
+                assert box.reason.startswith("a is gone from the spool")
+                await until(lambda: not node.spool.directories(), "the rest is removed")
+
+        run(story())
+        assert site.delivered() == []
+
+
+def test_a_spool_that_is_away_for_a_while_loses_nothing() -> None:
+    """A filesystem that is not mounted says of every file that there is none."""
+    with made() as site:
+
+        async def story() -> None:
+            async with site.manager() as node:
+                receipt = await node.hand_off({"copy://h/ok/a": b"x"})
+                place = node.spool.root / "sandboxes"
+                place.rename(node.spool.root / "away")
+                await node.confirm(receipt)
+                box = await node.until_state(State.RETRY_WAIT)
+                assert "mounted" in box.reason
+                (node.spool.root / "away").rename(place)
+                await node.until_state(State.RELEASED)
+
+        run(story())
+
+
 # ---- who can reach what is in custody --------------------------------------------------------------------------------
 
 

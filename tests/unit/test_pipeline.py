@@ -321,48 +321,6 @@ def test_a_file_that_the_owner_changes_is_not_delivered(site: Site, when: str) -
     run(story())
 
 
-@pytest.mark.parametrize("when", ["before", "while", "after a part"])
-def test_output_whose_file_is_gone_from_the_spool_is_lost(site: Site, when: str) -> None:
-    """Nobody could deliver it by hand, so its job runs again; as it does when that is found out at a start."""
-
-    async def story() -> None:
-        async with site.manager() as node:
-            site.flag("hold")
-            urls = {"copy://h/ok/a": b"x"} if when == "before" else {"copy://h/wait/a": b"x"}
-            receipt = await node.hand_off(urls | ({"copy://other/busy/b": b"x"} if when == "after a part" else {}))
-            gone = node.spool.path(receipt.ticket, 0)
-            if when == "before":
-                gone.unlink()
-            await node.confirm(receipt)
-            if when != "before":
-                await until((site.base / "waiting").exists, "the plugin at work")
-                gone.unlink()
-            site.flag("hold", up=False)
-            box = await node.until_state(State.LOST)
-            assert box.reason.startswith("a is gone from the spool")
-            await until(lambda: not node.spool.directories(), "the rest is removed")
-
-    run(story())
-    assert site.delivered() == []
-
-
-def test_a_spool_that_is_away_for_a_while_loses_nothing(site: Site) -> None:
-    """A filesystem that is not mounted says of every file that there is none."""
-
-    async def story() -> None:
-        async with site.manager() as node:
-            receipt = await node.hand_off({"copy://h/ok/a": b"x"})
-            place = node.spool.root / "sandboxes"
-            place.rename(node.spool.root / "away")
-            await node.confirm(receipt)
-            box = await node.until_state(State.RETRY_WAIT)
-            assert "mounted" in box.reason
-            (node.spool.root / "away").rename(place)
-            await node.until_state(State.RELEASED)
-
-    run(story())
-
-
 def test_a_ledger_that_cannot_be_written_accepts_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         async with site.manager() as node:
