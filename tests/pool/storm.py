@@ -10,8 +10,10 @@ import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from stageout.testing.destination import Destination
 from stageout.testing.pool import Node, Pool, Submission
@@ -49,6 +51,7 @@ class Storm:
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
+        self._others = {_job_id(ad) for ad in self.site.pool.jobs("true", ["ClusterId", "ProcId"])}
 
     def rage(self) -> None:
         """Submit and kill until the time is over; afterwards everything is up again."""
@@ -67,15 +70,15 @@ class Storm:
             self._submit()
 
     def wait_for_ends(self, timeout_s: float) -> None:
-        """Wait until every job has left the queue; those held with a reason are released, as their owners would."""
+        """Wait until every job of the storm has left the queue; those held with a reason are released, as by owners."""
         pool = self.site.pool
 
         def done() -> bool:
-            waiting = pool.jobs("true", ["ClusterId", "ProcId", "JobStatus", "HoldReason"])
+            waiting = self._waiting(["ClusterId", "ProcId", "JobStatus", "HoldReason"])
             for ad in waiting:
                 if ad["JobStatus"] == 5:
                     assert ad.get("HoldReason"), f"held without a reason: {ad}"
-                    pool.release(f"{ad['ClusterId']}.{ad['ProcId']}")
+                    pool.release(_job_id(ad))
                     self.released += 1
             return not waiting
 
@@ -83,9 +86,13 @@ class Storm:
             done, timeout_s=timeout_s, interval_s=1, what="all jobs to leave the queue", describe=self._still_there
         )
 
+    def _waiting(self, attributes: Sequence[str] = ()) -> list[Mapping[str, Any]]:
+        """Jobs in the queue but for those that were there before; also one whose submission was never answered."""
+        return [ad for ad in self.site.pool.jobs("true", attributes) if _job_id(ad) not in self._others]
+
     def _still_there(self) -> str:
         """The jobs in the queue and the processes of every node, for the report of a wait in vain."""
-        ads = self.site.pool.jobs("true")
+        ads = self._waiting()
         jobs = [{name: ad[name] for name in ad if name in _TELLING or name.startswith("StageOut")} for ad in ads]
         nodes = (self.site.pool.ap, *self.site.pool.eps)
         alive = [f"{node.name}: {' '.join(sorted(Path(p.argv[0]).name for p in node.processes()))}" for node in nodes]
@@ -157,6 +164,10 @@ class Storm:
         for node in (pool.ap, *pool.eps):
             for daemon in set(_AT_THE_ACCESS_POINT if node is pool.ap else _AT_AN_EXECUTE_POINT):
                 pool.wait(lambda n=node, d=daemon: n.pids(d), timeout_s=120, what=f"{daemon} of {node.name}")
+
+
+def _job_id(ad: Mapping[str, Any]) -> str:
+    return f"{ad['ClusterId']}.{ad['ProcId']}"
 
 
 def main(argv: list[str] | None = None) -> int:
