@@ -25,7 +25,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from overlay_router.splice import Circuit
-from stageout.core.sockets import readable, send_both, wait_at_most
+from stageout.core.sockets import acked_bytes, readable, send_both, wait_at_most
 from stageout.core.tls import Tunnel
 from stageout.overlay.links import Claim, links
 from stageout.wire import frames
@@ -317,7 +317,7 @@ def serve(job: Job, connection: socket.socket, file: int, report: Reporter, gate
             moved = partial(_moved, report, job.hop)
             claim = Claim(job.flow, job.owner, job.priority, job.deadline)
             with links().lane(job.hop, claim) as lane:
-                Circuit(connection, far, moved=moved, take=lane.tap().take).run()
+                Circuit(connection, far, moved=moved, take=lane.tap(partial(acked_bytes, far)).take).run()
         return
     if job.kind == "tls":
         _cover(job, connection, socket.socket(fileno=file), report)

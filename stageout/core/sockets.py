@@ -11,6 +11,9 @@ from typing import Union
 Buffer = Union[bytes, bytearray, memoryview]
 _TIME = struct.Struct("ll")
 _DAY_S = 86400.0
+#: Places in the kernel's ``struct tcp_info``: ``tcpi_snd_mss``, ``tcpi_delivered`` (since Linux 4.18).
+_SEGMENT_AT, _DELIVERED_AT = 16, 192
+_FIELD = struct.Struct("=I")
 
 
 def wait_at_most(sock: socket.socket, seconds: float) -> None:
@@ -40,6 +43,19 @@ def readable(descriptors: Iterable[int], within_s: float) -> list[int]:
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
     return [descriptor for descriptor, _ in poll.poll(min(within_s, _DAY_S) * 1000)]
+
+
+def acked_bytes(sock: socket.socket) -> int | None:
+    """What the other side has of all that was sent, to a segment; None: nobody can say, as it is closed or not TCP.
+
+    What came behind a lost segment counts as soon as it is there, so the sum does not stand still and then leap.
+    """
+    try:
+        told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _DELIVERED_AT + _FIELD.size)
+        (segments,), (segment_bytes,) = _FIELD.unpack_from(told, _DELIVERED_AT), _FIELD.unpack_from(told, _SEGMENT_AT)
+    except (OSError, struct.error):
+        return None
+    return int(segments * segment_bytes)
 
 
 def send_both(sock: socket.socket, head: bytes, data: Buffer) -> None:

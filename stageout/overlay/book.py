@@ -32,7 +32,7 @@ class Row:
 
     :param pid: of its process, on the whole machine. :param lane: its number there. :param link: hops have a number,
         flows and owners too (64 bits of a digest). :param begun_s: monotonic time.
-    :param passed_bytes: since it began. :param at_s: monotonic time at which so many had passed.
+    :param moved_bytes: that have arrived since it began. :param at_s: monotonic time of that.
     """
 
     pid: int
@@ -43,7 +43,7 @@ class Row:
     priority: int
     deadline: int
     begun_s: float
-    passed_bytes: int
+    moved_bytes: int
     at_s: float = 0.0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import socket
 import ssl
 import struct
@@ -11,12 +10,13 @@ import time
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from pathlib import Path
 
 from stageout.core import log, tls
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.signing import KeyUnusable, key_of
-from stageout.core.sockets import readable, send_both, wait_at_most
+from stageout.core.sockets import acked_bytes, readable, send_both, wait_at_most
 from stageout.overlay.links import Claim, Lane, Tap
 from stageout.wire import frames, overlay, packs
 from stageout.wire.capability import Credential
@@ -29,8 +29,6 @@ _UNSENT_BYTES = 256 * 1024
 #: Time of a block above which blocks leave in pieces, and their size.
 _PROMPT_S = 0.01
 _PIECE_BYTES = 128 * 1024
-#: Place of ``tcpi_bytes_acked`` in the kernel's ``struct tcp_info``.
-_ACKED_AT = 120
 
 
 @dataclass(frozen=True)
@@ -113,17 +111,14 @@ class Channel:
 
     def __init__(self, gateway: Gateway, route: Route = (), lane: Lane | None = None) -> None:
         self.gateway, self.route, self._lane = gateway, route, lane
-        self._tap = lane.tap() if lane else None
+        self._tap: Tap | None = None
         self._block_s = 0.0
         self._checksum: frames.Checksum = zlib.crc32
         self._refused = ErrorClass.PERMISSION_DENIED, ErrorClass.SERVER_BUSY
+        self._socket = self._wire = _connect(gateway, route)
         try:
-            self._socket = _connect(gateway, route)
-        except BaseException:
-            self._leave()
-            raise
-        self._wire = self._socket
-        try:
+            if lane is not None:
+                self._tap = lane.tap(partial(acked_bytes, self._wire))
             if route:
                 self._pass_relays()
             if gateway.ca:
@@ -146,9 +141,6 @@ class Channel:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-        self._leave()
-
-    def _leave(self) -> None:
         if self._tap is not None:
             self._tap.close()
 
@@ -207,11 +199,7 @@ class Channel:
     @property
     def acked_bytes(self) -> int:
         """What the next hop has of all that was sent, in TLS or not; 0: the connection is closed, or no one knows."""
-        try:
-            told = self._wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKED_AT + 8)
-            return int(struct.unpack_from("=Q", told, _ACKED_AT)[0])
-        except (OSError, struct.error):
-            return 0
+        return acked_bytes(self._wire) or 0
 
     def send_pack(self, pack: overlay.Pack, digests: Sequence[bytes], data: Sequence[bytes]) -> None:
         """Send small files, with the capability. :raises TransferFailure: the connection is lost."""
@@ -344,7 +332,7 @@ class _Failures:
             raise failure(ErrorClass.CONNECTION_LOST, problem.strerror or str(problem)) from None
 
 
-@functools.lru_cache(maxsize=8)
+@lru_cache(maxsize=8)
 def _trusting(ca: str) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=ca)

@@ -15,6 +15,7 @@ import os
 import threading
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -48,11 +49,25 @@ class Claim:
 
 
 class Tap:
-    """One connection of a lane. Not for several threads at once."""
+    """One connection of a lane. Not for several threads at once.
 
-    def __init__(self, lane: Lane) -> None:
-        self._lane = lane
-        self.passed_bytes = 0
+    :param acked: what the next hop has of it; None while, or once, nobody can say.
+    """
+
+    def __init__(self, lane: Lane, acked: Callable[[], int | None] = lambda: None) -> None:
+        self._lane, self._acked = lane, acked
+        self._passed_bytes = self._arrived_bytes = 0
+        self._is_told = False
+
+    @property
+    def moved_bytes(self) -> int:
+        """What has arrived; what has passed, where nobody can say. A new connection gives the kernel far more at first
+        than the link carries.
+        """
+        told = self._acked()
+        if told is not None:
+            self._is_told, self._arrived_bytes = True, max(self._arrived_bytes, told)
+        return self._arrived_bytes if self._is_told else self._passed_bytes
 
     @property
     def held(self) -> bool:
@@ -61,7 +76,7 @@ class Tap:
 
     def take(self, size_bytes: int) -> None:
         """So many bytes are about to leave: wait until they may."""
-        self.passed_bytes += size_bytes
+        self._passed_bytes += size_bytes
         if self._lane.limit is not None:
             self._lane.wait(size_bytes)
 
@@ -99,9 +114,9 @@ class Lane:
         with self._changed:
             self._closed = True
 
-    def tap(self) -> Tap:
-        """For a new connection."""
-        tap = Tap(self)
+    def tap(self, acked: Callable[[], int | None] = lambda: None) -> Tap:
+        """For a new connection. :param acked: as :class:`Tap` takes it."""
+        tap = Tap(self, acked)
         with self._changed:
             self._taps.add(tap)
         return tap
@@ -111,13 +126,13 @@ class Lane:
         with self._changed:
             if tap in self._taps:
                 self._taps.remove(tap)
-                self._ended_bytes += tap.passed_bytes
+                self._ended_bytes += tap.moved_bytes
 
     @property
-    def passed_bytes(self) -> int:
+    def moved_bytes(self) -> int:
         """Of all its connections, those that have ended too."""
         with self._changed:
-            return self._ended_bytes + sum(tap.passed_bytes for tap in self._taps)
+            return self._ended_bytes + sum(tap.moved_bytes for tap in self._taps)
 
     @property
     def least_rate(self) -> float:
@@ -131,7 +146,7 @@ class Lane:
         priority = max(0, min(claim.priority, MOST_PRIORITY))
         return Row(
             _process(os.getpid()), self.number, self._link, self._flow, _number(claim.owner), priority, claim.deadline,
-            self._begun_s, self.passed_bytes, now_s,
+            self._begun_s, self.moved_bytes, now_s,
         )  # fmt: skip
 
     def hold(self, limit: float | None) -> None:
@@ -167,12 +182,12 @@ class _Meter:
         self._samples: deque[tuple[float, int]] = deque()
         self._moved_s = 0.0
 
-    def note(self, passed_bytes: int, at_s: float, now_s: float) -> None:
+    def note(self, moved_bytes: int, at_s: float, now_s: float) -> None:
         """So many bytes since it began, at some time until now."""
-        if self._samples and passed_bytes > self._samples[-1][1]:
+        if self._samples and moved_bytes > self._samples[-1][1]:
             self._moved_s = now_s
         if not self._samples or at_s > self._samples[-1][0]:
-            self._samples.append((at_s, passed_bytes))
+            self._samples.append((at_s, moved_bytes))
         while len(self._samples) > 2 and self._samples[1][0] < now_s - _WINDOW_S:
             self._samples.popleft()
 
@@ -245,7 +260,7 @@ class Links:
         rows = self._book.exchange(mine, now_s)
         self._meters = {(row.pid, row.lane): self._meters.get((row.pid, row.lane)) or _Meter() for row in rows}
         for row in rows:
-            self._meters[row.pid, row.lane].note(row.passed_bytes, row.at_s, now_s)
+            self._meters[row.pid, row.lane].note(row.moved_bytes, row.at_s, now_s)
         on_link: dict[int, list[Row]] = {row.link: [] for row in mine}
         for row in rows:
             if row.link in on_link:

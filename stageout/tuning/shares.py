@@ -116,11 +116,12 @@ def _begun(flow: Flow) -> _Past:
 
 @dataclass
 class _Probe:
-    """Whether the link carries more than was ever seen: from time to time all may have a little more for a moment.
+    """Whether the link carries more than was ever seen.
 
-    Else a flow that cannot use its part from the start, and others that are held to theirs, would be taken for all that
-    the link carries. In vain, it is done less and less often; as long as more is found, more and more is tried. Where
-    the sum rises by itself all get more by the same factor: their shares stay as they are when the link is full.
+    Where the sum rises by itself nobody knows yet how far: until it rises no more the heaviest flows are not held, and
+    find out, while the others have their parts of what is known. And from time to time all may have a little more for a
+    moment, else a flow that cannot use its part from the start, and others that are held to theirs, would be taken for
+    all that the link carries. In vain, it is done less and less often; as long as more is found, more is tried.
 
     :param next_s: when it begins. :param least: the least that the best sum of all rates was since the last one.
     :param before: the best sum when it began; :param best: and since. :param share: of the link, that is tried.
@@ -135,8 +136,8 @@ class _Probe:
     share: float = _PROBE_SHARE
     rises: bool = False
 
-    def more(self, now_s: float, total: float, most: float) -> tuple[float, float]:
-        """What all limits are multiplied with now, and the part of the link that is added, for all together.
+    def more(self, now_s: float, total: float, most: float) -> float:
+        """The part of the link that is added now, for all together.
 
         :param total: of all rates. :param most: the most that it was lately.
         """
@@ -145,20 +146,20 @@ class _Probe:
             self.least = min(self.least, most)
             self.rises = most > _FOUND * self.least
             if not self.rises:
-                return 1.0, 0.0
+                return 0.0
             self.next_s = now_s
         self.best = max(self.best, total)
         if now_s >= self.next_s + _PROBE_S:
             self._judge(now_s)
-        if now_s < self.next_s:
-            return 1.0, 0.0
-        return (1 + self.share, 0.0) if self.rises else (1.0, self.share)
+        return 0.0 if self.rises or now_s < self.next_s else self.share
 
     def _judge(self, now_s: float) -> None:
         found = self.best > _FOUND * self.before
         self.next_s = now_s if found else now_s + self.pause_s
-        self.pause_s = _TEST_S if found else min(_LONGEST_PROBE_S, 4 * self.pause_s)
+        soon_s = 4 * _TEST_S if self.rises else _TEST_S
+        self.pause_s = soon_s if found else min(_LONGEST_PROBE_S, 4 * self.pause_s)
         self.share = min(_LARGEST_PROBE_SHARE, 2 * self.share) if found else _PROBE_SHARE
+        self.rises = self.rises and found
         self.before, self.least = self.best, math.inf
 
 
@@ -174,7 +175,7 @@ class Shares:
         self.capacity = 0.0
 
     def limits(self, flows: Sequence[Flow], now_s: float, now: float) -> dict[str, float]:
-        """The rate that each flow may have, in bytes a second; empty when none is to be held back.
+        """The rate that each flow may have, in bytes a second; one that is not named may have any.
 
         :param flows: all that use the link now. :param now_s: monotonic time. :param now: Unix time in seconds.
         """
@@ -188,12 +189,20 @@ class Shares:
         most = max(total for _, total in self._means)
         self.capacity = (1 + _SLACK) * most
         if not self.capacity or len(flows) < 2 or not differ(flows, now):
-            self._probe = _Probe(now_s + _TEST_S)
+            self._probe = _Probe(now_s + 4 * _TEST_S)
             return {}
-        limits = self._shared(weights(flows, now), now_s)
-        factor, share = self._probe.more(now_s, self._means[-1][1], most)
-        more = share * self.capacity / (len(limits) - 1)
-        return {key: factor * limit + more for key, limit in limits.items()}
+        parts = weights(flows, now)
+        demands = {key: self._demand(key, part, now_s) for key, part in parts.items()}
+        more = self._probe.more(now_s, self._means[-1][1], most) * self.capacity / (len(flows) - 1)
+        limits = self._shared(parts, demands)
+        could = {key: part for key, part in parts.items() if demands[key] >= self.capacity}
+        heaviest = max(could.values(), default=0.0)
+        for key, part in could.items():
+            if part < heaviest:  # what is added to the best sum is for the heaviest ones
+                limits[key] /= 1 + _SLACK
+            elif self._probe.rises:
+                del limits[key]
+        return {key: limit + more for key, limit in limits.items()}
 
     def _note(self, past: _Past, flow: Flow, now_s: float) -> None:
         _keep(past.rates, now_s, flow.rate, _DEMAND_S)
@@ -217,8 +226,7 @@ class Shares:
             return self.capacity
         return (1 + _SLACK) * most
 
-    def _shared(self, parts: Mapping[str, float], now_s: float) -> dict[str, float]:
-        demands = {key: self._demand(key, part, now_s) for key, part in parts.items()}
+    def _shared(self, parts: Mapping[str, float], demands: Mapping[str, float]) -> dict[str, float]:
         given = fill(parts, demands, self.capacity)
         left = max(0.0, self.capacity - sum(given.values()))
         return {key: max(LEAST_RATE, part * self.capacity, given[key] + left) for key, part in parts.items()}

@@ -136,6 +136,13 @@ def test_lanes_of_one_flow_are_not_each_compared_with_each(monkeypatch: pytest.M
     assert len(asked) <= 2 * len(lanes)
 
 
+def test_what_the_kernel_still_has_does_not_count() -> None:
+    answers: Iterator[int | None] = iter([None, 700, 701, None])
+    tap = Lane(Links(Book()), 1, "host:1", Claim()).tap(lambda: next(answers))
+    tap.take(10_000)
+    assert [tap.moved_bytes for _ in range(4)] == [10_000, 700, 701, 701]
+
+
 def test_a_rate_is_known_however_seldom_one_looks() -> None:
     meter = _Meter()
     for number in range(4):

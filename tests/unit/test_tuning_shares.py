@@ -90,6 +90,20 @@ def test_weights_of_four_to_one(many: int, unrest: float) -> None:
     assert rates["less"] / LINK == pytest.approx(0.2, rel=0.1)
 
 
+@pytest.mark.parametrize("unrest", [0.0, 0.1])
+@pytest.mark.parametrize("later_s", [0.1, 0.3, 10.0])
+def test_weights_count_after_five_seconds_and_the_link_is_full(later_s: float, unrest: float) -> None:
+    link = _Link([_Sender("less", connections=4)], unrest=unrest)
+    link.run(later_s)
+    link.senders.append(_Sender("more", priority=2, connections=4, begun_s=later_s))
+    link.run(5)
+    windows = [link.run(5) for _ in range(8)]
+    for rates in windows:
+        assert rates["more"] / sum(rates.values()) == pytest.approx(0.8, rel=0.1)
+        assert sum(rates.values()) > 0.95 * LINK
+    assert sum(rates["less"] for rates in windows) / 8 / LINK == pytest.approx(0.2, rel=0.1)
+
+
 @pytest.mark.parametrize("unrest", [0.0, 0.2])
 def test_what_one_cannot_use_the_others_have(unrest: float) -> None:
     link = _Link([_Sender("bulk")], unrest=unrest)
