@@ -60,9 +60,9 @@ class Worker:
     def close(self) -> None:
         """End the process and wait for it."""
         self._loop.remove_reader(self._socket)
-        self._socket.close()
         self._process.kill()
         self._process.wait()
+        self._socket.close()
         for tid in list(self._closing):
             self._closed(tid)
 

@@ -25,6 +25,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from overlay_router.splice import Circuit
+from stageout.core import log
 from stageout.core.sockets import acked_bytes, readable, send_both, wait_at_most
 from stageout.core.tls import Tunnel
 from stageout.overlay.links import Claim, links
@@ -305,8 +306,8 @@ class Reporter:
         self._daemon, self._lock = daemon, threading.Lock()
 
     def __call__(self, report: Report) -> None:
-        """Send one; the daemon records it before it tells the sender."""
-        with self._lock:
+        """Send one; the daemon records it before it tells the sender. Without a daemon this process is about to end."""
+        with self._lock, contextlib.suppress(ConnectionError):
             self._daemon.send(json.dumps(asdict(report)).encode())
 
 
@@ -392,14 +393,19 @@ def _moved(report: Reporter, hop: str, size_bytes: int) -> None:
 
 def main(argv: list[str]) -> None:
     """Serve connections until the daemon goes away. ``argv[1]`` is the descriptor of its socket."""
+    log.open_log(None)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a circuit takes six
     daemon = socket.socket(fileno=int(argv[1]))
     report, gates = Reporter(daemon), Gates()
     while True:
-        message, descriptors, _, _ = socket.recv_fds(daemon, 65536, 2)
+        try:
+            message, descriptors, _, _ = socket.recv_fds(daemon, 65536, 2)
+        except ConnectionError:  # it was killed, and left reports unread
+            message, descriptors = b"", []
         if not message:
+            log.warn("worker-ends", reason="the daemon has ended")
             return
         job = Job(**json.loads(message))
         if job.kind == "close":

@@ -7,6 +7,7 @@ import json
 import os
 import queue
 import resource
+import select
 import socket
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from typing import Any, NoReturn
 import pytest
 
 from overlay_router.splice import Circuit
-from overlay_router.worker import Gate, Job, Receiver, Report
+from overlay_router.worker import Gate, Job, Receiver, Report, Reporter
 from stageout.core.sockets import wait_at_most
 from stageout.wire import frames
 from stageout.wire.frames import BadFrame, Type
@@ -157,6 +158,27 @@ def test_a_worker_that_may_open_no_more_goes_on(tmp_path: Path) -> None:
                 assert far.recv(1) == b""
         finally:
             worker.kill()
+
+
+def test_a_worker_whose_daemon_was_killed_ends_without_ado() -> None:
+    mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    command = [sys.executable, "-m", "overlay_router.worker", str(other.fileno())]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, pass_fds=[other.fileno()], stderr=pipe, text=True) as worker:
+        other.close()
+        mine.send(json.dumps(asdict(Job("close", 7))).encode())
+        select.select([mine], [], [], 60)
+        mine.close()  # with a report that nobody has read: that resets the connection
+        _, said = worker.communicate(timeout=60)
+    assert "Traceback" not in said and "the daemon has ended" in said
+    assert worker.returncode == 0
+
+
+def test_a_report_that_nobody_reads_any_more_is_no_fault() -> None:
+    mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with other:
+        mine.close()
+        Reporter(other)(Report(7))
 
 
 def test_a_circuit_without_pipes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
