@@ -396,13 +396,11 @@ class Custodian:
         """Where its data are, "" when it has none."""
         return str(self._tree.staging(held.tid)) if held.tid else ""
 
-    def settle(self, key: Key, result: Result | None) -> list[Reply]:
-        """Record what the terminal answered (None: STALE), free the spool, and tell the sender."""
+    def settle(self, key: Key, result: Result) -> list[Reply]:
+        """Record what the terminal answered, free the spool, and tell the sender."""
         held = self._held.get(key)
         if held is None:
             return []
-        if result is None:
-            result = Result(Outcome.FAILED, "its origin has settled it at the terminal already")
         outcome = custody.verdict_at_expiry(held.release, 1, result.outcome)
         self._begun.pop(key, None)
         return self._end(held.operation, held.sender, result._replace(outcome=outcome))
@@ -465,7 +463,7 @@ class Custodian:
         self._waiting.pop(key, None)
         self.cancelled.discard(key)
         self._free(gone)
-        say = log.event if result.outcome in (Outcome.DONE, Outcome.CANCELLED) else log.error
+        say = log.event if result.outcome in (Outcome.DONE, Outcome.CANCELLED, Outcome.STALE) else log.error
         say("custody-settle", origin=key[0], seq=key[1], path=operation.path, terminal=operation.terminal,
             outcome=result.outcome.value, reason=result.reason)  # fmt: skip
         return [Reply(sender, as_result(*key, result))]

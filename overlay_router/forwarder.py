@@ -345,7 +345,7 @@ class Forwarder:
         if held is None:
             return await self._record_early(order, answer)
         if answer.outcome:
-            return await self._on_disk(lambda: self._custodian.settle(held.key, _result(answer)))
+            return await self._on_disk(lambda: self._custodian.settle(held.key, result_of(answer)))
         if answer.damaged or (answer.code == ErrorClass.SOURCE_CHANGED.code and not held.operation.blocks):
             return await self._on_disk(lambda: self._custodian.damaged(held.key, answer.damaged))
         if answer.waits:
@@ -394,7 +394,8 @@ def _stop(message: Open | Operation | Begun) -> str:
     return next_stop(message.terminal)[0]
 
 
-def _result(answer: Answer) -> Result | None:
+def result_of(answer: Answer) -> Result:
+    """What a terminal has said, as it is recorded. :raises ValueError: no outcome."""
     if answer.outcome == "stale":
-        return None
+        return Result(Outcome.STALE, "its origin has settled it at the terminal already")
     return Result(Outcome(answer.outcome), answer.reason, answer.generation, answer.code)

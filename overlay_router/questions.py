@@ -6,9 +6,9 @@ import asyncio
 import time
 from dataclasses import replace
 
-from overlay_router import finding
 from overlay_router.destination import Destination, Published
 from overlay_router.ends import Ends
+from overlay_router.finding import Finding
 from overlay_router.forwarder import OnDisk
 from overlay_router.greeting import Peer, Unwelcome
 from overlay_router.leases import Leases
@@ -35,6 +35,7 @@ class Questions:
     ) -> None:
         self._node, self._ends, self._rights, self._on_disk = node, ends, rights, on_disk
         self._leases, self._bearer = leases, bearer
+        self._finding = Finding(ends.custodian, on_disk)
 
     def tree(self, peer: Peer) -> Destination:
         """The router's own tree.
@@ -61,7 +62,7 @@ class Questions:
             denied = ErrorClass.PERMISSION_DENIED.code
             line.send(Answer(code=denied, message=refusal, store=self._ends.epoch))
         elif isinstance(ask, Stat) and ask.terminal:
-            line.send(await finding.entry(self._ends.custodian, self._on_disk, line.peer.key, ask))
+            line.send(await self._finding.entry(line.peer.key, ask))
         elif elsewhere is not None:
             line.send(elsewhere)
         elif isinstance(ask, Stat):
@@ -84,7 +85,7 @@ class Questions:
             raise Unwelcome(refusal, peer.checksum, code=ErrorClass.PERMISSION_DENIED.code)
         elsewhere = None if ask.terminal else self._ends.elsewhere(ask.path)
         if ask.terminal:
-            found = await finding.file(self._ends.custodian, self._on_disk, peer.key, ask)
+            found = await self._finding.file(peer.key, ask)
         elif elsewhere is not None:
             found = elsewhere
         else:

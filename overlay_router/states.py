@@ -17,13 +17,17 @@ class Kind(str, enum.Enum):
 
 
 class Outcome(str, enum.Enum):
-    """How an operation ends (invariant 6)."""
+    """How an operation ends (invariant 6).
+
+    STALE is recorded by custodians only: the origin has settled it at the terminal, which has forgotten how it ended.
+    """
 
     DONE = "done"
     FAILED = "failed"
     CANCELLED = "cancelled"
     EXPIRED = "expired"
     LOST = "lost"
+    STALE = "stale"
 
 
 class Release(enum.Enum):

@@ -17,10 +17,11 @@ from typing import Any
 
 import pytest
 
-from overlay_router import finding, lots
+from overlay_router import carrier, forwarder, lots
 from overlay_router.custodian import Custodian
 from overlay_router.deposits import Terminals, read_terminals
 from overlay_router.destination import Reply
+from overlay_router.finding import Finding
 from overlay_router.forwarder import Forwarder
 from overlay_router.keys import Key
 from overlay_router.spool import CustodyStore
@@ -121,6 +122,16 @@ def test_custody_only_with_all_blocks_and_it_survives_a_restart(spooling: Spooli
     assert outcome(spooling.one.settle((ORIGIN, 1), Result(Outcome.DONE))) == "done"
     assert (spooling.files(), lots.reserved_bytes(spooling.spool)) == (0, 0)
     assert outcome(spooling.one.operate(publish(), PEER, "blake2b-128")) == "done"
+
+
+def test_what_its_origin_has_settled_elsewhere_is_neither_done_nor_failed(spooling: Spooling) -> None:
+    """Another custodian was quicker, and the terminal has forgotten what came of it: nobody here can say."""
+    spooling.take(1)
+    forgotten = forwarder.result_of(carrier.Answer(1, "stale"))
+    assert outcome(spooling.one.settle((ORIGIN, 1), forgotten)) == "stale"
+    spooling.restart()
+    assert outcome(spooling.one.status(overlay.Status(ORIGIN, 1), PEER)) == "stale"
+    assert spooling.files() == 0
 
 
 def test_wrong_data_are_asked_for_again(spooling: Spooling) -> None:
@@ -381,9 +392,41 @@ def test_a_file_whose_digests_cannot_be_read_is_not_left_open(
 
     monkeypatch.setattr(spooling.one, "digests", digests)
     with pytest.raises(sqlite3.OperationalError):
-        asyncio.run(finding.file(spooling.one, on_disk, Key("site", b"", ""), overlay.Get("f1", terminal=TERMINAL)))
+        asyncio.run(_find(Finding(spooling.one, on_disk)))
     (held,) = spooling.one.held()
     assert spooling.one.file(held) not in [os.path.realpath(path) for path in Path("/proc/self/fd").iterdir()]
+
+
+async def _find(finding: Finding) -> Any:
+    return await finding.file(Key("site", b"", ""), overlay.Get("f1", terminal=TERMINAL))
+
+
+def test_a_file_on_its_way_is_read_as_a_whole_for_the_first_who_fetches_it(
+    spooling: Spooling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def on_disk(work: Any) -> Any:
+        return work()
+
+    def check(file: int, held: Any, digests: Any) -> bool:
+        os.close(file)
+        checked.append(held.tid)
+        return len(checked) != 2
+
+    async def story() -> None:
+        finding = Finding(spooling.one, on_disk)
+        (held,) = spooling.one.held()
+        for one in [*await asyncio.gather(_find(finding), _find(finding)), await _find(finding)]:
+            os.close(one.file)
+        assert len(checked) == 1
+        os.utime(spooling.one.file(held))
+        assert "damaged" in (await _find(finding)).message
+        os.close((await _find(finding)).file)
+        assert len(checked) == 3, "what was damaged is looked at again"
+
+    checked: list[int] = []
+    monkeypatch.setattr("overlay_router.finding._is_right", check)
+    spooling.take(1)
+    asyncio.run(story())
 
 
 class _Death(BaseException):
