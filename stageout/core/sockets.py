@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import select
 import socket
 import struct
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Union
 
 Buffer = Union[bytes, bytearray, memoryview]
 _TIME = struct.Struct("ll")
 _DAY_S = 86400.0
-#: Places in the kernel's ``struct tcp_info``: ``tcpi_snd_mss``, ``tcpi_delivered`` (since Linux 4.18).
-_SEGMENT_AT, _DELIVERED_AT = 16, 192
+#: Places in the kernel's ``struct tcp_info``: ``snd_mss``, ``rtt``, ``total_retrans``, ``min_rtt``, ``data_segs_out``
+#: and ``delivered`` (since Linux 4.18).
+_SEGMENT_AT, _ROUND_TRIP_AT, _RESENT_AT, _LEAST_AT, _SENT_AT, _DELIVERED_AT = 16, 68, 100, 148, 156, 192
 _FIELD = struct.Struct("=I")
+_NAME_BYTES = 16
+#: Congestion controls that make their window smaller by a part for a lost packet, whatever the reason.
+_BACKING_OFF = frozenset({b"reno", b"cubic"})
 
 
 def wait_at_most(sock: socket.socket, seconds: float) -> None:
@@ -45,17 +51,58 @@ def readable(descriptors: Iterable[int], within_s: float) -> list[int]:
     return [descriptor for descriptor, _ in poll.poll(min(within_s, _DAY_S) * 1000)]
 
 
+@dataclass(frozen=True)
+class Segments:
+    """What open TCP connections that back off for each loss have sent, one or several together.
+
+    :param sent: segments, and :param resent: those that were sent again. :param size_bytes: of the largest.
+    :param trips_s: the sum of their round trips lately, of so many :param connections:.
+    :param least_s: the shortest round trip that one of them ever saw.
+    """
+
+    sent: int = 0
+    resent: int = 0
+    size_bytes: int = 0
+    trips_s: float = 0.0
+    connections: int = 0
+    least_s: float = math.inf
+
+    def __add__(self, other: Segments) -> Segments:
+        return Segments(
+            self.sent + other.sent, self.resent + other.resent, max(self.size_bytes, other.size_bytes),
+            self.trips_s + other.trips_s, self.connections + other.connections, min(self.least_s, other.least_s),
+        )  # fmt: skip
+
+
+def segments(sock: socket.socket) -> Segments:
+    """What a connection has sent; nothing, where nobody can say or it does not back off."""
+    try:
+        control = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NAME_BYTES)
+        told = _info(sock)
+        places = _SENT_AT, _RESENT_AT, _SEGMENT_AT, _ROUND_TRIP_AT, _LEAST_AT
+        sent, resent, size_bytes, trip_us, least_us = (_FIELD.unpack_from(told, at)[0] for at in places)
+    except (OSError, struct.error):
+        return Segments()
+    if control.rstrip(b"\0") not in _BACKING_OFF:
+        return Segments()
+    return Segments(sent, resent, size_bytes, trip_us / 1e6, 1, least_us / 1e6)
+
+
 def acked_bytes(sock: socket.socket) -> int | None:
     """What the other side has of all that was sent, to a segment; None: nobody can say, as it is closed or not TCP.
 
     What came behind a lost segment counts as soon as it is there, so the sum does not stand still and then leap.
     """
     try:
-        told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _DELIVERED_AT + _FIELD.size)
-        (segments,), (segment_bytes,) = _FIELD.unpack_from(told, _DELIVERED_AT), _FIELD.unpack_from(told, _SEGMENT_AT)
+        told = _info(sock)
+        (delivered,), (size_bytes,) = _FIELD.unpack_from(told, _DELIVERED_AT), _FIELD.unpack_from(told, _SEGMENT_AT)
     except (OSError, struct.error):
         return None
-    return int(segments * segment_bytes)
+    return int(delivered * size_bytes)
+
+
+def _info(sock: socket.socket) -> bytes:
+    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _DELIVERED_AT + _FIELD.size)
 
 
 def send_both(sock: socket.socket, head: bytes, data: Buffer) -> None:

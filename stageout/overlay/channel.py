@@ -16,7 +16,7 @@ from pathlib import Path
 from stageout.core import log, tls
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.signing import KeyUnusable, key_of
-from stageout.core.sockets import acked_bytes, readable, send_both, wait_at_most
+from stageout.core.sockets import Segments, acked_bytes, readable, segments, send_both, wait_at_most
 from stageout.overlay.links import Claim, Lane, Tap
 from stageout.wire import frames, overlay, packs
 from stageout.wire.capability import Credential
@@ -200,6 +200,11 @@ class Channel:
     def acked_bytes(self) -> int:
         """What the next hop has of all that was sent, in TLS or not; 0: the connection is closed, or no one knows."""
         return acked_bytes(self._wire) or 0
+
+    @property
+    def segments(self) -> Segments:
+        """What it has sent, as the kernel counts."""
+        return segments(self._wire)
 
     def send_pack(self, pack: overlay.Pack, digests: Sequence[bytes], data: Sequence[bytes]) -> None:
         """Send small files, with the capability. :raises TransferFailure: the connection is lost."""

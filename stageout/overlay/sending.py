@@ -17,6 +17,7 @@ from typing import Protocol, Union
 
 from stageout.core import log
 from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.core.sockets import Segments
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.links import Claim, Lane, links
 from stageout.overlay.sockets import Sockets
@@ -513,7 +514,8 @@ class _Way:
             return
         with self._lock:
             acked_bytes = self._acked_bytes + sum(channel.acked_bytes for channel in self._channels)
-        sample = self.sockets.look(now_s, acked_bytes, round_trip_s)
+            segments = sum((channel.segments for channel in self._channels), Segments())
+        sample = self.sockets.look(now_s, acked_bytes, round_trip_s, segments)
         if sample is not None and sample.after != sample.before:
             log.event("connections", route=shown(self.route), connections=sample.after, before=sample.before,
                       rate_mb_s=round(sample.rate / 1e6, 3), why=sample.reason)  # fmt: skip

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 
-_GAIN = 0.3
+_GAIN, _FULL_GAIN = 0.3, 0.6
 _LOSS = 0.05
 _FELL = 0.7
 _DOUBLE, _FINE, _FEWER = 2.0, 1.25, 0.75
@@ -25,11 +25,13 @@ class Climber:
 
     :param start: at first. :param most: never more.
     :ivar now: how many there should be. :ivar reason: why, in a sentence; "" before the first measurement.
+    :ivar least: by what is known of the link no fewer will do; none is tried.
     """
 
     def __init__(self, start: int, most: int) -> None:
         self.now = start
         self.reason = ""
+        self.least = 1
         self._most = max(start, most)
         self._base, self._rate, self._samples = start, 0.0, 0
         self._factor, self._pause, self._held = _DOUBLE, 0, 0
@@ -48,6 +50,15 @@ class Climber:
             self._note(rate)
         return self.now
 
+    def need(self, why: str) -> int:
+        """There are to be :attr:`least`, which need not be tried. The number that there is to be now."""
+        least = min(self.least, self._most)
+        if least > self.now:
+            self.reason = f"{why}: {least}."
+            self._base = self.now = least
+            self._samples, self._factor, self._held, self._pause = 0, _FINE, 0, _PAUSE
+        return self.now
+
     def _note(self, rate: float) -> None:
         """The rate at the number that is the best known."""
         fell = self._samples and rate < _FELL * self._rate
@@ -62,8 +73,8 @@ class Climber:
 
     def _try(self, why: str) -> None:
         higher = min(self._most, max(self._base + 1, math.ceil(self._base * self._factor)))
-        lower = max(1, int(self._base * _FEWER))
-        self.now = higher if (self._up and higher > self._base) or self._base == 1 else lower
+        lower = min(self._base, max(self.least, int(self._base * _FEWER)))
+        self.now = higher if (self._up and higher > self._base) or lower == self._base else lower
         if self.trying:
             self.reason = f"{why} Try {self.now}."
 
@@ -75,7 +86,11 @@ class Climber:
         if rate > 0 and rate >= least:  # where nothing moves, no number is better than another
             self._base, self._rate, self._samples = tried, rate, 1
             self._up, self._pause, self._held = went_up, 0, 0
-            self._try(f"{tried} carry {rate:.3g} where {base} carried {before:.3g}.")
+            why = f"{tried} carry {rate:.3g} where {base} carried {before:.3g}."
+            if went_up and rate < before * (1 + _FULL_GAIN * (tried / base - 1)):  # the link is nearly full
+                self._factor, self._pause, self.reason = _FINE, _PAUSE, why
+            else:
+                self._try(why)
             return
         self.now, self._factor = base, _FINE
         self._up, self._held = not went_up, 0

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from stageout.core.sockets import Segments
 from stageout.overlay.sockets import FIRST_CONNECTIONS, Sockets
 
 LINK = 12.5e6
@@ -55,6 +56,50 @@ def test_connections_that_lose_packets_are_made_many() -> None:
     assert 12 <= numbers[-1] <= 24
     assert rate > 0.8 * LINK
     assert _run(Sockets(FIRST_CONNECTIONS, 24), _lossy, 300)[1] > 0.92 * LINK
+
+
+class _Falling:
+    """A link of 12.5 MB/s that loses one packet in a thousand: new connections run ahead, and then fall back.
+
+    :param share: of packets that are resent.
+    """
+
+    def __init__(self, share: float = 0.001, one: float = 0.83e6, backs_off: bool = True) -> None:
+        self.share, self.one, self._backs_off = share, one, backs_off
+        self._sent = self._resent = 0.0
+
+    def run(self, sockets: Sockets, seconds: float) -> tuple[list[int], float]:
+        noise, passed, numbers = random.Random(4711), 0.0, [sockets.now]
+        made_s = [0.0] * sockets.now
+        sockets.begin(0.0)
+        for tick in range(1, int(seconds / _LOOK_S)):
+            now_s = tick * _LOOK_S
+            made_s = [*made_s, *[now_s] * (sockets.now - len(made_s))][: sockets.now]
+            rate = min(LINK, sum(max(self.one, LINK * 0.6 ** max(0.0, 2 * (now_s - one) - 2)) for one in made_s))
+            passed += rate * _LOOK_S * noise.uniform(0.95, 1.05)
+            self._sent += rate * _LOOK_S / 1448
+            self._resent += sum(noise.random() < self.share for _ in range(int(rate * _LOOK_S / 1448)))
+            trip_s = 0.067 if rate < 0.95 * LINK else 0.12
+            seen = Segments(int(self._sent), int(self._resent), 1448, trip_s * sockets.now, sockets.now, 0.067)
+            sockets.look(now_s, int(passed), 0.067, seen if self._backs_off else Segments())
+            numbers.append(sockets.now)
+        return numbers, passed / seconds
+
+
+def test_losses_on_a_link_that_is_not_full_call_for_many_connections_at_once() -> None:
+    numbers, rate = _Falling().run(Sockets(FIRST_CONNECTIONS, 24), 25)
+    assert max(numbers[: round(8 / _LOOK_S)]) >= 12
+    assert 14 <= numbers[-1] <= 24
+    assert rate > 0.9 * LINK
+
+
+def test_losses_are_no_reason_for_more_where_they_are_not_in_the_way() -> None:
+    numbers, _ = _Falling(one=LINK).run(Sockets(FIRST_CONNECTIONS, 24), 60)
+    assert max(numbers) <= 4
+    numbers, _ = _Falling(one=4e6, backs_off=False).run(Sockets(FIRST_CONNECTIONS, 24), 60)
+    assert max(numbers) <= 5
+    numbers, _ = _Falling(share=0.0, one=LINK / 20).run(Sockets(FIRST_CONNECTIONS, 8), 60)
+    assert max(numbers) <= 8
 
 
 def test_a_link_that_begins_to_lose_packets_gets_more_connections() -> None:
