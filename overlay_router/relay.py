@@ -313,7 +313,7 @@ class Router:
     async def _pack(self, line: Line, frame: Frame) -> None:
         await line.changed()
         pack, files = packs.decode(frame)
-        goes_out = any(self._ends.goes_out(path) for path in pack.paths)
+        goes_out = self._ends.egress is not None and any(self._ends.goes_out(path) for path in pack.paths)
         if not is_origin(pack.origin) or (self._ends.destination is None and not goes_out):
             raise BadFrame("a pack for a router without a tree, or without an origin of 32 hexadecimal digits")
         name = f"{line.peer.key.name}/{pack.origin}"

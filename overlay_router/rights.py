@@ -119,6 +119,8 @@ class Rights:
 
 def outside_of(key: Key, message: Message) -> str:
     """Why a key is not for the paths of a message, "" if it is."""
+    if not key.prefix:
+        return ""
     names = getattr(message, "paths", ()) or (getattr(message, "path", ""), getattr(message, "target", ""))
     return next((outside(key, path) for path in names if path and not key.allows(path)), "")
 

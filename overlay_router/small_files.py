@@ -19,7 +19,7 @@ from overlay_router import terminal, unnamed
 from overlay_router.states import Kind, Op, Outcome, Result
 from overlay_router.store import PackIntent, PackResults, Store
 from overlay_router.terminal import Step
-from overlay_router.tree import NO_ROOM, OWN, SYNC_ALL_FROM, BadPath, Tree, checked, sync_filesystem
+from overlay_router.tree import NO_ROOM, OWN, SYNC_ALL_FROM, BadPath, Tree, checked, is_allowed, sync_filesystem
 from stageout.core import durable, log
 from stageout.wire import overlay
 from stageout.wire.frames import Buffer
@@ -140,12 +140,13 @@ class SmallFiles:
         else:
             new = [file for file in arrived.files if terminal.are_new(record, (file.seq,), pack.expires, now)]
             self._answer(work, {file.seq for file in new}, record, now)
+        digest = arrived.digest
         for file in new:
-            problem = self._problem(arrived, file)
-            if problem:
-                work.new.results[file.seq] = Result(Outcome.FAILED, problem)
-            else:
+            seq, path, _, wanted, data = file
+            if digest(data) == wanted and is_allowed(path):
                 work.todo.append(file)
+            else:
+                work.new.results[seq] = Result(Outcome.FAILED, _problem(path))
         return work
 
     def _answer(self, work: _Work, new: set[int], record: terminal.OriginRecord, now: int) -> None:
@@ -159,20 +160,13 @@ class SmallFiles:
                     work.new.results[file.seq] = result
                 work.answers[file.seq] = result
 
-    def _problem(self, arrived: Arrived, file: PackedFile) -> str:
-        try:
-            checked(file.path)
-        except BadPath as problem:
-            return str(problem)[:1000]
-        return "" if arrived.digest(file.data) == file.digest else "digest"
-
     def _write(self, works: list[_Work], hidden: _Hidden) -> None:
         """All data out of sight and on the disk."""
         total = sum(len(work.todo) for work in works)
         each = total < SYNC_ALL_FROM
         with durable.step("overlay-pack-write"):
             for work in works:
-                work.inodes = [hidden.write(file, each) for file in work.todo]
+                hidden.write(work.todo, each, work.inodes)
             if total and not each:
                 sync_filesystem(self._place)
 
@@ -194,10 +188,13 @@ class SmallFiles:
         position = 0
         with durable.step("overlay-pack-publish"), _Directories(self._tree) as directories:
             for work in works:
-                for file in work.todo:
-                    problem = _name(directories, hidden, position, file.path)
-                    if problem:
-                        work.new.results[file.seq] = Result(Outcome.FAILED, problem)
+                for seq, path, *_ in work.todo:
+                    parent, _, name = path.rpartition("/")
+                    try:
+                        hidden.give_name(position, directories.open(parent, path), name)
+                    except OSError as problem:
+                        work.new.results[seq] = Result(Outcome.FAILED, _reason(problem, path))
+                        hidden.drop(position)
                     position += 1
             if directories.one_sync_is_better:
                 sync_filesystem(self._place)
@@ -212,10 +209,9 @@ class SmallFiles:
             done = [file for file in work.todo if file.seq not in results] if results else work.todo
             if done:
                 counted = {**self._store.generations([file.path for file in done]), **counted}
-            for file in done:
-                path = file.path
+            for seq, path, *_ in done:
                 counted[path] = generations[path] = number = counted.get(path, 0) + 1
-                results[file.seq] = _done(number)
+                results[seq] = _done(number)
             work.answers.update(results)
         settled = [work.new for work in works if work.new.results]
         if settled:
@@ -247,25 +243,25 @@ class _Hidden:
             if descriptor >= 0:
                 os.close(descriptor)
 
-    def write(self, file: PackedFile, sync: bool) -> int:
-        """The next file; returns the inode of its data. :raises OSError: the disk is full, or fails."""
-        mode, position = file.mode & 0o777, len(self._open)
-        has_name = position >= self._most
-        descriptor = (
-            os.open(str(position), _NEW, mode, dir_fd=self._place) if has_name else unnamed.make(self._place, mode)
-        )
-        self._open.append(descriptor)
-        if os.write(descriptor, file.data) != len(file.data):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        if mode & self._umask:
-            os.fchmod(descriptor, mode)
-        if sync:
-            os.fsync(descriptor)
-        inode = os.fstat(descriptor).st_ino
-        if has_name:
-            os.close(descriptor)
-            self._open[position] = -1
-        return inode
+    def write(self, files: list[PackedFile], sync: bool, inodes: list[int]) -> None:
+        """The next files; adds the inodes of their data. :raises OSError: the disk is full, or fails."""
+        place, umask, make = self._place, self._umask, unnamed.make
+        for _, _, mode, _, data in files:
+            mode &= 0o777
+            position = len(self._open)
+            has_name = position >= self._most
+            descriptor = os.open(str(position), _NEW, mode, dir_fd=place) if has_name else make(place, mode)
+            self._open.append(descriptor)
+            if os.write(descriptor, data) != len(data):
+                raise OSError(errno.ENOSPC, "No space left on device")
+            if mode & umask:
+                os.fchmod(descriptor, mode)
+            if sync:
+                os.fsync(descriptor)
+            inodes.append(os.fstat(descriptor).st_ino)
+            if has_name:
+                os.close(descriptor)
+                self._open[position] = -1
 
     def give_name(self, position: int, directory: int, name: str) -> None:
         """A file's data get their name, replacing a file. :raises OSError: that cannot be."""
@@ -298,15 +294,16 @@ class _Directories:
 
     def open(self, directory: str, path: str) -> int:
         """Descriptor of a directory. :param path: a name in it. :raises OSError: a name on the way is a file."""
-        if directory not in self._open:
+        descriptor = self._open.get(directory)
+        if descriptor is None:
             if len(self._open) >= SYNC_ALL_FROM:
                 self.one_sync_is_better = True
                 self._stack.close()
                 self._open.clear()
             made = self._tree.make_parents(path, sync=False)
             self.one_sync_is_better |= bool(made)
-            self._open[directory] = self._stack.enter_context(self._tree.directory(directory))
-        return self._open[directory]
+            self._open[directory] = descriptor = self._stack.enter_context(self._tree.directory(directory))
+        return descriptor
 
     def sync(self) -> None:
         """Bring the names in all of them to the disk."""
@@ -314,25 +311,26 @@ class _Directories:
             os.fsync(descriptor)
 
 
-def _name(directories: _Directories, hidden: _Hidden, position: int, path: str) -> str:
-    """Give written data their name; why that cannot be, "" when it has happened.
+def _problem(path: str) -> str:
+    """Of a file that is not taken: its name, or else its data."""
+    try:
+        checked(path)
+    except BadPath as problem:
+        return str(problem)[:1000]
+    return "digest"
+
+
+def _reason(problem: OSError, path: str) -> str:
+    """Why written data did not get their name.
 
     :raises OSError: there is no room for it, which is no result: it is asked again.
     """
-    parent, _, name = path.rpartition("/")
-    try:
-        hidden.give_name(position, directories.open(parent, path), name)
-    except (IsADirectoryError, NotADirectoryError, FileExistsError):
-        problem = "conflict"
-    except OSError as error:
-        if error.errno in NO_ROOM:
-            raise
-        log.error("name-not-changed", path=path, kind="pack", problem=error)
-        problem = error.strerror or str(error)
-    else:
-        return ""
-    hidden.drop(position)
-    return problem
+    if problem.errno in NO_ROOM:
+        raise problem
+    if isinstance(problem, (IsADirectoryError, NotADirectoryError, FileExistsError)):
+        return "conflict"
+    log.error("name-not-changed", path=path, kind="pack", problem=problem)
+    return problem.strerror or str(problem)
 
 
 @lru_cache(maxsize=1024)
@@ -348,7 +346,7 @@ def _no_space(works: list[_Work]) -> list[tuple[str, overlay.Packed | overlay.No
 
 
 def _message(work: _Work) -> overlay.Packed:
-    pack, results = work.arrived.pack, [work.answers[file.seq] for file in work.arrived.files]
+    pack, results = work.arrived.pack, [work.answers[seq] for seq, *_ in work.arrived.files]
     bad = [(position, result) for position, result in enumerate(results) if not result or result.outcome != "done"]
     return overlay.Packed(
         pack.origin,

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from overlay_router.states import Outcome, Result
-from overlay_router.terminal import OriginRecord
+from overlay_router.terminal import OriginRecord, raise_low
 from overlay_router.tree import no_room
 from stageout.core import durable
 from stageout.core.errors import StageoutError
 from stageout.wire.overlay import Open, Operation
 
-_VERSION = 5
+_VERSION = 6
 #: Of one statement; older libraries allow 999.
 _VARIABLES = 500
 SCHEMA = """
@@ -272,15 +272,22 @@ class Store:
             run("DELETE FROM pack_intents")
             for one in settled:
                 self._keep_origin(one.origin, one.expires)
-                text = json.dumps([[seq, *result] for seq, result in one.results.items()])
                 run(
                     "INSERT OR REPLACE INTO packs VALUES (?, ?, ?, ?)",
-                    (one.origin, min(one.results), max(one.results), text),
+                    (one.origin, min(one.results), max(one.results), _columns(one.results)),
                 )
-                rows = [(_blob(path), number) for path, number in one.generations.items()]
-                self._connection.executemany("INSERT OR REPLACE INTO generations VALUES (?, ?)", rows)
+                self._count(one.generations)
         for one in settled:
             self.record(one.origin).results.update(one.results)
+
+    def _count(self, generations: dict[str, int]) -> None:
+        """Generations of many names, hundreds in a statement: one for each name costs twice as much."""
+        rows = [(_blob(path), number) for path, number in generations.items()]
+        for start in range(0, len(rows), _VARIABLES // 2):
+            some = rows[start : start + _VARIABLES // 2]
+            marks = ", ".join(["(?, ?)"] * len(some))
+            values = [value for row in some for value in row]
+            self._connection.execute(f"INSERT OR REPLACE INTO generations VALUES {marks}", values)
 
     def lots(self) -> list[StoredLot]:
         """All reserved space."""
@@ -345,12 +352,13 @@ class Store:
             return
         run = self._connection.execute
         with self._transaction("overlay-low"):
-            run("UPDATE origins SET low = ? WHERE origin = ?", (low, origin))
+            known = run("UPDATE origins SET low = ? WHERE origin = ?", (low, origin)).rowcount
             for table in ("results", "cancelled"):
                 run(f"DELETE FROM {table} WHERE origin = ? AND seq <= ?", (origin, low))
             run("DELETE FROM packs WHERE origin = ? AND end <= ?", (origin, low))
             self._close_transfers("origin = ? AND seq <= ?", (origin, low))
-        del self._records[origin]
+        if known:
+            raise_low(self.record(origin), low)
 
     def abandon(self, transfer: Transfer) -> None:
         """A transfer that nobody goes on with is closed."""
@@ -471,8 +479,7 @@ class Store:
         results = run("SELECT seq, outcome, reason, generation, code FROM results WHERE origin = ?", (origin,))
         found = {seq: Result(Outcome(outcome), *rest) for seq, outcome, *rest in results}
         for (text,) in run("SELECT results FROM packs WHERE origin = ?", (origin,)):
-            for seq, outcome, *rest in json.loads(text):
-                found[seq] = Result(Outcome(outcome), *rest)
+            found.update(_results(text))
         cancelled = {seq for (seq,) in run("SELECT seq FROM cancelled WHERE origin = ?", (origin,))}
         return OriginRecord(row[0] if row else 0, found, cancelled)
 
@@ -482,6 +489,16 @@ def as_operation(text: str) -> Operation:
     values = json.loads(text)
     lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
     return Operation(**{**values, **lists})
+
+
+def _columns(results: dict[int, Result]) -> str:
+    """Results of a pack as text: by column, for most are the same."""
+    return json.dumps([list(results), *zip(*results.values())], separators=(",", ":"))
+
+
+def _results(text: str) -> Iterator[tuple[int, Result]]:
+    """As they were written by :func:`_columns`."""
+    return ((seq, Result(Outcome(outcome), *rest)) for seq, outcome, *rest in zip(*json.loads(text)))
 
 
 def _blob(path: str) -> bytes:

@@ -44,14 +44,19 @@ def no_room(problem: Exception) -> bool:
     return isinstance(problem, OSError) and problem.errno in NO_ROOM
 
 
+def is_allowed(path: str) -> bool:
+    """Whether it is names joined by single slashes, and not the router's own."""
+    parts = path.split("/")
+    return _NO_NAMES.isdisjoint(parts) and "\0" not in path and parts[0] != OWN
+
+
 def checked(path: str) -> str:
     """The path as it is used; raises BadPath unless it is names joined by single slashes."""
-    parts = path.split("/")
-    if not _NO_NAMES.isdisjoint(parts) or "\0" in path:
-        raise BadPath(f"{path!r} is not a path below the root: no empty names, no . and no ..")
-    if parts[0] == OWN:
+    if is_allowed(path):
+        return path
+    if path.split("/")[0] == OWN:
         raise BadPath(f"{OWN} belongs to the router")
-    return path
+    raise BadPath(f"{path!r} is not a path below the root: no empty names, no . and no ..")
 
 
 class Tree:

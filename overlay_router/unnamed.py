@@ -45,7 +45,7 @@ def most_open() -> int:
 
 def _link(descriptor: int, directory: int, name: str) -> None:
     """Needs CAP_DAC_READ_SEARCH, or a kernel from 6.10 on."""
-    if _libc.linkat(descriptor, b"", directory, os.fsencode(name), _AT_EMPTY_PATH):
+    if _libc.linkat(descriptor, b"", directory, name.encode("utf-8", "surrogateescape"), _AT_EMPTY_PATH):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 

@@ -206,7 +206,7 @@ class Channel:
         """What it has sent, as the kernel counts."""
         return segments(self._wire)
 
-    def send_pack(self, pack: overlay.Pack, digests: Sequence[bytes], data: Sequence[bytes]) -> None:
+    def send_pack(self, pack: overlay.Pack, digests: Sequence[bytes], data: Sequence[frames.Buffer]) -> None:
         """Send small files, with the capability. :raises TransferFailure: the connection is lost."""
         pack = replace(pack, manifest=packs.manifest(digests))
         if self.gateway.credential:

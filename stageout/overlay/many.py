@@ -60,7 +60,8 @@ def put_many(
         with lock:
             ended(key, result)
 
-    def put_large(key: Key, local: Path, path: str) -> None:
+    def put_large(key: Key, place: AnyPath, path: str) -> None:
+        local = Path(place)
         try:
             done = put(
                 gateway, local, path, mode=local.stat().st_mode & 0o777, connections=connections, routes=routes,
@@ -74,7 +75,7 @@ def put_many(
         else:
             end(key, done)
 
-    packed: dict[int, tuple[Path, str]] = {}  # by identity: a key need not have a hash
+    packed: dict[int, tuple[AnyPath, str]] = {}  # by identity: a key need not have a hash
 
     def end_small(key: Key, result: Put | SmallPut | TransferFailure) -> None:
         if isinstance(result, TransferFailure) and result.kind is ErrorClass.NOT_SUPPORTED and id(key) in packed:
@@ -85,10 +86,10 @@ def put_many(
 
     with Crew(at_once) as crew, _Small(gateway, end_small, routes) as small:
         for key, local, path in files:
-            packed[id(key)] = Path(local), path
+            packed[id(key)] = local, path
             if terminal or not small.add(key, local, path):
                 packed.pop(id(key), None)
-                crew.do(partial(put_large, key, Path(local), path))
+                crew.do(partial(put_large, key, local, path))
         small.finish()
 
 

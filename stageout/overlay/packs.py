@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar, Union
 
@@ -29,6 +30,8 @@ _RESUMES = 3
 _RESUMABLE = frozenset({ErrorClass.CONNECTION_LOST, ErrorClass.STALLED, ErrorClass.CONNECT_FAILED})
 #: Characters that JSON takes at most for one of ASCII; twice as many for others.
 _ESCAPED = 6
+#: Of the data of a pack, of one more file that may turn out not to fit, and of a byte that shows that one has grown.
+_ROOM_BYTES = MAX_PACK_BYTES + MAX_FILE_BYTES + 1
 Key = TypeVar("Key")
 AnyPath = Union[str, Path]
 
@@ -47,40 +50,46 @@ End = Union[SmallPut, TransferFailure]
 
 @dataclass
 class _Load(Generic[Key]):
-    """Files of one pack. :param keys: what the caller knows them by. :param head: while it is under way."""
+    """Files of one pack, whose data lie in ``room`` one behind the other.
+
+    :param keys: what the caller knows them by. :param head: while it is under way.
+    """
 
     first: int
+    room: memoryview
     keys: list[Key] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     modes: list[int] = field(default_factory=list)
-    data: list[bytes] = field(default_factory=list)
+    sizes_bytes: list[int] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
     data_bytes: int = 0
     paths_bytes: int = 0
     head: Pack | None = None
 
-    def add(self, key: Key, path: str, mode: int, data: bytes) -> bool:
-        """Take a file, if there is room for it."""
-        path_bytes = len(path) * (_ESCAPED if path.isascii() else 2 * _ESCAPED) + 3
-        if (
-            len(self.paths) == MAX_FILES
-            or self.data_bytes + len(data) > MAX_PACK_BYTES
-            or self.paths_bytes + path_bytes > MAX_PATHS_BYTES
-        ):
-            return False
+    def has_room(self, path_bytes: int) -> bool:
+        """Whether there is one more path in it."""
+        return len(self.paths) < MAX_FILES and self.paths_bytes + path_bytes <= MAX_PATHS_BYTES
+
+    def add(self, key: Key, path: str, path_bytes: int, mode: int, size_bytes: int) -> None:
+        """Take a file whose data lie behind those of the others already."""
         self.keys.append(key)
         self.paths.append(path)
         self.modes.append(mode)
-        self.data.append(data)
-        self.data_bytes += len(data)
+        self.sizes_bytes.append(size_bytes)
+        self.data_bytes += size_bytes
         self.paths_bytes += path_bytes
-        return True
 
-    def close(self, origin: str, expires: int) -> Pack:
-        """The pack, to which no file is added any more."""
-        sizes_bytes = tuple(map(len, self.data))
-        self.head = Pack(origin, self.first, expires, tuple(self.paths), sizes_bytes, tuple(self.modes), "")
-        return self.head
+    def close(self, origin: str, expires: int) -> None:
+        """It becomes a pack, to which no file is added any more."""
+        self.head = Pack(origin, self.first, expires, tuple(self.paths), tuple(self.sizes_bytes), tuple(self.modes), "")
+
+    def put(self, channel: Channel) -> None:
+        """Send it, once it is closed. :raises TransferFailure: the connection is lost."""
+        assert self.head is not None
+        if not self.digests:
+            ends = list(accumulate(self.sizes_bytes, initial=0))
+            self.digests = [channel.digest(self.room[start:end]) for start, end in zip(ends, ends[1:])]
+        channel.send_pack(self.head, self.digests, (self.room[: self.data_bytes],))
 
 
 class Packer(Generic[Key]):
@@ -95,10 +104,11 @@ class Packer(Generic[Key]):
         self.origin = secrets.token_hex(16)
         self._expires = int(time.time()) + EXPIRES_AFTER_S
         self._channel: Channel | None = None
-        self._load: _Load[Key] = _Load(1)
+        self._rooms: list[memoryview] = []
+        self._load: _Load[Key] = self._new(1)
         self._waiting: deque[_Load[Key]] = deque()
         self._names: set[str] = set()
-        self._attempts = 0
+        self._attempts = self._unsettled = 0
 
     def __enter__(self) -> Packer[Key]:
         return self
@@ -123,21 +133,28 @@ class Packer(Generic[Key]):
         :returns: False for a file of more than 64 KiB, which is not sent.
         :raises TransferFailure: the router cannot be reached; no file that has not ended will.
         """
+        path_bytes = len(path) * (_ESCAPED if path.isascii() else 2 * _ESCAPED) + 3
+        if path in self._names:
+            self.finish()
+        if not self._load.has_room(path_bytes):
+            self._send()
+        load = self._load
         try:
-            found = _read(local)
+            found = _read(local, load.room, load.data_bytes)
+            if found is None:
+                return False
+            if path_bytes > MAX_PATHS_BYTES:
+                raise TransferFailure(ErrorClass.BAD_URL, f"{path[:100]}...: the path is too long")
         except TransferFailure as failure:
             self._ended(key, failure)
             return True
-        if found is None:
-            return False
-        data, mode = found
-        if path in self._names:
-            self.finish()
-        if not self._load.add(key, path, mode, data):
+        size_bytes, mode = found
+        if load.data_bytes + size_bytes > MAX_PACK_BYTES:
+            data = load.room[load.data_bytes : load.data_bytes + size_bytes]
             self._send()
-            if not self._load.add(key, path, mode, data):
-                self._ended(key, TransferFailure(ErrorClass.BAD_URL, f"{path[:100]}...: the path is too long"))
-                return True
+            load = self._load
+            load.room[:size_bytes] = data
+        load.add(key, path, path_bytes, mode, size_bytes)
         self._names.add(path)
         return True
 
@@ -148,12 +165,15 @@ class Packer(Generic[Key]):
         while self._waiting:
             self._trying(self._take)
 
+    def _new(self, first: int) -> _Load[Key]:
+        return _Load(first, self._rooms.pop() if self._rooms else memoryview(bytearray(_ROOM_BYTES)))
+
     def _send(self) -> None:
         while len(self._waiting) >= _UNDER_WAY:
             self._trying(self._take)
         load = self._load
         load.close(self.origin, self._expires)
-        self._load = _Load(load.first + len(load.paths))
+        self._load = self._new(load.first + len(load.paths))
         self._trying(lambda: self._say(load))
         while self._waiting and self._channel is not None and self._channel.has_more(0):
             self._trying(self._take)
@@ -176,7 +196,7 @@ class Packer(Generic[Key]):
         if self._channel is None:
             self._connected()
         else:
-            _put(self._channel, load)
+            load.put(self._channel)
 
     def _connected(self) -> Channel:
         """The connection; on a new one everything that has no result is said again."""
@@ -184,7 +204,7 @@ class Packer(Generic[Key]):
             self._channel = Channel(self.gateway, self._routes[0])
             self._channel.send(Low(self.origin, 0))
             for load in self._waiting:
-                _put(self._channel, load)
+                load.put(self._channel)
         return self._channel
 
     def _take(self) -> None:
@@ -202,6 +222,14 @@ class Packer(Generic[Key]):
             self._no_space(load, answer)
         else:
             self._tell(channel, load, answer)
+            self._settled(channel, load)
+        self._rooms.append(load.room)
+
+    def _settled(self, channel: Channel, load: _Load[Key]) -> None:
+        """What is known here need not be kept there. It costs the router a record: said for some packs at once."""
+        self._unsettled += 1
+        if not self._waiting or self._unsettled >= _UNDER_WAY // 2:
+            self._unsettled = 0
             low = (self._waiting[0].first if self._waiting else load.first + len(load.paths)) - 1
             channel.send(Low(self.origin, low))
 
@@ -214,36 +242,34 @@ class Packer(Generic[Key]):
     def _tell(self, channel: Channel, load: _Load[Key], answer: Packed) -> None:
         reasons = dict(zip(answer.failed, answer.reasons))
         bad = dict(zip(answer.failed, answer.outcomes))
-        columns = zip(load.keys, load.paths, load.data, load.digests, answer.generations)
-        for position, (key, path, data, digest, generation) in enumerate(columns):
+        ended, digest_name = self._ended, channel.digest_name
+        columns = zip(load.keys, load.sizes_bytes, load.digests, answer.generations)
+        for position, (key, size_bytes, digest, generation) in enumerate(columns):
             end: End | None = None
             if position in bad:
                 said = Result(self.origin, load.first + position, bad[position], reasons.get(position, ""))
-                end = outcomes.failure(said, path, self.gateway.server)
-            self._ended(key, end or SmallPut(len(data), channel.digest_name, digest.hex(), generation))
+                end = outcomes.failure(said, load.paths[position], self.gateway.server)
+            ended(key, end or SmallPut(size_bytes, digest_name, digest.hex(), generation))
 
 
-def _put(channel: Channel, load: _Load[Key]) -> None:
-    assert load.head is not None
-    load.digests = load.digests or [channel.digest(data) for data in load.data]
-    channel.send_pack(load.head, load.digests, load.data)
+def _read(local: AnyPath, room: memoryview, start: int) -> tuple[int, int] | None:
+    """A whole small file into a room; its size and permissions, None for a larger one.
 
-
-def _read(local: AnyPath) -> tuple[bytes, int] | None:
-    """A whole small file and its permissions, None for a larger one. :raises TransferFailure: classified."""
+    :raises TransferFailure: classified.
+    """
     try:
         descriptor = os.open(local, os.O_RDONLY | os.O_CLOEXEC)
         try:
             before = os.fstat(descriptor)
             if before.st_size > MAX_FILE_BYTES:
                 return None
-            data = os.read(descriptor, MAX_FILE_BYTES + 1)
+            size_bytes = os.readv(descriptor, (room[start : start + before.st_size + 1],))
             after = os.fstat(descriptor)
         finally:
             os.close(descriptor)
     except OSError as problem:
         raise TransferFailure(ErrorClass.LOCAL_FILE, f"{local}: {problem.strerror}") from None
     changed = (before.st_mtime_ns, before.st_ctime_ns) != (after.st_mtime_ns, after.st_ctime_ns)
-    if changed or len(data) != before.st_size:
+    if changed or size_bytes != before.st_size:
         raise TransferFailure(ErrorClass.SOURCE_CHANGED, f"{local} was changed while it was sent")
-    return data, before.st_mode & 0o777
+    return size_bytes, before.st_mode & 0o777

@@ -7,7 +7,8 @@ data, both in order and without gaps.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from stageout.wire import frames, overlay
@@ -33,10 +34,13 @@ class PackedFile(NamedTuple):
     data: memoryview
 
 
-def encode(pack: Pack, digests: Sequence[bytes], data: Sequence[Buffer], checksum: Checksum) -> bytes:
-    """The whole frame of a pack."""
-    payload = frames.encode_meta(overlay.to_meta(pack), b"".join((*digests, *data)))
-    return frames.encode_header(Type.PACK, payload, checksum) + payload
+def encode(pack: Pack, digests: Sequence[bytes], data: Sequence[Buffer], checksum: Checksum) -> bytearray:
+    """The whole frame of a pack, for which the data are copied once."""
+    meta = frames.encode_meta(overlay.to_meta(pack))
+    frame = bytearray().join((bytes(frames.HEADER_BYTES), meta, *digests, *data))
+    with memoryview(frame) as whole:
+        whole[: frames.HEADER_BYTES] = frames.encode_header(Type.PACK, whole[frames.HEADER_BYTES :], checksum)
+    return frame
 
 
 def decode(frame: Frame) -> tuple[Pack, list[PackedFile]]:
@@ -55,7 +59,7 @@ def decode(frame: Frame) -> tuple[Pack, list[PackedFile]]:
         raise BadFrame("the data of a pack are not those that it names")
     if pack.manifest != manifest([bytes(tail[: count * DIGEST_BYTES])]):
         raise BadFrame("the digests of a pack are not those of its manifest")
-    return pack, list(_files(pack, tail))
+    return pack, _files(pack, tail)
 
 
 def refused(pack: Pack, why: str) -> overlay.Packed:
@@ -71,10 +75,11 @@ def manifest(digests: Sequence[bytes]) -> str:
     return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
-def _files(pack: Pack, tail: memoryview) -> Iterator[PackedFile]:
-    at = len(pack.paths) * DIGEST_BYTES
-    digests = bytes(tail[:at])
-    for position, (path, size_bytes, mode) in enumerate(zip(pack.paths, pack.sizes_bytes, pack.modes)):
-        digest = digests[position * DIGEST_BYTES : (position + 1) * DIGEST_BYTES]
-        yield PackedFile(pack.seq + position, path, mode, digest, tail[at : at + size_bytes])
-        at += size_bytes
+def _files(pack: Pack, tail: memoryview) -> list[PackedFile]:
+    count = len(pack.paths)
+    first = count * DIGEST_BYTES
+    starts = range(0, first, DIGEST_BYTES)
+    digests = map(bytes(tail[:first]).__getitem__, map(slice, starts, range(DIGEST_BYTES, first + 1, DIGEST_BYTES)))
+    ends = list(accumulate(pack.sizes_bytes, initial=first))
+    data = map(tail.__getitem__, map(slice, ends, ends[1:]))
+    return list(map(PackedFile, range(pack.seq, pack.seq + count), pack.paths, pack.modes, digests, data))
