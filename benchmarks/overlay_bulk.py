@@ -174,6 +174,7 @@ class Disk:
         before_s = sum(os.times()[2:4])
         start_s = time.monotonic()
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        env.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed command is compiled: the round before sees to it
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=env, check=False)
         took_s = time.monotonic() - start_s
         if done.returncode:

@@ -1,4 +1,7 @@
-"""``stageout put`` and ``stageout get``: files to a router of the overlay and back."""
+"""``stageout put`` and ``stageout get``: files to a router of the overlay and back.
+
+What a plain put does not need is loaded where it is: a file may take less time than the modules.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,9 @@ from pathlib import Path
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from stageout.cli.exits import CommandError, Exit, UsageError
-from stageout.cli.trees import send_trees
 from stageout.core.errors import TransferFailure
 from stageout.overlay.channel import Gateway, gateway_of
 from stageout.overlay.client import put
-from stageout.overlay.copying import state
-from stageout.overlay.finding import get_found
-from stageout.overlay.safekeeping import Custodian, deposit_copies
 from stageout.overlay.sending import report
 from stageout.overlay.settings import congestion_of, connections_of, routes_of
 from stageout.wire.overlay import Copying, Custody
@@ -81,6 +80,8 @@ def run(options: argparse.Namespace) -> int:
         if options.lot and (options.recursive or options.through):
             raise UsageError("--lot is for single files that go to the router itself")
         if options.recursive:
+            from stageout.cli.trees import send_trees
+
             return send_trees(gateway, path, options, routes)
         for file in options.files:
             name = f"{path}/{Path(file).name}" if len(options.files) > 1 or options.url.endswith("/") else path
@@ -114,6 +115,8 @@ def _put(gateway: Gateway, local: Path, path: str, options: argparse.Namespace, 
     first, most = connections_of(options.connections)
     deadline = int(time.time() + options.within) if options.within else 0
     if options.custody:
+        from stageout.overlay.safekeeping import Custodian, deposit_copies
+
         custodians = [Custodian(*through(gateway, one)) for one in options.through.split(";")]
         given = deposit_copies(
             custodians, local, path, copies=options.copies, wait_s=options.wait, mode=mode,
@@ -159,6 +162,8 @@ def ask_with(gateway: Gateway, origin: str) -> str:
 
 
 def _ask(gateway: Gateway, options: argparse.Namespace) -> int:
+    from stageout.overlay.copying import state
+
     try:
         answer = state(gateway, options.origin, options.cancel)
     except TransferFailure as failure:
@@ -175,6 +180,8 @@ def _ask(gateway: Gateway, options: argparse.Namespace) -> int:
 
 
 def _get(gateway: Gateway, path: str, options: argparse.Namespace) -> int:
+    from stageout.overlay.finding import get_found
+
     local = Path(options.file or Path(path).name)
     bar, received = Bar(local.name, 0), [0]
 

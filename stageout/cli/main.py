@@ -6,7 +6,7 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import stageout
@@ -146,28 +146,15 @@ class _Parser(argparse.ArgumentParser):
         self.exit(Exit.USAGE, f"{self.prog}: {message}\n")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+def build_parser(word: str = "") -> argparse.ArgumentParser:
+    """The whole command line. :param word: only what belongs to this command, if there is one of that name."""
     parser = _Parser(prog="stageout", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--version", action="version", version=f"stageout {stageout.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", parser_class=_Parser)
-    _add_status(commands)
-    _add_wait(commands)
-    for verb, text in _ASK.items():
-        command = _add(commands, verb, text.split(".")[0].split(";")[0].lower(), text + _ASK_STATUS, "request")
-        command.add_argument("jobs", metavar="JOB", nargs="+", help=_JOB)
-        _add_schedd(command)
-    _add_history(commands)
-    _add_doctor(commands)
-    _add_estimate(commands)
-    _add_profile(commands)
-    _add_files(commands)
-    _add_names(commands)
-    _add_lot(commands)
-    _add_routes(commands)
-    _add_capability(commands)
-    command = _add(commands, "help", "explains a command", "Explains a command.", "")
-    command.add_argument("topic", metavar="COMMAND", nargs="?")
+    known = any(word in names for names, _ in _COMMANDS)
+    for names, add in _COMMANDS:
+        if not known or word in names:
+            add(commands)
     return parser
 
 
@@ -464,15 +451,46 @@ _priority.__name__ = "priority (0 to 10)"
 _streams.__name__ = "number of streams (1 to 64)"
 
 
+def _add_requests(commands: argparse._SubParsersAction[_Parser]) -> None:
+    for verb, text in _ASK.items():
+        command = _add(commands, verb, text.split(".")[0].split(";")[0].lower(), text + _ASK_STATUS, "request")
+        command.add_argument("jobs", metavar="JOB", nargs="+", help=_JOB)
+        _add_schedd(command)
+
+
+def _add_help(commands: argparse._SubParsersAction[_Parser]) -> None:
+    command = _add(commands, "help", "explains a command", "Explains a command.", "")
+    command.add_argument("topic", metavar="COMMAND", nargs="?")
+
+
+#: Names, and who adds them to the command line; in the order of the help.
+_COMMANDS: tuple[tuple[tuple[str, ...], Callable[[argparse._SubParsersAction[_Parser]], None]], ...] = (
+    (("status",), _add_status),
+    (("wait",), _add_wait),
+    (tuple(_ASK), _add_requests),
+    (("history",), _add_history),
+    (("doctor",), _add_doctor),
+    (("estimate",), _add_estimate),
+    (("profile",), _add_profile),
+    (("put", "ask", "get"), _add_files),
+    (("ls", "stat", "rm", "mkdir", "mv", "copy"), _add_names),
+    (("lot",), _add_lot),
+    (("routes",), _add_routes),
+    (("capability",), _add_capability),
+    ((), _add_help),
+)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
 
     :param arguments: without the program's name; None for those of the process.
     :returns: the exit status.
     """
-    parser = build_parser()
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    parser = build_parser(words[0] if words else "")
     try:
-        options = parser.parse_args(_protect_job_ids(sys.argv[1:] if arguments is None else list(arguments)))
+        options = parser.parse_args(_protect_job_ids(words))
         if options.command in (None, "help"):
             return _help(parser, getattr(options, "topic", None))
         return int(importlib.import_module(f"stageout.cli.{options.module}").run(options))

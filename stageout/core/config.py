@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Union
@@ -366,7 +365,8 @@ def tool_settings(prefix: str) -> Settings:
 
     :param prefix: of the parameters that are wanted, such as ``STAGEOUT_GLOBUS_``.
     """
-    import subprocess  # only where there are no bindings: every call of the command loads this module
+    import shutil  # only where there are no bindings: every call of the command loads this module
+    import subprocess
 
     tool = shutil.which("condor_config_val")
     if tool is None:

@@ -4,37 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-import logging.handlers
 import re
 import sys
 import time
 from pathlib import Path
 
-_MAX_BYTES = 10_000_000
-_BACKUPS = 2
 _PLAIN = re.compile(r'[^\s"=]+')
-
-
-class _RotatedFile(logging.handlers.RotatingFileHandler):
-    """The same with a count of what is in the file, instead of a question to the file before each line."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, maxBytes=_MAX_BYTES, backupCount=_BACKUPS)
-        self._written = path.stat().st_size
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write a line, into a new file when this one is full."""
-        try:
-            line = f"{self.format(record)}\n"
-            if self._written + len(line) > self.maxBytes:
-                self.doRollover()
-                self._written = 0
-            self._written += len(line)
-            stream = self.stream or self._open()
-            stream.write(line)
-            stream.flush()
-        except Exception:
-            self.handleError(record)
 
 
 class _Line(logging.Formatter):
@@ -54,7 +29,13 @@ class _Line(logging.Formatter):
 
 def open_log(path: Path | None, debug: bool = False) -> None:
     """Send the log to ``path`` (rotated at 10 MB, two old files kept), or to stderr when it is None."""
-    handler = logging.StreamHandler(sys.stderr) if path is None else _RotatedFile(path)
+    handler: logging.Handler
+    if path is None:
+        handler = logging.StreamHandler(sys.stderr)
+    else:
+        from stageout.core.rotation import RotatedFile  # for daemons: a command is done before it is loaded
+
+        handler = RotatedFile(path)
     handler.setFormatter(_Line())
     root = logging.getLogger("stageout")
     root.handlers[:] = [handler]

@@ -14,7 +14,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from stageout.core import durable
 from stageout.core.errors import StageoutError
 
 _SCHEME = "ed25519:"
@@ -70,6 +69,8 @@ class SigningKey:
 
     def store(self, label: str, path: Path) -> None:
         """Replace the key file, for its owner alone. On return it is on the disk. :raises OSError: it is not."""
+        from stageout.core import durable  # with a database, and all that: who only sends a file stores no key
+
         facts = {"private": _text(self._private), "vouches": [list(vouch) for vouch in self.vouches]}
         durable.write_file(label, path, json.dumps(facts).encode("ascii"), 0o600)
 
@@ -97,6 +98,8 @@ def load_key(path: Path) -> SigningKey | None:
 
     :raises KeyUnusable: it cannot be read, is readable by others, or is no key.
     """
+    from stageout.core import durable
+
     try:
         mode = durable.disk.stat(path).st_mode
         facts = json.loads(durable.read_file(path))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import ssl
 import struct
 import time
 import zlib
@@ -12,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from stageout.core import log, tls
+from stageout.core import log
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.signing import KeyUnusable, key_of
 from stageout.core.sockets import Segments, acked_bytes, readable, segments, send_both, wait_at_most
@@ -24,6 +24,9 @@ from stageout.wire.frames import BadFrame, Header, Type
 from stageout.wire.greeting import SAFE_DIGESTS, WrongKey, accept, offer
 from stageout.wire.overlay import Copy, Get, List, Message, Open, Operation, Refuse, Stat, Via, Welcome
 from stageout.wire.route import BadRoute, Route, address, check, shown, written
+
+if TYPE_CHECKING:
+    import ssl
 
 _UNSENT_BYTES = 256 * 1024
 #: Time of a block above which blocks leave in pieces, and their size.
@@ -260,6 +263,10 @@ class Channel:
 
     def _cover(self) -> None:
         """TLS from here on, to the end of the route: relays see nothing of it."""
+        import ssl  # most links have none: its library takes as long as a small file
+
+        from stageout.core import tls
+
         raw = self._socket
         try:
             self._socket = tls.secured(raw, _trusting(self.gateway.ca), self.gateway.host, self.gateway.timeout_s)
@@ -339,6 +346,8 @@ class _Failures:
 
 @lru_cache(maxsize=8)
 def _trusting(ca: str) -> ssl.SSLContext:
+    import ssl
+
     try:
         return ssl.create_default_context(cafile=ca)
     except OSError as problem:

@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import itertools
 import os
-import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -402,7 +401,7 @@ def allowed(gateway: Gateway, priority: int) -> int:
 def _order(path: str, mode: int, terminal: str, expires_after_s: float, priority: int, deadline: int) -> Operation:
     expires = int(time.time() + expires_after_s)
     return Operation(
-        secrets.token_hex(16), 1, "publish", path, expires, parents=True, mode=mode, terminal=terminal,
+        os.urandom(16).hex(), 1, "publish", path, expires, parents=True, mode=mode, terminal=terminal,
         priority=priority, deadline=min(deadline, MAX_NUMBER),
     )  # fmt: skip
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import json
-import secrets
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
@@ -107,7 +107,7 @@ def issue(
 ) -> str:
     """The text of a new capability."""
     made = Capability(
-        issuer.public, holder, secrets.token_hex(16), prefix.strip("/"), rights, lot_bytes, max_priority, expires
+        issuer.public, holder, os.urandom(16).hex(), prefix.strip("/"), rights, lot_bytes, max_priority, expires
     )
     body = json.dumps(asdict(made), separators=(",", ":"))
     return f"{base64.urlsafe_b64encode(body.encode('utf-8', 'surrogatepass')).decode()}.{issuer.sign(KIND, body)}"

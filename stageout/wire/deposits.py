@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import secrets
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -59,7 +59,7 @@ def new_seed(key: str) -> str:
 
     Reports can be read by everybody: without the key in it, whoever copies a seed could have the deposits cancelled.
     """
-    nonce = secrets.token_hex(_NONCE_BYTES)
+    nonce = os.urandom(_NONCE_BYTES).hex()
     return nonce + _mark(nonce, key)
 
 

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import hashlib
 import importlib
+import importlib.machinery
+import importlib.util
 import json
 import struct
 import zlib
@@ -110,9 +113,25 @@ def checksums() -> dict[str, Checksum]:
     """Checksums that this machine can compute, best first."""
     found: dict[str, Checksum] = {}
     with contextlib.suppress(ImportError):  # a pilot may have nothing but Python
-        found["crc32c"] = importlib.import_module("crc32c").crc32c
+        found["crc32c"] = _crc32c()
     found["crc32"] = zlib.crc32
     return found
+
+
+@functools.lru_cache(maxsize=1)
+def _crc32c() -> Checksum:
+    """That of the package's compiled part alone: the package reads the list of all installed ones, to know its version.
+
+    :raises ImportError: it is not installed.
+    """
+    package = importlib.util.find_spec("crc32c")
+    places = package.submodule_search_locations if package else None
+    part = importlib.machinery.PathFinder.find_spec("crc32c._crc32c", list(places)) if places else None
+    if part is None or part.loader is None:
+        return importlib.import_module("crc32c").crc32c  # type: ignore[no-any-return]
+    module = importlib.util.module_from_spec(part)
+    part.loader.exec_module(module)
+    return module.crc32c  # type: ignore[no-any-return]
 
 
 def encode_header(kind: Type, payload: Buffer, checksum: Checksum, number: int = 0, block: int = 0) -> bytes:

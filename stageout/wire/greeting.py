@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-import secrets
+import os
 import time
 
 from stageout.wire import frames, overlay
@@ -22,7 +22,7 @@ SAFE_DIGESTS = ("blake2b-128",)
 def offer(node: str, key_name: str, digests: tuple[str, ...] = ()) -> Hello:
     """HELLO of a party, with a nonce of its own. :param digests: that it wants, best first; () for all that it has."""
     checksums, digests = tuple(frames.checksums()), digests or tuple(frames.digests())
-    return Hello(node, secrets.token_hex(16), checksums, digests, int(time.time()), key_name)
+    return Hello(node, os.urandom(16).hex(), checksums, digests, int(time.time()), key_name)
 
 
 def accept(hello: Hello, welcome: Welcome, secret: bytes) -> Prove:
