@@ -21,10 +21,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common import Figure, main
+from common import Figure, main_in_parts
 from routers.chain import Chain, changing, cpu_s
 from routers.net import Net, writers
 
@@ -310,18 +311,24 @@ def _rates(schedule: Sequence[tuple[float, float]], step_s: float) -> Iterator[f
         yield from itertools.repeat(rate, round(lasts_s / step_s))
 
 
-CASES: tuple[Callable[[bool], list[Figure]], ...] = (five_hops, overlap, eighteen, away, middle)
+CASES: dict[str, Callable[[bool], list[Figure]]] = {
+    "five_hops": five_hops,
+    "overlap": overlap,
+    "eighteen": eighteen,
+    "away": away,
+    "middle": middle,
+}
 
 
-def measure(quick: bool) -> list[Figure]:
-    """All cases."""
+def measure(parts: Sequence[str], quick: bool) -> list[Figure]:
+    """Some of the cases."""
     figures: list[Figure] = []
-    for case in CASES:
-        found = case(quick)
+    for part in parts:
+        found = [replace(figure, what=f"{part}: {figure.what}") for figure in CASES[part](quick)]
         print("\n".join(f"{figure.what}: {figure.value:.3g} {figure.unit}" for figure in found), flush=True)
         figures += found
     return figures
 
 
 if __name__ == "__main__":
-    sys.exit(main("overlay_hops", measure))
+    sys.exit(main_in_parts("overlay_hops", list(CASES), measure))

@@ -261,7 +261,7 @@ class Destination:
     def _opened(self, transfer: Transfer) -> Reply:
         return Reply(
             transfer.sender,
-            Opened(transfer.tid, self._store.epoch, self._already(transfer.tid)),
+            Opened(transfer.tid, self._store.epoch, self._already(transfer.tid), True),
         )
 
     def _already(self, tid: int) -> tuple[Range, ...]:

@@ -11,25 +11,29 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 
-from overlay_router.worker import Job, Report
+from overlay_router.worker import Again, Job, Report
 from stageout.core import log
 
 _MESSAGE_BYTES = 256 * 1024
+OnAgain = Callable[[Again, socket.socket], None]
 
 
 class Worker:
     """One process. It ends when this object is closed, or with the daemon.
 
-    :param on_report: called in the loop. :param on_death: called when the process has ended by itself.
+    :param on_report: called in the loop. :param on_again: likewise, with a connection that is wanted for more.
+    :param on_death: called when the process has ended by itself.
     """
 
-    def __init__(self, on_report: Callable[[Report], None], on_death: Callable[[Worker], None]) -> None:
+    def __init__(
+        self, on_report: Callable[[Report], None], on_again: OnAgain, on_death: Callable[[Worker], None]
+    ) -> None:
         mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with other:
             command = [sys.executable, "-m", "overlay_router.worker", str(other.fileno())]
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[other.fileno()])
         mine.setblocking(False)
-        self._socket, self._on_report, self._on_death = mine, on_report, on_death
+        self._socket, self._on_report, self._on_again, self._on_death = mine, on_report, on_again, on_death
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(mine, self._readable)
         self.jobs: Counter[str] = Counter()
@@ -68,16 +72,20 @@ class Worker:
 
     def _readable(self) -> None:
         try:
-            message = self._socket.recv(_MESSAGE_BYTES)
+            message, descriptors, _, _ = socket.recv_fds(self._socket, _MESSAGE_BYTES, 1)
         except BlockingIOError:
             return
         except OSError:
-            message = b""
+            message, descriptors = b"", []
         if not message:
             self.close()
             self._on_death(self)
             return
         values = json.loads(message)
+        if "again" in values:
+            for descriptor in descriptors:  # none, where the daemon has as many as it may
+                self._on_again(Again(**values["again"]), socket.socket(fileno=descriptor))
+            return
         if values["closed"]:
             self._closed(values["tid"])
             return
@@ -93,11 +101,11 @@ class Worker:
 class Pool:
     """A fixed number of workers; one that dies is replaced.
 
-    :param on_report: called in the loop with each report.
+    :param on_report: called in the loop with each report. :param on_again: with each connection that is given back.
     """
 
-    def __init__(self, count: int, on_report: Callable[[Report], None]) -> None:
-        self._on_report = on_report
+    def __init__(self, count: int, on_report: Callable[[Report], None], on_again: OnAgain) -> None:
+        self._on_report, self._on_again = on_report, on_again
         self._workers = [self._start() for _ in range(count)]
 
     def give(self, job: Job, connection: socket.socket, file: int) -> None:
@@ -119,7 +127,7 @@ class Pool:
             worker.close()
 
     def _start(self) -> Worker:
-        return Worker(self._on_report, self._replace)
+        return Worker(self._on_report, self._on_again, self._replace)
 
     def _replace(self, dead: Worker) -> None:
         log.error("worker-died", pid=dead.pid)

@@ -16,7 +16,7 @@ import os
 import socket
 import sqlite3
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -43,7 +43,7 @@ from overlay_router.rights import Rights, outside_of
 from overlay_router.small_files import Arrived
 from overlay_router.tree import no_room
 from overlay_router.waiting import TOGETHER, Changes
-from overlay_router.worker import Job, Report
+from overlay_router.worker import Again, Job, Report
 from stageout.core import log
 from stageout.core.clock import SystemClock
 from stageout.core.ending import end
@@ -109,7 +109,7 @@ class Router:
         self._tasks: set[asyncio.Task[None]] = set()
         self._packs: asyncio.Queue[Arrived] = asyncio.Queue(_PACKS_WAITING)
         self._changes = Changes()
-        self._pool = Pool(workers, self._on_report)
+        self._pool = Pool(workers, self._on_report, self._on_again)
         links.dial = self._dial
         self.complaints = Complaints()
         self.limits = Limits(self._pool.connections, most_connections, messages_per_s)
@@ -179,11 +179,34 @@ class Router:
             self._disk.shutdown()
 
     async def _connection(self, sock: socket.socket, host: str) -> None:
+        async def met(wire: Wire) -> tuple[Peer, Message]:
+            with self.limits.stranger(host):
+                return await asyncio.wait_for(self._greeted(wire), _GREETING_S)
+
+        await self._serve_or_refuse(sock, host, met)
+
+    def _on_again(self, again: Again, sock: socket.socket) -> None:
+        """A connection whose transfer is over is wanted for another: as a new one, but that its key is proved."""
+
+        async def met(wire: Wire) -> tuple[Peer, Message]:
+            key = self.keys.get(again.peer)
+            if key is None:
+                raise Unwelcome(f"the key {again.peer!r} is not known here any more", again.checksum)
+            decoder = Decoder(frames.checksums()[again.checksum])
+            decoder.feed(bytes.fromhex(again.frame))
+            first = overlay.decode(next(decoder.frames()))
+            return Peer("", key, again.checksum, again.digest, again.nonce), first
+
+        sock.setblocking(False)
+        self._start(self._serve_or_refuse(sock, again.peer, met))
+
+    async def _serve_or_refuse(
+        self, sock: socket.socket, host: str, meet: Callable[[Wire], Awaitable[tuple[Peer, Message]]]
+    ) -> None:
         with contextlib.ExitStack() as owned:
             wire = Wire(sock, owned)
             try:
-                with self.limits.stranger(host):
-                    peer, first = await asyncio.wait_for(self._greeted(wire), _GREETING_S)
+                peer, first = await meet(wire)
                 with self._among_limits(peer):
                     await self._serve(wire.sock, peer, first)
             except TooMany as reason:
@@ -463,7 +486,7 @@ class Router:
         ask_open = found.transfer.ask
         job = Job(
             "receive", ask.tid, peer.checksum, peer.digest, ask_open.block_bytes, ask_open.size_bytes,
-            peer=peer.key.name,
+            peer=peer.key.name, nonce=peer.nonce,
         )  # fmt: skip
         self._give(job, sock, found.file)
 
@@ -472,6 +495,7 @@ class Router:
         job = Job(
             "send", 0, peer.checksum, peer.digest, overlay.BLOCK_BYTES, found.size_bytes,
             ask.first_block, found.generation, found.mode, blocks=ask.blocks, peer=peer.key.name,
+            nonce=peer.nonce,
         )  # fmt: skip
         self._give(job, sock, found.file)
 

@@ -42,6 +42,9 @@ _QUIET_S = 0.01
 _REST_S = 0.1
 _IDLE_S = 60.0
 _HANDSHAKE_S = 10.0
+#: Whoever has got a file may ask for another one within this time.
+_KEPT_S = 15.0
+_BEGINNINGS = (Type.ATTACH, Type.GET)
 #: The interpreter's lock changes hands sooner, so that a thread that has data does not wait for one that computes.
 _SWITCH_INTERVAL_S = 0.0002
 
@@ -59,6 +62,7 @@ class Job:
     :param cert: file of the certificate, of "tls" between a connection and a plain one. :param cert_key: of its key.
     :param host: of the other side, on the side that connects: then ``cert`` has the certificates that it trusts.
     :param flow: transfer that a relay passes on, with its owner, priority and deadline.
+    :param nonce: of this router's WELCOME on the connection.
     """
 
     kind: str
@@ -80,6 +84,21 @@ class Job:
     owner: str = ""
     priority: int = 0
     deadline: int = 0
+    nonce: str = ""
+
+
+@dataclass(frozen=True)
+class Again:
+    """What a connection is wanted for when its job is done. :param peer: name of its key. :param nonce: of its WELCOME.
+
+    :param frame: the ATTACH or GET that came, in hexadecimal digits.
+    """
+
+    peer: str
+    checksum: str
+    digest: str
+    nonce: str
+    frame: str
 
 
 @dataclass(frozen=True)
@@ -216,6 +235,7 @@ class Receiver:
     connections keep network and disk busy at once. Another thread syncs.
 
     :param report: called with each :class:`Report`. :param gate: closed when nothing may be written any more.
+    :ivar again: the frame behind the last block, if the connection is wanted for something else now.
     """
 
     def __init__(self, job: Job, connection: socket.socket, file: int, report: Reporter, gate: Gate) -> None:
@@ -226,6 +246,7 @@ class Receiver:
         self._buffer = memoryview(mmap.mmap(-1, -(-job.block_bytes // _PAGE_BYTES) * _PAGE_BYTES))
         self._direct = _direct(file)
         self._gate = gate
+        self.again = b""
         self._syncing = Syncing(job.tid, file, report, gate, self._stop)
 
     def run(self) -> None:
@@ -244,6 +265,9 @@ class Receiver:
             return False
         self._syncing.in_a_block = True
         header = frames.decode_header(self._header, self._checksum)
+        if header.type in _BEGINNINGS:
+            self.again = _whole(self._connection, self._header, header)
+            return False
         if header.type is not Type.BLOCK or header.number != self._job.tid:
             raise BadFrame("only blocks of the transfer that was attached may come here")
         if header.length_bytes != self._length(header.block):
@@ -299,6 +323,26 @@ def send_file(job: Job, connection: socket.socket, file: int) -> None:
         send_both(connection, frames.encode_header(Type.BLOCK, data, checksum, 0, block), data)
 
 
+def _wanted_again(job: Job, connection: socket.socket) -> bytes:
+    """The frame that a peer sends when it has its file and wants another one; b"" when none comes."""
+    checksum, head = frames.checksums()[job.checksum], memoryview(bytearray(frames.HEADER_BYTES))
+    wait_at_most(connection, _KEPT_S)
+    with contextlib.suppress(OSError):  # it has gone, or is silent: nothing is owed to it
+        if _fill(connection, head):
+            return _whole(connection, head, frames.decode_header(head, checksum))
+    return b""
+
+
+def _whole(connection: socket.socket, head: memoryview, header: frames.Header) -> bytes:
+    """A frame that begins something on a connection. :raises BadFrame: it begins nothing."""
+    if header.type not in _BEGINNINGS or header.length_bytes > frames.MAX_GREETING_BYTES:
+        raise BadFrame(f"{header.type.name} of {header.length_bytes} bytes where ATTACH or GET was due")
+    payload = bytearray(header.length_bytes)
+    if not _fill(connection, memoryview(payload)):
+        raise BadFrame("the connection ended in a frame")
+    return bytes(head) + payload
+
+
 class Reporter:
     """Reports of all threads to the daemon, one message each."""
 
@@ -310,46 +354,60 @@ class Reporter:
         with self._lock, contextlib.suppress(ConnectionError):
             self._daemon.send(json.dumps(asdict(report)).encode())
 
+    def give_back(self, connection: socket.socket, again: Again) -> None:
+        """The daemon decides what becomes of a connection now."""
+        with self._lock, contextlib.suppress(ConnectionError):
+            socket.send_fds(self._daemon, [json.dumps({"again": asdict(again)}).encode()], [connection.fileno()])
 
-def serve(job: Job, connection: socket.socket, file: int, report: Reporter, gate: Gate) -> None:
-    """One connection to its end; what goes wrong is told to the peer and the daemon."""
+
+def serve(job: Job, connection: socket.socket, file: int, report: Reporter, gate: Gate) -> bytes:
+    """One job to its end; what goes wrong is told to the peer and the daemon.
+
+    :return: the frame behind it, if the connection is wanted for something else now.
+    """
     if job.kind == "relay":
         with connection, socket.socket(fileno=file) as far:
             moved = partial(_moved, report, job.hop)
             claim = Claim(job.flow, job.owner, job.priority, job.deadline)
             with links().lane(job.hop, claim) as lane:
                 Circuit(connection, far, moved=moved, take=lane.tap(partial(acked_bytes, far)).take).run()
-        return
+        return b""
     if job.kind == "tls":
         _cover(job, connection, socket.socket(fileno=file), report)
-        return
-    with connection:
-        try:
-            wait_at_most(connection, _IDLE_S)
-            if job.kind == "receive":
-                Receiver(job, connection, file, report, gate).run()
-            else:
-                send_file(job, connection, file)
-        except (BadFrame, OSError) as problem:
-            if gate.closed:
-                return  # the sender knows that all is here, and drops the rest
-            if isinstance(problem, BlockingIOError):
-                problem = TimeoutError(f"nothing moved for {_IDLE_S:.0f} s")
-            report(Report(job.tid, problem=str(problem), errno=getattr(problem, "errno", 0) or 0))
-            with contextlib.suppress(OSError):
-                connection.sendall(encode(Refuse(str(problem), 1), frames.checksums()[job.checksum]))
-        finally:
-            os.close(file)
+        return b""
+    try:
+        wait_at_most(connection, _IDLE_S)
+        if job.kind == "receive":
+            receiver = Receiver(job, connection, file, report, gate)
+            receiver.run()
+            return receiver.again
+        send_file(job, connection, file)
+        return _wanted_again(job, connection)
+    except (BadFrame, OSError) as problem:
+        if gate.closed:
+            return b""  # the sender knows that all is here, and drops the rest
+        if isinstance(problem, BlockingIOError):
+            problem = TimeoutError(f"nothing moved for {_IDLE_S:.0f} s")
+        report(Report(job.tid, problem=str(problem), errno=getattr(problem, "errno", 0) or 0))
+        with contextlib.suppress(OSError):
+            connection.sendall(encode(Refuse(str(problem), 1), frames.checksums()[job.checksum]))
+        return b""
+    finally:
+        os.close(file)
 
 
 def _serve_to_its_end(
     job: Job, connection: socket.socket, file: int, report: Reporter, gate: Gate, gates: Gates
 ) -> None:
-    try:
-        serve(job, connection, file, report, gate)
-    finally:
-        gates.remove(job.tid, gate)
-        report(Report(0, ended=job.peer))
+    with connection:
+        again = b""
+        try:
+            again = serve(job, connection, file, report, gate)
+        finally:
+            gates.remove(job.tid, gate)
+            report(Report(0, ended=job.peer))
+        if again:
+            report.give_back(connection, Again(job.peer, job.checksum, job.digest, job.nonce, again.hex()))
 
 
 def _cover(job: Job, connection: socket.socket, plain: socket.socket, report: Reporter) -> None:

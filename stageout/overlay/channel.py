@@ -9,7 +9,7 @@ import time
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -116,12 +116,13 @@ class Channel:
         self.gateway, self.route, self._lane = gateway, route, lane
         self._tap: Tap | None = None
         self._block_s = 0.0
+        self._acked_before = 0
         self._checksum: frames.Checksum = zlib.crc32
         self._refused = ErrorClass.PERMISSION_DENIED, ErrorClass.SERVER_BUSY
         self._socket = self._wire = _connect(gateway, route)
         try:
             if lane is not None:
-                self._tap = lane.tap(partial(acked_bytes, self._wire))
+                self._tap = lane.tap(self._acked)
             if route:
                 self._pass_relays()
             if gateway.ca:
@@ -146,6 +147,13 @@ class Channel:
         self._socket.close()
         if self._tap is not None:
             self._tap.close()
+
+    def travel(self, lane: Lane | None) -> None:
+        """From now on its blocks travel in that lane, for another file."""
+        if self._tap is not None:
+            self._tap.close()
+        self._acked_before += self.acked_bytes
+        self._lane, self._tap = lane, lane.tap(self._acked) if lane else None
 
     def abort(self) -> None:
         """End the connection from another thread than its own, which closes it: what was not yet sent is dropped."""
@@ -200,9 +208,23 @@ class Channel:
         return bool(readable([self._socket.fileno()], within_s))
 
     @property
+    def is_open(self) -> bool:
+        """Whether it has not ended, as far as is known here."""
+        try:
+            return bool(self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+    @property
     def acked_bytes(self) -> int:
-        """What the next hop has of all that was sent, in TLS or not; 0: the connection is closed, or no one knows."""
-        return acked_bytes(self._wire) or 0
+        """What the next hop has of all that was sent for this file, in TLS or not; 0: it is closed, or no one knows."""
+        return self._acked() or 0
+
+    def _acked(self) -> int | None:
+        told = acked_bytes(self._wire)
+        return None if told is None else max(0, told - self._acked_before)
 
     @property
     def segments(self) -> Segments:

@@ -6,6 +6,7 @@ the name was given to another file meanwhile, that one is fetched from its begin
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import time
@@ -15,7 +16,8 @@ from pathlib import Path
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway
-from stageout.wire.overlay import BLOCK_BYTES, Found, Get
+from stageout.overlay.kept import Circuit, Place, kept, place
+from stageout.wire.overlay import BLOCK_BYTES, Found, Get, Message
 from stageout.wire.route import Route
 
 _RESUMES = 3
@@ -44,19 +46,47 @@ class _Fetch:
 
     def parts(self, buffer: memoryview) -> Iterator[memoryview]:
         """The bytes that are still missing, block by block; each is valid until the next is asked for."""
-        with Channel(self.gateway, self.routes[0]) as channel:
+        channel, found = self._asked()
+        is_read = False
+        try:
             at = self.offset + self.received_bytes
-            first, skip = divmod(at, BLOCK_BYTES)
-            left = self.size_bytes - self.received_bytes if self.size_bytes >= 0 else _ANY
-            blocks = max(0, -(-(skip + left) // BLOCK_BYTES))
-            channel.send(Get(self.path, first, blocks, self.generation, terminal=self.terminal))
-            found = channel.receive()
             if not isinstance(found, Found) or found.block_bytes != BLOCK_BYTES:
                 raise channel.failure(ErrorClass.NOT_SUPPORTED, f"{type(found).__name__} where FOUND was due")
             self.found, self.generation = found, found.generation
             self.sized(found.size_bytes)
-            end = max(at, found.size_bytes if left < 0 else min(found.size_bytes, at + left))
-            yield from self._blocks(channel, buffer, at, end)
+            end = found.size_bytes if self.size_bytes < 0 else min(found.size_bytes, self.offset + self.size_bytes)
+            yield from self._blocks(channel, buffer, at, max(at, end))
+            is_read = True
+        finally:
+            if is_read:
+                kept().leave(self._place, Circuit(None, [channel]))
+            else:
+                channel.close()
+
+    def _asked(self) -> tuple[Channel, Message]:
+        """A connection, and the answer on it: one that another file has left, if there is one that is still good."""
+        circuit = kept().take(self._place, self.gateway)
+        if circuit is not None:
+            (channel,) = circuit.carriers
+            with contextlib.suppress(TransferFailure):
+                return channel, self._ask(channel)
+        channel = Channel(self.gateway, self.routes[0])
+        return channel, self._ask(channel)
+
+    def _ask(self, channel: Channel) -> Message:
+        first, skip = divmod(self.offset + self.received_bytes, BLOCK_BYTES)
+        left = self.size_bytes - self.received_bytes if self.size_bytes >= 0 else _ANY
+        blocks = max(0, -(-(skip + left) // BLOCK_BYTES)) if left >= 0 else 0
+        try:
+            channel.send(Get(self.path, first, blocks, self.generation, terminal=self.terminal))
+            return channel.receive()
+        except BaseException:
+            channel.close()
+            raise
+
+    @property
+    def _place(self) -> Place:
+        return place("get", self.gateway, self.routes[0])
 
     def by_the_next(self) -> None:
         """Go on by the next route, if there are several."""

@@ -125,23 +125,27 @@ class Open:
 
 @dataclass(frozen=True)
 class Opened:
-    """The transfer number, valid with the store's epoch, and the blocks that are there already."""
+    """The transfer number, valid with the store's epoch, and the blocks that are there already.
+
+    :param keeps: a connection that carried BLOCKs takes another ATTACH or GET behind them.
+    """
 
     tid: int
     epoch: str
     staged: tuple[Range, ...] = ()
+    keeps: bool = False
 
 
 @dataclass(frozen=True)
 class Attach:
-    """First frame of a connection that carries BLOCKs of one transfer and nothing else."""
+    """First frame of a connection that carries BLOCKs of one transfer; another one may follow (OPENED, ``keeps``)."""
 
     tid: int
 
 
 @dataclass(frozen=True)
 class Get:
-    """First frame of a connection on which a published file comes back: FOUND, then BLOCKs in order.
+    """First frame of a connection on which a published file comes back: FOUND, BLOCKs in order. Another may follow.
 
     :param blocks: how many at most, 0: all. :param generation: the version that is wanted, -1: whatever is there.
     :param capability: as of a STAT. :param terminal: as of a STAT.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 
@@ -12,12 +13,14 @@ class Between:
     """Passes connections on to a port of this machine, and keeps what it hears in both directions.
 
     :param flips: bits that it changes in all, each in the middle of a block on its way to the port.
-    :ivar port: where it listens. :ivar heard: the bytes. :ivar flipped: bits that were changed.
+    :ivar port: where it listens. :ivar heard: the bytes. :ivar flipped: bits that were changed. :ivar connections: that
+        were made.
     """
 
     def __init__(self, target: int, flips: int = 0) -> None:
         self._target, self._flips = target, flips
-        self.heard, self.flipped = bytearray(), 0
+        self.heard, self.flipped, self.connections = bytearray(), 0, 0
+        self._ends: list[socket.socket] = []
         self._lock = threading.Lock()
 
     def __enter__(self) -> Between:
@@ -28,6 +31,13 @@ class Between:
 
     def __exit__(self, *exception: object) -> None:
         self._listening.close()
+
+    def cut(self) -> None:
+        """End all connections."""
+        for end in self._ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        self._ends.clear()
 
     def _accept(self) -> None:
         while True:
@@ -40,6 +50,8 @@ class Between:
             except OSError:  # it is being started again
                 near.close()
                 continue
+            self.connections += 1
+            self._ends += near, far
             threading.Thread(target=self._copy, args=(near, far, True), daemon=True).start()
             threading.Thread(target=self._copy, args=(far, near, False), daemon=True).start()
 

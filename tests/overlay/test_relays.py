@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,10 +15,13 @@ import pytest
 from overlay_router import splice
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway, read_key
+from stageout.overlay.client import Put, put
 from stageout.overlay.fetch import get
+from stageout.overlay.kept import kept
 from stageout.testing.router import RouterProcess, relay
 from stageout.wire.overlay import BLOCK_BYTES, Open, Result, Status
 from stageout.wire.route import Route
+from tests.overlay.between import Between
 
 BOTH = {splice._splice_of_libc, splice.splice}
 
@@ -127,6 +130,67 @@ def _until(condition: Callable[[], bool]) -> None:
 )
 def test_routes_that_cannot_be(gateway: Gateway, route: Route, words: str) -> None:
     _refused(gateway, route, ErrorClass.BAD_REQUEST, words)
+
+
+SIZE = 3 * BLOCK_BYTES + 7
+
+
+@pytest.fixture
+def way(outer: RouterProcess, inner: RouterProcess) -> Iterator[tuple[Between, Route]]:
+    """A route by two relays, whose first link is watched; nothing of an earlier test is kept."""
+    kept().close()
+    with Between(outer.port) as between:
+        yield between, (f"127.0.0.1:{between.port}", inner.address)
+    kept().close()
+
+
+def _put(gateway: Gateway, route: Route, folder: Path, name: str) -> Put:
+    (folder / name).write_bytes(os.urandom(SIZE))
+    return put(gateway, folder / name, name, routes=[route])
+
+
+def _are_there(terminal: RouterProcess, folder: Path, names: Iterable[str]) -> bool:
+    return all((terminal.root / name).read_bytes() == (folder / name).read_bytes() for name in names)
+
+
+def test_files_one_after_the_other_go_by_one_circuit(
+    tmp_path: Path, way: tuple[Between, Route], terminal: RouterProcess, gateway: Gateway
+) -> None:
+    between, route = way
+    names = [f"k{number}" for number in range(4)]
+    for name in names:
+        assert _put(gateway, route, tmp_path, name).sent_bytes == SIZE
+    assert between.connections <= 3  # one for control, two for blocks
+    assert _are_there(terminal, tmp_path, names)
+    before = between.connections
+    for name in names:
+        get(gateway, name, tmp_path / f"back-{name}", routes=[route])
+        assert (tmp_path / f"back-{name}").read_bytes() == (tmp_path / name).read_bytes()
+    assert between.connections == before + 1
+
+
+def test_circuits_that_ended_while_nobody_used_them_cost_nothing(
+    tmp_path: Path, way: tuple[Between, Route], terminal: RouterProcess, gateway: Gateway
+) -> None:
+    between, route = way
+    for name in ("c0", "c1"):
+        assert _put(gateway, route, tmp_path, name).sent_bytes == SIZE
+        get(gateway, name, tmp_path / "back", routes=[route])
+        between.cut()
+    assert _are_there(terminal, tmp_path, ["c0", "c1"])
+
+
+def test_a_relay_that_was_killed_meanwhile(tmp_path: Path, terminal: RouterProcess, gateway: Gateway) -> None:
+    kept().close()
+    with relay(tmp_path / "relay", [terminal]) as between:
+        route = (between.address,)
+        _put(gateway, route, tmp_path, "d0")
+        get(gateway, "d0", tmp_path / "back", routes=[route])
+        between.kill()
+        between.start()
+        assert _put(gateway, route, tmp_path, "d1").sent_bytes == SIZE
+        get(gateway, "d1", tmp_path / "back", routes=[route])
+    assert _are_there(terminal, tmp_path, ["d0", "d1"])
 
 
 @pytest.fixture(params=sorted(BOTH, key=lambda one: one.__name__), ids=lambda one: one.__name__)

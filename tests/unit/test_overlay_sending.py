@@ -11,7 +11,8 @@ import pytest
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.links import Claim
-from stageout.overlay.sending import Sending, _Way
+from stageout.overlay.sending import Sending
+from stageout.overlay.way import Way
 from stageout.wire.overlay import Message, Open, Opened, Operation, Result, Staged
 
 GATEWAY = Gateway("host", 1, "key", b"secret")
@@ -62,7 +63,7 @@ def test_a_route_that_was_silent_for_hours_does_not_end_the_others(file: int) ->
     assert way._silence_s([0.1]) == GATEWAY.timeout_s
 
 
-def _up(way: _Way) -> _Control:
+def _up(way: Way) -> _Control:
     control = _Control()
     way.control = cast(Channel, control)
     return control
@@ -74,7 +75,7 @@ def _sending(file: int, blocks: int, routes: int) -> tuple[Sending, list[_Contro
     return sending, [_up(way) for way in sending.ways]
 
 
-def _sends(sending: Sending, way: _Way, carrier: int) -> int | None:
+def _sends(sending: Sending, way: Way, carrier: int) -> int | None:
     block = sending.take(way, carrier)
     if block is not None:
         sending.read(block, -1, memoryview(b""), cast(Channel, None))
@@ -181,7 +182,7 @@ def test_a_connection_that_is_one_too_many_is_not_tried_again(file: int, monkeyp
         way.control = None if len(tried) > 1 else control  # else this test would never end
         raise TransferFailure(ErrorClass.SERVER_BUSY, "enough connections")
 
-    monkeypatch.setattr("stageout.overlay.sending.Channel", refused)
+    monkeypatch.setattr("stageout.overlay.way.Channel", refused)
     monkeypatch.setattr(way, "_pause", lambda seconds: None)
     way._manned = {0, 1}
     way._carry(control, 1)

@@ -1,0 +1,63 @@
+"""What is sent over routes, and what each of them did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from stageout.overlay.channel import Channel, Gateway
+from stageout.overlay.links import Claim
+from stageout.wire.overlay import Open, Operation
+from stageout.wire.route import Route, shown
+
+
+class Cargo(Protocol):
+    """What is sent."""
+
+    gateway: Gateway
+    blocks: int
+    connections: int
+    most_connections: int
+
+    @property
+    def claim(self) -> Claim:
+        """What it asks of the links."""
+
+    def ask(self) -> Open:
+        """The OPEN of this file, the same on every connection."""
+
+    def take(self, block: int, file: int, buffer: memoryview, channel: Channel) -> memoryview:
+        """Read a block and keep its digest. :raises TransferFailure: the file is not what it was."""
+
+    def publish(self, tid: int, channel: Channel) -> Operation:
+        """The PUBLISH, once every block was read or is STAGED."""
+
+    def count(self, size_bytes: int) -> None:
+        """So many more bytes left. :raises TransferFailure: whoever asked for it wants no more."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one route did.
+
+    :param problem: why it was lost at last, "" when it was not. :param connections: at the end. :param reason: why so
+        many, where a controller has chosen.
+    """
+
+    route: Route
+    sent_bytes: int
+    problem: str = ""
+    connections: int = 0
+    reason: str = ""
+
+
+def report(shares: Sequence[Share]) -> str:
+    """What all routes did, in a line."""
+    return "; ".join(_did(share) for share in shares)
+
+
+def _did(share: Share) -> str:
+    tuned = f"{share.connections} connections ({share.reason})" if share.reason else ""
+    did = (f"{shown(share.route)}: {share.sent_bytes / 1e6:.1f} MB", tuned, share.problem)
+    return ", ".join(part for part in did if part)

@@ -1,0 +1,355 @@
+"""One route of a file on its way: a control connection in a thread, and connections that carry blocks, each in one.
+
+What has nothing under way when the file is there is left to the next one (:mod:`stageout.overlay.kept`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from stageout.core import log
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.core.sockets import Segments
+from stageout.overlay.cargo import Share
+from stageout.overlay.channel import Channel
+from stageout.overlay.kept import Circuit, Place, kept, place
+from stageout.overlay.links import Lane, links
+from stageout.overlay.sockets import Sockets
+from stageout.wire.overlay import Attach, Heartbeat, Message, Opened
+from stageout.wire.route import Route, shown
+
+if TYPE_CHECKING:
+    from stageout.overlay.sending import Sending
+
+#: Silence after which one of several routes counts as dead: so long, or three round trips where that is more.
+LEAST_SILENCE_S = 1.0
+_LOOK_S = 0.05
+FIRST_PAUSE_S, _MAX_PAUSE_S = 0.25, 4.0
+_ROUND_TRIPS = 8
+_DOUBLINGS = 20
+#: A control connection that another file has left must answer within this time, or a new one is made.
+_TRIAL_S = 5.0
+#: Numbers of heartbeats: an answer to one of an earlier file is none to a later one.
+_BEATS = itertools.count(1)
+
+
+class Way:
+    """One route: its control connection, in a thread, and those that carry blocks, each in one."""
+
+    def __init__(self, sending: Sending, route: Route, is_one_of_several: bool) -> None:
+        self._sending, self.route, self._several = sending, route, is_one_of_several
+        self.control: Channel | None = None
+        self._lane: Lane | None = None
+        self.carriers: set[int] = set()
+        self.problem: TransferFailure | None = None
+        self.sent_bytes = 0
+        self.moved_s = self._up_s = 0.0
+        self.moved = 0
+        self.damages = 0
+        self.sockets = Sockets(sending.cargo.connections, sending.cargo.most_connections)
+        self._manned: set[int] = set()
+        self._acked_bytes = 0
+        self._channels: set[Channel] = set()
+        self._busy: set[Channel] = set()
+        self._left: set[Channel] = set()
+        self._spare: list[Channel] = []
+        self._files = 0
+        self._is_on_trial = False
+        self._trips_s: list[float] = []
+        self._silent = 0
+        self._lock, self._hearing = threading.Lock(), threading.Lock()
+
+    def run(self) -> None:
+        """Keep the route up until all is over, or somebody must change something first."""
+        cargo = self._sending.cargo
+        hop = self.route[0] if self.route else cargo.gateway.server
+        with links().lane(hop, cargo.claim) as self._lane:
+            self._keep_up()
+
+    def _keep_up(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while not self._sending.over:
+            started_s = time.monotonic()
+            try:
+                self._once()
+            except TransferFailure as failure:
+                with self._sending.changed:
+                    if self._sending.over:
+                        return
+                    self.problem = failure
+                    self._sending.changed.notify_all()
+                if not failure.kind.retryable:
+                    return
+            except Exception as problem:
+                self._sending.fail(TransferFailure(ErrorClass.UNKNOWN, f"{type(problem).__name__}: {problem}"))
+                raise
+            if time.monotonic() - started_s > _MAX_PAUSE_S:
+                pause_s = FIRST_PAUSE_S
+            self._pause(pause_s)
+            pause_s = min(_MAX_PAUSE_S, pause_s * 2)
+
+    def share(self) -> Share:
+        """What it did."""
+        sockets = self.sockets
+        return Share(self.route, self.sent_bytes, str(self.problem or ""), sockets.now, sockets.reason)
+
+    def rate(self) -> float:
+        """Blocks a second since it came up."""
+        return self.moved / max(1e-3, time.monotonic() - self._up_s)
+
+    def say(self, message: Message) -> bool:
+        """Whether it could be said by this route."""
+        with self._lock:
+            control = self.control
+            try:
+                if control is not None:
+                    control.send(message)
+            except TransferFailure:
+                return False  # its own thread notices too
+            return control is not None
+
+    def close(self) -> None:
+        """End its connections; their threads notice and close them."""
+        with self._lock:
+            for channel in list(self._channels):
+                channel.abort()
+            control, self.control = self.control, None
+            spare, self._spare = self._spare, []
+        if control is not None:
+            control.finish()
+        for channel in spare:
+            channel.close()
+
+    def leave(self) -> None:
+        """The next file may have those of its connections on which nothing is under way: no thread touches them now."""
+        if not self._hearing.acquire(timeout=_LOOK_S):
+            return
+        try:
+            with self._lock:
+                control, self.control = self.control, None
+                if control is None:
+                    return
+                carriers = list(self._channels - self._busy) if self._sending.keeps else []
+                self._channels.difference_update(carriers)
+                self._left.update((control, *carriers))
+        finally:
+            self._hearing.release()
+        kept().leave(self._place, Circuit(control, carriers, min(self._trips_s), self._files + 1))
+
+    @property
+    def _place(self) -> Place:
+        cargo = self._sending.cargo
+        return place("put", cargo.gateway, self.route, cargo.claim)
+
+    def _pause(self, seconds: float) -> None:
+        with self._sending.changed:
+            self._sending.changed.wait_for(lambda: self._sending.over, seconds)
+
+    def _once(self) -> None:
+        """Until the control connection ends: one that another file has left, if there is one that is still good."""
+        cargo = self._sending.cargo
+        circuit = kept().take(self._place, cargo.gateway, self._lane)
+        if circuit is not None and circuit.control is not None:
+            self._spare, self._files = circuit.carriers, circuit.files
+            self._is_on_trial = True
+            try:
+                self._use(circuit.control, circuit.round_trip_s)
+                return
+            except TransferFailure:
+                if not self._is_on_trial:
+                    raise
+            finally:
+                self._is_on_trial = False
+        self._files, started_s = 0, time.monotonic()
+        control = Channel(cargo.gateway, self.route, self._lane)
+        self._use(control, time.monotonic() - started_s)
+
+    def _use(self, control: Channel, trip_s: float) -> None:
+        self._trips_s = [trip_s]
+        with self._owned(control):
+            control.send(self._sending.cargo.ask())
+            try:
+                self._listen(control, self._trips_s)
+            finally:
+                was_up = self.control is not None
+                self.close()
+                self._sending.down(self, was_up)
+
+    @contextlib.contextmanager
+    def _owned(self, channel: Channel) -> Iterator[Channel]:
+        """It is closed at the end, if it was not left to the next file."""
+        try:
+            yield channel
+        finally:
+            if channel not in self._left:
+                channel.close()
+
+    def _listen(self, control: Channel, trips_s: list[float]) -> None:
+        """Messages until the connection ends; a heartbeat four times within the silence that is allowed."""
+        sending = self._sending
+        heard_s = beat_s = time.monotonic()
+        number = -1
+        while not sending.over:
+            silence_s = self._silence_s(trips_s)
+            if control.has_more(min(FIRST_PAUSE_S, silence_s / 4)):
+                with self._hearing:
+                    if control in self._left:
+                        return
+                    message = control.receive()
+                heard_s = time.monotonic()
+                if isinstance(message, Heartbeat) and message.echo == number:
+                    trips_s[:] = [*trips_s[1 - _ROUND_TRIPS :], heard_s - beat_s]
+                elif isinstance(message, Opened):
+                    self._opened(control, message)
+                else:
+                    sending.hear(self, message)
+            now_s = time.monotonic()
+            self._tune(control, now_s, min(trips_s))
+            if now_s - max(heard_s, self.moved_s) > silence_s:
+                self._silent += not self._is_on_trial
+                raise control.failure(ErrorClass.STALLED, f"silent for {silence_s:.1f} s")
+            if now_s - beat_s > silence_s / 4:
+                number, beat_s = next(_BEATS), now_s
+                with self._lock:
+                    if control not in self._left:
+                        control.send(Heartbeat(number))
+
+    def _silence_s(self, trips_s: list[float]) -> float:
+        """A route that was given up for nothing is given twice the time when it is back."""
+        timeout_s = self._sending.cargo.gateway.timeout_s
+        if self._is_on_trial:
+            return min(timeout_s, _TRIAL_S)
+        if not self._several:
+            return timeout_s
+        return min(timeout_s, max(LEAST_SILENCE_S, 3 * max(trips_s)) * (1 << min(self._silent, _DOUBLINGS)))
+
+    def _opened(self, control: Channel, message: Opened) -> None:
+        if self.control is not None:
+            self.damages += 1
+            self._sending.damaged(self, message, control)
+            return
+        self._sending.hear(self, message)
+        self._sending.joined(self)
+        with self._lock:
+            if self._sending.over:
+                return
+            self.control, self.problem, self._is_on_trial = control, None, False
+            self._up_s, self.moved = time.monotonic(), 0
+        self.sockets.begin(time.monotonic())
+        with self._lock:
+            self._manned = set()
+        self._man(control)
+        self._sending.repeat(self)
+
+    def _man(self, control: Channel) -> None:
+        """As many connections as there should be; what is too much ends by itself, the latest first."""
+        with self._lock:
+            for place in range(min(self.sockets.now, self._sending.table.open)):
+                if place not in self._manned:
+                    self._manned.add(place)
+                    threading.Thread(target=self._carry, args=(control, place), daemon=True).start()
+
+    def _tune(self, control: Channel, now_s: float, round_trip_s: float) -> None:
+        """Another number of connections, where that is better."""
+        if self.control is not control or not self._sending.table.queue:
+            return
+        with self._lock:
+            acked_bytes = self._acked_bytes + sum(channel.acked_bytes for channel in self._channels)
+            segments = sum((channel.segments for channel in self._channels), Segments())
+        sample = self.sockets.look(now_s, acked_bytes, round_trip_s, segments)
+        if sample is not None and sample.after != sample.before:
+            log.event("connections", route=shown(self.route), connections=sample.after, before=sample.before,
+                      rate_mb_s=round(sample.rate / 1e6, 3), why=sample.reason)  # fmt: skip
+            self._man(control)
+
+    def _leaves(self, control: Channel, place: int) -> bool:
+        """Whether a connection is one too many; then it ends."""
+        with self._lock:
+            if self.control is control and place >= self.sockets.now:
+                self._manned.discard(place)
+                return True
+            return False
+
+    def _carry(self, control: Channel, place: int) -> None:
+        """Connections for blocks, one after the other, as long as the control connection lasts."""
+        pause_s = FIRST_PAUSE_S
+        file = self._sending.duplicate()
+        if file < 0:
+            return
+        try:
+            while self.control is control and not self._sending.over and not self._leaves(control, place):
+                number = self._sending.carrier(self)
+                with self._lock:
+                    spare = self._spare.pop() if self._spare else None
+                try:
+                    if self._blocks(control, number, place, file, spare):
+                        return
+                except TransferFailure as failure:
+                    self._sending.lost(number, failure, spare is not None)
+                    if self.control is control and spare is None:
+                        self._pause(pause_s)
+                        pause_s = min(_MAX_PAUSE_S, pause_s * 2)
+        except Exception as problem:
+            self._sending.fail(TransferFailure(ErrorClass.UNKNOWN, f"{type(problem).__name__}: {problem}"))
+            raise
+        finally:
+            os.close(file)
+
+    def _blocks(self, control: Channel, number: int, place: int, file: int, spare: Channel | None) -> bool:
+        """Blocks over one connection; True when it is one too many, and all that it had was sent.
+
+        :param spare: one that another file has left; None: a new one is made.
+        """
+        sending = self._sending
+        with self._owned(spare or Channel(sending.cargo.gateway, self.route, self._lane)) as channel:
+            with self._lock:
+                if self.control is not control:
+                    return False
+                self._channels.add(channel)
+                self._busy.add(channel)
+            try:
+                channel.send(Attach(sending.tid))
+                buffer = memoryview(bytearray(sending.cargo.ask().block_bytes))
+                while self.control is control and not sending.over:
+                    if self._leaves(control, place):
+                        return True
+                    block = self._next(channel, number)
+                    if block is not None:
+                        self._send(channel, block, sending.read(block, file, buffer, channel))
+            finally:
+                with self._lock:
+                    self._channels.discard(channel)
+                    self._busy.discard(channel)
+                    if channel not in self._left:
+                        self._acked_bytes += channel.acked_bytes
+        return False
+
+    def _next(self, channel: Channel, number: int) -> int | None:
+        """A block for a connection; while there is none, it may be left to the next file."""
+        with self._lock:
+            self._busy.discard(channel)
+        block = self._sending.take(self, number)
+        with self._lock:
+            if channel in self._left:
+                return None
+            if block is not None:
+                self._busy.add(channel)
+            elif channel.has_more(0):
+                channel.receive()  # nothing comes here but the reason of its end
+        return block
+
+    def _send(self, channel: Channel, block: int, data: memoryview | None) -> None:
+        if data is None:
+            return
+        channel.send_block(self._sending.tid, block, data)
+        self.sent_bytes += len(data)
+        try:
+            self._sending.cargo.count(len(data))
+        except TransferFailure as failure:
+            self._sending.fail(failure)

@@ -1,0 +1,111 @@
+"""Connections that files leave for the next ones: which of them, how many, how long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import cast
+
+import pytest
+
+from stageout.overlay.channel import Channel, Gateway
+from stageout.overlay.kept import Circuit, Kept, Place, place
+from stageout.overlay.links import Claim, Lane
+from stageout.testing.pool.waiting import wait_until
+
+GATEWAY = Gateway("host", 1, "key", b"secret")
+HERE = place("put", GATEWAY, ("relay:1",))
+
+
+class _Channel:
+    """A connection that goes nowhere."""
+
+    def __init__(self) -> None:
+        self.is_open, self.closed, self.said_something = True, False, False
+        self.gateway = GATEWAY
+        self.lanes: list[Lane | None] = []
+
+    def close(self) -> None:
+        self.closed = True
+
+    def travel(self, lane: Lane | None) -> None:
+        self.lanes.append(lane)
+
+    def has_more(self, within_s: float) -> bool:
+        return self.said_something
+
+
+@pytest.fixture
+def kept() -> Iterator[Kept]:
+    made = Kept(idle_s=1000, most=6)
+    yield made
+    made.close()
+
+
+def _circuit(carriers: int = 2) -> tuple[Circuit, list[_Channel]]:
+    channels = [_Channel() for _ in range(1 + carriers)]
+    control, *others = (cast(Channel, channel) for channel in channels)
+    return Circuit(control, others), channels
+
+
+def test_the_next_file_on_the_same_way_has_what_the_last_one_left(kept: Kept) -> None:
+    (first, _), (second, channels) = _circuit(), _circuit()
+    kept.leave(HERE, first)
+    kept.leave(HERE, second)
+    lane = cast(Lane, object())
+    assert kept.take(HERE, GATEWAY, lane) is second
+    assert all(channel.lanes == [None, lane] for channel in channels)
+    assert kept.take(HERE, GATEWAY) is first
+    assert kept.take(HERE, GATEWAY) is None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        place("get", GATEWAY, ("relay:1",)),
+        place("put", GATEWAY, ()),
+        place("put", GATEWAY, ("relay:1",), Claim(priority=3)),
+        place("put", replace(GATEWAY, port=2), ("relay:1",)),
+        place("put", replace(GATEWAY, secret=b"another"), ("relay:1",)),
+        HERE._replace(process=1),
+    ],
+)
+def test_nobody_else_gets_it(kept: Kept, other: Place) -> None:
+    kept.leave(HERE, _circuit()[0])
+    assert kept.take(other, GATEWAY) is None
+    assert len(kept) == 3
+
+
+def test_what_ended_meanwhile_is_not_given_away(kept: Kept) -> None:
+    circuit, channels = _circuit()
+    kept.leave(HERE, circuit)
+    channels[1].is_open, channels[2].said_something = False, True
+    found = kept.take(HERE, GATEWAY)
+    assert found is not None
+    assert found.carriers == []
+    assert [channel.closed for channel in channels] == [False, True, True]
+    circuit, channels = _circuit()
+    kept.leave(HERE, circuit)
+    channels[0].is_open = False
+    assert kept.take(HERE, GATEWAY) is None
+    assert all(channel.closed for channel in channels)
+
+
+def test_the_oldest_are_closed_when_there_are_too_many(kept: Kept) -> None:
+    left = [_circuit() for _ in range(3)]
+    for circuit, _ in left:
+        kept.leave(HERE, circuit)
+    assert len(kept) == 6
+    assert [channels[0].closed for _, channels in left] == [True, False, False]
+
+
+def test_none_is_kept_for_long_or_for_thousands_of_files() -> None:
+    brief = Kept(idle_s=0.001)
+    circuit, channels = _circuit()
+    brief.leave(HERE, circuit)
+    wait_until(lambda: all(channel.closed for channel in channels), what="it to be closed")
+    assert len(brief) == 0
+    circuit, channels = _circuit()
+    circuit.files = 1000
+    brief.leave(HERE, circuit)
+    assert all(channel.closed for channel in channels)
