@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Union
 
+from overlay_router.guard import Guard
 from overlay_router.lessee import Lessee, NotLeased
 from overlay_router.spool import Held
 from stageout.core.errors import ErrorClass
@@ -92,26 +93,26 @@ class Call:
             for file in files
         )  # fmt: skip
         try:
-            with self._alone([item.url for item in cargo]):
-                return self._delivered(cargo)
+            with self._alone([item.url for item in cargo]) as may_begin:
+                return self._delivered(cargo, may_begin)
         except NotLeased as problem:
             return [Again(str(problem))] * len(files)
 
     @contextlib.contextmanager
-    def _alone(self, urls: list[str]) -> Iterator[None]:
+    def _alone(self, urls: list[str]) -> Iterator[Callable[[], bool]]:
         if self._kit.lessee is None:
-            yield
+            yield lambda: True
             return
-        with self._kit.lessee.alone(urls, self.stop):
-            yield
+        with Guard(self._kit.directory) as guard, self._kit.lessee.alone(urls, self.stop, guard.until) as holds:
+            yield holds
 
-    def _delivered(self, cargo: tuple[Cargo, ...]) -> list[End]:
+    def _delivered(self, cargo: tuple[Cargo, ...], may_begin: Callable[[], bool]) -> list[End]:
         kit = self._kit
         batch = Batch(
             kit.directory, kit.plugin, os.geteuid(), os.getegid(), cargo, kit.lifetime_s, Equipment(kit.credentials)
         )
         with self._lock:
-            if self._stopped:
+            if self._stopped or not may_begin():
                 return [Again("stopped")] * len(cargo)
             self._mover = Mover(batch)
         try:

@@ -32,25 +32,29 @@ class Lessee:
         self._lessor, self._holder, self._lease_s, self._kept_s = lessor, holder, lease_s, kept_s
 
     @contextlib.contextmanager
-    def alone(self, urls: Sequence[str], stop: Callable[[], None]) -> Iterator[None]:
-        """While it lasts nobody else delivers to these URLs.
+    def alone(
+        self, urls: Sequence[str], stop: Callable[[], None], tell: Callable[[float], None]
+    ) -> Iterator[Callable[[], bool]]:
+        """While it lasts nobody else delivers to these URLs. Gives what says whether that still holds.
 
         :param stop: called when that cannot be had any longer; what delivers must have ended within a quarter of the
-            lease. :raises NotLeased: another has one of them, or the lessor is not reached.
+            lease. :param tell: told, now and whenever it is renewed, when what delivers must have ended whoever
+            watches. :raises NotLeased: another has one of them, or the lessor is not reached.
         """
         places = tuple(hashlib.sha256(url.encode()).hexdigest() for url in urls)
-        keeper = _Keeper(self, places, time.monotonic())
+        keeper = _Keeper(self, places, time.monotonic(), tell)
         answer = self.ask(places, held=False)
         if len(answer.granted) < len(places):
             self._give_back(places)
             raise NotLeased("another gateway delivers there")
+        keeper.tell()
         threads = [
             threading.Thread(target=work, daemon=True) for work in (keeper.renew, lambda: keeper.watch(stop))
         ]  # fmt: skip
         for thread in threads:
             thread.start()
         try:
-            yield
+            yield keeper.holds
         finally:
             keeper.over.set()
             for thread in threads:
@@ -83,14 +87,30 @@ class Lessee:
         """On the monotonic clock: how long a lease may be used that was asked for then."""
         return asked_s + self._lease_s - self._kept_s
 
+    @property
+    def late_s(self) -> float:
+        """After that time and before anybody else may have the lease: so long this gateway has to stop by itself."""
+        return self._kept_s / 3
+
 
 class _Keeper:
-    """Renews, and watches that nothing goes on without. :param asked_s: when the lease was first asked for."""
+    """Renews, and watches that nothing goes on without.
 
-    def __init__(self, lessee: Lessee, places: tuple[str, ...], asked_s: float) -> None:
-        self._lessee, self._places = lessee, places
+    :param asked_s: when the lease was first asked for. :param tell: as of :meth:`Lessee.alone`.
+    """
+
+    def __init__(self, lessee: Lessee, places: tuple[str, ...], asked_s: float, tell: Callable[[float], None]) -> None:
+        self._lessee, self._places, self._tell = lessee, places, tell
         self._until_s = lessee.good_until_s(asked_s)
         self.over = threading.Event()
+
+    def holds(self) -> bool:
+        """Whether the lease may still be used."""
+        return time.monotonic() < self._until_s
+
+    def tell(self) -> None:
+        """Say when whatever delivers must have ended."""
+        self._tell(self._until_s + self._lessee.late_s)
 
     def renew(self) -> None:
         """Again and again; a lessor that does not answer is asked again."""
@@ -105,6 +125,7 @@ class _Keeper:
                 continue
             if len(granted) == len(self._places):
                 self._until_s = self._lessee.good_until_s(asked_s)
+                self.tell()
 
     def watch(self, stop: Callable[[], None]) -> None:
         """Stop what delivers when the lease is nearly over."""

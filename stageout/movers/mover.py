@@ -421,10 +421,9 @@ def end_leftovers(movers: Path, timeout_s: float = 10.0) -> int:
 
     The kernel kills a plugin together with the manager; its own children may have survived.
     """
-    mark = os.fsencode(f"{MARK}={movers}/")
     killed = set()
     deadline = time.monotonic() + timeout_s
-    while found := set(_marked(mark)):
+    while found := set(_marked(movers)):
         killed |= found
         for pid in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -437,9 +436,21 @@ def end_leftovers(movers: Path, timeout_s: float = 10.0) -> int:
     return len(killed)
 
 
-def _marked(mark: bytes) -> Iterator[int]:
+def kill_all(directory: Path) -> int:
+    """Kill what the plugin of a batch, known by its work directory, has running. Returns how many processes."""
+    found = list(_marked(directory.parent, directory.name))
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    return len(found)
+
+
+def _marked(movers: Path, name: str = "") -> Iterator[int]:
+    """Processes of the plugins of one batch, or (without a name) of all batches whose directories are there."""
+    mark, whole = os.fsencode(f"{MARK}={movers}/{name}"), bool(name)
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             with contextlib.suppress(OSError):
-                if any(item.startswith(mark) for item in (entry / "environ").read_bytes().split(b"\0")):
+                items = (entry / "environ").read_bytes().split(b"\0")
+                if mark in items or (not whole and any(item.startswith(mark) for item in items)):
                     yield int(entry.name)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import signal
 import sqlite3
+import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,6 +19,7 @@ from typing import Any, cast
 
 import pytest
 
+from overlay_router import guard
 from overlay_router.call import Call, Damaged, File, Kit
 from overlay_router.circuits import Neighbours
 from overlay_router.cover import Cover
@@ -34,6 +38,7 @@ from overlay_router.tree import Tree
 from stageout.core import durable
 from stageout.core.clock import SystemClock
 from stageout.core.errors import ErrorClass
+from stageout.movers.mover import MARK
 from stageout.movers.plugins_table import Plugin
 from stageout.overlay import outcomes
 from stageout.overlay.channel import Gateway
@@ -388,16 +393,61 @@ def _lessee(lessor: _Lessor, monkeypatch: pytest.MonkeyPatch) -> Lessee:
     return lessee
 
 
+def _nobody(until_s: float) -> None:
+    """Told when a plugin must have ended."""
+
+
+def test_a_gateway_that_was_stopped_begins_nothing_under_an_old_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[float] = []
+    with _lessee(_Lessor(1), monkeypatch).alone(["u"], lambda: None, told.append) as holds:
+        assert holds() and len(told) == 1
+        now_s = time.monotonic()
+        monkeypatch.setattr("overlay_router.lessee.time", SimpleNamespace(monotonic=lambda: now_s + 3600))
+        assert not holds()
+
+
+@pytest.mark.parametrize("why", ["the lease is over", "the gateway is gone", "it is renewed"])
+def test_a_guard_ends_plugins_that_nobody_else_can(tmp_path: Path, why: str) -> None:
+    """By themselves they would deliver although another gateway may have begun."""
+    out, orders = os.pipe()
+    environment = {**os.environ, MARK: str(tmp_path / "1")}
+    own = subprocess.Popen(["sleep", "600"], env=environment, start_new_session=True)
+    other = subprocess.Popen(["sleep", "600"], env={**environment, MARK: str(tmp_path / "12")})
+    watching = threading.Thread(target=guard.watch, args=(tmp_path / "1", out))
+    watching.start()
+    try:
+        os.write(orders, f"{time.monotonic() + 3600}\n".encode())
+        if why == "the lease is over":
+            os.write(orders, f"{time.monotonic()}\n".encode())
+        elif why == "the gateway is gone":
+            os.close(orders)
+        if why == "it is renewed":
+            os.write(orders, b"over\n")
+            watching.join(30)
+            assert own.poll() is None
+        else:
+            assert own.wait(30) == -signal.SIGKILL
+        if why == "the lease is over":
+            os.write(orders, b"over\n")
+        watching.join(30)
+        assert not watching.is_alive() and other.poll() is None
+    finally:
+        os.close(out)
+        for process in (own, other):
+            process.kill()
+            process.wait()
+
+
 def test_what_delivers_is_stopped_when_the_lease_is_not_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
     stopped = threading.Event()
-    with _lessee(_Lessor(2), monkeypatch).alone(["u"], stopped.set):
+    with _lessee(_Lessor(2), monkeypatch).alone(["u"], stopped.set, _nobody):
         assert stopped.wait(30)
 
 
 def test_a_lease_that_is_renewed_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     lessor, stopped = _Lessor(10**6), threading.Event()
     renewed = threading.Event()
-    with _lessee(lessor, monkeypatch).alone(["u"], stopped.set):
+    with _lessee(lessor, monkeypatch).alone(["u"], stopped.set, _nobody):
         while lessor.asked < 4:
             renewed.wait(0.01)
     assert lessor.asked >= 4
@@ -406,5 +456,5 @@ def test_a_lease_that_is_renewed_goes_on(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_without_a_lease_nothing_is_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
     for lessor in (_Lessor(0), lambda places, held: Leased(())):
         lessee = _lessee(lessor, monkeypatch)  # type: ignore[arg-type]
-        with pytest.raises(NotLeased), lessee.alone(["u"], os.abort):
+        with pytest.raises(NotLeased), lessee.alone(["u"], os.abort, _nobody):
             raise AssertionError
