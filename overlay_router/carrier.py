@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from overlay_router.ring import Rings
 from overlay_router.spooled import Growth, Spooled
 from overlay_router.store import as_operation
 from stageout.core.errors import ErrorClass, TransferFailure
@@ -24,14 +26,17 @@ from stageout.wire.overlay import BLOCK_BYTES, Cancel, Custody, Open, Operation,
 from stageout.wire.route import address
 
 _PATIENCE_S = 60.0
+#: As in a worker: a thread that has data does not wait long for one that computes.
+_SWITCH_INTERVAL_S = 0.0002
 
 
 @dataclass(frozen=True)
 class Order:
     """What to deliver. :param operation: as JSON. :param file: its data, "" without any. :param digests: hexadecimal.
 
-    :param digest: their kind. :param opening: the sender's OPEN, as JSON. :param grows: the file still comes in:
-        ``blocks`` are here, more are told, and ``operation`` only says what they are for until it is told too.
+    :param digest: their kind. :param opening: the sender's OPEN, as JSON. :param comes: number by which the
+        file still comes in: ``blocks`` are here, more are told, or shown by those who receive them, and ``operation``
+        only says what they are for until it is told too; 0: all of it is here.
     :param ca: certificates of the terminal, "" without TLS. :param cancel: tell the terminal to cancel it instead;
         "data": only to drop its data. :param asks: only whether another custodian has delivered it.
     """
@@ -48,7 +53,7 @@ class Order:
     cancel: str = ""
     connections: int = 2
     ca: str = ""
-    grows: bool = False
+    comes: int = 0
     asks: bool = False
     blocks: list[list[Any]] = field(default_factory=list)
 
@@ -179,10 +184,10 @@ def _read(file: int, length: int, offset: int) -> bytes:
 
 
 class Carrier:
-    """Orders that are carried out now, each in a thread of its own."""
+    """Orders that are carried out now, each in a thread of its own. :param rings: where blocks that come are seen."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, rings: Rings) -> None:
+        self._lock, self._rings = threading.Lock(), rings
         self._growing: dict[int, Growth] = {}
 
     def take(self, message: dict[str, Any]) -> None:
@@ -202,8 +207,10 @@ class Carrier:
             growth.stop()
 
     def _begin(self, order: Order) -> None:
-        growth = Growth(_known(order), None if order.grows else as_operation(order.operation))
+        growth = Growth(_known(order), None if order.comes else as_operation(order.operation))
         self._growing[order.number] = growth
+        if order.comes:
+            self._rings.want(order.comes, growth.shown)
         threading.Thread(target=self._run, args=(order, growth), daemon=True).start()
 
     def _run(self, order: Order, growth: Growth) -> None:
@@ -211,19 +218,27 @@ class Carrier:
             answer = deliver(order, growth)
         except Exception as problem:  # the daemon must hear of every order
             answer = Answer(order.number, failure=repr(problem), code=ErrorClass.UNKNOWN.code)
+        self._rings.drop(order.comes, growth.shown)
+        growth.close()
         with self._lock:
             self._growing.pop(order.number, None)
             sys.stdout.write(json.dumps(asdict(answer)) + "\n")
             sys.stdout.flush()
 
 
-def main() -> None:
-    """Serve until standard input ends; what is under way is dropped then and begun again by the next."""
-    carrier = Carrier()
+def main(argv: list[str]) -> None:
+    """Serve until standard input ends; what is under way is dropped then and begun again by the next.
+
+    ``argv[1]`` is the descriptor of a socket that connections to those who receive come by.
+    """
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    rings = Rings()
+    threading.Thread(target=rings.listen, args=(socket.socket(fileno=int(argv[1])),), daemon=True).start()
+    carrier = Carrier(rings)
     for line in sys.stdin:
         carrier.take(json.loads(line))
     os._exit(0)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv)

@@ -315,7 +315,7 @@ class Custodian:
         if transfer is None or not asked or not asked.digest or _key_of(transfer) in self._held:
             return None
         blocks = self._store.staged(tid)
-        if not blocks or len(blocks) == transfer.blocks:
+        if len(blocks) == transfer.blocks:
             return None
         ask = asked.ask
         if ask.standby_s:  # another custodian has it, too, and begins

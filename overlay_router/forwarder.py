@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import socket
 import sqlite3
 import subprocess
 from collections import Counter
@@ -99,6 +100,7 @@ class Forwarder:
     :param on_disk: runs a call in the thread that owns the custodian. :param tell: sends replies.
     :param key: name and secret that the terminals know this router by. :param most: deliveries at once.
     :param ca: file of certificates: terminals are reached with TLS, "" for none.
+    :param share_with: has whoever receives share blocks with the process that delivers, by that socket.
     """
 
     def __init__(
@@ -110,9 +112,10 @@ class Forwarder:
         most: int,
         clock: Clock,
         ca: str = "",
+        share_with: Callable[[socket.socket], None] = socket.socket.close,
     ) -> None:
         self._custodian, self._on_disk, self._tell, self._clock = custodian, on_disk, tell, clock
-        self._key, self._most, self._ca = key, most, ca
+        self._key, self._most, self._ca, self._share_with = key, most, ca, share_with
         self._numbers = itertools.count(1)
         self._orders: dict[int, _Order] = {}
         self._early: dict[int, _Early] = {}
@@ -137,10 +140,11 @@ class Forwarder:
         try:
             while True:
                 self.wake.clear()
+                again_s = self._clock.monotonic_s() + _COALESCE_S
                 await self._try_to_begin()
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self.wake.wait(), self._until_next_s())
-                await asyncio.sleep(_COALESCE_S)
+                await asyncio.sleep(max(0.0, again_s - self._clock.monotonic_s()))
         finally:
             if self._process is not None and self._process.returncode is None:
                 self._process.kill()
@@ -153,6 +157,12 @@ class Forwarder:
                 self._write({"stop": number})
         self._pauses.pop(key, None)
         self.wake.set()
+
+    def opened(self, tid: int) -> None:
+        """The data of a file are about to come: of one that is not small, the terminal is told at once."""
+        if tid > FIRST_TID and all(order.tid != tid for order in self._orders.values()):
+            self._early.setdefault(tid, _Early())
+            self.wake.set()
 
     def staged(self, tid: int, blocks: Iterable[_Block], is_whole: bool) -> None:
         """Blocks of a file are on the disk here: they are sent on at once, if there is a place.
@@ -183,10 +193,16 @@ class Forwarder:
         self._process = await self._start()
 
     async def _start(self) -> asyncio.subprocess.Process:
-        command = module_command("overlay_router.carrier")
-        process = await asyncio.create_subprocess_exec(
-            *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, limit=_LINE_BYTES
-        )
+        mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with other, contextlib.ExitStack() as unused:
+            unused.callback(mine.close)
+            command = module_command("overlay_router.carrier", str(other.fileno()))
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, limit=_LINE_BYTES, pass_fds=[other.fileno()]
+            )
+            unused.pop_all()
+        mine.setblocking(False)
+        self._share_with(mine)
         self._listening = asyncio.get_running_loop().create_task(self._listen(process))
         return process
 
@@ -269,7 +285,7 @@ class Forwarder:
         operation = Operation(*coming.key, "publish", ask.path, ask.expires, size_bytes=ask.size_bytes)
         self._give(
             _Order(coming.key, ask.path, _stop(ask), coming.tid), operation, file=coming.file,
-            digest=coming.digest, opening=_opening(ask), grows=True, blocks=[*map(list, blocks.items())],
+            digest=coming.digest, opening=_opening(ask), comes=coming.tid, blocks=[*map(list, blocks.items())],
         )  # fmt: skip
 
     async def _clean(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import subprocess
@@ -48,6 +49,10 @@ class Worker:
         """Hand over a connection and a file; the caller closes its own descriptors."""
         socket.send_fds(self._socket, [json.dumps(asdict(job)).encode()], [connection.fileno(), file])
         self.jobs[job.peer] += 1
+
+    def share(self, link: socket.socket) -> None:
+        """Have it share with a carrier what it receives. :param link: the worker's end; the caller closes its own."""
+        socket.send_fds(self._socket, [json.dumps(asdict(Job("share"))).encode()], [link.fileno()])
 
     def ask_to_close(self, tid: int) -> asyncio.Future[None]:
         """Done when this process writes nothing more of a transfer, or has ended."""
@@ -106,12 +111,32 @@ class Pool:
 
     def __init__(self, count: int, on_report: Callable[[Report], None], on_again: OnAgain) -> None:
         self._on_report, self._on_again = on_report, on_again
+        self._carrier: socket.socket | None = None
         self._workers = [self._start() for _ in range(count)]
 
     def give(self, job: Job, connection: socket.socket, file: int) -> None:
         """Hand a connection and a file to the worker that has fewest."""
         worker = min(self._workers, key=lambda one: sum(one.jobs.values()))
         worker.give(job, connection, file)
+
+    def share_with(self, carrier: socket.socket) -> None:
+        """All workers share what they receive with this carrier from now on, and with none before it.
+
+        :param carrier: it takes its ends of the connections from there; belongs to the pool from now on.
+        """
+        if self._carrier is not None:
+            self._carrier.close()
+        self._carrier = carrier
+        for worker in self._workers:
+            self._share(worker, carrier)
+
+    def _share(self, worker: Worker, carrier: socket.socket) -> None:
+        """Where that cannot be, what comes goes on by the disk."""
+        with contextlib.suppress(OSError):
+            one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with one, other:
+                socket.send_fds(carrier, [b"\0"], [other.fileno()])
+                worker.share(one)
 
     def connections(self, peer: str) -> int:
         """How many connections of a key the workers have."""
@@ -123,6 +148,8 @@ class Pool:
 
     def close(self) -> None:
         """End all."""
+        if self._carrier is not None:
+            self._carrier.close()
         for worker in self._workers:
             worker.close()
 
@@ -131,4 +158,6 @@ class Pool:
 
     def _replace(self, dead: Worker) -> None:
         log.error("worker-died", pid=dead.pid)
-        self._workers[self._workers.index(dead)] = self._start()
+        fresh = self._workers[self._workers.index(dead)] = self._start()
+        if self._carrier is not None:
+            self._share(fresh, self._carrier)

@@ -69,6 +69,8 @@ _MOST_ORIGINS = 4096
 _NOT_FINAL = ("pending", "unknown")
 _PACKS_WAITING = 16
 _REASON_CHARS = 200
+#: A file that a custodian sends on when the first of it is there, not before: most of these are whole by then.
+_SMALL_BYTES = 8 * overlay.BLOCK_BYTES
 T = TypeVar("T")
 
 
@@ -117,7 +119,7 @@ class Router:
         if ends.custodian is not None and forwarding is not None:
             self._forwarder = Forwarder(
                 ends.custodian, self._on_disk, self._deliver, forwarding.key, forwarding.most, SystemClock(),
-                forwarding.ca,
+                forwarding.ca, self._pool.share_with,
             )  # fmt: skip
             self._reporting = Reporting(forwarding.report, ends.custodian, self._forwarder, self._on_disk)
         self._copier: Copier | None = None
@@ -489,6 +491,8 @@ class Router:
             peer=peer.key.name, nonce=peer.nonce,
         )  # fmt: skip
         self._give(job, sock, found.file)
+        if self._forwarder is not None and ask_open.size_bytes > _SMALL_BYTES:
+            self._forwarder.opened(ask.tid)
 
     async def _get(self, sock: socket.socket, peer: Peer, ask: overlay.Get) -> None:
         found = await self._questions.file(peer, ask)
@@ -525,8 +529,11 @@ class Router:
 
     async def _recorded(self, report: Report) -> None:
         blocks = [(block, bytes.fromhex(digest)) for block, digest in report.blocks]
-        self._deliver(await self._on_disk(lambda: self._ends.staged(report.tid, blocks)))
-        is_whole = await self._on_disk(lambda: self._ends.is_whole(report.tid))
+        # In one: what takes them into custody, or sends them on, may come right behind, and must not know more.
+        replies, is_whole = await self._on_disk(
+            lambda: (self._ends.staged(report.tid, blocks), self._ends.is_whole(report.tid))
+        )
+        self._deliver(replies)
         if self._forwarder is not None:
             self._forwarder.staged(report.tid, report.blocks, is_whole)
         if is_whole:

@@ -1,6 +1,7 @@
 """A file in a custodian's spool on its way to the terminal, perhaps while it still comes in.
 
-It is read past the page cache, as it was written: through the cache it would cost several times the processor's time.
+What comes is sent from the memory that it came into. What was not in time for that is read past the page cache, as it
+was written: through the cache it would cost several times the processor's time.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
+from overlay_router.ring import Piece
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import Damaged, Known, Upload
@@ -19,19 +21,25 @@ from stageout.wire.overlay import BLOCK_BYTES, Open, Operation
 from stageout.wire.route import Route
 
 _PAGE_BYTES = 4096
+_ANEW = "its sender has begun anew"
 
 
 class Growth:
-    """What of a file is here. Told by one thread, followed by those that send.
+    """What of a file is here. Told by some threads, followed by those that send.
 
-    :param digests: of blocks that are here. :param operation: the PUBLISH, None before the file is in custody.
+    :param digests: of blocks that are on the disk. :param operation: the PUBLISH, None before the file is in custody.
     """
 
     def __init__(self, digests: dict[int, bytes], operation: Operation | None) -> None:
         self.digests, self.operation = digests, operation
+        self._shown: dict[int, bytes] = {}
+        self._pieces: dict[int, Piece] = {}
+        self._lent: set[Piece] = set()
         self._stopped: TransferFailure | None = None
+        self._ended = False
         self._sending: Sending | None = None
         self._lock = threading.Lock()
+        self._more = threading.Condition(self._lock)
 
     def follow(self, sending: Sending) -> None:
         """Tell this one, too: what is here now, and what comes."""
@@ -39,6 +47,7 @@ class Growth:
             self._sending = sending
             if self._stopped:
                 sending.fail(self._stopped)
+            sending.arrived(self._pieces)
             sending.arrived(self.digests)
             if self.operation is not None:
                 sending.complete()
@@ -47,11 +56,63 @@ class Growth:
         """More blocks are on the disk; a block that came with other bytes before ends it: they begin anew."""
         with self._lock:
             new = dict(blocks)
-            if any(self.digests.get(block, digest) != digest for block, digest in new.items()):
-                self._stop(TransferFailure(ErrorClass.SERVER_BUSY, "its sender has begun anew"))
+            if any(self._known(block, digest) != digest for block, digest in new.items()):
+                self._stop(TransferFailure(ErrorClass.SERVER_BUSY, _ANEW))
             self.digests.update(new)
+            self._more.notify_all()
             if self._sending:
                 self._sending.arrived(new)
+
+    def shown(self, piece: Piece) -> bool:
+        """A block is in memory, and will be on the disk: whether it is kept, to be sent from there."""
+        with self._lock:
+            if self._stopped or self._ended:
+                return False
+            if self._known(piece.block, piece.digest) != piece.digest:
+                self._stop(TransferFailure(ErrorClass.SERVER_BUSY, _ANEW))
+                return False
+            if piece.block in self.digests or piece.block in self._pieces:
+                return False
+            self._shown[piece.block] = piece.digest
+            self._pieces[piece.block] = piece
+            if self._sending:
+                self._sending.arrived([piece.block], first=True)
+                self._leave_unwanted(self._sending)
+            return True
+
+    def take(self, block: int) -> Piece | None:
+        """A block in memory, to be given back; None: it is on the disk, which may be waited for."""
+        with self._lock:
+            self._more.wait_for(lambda: block in self._pieces or block in self.digests or self._stopped or self._ended)
+            piece = self._pieces.pop(block, None)
+            if piece is not None:
+                self._lent.add(piece)
+            return piece
+
+    def give_back(self, piece: Piece) -> None:
+        """It was sent, or could not be."""
+        with self._lock:
+            if piece in self._lent:
+                self._lent.discard(piece)
+                piece.free()
+
+    def close(self) -> None:
+        """Nothing is sent any more."""
+        with self._lock:
+            self._ended = True
+            for piece in (*self._pieces.values(), *self._lent):
+                piece.free()
+            self._pieces.clear()
+            self._lent.clear()
+            self._more.notify_all()
+
+    def _known(self, block: int, digest: bytes) -> bytes:
+        return self.digests.get(block, self._shown.get(block, digest))
+
+    def _leave_unwanted(self, sending: Sending) -> None:
+        """What the terminal turns out to have must not fill the memory."""
+        for block in [block for block in self._pieces if not sending.is_waiting(block)]:
+            self._pieces.pop(block).free()
 
     def complete(self, operation: Operation) -> None:
         """It is in custody: all blocks are here."""
@@ -75,6 +136,7 @@ class Growth:
 
     def _stop(self, failure: TransferFailure) -> None:
         self._stopped = failure
+        self._more.notify_all()
         if self._sending:
             self._sending.fail(failure)
 
@@ -100,7 +162,7 @@ class Spooled(Upload):
         super().__init__(
             gateway, local, order, connections, lambda sent_bytes: None, known, opening=opening, routes=routes
         )
-        self._growth, self._buffers = growth, threading.local()
+        self._growth, self._kind, self._mine = growth, digest, threading.local()
 
     def sending(self, file: int) -> Sending:
         """It sends what is here, and goes on as more comes."""
@@ -116,7 +178,15 @@ class Spooled(Upload):
             return super().open()
 
     def take(self, block: int, file: int, buffer: memoryview, channel: Channel) -> memoryview:
-        """Read a block into a buffer of this thread. :raises Damaged: it is not what it was."""
+        """A block in memory, or read into a buffer of this thread. :raises Damaged: it is not what it was."""
+        self._leave()
+        self._mine.piece = piece = self._growth.take(block)
+        if piece is not None and self._kind == channel.digest_name:  # which was found by whoever received it
+            self.digests.setdefault(block, piece.digest)
+            return piece.view
+        if piece is not None:
+            self.digests.setdefault(block, channel.digest(piece.view))
+            return piece.view
         length = min(BLOCK_BYTES, self.size_bytes - block * BLOCK_BYTES)
         mine = self._buffer()
         try:
@@ -135,14 +205,26 @@ class Spooled(Upload):
         self.order = self._growth.operation
         return super().publish(tid, channel)
 
+    def count(self, size_bytes: int) -> None:
+        """A block has left: its memory is free."""
+        self._leave()
+        super().count(size_bytes)
+
     def check_source(self) -> None:
         """Each block was compared with its digest."""
 
     def _buffer(self) -> memoryview:
-        if not hasattr(self._buffers, "view"):
-            self._buffers.view = memoryview(mmap.mmap(-1, BLOCK_BYTES))
-        view: memoryview = self._buffers.view
+        if not hasattr(self._mine, "view"):
+            self._mine.view = memoryview(mmap.mmap(-1, BLOCK_BYTES))
+        view: memoryview = self._mine.view
         return view
+
+    def _leave(self) -> None:
+        """Give back the block that this thread has sent."""
+        piece: Piece | None = getattr(self._mine, "piece", None)
+        self._mine.piece = None
+        if piece is not None:
+            self._growth.give_back(piece)
 
     def _damaged(self, block: int, why: str) -> Damaged:
         return Damaged(ErrorClass.SOURCE_CHANGED, f"{self.local}: block {block}: {why}")

@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 
+from overlay_router.ring import Ring, Shelf, Slot
 from overlay_router.splice import Circuit
 from stageout.core import log
 from stageout.core.sockets import acked_bytes, readable, send_both, wait_at_most
@@ -31,7 +32,7 @@ from stageout.core.tls import Tunnel
 from stageout.overlay.links import Claim, links
 from stageout.wire import frames
 from stageout.wire.frames import BadFrame, Type
-from stageout.wire.overlay import Found, Refuse, encode
+from stageout.wire.overlay import BLOCK_BYTES, Found, Refuse, encode
 
 _PAGE_BYTES = 4096
 _SYNC_BYTES = 64 * 1024 * 1024
@@ -54,7 +55,8 @@ class Job:
     """What to do with a connection.
 
     :param kind: "receive", "send", or "relay" between two connections; "close", without any: nothing more of that
-        transfer is written. :param tid: of what is received.
+        transfer is written; "share", with the connection to a carrier: it sees what comes. :param tid: of what is
+        received.
     :param size_bytes: of the file.
     :param block: the first one to send. :param blocks: how many at most, 0: all.
     :param generation: of the file that is sent. :param mode: of that file.
@@ -235,11 +237,16 @@ class Receiver:
     connections keep network and disk busy at once. Another thread syncs.
 
     :param report: called with each :class:`Report`. :param gate: closed when nothing may be written any more.
+    :param shelf: where whoever sends blocks on sees them, if anybody wants that.
     :ivar again: the frame behind the last block, if the connection is wanted for something else now.
     """
 
-    def __init__(self, job: Job, connection: socket.socket, file: int, report: Reporter, gate: Gate) -> None:
+    def __init__(
+        self, job: Job, connection: socket.socket, file: int, report: Reporter, gate: Gate, shelf: Shelf | None = None
+    ) -> None:
         self._job, self._connection, self._file = job, connection, file
+        self._shelf = shelf if shelf is not None and job.block_bytes == BLOCK_BYTES else None
+        self._block_s = 0.0
         self._checksum = frames.checksums()[job.checksum]
         self._digest = frames.digests()[job.digest]
         self._header = memoryview(bytearray(frames.HEADER_BYTES))
@@ -272,18 +279,31 @@ class Receiver:
             raise BadFrame("only blocks of the transfer that was attached may come here")
         if header.length_bytes != self._length(header.block):
             raise BadFrame(f"block {header.block} has {header.length_bytes} bytes")
-        data = self._buffer[: header.length_bytes]
+        ring = self._shelf.ring if self._shelf else None
+        slot = ring.take(self._job.tid, self._block_s) if ring else None
+        began_s = time.monotonic()
+        try:
+            self._payload(header, (slot.view if slot else self._buffer)[: header.length_bytes], ring, slot)
+        finally:
+            if ring and slot:
+                ring.leave(slot)
+        self._block_s = time.monotonic() - began_s
+        self._syncing.in_a_block = False
+        return True
+
+    def _payload(self, header: frames.Header, data: memoryview, ring: Ring | None, slot: Slot | None) -> None:
         if not _fill(self._connection, data):
             raise BadFrame("the connection ended in a block")
         if self._checksum(data) != header.checksum:
             raise BadFrame(f"block {header.block} does not fit its checksum")
-        digest = self._digest(data).hex()
+        digest = self._digest(data)
         with self._gate.lock:
-            if not self._gate.closed:
-                self._write(data, header.block * self._job.block_bytes)
-                self._syncing.wrote(header.block, digest, len(data), self._more)
-        self._syncing.in_a_block = False
-        return True
+            if self._gate.closed:
+                return
+            if ring and slot:  # it leaves while it is written
+                ring.offer(slot, header.block, len(data), digest)
+            self._write(data, header.block * self._job.block_bytes)
+            self._syncing.wrote(header.block, digest.hex(), len(data), self._more)
 
     def _length(self, block: int) -> int:
         left = self._job.size_bytes - block * self._job.block_bytes
@@ -360,7 +380,7 @@ class Reporter:
             socket.send_fds(self._daemon, [json.dumps({"again": asdict(again)}).encode()], [connection.fileno()])
 
 
-def serve(job: Job, connection: socket.socket, file: int, report: Reporter, gate: Gate) -> bytes:
+def serve(job: Job, connection: socket.socket, file: int, report: Reporter, gate: Gate, shelf: Shelf) -> bytes:
     """One job to its end; what goes wrong is told to the peer and the daemon.
 
     :return: the frame behind it, if the connection is wanted for something else now.
@@ -378,7 +398,7 @@ def serve(job: Job, connection: socket.socket, file: int, report: Reporter, gate
     try:
         wait_at_most(connection, _IDLE_S)
         if job.kind == "receive":
-            receiver = Receiver(job, connection, file, report, gate)
+            receiver = Receiver(job, connection, file, report, gate, shelf)
             receiver.run()
             return receiver.again
         send_file(job, connection, file)
@@ -397,12 +417,12 @@ def serve(job: Job, connection: socket.socket, file: int, report: Reporter, gate
 
 
 def _serve_to_its_end(
-    job: Job, connection: socket.socket, file: int, report: Reporter, gate: Gate, gates: Gates
+    job: Job, connection: socket.socket, file: int, report: Reporter, gate: Gate, gates: Gates, shelf: Shelf
 ) -> None:
     with connection:
         again = b""
         try:
-            again = serve(job, connection, file, report, gate)
+            again = serve(job, connection, file, report, gate, shelf)
         finally:
             gates.remove(job.tid, gate)
             report(Report(0, ended=job.peer))
@@ -456,7 +476,7 @@ def main(argv: list[str]) -> None:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a circuit takes six
     daemon = socket.socket(fileno=int(argv[1]))
-    report, gates = Reporter(daemon), Gates()
+    report, gates, shelf = Reporter(daemon), Gates(), Shelf()
     while True:
         try:
             message, descriptors, _, _ = socket.recv_fds(daemon, 65536, 2)
@@ -470,6 +490,10 @@ def main(argv: list[str]) -> None:
             gates.close(job.tid)
             report(Report(job.tid, closed=True))
             continue
+        if job.kind == "share":
+            for descriptor in descriptors:
+                shelf.connect(socket.socket(fileno=descriptor))
+            continue
         if len(descriptors) < 2:  # the kernel drops what does not fit; whoever sends comes again
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -478,7 +502,7 @@ def main(argv: list[str]) -> None:
             report(Report(0, ended=job.peer))
             continue
         connection = socket.socket(fileno=descriptors[0])
-        arguments = (job, connection, descriptors[1], report, gates.add(job.tid), gates)
+        arguments = (job, connection, descriptors[1], report, gates.add(job.tid), gates, shelf)
         threading.Thread(target=_serve_to_its_end, args=arguments, daemon=True).start()
 
 

@@ -80,11 +80,15 @@ class Sending:
             raise self._failure
         return self._answer
 
-    def arrived(self, indices: Iterable[int]) -> None:
-        """These blocks of a file that grows may be sent."""
+    def arrived(self, indices: Iterable[int], first: bool = False) -> None:
+        """These blocks of a file that grows may be sent. :param first: before all others."""
         with self.changed:
-            blocks.arrived(self.table, indices)
+            blocks.arrived(self.table, indices, first)
             self.changed.notify_all()
+
+    def is_waiting(self, block: int) -> bool:
+        """Whether a block is still to be taken."""
+        return self.table.state[block] is blocks.Block.READY
 
     def complete(self) -> None:
         """The file grows no more: all its blocks have arrived."""

@@ -106,12 +106,15 @@ def await_all(table: BlockTable) -> None:
     table.queue.clear()
 
 
-def arrived(table: BlockTable, indices: Iterable[int]) -> None:
-    """These blocks are here now; those that the other side has already need not be sent."""
+def arrived(table: BlockTable, indices: Iterable[int], first: bool = False) -> None:
+    """These blocks are here now; those that the other side has already need not be sent.
+
+    :param first: they go before all others: they are in memory, which is wanted back.
+    """
     for index in indices:
         if table.state[index] is Block.AWAITED:
             move(table, index, Block.READY)
-            table.queue.append(index)
+            (table.queue.appendleft if first else table.queue.append)(index)
 
 
 def carrier_down(table: BlockTable, carrier: int) -> list[int]:

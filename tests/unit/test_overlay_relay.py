@@ -32,6 +32,7 @@ from overlay_router.relay import Router
 from overlay_router.rights import Rights
 from overlay_router.store import Transfer
 from overlay_router.warrants import refusal
+from overlay_router.worker import Report
 from stageout.core.errors import TransferFailure
 from stageout.core.sockets import notice_death
 from stageout.movers.mover import Equipment
@@ -122,6 +123,22 @@ def test_a_connection_that_cannot_be_answered_leaves_nothing_behind(end: _End) -
         await until(lambda: not router.limits._known)
         assert end.asked == 1
         assert not router._lines
+
+    serving(end, work)
+
+
+def test_who_sends_on_knows_of_a_block_before_whatever_comes_behind_its_record(end: _End) -> None:
+    """A file may be in custody right after it: then nobody may believe that a block of it is missing."""
+    told: list[int] = []
+
+    async def work(router: Router, gateway: Gateway) -> None:
+        cast(Any, end).staged, cast(Any, end).is_whole = lambda tid, blocks: [], lambda tid: False
+        router._forwarder = cast(Any, SimpleNamespace(staged=lambda tid, blocks, is_whole: told.append(tid)))
+        recorded = asyncio.ensure_future(router._recorded(Report(1, ((0, "00"),))))
+        await asyncio.sleep(0)
+        await router._on_disk(lambda: None)
+        assert told == [1]
+        await recorded
 
     serving(end, work)
 

@@ -1,0 +1,236 @@
+"""Blocks that come in, in memory that the process which sends them on sees too: nothing is read back from the spool.
+
+A worker receives a block into a slot of its ring, checks it, offers it, and writes it to the disk from there; the
+carrier sends it from there meanwhile. Whoever needs a slot last gives it back. Where no slot is free (the next hop is
+slower than the last), or nobody wants the blocks of a transfer, they come from the disk as soon as they are there.
+Nothing is promised of what is only here: a block that is lost with its worker comes again from its sender.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stageout.wire.frames import DIGEST_BYTES
+from stageout.wire.overlay import BLOCK_BYTES
+
+#: Of one worker, each of a block: this, times the workers, is all memory that they take.
+SLOTS = 32
+#: Slots of one transfer, so that one whose next hop is slow leaves some to the others.
+_MOST_OF_ONE = SLOTS // 2
+_OFFER = struct.Struct(f"=QQII{DIGEST_BYTES}s")
+_ASK = struct.Struct("=BQ")
+_WANT, _DROP, _FREE = range(3)
+_MEMORY = b"memory"
+#: Where the next hop is slow, one of so many blocks (as a power of two) waits for a slot.
+_MOST_DOUBLINGS = 6
+
+
+@dataclass
+class Slot:
+    """Room for a block at the worker. :param holders: the worker, and the carrier once it was offered."""
+
+    number: int
+    tid: int
+    view: memoryview
+    holders: int = 1
+
+
+@dataclass
+class _Pace:
+    """Whether the next hop keeps up. :param failures: waits in vain. :param skips: blocks that are not waited with."""
+
+    failures: int = 0
+    skips: int = 0
+
+
+class Ring:
+    """The slots of one worker, shared with one carrier.
+
+    :param link: connection to the carrier. :raises OSError: there is no memory, or no carrier any more.
+    """
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link = link
+        memory = os.memfd_create("blocks", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(memory, SLOTS * BLOCK_BYTES)
+            self._view = memoryview(mmap.mmap(memory, SLOTS * BLOCK_BYTES))
+            socket.send_fds(link, [_MEMORY], [memory])
+        finally:
+            os.close(memory)
+        self._changed = threading.Condition()
+        self._free = list(range(SLOTS))
+        self._busy: dict[int, Slot] = {}
+        self._wanted: dict[int, _Pace] = {}
+
+    def take(self, tid: int, patience_s: float) -> Slot | None:
+        """A slot for the next block of a transfer, None when there is none, or nobody wants it.
+
+        :param patience_s: as long as that may be waited for a slot.
+        """
+        with self._changed:
+            pace = self._wanted.get(tid)
+            if pace is None or not (self._has_room(tid) or self._comes(tid, pace, patience_s)):
+                return None
+            number = self._free.pop()
+            slot = Slot(number, tid, self._view[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES])
+            self._busy[number] = slot
+            return slot
+
+    def _has_room(self, tid: int) -> bool:
+        return bool(self._free) and sum(slot.tid == tid for slot in self._busy.values()) < _MOST_OF_ONE
+
+    def _comes(self, tid: int, pace: _Pace, patience_s: float) -> bool:
+        """Whether there is room in time. It is waited for ever more seldom when that is in vain: the hop is slow."""
+        if pace.skips:
+            pace.skips -= 1
+            return False
+        self._changed.wait_for(lambda: self._has_room(tid) or tid not in self._wanted, patience_s)
+        if self._has_room(tid):
+            pace.failures = 0
+            return tid in self._wanted
+        pace.failures = min(pace.failures + 1, _MOST_DOUBLINGS)
+        pace.skips = 2**pace.failures
+        return False
+
+    def offer(self, slot: Slot, block: int, size_bytes: int, digest: bytes) -> None:
+        """The block is there, and right: it may be sent on."""
+        with self._changed:
+            slot.holders += 1
+        try:
+            self._link.send(_OFFER.pack(slot.tid, block, slot.number, size_bytes, digest), socket.MSG_DONTWAIT)
+        except OSError:  # the carrier has enough, or has ended: it comes from the disk
+            self.leave(slot)
+
+    def leave(self, slot: Slot) -> None:
+        """Whoever calls does not need it any more."""
+        with self._changed:
+            slot.holders -= 1
+            if not slot.holders:
+                del self._busy[slot.number]
+                self._free.append(slot.number)
+                self._changed.notify_all()
+
+    def run(self) -> None:
+        """Hear what the carrier wants, and what it has sent, until it has ended."""
+        with self._link, contextlib.suppress(OSError):
+            while message := self._link.recv(_ASK.size):
+                self._hear(*_ASK.unpack(message))
+        with self._changed:
+            self._wanted.clear()
+            self._changed.notify_all()
+
+    def _hear(self, word: int, number: int) -> None:
+        if word == _FREE:
+            slot = self._busy.get(number)
+            if slot is not None:
+                self.leave(slot)
+            return
+        with self._changed:
+            if word == _WANT:
+                self._wanted[number] = _Pace()
+            else:
+                self._wanted.pop(number, None)
+                self._changed.notify_all()
+
+
+class Shelf:
+    """The ring that a worker has now: each carrier that is started gets another."""
+
+    def __init__(self) -> None:
+        self.ring: Ring | None = None
+
+    def connect(self, link: socket.socket) -> None:
+        """Share blocks with the carrier at the other end from now on. Without the means for it they go by the disk."""
+        try:
+            self.ring = Ring(link)
+        except OSError:
+            link.close()
+            return
+        threading.Thread(target=self.ring.run, daemon=True).start()
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """A block in the memory of a worker, as the carrier sees it. :param free: to be called once."""
+
+    block: int
+    digest: bytes
+    view: memoryview
+    free: Callable[[], None]
+
+
+Show = Callable[[Piece], bool]
+
+
+class Rings:
+    """Those of all workers, at the carrier."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._links: set[socket.socket] = set()
+        self._wanted: dict[int, Show] = {}
+
+    def want(self, tid: int, show: Show) -> None:
+        """From now on blocks of a transfer are shown, from other threads. :param show: whether it keeps the block."""
+        with self._lock:
+            self._wanted[tid] = show
+            self._tell(_ASK.pack(_WANT, tid))
+
+    def drop(self, tid: int, show: Show) -> None:
+        """No more of them."""
+        with self._lock:
+            if self._wanted.get(tid) == show:
+                del self._wanted[tid]
+                self._tell(_ASK.pack(_DROP, tid))
+
+    def listen(self, control: socket.socket) -> None:
+        """Take connections of workers until the daemon has ended."""
+        while True:
+            message, found, _, _ = socket.recv_fds(control, 1, 1)
+            if not message:
+                return
+            for descriptor in found:
+                threading.Thread(target=self._follow, args=(socket.socket(fileno=descriptor),), daemon=True).start()
+
+    def _follow(self, link: socket.socket) -> None:
+        with link, contextlib.suppress(OSError):
+            _, found, _, _ = socket.recv_fds(link, len(_MEMORY), 1)
+            if not found:
+                return
+            view = memoryview(mmap.mmap(found[0], SLOTS * BLOCK_BYTES, prot=mmap.PROT_READ))
+            os.close(found[0])
+            with self._lock:
+                self._links.add(link)
+                for tid in self._wanted:
+                    link.send(_ASK.pack(_WANT, tid))
+            try:
+                while message := link.recv(_OFFER.size):
+                    self._offered(link, view, message)
+            finally:
+                with self._lock:
+                    self._links.discard(link)
+
+    def _offered(self, link: socket.socket, view: memoryview, message: bytes) -> None:
+        tid, block, number, size_bytes, digest = _OFFER.unpack(message)
+        start = number * BLOCK_BYTES
+
+        def free() -> None:
+            with contextlib.suppress(OSError):
+                link.send(_ASK.pack(_FREE, number))
+
+        show = self._wanted.get(tid)
+        if show is None or not show(Piece(block, digest, view[start : start + size_bytes], free)):
+            free()
+
+    def _tell(self, message: bytes) -> None:
+        for link in self._links:
+            with contextlib.suppress(OSError):
+                link.send(message)

@@ -1,0 +1,199 @@
+"""Blocks that one process receives and another sends on from the same memory."""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from overlay_router.ring import SLOTS, Piece, Ring, Rings, Shelf
+from overlay_router.spooled import Growth
+from stageout.core.errors import ErrorClass
+from stageout.overlay.sending import Sending
+from stageout.testing.pool.waiting import wait_until
+from stageout.wire.overlay import Operation
+
+TID = 7
+DIGEST = b"d" * 16
+#: Long enough for any machine; what is expected comes at once.
+PATIENCE_S = 20.0
+
+
+@dataclass
+class Both:
+    """A worker's ring, and the carrier that sees it."""
+
+    rings: Rings
+    shelf: Shelf
+    control: socket.socket
+    pieces: queue.SimpleQueue[Piece] = field(default_factory=queue.SimpleQueue)
+
+    def show(self, piece: Piece) -> bool:
+        self.pieces.put(piece)
+        return True
+
+    @property
+    def ring(self) -> Ring:
+        assert self.shelf.ring is not None
+        return self.shelf.ring
+
+    def connect(self) -> None:
+        """As the daemon does when a carrier starts."""
+        one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        socket.send_fds(self.control, [b"\0"], [other.fileno()])
+        other.close()
+        self.shelf.connect(one)
+
+    def want(self) -> None:
+        self.rings.want(TID, self.show)
+        wait_until(lambda: TID in self.ring._wanted, what="the ring to hear of it")
+
+
+@pytest.fixture
+def both() -> Iterator[Both]:
+    mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with mine, other:
+        rings = Rings()
+        listening = threading.Thread(target=rings.listen, args=(other,))
+        listening.start()
+        made = Both(rings, Shelf(), mine)
+        made.connect()
+        yield made
+        mine.close()
+        listening.join(PATIENCE_S)
+
+
+def test_a_block_is_seen_where_it_was_received_and_its_slot_serves_again(both: Both) -> None:
+    assert both.ring.take(TID, 0) is None, "nobody wants it"
+    both.want()
+    slot = both.ring.take(TID, 0)
+    assert slot is not None
+    data = os.urandom(5000)
+    slot.view[: len(data)] = data
+    both.ring.offer(slot, 3, len(data), DIGEST)
+    piece = both.pieces.get(timeout=PATIENCE_S)
+    assert (piece.block, piece.digest, bytes(piece.view)) == (3, DIGEST, data)
+    both.ring.leave(slot)
+    assert slot.number in both.ring._busy, "it was written, and is not sent yet"
+    piece.free()
+    wait_until(lambda: not both.ring._busy, what="the slot to be free")
+
+
+def test_a_slot_that_is_still_written_is_not_given_to_another_block(both: Both) -> None:
+    both.want()
+    slot = both.ring.take(TID, 0)
+    assert slot is not None
+    both.ring.offer(slot, 0, 1, DIGEST)
+    both.pieces.get(timeout=PATIENCE_S).free()
+    wait_until(lambda: slot.holders == 1, what="the carrier to leave it")
+    others = [both.ring.take(TID, 0) for _ in range(SLOTS)]
+    assert slot.number not in [other.number for other in others if other]
+
+
+def test_one_transfer_leaves_room_and_a_slow_hop_is_waited_for_ever_more_seldom(both: Both) -> None:
+    both.want()
+    while both.ring.take(TID, 0) is not None:
+        pass
+    assert 0 < len(both.ring._busy) < SLOTS
+    waits: list[float | None] = []
+
+    def wait_for(condition: object, timeout: float | None = None) -> None:
+        waits.append(timeout)
+
+    both.ring._changed.wait_for = wait_for  # type: ignore[method-assign, assignment]
+    for _ in range(100):
+        assert both.ring.take(TID, 0.5) is None
+    assert 0 < len(waits) < 10
+
+
+def test_what_is_freed_meanwhile_is_waited_for(both: Both) -> None:
+    both.want()
+    slots = []
+    while (slot := both.ring.take(TID, 0)) is not None:
+        slots.append(slot)
+    both.ring._wanted[TID].skips = 0
+    threading.Timer(0.01, both.ring.leave, slots[:1]).start()
+    assert both.ring.take(TID, PATIENCE_S) is not None
+
+
+def test_nothing_is_shared_with_a_carrier_that_is_gone_and_all_with_the_next(both: Both) -> None:
+    both.want()
+    first = both.ring
+    both.connect()
+    wait_until(lambda: TID in both.ring._wanted, what="another ring to hear what is wanted")
+    assert both.ring is not first
+    both.rings.drop(TID, both.show)
+    wait_until(lambda: TID not in both.ring._wanted and TID not in first._wanted, what="both to hear")
+    assert both.ring.take(TID, 0) is None
+
+
+class _Freed:
+    """Pieces that know how often they were freed."""
+
+    def __init__(self) -> None:
+        self.freed: list[int] = []
+
+    def piece(self, block: int, digest: bytes = DIGEST) -> Piece:
+        return Piece(block, digest, memoryview(b"x"), lambda: self.freed.append(block))
+
+
+class _Cargo:
+    """Blocks of a file; nothing else is asked here."""
+
+    blocks, connections, most_connections = 4, 1, 1
+
+
+def _sending() -> Sending:
+    return Sending(_Cargo(), -1, [], 60, grows=True)  # type: ignore[arg-type]
+
+
+def test_each_piece_is_freed_once_whatever_becomes_of_it() -> None:
+    pieces, growth, sending = _Freed(), Growth({0: DIGEST}, None), _sending()
+    growth.follow(sending)
+    assert not growth.shown(pieces.piece(0)), "it is on the disk"
+    for block in (1, 2, 3):
+        assert growth.shown(pieces.piece(block))
+    assert list(sending.table.queue) == [3, 2, 1, 0], "what is in memory goes first"
+    sent, lost = growth.take(1), growth.take(2)
+    assert sent is not None and lost is not None
+    growth.give_back(sent)
+    assert growth.take(0) is None
+    growth.close()
+    growth.give_back(lost)
+    assert sorted(pieces.freed) == [1, 2, 3]
+    assert not growth.shown(pieces.piece(3)), "nothing is sent any more"
+
+
+def test_a_block_that_was_sent_in_vain_is_waited_for_until_it_is_on_the_disk() -> None:
+    growth = Growth({}, None)
+    assert growth.shown(_Freed().piece(1))
+    assert growth.take(1) is not None
+    threading.Timer(0.01, growth.arrived, [[(1, DIGEST)]]).start()
+    assert growth.take(1) is None
+    assert growth.digests == {1: DIGEST}
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_other_bytes_for_a_block_that_was_sent_end_it(in_memory: bool) -> None:
+    growth = Growth({}, None)
+    assert growth.shown(_Freed().piece(1))
+    assert growth.take(1) is not None
+    if in_memory:
+        assert not growth.shown(_Freed().piece(1, b"e" * 16))
+    else:
+        growth.arrived([(1, b"e" * 16)])
+    assert growth.is_stopped
+
+
+def test_custody_of_blocks_that_nobody_named_begins_anew() -> None:
+    growth, sending = Growth({}, None), _sending()
+    growth.follow(sending)
+    growth.shown(_Freed().piece(0))
+    growth.complete(Operation("0" * 32, 1, "publish", "f", 99, blocks=1))
+    assert sending._failure is not None
+    assert sending._failure.kind is ErrorClass.SERVER_BUSY
