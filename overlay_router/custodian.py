@@ -20,8 +20,9 @@ from overlay_router import custody, lots
 from overlay_router.deposits import Terminals
 from overlay_router.destination import Attached, Reply
 from overlay_router.lots import Spool
+from overlay_router.pack_custody import PackCustody
 from overlay_router.spool import Begun, CustodyStore, Held, Key
-from overlay_router.staging import as_result, ranges, ranges_of, recorded, whole
+from overlay_router.staging import as_result, ranges, ranges_of, recorded, recorded_pack, whole
 from overlay_router.states import Outcome, Release, Result
 from overlay_router.store import Transfer
 from overlay_router.tree import BadPath, Tree, checked, no_room
@@ -93,6 +94,7 @@ class Custodian:
 
     :param tree: of the spool. :param spool: its size; lots are filled in. :param name: of this router, for CUSTODY.
     :param terminals: who may deposit for whom.
+    :ivar packs: those of small files.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class Custodian:
     ) -> None:
         self._store, self._tree, self._spool, self._name, self._clock = store, tree, spool, name, clock
         self.terminals = terminals
+        self.packs = PackCustody(store, tree.root, spool, terminals, name, clock)
         self._held = {held.key: held for held in store.held()}
         self._waiting: dict[Key, _Waiting] = {}
         self._asked: dict[Key, _Asked] = {}
@@ -226,6 +229,7 @@ class Custodian:
         """Whether anything of an operation is, or was, here."""
         return (
             (origin, seq) in self._held
+            or self.packs.covers(origin, seq)
             or recorded(self._store, origin, seq) is not None
             or bool(self._store.transfers_of(origin, seq))
         )
@@ -235,6 +239,9 @@ class Custodian:
         final = recorded(self._store, ask.origin, ask.seq)
         if final is not None:
             return [Reply(peer, final)]
+        packed = self.packs.custody(ask.origin, ask.seq)
+        if packed is not None:
+            return [Reply(peer, packed)]
         held = self._held.get((ask.origin, ask.seq))
         if held is not None and not held.damaged:
             return [self._in_custody(held, peer)]
@@ -251,6 +258,9 @@ class Custodian:
         key = (ask.origin, ask.seq)
         if ask.data_only:
             return self._drop(key, peer)
+        packed = self.packs.cancel(key, peer)
+        if packed is not None:
+            return [Reply(peer, packed)]
         held, transfers = self._held.get(key), self._store.transfers_of(*key)
         givers = {held.sender} if held else {item.sender for item in transfers}
         if not all(_same_key(giver, peer) for giver in givers):
@@ -279,7 +289,9 @@ class Custodian:
 
     def low(self, ask: overlay.Low) -> None:
         """Results up to that number may be forgotten; what is in custody stays."""
-        if any(origin == ask.origin and seq <= ask.seq for origin, seq in self._held):
+        packed = self.packs.first(ask.origin)
+        held = any(origin == ask.origin and seq <= ask.seq for origin, seq in self._held)
+        if held or (packed is not None and packed <= ask.seq):
             log.warn("low-too-early", origin=ask.origin, seq=ask.seq)
             return
         gone = [item for item in self._store.transfers() if item.ask.origin == ask.origin and item.ask.seq <= ask.seq]
@@ -288,15 +300,25 @@ class Custodian:
 
     def summary(self) -> Summary:
         """What is in custody now."""
-        held = list(self._held.values())
+        held, packs = list(self._held.values()), self.packs.held()
         single = [
             item.operation.size_bytes for item in held if item.release is Release.CUSTODY and item.operation.copies < 2
         ]
-        oldest = min((item.taken_at for item in held), default=int(self._clock.wall_s()))
+        freed = [pack for pack in packs if pack.is_single]
+        taken_at = [*(item.taken_at for item in held), *(pack.taken_at for pack in packs)]
+        oldest = min(taken_at, default=int(self._clock.wall_s()))
         return Summary(
-            len(held), sum(item.operation.size_bytes for item in held), len(single), sum(single),
-            sum(item.damaged for item in held), max(0, int(self._clock.wall_s()) - oldest),
-        )  # fmt: skip
+            len(held) + sum(pack.files for pack in packs),
+            sum(item.operation.size_bytes for item in held) + sum(pack.size_bytes for pack in packs),
+            len(single) + sum(pack.files for pack in freed),
+            sum(single) + sum(pack.size_bytes for pack in freed),
+            sum(item.damaged for item in held),
+            max(0, int(self._clock.wall_s()) - oldest),
+        )
+
+    def packed(self, ask: overlay.Status) -> overlay.Packed | None:
+        """The results of a pack's files; None unless all of them are final."""
+        return recorded_pack(self._store, ask.origin, ask.seq, ask.files)
 
     def transfers(self) -> list[Transfer]:
         """Data that come now."""
@@ -378,8 +400,11 @@ class Custodian:
             held
             for held in self._in_turn
             if self._held.get(held.key) is held
-            and not (held.operation.after and any((held.key[0], seq) in self._held for seq in held.operation.after))
+            and not any(self._is_held(held.key[0], seq) for seq in held.operation.after)
         ]
+
+    def _is_held(self, origin: str, seq: int) -> bool:
+        return (origin, seq) in self._held or self.packs.covers(origin, seq)
 
     def _ordered(self) -> list[Held]:
         now = self._clock.wall_s()
@@ -434,6 +459,7 @@ class Custodian:
         late = [held for key, held in self._held.items() if held.operation.expires < now and key not in busy]
         reason = "the custodian could not deliver it in time"
         replies = [reply for held in late for reply in self.settle(held.key, Result(Outcome.EXPIRED, reason))]
+        replies += self.packs.expire(busy)
         lots.expire(self._spool, self._clock.monotonic_s())
         dead = [item for item in self._store.transfers() if _key_of(item) not in self._held]
         dead = [item for item in dead if _owner(item) not in self._spool.lots or item.ask.expires < now]

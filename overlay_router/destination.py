@@ -19,7 +19,7 @@ from overlay_router import lookups, names, terminal
 from overlay_router.changes import Change, Ended, Footprint, Group, Held
 from overlay_router.reservations import Reservations
 from overlay_router.small_files import Arrived, SmallFiles, apart
-from overlay_router.staging import as_result, ranges, recorded, whole
+from overlay_router.staging import as_result, ranges, recorded, recorded_pack, whole
 from overlay_router.states import Kind, Op, Outcome, Result
 from overlay_router.store import Settled, Store, StoredIntent, Transfer
 from overlay_router.terminal import Step
@@ -212,6 +212,10 @@ class Destination:
             return [Reply(peer, Staged(transfer.tid, self._already(transfer.tid))) for transfer in transfers]
         here = (ask.origin, ask.seq) in self._held
         return [Reply(peer, overlay.Result(ask.origin, ask.seq, "pending" if here else "unknown"))]
+
+    def packed(self, ask: overlay.Status) -> overlay.Packed | None:
+        """The results of a pack's files; None unless all of them are final."""
+        return recorded_pack(self._store, ask.origin, ask.seq, ask.files)
 
     def low(self, ask: overlay.Low) -> None:
         """Results up to that number may be forgotten."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from overlay_router.copies import Copies
 from overlay_router.custodian import Custodian
 from overlay_router.destination import Attached, Destination, Reply
 from overlay_router.egress import Egress
+from overlay_router.small_files import Arrived
 from overlay_router.spool import FIRST_EGRESS_TID, FIRST_TID
 from overlay_router.store import Transfer
 from stageout.wire import overlay
 from stageout.wire.frames import BadFrame
 from stageout.wire.overlay import Message
+from stageout.wire.packs import MAX_FILES
 
 
 @dataclass(frozen=True)
@@ -74,10 +76,39 @@ class Ends:
             return self.copies.take(message, peer) if self.copies else [Reply(peer, _carries_nothing(message))]
         if not isinstance(message, (overlay.Cancel, overlay.Status)):
             raise BadFrame(f"{type(message).__name__} is not for a terminal")
+        if isinstance(message, overlay.Status) and message.files:
+            return [Reply(peer, self._pack_status(message))]
         end = self._end_of(message.origin, message.seq)
         if end is None:
             return [Reply(peer, overlay.Result(message.origin, message.seq, "unknown"))]
         return end.cancel(message, peer) if isinstance(message, overlay.Cancel) else end.status(message, peer)
+
+    def _pack_status(self, ask: overlay.Status) -> Message:
+        """What became of a pack, wherever its files end."""
+        if ask.files > MAX_FILES:
+            raise BadFrame(f"no pack has {ask.files} files")
+        for end in self._all:
+            found = end.packed(ask)
+            if found is not None:
+                return found
+        held = self.custodian.packs.custody(ask.origin, ask.seq) if self.custodian is not None else None
+        return held or overlay.Result(ask.origin, ask.seq, "unknown")
+
+    def pack(self, batch: Sequence[Arrived]) -> list[Reply]:
+        """Take packs of small files: those for other terminals into custody, the others into the tree.
+
+        :raises OSError: the disk fails; ask again.
+        """
+        replies: list[Reply] = []
+        onward = [arrived for arrived in batch if arrived.pack.terminal]
+        if onward:
+            assert self.custodian is not None
+            replies += self.custodian.packs.take(onward)
+        here = [arrived for arrived in batch if not arrived.pack.terminal]
+        if here:
+            assert self.destination is not None
+            replies += self.destination.pack(here)
+        return replies
 
     def attach(self, tid: int) -> Attached | None:
         """The file of a live transfer; None for a number that is closed."""

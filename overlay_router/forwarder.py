@@ -34,7 +34,7 @@ _IDLE_S = 5.0
 _REFUSED_S = 120.0
 _LINE_BYTES = 64 * 1024 * 1024
 #: Failures that say something of the terminal, not of one file: everything for it waits.
-_AWAY = frozenset(
+AWAY = frozenset(
     {
         ErrorClass.CONNECT_FAILED,
         ErrorClass.NAME_LOOKUP_FAILED,
@@ -388,7 +388,7 @@ class Forwarder:
         self._problems.pop(terminal, None)
 
     def _failed(self, order: _Order, answer: Answer) -> None:
-        away = ErrorClass.from_code(answer.code) in _AWAY
+        away = ErrorClass.from_code(answer.code) in AWAY
         pause = self._pauses.setdefault(order.terminal if away else order.key, Pause())
         pause.more(self._clock.monotonic_s(), answer.retry_after_s)
         self._problems[order.terminal] = answer.failure

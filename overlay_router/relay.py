@@ -36,6 +36,7 @@ from overlay_router.limits import Complaints, Limits, TooMany
 from overlay_router.line import Line
 from overlay_router.neighbours import Neighbourhood
 from overlay_router.outflow import Means, Outflow
+from overlay_router.pack_forwarder import PackForwarder
 from overlay_router.pool import Pool
 from overlay_router.questions import Questions
 from overlay_router.report import Reporting
@@ -116,11 +117,15 @@ class Router:
         self.complaints = Complaints()
         self.limits = Limits(self._pool.connections, most_connections, messages_per_s)
         self._forwarder: Forwarder | None = None
+        self._pack_forwarder: PackForwarder | None = None
         if ends.custodian is not None and forwarding is not None:
             self._forwarder = Forwarder(
                 ends.custodian, self._on_disk, self._deliver, forwarding.key, forwarding.most, SystemClock(),
                 forwarding.ca, self._pool.share_with,
             )  # fmt: skip
+            self._pack_forwarder = PackForwarder(
+                ends.custodian.packs, self._on_disk, self._deliver, forwarding.key, SystemClock(), forwarding.ca
+            )
             self._reporting = Reporting(forwarding.report, ends.custodian, self._forwarder, self._on_disk)
         self._copier: Copier | None = None
         if ends.copies is not None and ends.destination is not None and forwarding is not None:
@@ -158,6 +163,8 @@ class Router:
         if self._forwarder is not None:
             self._start(self._forwarder.run())
             self._start(self._reporting.run())
+        if self._pack_forwarder is not None:
+            self._start(self._pack_forwarder.run())
         if self._copier is not None:
             self._start(self._copier.run())
         if self._outflow is not None:
@@ -338,12 +345,15 @@ class Router:
     async def _pack(self, line: Line, frame: Frame) -> None:
         await line.changed()
         pack, files = packs.decode(frame)
-        goes_out = self._ends.egress is not None and any(self._ends.goes_out(path) for path in pack.paths)
-        if not is_origin(pack.origin) or (self._ends.destination is None and not goes_out):
+        goes_out = not pack.terminal and self._ends.egress is not None
+        goes_out = goes_out and any(self._ends.goes_out(path) for path in pack.paths)
+        if not is_origin(pack.origin) or not (pack.terminal or goes_out or self._ends.destination):
             raise BadFrame("a pack for a router without a tree, or without an origin of 32 hexadecimal digits")
         name = f"{line.peer.key.name}/{pack.origin}"
         self._join(line, name)
-        refusal = self.rights.refusal(line.peer.key, pack, int(time.time())) or ("unpacked" if goes_out else "")
+        refusal = self._refusal(line.peer.key, pack) or ("unpacked" if goes_out else "")
+        if pack.terminal and self._ends.custodian is None:
+            refusal = "this router takes nothing into custody"
         if refusal == "unpacked":
             line.send(packs.refused(pack, refusal[:_REASON_CHARS]))
             return
@@ -351,7 +361,8 @@ class Router:
             self.complaints.warn("path-refused", line.peer.key.name, reason=refusal)
             line.send(packs.refused(pack, refusal[:_REASON_CHARS]))
             return
-        await self._packs.put(Arrived(pack, files, frames.digests()[line.peer.digest], name))
+        digest = line.peer.digest
+        await self._packs.put(Arrived(pack, files, frames.digests()[digest], name, digest))
 
     async def _execute_packs(self) -> None:
         """Packs as they come; those that came while others were executed share their durable steps."""
@@ -360,7 +371,9 @@ class Router:
             while not self._packs.empty():
                 batch.append(self._packs.get_nowait())
             try:
-                self._deliver(await self._on_disk(partial(self._destination.pack, batch)))
+                self._deliver(await self._on_disk(partial(self._ends.pack, batch)))
+                if self._pack_forwarder is not None:
+                    self._pack_forwarder.wake.set()
             except Exception as problem:  # not answered: who asks again finds out; later ones must not wait for ever
                 log.error("packs-not-executed", packs=len(batch), problem=repr(problem))
 
@@ -467,7 +480,7 @@ class Router:
             if self._ends.destination is None:
                 return "this router has no tree of its own"
             return warrants.refusal(message, key, self.keys, self.rights, self._destination.epoch, now)
-        if isinstance(message, (overlay.Open, overlay.Operation)) and message.terminal:
+        if isinstance(message, (overlay.Open, overlay.Operation, overlay.Pack)) and message.terminal:
             return "" if message.capability else outside_of(key, message)
         return self.rights.refusal(key, message, int(time.time()))
 
@@ -576,8 +589,9 @@ class Router:
     async def _expire_once(self) -> None:
         if self._ends.destination is not None:
             self._deliver(await self._on_disk(self._ends.destination.expire))
-        if self._ends.custodian is not None and self._forwarder is not None:
-            self._deliver(await self._on_disk(partial(self._ends.custodian.expire, self._forwarder.busy)))
+        if self._ends.custodian is not None and self._forwarder is not None and self._pack_forwarder is not None:
+            busy = self._forwarder.busy | self._pack_forwarder.busy
+            self._deliver(await self._on_disk(partial(self._ends.custodian.expire, busy)))
         if self._ends.copies is not None and self._copier is not None:
             self._deliver(await self._on_disk(partial(self._ends.copies.expire, self._copier.busy)))
         if self._ends.egress is not None and self._outflow is not None:

@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from overlay_router import terminal, unnamed
+from overlay_router.staging import as_packed
 from overlay_router.states import Kind, Op, Outcome, Result
 from overlay_router.store import PackIntent, PackResults, Store
 from overlay_router.terminal import Step
@@ -26,17 +27,20 @@ from stageout.wire.frames import Buffer
 from stageout.wire.packs import PackedFile
 
 _AGAIN_S = 5
-_REASONS, _REASON_CHARS = 200, 100
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Arrived(NamedTuple):
-    """A pack and its files. :param digest: that the sender computed. :param peer: who hears the results."""
+    """A pack and its files.
+
+    :param digest: that the sender computed. :param peer: who hears the results. :param digest_name: of ``digest``.
+    """
 
     pack: overlay.Pack
     files: list[PackedFile]
     digest: Callable[[Buffer], bytes]
     peer: str
+    digest_name: str
 
 
 @dataclass
@@ -346,16 +350,8 @@ def _no_space(works: list[_Work]) -> list[tuple[str, overlay.Packed | overlay.No
 
 
 def _message(work: _Work) -> overlay.Packed:
-    pack, results = work.arrived.pack, [work.answers[seq] for seq, *_ in work.arrived.files]
-    bad = [(position, result) for position, result in enumerate(results) if not result or result.outcome != "done"]
-    return overlay.Packed(
-        pack.origin,
-        pack.seq,
-        tuple(result.generation if result else 0 for result in results),
-        tuple(position for position, _ in bad),
-        tuple(result.outcome.value if result else "stale" for _, result in bad),
-        tuple(result.reason[:_REASON_CHARS] if result else "" for _, result in bad[:_REASONS]),
-    )
+    pack = work.arrived.pack
+    return as_packed(pack.origin, pack.seq, [work.answers[seq] for seq, *_ in work.arrived.files])
 
 
 def apart(batch: Sequence[Arrived]) -> Iterator[list[Arrived]]:

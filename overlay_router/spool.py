@@ -7,8 +7,9 @@ import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
+from overlay_router.pack_records import PackRecords
 from overlay_router.states import Release, Result
-from overlay_router.store import SCHEMA, Store, Transfer, as_operation
+from overlay_router.store import SCHEMA, Transfer, as_operation
 from stageout.wire.overlay import Open, Operation
 
 #: Transfer numbers of a spool begin here, so that they are never taken for those of the tree beside it.
@@ -70,7 +71,7 @@ _LATER = """CREATE TABLE IF NOT EXISTS begun (
     PRIMARY KEY (origin, seq)) WITHOUT ROWID"""
 
 
-class CustodyStore(Store):
+class CustodyStore(PackRecords):
     """The open database of a spool. Each method is one transaction and durable when it returns."""
 
     first_tid = FIRST_TID

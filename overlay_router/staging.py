@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from overlay_router import terminal
 from overlay_router.states import Result
 from overlay_router.store import Store, Transfer
 from overlay_router.tree import Tree
 from stageout.core import log
 from stageout.wire import overlay
 from stageout.wire.overlay import Operation, Range
+
+#: A pack may have a thousand files that failed for a reason each.
+_REASONS, _REASON_CHARS = 200, 100
 
 
 def ranges(blocks: Iterable[int]) -> tuple[Range, ...]:
@@ -52,6 +56,27 @@ def as_result(origin: str, seq: int, result: Result | None) -> overlay.Result:
     if result is None:
         return overlay.Result(origin, seq, "stale")
     return overlay.Result(origin, seq, result.outcome.value, result.reason, result.generation, result.code)
+
+
+def as_packed(origin: str, seq: int, results: Sequence[Result | None]) -> overlay.Packed:
+    """The results of a pack's files as they travel; None is STALE."""
+    bad = [(position, result) for position, result in enumerate(results) if not result or result.outcome != "done"]
+    return overlay.Packed(
+        origin,
+        seq,
+        tuple(result.generation if result else 0 for result in results),
+        tuple(position for position, _ in bad),
+        tuple(result.outcome.value if result else "stale" for _, result in bad),
+        tuple(result.reason[:_REASON_CHARS] if result else "" for _, result in bad[:_REASONS]),
+    )
+
+
+def recorded_pack(store: Store, origin: str, seq: int, files: int) -> overlay.Packed | None:
+    """The results that a store has of a pack's files, as they travel; None unless it has all of them."""
+    record, seqs = store.record(origin), range(seq, seq + files)
+    if not all(terminal.is_final(record, one) for one in seqs):
+        return None
+    return as_packed(origin, seq, [None if one <= record.low else record.results[one] for one in seqs])
 
 
 def recorded(store: Store, origin: str, seq: int) -> overlay.Result | None:

@@ -267,18 +267,18 @@ class Store:
 
     def settle_packs(self, settled: Sequence[PackResults]) -> None:
         """Final results of some packs' files, and the end of all their INTENTs, in one."""
-        run = self._connection.execute
         with self._transaction("overlay-pack-settle"):
-            run("DELETE FROM pack_intents")
+            self._connection.execute("DELETE FROM pack_intents")
             for one in settled:
-                self._keep_origin(one.origin, one.expires)
-                run(
-                    "INSERT OR REPLACE INTO packs VALUES (?, ?, ?, ?)",
-                    (one.origin, min(one.results), max(one.results), _columns(one.results)),
-                )
+                self._keep_pack(one)
                 self._count(one.generations)
         for one in settled:
             self.record(one.origin).results.update(one.results)
+
+    def _keep_pack(self, one: PackResults) -> None:
+        self._keep_origin(one.origin, one.expires)
+        row = (one.origin, min(one.results), max(one.results), _columns(one.results))
+        self._connection.execute("INSERT OR REPLACE INTO packs VALUES (?, ?, ?, ?)", row)
 
     def _count(self, generations: dict[str, int]) -> None:
         """Generations of many names, hundreds in a statement: one for each name costs twice as much."""

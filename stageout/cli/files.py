@@ -9,6 +9,7 @@ import argparse
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from stageout.overlay.channel import Gateway, gateway_of
 from stageout.overlay.client import put
 from stageout.overlay.sending import report
 from stageout.overlay.settings import congestion_of, connections_of, routes_of
-from stageout.wire.overlay import Copying, Custody
+from stageout.wire.overlay import Copying, Custody, Result
 from stageout.wire.route import DEFAULT_PORT, BadRoute, Route, address, addresses, check, written
 
 _BAR = 30
@@ -75,14 +76,15 @@ def run(options: argparse.Namespace) -> int:
         custodians = (options.through or "").split(";")
         first = through(gateway, custodians[0])[0] if custodians[0] else gateway
         routes = routes_of(options.routes, first)
-        if options.recursive and options.through:
-            raise UsageError("--recursive goes to the router itself: leave out --through")
+        if options.recursive and (len(custodians) > 1 or "," in custodians[0] or options.copies > 1):
+            raise UsageError("--recursive goes through one custodian")
         if options.lot and (options.recursive or options.through):
             raise UsageError("--lot is for single files that go to the router itself")
         if options.recursive:
             from stageout.cli.trees import send_trees
 
-            return send_trees(gateway, path, options, routes)
+            terminal = through(gateway, options.through)[1] if options.through else ""
+            return send_trees(gateway, path, options, routes, first, terminal)
         for file in options.files:
             name = f"{path}/{Path(file).name}" if len(options.files) > 1 or options.url.endswith("/") else path
             _put(gateway, Path(file), name, options, routes)
@@ -164,6 +166,8 @@ def ask_with(gateway: Gateway, origin: str) -> str:
 def _ask(gateway: Gateway, options: argparse.Namespace) -> int:
     from stageout.overlay.copying import state
 
+    if options.files > 1:
+        return _ask_all(gateway, options)
     try:
         answer = state(gateway, options.origin, options.cancel)
     except TransferFailure as failure:
@@ -177,6 +181,27 @@ def _ask(gateway: Gateway, options: argparse.Namespace) -> int:
         return int(Exit.TIMED_OUT)
     print(f"{answer.outcome}{': ' if answer.reason else ''}{answer.reason}")
     return int(Exit.OK if answer.outcome == "done" else Exit.FAILED)
+
+
+def _ask_all(gateway: Gateway, options: argparse.Namespace) -> int:
+    """Many files of one origin: those that will not arrive, and how many there are of each kind."""
+    from stageout.overlay.copying import states
+
+    if options.cancel:
+        raise UsageError("--cancel is for one file: leave out --files")
+    try:
+        answers = states(gateway, options.origin, options.files)
+    except TransferFailure as failure:
+        print(f"stageout: {failure}", file=sys.stderr)
+        return int(Exit.FAILED)
+    found = Counter("in custody" if isinstance(one, Custody) else one.outcome for one in answers)
+    for seq, one in enumerate(answers, 1):
+        if isinstance(one, Result) and one.outcome != "done":
+            print(f"file {seq}: {one.outcome}{': ' if one.reason else ''}{one.reason}")
+    print(", ".join(f"{count} {what}" for what, count in found.items()))
+    if set(found) == {"done"}:
+        return int(Exit.OK)
+    return int(Exit.TIMED_OUT if set(found) <= {"done", "in custody"} else Exit.FAILED)
 
 
 def _get(gateway: Gateway, path: str, options: argparse.Namespace) -> int:

@@ -209,6 +209,14 @@ def _copies(text: str) -> int:
     return value
 
 
+def _files(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+_files.__name__ = "number of files"
 _copies.__name__ = "number of copies (1 to 8)"
 
 
@@ -296,6 +304,7 @@ def _add_files(commands: argparse._SubParsersAction[_Parser]) -> None:
     command.add_argument("url", metavar="URL", help="overlay://HOST[:PORT] of the custodian")
     command.add_argument("origin", metavar="ORIGIN", help="as put --custody or copy --background has printed it")
     command.add_argument("--cancel", action="store_true", help="give it up first")
+    command.add_argument("--files", metavar="N", type=_files, default=1, help="of so many files, as put -r has said")
     _add_key(command)
     command = _add(commands, "get", "fetches a file from a router of the overlay", _GET, "files")
     command.add_argument("url", metavar="URL", help="overlay://HOST[:PORT]/path")

@@ -21,25 +21,31 @@ from stageout.wire.route import Route
 SHOW_EVERY_S = 0.2
 
 
-def send_trees(gateway: Gateway, path: str, options: argparse.Namespace, routes: Sequence[Route]) -> int:
+def send_trees(
+    gateway: Gateway, path: str, options: argparse.Namespace, routes: Sequence[Route], custodian: Gateway, terminal: str
+) -> int:
     """All files below the directories; each that fails is said, and the others are sent nevertheless.
 
+    :param custodian: who is asked; the router itself where ``terminal`` is "". :param routes: to it.
     :raises TransferFailure: a directory cannot be read, or the router cannot be reached.
     """
     into = len(options.files) > 1 or options.url.endswith("/")
     status = Exit.OK
     for name in options.files:
-        tree = _Tree(gateway, Path(name), f"{path}/{Path(name).resolve().name}".strip("/") if into else path)
+        there = f"{path}/{Path(name).resolve().name}".strip("/") if into else path
+        tree = _Tree(gateway, Path(name), there, custodian, terminal)
         if tree.send(options, routes):
             status = Exit.FAILED
     return int(status)
 
 
 class _Tree:
-    """One directory that is sent."""
+    """One directory that is sent. :param custodian: who is asked; the router itself where ``terminal`` is ""."""
 
-    def __init__(self, gateway: Gateway, local: Path, path: str) -> None:
+    def __init__(self, gateway: Gateway, local: Path, path: str, custodian: Gateway, terminal: str) -> None:
         self._gateway, self._local, self._path = gateway, local, path
+        self._custodian, self._terminal = custodian, terminal
+        self._given: dict[str, int] = {}
         self._files = self._bytes = self._failed = 0
         self._visible, self._shown_s = sys.stderr.isatty(), 0.0
 
@@ -48,10 +54,12 @@ class _Tree:
         start_s = time.monotonic()
         first, most = connections_of(options.connections)
         deadline = int(time.time() + options.within) if options.within else 0
-        with Session(self._gateway) as names:
+        passes = self._custodian if self._terminal else None
+        with Session(self._gateway, routes=routes, through=passes) as names:
             put_many(
-                self._gateway, self._entries(names), self._ended, connections=first, most_connections=most,
-                routes=routes, priority=options.priority, deadline=deadline,
+                self._custodian, self._entries(None if options.custody else names), self._ended,
+                connections=first, most_connections=most, routes=routes, terminal=self._terminal,
+                priority=options.priority, deadline=deadline, custody=options.custody,
             )  # fmt: skip
             names.push()
         seconds = max(1e-3, time.monotonic() - start_s)
@@ -59,14 +67,19 @@ class _Tree:
             print("\r\033[K", end="", file=sys.stderr)
         rates = f"{self._files / seconds:.0f} files/s, {self._bytes / seconds / 1e6:.1f} MB/s"
         print(f"{self._local}: {self._files} files, {self._bytes} bytes in {seconds:.2f} s, {rates}")
+        for origin, files in self._given.items():
+            more = f" --files {files}" if files > 1 else ""
+            print(f"  in custody; what became of it: stageout ask overlay://{self._custodian.server} {origin}{more}")
         return self._failed
 
-    def _entries(self, names: Session) -> Iterator[tuple[str, str, str]]:
+    def _entries(self, names: Session | None) -> Iterator[tuple[str, str, str]]:
         prefix = f"{self._path}/" if self._path else ""
         for found in below(self._local):
             if found.kind == "file":
                 yield found.path, found.local, prefix + found.path
-            elif found.kind == "empty":
+            elif found.kind == "empty" and names is None:
+                self._ended(found.path, TransferFailure(ErrorClass.NOT_SUPPORTED, "an empty directory: use mkdir"))
+            elif found.kind == "empty" and names is not None:
                 _make_dir(names, prefix + found.path)
             else:
                 self._ended(found.path, TransferFailure(ErrorClass.NOT_SUPPORTED, f"{found.local} is not a file"))
@@ -78,6 +91,8 @@ class _Tree:
         else:
             self._files += 1
             self._bytes += result.size_bytes
+            if result.origin:
+                self._given[result.origin] = max(self._given.get(result.origin, 0), getattr(result, "seq", 1))
         if self._visible and time.monotonic() - self._shown_s >= SHOW_EVERY_S:
             self._shown_s = time.monotonic()
             print(f"\r{self._local}: {self._files} files, {self._bytes / 1e6:.1f} MB ", end="", file=sys.stderr)

@@ -203,6 +203,10 @@ class Channel:
                 self._socket.sendall(piece)
         self._block_s = time.monotonic() - started_s
 
+    def fileno(self) -> int:
+        """Of its socket, for who waits for several things at once."""
+        return self._socket.fileno()
+
     def has_more(self, within_s: float) -> bool:
         """Whether something (or the end) comes within so many seconds."""
         return bool(readable([self._socket.fileno()], within_s))

@@ -49,9 +49,10 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Put:
-    """A file that is at its destination.
+    """A file that is at its destination; or that a custodian has, where that was enough.
 
     :param sent_bytes: over the network, with what was sent again. :param shares: what each route did.
+    :param origin: in custody: what the custodian knows it by. "" for a file that has arrived.
     """
 
     size_bytes: int
@@ -60,6 +61,7 @@ class Put:
     manifest: str
     generation: int
     shares: tuple[Share, ...] = ()
+    origin: str = ""
 
 
 @dataclass(frozen=True)
@@ -388,6 +390,34 @@ def give(
         gateway.server, order.terminal, order.origin, order.seq, order.expires, upload.size_bytes, upload.sent_bytes,
         "" if isinstance(answer, Result) else answer.router,
     )  # fmt: skip
+
+
+def deposit(
+    gateway: Gateway,
+    local: Path,
+    path: str,
+    *,
+    terminal: str,
+    mode: int = 0o644,
+    connections: int = 2,
+    progress: Progress = lambda sent_bytes: None,
+    expires_after_s: float = EXPIRES_AFTER_S,
+    routes: Sequence[Route] = ((),),
+    priority: int = 0,
+    deadline: int = 0,
+    most_connections: int = 0,
+) -> Put:
+    """As :func:`put`, but it is enough that the custodian has the file: on return it is durable there.
+
+    :raises TransferFailure: as of :func:`give`.
+    """
+    wanted = allowed(gateway, priority)
+    order = deposit_order(path, terminal, mode, expires_after_s, wanted, deadline, "")
+    given = give(
+        gateway, local, order, connections=connections, progress=progress, routes=routes,
+        most_connections=most_connections,
+    )  # fmt: skip
+    return Put(given.size_bytes, given.sent_bytes, "", "", 0, origin=given.origin)
 
 
 def allowed(gateway: Gateway, priority: int) -> int:

@@ -32,6 +32,8 @@ _DIRECT: Sequence[Route] = ((),)
 Progress = Callable[[int], None]
 _PAUSE_MAX_S = 30.0
 _ASK_EVERY_S = 10.0
+#: That are asked before the first of them is answered.
+_QUESTIONS = 100
 #: Failures of a router that say that it does not get through to the other one.
 _UNREACHED = frozenset(
     {
@@ -248,6 +250,24 @@ def state(gateway: Gateway, origin: str, stop: bool = False) -> Result | Custody
                 found = Result(origin, 1, "pending")
             elif isinstance(answer, (Result, Custody, Copying)):
                 found = answer
+
+
+def states(gateway: Gateway, origin: str, files: int) -> list[Result | Custody]:
+    """What a router says of the first so many operations of an origin: small files that were given to it in packs.
+
+    :raises TransferFailure: it was not reached.
+    """
+    found: dict[int, Result | Custody] = {}
+    with Channel(gateway) as channel:
+        for first in range(1, files + 1, _QUESTIONS):
+            seqs = range(first, min(files + 1, first + _QUESTIONS))
+            for seq in seqs:
+                channel.send(Status(origin, seq))
+            while any(seq not in found for seq in seqs):
+                answer = channel.receive()
+                if isinstance(answer, (Result, Custody)):
+                    found[answer.seq] = answer
+    return [found[seq] for seq in range(1, files + 1)]
 
 
 def cancel(given: Commanded) -> Result:

@@ -12,7 +12,7 @@ from typing import Generic, NamedTuple, TypeVar, Union
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Gateway
-from stageout.overlay.client import Put, put
+from stageout.overlay.client import Put, deposit, put
 from stageout.overlay.packs import AnyPath, Packer, SmallPut
 from stageout.wire.deposits import EXPIRES_AFTER_S
 from stageout.wire.route import Route
@@ -42,6 +42,7 @@ def put_many(
     priority: int = 0,
     deadline: int = 0,
     most_connections: int = 0,
+    custody: bool = False,
     progress: Callable[[Key, int], None] = lambda key, sent_bytes: None,
 ) -> None:
     """Send files: key, local file, path below the router's root. On return every one has ended.
@@ -49,7 +50,7 @@ def put_many(
     :param ended: called once for each, never twice at a time: it is at its destination, whole and checked, or failed.
     :param connections: of one large file. :param routes: ways to the router.
     :param terminal: when ``gateway`` is a custodian on the way there; :param expires_after_s: as of
-        :func:`~stageout.overlay.client.put`. Small files go through a custodian one by one.
+        :func:`~stageout.overlay.client.put`. :param custody: it is enough that the custodian has them.
     :param priority: :param deadline: :param most_connections: of large files, as of
         :func:`~stageout.overlay.client.put`.
     :param at_once: large files. :param progress: of large files.
@@ -63,7 +64,7 @@ def put_many(
     def put_large(key: Key, place: AnyPath, path: str) -> None:
         local = Path(place)
         try:
-            done = put(
+            done = (deposit if custody else put)(
                 gateway, local, path, mode=local.stat().st_mode & 0o777, connections=connections, routes=routes,
                 terminal=terminal, expires_after_s=expires_after_s, priority=priority, deadline=deadline,
                 most_connections=most_connections, progress=lambda sent_bytes: progress(key, sent_bytes),
@@ -84,10 +85,11 @@ def put_many(
             packed.pop(id(key), None)
             end(key, result)
 
-    with Crew(at_once) as crew, _Small(gateway, end_small, routes) as small:
+    packer = Packer(gateway, end_small, routes, terminal=terminal, custody=custody, expires_after_s=expires_after_s)
+    with Crew(at_once) as crew, _Small(packer, end_small) as small:
         for key, local, path in files:
             packed[id(key)] = local, path
-            if terminal or not small.add(key, local, path):
+            if not small.add(key, local, path):
                 packed.pop(id(key), None)
                 crew.do(partial(put_large, key, local, path))
         small.finish()
@@ -128,9 +130,8 @@ class Crew:
 class _Small(Generic[Key]):
     """A packer that fails file by file."""
 
-    def __init__(self, gateway: Gateway, ended: Ended[Key], routes: Sequence[Route]) -> None:
-        self._ended = ended
-        self._packer = Packer(gateway, ended, routes)
+    def __init__(self, packer: Packer[Key], ended: Ended[Key]) -> None:
+        self._ended, self._packer = ended, packer
         self._failure: TransferFailure | None = None
 
     def __enter__(self) -> _Small[Key]:
@@ -160,6 +161,8 @@ class _Small(Generic[Key]):
 
     def _fail(self, failure: TransferFailure, *keys: Key) -> None:
         self._failure = failure
+        if self._packer.may_arrive:
+            failure.message += "; what the custodian has may still arrive until it expires"
         for key in {id(key): key for key in (*self._packer.keys(), *keys)}.values():
             self._ended(key, failure)
 

@@ -2,7 +2,8 @@
 
 A :class:`Packer` is one origin. Files are read, packed and sent while earlier packs are being executed; a few packs are
 under way at once, and kept until their results are here. A lost connection costs nothing: packs without results are
-said again under the same numbers, and each file is executed once.
+said again under the same numbers, and each file is executed once. Through a custodian it is the same; it can also be
+enough that the custodian has them.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay import outcomes
 from stageout.overlay.channel import Channel, Gateway
 from stageout.wire.deposits import EXPIRES_AFTER_S
-from stageout.wire.overlay import Low, NoSpace, Pack, Packed, Result
+from stageout.wire.overlay import Custody, Low, Message, NoSpace, Pack, Packed, Result, Status
 from stageout.wire.packs import MAX_FILE_BYTES, MAX_FILES, MAX_PACK_BYTES, MAX_PATHS_BYTES
 from stageout.wire.route import Route
 
 _UNDER_WAY = 16
 _RESUMES = 3
+#: A router that says nothing for so long is asked.
+_ASK_EVERY_S = 10.0
 _RESUMABLE = frozenset({ErrorClass.CONNECTION_LOST, ErrorClass.STALLED, ErrorClass.CONNECT_FAILED})
 #: Characters that JSON takes at most for one of ASCII; twice as many for others.
 _ESCAPED = 6
@@ -37,12 +40,17 @@ AnyPath = Union[str, Path]
 
 
 class SmallPut(NamedTuple):
-    """A small file that is at its destination."""
+    """A small file that is at its destination; or that a custodian has, where that was enough.
+
+    :param origin: in custody: what the custodian knows it by, with ``seq``. "" for a file that has arrived.
+    """
 
     size_bytes: int
     digest_name: str
     digest: str
     generation: int
+    origin: str = ""
+    seq: int = 0
 
 
 End = Union[SmallPut, TransferFailure]
@@ -53,6 +61,7 @@ class _Load(Generic[Key]):
     """Files of one pack, whose data lie in ``room`` one behind the other.
 
     :param keys: what the caller knows them by. :param head: while it is under way.
+    :param in_custody: a custodian has it.
     """
 
     first: int
@@ -65,6 +74,7 @@ class _Load(Generic[Key]):
     data_bytes: int = 0
     paths_bytes: int = 0
     head: Pack | None = None
+    in_custody: bool = False
 
     def has_room(self, path_bytes: int) -> bool:
         """Whether there is one more path in it."""
@@ -79,9 +89,12 @@ class _Load(Generic[Key]):
         self.data_bytes += size_bytes
         self.paths_bytes += path_bytes
 
-    def close(self, origin: str, expires: int) -> None:
+    def close(self, origin: str, expires: int, terminal: str, release: str) -> None:
         """It becomes a pack, to which no file is added any more."""
-        self.head = Pack(origin, self.first, expires, tuple(self.paths), tuple(self.sizes_bytes), tuple(self.modes), "")
+        self.head = Pack(
+            origin, self.first, expires, tuple(self.paths), tuple(self.sizes_bytes), tuple(self.modes), "",
+            terminal=terminal, release=release,
+        )  # fmt: skip
 
     def put(self, channel: Channel) -> None:
         """Send it, once it is closed. :raises TransferFailure: the connection is lost."""
@@ -97,18 +110,31 @@ class Packer(Generic[Key]):
 
     :param ended: called with a file's key and what became of it. :param routes: ways to the router (relays in order,
         () is the direct one): the first that works, then the next.
+    :param terminal: when ``gateway`` is a custodian on the way there. :param custody: it is enough that it has them.
+    :param expires_after_s: the time after which nobody tries to deliver them any more.
     """
 
-    def __init__(self, gateway: Gateway, ended: Callable[[Key, End], None], routes: Sequence[Route] = ((),)) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        ended: Callable[[Key, End], None],
+        routes: Sequence[Route] = ((),),
+        *,
+        terminal: str = "",
+        custody: bool = False,
+        expires_after_s: float = EXPIRES_AFTER_S,
+    ) -> None:
         self.gateway, self._ended, self._routes = gateway, ended, tuple(routes) or ((),)
+        self._terminal, self._custody = terminal, custody
         self.origin = secrets.token_hex(16)
-        self._expires = int(time.time()) + EXPIRES_AFTER_S
+        self._expires = int(time.time() + expires_after_s)
         self._channel: Channel | None = None
         self._rooms: list[memoryview] = []
         self._load: _Load[Key] = self._new(1)
         self._waiting: deque[_Load[Key]] = deque()
         self._names: set[str] = set()
         self._attempts = self._unsettled = 0
+        self._patient_until_s = 0.0
 
     def __enter__(self) -> Packer[Key]:
         return self
@@ -125,6 +151,11 @@ class Packer(Generic[Key]):
     def keys(self) -> list[Key]:
         """Files that have not ended."""
         return [key for load in (*self._waiting, self._load) for key in load.keys]
+
+    @property
+    def may_arrive(self) -> bool:
+        """Whether a custodian has files that have not ended."""
+        return any(load.in_custody for load in self._waiting)
 
     def add(self, key: Key, local: AnyPath, path: str) -> bool:
         """Send a file; it is read now. One whose name is under way waits until that has ended.
@@ -172,7 +203,7 @@ class Packer(Generic[Key]):
         while len(self._waiting) >= _UNDER_WAY:
             self._trying(self._take)
         load = self._load
-        load.close(self.origin, self._expires)
+        load.close(self.origin, self._expires, self._terminal, "custody" if self._custody else "delivered")
         self._load = self._new(load.first + len(load.paths))
         self._trying(lambda: self._say(load))
         while self._waiting and self._channel is not None and self._channel.has_more(0):
@@ -183,13 +214,24 @@ class Packer(Generic[Key]):
         try:
             step()
             self._attempts = 0
+            self._patient_until_s = time.monotonic() + self.gateway.timeout_s
         except TransferFailure as failure:
             self.close()
             self._routes = (*self._routes[1:], self._routes[0])
-            if failure.kind not in _RESUMABLE or self._attempts == _RESUMES * len(self._routes):
+            if failure.kind not in _RESUMABLE or (self._attempts >= self._most_attempts and not self._is_patient()):
                 raise
-            time.sleep(min(4.0, 0.25 * 2 ** (self._attempts // len(self._routes))))
+            time.sleep(min(4.0, 0.25 * 2 ** min(4, self._attempts // len(self._routes))))
             self._attempts += 1
+
+    @property
+    def _most_attempts(self) -> int:
+        return _RESUMES * len(self._routes)
+
+    def _is_patient(self) -> bool:
+        """A router that was there may be starting again; a custodian will say what became of what it has."""
+        if self.may_arrive:
+            return time.time() < self._expires
+        return time.monotonic() < self._patient_until_s
 
     def _say(self, load: _Load[Key]) -> None:
         self._waiting.append(load)
@@ -204,25 +246,43 @@ class Packer(Generic[Key]):
             self._channel = Channel(self.gateway, self._routes[0])
             self._channel.send(Low(self.origin, 0))
             for load in self._waiting:
-                load.put(self._channel)
+                if load.in_custody:
+                    self._channel.send(self._question(load))
+                else:
+                    load.put(self._channel)
         return self._channel
 
+    def _question(self, load: _Load[Key]) -> Status:
+        return Status(self.origin, load.first, len(load.paths))
+
     def _take(self) -> None:
-        """The results of one pack."""
+        """Hear something of one pack: its results, most of the time."""
         channel = self._connected()
-        answer = channel.receive()
-        if not isinstance(answer, (Packed, NoSpace)):
-            raise channel.failure(ErrorClass.NOT_SUPPORTED, f"{type(answer).__name__} where PACKED was due")
+        answer = self._heard(channel)
         load = next((load for load in self._waiting if load.first == answer.seq), None)
         if load is None:
             return
+        if isinstance(answer, Result):
+            if answer.outcome == "unknown":  # a custodian's copy was damaged, perhaps
+                load.in_custody = False
+                load.put(channel)
+            return
+        if isinstance(answer, Custody):
+            load.in_custody = True
+            if not self._custody:
+                return
         self._waiting.remove(load)
         self._names.difference_update(load.paths)
         if isinstance(answer, NoSpace):
             self._no_space(load, answer)
+        elif isinstance(answer, Custody):
+            columns = zip(load.keys, load.sizes_bytes, load.digests)
+            for seq, (key, size_bytes, digest) in enumerate(columns, load.first):
+                self._ended(key, SmallPut(size_bytes, channel.digest_name, digest.hex(), 0, self.origin, seq))
         else:
             self._tell(channel, load, answer)
-            self._settled(channel, load)
+            if not self._custody:
+                self._settled(channel, load)
         self._rooms.append(load.room)
 
     def _settled(self, channel: Channel, load: _Load[Key]) -> None:
@@ -232,6 +292,18 @@ class Packer(Generic[Key]):
             self._unsettled = 0
             low = (self._waiting[0].first if self._waiting else load.first + len(load.paths)) - 1
             channel.send(Low(self.origin, low))
+
+    def _heard(self, channel: Channel) -> Packed | NoSpace | Custody | Result:
+        """The next answer; the router is asked while it is silent."""
+        silence_s = self.gateway.timeout_s
+        while not channel.has_more(min(_ASK_EVERY_S, silence_s / 2)):
+            channel.send(self._question(self._waiting[0]))
+            if not channel.has_more(silence_s):
+                raise channel.failure(ErrorClass.STALLED, f"silent for {silence_s:.0f} s")
+        answer: Message = channel.receive()
+        if not isinstance(answer, (Packed, NoSpace, Custody, Result)):
+            raise channel.failure(ErrorClass.NOT_SUPPORTED, f"{type(answer).__name__} where PACKED was due")
+        return answer
 
     def _no_space(self, load: _Load[Key], answer: NoSpace) -> None:
         server = self.gateway.server

@@ -327,6 +327,7 @@ class Pack:
     Each is an operation of its own that depends on no other; missing directories are made, a file is replaced.
 
     :param manifest: SHA-256 over the digests of all files in order.
+    :param terminal: as in OPEN; another router takes all of it into custody. :param release: as of an OPERATION.
     """
 
     origin: str
@@ -338,6 +339,8 @@ class Pack:
     manifest: str
     capability: str = ""
     signature: str = ""
+    terminal: str = ""
+    release: str = "delivered"
 
 
 @dataclass(frozen=True)
@@ -383,10 +386,15 @@ class Custody:
 
 @dataclass(frozen=True)
 class Status:
-    """Ask for the state of an operation: RESULT, CUSTODY where a custodian has it, else STAGED while data come."""
+    """Ask for the state of an operation: RESULT, CUSTODY where a custodian has it, else STAGED while data come.
+
+    :param files: of so many files of a pack, from ``seq`` on: PACKED when all are final, CUSTODY, or a RESULT that says
+        "pending" or "unknown". 0: of one operation.
+    """
 
     origin: str
     seq: int
+    files: int = 0
 
 
 @dataclass(frozen=True)

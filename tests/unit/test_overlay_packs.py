@@ -39,7 +39,7 @@ def arrived(seq: int, files: dict[str, bytes], *, mode: int = 0o644, origin: str
     (frame,) = decoder.frames()
     pack, found = packs.decode(frame)
     assert pack == head
-    return Arrived(pack, found, digest, PEER)
+    return Arrived(pack, found, digest, PEER, "blake2b-128")
 
 
 @pytest.fixture

@@ -1,0 +1,116 @@
+"""Packs in custody: what a custodian must not forget of them. Their files lie in its spool, one for each pack."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from overlay_router.states import Release
+from overlay_router.store import PackResults, Store
+from stageout.wire.overlay import Pack
+
+_TABLE = """CREATE TABLE IF NOT EXISTS packs_held (
+    origin TEXT NOT NULL, seq INTEGER NOT NULL, end INTEGER NOT NULL, path BLOB NOT NULL, terminal TEXT NOT NULL,
+    release TEXT NOT NULL, expires INTEGER NOT NULL, sender TEXT NOT NULL, digest TEXT NOT NULL, size INTEGER NOT NULL,
+    taken_at INTEGER NOT NULL, pack TEXT NOT NULL, UNIQUE (origin, seq))"""
+_COLUMNS = "origin, seq, end, path, terminal, release, expires, sender, digest, size, taken_at"
+
+
+@dataclass(frozen=True)
+class HeldPack:
+    """A pack in custody.
+
+    :param end: the number behind that of its last file. :param path: of its first file. :param sender: who gave it.
+    :param digest: the kind of its files' digests. :param size_bytes: in the spool.
+    :param taken_at: Unix time in seconds.
+    """
+
+    origin: str
+    seq: int
+    end: int
+    path: str
+    terminal: str
+    release: str
+    expires: int
+    sender: str
+    digest: str
+    size_bytes: int
+    taken_at: int
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Its origin and the number of its first file."""
+        return self.origin, self.seq
+
+    @property
+    def files(self) -> int:
+        """How many it has."""
+        return self.end - self.seq
+
+    @property
+    def is_single(self) -> bool:
+        """Whether its sender has freed it."""
+        return Release(self.release) is Release.CUSTODY
+
+
+class PackRecords(Store):
+    """The part of a spool's database that is about packs. Each method is one transaction and durable on return."""
+
+    def _open(self) -> None:
+        super()._open()
+        self._connection.execute(_TABLE)
+
+    def held_packs(self) -> list[HeldPack]:
+        """All packs in custody, oldest first."""
+        rows = self._connection.execute(f"SELECT {_COLUMNS} FROM packs_held ORDER BY taken_at, rowid").fetchall()
+        return [HeldPack(origin, seq, end, os.fsdecode(path), *rest) for origin, seq, end, path, *rest in rows]
+
+    def pack(self, key: tuple[str, int]) -> Pack:
+        """The names, sizes and so on of a pack in custody."""
+        query = "SELECT pack FROM packs_held WHERE origin = ? AND seq = ?"
+        (text,) = self._connection.execute(query, key).fetchone()
+        return as_pack(text)
+
+    def take_packs(self, taken: Iterable[tuple[HeldPack, Pack]]) -> None:
+        """CUSTODY of some packs, durable before it is said."""
+        with self._transaction("spool-pack-take"):
+            for held, pack in taken:
+                self._keep_origin(held.origin, held.expires)
+                row = (
+                    *held.key, held.end, os.fsencode(held.path), held.terminal, held.release, held.expires,
+                    held.sender, held.digest, held.size_bytes, held.taken_at, pack_text(pack),
+                )  # fmt: skip
+                marks = ", ".join("?" * len(row))
+                self._connection.execute(f"INSERT INTO packs_held ({_COLUMNS}, pack) VALUES ({marks})", row)
+
+    def withdraw_pack(self, key: tuple[str, int]) -> None:
+        """A damaged pack whose sender has its files is not in custody any more."""
+        with self._transaction("spool-pack-withdraw"):
+            self._forget_pack(key)
+
+    def conclude_packs(self, settled: Sequence[tuple[HeldPack, PackResults]]) -> None:
+        """The final results of all files of some packs, and the end of their custody, in one."""
+        with self._transaction("spool-pack-settle"):
+            for held, one in settled:
+                self._keep_pack(one)
+                self._forget_pack(held.key)
+        for _, one in settled:
+            self.record(one.origin).results.update(one.results)
+
+    def _forget_pack(self, key: tuple[str, int]) -> None:
+        self._connection.execute("DELETE FROM packs_held WHERE origin = ? AND seq = ?", key)
+
+
+def pack_text(pack: Pack) -> str:
+    """A pack as it is written down."""
+    return json.dumps(vars(pack))
+
+
+def as_pack(text: str) -> Pack:
+    """A pack as it was written down."""
+    values: dict[str, Any] = json.loads(text)
+    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    return Pack(**{**values, **lists})
