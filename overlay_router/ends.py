@@ -94,6 +94,14 @@ class Ends:
         held = self.custodian.packs.custody(ask.origin, ask.seq) if self.custodian is not None else None
         return held or overlay.Result(ask.origin, ask.seq, "unknown")
 
+    def reason_against(self, pack: overlay.Pack) -> str:
+        """Why a pack cannot be taken here, "" if it can."""
+        if pack.terminal:
+            return "" if self.custodian is not None else "this router takes nothing into custody"
+        if self.egress is not None and any(self.goes_out(path) for path in pack.paths):
+            return "unpacked"
+        return "" if self.destination is not None else "this router has no tree of its own"
+
     def pack(self, batch: Sequence[Arrived]) -> list[Reply]:
         """Take packs of small files: those for other terminals into custody, the others into the tree.
 

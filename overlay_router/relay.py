@@ -43,7 +43,7 @@ from overlay_router.report import Reporting
 from overlay_router.rights import Rights, outside_of
 from overlay_router.small_files import Arrived
 from overlay_router.tree import no_room
-from overlay_router.waiting import TOGETHER, Changes
+from overlay_router.waiting import TOGETHER, Changes, Packs
 from overlay_router.worker import Again, Job, Report
 from stageout.core import log
 from stageout.core.clock import SystemClock
@@ -68,7 +68,6 @@ _ACCEPT_AGAIN_S = 0.1
 _GREETING_S = 30.0
 _MOST_ORIGINS = 4096
 _NOT_FINAL = ("pending", "unknown")
-_PACKS_WAITING = 16
 _REASON_CHARS = 200
 #: A file that a custodian sends on when the first of it is there, not before: most of these are whole by then.
 _SMALL_BYTES = 8 * overlay.BLOCK_BYTES
@@ -110,7 +109,7 @@ class Router:
         self._lines: dict[str, list[Line]] = {}
         self._whole: dict[int, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._packs: asyncio.Queue[Arrived] = asyncio.Queue(_PACKS_WAITING)
+        self._packs = Packs()
         self._changes = Changes()
         self._pool = Pool(workers, self._on_report, self._on_again)
         links.dial = self._dial
@@ -158,7 +157,7 @@ class Router:
         loop = asyncio.get_running_loop()
         self._start(self._expire())
         self._start(self.links.run())
-        self._start(self._execute_packs())
+        self._start(self._packs.run(self._execute_packs))
         self._start(self._changes.run(self._change_names))
         if self._forwarder is not None:
             self._start(self._forwarder.run())
@@ -345,37 +344,23 @@ class Router:
     async def _pack(self, line: Line, frame: Frame) -> None:
         await line.changed()
         pack, files = packs.decode(frame)
-        goes_out = not pack.terminal and self._ends.egress is not None
-        goes_out = goes_out and any(self._ends.goes_out(path) for path in pack.paths)
-        if not is_origin(pack.origin) or not (pack.terminal or goes_out or self._ends.destination):
-            raise BadFrame("a pack for a router without a tree, or without an origin of 32 hexadecimal digits")
-        name = f"{line.peer.key.name}/{pack.origin}"
+        if not is_origin(pack.origin):
+            raise BadFrame("a pack without an origin of 32 hexadecimal digits")
+        name, digest = f"{line.peer.key.name}/{pack.origin}", line.peer.digest
         self._join(line, name)
-        refusal = self._refusal(line.peer.key, pack) or ("unpacked" if goes_out else "")
-        if pack.terminal and self._ends.custodian is None:
-            refusal = "this router takes nothing into custody"
-        if refusal == "unpacked":
-            line.send(packs.refused(pack, refusal[:_REASON_CHARS]))
-            return
+        refusal = self._refusal(line.peer.key, pack)
         if refusal:
             self.complaints.warn("path-refused", line.peer.key.name, reason=refusal)
+        refusal = refusal or self._ends.reason_against(pack)
+        if refusal:
             line.send(packs.refused(pack, refusal[:_REASON_CHARS]))
             return
-        digest = line.peer.digest
         await self._packs.put(Arrived(pack, files, frames.digests()[digest], name, digest))
 
-    async def _execute_packs(self) -> None:
-        """Packs as they come; those that came while others were executed share their durable steps."""
-        while True:
-            batch = [await self._packs.get()]
-            while not self._packs.empty():
-                batch.append(self._packs.get_nowait())
-            try:
-                self._deliver(await self._on_disk(partial(self._ends.pack, batch)))
-                if self._pack_forwarder is not None:
-                    self._pack_forwarder.wake.set()
-            except Exception as problem:  # not answered: who asks again finds out; later ones must not wait for ever
-                log.error("packs-not-executed", packs=len(batch), problem=repr(problem))
+    async def _execute_packs(self, batch: list[Arrived]) -> None:
+        self._deliver(await self._on_disk(partial(self._ends.pack, batch)))
+        if self._pack_forwarder is not None:
+            self._pack_forwarder.wake.set()
 
     async def _change_names(self, asked: list[tuple[overlay.Operation, str]]) -> None:
         self._deliver(await self._on_disk(lambda: self._destination.operate_all(asked)))

@@ -1,4 +1,4 @@
-"""Changes of names that wait for the disk: those that came while others were made share their durable steps."""
+"""Changes of names, and packs, that wait for the disk: those that came while others were made share durable steps."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from overlay_router.line import Line
+from overlay_router.small_files import Arrived
 from stageout.core import log
 from stageout.wire.overlay import Operation
 
@@ -14,6 +15,31 @@ from stageout.wire.overlay import Operation
 TOGETHER = 256
 #: Have operations, each with the name of the peer that asked, executed and answered.
 Execute = Callable[["list[tuple[Operation, str]]"], Awaitable[None]]
+
+
+_PACKS = 16
+
+
+class Packs:
+    """Packs of all connections that wait for the disk; those that came while others were executed are one batch."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[Arrived] = asyncio.Queue(_PACKS)
+
+    async def put(self, arrived: Arrived) -> None:
+        """Have a pack executed soon; waits while many do."""
+        await self._queue.put(arrived)
+
+    async def run(self, execute: Callable[[list[Arrived]], Awaitable[None]]) -> None:
+        """Execute what comes, until cancelled."""
+        while True:
+            batch = [await self._queue.get()]
+            while not self._queue.empty():
+                batch.append(self._queue.get_nowait())
+            try:
+                await execute(batch)
+            except Exception as problem:  # not answered: who asks again finds out; later ones must not wait for ever
+                log.error("packs-not-executed", packs=len(batch), problem=repr(problem))
 
 
 class _Waiting(NamedTuple):
