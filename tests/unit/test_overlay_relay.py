@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import pytest
 
-from overlay_router import carrier, copyist
+from overlay_router import carrier, copyist, pack_carrier
 from overlay_router.call import Kit
 from overlay_router.circuits import Neighbours
 from overlay_router.copier import Copier, _Try
@@ -274,7 +274,7 @@ def test_packs_that_cannot_be_executed_do_not_stop_the_others(end: _End) -> None
 
     async def work(router: Router, gateway: Gateway) -> None:
         for number in (1, 2):
-            router._packs.put_nowait(cast(Any, number))
+            await router._packs.put(cast(Any, SimpleNamespace(pack=SimpleNamespace(terminal=""))))
             await until(lambda wanted=number: len(batches) == wanted)  # type: ignore[misc]
 
     serving(end, work)
@@ -288,6 +288,7 @@ def test_secrets_are_not_shown_with_what_has_them() -> None:
         Neighbours(key=key),
         Forwarding(key, 1, Path("r")),
         carrier.Order(1, "t:1", "k", text, "{}"),
+        pack_carrier.Order(1, "t:1", "k", text, "{}", "f", "d"),
         copyist.Order(cast(Any, None), "f", "k", text),
         Equipment({"x.use": SECRET}),
         Kit(cast(Any, None), Path("w"), 1.0, {"x.use": SECRET}, None),
