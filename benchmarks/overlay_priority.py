@@ -16,12 +16,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common import Figure, main
+from common import Figure, main_in_parts
 
 from stageout.core.errors import StageoutError
 from stageout.testing.router import RouterProcess, relay
@@ -33,7 +33,8 @@ MIB = 1 << 20
 LINK = Link(12.5e6, 0.067, congestion="bbr", mtu_bytes=1500)
 LOSSY = Link(12.5e6, 0.067, congestion="bbr", mtu_bytes=1500, loss=0.001)
 #: Congestion control, and the most connections that it may need.
-_LOSSES = (("cubic", 24), ("bbr", 4))
+_LOSSES = {"cubic": 24, "bbr": 4}
+_PLACES = ("sender", "relay")
 #: More than leaves while it is looked at; the urgent file cannot see how much is behind that.
 _BULK_BYTES = 1_000_000_000
 _SETTLE_S = 5.0
@@ -121,20 +122,16 @@ def took_s(put: subprocess.Popen[str]) -> float:
     return float(ended(put)["took_s"])
 
 
-def losses(size_bytes: int) -> list[Figure]:
+def losses(at: Site, congestion: str, size_bytes: int) -> list[Figure]:
     """A put whose number of connections is found, on a link that loses packets."""
-    figures = []
     link = LOSSY.rate_bytes_per_s / 1e6
-    with site(LOSSY) as at:
-        for congestion, most in _LOSSES:
-            end = ended(at.put(congestion, size_bytes, False, "2-24", 0, congestion))
-            print(f"{congestion}: {end['shares']}")
-            rate, connections = size_bytes / end["took_s"] / 1e6, max(end["connections"])
-            figures += [
-                Figure(f"0.1 % loss, {congestion}: one file", rate, "MB/s", "the link", link, 0.85 * link, more=True),
-                Figure(f"0.1 % loss, {congestion}: connections at the end", connections, "", goal=most),
-            ]
-    return figures
+    end = ended(at.put(congestion, size_bytes, False, "2-24", 0, congestion))
+    print(f"{congestion}: {end['shares']}")
+    rate, connections = size_bytes / end["took_s"] / 1e6, max(end["connections"])
+    return [
+        Figure(f"{congestion}: one file, 0.1 % loss", rate, "MB/s", "the link", link, 0.85 * link, more=True),
+        Figure(f"{congestion}: connections at the end", connections, "", goal=_LOSSES[congestion]),
+    ]
 
 
 def urgent(at: Site, by_relay: bool, rounds: int) -> tuple[list[float], list[float]]:
@@ -150,32 +147,35 @@ def urgent(at: Site, by_relay: bool, rounds: int) -> tuple[list[float], list[flo
     return alone, behind
 
 
-def measure(quick: bool) -> list[Figure]:
+def first(place: str, seconds: float, rounds: int) -> list[Figure]:
+    """Who goes first, where flows meet at the sender or in a relay."""
+    by_relay = place == "relay"
+    with site(LINK) as at:
+        more, less = shares(at, by_relay, seconds)
+        alone, behind = urgent(at, by_relay, rounds)
+    share, middle = more / (more + less), statistics.median(alone)
+    late = statistics.median(behind)
+    return [
+        Figure(f"{place}: share of weight 4 beside weight 1", share, "of 1", goal=0.72, more=True),
+        Figure(f"{place}: share of weight 1", 1 - share, "of 1", goal=0.18, more=True),
+        Figure(f"{place}: both together", more + less, "MB/s", "the link", LINK.rate_bytes_per_s / 1e6),
+        Figure(f"{place}: 1 MiB urgent behind a large file", late, "s", "alone", middle),
+        Figure(f"{place}: so much later than alone", late - middle, "s", goal=0.5),
+        Figure(f"{place}: the worst of {rounds}", max(behind) - middle, "s"),
+    ]
+
+
+def measure(wanted: Sequence[str], quick: bool) -> list[Figure]:
     """Both places, then both kinds of congestion control."""
     rounds, seconds = (2, 8.0) if quick else (5, 20.0)
-    figures = []
-    for by_relay, place in ((False, "at the sender"), (True, "in a relay")):
-        with site(LINK) as at:
-            more, less = shares(at, by_relay, seconds)
-            alone, behind = urgent(at, by_relay, rounds)
-        share = more / (more + less)
-        later = statistics.median(behind) - statistics.median(alone)
-        figures += [
-            Figure(f"{place}: share of weight 4 beside weight 1", share, "of 1", goal=0.72, more=True),
-            Figure(f"{place}: share of weight 1", 1 - share, "of 1", goal=0.18, more=True),
-            Figure(f"{place}: both together", more + less, "MB/s", "the link", LINK.rate_bytes_per_s / 1e6),
-            Figure(
-                f"{place}: 1 MiB urgent behind a large file",
-                statistics.median(behind),
-                "s",
-                "alone",
-                statistics.median(alone),
-            ),
-            Figure(f"{place}: so much later than alone", later, "s", goal=0.5),
-            Figure(f"{place}: the worst of {rounds}", max(behind) - statistics.median(alone), "s"),
-        ]
-    return figures + losses((64 if quick else 256) * MIB)
+    figures = [figure for place in _PLACES if place in wanted for figure in first(place, seconds, rounds)]
+    lossy = [congestion for congestion in _LOSSES if congestion in wanted]
+    if lossy:
+        with site(LOSSY) as at:
+            for congestion in lossy:
+                figures += losses(at, congestion, (64 if quick else 256) * MIB)
+    return figures
 
 
 if __name__ == "__main__":
-    sys.exit(main("overlay_priority", measure))
+    sys.exit(main_in_parts("overlay_priority", [*_PLACES, *_LOSSES], measure))

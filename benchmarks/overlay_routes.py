@@ -15,9 +15,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from common import Figure, main
+from common import Figure, main_in_parts
 from routers.net import Net, Sent
 
 from stageout.testing.wide_area import Link
@@ -124,38 +125,54 @@ def _cut(number: signal.Signals) -> Callable[[Net], None]:
     return send
 
 
-def measure(quick: bool) -> list[Figure]:
-    """All cases, each with links of its own."""
+@dataclass(frozen=True)
+class _Part:
+    """One case. :param inner: relays beside the terminal."""
+
+    links: tuple[Link, ...]
+    run: Callable[[Case, str], list[Figure]]
+    inner: int = 0
+
+
+def _parts() -> dict[str, _Part]:
+    cut, mend = _cut(signal.SIGSTOP), _cut(signal.SIGCONT)
+    equal = (_link(), _link())
+    return {
+        "equal": _Part(equal, lambda it, name: it.of_the_sum(name, 0.95)),
+        "4 to 1": _Part((_link(), _link(_RATE / 4)), lambda it, name: it.of_the_sum(name, 0.92)),
+        "10 to 1": _Part((_link(), _link(_RATE / 10)), lambda it, name: it.of_the_better(name)),
+        "10 to 1, 8 MiB": _Part((_link(), _link(_RATE / 10)), lambda it, name: it.of_the_better(name, 8 * MIB, 1.15)),
+        "10 and 200 ms": _Part((_link(), _link(_RATE, 0.2)), lambda it, name: it.of_the_better(name)),
+        "a relay is killed": _Part(equal, lambda it, name: it.dies(name, _kill, _restart)),
+        "a link falls silent": _Part(equal, lambda it, name: it.dies(name, cut, mend)),
+        "five relays": _Part((_link(),), _hops, inner=4),
+    }
+
+
+def measure(wanted: Sequence[str], quick: bool) -> list[Figure]:
+    """These cases, each with links of its own."""
     rounds, seconds = (1, 4.0) if quick else (3, 20.0)
     figures: list[Figure] = []
-
-    def case(links: Sequence[Link], run: Callable[[Case], list[Figure]], inner: int = 0) -> None:
+    for name, part in _parts().items():
+        if name not in wanted:
+            continue
         with tempfile.TemporaryDirectory(prefix="routes", dir="/var/tmp") as folder:
             Path(folder).chmod(0o755)
-            with Net(Path(folder), links, inner) as net:
-                figures.extend(run(Case(net, rounds, seconds)))
-        print("; ".join(f"{figure.what} {figure.value:.3g} {figure.unit}" for figure in figures[-3:]), flush=True)
-
-    case([_link(), _link()], lambda it: it.of_the_sum("two equal routes", 0.95))
-    case([_link(), _link(_RATE / 4)], lambda it: it.of_the_sum("4:1", 0.92))
-    case([_link(), _link(_RATE / 10)], lambda it: it.of_the_better("10:1"))
-    case([_link(), _link(_RATE / 10)], lambda it: it.of_the_better("10:1, one file of 8 MiB", 8 * MIB, 1.15))
-    case([_link(), _link(_RATE, 0.2)], lambda it: it.of_the_better("10 ms and 200 ms"))
-    case([_link(), _link()], lambda it: it.dies("a relay is killed at half", _kill, _restart))
-    cut, mend = _cut(signal.SIGSTOP), _cut(signal.SIGCONT)
-    case([_link(), _link()], lambda it: it.dies("a link falls silent at half", cut, mend))
-    case([_link()], _hops, inner=4)
+            with Net(Path(folder), part.links, part.inner) as net:
+                found = part.run(Case(net, rounds, seconds), name)
+        print("; ".join(f"{figure.what} {figure.value:.3g} {figure.unit}" for figure in found), flush=True)
+        figures += found
     return figures
 
 
-def _hops(case: Case) -> list[Figure]:
+def _hops(case: Case, name: str) -> list[Figure]:
     """Put and get over five relays, beside one."""
     figures = []
     for verb in ("put", "get"):
         ratios = [case.rate(verb) / case.rate(verb, short=True) for _ in range(case.rounds)]
-        figures.append(Figure(f"{verb}, five relays, of one", _median(ratios), "ratio", goal=0.9, more=True))
+        figures.append(Figure(f"{name}: {verb}, of one", _median(ratios), "ratio", goal=0.9, more=True))
     return figures
 
 
 if __name__ == "__main__":
-    sys.exit(main("overlay_routes", measure))
+    sys.exit(main_in_parts("overlay_routes", list(_parts()), measure))
