@@ -11,7 +11,10 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import select
 import socket
+import struct
+import termios
 import threading
 import time
 from collections.abc import Callable
@@ -25,9 +28,40 @@ _SPLICE_F_MOVE = 1
 IDLE_S = 180.0
 _LOOK_S = 5
 _TELL_S = 0.5
+#: While data come in smaller parts than this they are gathered, for no longer than this.
+_USEFUL_BYTES = 64 * 1024
+_GATHER_MS = 5
+#: Less than that is a message by itself: nobody waits for more.
+_LEAST_BYTES = 1024
 #: What may wait unsent for a hop: what leaves in this time, within bounds.
 _UNSENT_S = 0.005
 _MOST_UNSENT_BYTES = 1024 * 1024
+
+
+class Gathering:
+    """Lets data gather in a socket while they flow, so that a slow link does not cost a turn for each of its packets.
+
+    The first byte behind a pause is never waited for, and no byte waits for long.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock, self._gathers = sock, False
+        self._is_tcp = sock.family != socket.AF_UNIX
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+
+    def wait(self, came_bytes: int) -> None:
+        """Before the next part is read. :param came_bytes: size of the last one."""
+        if not self._gathers and self._is_tcp and _LEAST_BYTES <= came_bytes < _USEFUL_BYTES:
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _USEFUL_BYTES)
+            self._gathers = True
+        if self._gathers and not self._poll.poll(_GATHER_MS) and not self._waiting_bytes():
+            # whoever reads now waits for the first byte
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+            self._gathers = False
+
+    def _waiting_bytes(self) -> int:
+        return int(struct.unpack("i", fcntl.ioctl(self._sock, termios.FIONREAD, b"\0" * 4))[0])
 
 
 class Circuit:
@@ -69,17 +103,20 @@ class Circuit:
         except OSError:  # no more descriptors: one direction alone would only look alive
             self._end()
             return
+        gathering = Gathering(source)
         try:
             with contextlib.suppress(OSError):  # an ordinary user has only so much pipe; a small one works too
                 fcntl.fcntl(writing, _F_SETPIPE_SZ, _PIPE_BYTES)
             while count := self._move(source.fileno(), writing, _PIPE_BYTES):
                 if target is self._far:
                     self._take(count)
-                while count:
-                    part = self._move(reading, target.fileno(), count)
-                    count -= part
+                left = count
+                while left:
+                    part = self._move(reading, target.fileno(), left)
+                    left -= part
                     if target is self._far:
                         self._tell(part)
+                gathering.wait(count)
             target.shutdown(socket.SHUT_WR)
         except OSError:
             self._end()

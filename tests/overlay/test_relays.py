@@ -229,6 +229,25 @@ def test_bytes_and_ends_pass_one_direction_after_the_other(spliced: tuple[socket
     assert not thread.is_alive()
 
 
+def test_what_comes_behind_a_pause_is_passed_on_at_once(
+    spliced: tuple[socket.socket, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts that are gathered leave too, and then a single byte: nobody waits for more to come."""
+    monkeypatch.setattr(splice, "_LOOK_S", 3600)  # else whoever waits for more would look again
+    near, far = spliced[0], spliced[2]
+    thread = _running(spliced, idle_s=3600)
+    for size_bytes in (2000, 1, 50_000, 1, 200_000, 1):
+        near.sendall(bytes(size_bytes))
+        got = 0
+        while got < size_bytes:
+            got += len(far.recv(1 << 20))
+        assert got == size_bytes
+    near.close()
+    far.close()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
 def test_a_reader_that_stops_holds_its_sender_up(spliced: tuple[socket.socket, ...]) -> None:
     """What is under way stays within the sockets' buffers and a pipe: nothing is heaped up in the relay."""
     near, far = spliced[0], spliced[2]
