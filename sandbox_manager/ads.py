@@ -83,7 +83,7 @@ def sandbox_report(
         bytes_left=box.bytes_left, attempts=box.attempts,
         attempts_limit=attempts_limit + box.excused if attempts_limit else 0, next_attempt_at=box.next_attempt_at,
         accepted_at=box.accepted_at, data_slot=box.slot_name, files=tuple(files),
-        custody=begun if begun and box.state is State.LOST else box.custody,
+        custody=begun if begun and box.state is State.LOST else box.custody, holdings=box.holdings,
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from sandbox_manager.credentials import Credential, HeldSurroundings
 from sandbox_manager.sandbox import Destination, FileState, Sandbox, SlotKey, Waiting
 from stageout.core.states import State
 from stageout.wire.custody import Run
-from stageout.wire.deposits import joined, read_receipt
+from stageout.wire.deposits import holdings_of, joined, read_receipt
 
 #: Numbers of the states in the ledger; never changed, only added to.
 CODE_OF: dict[State, int] = {
@@ -93,6 +93,7 @@ def _sandbox(db: sqlite3.Connection, row: Sequence[Any]) -> Sandbox:
     sums = _sums(db, row[0])
     query = "SELECT ticket, freed, credential_ends_at FROM tickets WHERE sandbox = ? ORDER BY id"
     tickets = db.execute(query, (row[0],)).fetchall()
+    handed_over = _handed_over(db, row[0]) if sums.files.get(FileState.HANDED_OVER) else []
     return Sandbox(
         id=row[0], run=Run(row[1], row[2]), owner=row[3], user=row[4], uid=row[5], gid=row[6],
         shared_uid=bool(row[7]), slot=SlotKey(row[8], row[9], row[10]), slot_name=row[11], priority=row[12],
@@ -107,14 +108,15 @@ def _sandbox(db: sqlite3.Connection, row: Sequence[Any]) -> Sandbox:
         moving=sums.files.get(FileState.MOVING, 0), failed=sums.files.get(FileState.FAILED, 0),
         attempts=row[23], excused=row[24], waiting=tuple(sums.waiting),
         deadline_at=min((item[2] for item in tickets if item[2] and not item[1]), default=0),
-        custody=_custody(db, row[0]) if sums.files.get(FileState.HANDED_OVER) else (),
+        custody=tuple(map(str, joined(read_receipt(text) for text, _ in handed_over))),
+        holdings=tuple(map(str, holdings_of(handed_over))),
     )  # fmt: skip
 
 
-def _custody(db: sqlite3.Connection, sandbox_id: int) -> tuple[str, ...]:
-    query = "SELECT digest FROM files WHERE sandbox = ? AND state = ?"
-    rows = db.execute(query, (sandbox_id, FileState.HANDED_OVER)).fetchall()
-    return tuple(map(str, joined(read_receipt(row[0]) for row in rows)))
+def _handed_over(db: sqlite3.Connection, sandbox_id: int) -> list[tuple[str, int]]:
+    """Receipt and size of each file that another custodian has."""
+    query = "SELECT digest, size FROM files WHERE sandbox = ? AND state = ?"
+    return db.execute(query, (sandbox_id, FileState.HANDED_OVER)).fetchall()
 
 
 def _sums(db: sqlite3.Connection, sandbox_id: int) -> _Sums:

@@ -77,7 +77,7 @@ class Sandbox:
     :param freed: nothing of it is in the spool any more.
     :param forgettable: the access point has recorded its end.
     :param deadline_at: wall clock at which its credential ends, 0 without one.
-    :param custody: receipts of its files that another custodian has.
+    :param custody: receipts of its files that another custodian has. :param holdings: who has how much of them.
     """
 
     id: int
@@ -113,6 +113,7 @@ class Sandbox:
     waiting: tuple[Waiting, ...]
     deadline_at: int = 0
     custody: tuple[str, ...] = ()
+    holdings: tuple[str, ...] = ()
 
     @property
     def next_attempt_at(self) -> int:

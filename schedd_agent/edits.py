@@ -100,6 +100,7 @@ def _changes(old: Shown, new: Shown) -> Iterator[Pair]:
         ("StageOutNextAttempt", old.next_attempt_at, new.next_attempt_at),
         ("StageOutManager", old.manager, new.manager),
         ("StageOutKeys", old.keys, new.keys),
+        ("StageOutCustody", old.custody, new.custody),
         ("StageOutReason", old.reason, new.reason),
         ("StageOutState", old.state, new.state),
     ):

@@ -63,6 +63,7 @@ class Shown:
 
     :param run: StageOutRun. :param next_attempt_at: wall clock, seconds; 0 when none is planned.
     :param keys: public keys of the managers that the run's record named.
+    :param custody: what routers of the overlay have (:class:`stageout.wire.deposits.Holding`), apart by "; ".
     """
 
     state: str = NOTHING_YET
@@ -74,6 +75,7 @@ class Shown:
     next_attempt_at: int = 0
     manager: str = ""
     keys: str = ""
+    custody: str = ""
 
 
 @dataclass(frozen=True)

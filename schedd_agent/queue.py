@@ -40,7 +40,7 @@ PROJECTION = [
     "JobCurrentFinishTransferOutputDate", "JobCurrentStartExecutingDate",
     "HoldReasonCode", "HoldReasonSubCode", "StageOutRequest", "StageOutReruns", "StageOutState", "StageOutRun",
     "StageOutReason", "StageOutBytesLeft", "StageOutFilesLeft", "StageOutAttempts", "StageOutNextAttempt",
-    "StageOutManager", "StageOutKeys",
+    "StageOutManager", "StageOutKeys", "StageOutCustody",
 ]  # fmt: skip
 
 
@@ -101,7 +101,7 @@ def parse_job(ad: Mapping[str, Any], candidate: bool) -> Job:
             state=text("StageOutState") or NOTHING_YET, run=number("StageOutRun"), reason=text("StageOutReason"),
             bytes_left=number("StageOutBytesLeft"), files_left=number("StageOutFilesLeft"),
             attempts=number("StageOutAttempts"), next_attempt_at=number("StageOutNextAttempt"),
-            manager=text("StageOutManager"), keys=text("StageOutKeys"),
+            manager=text("StageOutManager"), keys=text("StageOutKeys"), custody=text("StageOutCustody"),
         ),
     )  # fmt: skip
 

@@ -290,6 +290,7 @@ def _sum(job: Job, own: Sequence[Seen]) -> Shown:
         next_attempt_at=min(waits, default=0),
         manager=",".join(dict.fromkeys(item.manager_name for item in own)),
         keys=",".join(sorted({item.key for item in own} - {""})) or job.shown.keys,
+        custody="; ".join(text for box in boxes if box.state not in ENDS for text in box.holdings),
     )
 
 

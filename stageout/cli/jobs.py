@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from stageout.cli.exits import UsageError
 from stageout.core.classads import ClassAd
+from stageout.wire.deposits import Holding, read_holdings
 
 _JOB_ID = re.compile(r"(\d{1,10})(?:\.(\d{1,10}))?\Z", re.A)
 
@@ -18,7 +19,7 @@ ATTRIBUTES = (
     "NumShadowStarts", "TransferOutputStats", "DAGManJobId", "HoldReason", "HoldReasonCode", "HoldReasonSubCode",
     "RemoveReason", "StageOutGuard", "StageOutState", "StageOutRun", "StageOutReason", "StageOutBytesLeft",
     "StageOutFilesLeft", "StageOutAttempts", "StageOutNextAttempt", "StageOutManager", "StageOutKeys", "StageOutReruns",
-    "StageOutStats", "StageOutRequest", "JobMaterializeLimit", "JobMaterializePaused",
+    "StageOutCustody", "StageOutStats", "StageOutRequest", "JobMaterializeLimit", "JobMaterializePaused",
 )  # fmt: skip
 
 STATUS_WORDS = {
@@ -86,6 +87,7 @@ class Job:
     :param state: StageOutState, "None" before and without hand-off. :param state_run: the run that it is about.
     :param next_attempt_at: wall clock, seconds; 0 when none is planned.
     :param keys: of the managers that took the output over; empty before the agent has written them.
+    :param custody: what routers of the overlay have of it.
     """
 
     id: JobId
@@ -115,6 +117,7 @@ class Job:
     request: str
     stats: Mapping[str, Any]
     keys: frozenset[str] = frozenset()
+    custody: tuple[Holding, ...] = ()
 
     @classmethod
     def from_ad(cls, ad: ClassAd) -> Job:
@@ -150,6 +153,7 @@ class Job:
             request=ad.text("StageOutRequest"),
             stats=dict(stats) if isinstance(stats, ClassAd) else {},
             keys=frozenset(filter(None, ad.text("StageOutKeys").split(","))),
+            custody=read_holdings(ad.text("StageOutCustody").split("; ")),
         )
 
     @property

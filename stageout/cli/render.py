@@ -9,9 +9,12 @@ from collections.abc import Iterable, Sequence
 from stageout.cli.rows import Row
 from stageout.wire.control import StreamsReport
 from stageout.wire.custody import FileReport, Report
+from stageout.wire.deposits import Holding
 
 _UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]|\x1b")
+#: What is said of files in custody of routers, by whether it is their only copy.
+_HELD = {True: "only copy", False: "copies"}
 _RIGHT = frozenset({"FILES", "SIZE", "ATTEMPT", "NEXT", "AT ONCE", "STREAMS", "RATE"})
 
 
@@ -156,12 +159,19 @@ def _facts(row: Row, now: float) -> list[tuple[str, str]]:
         ("reason", clean(row.reason)),
         ("delivered", counts if handed_off else ""),
         ("output", "transferred before the job ended; nothing was handed off" if row.synchronous else ""),
+        *((_HELD[one.is_single], held(one, now)) for one in row.custody),
         ("attempt", attempt(row.attempts, row.attempts_limit) if row.attempts else ""),
         ("next", f"in {until(row.next_attempt_at, now)}" if row.next_attempt_at > now else ""),
         ("custodian", clean(row.manager)),
         ("run", f"{row.run}" + (f", run again {row.reruns} times because output was lost" if row.reruns else "")),
         ("as of", f"{duration(now - row.reported_at)} ago" if row.reported_at else ""),
     ]
+
+
+def held(one: Holding, now: float) -> str:
+    """What routers have of a job's output."""
+    text = f"{_count(one.files, 'file')}, {size(one.size_bytes)} at {clean(one.custodians)}"
+    return f"{text} for {duration(now - one.since)}"
 
 
 def files_table(files: Sequence[FileReport], limit: int, now: float, width: int = 0) -> list[str]:

@@ -10,6 +10,7 @@ from stageout.cli.jobs import COMPLETED, STATUS_WORDS, Job
 from stageout.core.states import ENDS, State
 from stageout.wire.control import StreamsReport
 from stageout.wire.custody import FileReport, Report, SandboxReport
+from stageout.wire.deposits import Holding, read_holdings
 
 #: Version of the JSON that ``--json`` prints; grows when a field changes its meaning or goes.
 SCHEMA = 1
@@ -26,6 +27,7 @@ class Row:
     :param next_attempt_at: wall clock, seconds; 0 when none is planned.
     :param reported_at: when the manager said so (wall clock, seconds); None: known from the job's ad only.
     :param synchronous: the last run's output was transferred before the job ended.
+    :param custody: what routers of the overlay have of it; not delivered, so it is counted among what is left.
     """
 
     job: str
@@ -47,6 +49,7 @@ class Row:
     reruns: int
     reported_at: int | None
     files: tuple[FileReport, ...]
+    custody: tuple[Holding, ...] = ()
 
 
 def merge(jobs: Iterable[Job], reports: Iterable[Report]) -> list[Row]:
@@ -103,20 +106,34 @@ def _row(job: Job, said: _Said | None) -> Row:
 
 def _from_ad(job: Job) -> dict[str, Any]:
     finished = job.delivered
+    custody = () if job.state in _ENDED else job.custody
     return {
         "state": job.state,
         "reason": job.reason or (job.hold_reason if job.held_by_stage_out else ""),
         "files_total": job.files_handed_off,
-        "files_left": 0 if finished else _known(job.files_left, job.files_handed_off),
+        "files_left": 0 if finished else _known(job.files_left, job.files_handed_off) + _files(custody),
         "bytes_total": job.bytes_handed_off,
-        "bytes_left": 0 if finished else _known(job.bytes_left, job.bytes_handed_off),
+        "bytes_left": 0 if finished else _known(job.bytes_left, job.bytes_handed_off) + _bytes(custody),
         "attempts": job.attempts,
         "attempts_limit": 0,
         "next_attempt_at": job.next_attempt_at,
         "manager": job.manager,
         "reported_at": None,
         "files": (),
+        "custody": custody,
     }
+
+
+def _files(custody: Iterable[Holding]) -> int:
+    return sum(one.files for one in custody)
+
+
+def _bytes(custody: Iterable[Holding]) -> int:
+    return sum(one.size_bytes for one in custody)
+
+
+def _custody(box: SandboxReport, ended: bool) -> tuple[Holding, ...]:
+    return () if ended or box.state in _ENDED else read_holdings(box.holdings)
 
 
 def _known(value: int | None, otherwise: int) -> int:
@@ -125,19 +142,21 @@ def _known(value: int | None, otherwise: int) -> int:
 
 def _from_report(job: Job, box: SandboxReport, report: Report) -> dict[str, Any]:
     ended = job.state in _ENDED and job.state_run in (None, job.run)
+    custody = _custody(box, ended)
     return {
         "state": job.state if ended else box.state,
         "reason": (job.reason if ended else box.reason) or box.reason,
         "files_total": box.files_total,
-        "files_left": box.files_left,
+        "files_left": box.files_left + _files(custody),
         "bytes_total": box.bytes_total,
-        "bytes_left": box.bytes_left,
+        "bytes_left": box.bytes_left + _bytes(custody),
         "attempts": box.attempts,
         "attempts_limit": box.attempts_limit,
         "next_attempt_at": box.next_attempt_at,
         "manager": report.manager,
         "reported_at": report.sent_at,
         "files": box.files,
+        "custody": custody,
     }
 
 
@@ -159,6 +178,7 @@ def rows_of_report(report: Report) -> list[Row]:
 
 
 def _row_of_box(box: SandboxReport, report: Report) -> Row:
+    custody = _custody(box, False)
     return Row(
         job=box.run.job_id,
         global_id=box.job,
@@ -169,9 +189,9 @@ def _row_of_box(box: SandboxReport, report: Report) -> Row:
         synchronous=False,
         reason=box.reason,
         files_total=box.files_total,
-        files_left=box.files_left,
+        files_left=box.files_left + _files(custody),
         bytes_total=box.bytes_total,
-        bytes_left=box.bytes_left,
+        bytes_left=box.bytes_left + _bytes(custody),
         attempts=box.attempts,
         attempts_limit=box.attempts_limit,
         next_attempt_at=box.next_attempt_at,
@@ -179,4 +199,5 @@ def _row_of_box(box: SandboxReport, report: Report) -> Row:
         reruns=0,
         reported_at=report.sent_at,
         files=box.files,
+        custody=custody,
     )

@@ -23,7 +23,7 @@ AGENT_AD = "StageOutAgent"
 ORDERS_AD = "StageOutOrders"
 AD_LIFETIME_S = 900
 FILES_SHOWN = 50
-_NEWER = frozenset({"manager_key", "vouches", "custody"})
+_NEWER = frozenset({"manager_key", "vouches", "custody", "holdings"})
 SERVERS_SHOWN = 20
 _NO_SANDBOXES = '"sandboxes":[]'
 
@@ -81,6 +81,7 @@ class SandboxReport:
     :param tickets: hand-offs that belong to it. :param attempts_limit: of each file; 0 without a limit.
     :param files: at most FILES_SHOWN, those in trouble first.
     :param custody: receipts of files that were handed over to the overlay (:mod:`stageout.wire.deposits`).
+    :param holdings: who has how much of these, and since when.
     """
 
     job: str
@@ -102,6 +103,7 @@ class SandboxReport:
     data_slot: str = ""
     files: tuple[FileReport, ...] = ()
     custody: tuple[str, ...] = ()
+    holdings: tuple[str, ...] = ()
 
     @property
     def run(self) -> Run:
@@ -303,8 +305,8 @@ def sandbox_of(item: dict[str, Any]) -> SandboxReport:
     """A sandbox out of its fields. :raises TypeError, KeyError, ValueError: they are not those of one."""
     files = tuple(FileReport(**row) for row in item.pop("files"))
     State(item["state"])
-    custody = tuple(map(str, item.pop("custody", ())))
-    return SandboxReport(**{**item, "tickets": tuple(item["tickets"]), "files": files, "custody": custody})
+    texts = {name: tuple(map(str, item.pop(name, ()))) for name in ("custody", "holdings")}
+    return SandboxReport(**{**item, "tickets": tuple(item["tickets"]), "files": files, **texts})
 
 
 def read_orders(payload: str) -> OrderSheet:

@@ -54,6 +54,51 @@ class Receipt:
         return (name_of(self.seed, number) for number in range(self.first, self.last + 1))
 
 
+@dataclass(frozen=True)
+class Holding:
+    """Files of one sandbox that routers have in custody, and that may be nowhere else.
+
+    :param custodians: as of a :class:`Receipt`: with one, theirs is the only copy. :param since: Unix time in seconds,
+        of the first of them.
+    """
+
+    custodians: str
+    files: int
+    size_bytes: int
+    since: int
+
+    def __str__(self) -> str:
+        return f"{self.custodians} {self.files} {self.size_bytes} {self.since}"
+
+    @property
+    def is_single(self) -> bool:
+        """Whether each file has one copy."""
+        return "," not in self.custodians
+
+
+def holdings_of(files: Iterable[tuple[str, int]]) -> tuple[Holding, ...]:
+    """Who has the files. :param files: receipt and size in bytes of each. :raises BadReceipt: a receipt is none."""
+    found: dict[str, Holding] = {}
+    for text, size_bytes in files:
+        receipt = read_receipt(text)
+        since = receipt.expires - EXPIRES_AFTER_S
+        before = found.get(receipt.custodian, Holding(receipt.custodian, 0, 0, since))
+        found[receipt.custodian] = Holding(
+            receipt.custodian, before.files + 1, before.size_bytes + size_bytes, min(before.since, since)
+        )
+    return tuple(found.values())
+
+
+def read_holdings(texts: Iterable[str]) -> tuple[Holding, ...]:
+    """Holdings as they were written; a text that is none is left out."""
+    words = (text.split(" ") for text in texts)
+    return tuple(
+        Holding(one[0], *map(int, one[1:]))
+        for one in words
+        if len(one) == 4 and all(word.isdecimal() and len(word) < 20 for word in one[1:])
+    )
+
+
 def new_seed(key: str) -> str:
     """A random seed that counts only in reports of one manager. :param key: its public key.
 

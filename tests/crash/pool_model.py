@@ -232,7 +232,7 @@ def record_text(job: Job, execution: Execution, wall_s: int) -> bytes:
 _SHOWN = {
     "StageOutState": "state", "StageOutRun": "run", "StageOutReason": "reason", "StageOutBytesLeft": "bytes_left",
     "StageOutFilesLeft": "files_left", "StageOutAttempts": "attempts", "StageOutNextAttempt": "next_attempt_at",
-    "StageOutManager": "manager",
+    "StageOutManager": "manager", "StageOutCustody": "custody",
 }  # fmt: skip
 _JOB = {
     "JobStatus": "status", "HoldReasonCode": "hold_code", "HoldReasonSubCode": "hold_subcode",

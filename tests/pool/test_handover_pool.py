@@ -13,6 +13,7 @@ import pytest
 
 from stageout.testing.pool.node import PILOT, Node
 from stageout.testing.router import RouterProcess, custodian_for
+from stageout.wire.deposits import read_holdings
 from tests.pool.conftest import Site, open_directory, pool_settings
 
 pytestmark = pytest.mark.pool
@@ -56,6 +57,8 @@ def test_a_pilot_hands_over_to_a_router_and_the_job_leaves_as_delivered(
         assert " hand-over " in log, log
         assert "handed_over=1" in log, log
         site.wait_state(job, "HandedOver", timeout_s=60)
+        (held,) = read_holdings([str((pool.q(job, ["StageOutCustody"]) or {}).get("StageOutCustody", ""))])
+        assert (held.custodians, held.is_single) == (custodian.address, True)
         custodian.kill()
         custodian.start()
         terminal.start()

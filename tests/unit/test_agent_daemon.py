@@ -47,6 +47,7 @@ _SHOWN = {
     "StageOutNextAttempt": "next_attempt_at",
     "StageOutManager": "manager",
     "StageOutKeys": "keys",
+    "StageOutCustody": "custody",
 }
 _JOB = {
     "JobStatus": "status",

@@ -318,6 +318,16 @@ def test_handed_over_output_that_failed_is_not_offered_for_a_retry() -> None:
     assert effect.shown.state == "Failed"
 
 
+def test_what_routers_have_stands_in_the_jobs_ad_until_its_end() -> None:
+    held = {"custody": ("router:9621 0 1-2 5000",), "holdings": ("router:9621 2 10 900",)}
+    (effect,) = decide(situation(job(), seen(State.HANDED_OVER, **held)), LIMITS)
+    assert isinstance(effect, Show)
+    assert effect.shown.custody == "router:9621 2 10 900"
+    (effect,) = decide(situation(job(entered_at=900), seen(State.DELIVERED, **held)), LIMITS)
+    assert isinstance(effect, Deliver)
+    assert effect.shown.custody == ""
+
+
 def test_delivery_says_what_was_verified() -> None:
     (effect,) = decide(situation(job(entered_at=900), seen(State.DELIVERED)), LIMITS)
     assert isinstance(effect, Deliver)

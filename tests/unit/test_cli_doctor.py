@@ -41,7 +41,7 @@ SETTINGS = {
     "JOB_TRANSFORM_StageOut": "SET StageOutGuard true\nSET LeaveJobInQueue ...",
     "PROTECTED_JOB_ATTRS": "StageOutGuard StageOutAsync StageOutState StageOutRun StageOutReason StageOutUserLeave "
     "StageOutBytesLeft StageOutFilesLeft StageOutAttempts StageOutNextAttempt StageOutManager StageOutReruns "
-    "StageOutStats LeaveJobInQueue",
+    "StageOutStats StageOutCustody LeaveJobInQueue",
     "JOB_EPOCH_HISTORY": "/var/lib/condor/spool/epoch_history",
     "VALID_SPOOL_FILES": "SCHEDD.lock, stageout_agent",
     "START": "(TRUE) && (StageOutAccept =!= false || time() - (StageOutHeartbeat ?: 0) > 300)",

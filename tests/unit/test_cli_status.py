@@ -87,6 +87,24 @@ def test_the_newest_of_several_reports_counts() -> None:
         assert merge([job()], order)[0].state == "Moving"
 
 
+def test_what_routers_have_is_not_delivered_and_stands_with_since_when() -> None:
+    one = f"gw1:9621 2 {2 * MB} {int(NOW) - 200}"
+    two = f"gw1:9621,gw2:9621 1 {MB} {int(NOW) - 20}"
+    there = box(state="HandedOver", files_left=0, bytes_left=0, holdings=(one, two), custody=("r",))
+    assert read_report(report_ad(report(there))["StageOutPayload"]) == report(there)
+    (row,) = merge([job()], [report(there)])
+    (late,) = merge([job(StageOutState="HandedOver", StageOutFilesLeft=0, StageOutBytesLeft=0,
+                         StageOutCustody=f"{one}; {two}; bad 1 x 2")], [])  # fmt: skip
+    for found in (row, late):
+        assert (found.files_left, found.bytes_left) == (3, 3 * MB)
+        text = "\n".join(lines(Snapshot([found], []), NOW, 0, True))
+        assert "only copy 2 files, 2.0 MB at gw1:9621 for 3m20s" in text
+        assert "copies    1 file, 1.0 MB at gw1:9621,gw2:9621 for 20s" in text
+        assert "0 of 3 files" in text
+    (gone,) = merge([job(StageOutState="Delivered", StageOutRun=1)], [report(replace(there, state="Delivered"))])
+    assert (gone.custody, gone.files_left) == ((), 0)
+
+
 def test_reports_about_other_runs_and_jobs_are_not_mixed_in() -> None:
     others = report(box(number=2), box(job="ap#13.0#1"), box(job="other#12.0#1795251831"))
     (row,) = merge([job(StageOutState="Confirmed")], [others])

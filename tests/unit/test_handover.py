@@ -26,7 +26,18 @@ from schedd_agent.model import Past, Request, Seen, Status
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.states import State
 from stageout.wire.custody import Report, SandboxReport, payload_of, read_report, report_ad
-from stageout.wire.deposits import BadReceipt, Receipt, joined, name_of, read_numbers, read_receipt, written_numbers
+from stageout.wire.deposits import (
+    EXPIRES_AFTER_S,
+    BadReceipt,
+    Holding,
+    Receipt,
+    joined,
+    name_of,
+    read_holdings,
+    read_numbers,
+    read_receipt,
+    written_numbers,
+)
 
 #: Made by ``new_seed("")`` once: names of tests must be the same in each process.
 SEED = "c72877be5735efabccb165997ac4a6d9"
@@ -107,6 +118,8 @@ def test_a_drain_hands_over_what_it_cannot_deliver(site: Site) -> None:
             assert (box.bytes_left, box.reason) == (0, f"in custody of {ROUTER}")
             (receipt,) = map(read_receipt, box.custody)
             assert (receipt.custodian, receipt.first, receipt.last) == (ROUTER, 1, 2)
+            since = 9999999999 - EXPIRES_AFTER_S
+            assert read_holdings(box.holdings) == (Holding(ROUTER, 2, 10_002, since),)
             assert node.pipeline.book.registry.bytes_at_risk == 0
             said = sandbox_report(box, 0, ())
             ad = report_ad(Report("m", "", 1, 0, {}, 0, (said,)))

@@ -22,7 +22,7 @@ GUARDED = (
 )  # fmt: skip
 SHOWN = (
     "StageOutBytesLeft", "StageOutFilesLeft", "StageOutAttempts", "StageOutNextAttempt", "StageOutManager",
-    "StageOutReruns", "StageOutStats",
+    "StageOutReruns", "StageOutStats", "StageOutCustody",
 )  # fmt: skip
 #: What the manager asks the startd about a job (architecture, "Who speaks the truth").
 JOB_ATTRIBUTES = ("GlobalJobId", "RemoteUser", "NumShadowStarts", "StageOutGuard", "OutputDestination", "JobPrio")
