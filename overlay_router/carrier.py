@@ -51,7 +51,7 @@ class Order:
     digests: str = ""
     opening: str = ""
     cancel: str = ""
-    connections: int = 2
+    connections: int = 4
     ca: str = ""
     comes: int = 0
     asks: bool = False

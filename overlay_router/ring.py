@@ -24,12 +24,21 @@ from stageout.wire.overlay import BLOCK_BYTES
 SLOTS = 32
 #: Slots of one transfer, so that one whose next hop is slow leaves some to the others.
 _MOST_OF_ONE = SLOTS // 2
-_OFFER = struct.Struct(f"=QQII{DIGEST_BYTES}s")
+_OFFER = struct.Struct(f"=QQIII8s{DIGEST_BYTES}s")
 _ASK = struct.Struct("=BQ")
 _WANT, _DROP, _FREE = range(3)
 _MEMORY = b"memory"
 #: Where the next hop is slow, one of so many blocks (as a power of two) waits for a slot.
 _MOST_DOUBLINGS = 6
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What was found of a block when it came. :param kind: of the checksum, as in HELLO."""
+
+    digest: bytes
+    kind: str
+    checksum: int
 
 
 @dataclass
@@ -100,12 +109,15 @@ class Ring:
         pace.skips = 2**pace.failures
         return False
 
-    def offer(self, slot: Slot, block: int, size_bytes: int, digest: bytes) -> None:
+    def offer(self, slot: Slot, block: int, size_bytes: int, sums: Sums) -> None:
         """The block is there, and right: it may be sent on."""
+        message = _OFFER.pack(
+            slot.tid, block, slot.number, size_bytes, sums.checksum, sums.kind.encode(), sums.digest
+        )  # fmt: skip
         with self._changed:
             slot.holders += 1
         try:
-            self._link.send(_OFFER.pack(slot.tid, block, slot.number, size_bytes, digest), socket.MSG_DONTWAIT)
+            self._link.send(message, socket.MSG_DONTWAIT)
         except OSError:  # the carrier has enough, or has ended: it comes from the disk
             self.leave(slot)
 
@@ -162,7 +174,7 @@ class Piece:
     """A block in the memory of a worker, as the carrier sees it. :param free: to be called once."""
 
     block: int
-    digest: bytes
+    sums: Sums
     view: memoryview
     free: Callable[[], None]
 
@@ -219,7 +231,8 @@ class Rings:
                     self._links.discard(link)
 
     def _offered(self, link: socket.socket, view: memoryview, message: bytes) -> None:
-        tid, block, number, size_bytes, digest = _OFFER.unpack(message)
+        tid, block, number, size_bytes, checksum, kind, digest = _OFFER.unpack(message)
+        sums = Sums(digest, kind.rstrip(b"\0").decode(), checksum)
         start = number * BLOCK_BYTES
 
         def free() -> None:
@@ -227,7 +240,7 @@ class Rings:
                 link.send(_ASK.pack(_FREE, number))
 
         show = self._wanted.get(tid)
-        if show is None or not show(Piece(block, digest, view[start : start + size_bytes], free)):
+        if show is None or not show(Piece(block, sums, view[start : start + size_bytes], free)):
             free()
 
     def _tell(self, message: bytes) -> None:

@@ -68,12 +68,13 @@ class Growth:
         with self._lock:
             if self._stopped or self._ended:
                 return False
-            if self._known(piece.block, piece.digest) != piece.digest:
+            digest = piece.sums.digest
+            if self._known(piece.block, digest) != digest:
                 self._stop(TransferFailure(ErrorClass.SERVER_BUSY, _ANEW))
                 return False
             if piece.block in self.digests or piece.block in self._pieces:
                 return False
-            self._shown[piece.block] = piece.digest
+            self._shown[piece.block] = digest
             self._pieces[piece.block] = piece
             if self._sending:
                 self._sending.arrived([piece.block], first=True)
@@ -181,11 +182,10 @@ class Spooled(Upload):
         """A block in memory, or read into a buffer of this thread. :raises Damaged: it is not what it was."""
         self._leave()
         self._mine.piece = piece = self._growth.take(block)
-        if piece is not None and self._kind == channel.digest_name:  # which was found by whoever received it
-            self.digests.setdefault(block, piece.digest)
-            return piece.view
-        if piece is not None:
-            self.digests.setdefault(block, channel.digest(piece.view))
+        if piece is not None:  # whoever received it has found its sums
+            channel.vouch(block, piece.sums.kind, piece.sums.checksum)
+            same = self._kind == channel.digest_name
+            self.digests.setdefault(block, piece.sums.digest if same else channel.digest(piece.view))
             return piece.view
         length = min(BLOCK_BYTES, self.size_bytes - block * BLOCK_BYTES)
         mine = self._buffer()

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 
-from overlay_router.ring import Ring, Shelf, Slot
+from overlay_router.ring import Ring, Shelf, Slot, Sums
 from overlay_router.splice import Circuit
 from stageout.core import log
 from stageout.core.sockets import acked_bytes, readable, send_both, wait_at_most
@@ -301,7 +301,7 @@ class Receiver:
             if self._gate.closed:
                 return
             if ring and slot:  # it leaves while it is written
-                ring.offer(slot, header.block, len(data), digest)
+                ring.offer(slot, header.block, len(data), Sums(digest, self._job.checksum, header.checksum))
             self._write(data, header.block * self._job.block_bytes)
             self._syncing.wrote(header.block, digest.hex(), len(data), self._more)
 

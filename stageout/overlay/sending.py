@@ -44,7 +44,10 @@ class Sending:
         self, cargo: Cargo, file: int, routes: Sequence[Route], patience_s: float, grows: bool = False
     ) -> None:
         self.cargo, self._file, self._patience_s = cargo, file, patience_s
-        self.changed = threading.Condition()
+        lock = threading.RLock()
+        self.changed = threading.Condition(lock)
+        # Connections with nothing to send wait apart: of a block that arrives one of them has to hear, and nobody else.
+        self.ready = threading.Condition(lock)
         self.table = BlockTable(cargo.blocks)
         self._grows = grows
         if grows:
@@ -83,8 +86,13 @@ class Sending:
     def arrived(self, indices: Iterable[int], first: bool = False) -> None:
         """These blocks of a file that grows may be sent. :param first: before all others."""
         with self.changed:
+            before = len(self.table.queue)
             blocks.arrived(self.table, indices, first)
-            self.changed.notify_all()
+            self.ready.notify(len(self.table.queue) - before)
+
+    def _notify(self) -> None:
+        self.changed.notify_all()
+        self.ready.notify_all()
 
     def is_waiting(self, block: int) -> bool:
         """Whether a block is still to be taken."""
@@ -107,7 +115,7 @@ class Sending:
         with self.changed:
             self.over = True
             done = isinstance(self._answer, Result) and self._answer.outcome == "done"
-            self.changed.notify_all()
+            self._notify()
         for way in self.ways:
             if done and not self._went_again:
                 way.leave()
@@ -121,7 +129,7 @@ class Sending:
         """End it: the file, or whoever wants it, is the reason, and no other route can help."""
         with self.changed:
             self._failure = self._failure or failure
-            self.changed.notify_all()
+            self._notify()
 
     def hear(self, way: Way, message: Message) -> None:
         """A message of the router. :raises TransferFailure: it cannot be."""
@@ -139,7 +147,7 @@ class Sending:
                 server = self.cargo.gateway.server
                 text = f"{server} has no room for it"
                 self.fail(TransferFailure(ErrorClass.NO_SPACE_REMOTE, text, server, float(message.retry_after_s)))
-            self.changed.notify_all()
+            self._notify()
         self.publish()
 
     def _named(self, ranges: Sequence[Range]) -> list[int]:
@@ -170,7 +178,7 @@ class Sending:
             if self._damages > _DAMAGES:
                 self.fail(control.failure(ErrorClass.CONTENT_MISMATCH, "blocks were damaged again and again"))
             blocks.reopened(self.table, self._named(message.staged))
-            self.changed.notify_all()
+            self._notify()
 
     def joined(self, way: Way) -> None:
         """A route that comes up knows what the others know."""
@@ -206,7 +214,7 @@ class Sending:
                 if block is not None:
                     blocks.sent(self.table, block, carrier)
             if block is None:
-                self.changed.wait(_LOOK_S)
+                self.ready.wait(_LOOK_S)
             else:
                 self._reading += 1
                 self._went_again |= block in self._went
@@ -267,7 +275,7 @@ class Sending:
             self._losses += not was_kept
             if self._losses > _LOSSES * (1 + sum(way.sockets.now for way in self.ways)):
                 self._failure = self._failure or failure
-            self.changed.notify_all()
+            self._notify()
 
     def down(self, way: Way, was_up: bool) -> None:
         """A route is gone, with all its connections."""
@@ -277,7 +285,7 @@ class Sending:
             for carrier in way.carriers:
                 blocks.carrier_down(self.table, carrier)
             way.carriers.clear()
-            self.changed.notify_all()
+            self._notify()
 
     def duplicate(self) -> int:
         """A descriptor of the file for one thread; -1 when all is over, and the file perhaps closed."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from overlay_router.ring import SLOTS, Piece, Ring, Rings, Shelf
+from overlay_router.ring import SLOTS, Piece, Ring, Rings, Shelf, Sums
 from overlay_router.spooled import Growth
 from stageout.core.errors import ErrorClass
 from stageout.overlay.sending import Sending
@@ -20,6 +20,7 @@ from stageout.wire.overlay import Operation
 
 TID = 7
 DIGEST = b"d" * 16
+SUMS = Sums(DIGEST, "crc32c", 2**32 - 1)
 #: Long enough for any machine; what is expected comes at once.
 PATIENCE_S = 20.0
 
@@ -75,9 +76,9 @@ def test_a_block_is_seen_where_it_was_received_and_its_slot_serves_again(both: B
     assert slot is not None
     data = os.urandom(5000)
     slot.view[: len(data)] = data
-    both.ring.offer(slot, 3, len(data), DIGEST)
+    both.ring.offer(slot, 3, len(data), SUMS)
     piece = both.pieces.get(timeout=PATIENCE_S)
-    assert (piece.block, piece.digest, bytes(piece.view)) == (3, DIGEST, data)
+    assert (piece.block, piece.sums, bytes(piece.view)) == (3, SUMS, data)
     both.ring.leave(slot)
     assert slot.number in both.ring._busy, "it was written, and is not sent yet"
     piece.free()
@@ -88,7 +89,7 @@ def test_a_slot_that_is_still_written_is_not_given_to_another_block(both: Both) 
     both.want()
     slot = both.ring.take(TID, 0)
     assert slot is not None
-    both.ring.offer(slot, 0, 1, DIGEST)
+    both.ring.offer(slot, 0, 1, SUMS)
     both.pieces.get(timeout=PATIENCE_S).free()
     wait_until(lambda: slot.holders == 1, what="the carrier to leave it")
     others = [both.ring.take(TID, 0) for _ in range(SLOTS)]
@@ -139,7 +140,7 @@ class _Freed:
         self.freed: list[int] = []
 
     def piece(self, block: int, digest: bytes = DIGEST) -> Piece:
-        return Piece(block, digest, memoryview(b"x"), lambda: self.freed.append(block))
+        return Piece(block, Sums(digest, "crc32", 1), memoryview(b"x"), lambda: self.freed.append(block))
 
 
 class _Cargo:

@@ -87,7 +87,7 @@ def test_a_file_that_grows_is_sent_as_it_comes_and_published_when_it_is_whole(fi
     (way,) = sending.ways
     sending.hear(way, Opened(7, "epoch", ((2, 3),)))
     control = _up(way)
-    sending.changed.wait = lambda timeout=None: True  # type: ignore[method-assign, assignment]
+    sending.ready.wait = lambda timeout=None: True  # type: ignore[method-assign, assignment]
     assert _sends(sending, way, 1) is None
     sending.arrived([1, 2])
     assert _sends(sending, way, 1) == 1
