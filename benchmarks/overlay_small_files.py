@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from common import Figure, main
+from common import Figure, main_in_parts
 
 from stageout.core.errors import StageoutError, TransferFailure
 from stageout.overlay.channel import Gateway, read_key
@@ -45,6 +45,7 @@ FILES, SIZE_BYTES, NAMES = 10_000, 4096, 2_000
 GOAL_PEER_MEMORY, GOAL_TAR_MEMORY, GOAL_PEER_DISK, GOAL_FAR = 5.0, 0.6, 1.5, 1.0
 OURS, COMMAND, TAR, CALLS = "overlay", "stageout put -r", "tar to tar", "system calls alone"
 NO_PEERS = (OURS, COMMAND, TAR, CALLS)
+PARTS = ("memory", "disk, durable", "far")
 FAR = Link(12.5e6, 0.067, congestion="bbr")
 #: Files that the system calls alone bring to the disk at once.
 _CALLS_AT_ONCE = 4000
@@ -314,18 +315,23 @@ def far_figures(rounds: int, files: int) -> list[Figure]:
     allowed_s = 1.1 * files * SIZE_BYTES / FAR.rate_bytes_per_s + 3 * FAR.round_trip_s
     middle_s = statistics.median(took_s)
     return [
-        Figure("67 ms, 12.5 MB/s: the batch", middle_s, "s", "1.1 x bytes/rate + 3 RTT", allowed_s),
-        Figure("67 ms, 12.5 MB/s: of the time allowed", middle_s / allowed_s, "", goal=GOAL_FAR),
+        Figure("far: 67 ms, 12.5 MB/s: the batch", middle_s, "s", "1.1 x bytes/rate + 3 RTT", allowed_s),
+        Figure("far: 67 ms, 12.5 MB/s: of the time allowed", middle_s / allowed_s, "", goal=GOAL_FAR),
     ]
 
 
-def measure(quick: bool) -> list[Figure]:
-    """The figures."""
+def measure(parts: Sequence[str], quick: bool) -> list[Figure]:
+    """The figures of some parts."""
     rounds, files = (3, FILES // 4) if quick else (10, FILES)
-    figures = place_figures(False, rounds, files) if Path("/dev/shm").is_dir() else []
-    figures += place_figures(True, rounds, files)
-    return figures + (far_figures(2 if quick else 5, FILES) if os.geteuid() == 0 else [])
+    figures: list[Figure] = []
+    if "memory" in parts and Path("/dev/shm").is_dir():
+        figures += place_figures(False, rounds, files)
+    if "disk, durable" in parts:
+        figures += place_figures(True, rounds, files)
+    if "far" in parts and os.geteuid() == 0:
+        figures += far_figures(2 if quick else 5, FILES)
+    return figures
 
 
 if __name__ == "__main__":
-    sys.exit(main("overlay_small_files", measure))
+    sys.exit(main_in_parts("overlay_small_files", PARTS, measure))

@@ -56,7 +56,8 @@ def _many(gateway: Gateway, local: Path, routes: Sequence[Route]) -> None:
             failures.append(result)
 
     start_s = time.monotonic()
-    put_many(gateway, ((found.path, found.local, f"many/{found.path}") for found in below(local)), ended, routes=routes)
+    put_many(gateway, ((found.path, found.local, f"many/{found.path}") for found in below(local)), ended, routes=routes,
+             most_connections=24)  # fmt: skip
     if failures:
         raise failures[0]
     print(json.dumps({"took_s": time.monotonic() - start_s}))

@@ -85,7 +85,10 @@ def put_many(
             packed.pop(id(key), None)
             end(key, result)
 
-    packer = Packer(gateway, end_small, routes, terminal=terminal, custody=custody, expires_after_s=expires_after_s)
+    packer = Packer(
+        gateway, end_small, routes, terminal=terminal, custody=custody, expires_after_s=expires_after_s,
+        most_connections=max(connections, most_connections),
+    )  # fmt: skip
     with Crew(at_once) as crew, _Small(packer, end_small) as small:
         for key, local, path in files:
             packed[id(key)] = local, path

@@ -21,12 +21,15 @@ from typing import Generic, NamedTuple, TypeVar, Union
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay import outcomes
 from stageout.overlay.channel import Channel, Gateway
+from stageout.overlay.helpers import MOST, Helpers, Parcel
 from stageout.wire.deposits import EXPIRES_AFTER_S
 from stageout.wire.overlay import Custody, Low, Message, NoSpace, Pack, Packed, Result, Status
 from stageout.wire.packs import MAX_FILE_BYTES, MAX_FILES, MAX_PACK_BYTES, MAX_PATHS_BYTES
 from stageout.wire.route import Route
 
 _UNDER_WAY = 16
+#: To connect takes so long over a way that is worth more than one connection.
+_FAR_S = 0.04
 _RESUMES = 3
 #: A router that says nothing for so long is asked.
 _ASK_EVERY_S = 10.0
@@ -96,13 +99,15 @@ class _Load(Generic[Key]):
             terminal=terminal, release=release,
         )  # fmt: skip
 
-    def put(self, channel: Channel) -> None:
-        """Send it, once it is closed. :raises TransferFailure: the connection is lost."""
+    def put(self, channel: Channel, helpers: Helpers | None = None) -> None:
+        """Send it, or have it sent, once it is closed. :raises TransferFailure: the connection is lost."""
         assert self.head is not None
         if not self.digests:
             ends = list(accumulate(self.sizes_bytes, initial=0))
             self.digests = [channel.digest(self.room[start:end]) for start, end in zip(ends, ends[1:])]
-        channel.send_pack(self.head, self.digests, (self.room[: self.data_bytes],))
+        data = self.room[: self.data_bytes]
+        if helpers is None or not helpers.send(Parcel(self.head, self.digests, bytes(data)), channel):
+            channel.send_pack(self.head, self.digests, (data,))
 
 
 class Packer(Generic[Key]):
@@ -112,6 +117,7 @@ class Packer(Generic[Key]):
         () is the direct one): the first that works, then the next.
     :param terminal: when ``gateway`` is a custodian on the way there. :param custody: it is enough that it has them.
     :param expires_after_s: the time after which nobody tries to deliver them any more.
+    :param most_connections: over a long way; else there is one.
     """
 
     def __init__(
@@ -123,7 +129,10 @@ class Packer(Generic[Key]):
         terminal: str = "",
         custody: bool = False,
         expires_after_s: float = EXPIRES_AFTER_S,
+        most_connections: int = 1,
     ) -> None:
+        self._most_connections = min(most_connections, MOST)
+        self._helpers: Helpers | None = None
         self.gateway, self._ended, self._routes = gateway, ended, tuple(routes) or ((),)
         self._terminal, self._custody = terminal, custody
         self.origin = secrets.token_hex(16)
@@ -147,6 +156,9 @@ class Packer(Generic[Key]):
         if self._channel is not None:
             self._channel.close()
             self._channel = None
+        if self._helpers is not None:
+            self._helpers.close()
+            self._helpers = None
 
     def keys(self) -> list[Key]:
         """Files that have not ended."""
@@ -168,7 +180,7 @@ class Packer(Generic[Key]):
         if path in self._names:
             self.finish()
         if not self._load.has_room(path_bytes):
-            self._send()
+            self._send_full()
         load = self._load
         try:
             found = _read(local, load.room, load.data_bytes)
@@ -182,7 +194,7 @@ class Packer(Generic[Key]):
         size_bytes, mode = found
         if load.data_bytes + size_bytes > MAX_PACK_BYTES:
             data = load.room[load.data_bytes : load.data_bytes + size_bytes]
-            self._send()
+            self._send_full()
             load = self._load
             load.room[:size_bytes] = data
         load.add(key, path, path_bytes, mode, size_bytes)
@@ -198,6 +210,13 @@ class Packer(Generic[Key]):
 
     def _new(self, first: int) -> _Load[Key]:
         return _Load(first, self._rooms.pop() if self._rooms else memoryview(bytearray(_ROOM_BYTES)))
+
+    def _send_full(self) -> None:
+        """There are more files than one pack takes."""
+        if self._most_connections > 1:
+            self._helpers = Helpers(self.gateway, self._routes[0], self.origin, self._most_connections)
+            self._most_connections = 1
+        self._send()
 
     def _send(self) -> None:
         while len(self._waiting) >= _UNDER_WAY:
@@ -238,18 +257,22 @@ class Packer(Generic[Key]):
         if self._channel is None:
             self._connected()
         else:
-            load.put(self._channel)
+            load.put(self._channel, self._helpers)
 
     def _connected(self) -> Channel:
         """The connection; on a new one everything that has no result is said again."""
         if self._channel is None:
+            started_s = time.monotonic()
             self._channel = Channel(self.gateway, self._routes[0])
+            if self._helpers is not None and time.monotonic() - started_s < _FAR_S:
+                self._helpers.close()
+                self._helpers = None
             self._channel.send(Low(self.origin, 0))
             for load in self._waiting:
                 if load.in_custody:
                     self._channel.send(self._question(load))
                 else:
-                    load.put(self._channel)
+                    load.put(self._channel, self._helpers)
         return self._channel
 
     def _question(self, load: _Load[Key]) -> Status:

@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from stageout.core import log
@@ -59,6 +60,8 @@ class Way:
         self._busy: set[Channel] = set()
         self._left: set[Channel] = set()
         self._spare: list[Channel] = []
+        self._coming: list[Future[Channel]] = []
+        self._was_tried = False
         self._files = 0
         self._is_on_trial = False
         self._trips_s: list[float] = []
@@ -121,10 +124,13 @@ class Way:
                 channel.abort()
             control, self.control = self.control, None
             spare, self._spare = self._spare, []
+            coming, self._coming = self._coming, []
         if control is not None:
             control.finish()
         for channel in spare:
             channel.close()
+        for future in coming:
+            future.add_done_callback(_close)
 
     def leave(self) -> None:
         """The next file may have those of its connections on which nothing is under way: no thread touches them now."""
@@ -167,8 +173,37 @@ class Way:
             finally:
                 self._is_on_trial = False
         self._files, started_s = 0, time.monotonic()
-        control = Channel(cargo.gateway, self.route, self._lane)
+        if not self._was_tried:
+            self._was_tried = True
+            self._prepare()
+        try:
+            control = Channel(cargo.gateway, self.route, self._lane)
+        except BaseException:
+            self.close()
+            raise
         self._use(control, time.monotonic() - started_s)
+
+    def _prepare(self) -> None:
+        """Have connections for blocks made at the same time as the one for control: each takes several round trips."""
+
+        def connect(future: Future[Channel]) -> None:
+            try:
+                future.set_result(Channel(self._sending.cargo.gateway, self.route, self._lane))
+            except Exception as problem:  # whoever needs it makes another one, and says why that cannot be
+                future.set_exception(problem)
+
+        for _ in range(min(self.sockets.now, self._sending.table.open)):
+            future: Future[Channel] = Future()
+            self._coming.append(future)
+            threading.Thread(target=connect, args=(future,), daemon=True).start()
+
+    def _made_before(self) -> Channel | None:
+        """A connection that another file has left, or that was made before it was needed."""
+        with self._lock:
+            if self._spare:
+                return self._spare.pop()
+            future = self._coming.pop() if self._coming else None
+        return None if future is None or future.exception() else future.result()
 
     def _use(self, control: Channel, trip_s: float) -> None:
         self._trips_s = [trip_s]
@@ -285,8 +320,7 @@ class Way:
         try:
             while self.control is control and not self._sending.over and not self._leaves(control, place):
                 number = self._sending.carrier(self)
-                with self._lock:
-                    spare = self._spare.pop() if self._spare else None
+                spare = self._made_before()
                 try:
                     if self._blocks(control, number, place, file, spare):
                         return
@@ -304,7 +338,7 @@ class Way:
     def _blocks(self, control: Channel, number: int, place: int, file: int, spare: Channel | None) -> bool:
         """Blocks over one connection; True when it is one too many, and all that it had was sent.
 
-        :param spare: one that another file has left; None: a new one is made.
+        :param spare: one that was made before; None: a new one is made.
         """
         sending = self._sending
         with self._owned(spare or Channel(sending.cargo.gateway, self.route, self._lane)) as channel:
@@ -353,3 +387,8 @@ class Way:
             self._sending.cargo.count(len(data))
         except TransferFailure as failure:
             self._sending.fail(failure)
+
+
+def _close(future: Future[Channel]) -> None:
+    if not future.exception():
+        future.result().close()

@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 
 from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay import packs
 from stageout.overlay.channel import Channel, Gateway, read_key
+from stageout.overlay.helpers import MOST
 from stageout.overlay.packs import End, Packer, SmallPut
 from stageout.testing.router import RouterProcess
 from stageout.wire.packs import MAX_FILE_BYTES
+from tests.overlay.between import Between
 
 Ends = dict[str, End]
 Meanwhile = Callable[[int], object]
@@ -28,9 +31,11 @@ def _make(folder: Path, count: int, size_bytes: int) -> dict[str, bytes]:
     return files
 
 
-def _send(gateway: Gateway, folder: Path, names: list[str], meanwhile: Meanwhile = lambda n: None) -> Ends:
+def _send(
+    gateway: Gateway, folder: Path, names: list[str], meanwhile: Meanwhile = lambda n: None, most_connections: int = 1
+) -> Ends:
     ends: Ends = {}
-    with Packer(gateway, ends.__setitem__) as packer:
+    with Packer(gateway, ends.__setitem__, most_connections=most_connections) as packer:
         for number, name in enumerate(names):
             if not packer.add(name, folder / name, f"to/{name}"):
                 ends[name] = TransferFailure(ErrorClass.TOO_LARGE, "not for a pack")
@@ -59,6 +64,27 @@ def test_many_small_files_arrive_although_the_router_is_killed(
     assert {end.generation for end in ends.values() if isinstance(end, SmallPut)} == {1}, "each executed once"
     assert _there(router) == files
     assert not any((router.root / ".stageout/packs").iterdir())
+
+
+@pytest.mark.parametrize("cut_at", [-1, 700])
+def test_several_connections_over_a_long_way(
+    router: RouterProcess, gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_at: int
+) -> None:
+    """All of them are lost, perhaps, while packs are under way."""
+    monkeypatch.setattr(packs, "_FAR_S", 0.0)
+    files = _make(tmp_path / "from", 1000, 9000)
+    with Between(router.port) as between:
+
+        def cut(number: int) -> None:
+            if number == cut_at:
+                between.cut()
+
+        far = dataclasses.replace(gateway, port=between.port)
+        ends = _send(far, tmp_path / "from", list(files), cut, most_connections=24)
+        assert between.connections >= 1 + MOST
+    assert {name for name, end in ends.items() if isinstance(end, SmallPut)} == set(files)
+    assert {end.generation for end in ends.values() if isinstance(end, SmallPut)} == {1}, "each executed once"
+    assert _there(router) == files
 
 
 def test_the_biggest_the_empty_and_the_same_name_again(router: RouterProcess, gateway: Gateway, tmp_path: Path) -> None:
