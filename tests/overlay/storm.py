@@ -63,6 +63,8 @@ _SPOOL_MB = {_ROTTING: 64, _NARROW: 24}
 _NO_LIMIT_MB = 1000
 #: What an administrator frees on a full disk, so that a router can start.
 _RESERVE_BYTES = MIB
+#: The records of a terminal take at most so much of its disk.
+_RECORDS_BYTES = 4 * MIB
 #: A file that will be damaged has so long to be delivered.
 _LOST_AFTER_S = 120
 _FREE_AGAIN_BYTES = 16 * MIB
@@ -78,6 +80,7 @@ class Plan:
     """How hard it blows. :param expires_s: of puts. :param writers: at both terminals, in turn.
 
     :param disks: name -> directory of a disk that can be filled. :param wait_s: for the end of all.
+    :param rests: the end of all attempts is waited for, and that nothing is left of them.
     """
 
     expires_s: int = 30
@@ -86,6 +89,7 @@ class Plan:
     flip_every_bytes: int = 8 * MIB
     disks: Mapping[str, Path] | None = None
     wait_s: float = 240.0
+    rests: bool = True
 
 
 class Storm:
@@ -150,6 +154,10 @@ class Storm:
         """Address under which a custodian delivers to a terminal."""
         return self._inner.address if custodian == _ROTTING else self.graph.addresses[terminal]
 
+    def is_busy(self, terminal: str) -> bool:
+        """Whether somebody still writes there."""
+        return any(writer.terminal == terminal and not writer.is_done for writer in self.writers)
+
     # ---- the storm ---------------------------------------------------------------------------------------------------
 
     def rage(self, duration_s: float) -> list[str]:
@@ -172,8 +180,9 @@ class Storm:
                 self._wrong += writer.finish()
             self._look_at_rot()
             self._look_at_trees()
-            self._look_at_rest()
-        for name in (*_TERMINALS, *_CUSTODIANS):  # they had them for themselves
+            if self._plan.rests:
+                self._look_at_rest()
+        for name in (*_TERMINALS, *_CUSTODIANS) if self._plan.rests else ():  # they had them for themselves
             self._wrong += [
                 f"left behind by {name}: {rows}" for rows in _rows(self.graph.routers[name].home / "records")
             ]
@@ -304,6 +313,18 @@ class Storm:
             self._wrong += self._free_again(name)
         if failed:
             self._restart()
+        for name in _TERMINALS:
+            self._wrong += self._unexplained(name)
+
+    def _unexplained(self, name: str) -> list[str]:
+        """What is used of a small disk is the files that are there, and little else."""
+        disk, root = self._disks.get(name), self.graph.routers[name].root
+        if disk is None:
+            return []
+        found = os.statvfs(disk)
+        known = sum(path.stat().st_size for path in root.rglob("*") if path.is_file()) + _RESERVE_BYTES
+        more = (found.f_blocks - found.f_bfree) * found.f_frsize - known
+        return [f"{more} bytes of the disk of {name} are used, and nothing is there"] if more > _RECORDS_BYTES else []
 
     def _restart(self) -> None:
         """Whoever starts looks at once for what has run out of its time, before it answers."""

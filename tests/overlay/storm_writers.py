@@ -49,6 +49,9 @@ class World(Protocol):
     def known_as(self, terminal: str, custodian: str) -> str:
         """Address under which a custodian delivers to a terminal."""
 
+    def is_busy(self, terminal: str) -> bool:
+        """Whether somebody still writes there."""
+
 
 @dataclass
 class Writer:
@@ -60,16 +63,26 @@ class Writer:
     dice: random.Random
     expected: dict[str, str] = field(default_factory=dict)
     problem: str = ""
+    is_done: bool = False
     _seen_full: int = 0
     _quiet: dict[str, float] = field(default_factory=dict)
 
     def run(self) -> None:
-        """Operations one after the other until the storm is over; the last one is finished."""
+        """Operations one after the other until the storm is over; the last one is finished.
+
+        Then it makes room for those that are not so far: on a full disk nobody else can.
+        """
         try:
             while not self.world.over.is_set():
                 self.step()
+            self.is_done = True
+            while self.world.is_busy(self.terminal):
+                self._look_at_room()
+                time.sleep(0.2)
         except Exception as problem:
             self.problem = f"{self.name}: {type(problem).__name__}: {problem}"
+        finally:
+            self.is_done = True
 
     def finish(self) -> list[str]:
         """Wait for what is still on its way after the storm; what is wrong then."""
@@ -108,9 +121,7 @@ class Writer:
             with again:
                 self._send(local, path)
                 break
-            if self.world.counts["full"] > self._seen_full:
-                self._seen_full = self.world.counts["full"]
-                self._make_room()
+            self._look_at_room()
         if tries > 1:
             self._quiet[path] = time.monotonic() + self.world.expires_s + 2
         self.expected[path] = hashlib.sha256(local.read_bytes()).hexdigest()
@@ -119,6 +130,11 @@ class Writer:
     def _send(self, local: Path, path: str) -> None:
         routes = self.world.routes(self.terminal)
         put(self.world.end(self.terminal), local, path, expires_after_s=self.world.expires_s, routes=routes)
+
+    def _look_at_room(self) -> None:
+        if self.world.counts["full"] > self._seen_full:
+            self._seen_full = self.world.counts["full"]
+            self._make_room()
 
     def _make_room(self) -> None:
         for path in [path for path in self.expected if self._quiet.get(path, 0.0) < time.monotonic()][:1]:
