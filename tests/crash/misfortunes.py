@@ -253,7 +253,10 @@ class Misfortunes:
         node.second_manager()
 
     def _mis_clock_of_node(self, node: Node, later: float) -> None:
-        node.machine.jump(self.random.choice((-86400.0, -600.0, 600.0, 7200.0)))
+        """Not back before a manager that lost its ledger has begun to count anew, as below."""
+        jump_s = self.random.choice((-86400.0, -600.0, 600.0, 7200.0))
+        if jump_s > 0 or node.is_alive or node.name not in self.without_ledger:
+            node.machine.jump(jump_s)
 
     def _mis_clock_of_ap(self, node: Node, later: float) -> None:
         self.agent.machine.jump(self.random.choice((-86400.0, -600.0, 600.0, 7200.0)))
@@ -277,6 +280,7 @@ class Misfortunes:
             self.world.kill(node.process, "kill -9")
         self.excused |= {row[0] for row in node.rows("SELECT ticket FROM tickets")}
         node.machine.databases.lose(node.ledger)
+        self.without_ledger.add(node.name)
 
     def _mis_remove_job(self, node: Node, later: float) -> None:
         name = self.random.choice(list(self.schedd.jobs_) or [""])

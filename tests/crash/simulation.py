@@ -57,6 +57,7 @@ class Simulation(Misfortunes, Judgement):
     given_up: set[str] = field(default_factory=set)
     faulted: set[str] = field(default_factory=set)
     vanished: set[str] = field(default_factory=set)
+    without_ledger: set[str] = field(default_factory=set)
     troubled: bool = True
     restored: bool = False
 
