@@ -46,7 +46,7 @@ def outer(tmp_path_factory: pytest.TempPathFactory, inner: RouterProcess) -> Ite
 
 @pytest.fixture
 def gateway(terminal: RouterProcess) -> Gateway:
-    return Gateway("127.0.0.1", terminal.port, *read_key(terminal.key_file("site")), timeout_s=20)
+    return Gateway("127.0.0.1", terminal.port, *read_key(terminal.key_file("site")), timeout_s=60)
 
 
 def _answers(gateway: Gateway, route: Route) -> bool:

@@ -74,7 +74,7 @@ def test_ten_thousand_files(site: Site) -> None:
     for name in names:
         (scratch / name).touch()
         os.chown(scratch / name, site.user, site.user)
-    answer = site.offer(scratch, names)
+    answer = site.offer(scratch, names, env={"STAGEOUT_HANDOFF_TIMEOUT": "60"})
     assert answer.accepted and answer.receipt["Files"] == 10_000, answer.reason
 
 
