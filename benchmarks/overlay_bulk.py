@@ -18,11 +18,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from common import Figure, main
+from common import Figure, main_in_parts
 from routers import spooling
 
 from stageout.core.errors import StageoutError
@@ -283,14 +283,23 @@ def on_disk(quick: bool, folder: Path) -> list[Figure]:
     return figures
 
 
-def measure(quick: bool) -> list[Figure]:
-    """Memory to memory, then disk to disk."""
-    with tempfile.TemporaryDirectory(prefix="overlay", dir=os.environ.get("TMPDIR", "/var/tmp")) as folder:
-        Path(folder).chmod(0o755)
-        return [
-            *in_memory(quick, Path(folder)), *on_disk(quick, Path(folder)), *spooling.figures(quick, Path(folder))
-        ]  # fmt: skip
+PARTS: dict[str, Callable[[bool, Path], list[Figure]]] = {
+    "memory": in_memory,
+    "disk": on_disk,
+    "custodian": spooling.figures,
+}
+
+
+def measure(parts: Sequence[str], quick: bool) -> list[Figure]:
+    """These parts, in their order."""
+    found: list[Figure] = []
+    for part in parts:
+        with tempfile.TemporaryDirectory(prefix="overlay", dir=os.environ.get("TMPDIR", "/var/tmp")) as folder:
+            Path(folder).chmod(0o755)
+            for figure in PARTS[part](quick, Path(folder)):
+                found.append(replace(figure, what=f"{part}: {figure.what.removeprefix(part + ', ')}"))
+    return found
 
 
 if __name__ == "__main__":
-    sys.exit(main("overlay_bulk", measure))
+    sys.exit(main_in_parts("overlay_bulk", list(PARTS), measure))

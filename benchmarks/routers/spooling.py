@@ -1,58 +1,142 @@
-"""One large file through a custodian, everything on one disk, beside ``cp`` and its fdatasync."""
+"""One large file through a custodian: on one disk, and with its spool on another device; beside ``cp`` and fdatasync.
+
+What one disk allows is measured in the same rounds: two processes that write the same bytes past the page cache, as
+custodian and terminal do, and nothing else. The other device is an ext4 in memory behind a loop: no disk of its own,
+but nothing that the first one has to do.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import time
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 from common import Figure
 
 from stageout.core.errors import StageoutError
+from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess, custodian_for
 
 _ROOT = Path(__file__).resolve().parents[2]
+_WRITERS = str(Path(__file__).with_name("two_writers.py"))
 _MIB = 1 << 20
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def figures(quick: bool, folder: Path) -> list[Figure]:
-    """Rates of a put that ends when the terminal has the file; what the custodian's processes cost."""
+    """Rates of a put that ends when the terminal has the file, or the custodian; what its processes cost."""
     source, size_bytes = folder / "source", (256 if quick else 1024) * _MIB
     with source.open("wb") as file:
         for _ in range(size_bytes // _MIB):
             file.write(os.urandom(_MIB))
         os.fsync(file.fileno())
-    with RouterProcess(folder / "end") as end, custodian_for(folder / "custodian", [end]) as custodian:
-        shares, costs, rates = [], [], []
-        for number in range(3 if quick else 6):
-            spent_s = _tree_s(custodian.pid)
-            put_s = _put(source, end, custodian)
-            cost = (_tree_s(custodian.pid) - spent_s) / size_bytes * 1e9
-            cp_s = _timed(["sh", "-c", 'cp "$0" "$1" && sync -d "$1"', str(source), str(folder / "copy")])
-            for path in (end.root / "file", folder / "copy"):
-                path.unlink()
-            subprocess.run(["sync"], check=True)
-            if number:  # the first round warms up
-                shares.append(cp_s / put_s)
-                costs.append(cost)
-                rates.append(size_bytes / put_s / 1e6)
-    return [
-        Figure("through a custodian, one disk, of cp + fdatasync", statistics.median(shares), "ratio", goal=0.9,
-               more=True),
-        Figure("through a custodian, one disk", statistics.median(rates), "MB/s"),
-        Figure("custodian's processor time", statistics.median(costs), "s/GB", goal=1.2),
-    ]  # fmt: skip
+    rounds = 3 if quick else 6
+    with RouterProcess(folder / "end") as end:
+        with custodian_for(folder / "custodian", [end]) as custodian:
+            one = _Rounds(source, size_bytes, end, custodian).run(rounds)
+        found = [
+            Figure("through a custodian, one disk, of cp + fdatasync", _of(one, "put", "cp"), "ratio", goal=0.9,
+                   more=True),
+            Figure("through a custodian, one disk, of what two writers have", _of(one, "put", "writers"), "ratio"),
+            Figure("until the custodian has it (--custody), of cp + fdatasync", _of(one, "custody", "cp"), "ratio"),
+            Figure("through a custodian, one disk", _rate(one, "put", size_bytes), "MB/s", "cp + fdatasync",
+                   _rate(one, "cp", size_bytes)),
+            Figure("until the custodian has it (--custody)", _rate(one, "custody", size_bytes), "MB/s",
+                   "each of two writers at once", _rate(one, "writers", size_bytes)),
+            Figure("custodian's processor time", statistics.median(one["cost"]), "s/GB", goal=1.2),
+        ]  # fmt: skip
+        with _another_device(folder / "other", 3 * size_bytes) as other:
+            if other is not None:
+                with custodian_for(other / "custodian", [end]) as custodian:
+                    two = _Rounds(source, size_bytes, end, custodian).run(rounds)
+                found.append(
+                    Figure("its spool on a device in memory, of cp + fdatasync", _of(two, "put", "cp"), "ratio",
+                           goal=1.2, more=True)
+                )  # fmt: skip
+                found.append(
+                    Figure("its spool on a device in memory", _rate(two, "put", size_bytes), "MB/s", "cp + fdatasync",
+                           _rate(two, "cp", size_bytes))
+                )  # fmt: skip
+    return found
 
 
-def _put(source: Path, end: RouterProcess, custodian: RouterProcess) -> float:
-    """``stageout put --through``: on return the file has its name, and is on the disk, at the terminal."""
-    url = f"overlay://{end.address}/file"
-    command = [sys.executable, "-m", "stageout.cli.main", "put", str(source), url, "--through", custodian.address]
-    return _timed([*command, "--key", str(custodian.key_file("site"))])
+class _Rounds:
+    """All that is compared, in turn."""
+
+    def __init__(self, source: Path, size_bytes: int, end: RouterProcess, custodian: RouterProcess) -> None:
+        self._source, self._size_bytes, self._end, self._custodian = source, size_bytes, end, custodian
+        self._folder = source.parent
+
+    def run(self, count: int) -> dict[str, list[float]]:
+        """Seconds of each, and what the custodian's processes cost, in seconds for a GB; the first round warms up."""
+        found: dict[str, list[float]] = defaultdict(list)
+        for number in range(count):
+            spent_s = _tree_s(self._custodian.pid)
+            once = {"put": self._put()}
+            once["cost"] = (_tree_s(self._custodian.pid) - spent_s) / self._size_bytes * 1e9
+            script = 'cp "$0" "$1" && sync -d "$1"'
+            once["cp"] = self._gone(_timed(["sh", "-c", script, str(self._source), str(self._folder / "copy")]))
+            once["custody"] = self._put("--custody")
+            once["writers"] = self._gone(_timed([sys.executable, _WRITERS, str(self._folder), str(self._size_bytes)]))
+            for name, value in once.items() if number else ():
+                found[name].append(value)
+        return found
+
+    def _put(self, *options: str) -> float:
+        """``stageout put --through``: on return the file is on the disk at the terminal, or at the custodian."""
+        url = f"overlay://{self._end.address}/file"
+        command = [sys.executable, "-m", "stageout.cli.main", "put", str(self._source), url]
+        command += ["--through", self._custodian.address, "--key", str(self._custodian.key_file("site")), *options]
+        took_s = _timed(command)
+        wait_until((self._end.root / "file").exists, timeout_s=60, what="the file to be delivered")
+        return self._gone(took_s)
+
+    def _gone(self, took_s: float) -> float:
+        """The next one finds the disk as this one did."""
+        for path in (self._end.root / "file", self._folder / "copy"):
+            path.unlink(missing_ok=True)
+        subprocess.run(["sync"], check=True)
+        return took_s
+
+
+@contextlib.contextmanager
+def _another_device(folder: Path, size_bytes: int) -> Iterator[Path | None]:
+    """Where a filesystem in memory is mounted; None where that cannot be (it takes root, and memory)."""
+    memory, folder_s = Path("/dev/shm"), str(folder)
+    image = memory / f"{folder.parent.name}.img"
+    if os.geteuid() or not memory.is_dir() or shutil.disk_usage(memory).free < size_bytes:
+        print("a device in memory takes root and room in /dev/shm: the custodian with another device is left out")
+        yield None
+        return
+    try:
+        with image.open("wb") as file:
+            file.truncate(size_bytes)
+        folder.mkdir()
+        subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
+        subprocess.run(["mount", "-o", "loop", str(image), folder_s], check=True)
+        try:
+            folder.chmod(0o755)
+            yield folder
+        finally:
+            subprocess.run(["umount", folder_s], check=True)
+    finally:
+        image.unlink(missing_ok=True)
+
+
+def _of(found: dict[str, list[float]], one: str, other: str) -> float:
+    """Median of the paired ratios of rates."""
+    return statistics.median(theirs / ours for ours, theirs in zip(found[one], found[other]))
+
+
+def _rate(found: dict[str, list[float]], name: str, size_bytes: int) -> float:
+    return size_bytes / statistics.median(found[name]) / 1e6
 
 
 def _timed(command: list[str]) -> float:
