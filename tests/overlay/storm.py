@@ -28,10 +28,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stageout.core.errors import StageoutError
+from stageout.core.errors import StageoutError, TransferFailure
 from stageout.overlay.channel import Channel, Gateway, gateway_of
 from stageout.overlay.client import put
 from stageout.overlay.routes import found_routes
@@ -67,6 +67,8 @@ _RESERVE_BYTES = MIB
 _RECORDS_BYTES = 4 * MIB
 #: A file that will be damaged has so long to be delivered.
 _LOST_AFTER_S = 120
+#: A put whose router is killed waits so long for it to be back, however busy this machine is.
+_PATIENT_S = 120.0
 _FREE_AGAIN_BYTES = 16 * MIB
 _NO_ROOM_AT = {
     "t1": ("overlay-grant", "overlay-stage", "overlay-intent", "overlay-settle", "overlay-forget"),
@@ -395,7 +397,7 @@ class _Rot:
             try:
                 end = storm.end(_ROTTING)
                 deposit(end, self._local, self.path, terminal, origin=self._origin, expires_after_s=_LOST_AFTER_S)
-            except StageoutError as failure:
+            except TransferFailure as failure:
                 self._problem = str(failure)
                 return False
             return True
@@ -406,10 +408,11 @@ class _Rot:
         terminal, end_s = self._storm.known_as("t1", _ROTTING), time.monotonic() + 300
         while True:
             try:
-                put(self._storm.end(_ROTTING), self._local, self.path, terminal=terminal)
+                end = replace(self._storm.end(_ROTTING), timeout_s=_PATIENT_S)
+                put(end, self._local, self.path, terminal=terminal)
                 self._problem = ""
                 return
-            except StageoutError as failure:
+            except TransferFailure as failure:
                 self._problem = f"{self.path}: {failure}"
                 if time.monotonic() > end_s:
                     return
