@@ -263,7 +263,7 @@ class Custodian:
             return [Reply(peer, packed)]
         held, transfers = self._held.get(key), self._store.transfers_of(*key)
         givers = {held.sender} if held else {item.sender for item in transfers}
-        if not all(_same_key(giver, peer) for giver in givers):
+        if not all(same_key(giver, peer) for giver in givers):
             log.warn(
                 "cancel-refused", origin=key[0], key=peer.partition("/")[0], reason="it was deposited with another"
             )
@@ -508,7 +508,7 @@ class Custodian:
         if stored is not None:
             return stored
         held = self._held.get((ask.origin, ask.seq))
-        if held is not None and not _same_key(held.sender, peer):
+        if held is not None and not same_key(held.sender, peer):
             return _not_yours(ask.origin, ask.seq)
         if held is not None and (held.operation.path, held.operation.size_bytes) != (ask.path, ask.size_bytes):
             return as_result(ask.origin, ask.seq, Result(Outcome.FAILED, "that number is in custody for another file"))
@@ -563,7 +563,8 @@ def _key_of(transfer: Transfer) -> Key:
     return transfer.ask.origin, transfer.ask.seq
 
 
-def _same_key(one: str, other: str) -> bool:
+def same_key(one: str, other: str) -> bool:
+    """Whether two senders have shown the same key."""
     return one.partition("/")[0] == other.partition("/")[0]
 
 

@@ -7,22 +7,40 @@ restart, until it is at its destination, is refused there for good, or has expir
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import errno
+import os
+import sqlite3
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
-from overlay_router import terminal
-from overlay_router.custodian import Custodian
+from overlay_router import lots, terminal
+from overlay_router.custodian import MOST_OPERATIONS, Custodian, same_key
 from overlay_router.deposits import Terminals
 from overlay_router.destination import Reply
 from overlay_router.lots import Spool
+from overlay_router.small_files import Arrived
 from overlay_router.spool import EgressStore, Held, Key
+from overlay_router.staging import as_packed, recorded_pack
 from overlay_router.states import Kind, Op, Outcome, Result
+from overlay_router.store import Transfer
 from overlay_router.terminal import Step
-from overlay_router.tree import Tree
+from overlay_router.tree import SYNC_ALL_FROM, BadPath, Tree, checked, no_room, sync_filesystem
+from stageout.core import durable, log
 from stageout.core.clock import Clock
 from stageout.core.errors import ErrorClass
-from stageout.wire import overlay
+from stageout.wire import overlay, packs
 from stageout.wire.egress import Targets
 from stageout.wire.overlay import Answer, Open, Operation
+from stageout.wire.packs import PackedFile
+
+_REASON_CHARS = 200
+
+
+class _Gathered(NamedTuple):
+    """A pack of which not all files have their result. :param end: number behind its last. :param peer: who hears."""
+
+    end: int
+    peer: str
 
 
 class _Anybody(Terminals):
@@ -39,6 +57,8 @@ class Egress(Custodian):
     def __init__(self, store: EgressStore, tree: Tree, spool: Spool, targets: Targets, clock: Clock) -> None:
         super().__init__(store, tree, spool, _Anybody({}), "", clock)
         self.targets = targets
+        self._gathered: dict[str, dict[int, _Gathered]] = {}
+        self._egress_store = store
 
     def serves(self, path: str) -> bool:
         """Whether a name is delivered by a plugin, or is the directory of such names."""
@@ -72,6 +92,140 @@ class Egress(Custodian):
             result = Result(Outcome.FAILED, reason, code=ErrorClass.NOT_SUPPORTED.code)
             return self._end(operation, peer, result)
         return _not_pending(super().operate(operation, peer, digest))
+
+    def pack(self, batch: Sequence[Arrived]) -> list[Reply]:
+        """Take the files of packs, each as one of its own; PACKED comes when plugins have delivered all of a pack.
+
+        On return those that are not answered are on the disk. :raises OSError: the disk fails; ask again.
+        """
+        return [Reply(arrived.peer, answer) for arrived in batch if (answer := self._pack(arrived)) is not None]
+
+    def _pack(self, arrived: Arrived) -> overlay.Packed | overlay.NoSpace | None:
+        pack, now = arrived.pack, self._clock.wall_s()
+        known = recorded_pack(self._store, pack.origin, pack.seq, len(pack.paths))
+        if known is not None:
+            return known
+        if now > pack.expires:
+            return as_packed(pack.origin, pack.seq, [Result(Outcome.EXPIRED)] * len(pack.paths))
+        reason = next(filter(None, (self._reason_against_file(arrived, file) for file in arrived.files)), "")
+        if reason:
+            return packs.refused(pack, reason[:_REASON_CHARS])
+        record = self._store.record(pack.origin)
+        new = [
+            file
+            for file in arrived.files
+            if (pack.origin, file.seq) not in self._held and not terminal.is_final(record, file.seq)
+        ]
+        if new and not self._unpack(arrived, new):
+            return overlay.NoSpace(pack.origin, pack.seq, int(lots.RETRY_AFTER_S))
+        gathered = _Gathered(pack.seq + len(arrived.files), arrived.peer)
+        self._gathered.setdefault(pack.origin, {})[pack.seq] = gathered
+        return None
+
+    def _reason_against_file(self, arrived: Arrived, file: PackedFile) -> str:
+        held = self._held.get((arrived.pack.origin, file.seq))
+        if held is not None and not same_key(held.sender, arrived.peer):
+            return "it was deposited with another key"
+        try:
+            checked(file.path)
+        except BadPath as problem:
+            return str(problem)
+        if self.targets.find(file.path) is None:
+            return f"{file.path}: only what is below it is delivered"
+        return "" if arrived.digest(file.data) == file.digest else "digest"
+
+    def _unpack(self, arrived: Arrived, new: Sequence[PackedFile]) -> bool:
+        """Files of a pack into the spool, whole, in as few durable steps as one; False when there is no room."""
+        pack, peer = arrived.pack, arrived.peer
+        asks = [
+            Open(pack.origin, file.seq, file.path, len(file.data), overlay.BLOCK_BYTES, pack.expires) for file in new
+        ]
+        owners = [(ask.origin, ask.seq, peer) for ask in asks]
+        now_s = self._clock.monotonic_s()
+        refused = [lots.reserve(self._spool, owner, ask.size_bytes, now_s) for owner, ask in zip(owners, asks)]
+        try:
+            if any(one is not None for one in refused) or len(self._held) + len(new) > MOST_OPERATIONS:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            transfers = self._egress_store.grant_all(asks, peer)
+            self._write(transfers, new)
+            held = [self._unpacked(arrived, *one) for one in zip(transfers, new)]
+            self._egress_store.take_all((one, file.digest) for one, file in zip(held, new))
+        except (OSError, sqlite3.Error) as problem:
+            for owner in owners:  # what was granted and written goes when it expires, or is used again
+                lots.release(self._spool, owner)
+            if not no_room(problem):
+                raise
+            log.event("no-space", path=pack.paths[0], files=len(new), spool_bytes=self._spool.size_bytes)
+            return False
+        for one, owner in zip(held, owners):
+            lots.pin(self._spool, owner)
+            self._held[one.key] = one
+        return True
+
+    def _write(self, transfers: Sequence[Transfer], new: Sequence[PackedFile]) -> None:
+        with durable.step("egress-unpack"):
+            for transfer, file in zip(transfers, new):
+                place = self._tree.staging(transfer.tid)
+                descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+                try:
+                    if os.write(descriptor, file.data) != len(file.data):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                    if len(new) < SYNC_ALL_FROM:
+                        os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+            directory = os.open(self._tree.staging(0).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                if len(new) < SYNC_ALL_FROM:
+                    os.fsync(directory)
+                else:
+                    sync_filesystem(directory)
+            finally:
+                os.close(directory)
+
+    def _unpacked(self, arrived: Arrived, transfer: Transfer, file: PackedFile) -> Held:
+        blocks = 1 if file.data else 0
+        operation = Operation(
+            arrived.pack.origin, file.seq, "publish", file.path, arrived.pack.expires, size_bytes=len(file.data),
+            blocks=blocks, manifest=packs.manifest([file.digest] * blocks), parents=True, mode=file.mode,
+        )  # fmt: skip
+        return Held(operation, arrived.peer, arrived.digest_name, transfer.tid, int(self._clock.wall_s()))
+
+    def damaged(self, key: Key, blocks: Collection[int]) -> list[Reply]:
+        """As of a custodian; a pack, of which there is no OPEN, is asked for again as a whole."""
+        held, first = self._held.get(key), self._first(key)
+        if held is None or (held.asked is not None and first is None):
+            return super().damaged(key, blocks)
+        log.error("custody-damaged", origin=key[0], seq=key[1], path=held.operation.path, release="delivered",
+                  advice="check the disk of the spool")  # fmt: skip
+        gone = self._store.transfers_of(*key)
+        self._egress_store.drop(key)
+        del self._held[key]
+        self._free(gone)
+        return [Reply(held.sender, overlay.Result(key[0], key[1] if first is None else first, "unknown"))]
+
+    def gathers(self, origin: str, seq: int) -> bool:
+        """Whether a file is in a pack whose results are awaited."""
+        return self._first((origin, seq)) is not None
+
+    def _first(self, key: Key) -> int | None:
+        """Number of the first file of the pack that is gathered for a file."""
+        packs_of = self._gathered.get(key[0], {})
+        return next((first for first, one in packs_of.items() if first <= key[1] < one.end), None)
+
+    def _end(self, operation: Operation, sender: str, result: Result) -> list[Reply]:
+        replies = super()._end(operation, sender, result)
+        origin, first = operation.origin, self._first((operation.origin, operation.seq))
+        if first is None:
+            return replies
+        end, peer = self._gathered[origin][first]
+        packed = recorded_pack(self._store, origin, first, end - first)
+        if packed is None:
+            return []
+        del self._gathered[origin][first]
+        if not self._gathered[origin]:
+            del self._gathered[origin]
+        return [Reply(peer, packed)]
 
     def whole(self, tid: int) -> list[Reply]:
         """All blocks are there and nobody writes any more: the PUBLISH that waits for them is taken."""

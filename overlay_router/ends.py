@@ -92,18 +92,20 @@ class Ends:
             if found is not None:
                 return found
         held = self.custodian.packs.custody(ask.origin, ask.seq) if self.custodian is not None else None
-        return held or overlay.Result(ask.origin, ask.seq, "unknown")
+        waits = self.egress is not None and self.egress.gathers(ask.origin, ask.seq)
+        return held or overlay.Result(ask.origin, ask.seq, "pending" if waits else "unknown")
 
     def reason_against(self, pack: overlay.Pack) -> str:
         """Why a pack cannot be taken here, "" if it can."""
         if pack.terminal:
             return "" if self.custodian is not None else "this router takes nothing into custody"
-        if self.egress is not None and any(self.goes_out(path) for path in pack.paths):
+        out = sum(map(self.goes_out, pack.paths)) if self.egress is not None else 0
+        if 0 < out < len(pack.paths):
             return "unpacked"
-        return "" if self.destination is not None else "this router has no tree of its own"
+        return "" if out or self.destination is not None else "this router has no tree of its own"
 
     def pack(self, batch: Sequence[Arrived]) -> list[Reply]:
-        """Take packs of small files: those for other terminals into custody, the others into the tree.
+        """Take packs of small files: into custody for other terminals, to be delivered by plugins, or into the tree.
 
         :raises OSError: the disk fails; ask again.
         """
@@ -112,7 +114,11 @@ class Ends:
         if onward:
             assert self.custodian is not None
             replies += self.custodian.packs.take(onward)
-        here = [arrived for arrived in batch if not arrived.pack.terminal]
+        out = [one for one in batch if not one.pack.terminal and self.goes_out(one.pack.paths[0])]
+        if out:
+            assert self.egress is not None
+            replies += self.egress.pack(out)
+        here = [one for one in batch if not one.pack.terminal and not self.goes_out(one.pack.paths[0])]
         if here:
             assert self.destination is not None
             replies += self.destination.pack(here)

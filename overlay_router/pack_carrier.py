@@ -53,14 +53,14 @@ class Order:
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of an order: outcome, reason and generation of each file, or a failure ("" for none).
+    """What became of an order: outcome, reason, generation and class of failure of each file; or why it is not known.
 
     :param damaged: positions of files whose data in the spool are not what they were; without ``results`` nothing was
         sent. :param code: class of the failure.
     """
 
     number: int
-    results: list[tuple[str, str, int]] = field(default_factory=list)
+    results: list[tuple[str, str, int, int]] = field(default_factory=list)
     damaged: list[int] = field(default_factory=list)
     failure: str = ""
     code: int = 0
@@ -231,11 +231,11 @@ def _failure(number: int, failure: TransferFailure) -> Answer:
     )  # fmt: skip
 
 
-def _results(answer: Packed) -> list[tuple[str, str, int]]:
-    reasons = dict(zip(answer.failed, answer.reasons))
+def _results(answer: Packed) -> list[tuple[str, str, int, int]]:
+    reasons, codes = dict(zip(answer.failed, answer.reasons)), dict(zip(answer.failed, answer.codes))
     outcomes = dict(zip(answer.failed, answer.outcomes))
     return [
-        (outcomes.get(position, "done"), reasons.get(position, ""), generation)
+        (outcomes.get(position, "done"), reasons.get(position, ""), generation, codes.get(position, 0))
         for position, generation in enumerate(answer.generations)
     ]
 

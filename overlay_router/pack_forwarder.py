@@ -188,8 +188,8 @@ def _stop(held: HeldPack) -> str:
 def _judged(answer: Answer) -> list[Result]:
     """What the terminal said of each file; one whose only copy here was damaged is LOST."""
     found = [
-        Result(Outcome.FAILED, _SETTLED) if outcome == "stale" else Result(Outcome(outcome), reason, generation)
-        for outcome, reason, generation in answer.results
+        Result(Outcome.FAILED, _SETTLED) if outcome == "stale" else Result(Outcome(outcome), reason, generation, code)
+        for outcome, reason, generation, code in answer.results
     ]
     for position in answer.damaged:
         if found[position].outcome is Outcome.FAILED:

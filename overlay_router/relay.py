@@ -359,8 +359,7 @@ class Router:
 
     async def _execute_packs(self, batch: list[Arrived]) -> None:
         self._deliver(await self._on_disk(partial(self._ends.pack, batch)))
-        if self._pack_forwarder is not None:
-            self._pack_forwarder.wake.set()
+        self._look_for_deliveries()
 
     async def _change_names(self, asked: list[tuple[overlay.Operation, str]]) -> None:
         self._deliver(await self._on_disk(lambda: self._destination.operate_all(asked)))
@@ -470,7 +469,7 @@ class Router:
         return self.rights.refusal(key, message, int(time.time()))
 
     def _look_for_deliveries(self) -> None:
-        for one in (self._forwarder, self._copier, self._outflow):
+        for one in (self._forwarder, self._pack_forwarder, self._copier, self._outflow):
             if one is not None:
                 one.wake.set()
 

@@ -125,12 +125,15 @@ class CustodyStore(PackRecords):
 
     def take(self, held: Held) -> None:
         """CUSTODY: durable before it is said."""
+        with self._transaction("custody-take"):
+            self._take(held)
+
+    def _take(self, held: Held) -> None:
         operation = held.operation
         asked = json.dumps(asdict(held.asked)) if held.asked else ""
         row = (*held.key, json.dumps(asdict(operation)), held.sender, held.digest, held.tid, held.taken_at, 0, asked)
-        with self._transaction("custody-take"):
-            self._keep_origin(operation.origin, operation.expires)
-            self._connection.execute("INSERT OR REPLACE INTO custody VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+        self._keep_origin(operation.origin, operation.expires)
+        self._connection.execute("INSERT OR REPLACE INTO custody VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
 
     def withdraw(self, key: Key, tid: int, blocks: Iterable[int]) -> None:
         """These blocks are damaged: they must come again, and the operation (in custody or not) waits for them."""
@@ -173,6 +176,28 @@ class EgressStore(CustodyStore):
     """The open database of the spool of what plugins deliver."""
 
     first_tid = FIRST_EGRESS_TID
+
+    def grant_all(self, asks: Iterable[Open], sender: str) -> list[Transfer]:
+        """As :meth:`grant`, for the files of a pack."""
+        wanted = list(asks)
+        with self._transaction("overlay-grant"):
+            for ask in wanted:
+                self._grant(ask, sender)
+        return [self._granted(ask, sender) for ask in wanted]
+
+    def take_all(self, taken: Iterable[tuple[Held, bytes]]) -> None:
+        """Whole files, each with the digest of its only block, as :meth:`take`."""
+        with self._transaction("custody-take"):
+            for held, digest in taken:
+                if held.operation.blocks:
+                    self._connection.execute("INSERT OR REPLACE INTO staged VALUES (?, 0, ?)", (held.tid, digest))
+                self._take(held)
+
+    def drop(self, key: Key) -> None:
+        """A damaged file that its sender says again from the beginning."""
+        with self._transaction("custody-withdraw"):
+            self._connection.execute("DELETE FROM custody WHERE origin = ? AND seq = ?", key)
+            self._close_transfers("origin = ? AND seq = ?", key)
 
 
 def _asked(text: str) -> Open | None:

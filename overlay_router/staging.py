@@ -61,6 +61,7 @@ def as_result(origin: str, seq: int, result: Result | None) -> overlay.Result:
 def as_packed(origin: str, seq: int, results: Sequence[Result | None]) -> overlay.Packed:
     """The results of a pack's files as they travel; None is STALE."""
     bad = [(position, result) for position, result in enumerate(results) if not result or result.outcome != "done"]
+    codes = tuple(result.code if result else 0 for _, result in bad[:_REASONS])
     return overlay.Packed(
         origin,
         seq,
@@ -68,6 +69,7 @@ def as_packed(origin: str, seq: int, results: Sequence[Result | None]) -> overla
         tuple(position for position, _ in bad),
         tuple(result.outcome.value if result else "stale" for _, result in bad),
         tuple(result.reason[:_REASON_CHARS] if result else "" for _, result in bad[:_REASONS]),
+        codes if any(codes) else (),
     )
 
 

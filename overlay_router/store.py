@@ -161,16 +161,20 @@ class Store:
 
     def grant(self, ask: Open, sender: str) -> Transfer:
         """The live transfer of this sender for that operation, or a new number that was never used."""
-        run = self._connection.execute
-        key = (ask.origin, ask.seq, sender)
         with self._transaction("overlay-grant"):
-            self._keep_origin(ask.origin, ask.expires)
-            run(
-                "INSERT OR IGNORE INTO transfers (origin, seq, sender, path, size, block_bytes, expires)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (*key, _blob(ask.path), ask.size_bytes, ask.block_bytes, ask.expires),
-            )
-        return next(self._transfers("origin = ? AND seq = ? AND sender = ?", key))
+            self._grant(ask, sender)
+        return self._granted(ask, sender)
+
+    def _grant(self, ask: Open, sender: str) -> None:
+        self._keep_origin(ask.origin, ask.expires)
+        self._connection.execute(
+            "INSERT OR IGNORE INTO transfers (origin, seq, sender, path, size, block_bytes, expires)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (ask.origin, ask.seq, sender, _blob(ask.path), ask.size_bytes, ask.block_bytes, ask.expires),
+        )
+
+    def _granted(self, ask: Open, sender: str) -> Transfer:
+        return next(self._transfers("origin = ? AND seq = ? AND sender = ?", (ask.origin, ask.seq, sender)))
 
     def transfer(self, tid: int) -> Transfer | None:
         """A live transfer; None for a number that was closed or never granted here."""

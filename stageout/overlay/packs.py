@@ -335,14 +335,15 @@ class Packer(Generic[Key]):
             self._ended(key, TransferFailure(ErrorClass.NO_SPACE_REMOTE, text, server, float(answer.retry_after_s)))
 
     def _tell(self, channel: Channel, load: _Load[Key], answer: Packed) -> None:
-        reasons = dict(zip(answer.failed, answer.reasons))
+        reasons, codes = dict(zip(answer.failed, answer.reasons)), dict(zip(answer.failed, answer.codes))
         bad = dict(zip(answer.failed, answer.outcomes))
         ended, digest_name = self._ended, channel.digest_name
         columns = zip(load.keys, load.sizes_bytes, load.digests, answer.generations)
         for position, (key, size_bytes, digest, generation) in enumerate(columns):
             end: End | None = None
             if position in bad:
-                said = Result(self.origin, load.first + position, bad[position], reasons.get(position, ""))
+                why, code = reasons.get(position, ""), codes.get(position, 0)
+                said = Result(self.origin, load.first + position, bad[position], why, code=code)
                 end = outcomes.failure(said, load.paths[position], self.gateway.server)
             ended(key, end or SmallPut(size_bytes, digest_name, digest.hex(), generation))
 

@@ -348,6 +348,7 @@ class Packed:
     """The results of a pack's files: the generation of each name, 0 for those that failed.
 
     :param failed: positions of those. :param outcomes: their outcomes. :param reasons: why, of the first of them.
+    :param codes: classes of these failures, as of a RESULT; empty where none is said.
     """
 
     origin: str
@@ -356,6 +357,7 @@ class Packed:
     failed: tuple[int, ...] = ()
     outcomes: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
+    codes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

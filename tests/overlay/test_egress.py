@@ -18,6 +18,7 @@ from stageout.overlay.client import Put, put
 from stageout.overlay.fetch import get
 from stageout.overlay.many import put_many
 from stageout.overlay.operations import Session
+from stageout.overlay.packs import SmallPut
 from stageout.testing.destination import Destination
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess
@@ -173,6 +174,32 @@ def test_small_files_go_by_themselves_and_others_to_the_tree(
     for _, local, name in files:
         there = router.root / name if name == "here/f" else server.file(name.replace("out", "base", 1))
         assert there.read_bytes() == local.read_bytes()
+    _freed(router)
+
+
+def test_a_pack_is_delivered_by_few_calls_also_by_a_gateway_that_was_killed(
+    router: RouterProcess, gateway: Gateway, server: Destination, tmp_path: Path
+) -> None:
+    files = [(f"out/pack/{number}", make(tmp_path / str(number), 200 + number)) for number in range(60)]
+    ended: dict[str, object] = {}
+
+    def send() -> None:
+        put_many(gateway, ((name, local, name) for name, local in files), ended.__setitem__)
+
+    server.pause()
+    sending = threading.Thread(target=send)
+    _said(router, "path=out/pack/59", sending.start)
+    wait_until(lambda: any((router.home / "records/movers").glob("*/*")), what="the plugin to be run")
+    (movers,) = [one for one in (router.home / "records/movers").iterdir() if one.is_dir()]
+    assert movers, "one call for all of them"
+    router.kill()
+    router.start()
+    assert not ended
+    server.resume()
+    sending.join(60)
+    assert {name for name, end in ended.items() if isinstance(end, SmallPut)} == {name for name, _ in files}
+    for name, local in files:
+        assert server.file(name.replace("out", "base", 1)).read_bytes() == local.read_bytes()
     _freed(router)
 
 

@@ -8,6 +8,7 @@ import os
 import signal
 import sqlite3
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -44,9 +45,10 @@ from stageout.overlay import outcomes
 from stageout.overlay.channel import Gateway
 from stageout.wire import overlay
 from stageout.wire.egress import BadEgress, Target, read_targets
-from stageout.wire.overlay import BLOCK_BYTES, Leased, Open, Opened, Operation
-from tests.unit.test_overlay_custodian import Clock
+from stageout.wire.overlay import BLOCK_BYTES, Leased, Open, Opened, Operation, Packed
+from tests.unit.test_overlay_custodian import Clock, _Death, _faulty
 from tests.unit.test_overlay_destination import Crash, home
+from tests.unit.test_overlay_packs import arrived
 
 __all__ = ["home"]
 ORIGIN, EXPIRES = "0a" * 16, 1000
@@ -84,6 +86,11 @@ class Gate:
         manifest = hashlib.sha256(digest).hexdigest()
         operation = Operation(ORIGIN, seq, "publish", path, EXPIRES, size_bytes=len(data), blocks=1, manifest=manifest)
         return outcome(self.one.operate(replace(operation, **more), PEER, "blake2b-128"))
+
+    def pack(self, seq: int, files: dict[str, bytes], **more: Any) -> list[overlay.Message]:
+        """What a pack is answered."""
+        one = arrived(seq, files)._replace(peer=PEER)
+        return [reply.message for reply in self.one.pack([one._replace(pack=replace(one.pack, **more))])]
 
     def ready(self) -> list[str]:
         return [held.operation.path for held in self.one.ready(())[0]]
@@ -458,3 +465,51 @@ def test_without_a_lease_nothing_is_delivered(monkeypatch: pytest.MonkeyPatch) -
         lessee = _lessee(lessor, monkeypatch)  # type: ignore[arg-type]
         with pytest.raises(NotLeased), lessee.alone(["u"], os.abort, _nobody):
             raise AssertionError
+
+
+# ---- packs ---------------------------------------------------------------------------------------------------------
+
+_FILES = {"out/a": b"first", "out/b": b"", "out/c": b"third"}
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("label", ["overlay-grant", "egress-unpack", "custody-take", "custody-settle"])
+def test_a_pack_is_unpacked_and_answered_when_all_of_it_is_delivered(home: Path, label: str, after: bool) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        gate = Gate(Path(place))
+        told: list[overlay.Message] = []
+        with _faulty(label, _Death(), after) as passed:
+            for _ in range(3):
+                try:
+                    told += gate.pack(1, _FILES)
+                    for held in gate.one.held():
+                        assert Path(gate.one.file(held)).read_bytes() == _FILES[held.operation.path]
+                        told += [one.message for one in gate.one.settle(held.key, Result(Outcome.DONE))]
+                    break
+                except _Death:
+                    gate.restart()
+        assert label in passed
+        assert told == [Packed(ORIGIN, 1, (0, 0, 0))]
+        assert gate.pack(1, _FILES) == told, "asked again"
+        assert not list(gate.tree.staged_numbers()) and not gate.one.held()
+        gate.close()
+
+
+def test_a_pack_for_a_plugin_that_fails_in_part_says_of_each_file_why(gate: Gate) -> None:
+    assert gate.pack(1, _FILES) == []
+    assert sorted(gate.ready()) == sorted(_FILES)
+    gate.one.settle((ORIGIN, 1), Result(Outcome.DONE))
+    gate.one.settle((ORIGIN, 3), Result(Outcome.FAILED, "no room", code=ErrorClass.QUOTA_EXCEEDED.code))
+    assert gate.one.gathers(ORIGIN, 2)
+    [damaged] = gate.one.damaged((ORIGIN, 2), [0])
+    assert damaged.message == overlay.Result(ORIGIN, 1, "unknown")
+    assert gate.pack(1, _FILES) == []
+    [told] = gate.one.settle((ORIGIN, 2), Result(Outcome.DONE))
+    assert told.message == Packed(
+        ORIGIN, 1, (0, 0, 0), (2,), ("failed",), ("no room",), (ErrorClass.QUOTA_EXCEEDED.code,)
+    )  # fmt: skip
+    (bad,) = gate.pack(11, {"out": b"the directory itself"})
+    assert isinstance(bad, Packed)
+    assert bad.failed == (0,)
+    gate.one._spool.size_bytes = 10
+    assert isinstance(gate.pack(21, {"out/large": bytes(100)})[0], overlay.NoSpace)

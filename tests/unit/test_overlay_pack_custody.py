@@ -156,7 +156,7 @@ def test_one_damaged_file_is_lost_and_the_others_are_what_the_terminal_says(spoo
         spooling.one.packs.take([pack(release="custody")])
         (held,) = spooling.one.packs.held()
         forwarder._orders[1] = held
-        said = [("done", "", 1), ("failed", "digest", 0), ("stale", "", 0)]
+        said = [("done", "", 1, 0), ("failed", "digest", 0, 0), ("stale", "", 0, 0)]
         forwarder._answers.append(Answer(1, said, damaged=[1]))
         await forwarder._settle()
 
