@@ -35,9 +35,12 @@ _WORDS = {
 _LEAST = {"generation": -1, "source_generation": -1, "retry_after_s": -1}
 #: Lists that may be longer than the usual.
 _MOST = dict.fromkeys(
-    ("names", "kinds", "sizes_bytes", "modes", "modified", "paths", "generations", "failed", "outcomes", "reasons"),
+    (
+        "names", "kinds", "sizes_bytes", "modes", "modified", "paths", "generations", "failed", "outcomes", "reasons",
+        "codes", "places", "granted",
+    ),
     MAX_ENTRIES,
-)
+)  # fmt: skip
 _MOST_TEXTS = 16
 
 

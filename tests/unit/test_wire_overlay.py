@@ -199,3 +199,9 @@ def test_the_document_has_every_message_with_its_fields() -> None:
         assert int(number) == kind
         names = [word.split("=")[0].split("(")[0].strip() for word in words.split(", ")]
         assert names == list(cls.__dataclass_fields__)
+
+
+def test_a_gateway_asks_for_as_many_places_as_a_call_of_a_plugin_has_files() -> None:
+    places = tuple(f"{number:064x}" for number in range(100))
+    for message in (overlay.Lease("h", places, 120), overlay.Leased(tuple(range(100)))):
+        assert overlay.from_meta(overlay.TYPES[type(message)], json.loads(json.dumps(vars(message)))) == message
