@@ -274,7 +274,7 @@ def test_packs_that_cannot_be_executed_do_not_stop_the_others(end: _End) -> None
 
     async def work(router: Router, gateway: Gateway) -> None:
         for number in (1, 2):
-            await router._packs.put(cast(Any, SimpleNamespace(pack=SimpleNamespace(terminal=""))))
+            await router._packs.put(cast(Any, SimpleNamespace(pack=SimpleNamespace(terminal="", paths=("f",)))))
             await until(lambda wanted=number: len(batches) == wanted)  # type: ignore[misc]
 
     serving(end, work)
