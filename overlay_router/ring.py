@@ -30,6 +30,8 @@ _WANT, _DROP, _FREE = range(3)
 _MEMORY = b"memory"
 #: Where the next hop is slow, one of so many blocks (as a power of two) waits for a slot.
 _MOST_DOUBLINGS = 6
+#: Whatever a block took: its sender may have paused in the middle of it.
+_MOST_PATIENCE_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,9 @@ class Ring:
         if pace.skips:
             pace.skips -= 1
             return False
-        self._changed.wait_for(lambda: self._has_room(tid) or tid not in self._wanted, patience_s)
+        self._changed.wait_for(
+            lambda: self._has_room(tid) or tid not in self._wanted, min(patience_s, _MOST_PATIENCE_S)
+        )
         if self._has_room(tid):
             pace.failures = 0
             return tid in self._wanted
