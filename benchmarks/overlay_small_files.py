@@ -3,7 +3,8 @@
 All servers are on the loopback interface. On the disk the time of the others includes a ``sync`` of what they wrote,
 for ours have their names and data on the disk when they are called delivered. Digests of our files are checked at the
 other end; the peers check nothing. What is best beside us is taken anew in each round, and ratios are of that round.
-``routers/calls.c`` does the system calls alone that this takes, one after the other: what this place gives one core.
+``routers/calls.c`` does the system calls alone that this takes, one after the other: what this place gives one core;
+``routers/bare.py`` does them in Python, in two processes as ours are: what a sender and a router cannot be faster than.
 
 The disk is a new ext4 with a journal, in a file (root): one without a journal looks at every inode that was deleted in
 the last minutes when it makes a file, so that its rates are those of earlier rounds' removal. Then the same files over
@@ -27,6 +28,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from common import Figure, main_in_parts
+from routers import bare
 
 from stageout.core.errors import StageoutError, TransferFailure
 from stageout.overlay.channel import Gateway, read_key
@@ -44,7 +46,8 @@ ROUTERS = Path(__file__).resolve().parent / "routers"
 FILES, SIZE_BYTES, NAMES = 10_000, 4096, 2_000
 GOAL_PEER_MEMORY, GOAL_TAR_MEMORY, GOAL_PEER_DISK, GOAL_FAR = 5.0, 0.6, 1.5, 1.0
 OURS, COMMAND, TAR, CALLS = "overlay", "stageout put -r", "tar to tar", "system calls alone"
-NO_PEERS = (OURS, COMMAND, TAR, CALLS)
+BARE = "system calls alone, in Python"
+NO_PEERS = (OURS, COMMAND, TAR, CALLS, BARE)
 PARTS = ("memory", "disk, durable", "far")
 FAR = Link(12.5e6, 0.067, congestion="bbr")
 #: Files that the system calls alone bring to the disk at once.
@@ -70,6 +73,9 @@ class Site:
             self._calls_program = folder / "calls"
             _run(["cc", "-O2", "-o", str(self._calls_program), str(ROUTERS / "calls.c")])
             self.ways[CALLS] = self._calls
+        if not durable:
+            self._bare_port = stack.enter_context(_bare(folder / "bare"))
+            self.ways[BARE] = self._bare
         if shutil.which("globus-url-copy"):
             self._gridftp = stack.enter_context(GridFtpServer(folder / "gridftp"))
             self.ways["globus-url-copy -pp -cc 4"] = self._globus
@@ -121,6 +127,9 @@ class Site:
         place.mkdir(parents=True)
         _run([str(self._calls_program), str(self.source), str(place), str(self.files), str(_CALLS_AT_ONCE)])
 
+    def _bare(self, into: str) -> None:
+        bare.send(self._bare_port, self.source, into)
+
     def cpu_s(self) -> float:
         """Of the router's processes so far."""
         ticks = os.sysconf("SC_CLK_TCK")
@@ -143,7 +152,8 @@ class Site:
     def _command(self, into: str) -> None:
         url = f"overlay://127.0.0.1:{self._router.port}/{into}"
         key = str(self._router.key_file("site"))
-        _run([sys.executable, "-m", "stageout.cli.main", "put", "-r", str(self.source), url, "--key", key])
+        command = [sys.executable, "-m", "stageout.cli.main", "put", "-r", str(self.source), url, "--key", key]
+        _run(command, self._folder / "bytecode")
 
     def _tar(self, into: str) -> None:
         place = self._folder / "tar" / into
@@ -192,15 +202,35 @@ def _disk(folder: Path) -> Iterator[Path]:
         _run(["umount", str(mounted)])
 
 
-def _run(command: list[str]) -> str:
-    """What it prints. :raises StageoutError: it failed."""
+def _run(command: list[str], bytecode: Path | None = None) -> str:
+    """What it prints. :param bytecode: where Python keeps what it compiled, as an installed package has it.
+
+    :raises StageoutError: it failed.
+    """
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    if bytecode is not None:
+        environment["PYTHONPYCACHEPREFIX"] = str(bytecode)
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
     done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, env=environment
+    )
     if done.returncode:
         raise StageoutError(f"{command[0]} ended with {done.returncode}: {done.stderr[-300:]}")
     return done.stdout
+
+
+@contextmanager
+def _bare(folder: Path) -> Iterator[int]:
+    """The receiving side of the system calls alone; gives its port."""
+    folder.mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(ROUTERS / "bare.py"), str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment) as receiver:
+        try:
+            assert receiver.stdout is not None
+            yield int(receiver.stdout.readline())
+        finally:
+            receiver.terminate()
 
 
 @contextmanager
@@ -267,6 +297,9 @@ def figures_of(place: str, rounds: list[dict[str, float]], goal_peer: float, goa
     if CALLS in rounds[0]:
         to_calls = statistics.median(one[OURS] / one[CALLS] for one in rounds)
         figures.append(Figure(f"{place}: overlay over the {CALLS}", to_calls, ""))
+    if BARE in rounds[0]:
+        to_bare = statistics.median(one[OURS] / one[BARE] for one in rounds)
+        figures.append(Figure(f"{place}: overlay over the {BARE}", to_bare, ""))
     return figures
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -57,6 +58,8 @@ EXIT_NO_RESTART = 99
 #: Among the neighbours: all routers that are found through the collector.
 _FOUND = "collector"
 _LESSOR_SILENCE_S = 10.0
+#: New objects after which Python looks for those that hold each other.
+_OBJECTS_TO_LOOK = 20_000
 
 
 @dataclass(frozen=True)
@@ -315,6 +318,8 @@ def main(argv: list[str] | None = None) -> int:
             print(report.all_shown(home_of(load()), time.time()))
             return 0
         _open_log(load(), options.terminal or options.alone)
+        gc.freeze()  # with thousands of files in packs, which die by themselves, it would look at all this all the time
+        gc.set_threshold(_OBJECTS_TO_LOOK)
         asyncio.run(run(load, None if options.alone else options.local_name))
     except StageoutError as problem:
         log.error("cannot-start", problem=problem)

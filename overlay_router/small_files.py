@@ -146,11 +146,10 @@ class SmallFiles:
             self._answer(work, {file.seq for file in new}, record, now)
         digest = arrived.digest
         for file in new:
-            seq, path, _, wanted, data = file
-            if digest(data) == wanted and is_allowed(path):
+            if digest(file.data) == file.digest and is_allowed(file.path):
                 work.todo.append(file)
             else:
-                work.new.results[seq] = Result(Outcome.FAILED, _problem(path))
+                work.new.results[file.seq] = Result(Outcome.FAILED, _problem(file.path))
         return work
 
     def _answer(self, work: _Work, new: set[int], record: terminal.OriginRecord, now: int) -> None:
@@ -192,12 +191,13 @@ class SmallFiles:
         position = 0
         with durable.step("overlay-pack-publish"), _Directories(self._tree) as directories:
             for work in works:
-                for seq, path, *_ in work.todo:
+                for file in work.todo:
+                    path = file.path
                     parent, _, name = path.rpartition("/")
                     try:
                         hidden.give_name(position, directories.open(parent, path), name)
                     except OSError as problem:
-                        work.new.results[seq] = Result(Outcome.FAILED, _reason(problem, path))
+                        work.new.results[file.seq] = Result(Outcome.FAILED, _reason(problem, path))
                         hidden.drop(position)
                     position += 1
             if directories.one_sync_is_better:
@@ -213,9 +213,10 @@ class SmallFiles:
             done = [file for file in work.todo if file.seq not in results] if results else work.todo
             if done:
                 counted = {**self._store.generations([file.path for file in done]), **counted}
-            for seq, path, *_ in done:
+            for file in done:
+                path = file.path
                 counted[path] = generations[path] = number = counted.get(path, 0) + 1
-                results[seq] = _done(number)
+                results[file.seq] = _done(number)
             work.answers.update(results)
         settled = [work.new for work in works if work.new.results]
         if settled:
@@ -250,8 +251,8 @@ class _Hidden:
     def write(self, files: list[PackedFile], sync: bool, inodes: list[int]) -> None:
         """The next files; adds the inodes of their data. :raises OSError: the disk is full, or fails."""
         place, umask, make = self._place, self._umask, unnamed.make
-        for _, _, mode, _, data in files:
-            mode &= 0o777
+        for file in files:
+            data, mode = file.data, file.mode & 0o777
             position = len(self._open)
             has_name = position >= self._most
             descriptor = os.open(str(position), _NEW, mode, dir_fd=place) if has_name else make(place, mode)
@@ -351,7 +352,7 @@ def _no_space(works: list[_Work]) -> list[tuple[str, overlay.Packed | overlay.No
 
 def _message(work: _Work) -> overlay.Packed:
     pack = work.arrived.pack
-    return as_packed(pack.origin, pack.seq, [work.answers[seq] for seq, *_ in work.arrived.files])
+    return as_packed(pack.origin, pack.seq, [work.answers[file.seq] for file in work.arrived.files])
 
 
 def apart(batch: Sequence[Arrived]) -> Iterator[list[Arrived]]:

@@ -206,18 +206,21 @@ def digests() -> dict[str, Callable[[Buffer], bytes]]:
 
 
 class Decoder:
-    """Bytes in, checked frames out. Holds at most one frame and what was fed with it.
+    """Bytes in, checked frames out. Holds at most one frame and what was fed with it, which is put together once.
 
     :attr checksum: may be set between frames, after WELCOME.
     """
 
     def __init__(self, checksum: Checksum = zlib.crc32) -> None:
         self.checksum = checksum
-        self._data = bytearray()
+        self._parts: list[bytes] = []
+        self._at = self._held_bytes = 0  # where the next frame begins in the first part, and what there is from there
+        self._wanted_bytes = HEADER_BYTES
 
     def feed(self, data: Buffer) -> None:
         """Take bytes as they came."""
-        self._data += data
+        self._parts.append(bytes(data))
+        self._held_bytes += len(data)
 
     def frames(self) -> Iterator[Frame]:
         """Frames that are whole; raises BadFrame, after which nothing of this connection can be trusted."""
@@ -225,15 +228,26 @@ class Decoder:
             yield frame
 
     def _next(self) -> Frame | None:
-        if len(self._data) < HEADER_BYTES:
+        if self._held_bytes < self._wanted_bytes:
             return None
-        header = decode_header(self._data[:HEADER_BYTES], self.checksum)
-        end = HEADER_BYTES + header.length_bytes
-        if len(self._data) < end:
+        data, start = self._together(), self._at + HEADER_BYTES
+        header = decode_header(data[self._at : start], self.checksum)
+        self._wanted_bytes = HEADER_BYTES + header.length_bytes
+        if self._held_bytes < self._wanted_bytes:
             return None
-        with memoryview(self._data) as view:
-            payload = bytes(view[HEADER_BYTES:end])
+        end = start + header.length_bytes
+        payload = data[start:end]
         if self.checksum(payload) != header.checksum:
             raise BadFrame(f"a {header.type.name} does not fit its checksum")
-        del self._data[:end]
+        self._at, self._held_bytes = end, self._held_bytes - self._wanted_bytes
+        self._wanted_bytes = HEADER_BYTES
+        if not self._held_bytes:
+            self._parts, self._at = [], 0
         return Frame(header, payload)
+
+    def _together(self) -> bytes:
+        """What is held as one part."""
+        if len(self._parts) > 1:
+            first = memoryview(self._parts[0])[self._at :]
+            self._parts, self._at = [b"".join((first, *self._parts[1:]))], 0
+        return self._parts[0]
