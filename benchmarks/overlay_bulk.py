@@ -3,7 +3,8 @@
 Memory to memory runs the loops of the product's worker processes without a disk, beside iperf3 (with one stream and
 with as many as there are connections; the faster one counts) and beside a relay of a hundred lines of C that does the
 same (``routers/relay.c``). Disk to disk runs the product: a router, a
-relay, ``put``; beside ``cp`` and its fdatasync, curl to nginx, and globus-url-copy, brought to the disk in their time.
+relay, ``put``; beside ``cp`` and its fdatasync, curl to nginx, and globus-url-copy, brought to the disk in their time;
+and beside the system calls alone (``routers/floor.c``), with nothing around them: what is left to be gained.
 Everything runs over the loopback interface on this machine's cores, in turn; medians of paired runs.
 """
 
@@ -33,6 +34,7 @@ from stageout.testing.router import RouterProcess, relay
 ROOT = Path(__file__).resolve().parents[1]
 PLANE = Path(__file__).resolve().parent / "routers" / "plane.py"
 SOURCE = Path(__file__).resolve().parent / "routers" / "relay.c"
+FLOOR = Path(__file__).resolve().parent / "routers" / "floor.c"
 MIB = 1 << 20
 #: That carry a file, as ``stageout put`` has them when nothing else is said.
 CONNECTIONS = 2
@@ -163,6 +165,36 @@ class Disk:
         script = 'globus-url-copy -fast -p 4 -bs 4M "file://$0" "$2" && sync -d "$1"'
         return self._beside(["sh", "-c", script], server.files / "file", server.url("file"))
 
+    def writing(self, floor: Path) -> Run:
+        """As many bytes past the page cache, by as many processes as there are connections, and nothing else."""
+        target = self._folder / "floor"
+        start_s = time.monotonic()
+        process = subprocess.Popen(self._floor(floor, "write", target), stdout=subprocess.PIPE, text=True)
+        cpu_s = _figures(process)["cpu_s"]
+        took_s = time.monotonic() - start_s
+        self._gone(target)
+        return Run(self._size_bytes, took_s, {"all": cpu_s})
+
+    def calls(self, floor: Path, between: Path | None = None) -> Run:
+        """sendfile, recv and write past the page cache, and the relay in C if there is one, and nothing else."""
+        target = self._folder / "floor"
+        start_s = time.monotonic()
+        receiver, port = _started(self._floor(floor, "receive", target))
+        middle = None
+        if between is not None:
+            middle, port = _started([str(between), "splice", str(CONNECTIONS), str(port)])
+        sending = [*self._floor(floor, "send", self.source), str(port)]
+        sender = subprocess.Popen(sending, stdout=subprocess.PIPE, text=True)
+        cpu_s = {"sender": _figures(sender)["cpu_s"], "receiver": _figures(receiver)["cpu_s"]}
+        took_s = time.monotonic() - start_s
+        if middle is not None:
+            cpu_s["relay"] = _figures(middle)["cpu_s"]
+        self._gone(target)
+        return Run(self._size_bytes, took_s, cpu_s)
+
+    def _floor(self, floor: Path, part: str, file: Path) -> list[str]:
+        return [str(floor), part, str(file), str(self._size_bytes), str(CONNECTIONS)]
+
     def _beside(self, command: list[str], target: Path, *further: str) -> Run:
         took_s, cpu_s = self._command([*command, str(self.source), str(target), *further])
         if target.stat().st_size != self._size_bytes:
@@ -211,10 +243,16 @@ def _share(runs: list[Run], peers: list[Run]) -> float:
     return statistics.median(run.rate / peer.rate for run, peer in zip(runs, peers))
 
 
+def _compiled(source: Path, folder: Path) -> Path:
+    program = folder / f"{source.stem}.program"
+    if not program.exists():
+        subprocess.run(["cc", "-O2", "-o", str(program), str(source)], check=True)
+    return program
+
+
 def in_memory(quick: bool, folder: Path) -> list[Figure]:
     """Memory to memory."""
-    compiled = folder / "relay"
-    subprocess.run(["cc", "-O2", "-o", str(compiled), str(SOURCE)], check=True)
+    compiled = _compiled(SOURCE, folder)
     blocks = 1024 if quick else 4096
     runs: dict[str, Callable[[], Run]] = {
         "direct": lambda: memory(blocks),
@@ -229,25 +267,25 @@ def in_memory(quick: bool, folder: Path) -> list[Figure]:
         print("iperf3 is not installed: memory to memory stands beside nothing (apt-get install iperf3)")
     found = _rounds(3 if quick else 9, runs)
     figures = [
-        Figure("memory, direct, digest and checksum on", _rate(found["direct"]), "MB/s"),
-        Figure("memory, through a relay", _rate(found["relay"]), "MB/s", "through the C relay that splices",
+        Figure("direct, digest and checksum on", _rate(found["direct"]), "MB/s"),
+        Figure("through a relay", _rate(found["relay"]), "MB/s", "through the C relay that splices",
                _rate(found["splice"])),
-        Figure("memory, through the C relay that copies", _rate(found["copy"]), "MB/s"),
+        Figure("through the C relay that copies", _rate(found["copy"]), "MB/s"),
         Figure("relay's processor time", _cost(found["relay"], "relay"), "s/GB", "the C relay that splices",
                _cost(found["splice"], "relay"), goal=0.25),
         Figure("the C relay that copies", _cost(found["copy"], "relay"), "s/GB"),
-        Figure("memory, direct: sender", _cost(found["direct"], "sender"), "s/GB"),
-        Figure("memory, direct: receiver", _cost(found["direct"], "receiver"), "s/GB"),
+        Figure("direct: sender", _cost(found["direct"], "sender"), "s/GB"),
+        Figure("direct: receiver", _cost(found["direct"], "receiver"), "s/GB"),
     ]  # fmt: skip
     if "iperf" in found:
         best = [max(pair, key=lambda run: run.rate) for pair in zip(found["iperf"], found["streams"])]
         figures += [
-            Figure("memory, direct, of the better iperf3", _share(found["direct"], best), "ratio", goal=0.9, more=True),
-            Figure("memory, relay, of the better iperf3", _share(found["relay"], best), "ratio", goal=0.5, more=True),
+            Figure("direct, of the better iperf3", _share(found["direct"], best), "ratio", goal=0.9, more=True),
+            Figure("relay, of the better iperf3", _share(found["relay"], best), "ratio", goal=0.5, more=True),
             Figure("iperf3, one stream", _rate(found["iperf"]), "MB/s"),
             Figure(f"iperf3, {CONNECTIONS} streams", _rate(found["streams"]), "MB/s"),
-            Figure("iperf3, one stream: both ends", _cost(found["iperf"], "sender") + _cost(found["iperf"], "receiver"),
-                   "s/GB"),
+            Figure("iperf3, one stream: both ends",
+                   _cost(found["iperf"], "sender") + _cost(found["iperf"], "receiver"), "s/GB"),
         ]  # fmt: skip
     return figures
 
@@ -255,31 +293,43 @@ def in_memory(quick: bool, folder: Path) -> list[Figure]:
 def on_disk(quick: bool, folder: Path) -> list[Figure]:
     """Disk to disk: the source is in the page cache, every target brought to the disk."""
     size_bytes = (256 if quick else 2048) * MIB
+    floor, splicing = _compiled(FLOOR, folder), _compiled(SOURCE, folder)
     with RouterProcess(folder / "router") as terminal, relay(folder / "between", [terminal]) as between:
         disk = Disk(folder, size_bytes, terminal, between)
         runs: dict[str, Callable[[], Run]] = {
             "direct": lambda: disk.put(""),
             "relay": lambda: disk.put(between.address),
             "cp": disk.cp,
+            "writing": lambda: disk.writing(floor),
+            "calls": lambda: disk.calls(floor),
+            "relayed calls": lambda: disk.calls(floor, splicing),
         }
         with Destination(folder / "nginx") as nginx, GridFtpServer(folder / "gridftp") as gridftp:
             runs["curl"] = lambda: disk.curl(nginx)
             runs["globus-url-copy"] = lambda: disk.globus(gridftp)
             found = _rounds(2 if quick else 5, runs)
     figures = []
-    for name, words in (("direct", "disk, direct"), ("relay", "disk, through a relay")):
+    for name, words in (("direct", "direct"), ("relay", "through a relay")):
         figures.append(
             Figure(f"{words}, synced, of cp + fdatasync", _share(found[name], found["cp"]), "ratio",
                    goal=1.3, more=True)
         )  # fmt: skip
         for peer in ("cp", "curl", "globus-url-copy"):
             figures.append(Figure(words, _rate(found[name]), "MB/s", f"{peer}, synced", _rate(found[peer])))
+    for name, words in (
+        ("writing", "writing"), ("calls", "direct"), ("relayed calls", "through the C relay"),
+    ):  # fmt: skip
+        share = _share(found[name], found["cp"])
+        figures.append(Figure(f"system calls alone, {words}, of cp + fdatasync", share, "ratio"))
     figures += [
-        Figure("disk, direct: sender", _cost(found["direct"], "sender"), "s/GB", goal=0.15),
-        Figure("disk, direct: receiver", _cost(found["direct"], "receiver"), "s/GB", goal=0.8),
-        Figure("disk, through a relay: relay", _cost(found["relay"], "relay"), "s/GB", goal=0.25),
+        Figure("direct: sender", _cost(found["direct"], "sender"), "s/GB", "sendfile alone",
+               _cost(found["calls"], "sender"), goal=0.15),
+        Figure("direct: receiver", _cost(found["direct"], "receiver"), "s/GB", "recv and write alone",
+               _cost(found["calls"], "receiver"), goal=0.8),
+        Figure("through a relay: relay", _cost(found["relay"], "relay"), "s/GB", "the C relay that splices",
+               _cost(found["relayed calls"], "relay"), goal=0.25),
         Figure("cp + fdatasync", _cost(found["cp"], "all"), "s/GB"),
-    ]
+    ]  # fmt: skip
     return figures
 
 

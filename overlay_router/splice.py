@@ -33,7 +33,9 @@ _USEFUL_BYTES = 64 * 1024
 _GATHER_MS = 5
 #: Less than that is a message by itself: nobody waits for more.
 _LEAST_BYTES = 1024
-#: What may wait unsent for a hop: what leaves in this time, within bounds.
+#: A fast hop is known sooner, or much of a file would have passed before.
+_FIRST_TELL_S = 0.05
+#: What may wait unsent for a hop, and be taken at once: what leaves in this time, within bounds.
 _UNSENT_S = 0.005
 _MOST_UNSENT_BYTES = 1024 * 1024
 
@@ -82,7 +84,7 @@ class Circuit:
     ) -> None:
         self._near, self._far, self._idle_s, self._moved = near, far, idle_s, moved
         self._take = take
-        self._untold_bytes, self._told_s = 0, time.monotonic()
+        self._untold_bytes, self._told_s, self._tell_s = 0, time.monotonic(), _FIRST_TELL_S
         self._moved_s = time.monotonic()
         self._unsent = 0
         for sock in (near, far):
@@ -105,9 +107,15 @@ class Circuit:
             return
         gathering = Gathering(source)
         try:
-            with contextlib.suppress(OSError):  # an ordinary user has only so much pipe; a small one works too
-                fcntl.fcntl(writing, _F_SETPIPE_SZ, _PIPE_BYTES)
-            while count := self._move(source.fileno(), writing, _PIPE_BYTES):
+            room = 0
+            while True:
+                at_once = self._unsent if target is self._far else _PIPE_BYTES
+                if at_once > room:
+                    room = at_once
+                    _widen(writing, room)
+                count = self._move(source.fileno(), writing, at_once)
+                if not count:
+                    break
                 if target is self._far:
                     self._take(count)
                 left = count
@@ -127,13 +135,15 @@ class Circuit:
     def _tell(self, size_bytes: int) -> None:
         self._untold_bytes += size_bytes
         seconds = time.monotonic() - self._told_s
-        if seconds >= _TELL_S:
+        if seconds >= self._tell_s:
             self._moved(self._untold_bytes)
             self._let_wait(int(self._untold_bytes / seconds * _UNSENT_S))
-            self._untold_bytes, self._told_s = 0, self._told_s + seconds
+            self._untold_bytes, self._told_s, self._tell_s = 0, self._told_s + seconds, _TELL_S
 
     def _let_wait(self, size_bytes: int) -> None:
-        """So many bytes may wait unsent: what a fast hop needs to be kept busy would be much in front of a slow one."""
+        """So many bytes may wait unsent, and be taken at once: what keeps a fast hop busy, and costs little,
+        would be much in front of a slow one.
+        """
         unsent = min(max(_PIPE_BYTES, size_bytes), _MOST_UNSENT_BYTES)
         for sock in (self._near, self._far):
             if unsent != self._unsent and sock.family != socket.AF_UNIX:  # that is the plain end of TLS
@@ -155,6 +165,11 @@ class Circuit:
         for sock in (self._near, self._far):
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
+
+
+def _widen(pipe: int, size_bytes: int) -> None:
+    with contextlib.suppress(OSError):  # an ordinary user has only so much pipe; a small one works too
+        fcntl.fcntl(pipe, _F_SETPIPE_SZ, size_bytes)
 
 
 def _splice_of_libc(source: int, target: int, size_bytes: int) -> int:
