@@ -74,7 +74,7 @@ _NO_ROOM_AT = {
     "t1": ("overlay-grant", "overlay-stage", "overlay-intent", "overlay-settle", "overlay-forget"),
     _ROTTING: ("overlay-grant", "overlay-stage", "custody-take", "custody-settle", "custody-abandon"),
 }
-_EMPTY_TABLES = ("transfers", "intents", "pack_intents", "lots", "taken", "custody")
+_EMPTY_TABLES = ("transfers", "intents", "pack_intents", "lots", "taken", "custody", "packs_held")
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from stageout.overlay.channel import Channel, Gateway, read_credential, read_key
 from stageout.overlay.client import put
 from stageout.overlay.fetch import get
 from stageout.overlay.operations import Session
+from stageout.overlay.packs import End, Packer, SmallPut
 from stageout.testing.router import RouterProcess, custodian_for
 from stageout.wire.capability import Credential, issue
 from stageout.wire.overlay import BLOCK_BYTES, Answer, NoSpace, Open, Opened, Operation, Result, Stat
@@ -179,4 +180,16 @@ def test_a_real_custodian_delivers_with_the_rights_of_the_origin(
         site = Gateway("127.0.0.1", custodian.port, *read_key(custodian.key_file("site")), timeout_s=20)
         with pytest.raises(TransferFailure, match="takes nothing without a capability"):
             put(site, source, "vo/alice/by-itself", terminal=router.address)
+        (tmp_path / "small").write_bytes(b"small")
+        ends: list[End] = []
+        for gave in (there, site):
+            with Packer(gave, lambda key, end: ends.append(end), terminal=router.address) as packer:
+                packer.add("small", tmp_path / "small", "vo/alice/packed")
+                packer.finish()
+        signed, unsigned = ends
+        assert isinstance(signed, SmallPut), signed
+        assert signed.generation == 1
+        assert isinstance(unsigned, TransferFailure)
+        assert "takes nothing without a capability" in unsigned.message
+        assert (router.root / "vo/alice/packed").read_bytes() == b"small"
     assert not (router.root / "vo/alice/by-itself").exists()

@@ -224,3 +224,27 @@ def test_a_directory_goes_through_with_all_that_is_in_it(
         wait_until(lambda words=words: main([*words, "--key", put[5]]) == 0, what="the delivery")  # type: ignore[misc]
     assert "2 done" in capsys.readouterr().out
     assert (terminal.root / "whole/small").read_bytes() == b"other"
+
+
+def test_a_pack_passes_two_custodians_and_each_keeps_it_until_it_is_there(
+    terminal: RouterProcess, custodian: RouterProcess, tmp_path: Path
+) -> None:
+    data = _data(5)
+    terminal.stop()
+    with custodian_for(tmp_path / "first", [custodian]) as first:
+        packer_ends: dict[str, End] = {}
+        with Packer(
+            _gateway(first), packer_ends.__setitem__, terminal=f"{custodian.address},{terminal.address}", custody=True
+        ) as packer:
+            for name, content in data.items():
+                (tmp_path / name).write_bytes(content)
+                packer.add(name, tmp_path / name, f"chained/{name}")
+            packer.finish()
+        wait_until(lambda: _spooled(custodian), what="the second custodian to have it")
+        assert len(_spooled(first)) == 1
+        custodian.kill()
+        custodian.start()
+        terminal.start()
+        _freed(first)
+        _freed(custodian)
+    assert _there(terminal, "chained") == data
