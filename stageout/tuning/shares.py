@@ -199,7 +199,7 @@ class Shares:
         heaviest = max(could.values(), default=0.0)
         for key, part in could.items():
             if part < heaviest:  # what is added to the best sum is for the heaviest ones
-                limits[key] /= 1 + _SLACK
+                limits[key] = max(LEAST_RATE, limits[key] / (1 + _SLACK))
             elif self._probe.rises:
                 del limits[key]
         return {key: limit + more for key, limit in limits.items()}

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stageout.tuning.shares import LEAST_RATE, MOST_PRIORITY, Flow, Shares, fill, turn, weights
@@ -197,6 +197,7 @@ _FLOWS = st.lists(
 
 
 @given(_FLOWS)
+@example([("a", 0, 0, 0.0), ("a", 1, 0, 1.0)])
 def test_parts_are_of_one_whole_and_no_flow_is_stopped(rows: list[tuple[str, int, int, float]]) -> None:
     flows = [Flow(str(number), *row, begun_s=0.0) for number, row in enumerate(rows)]
     parts = weights(flows, 1000)
