@@ -133,6 +133,7 @@ class Packer(Generic[Key]):
     ) -> None:
         self._most_connections = min(most_connections, MOST)
         self._helpers: Helpers | None = None
+        self._was_helped = False
         self.gateway, self._ended, self._routes = gateway, ended, tuple(routes) or ((),)
         self._terminal, self._custody = terminal, custody
         self.origin = secrets.token_hex(16)
@@ -215,7 +216,7 @@ class Packer(Generic[Key]):
         """There are more files than one pack takes."""
         if self._most_connections > 1:
             self._helpers = Helpers(self.gateway, self._routes[0], self.origin, self._most_connections)
-            self._most_connections = 1
+            self._most_connections, self._was_helped = 1, True
         self._send()
 
     def _send(self) -> None:
@@ -235,9 +236,13 @@ class Packer(Generic[Key]):
             self._attempts = 0
             self._patient_until_s = time.monotonic() + self.gateway.timeout_s
         except TransferFailure as failure:
+            is_busy = (
+                failure.kind is ErrorClass.SERVER_BUSY and self._was_helped
+            )  # by those who took its place, perhaps
             self.close()
             self._routes = (*self._routes[1:], self._routes[0])
-            if failure.kind not in _RESUMABLE or (self._attempts >= self._most_attempts and not self._is_patient()):
+            is_resumable = failure.kind in _RESUMABLE or is_busy
+            if not is_resumable or (self._attempts >= self._most_attempts and not self._is_patient()):
                 raise
             time.sleep(min(4.0, 0.25 * 2 ** min(4, self._attempts // len(self._routes))))
             self._attempts += 1

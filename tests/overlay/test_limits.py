@@ -13,11 +13,12 @@ import pytest
 
 from overlay_router.limits import MOST_STRANGERS, MOST_STRANGERS_OF_ONE, Allowance, Limits, TooMany
 from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay import packs
 from stageout.overlay.channel import Channel, Gateway, read_key
 from stageout.overlay.client import put
 from stageout.testing.router import RouterProcess
 from stageout.wire import frames, overlay
-from stageout.wire.overlay import BLOCK_BYTES, NoSpace, Open, Opened, Status
+from stageout.wire.overlay import BLOCK_BYTES, Low, NoSpace, Open, Opened, Status
 
 _TRANSFERS = 40
 _CONNECTIONS = 6
@@ -61,6 +62,24 @@ def test_a_host_that_connects_and_says_nothing(router: RouterProcess, tmp_path: 
             assert sock.recv(1) == b"", "closed at once"
         serves(router, tmp_path, "beside-the-silent")
     assert "have not said who they are" in router.log
+
+
+def test_small_files_over_a_long_way_need_no_more_than_one_connection(
+    router: RouterProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those beside it take all places, perhaps."""
+    monkeypatch.setattr(packs, "_FAR_S", 0.0)
+    (tmp_path / "f").write_bytes(b"x" * 30_000)
+    ends: dict[int, packs.End] = {}
+    with ExitStack() as stack:
+        for _ in range(_CONNECTIONS - 2):
+            stack.enter_context(Channel(peer(router, "small"))).send(Low("0" * 32, 0))
+        packer = stack.enter_context(packs.Packer(peer(router, "small"), ends.__setitem__, most_connections=24))
+        for number in range(100):
+            packer.add(number, tmp_path / "f", f"small/many{number}")
+        packer.finish()
+    assert len(ends) == 100
+    assert all(isinstance(end, packs.SmallPut) for end in ends.values())
 
 
 def test_a_peer_that_opens_ten_thousand_transfers(router: RouterProcess, tmp_path: Path) -> None:
