@@ -69,7 +69,10 @@ def test_all_routes_carry_a_part(
     terminal: RouterProcess, routes: list[Route], gateway: Gateway, tmp_path: Path
 ) -> None:
     source = make(tmp_path / "source", 40)
-    done = put(gateway, source, "all", routes=[*routes, ()], progress=_unhurried)
+    for _ in range(5):  # on a busy machine the others may have sent all before a route is ready
+        done = put(gateway, source, "all", routes=[*routes, ()], progress=_unhurried)
+        if all(share.sent_bytes for share in done.shares):
+            break
     assert same(terminal.root / "all", source)
     assert [share.route for share in done.shares] == [*routes, ()]
     assert all(share.sent_bytes > 0 and not share.problem for share in done.shares), done.shares

@@ -59,9 +59,9 @@ def test_a_daemon_of_the_access_point_dies_while_output_moves(site: Any, daemon:
     site.destination.pause()
     job = site.submit(outputs=("out1",))
     site.wait_state(job, "Moving")
-    (dead,) = site.pool.ap.kill(daemon, signal.SIGKILL)
+    dead = set(site.pool.ap.kill(daemon, signal.SIGKILL))
     site.destination.resume()
-    site.pool.wait(lambda: set(site.pool.ap.pids(daemon)) - {dead}, timeout_s=60, what=f"the {daemon} to be back")
+    site.pool.wait(lambda: set(site.pool.ap.pids(daemon)) - dead, timeout_s=60, what=f"the {daemon} to be back")
     history = site.wait_left(job, timeout_s=150)
     assert history["JobStatus"] == 4
     assert history["StageOutState"] == "Delivered"
