@@ -9,7 +9,7 @@ import secrets
 import socket
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
@@ -51,9 +51,12 @@ class Unwelcome(Exception):
         return self.reason
 
 
-async def greet(sock: socket.socket, node: str, keys: Mapping[str, Key]) -> tuple[Peer, Message]:
+async def greet(
+    sock: socket.socket, node: str, keys: Mapping[str, Key], proved: Callable[[str], None] = lambda key: None
+) -> tuple[Peer, Message]:
     """HELLO, WELCOME, PROVE, and the frame behind them, of which nothing further was read.
 
+    :param proved: called with the name of the key, before that frame has come.
     :raises Unwelcome: wrong key, clock or choices. :raises BadFrame: not in the protocol.
     :raises OSError: the connection ended or said nothing for 10 s.
     """
@@ -77,10 +80,11 @@ async def greet(sock: socket.socket, node: str, keys: Mapping[str, Key]) -> tupl
     loop = asyncio.get_running_loop()
     await loop.sock_sendall(sock, overlay.encode(answer, zlib.crc32))
     checksum = frames.checksums()[welcome.checksum]
-    proved = await _receive(sock, Prove, checksum)
+    shown = await _receive(sock, Prove, checksum)
     right = overlay.proof(key.secret, "hello", hello, welcome)
-    if not proved.proof.isascii() or not hmac.compare_digest(proved.proof, right):
+    if not shown.proof.isascii() or not hmac.compare_digest(shown.proof, right):
         raise Unwelcome(f"the key {key.name!r} is not the one known here", welcome.checksum)
+    proved(key.name)
     first = overlay.decode(await receive_frame(sock, checksum))
     return Peer(hello.node, key, welcome.checksum, welcome.digest, welcome.nonce), first
 

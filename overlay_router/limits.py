@@ -73,17 +73,29 @@ class Limits:
     most: int
     messages_per_s: float
     _strangers: Counter[str] = field(default_factory=Counter)
+    _idle: Counter[str] = field(default_factory=Counter)
     _known: Counter[str] = field(default_factory=Counter)
 
     @contextlib.contextmanager
-    def stranger(self, host: str) -> Iterator[None]:
-        """A connection that has not proved a key yet. :raises TooMany: there are enough, of that host or in all."""
+    def stranger(self, host: str) -> Iterator[Callable[[str], None]]:
+        """A connection that has not proved a key yet. What is given is called with the key, once it has.
+
+        :raises TooMany: there are enough, of that host or in all; or of that key, which ask for nothing.
+        """
         if self._strangers[host] >= MOST_STRANGERS_OF_ONE:
             raise TooMany(f"{MOST_STRANGERS_OF_ONE} connections of {host} have not said who they are")
         if sum(self._strangers.values()) >= MOST_STRANGERS:
             raise TooMany(f"{MOST_STRANGERS} connections have not said who they are")
-        with _counted(self._strangers, host):
-            yield
+        with contextlib.ExitStack() as counted:
+
+            def proved(key: str) -> None:
+                if self._idle[key] >= max(self.most, MOST_STRANGERS_OF_ONE):
+                    raise TooMany(f"{self._idle[key]} connections of the key {key!r} ask for nothing")
+                counted.close()
+                counted.enter_context(_counted(self._idle, key))
+
+            counted.enter_context(_counted(self._strangers, host))
+            yield proved
 
     @contextlib.contextmanager
     def peer(self, key: str) -> Iterator[None]:

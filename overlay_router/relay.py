@@ -188,8 +188,8 @@ class Router:
 
     async def _connection(self, sock: socket.socket, host: str) -> None:
         async def met(wire: Wire) -> tuple[Peer, Message]:
-            with self.limits.stranger(host):
-                return await asyncio.wait_for(self._greeted(wire), _GREETING_S)
+            with self.limits.stranger(host) as proved:
+                return await asyncio.wait_for(self._greeted(wire, proved), _GREETING_S)
 
         await self._serve_or_refuse(sock, host, met)
 
@@ -227,12 +227,12 @@ class Router:
             except (OSError, asyncio.TimeoutError) as problem:
                 log.event("peer-gone", problem=problem or "silent")
 
-    async def _greeted(self, wire: Wire) -> tuple[Peer, Message]:
+    async def _greeted(self, wire: Wire, proved: Callable[[str], None]) -> tuple[Peer, Message]:
         await wire.uncover(self.cover, self._pool)
-        peer, first = await greet(wire.sock, self._node, self.keys)
+        peer, first = await greet(wire.sock, self._node, self.keys, proved)
         if isinstance(first, overlay.Via) and not first.route:
             await wire.uncover(self.cover, self._pool)
-            peer, first = await greet(wire.sock, self._node, self.keys)
+            peer, first = await greet(wire.sock, self._node, self.keys, proved)
         passes = peer.key.is_router or isinstance(first, overlay.Via)
         if self.cover.insists and not wire.covered and not passes:
             raise Unwelcome("this router takes files over TLS only: write 'ca FILE' into your key file", peer.checksum)

@@ -133,8 +133,9 @@ class Sending:
 
     def hear(self, way: Way, message: Message) -> None:
         """A message of the router. :raises TransferFailure: it cannot be."""
-        mine = self.cargo.ask().origin
-        if getattr(message, "origin", mine) != mine:
+        mine = self.cargo.ask()
+        told = getattr(message, "origin", mine.origin), getattr(message, "seq", mine.seq)
+        if told != (mine.origin, mine.seq):
             return  # of a file that this connection served before
         with self.changed:
             if isinstance(message, Opened):

@@ -36,6 +36,9 @@ _ROUND_TRIPS = 8
 _DOUBLINGS = 20
 #: A control connection that another file has left must answer within this time, or a new one is made.
 _TRIAL_S = 5.0
+#: A router that has enough connections of one host or key says so, or just closes one more. Those that are made before
+#: they are needed, and those that are kept, must not be the reason that a file does not go: it is tried so often again.
+_CROWDED, _CHANCES = frozenset({ErrorClass.CONNECTION_LOST, ErrorClass.SERVER_BUSY}), 2
 #: Numbers of heartbeats: an answer to one of an earlier file is none to a later one.
 _BEATS = itertools.count(1)
 
@@ -62,6 +65,7 @@ class Way:
         self._spare: list[Channel] = []
         self._coming: list[Future[Channel]] = []
         self._was_tried = False
+        self._chances = _CHANCES
         self._files = 0
         self._is_on_trial = False
         self._trips_s: list[float] = []
@@ -85,7 +89,8 @@ class Way:
                 with self._sending.changed:
                     if self._sending.over:
                         return
-                    self.problem = failure
+                    if not self._has_made_room(failure):
+                        self.problem = failure
                     self._sending.changed.notify_all()
                 if not failure.kind.retryable:
                     return
@@ -96,6 +101,15 @@ class Way:
                 pause_s = FIRST_PAUSE_S
             self._pause(pause_s)
             pause_s = min(_MAX_PAUSE_S, pause_s * 2)
+
+    def _has_made_room(self, failure: TransferFailure) -> bool:
+        """Whether it may be that idle connections took the place of one that is needed. There are none now."""
+        if self._up_s or not self._chances or failure.kind not in _CROWDED:
+            return False
+        self._chances -= 1
+        if failure.kind is ErrorClass.SERVER_BUSY:
+            kept().close()
+        return True
 
     def share(self) -> Share:
         """What it did."""

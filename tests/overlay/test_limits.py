@@ -64,6 +64,15 @@ def test_a_host_that_connects_and_says_nothing(router: RouterProcess, tmp_path: 
     assert "have not said who they are" in router.log
 
 
+def test_connections_that_are_made_before_they_are_needed_take_no_strangers_place(
+    router: RouterProcess, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        for _ in range(MOST_STRANGERS_OF_ONE):
+            stack.enter_context(Channel(peer(router, "site")))
+        serves(router, tmp_path, "beside-the-early")
+
+
 def test_small_files_over_a_long_way_need_no_more_than_one_connection(
     router: RouterProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,9 +140,9 @@ def test_connections_of_one_key_are_bounded_and_come_free_again(router: RouterPr
         assert caught.value.kind is ErrorClass.SERVER_BUSY
         serves(router, tmp_path, "beside-the-connected")
     source = tmp_path / "source"
-    source.write_bytes(b"x" * (4 * BLOCK_BYTES))
-    for number in range(4):  # connections that workers had are counted back, too
-        put(peer(router, "small"), source, f"small/back{number}", connections=4)
+    source.write_bytes(b"x" * (5 * BLOCK_BYTES))
+    for number in range(4):  # connections that workers had are counted back, too, and idle ones give way
+        put(peer(router, "small"), source, f"small/back{number}", connections=5, priority=number)
 
 
 def test_allowances_refill_with_time() -> None:
@@ -142,6 +151,17 @@ def test_allowances_refill_with_time() -> None:
     assert allowance.take(100) == pytest.approx(0.1)
     assert allowance.take(100.2) == 0
     assert [allowance.take(1000) for _ in range(4)] == [0, 0, 0, pytest.approx(0.1)]
+
+
+def test_peers_that_ask_for_nothing_are_bounded() -> None:
+    limits = Limits(lambda key: 0, 5, 10)
+    with ExitStack() as stack:
+        for _ in range(MOST_STRANGERS_OF_ONE):
+            stack.enter_context(limits.stranger("host"))("key")
+        with pytest.raises(TooMany, match="ask for nothing"), limits.stranger("host") as proved:
+            proved("key")
+    with limits.stranger("host") as proved:
+        proved("key")
 
 
 def test_strangers_are_bounded_in_all() -> None:

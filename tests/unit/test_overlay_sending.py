@@ -169,6 +169,21 @@ def test_the_first_final_answer_counts(file: int) -> None:
     assert sending._answer == done
 
 
+def test_an_answer_to_another_operation_of_the_same_origin_is_none(file: int) -> None:
+    """It was under way on a connection that had served it."""
+    sending, _ = _sending(file, 1, 1)
+    sending.hear(sending.ways[0], Result("0" * 32, 2, "done"))
+    sending.hear(sending.ways[0], Result("1" * 32, 1, "done"))
+    assert sending._answer is None
+
+
+def test_a_file_does_not_fail_as_idle_connections_are_too_many(file: int) -> None:
+    (way,) = Sending(_Cargo(1), file, [()], 60).ways
+    closed = TransferFailure(ErrorClass.CONNECTION_LOST, "closed")
+    assert not way._has_made_room(TransferFailure(ErrorClass.CONNECT_FAILED, "nobody is there"))
+    assert [way._has_made_room(closed) for _ in range(3)] == [True, True, False]
+
+
 def test_a_connection_that_is_one_too_many_is_not_tried_again(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The router refuses it, as it does beyond its limit, and meanwhile the controller has gone back."""
     sending, _ = _sending(file, 8, 1)
