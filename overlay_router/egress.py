@@ -141,10 +141,10 @@ class Egress(Custodian):
             Open(pack.origin, file.seq, file.path, len(file.data), overlay.BLOCK_BYTES, pack.expires) for file in new
         ]
         owners = [(ask.origin, ask.seq, peer) for ask in asks]
-        now_s = self._clock.monotonic_s()
-        refused = [lots.reserve(self._spool, owner, ask.size_bytes, now_s) for owner, ask in zip(owners, asks)]
+        wanted = {owner: ask.size_bytes for owner, ask in zip(owners, asks)}
+        again_s = lots.reserve_all(self._spool, wanted, self._clock.monotonic_s())
         try:
-            if any(one is not None for one in refused) or len(self._held) + len(new) > MOST_OPERATIONS:
+            if again_s is not None or len(self._held) + len(new) > MOST_OPERATIONS:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             transfers = self._egress_store.grant_all(asks, peer)
             self._write(transfers, new)

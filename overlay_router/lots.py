@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 LEASE_S = 60.0
@@ -41,12 +42,18 @@ def reserve(spool: Spool, owner: object, size_bytes: int, now_s: float) -> float
 
     An owner that holds a lot already extends it to ``size_bytes`` if that fits.
     """
-    held = spool.lots.get(owner)
-    have_bytes = held.size_bytes if held else 0
-    if reserved_bytes(spool) - have_bytes + size_bytes > usable_bytes(spool):
+    return reserve_all(spool, {owner: size_bytes}, now_s)
+
+
+def reserve_all(spool: Spool, wanted: Mapping[object, int], now_s: float) -> float | None:
+    """As :func:`reserve`, for some owners together: the lots of a full spool are looked through once for all."""
+    held = {owner: spool.lots[owner] for owner in wanted if owner in spool.lots}
+    have_bytes = sum(lot.size_bytes for lot in held.values())
+    if reserved_bytes(spool) - have_bytes + sum(wanted.values()) > usable_bytes(spool):
         return RETRY_AFTER_S
-    pinned = held.pinned if held else False
-    spool.lots[owner] = Lot(max(size_bytes, have_bytes), now_s + LEASE_S, pinned)
+    for owner, size_bytes in wanted.items():
+        before = held.get(owner, Lot(0, 0.0))
+        spool.lots[owner] = Lot(max(size_bytes, before.size_bytes), now_s + LEASE_S, before.pinned)
     return None
 
 

@@ -165,6 +165,9 @@ class Way:
             files = len(as_pack(order.pack).paths)
             self._answer(Answer(order.number, damaged=list(range(files))))
             return
+        except Exception as problem:  # digests of a kind that is not installed any more, above all
+            self._answer(_failure(order.number, TransferFailure(ErrorClass.UNKNOWN, repr(problem))))
+            return
         if one.damaged and one.pack.release == "delivered":
             self._answer(Answer(order.number, damaged=one.damaged))
             return

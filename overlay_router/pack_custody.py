@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import sqlite3
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
@@ -115,7 +114,7 @@ class PackCustody:
         try:
             self._write(new)
             self._store.take_packs(zip(taken, (arrived.pack for arrived in new)))
-        except (OSError, sqlite3.Error) as problem:
+        except Exception as problem:  # whatever it is, space that nobody has must not stay reserved
             for held in taken:
                 self._free(held)
             if not no_room(problem):
@@ -186,11 +185,13 @@ class PackCustody:
 
     # ---- delivered ---------------------------------------------------------------------------------------------------
 
-    def order(self, held: HeldPack) -> dict[str, object]:
-        """What the process that delivers must know of a pack.
+    def order(self, held: HeldPack) -> dict[str, object] | None:
+        """What the process that delivers must know of a pack; None when it is not in custody any more.
 
         Its origin's LOW goes with it, and the cancellations that were asked for: the terminal judges them.
         """
+        if held.key not in self._held:
+            return None
         record = self._store.record(held.origin)
         return {
             "pack": pack_text(self._store.pack(held.key)), "file": str(self._file(held.key)), "digest": held.digest,

@@ -93,7 +93,8 @@ class PackForwarder:
         process = await self._carrier()
         for one in self._next(held):
             facts = await self._on_disk(lambda one=one: self._packs.order(one))  # type: ignore[misc]
-            self._give(process, one, facts)
+            if facts is not None:  # it may have expired meanwhile
+                self._give(process, one, facts)
 
     async def _carrier(self) -> asyncio.subprocess.Process:
         """The process that delivers; another when it has died: what it was doing begins anew."""

@@ -167,7 +167,7 @@ class Shelf:
         """Share blocks with the carrier at the other end from now on. Without the means for it they go by the disk."""
         try:
             self.ring = Ring(link)
-        except OSError:
+        except (OSError, AttributeError):  # the latter of a Python that was built without memfd_create
             link.close()
             return
         threading.Thread(target=self.ring.run, daemon=True).start()

@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from stageout.wire import frames, overlay
-from stageout.wire.fields import MAX_ENTRIES
+from stageout.wire.fields import MAX_ENTRIES, MAX_NUMBER
 from stageout.wire.frames import BadFrame, Buffer, Checksum, Frame, Type
 from stageout.wire.overlay import Pack
 
@@ -53,7 +53,7 @@ def decode(frame: Frame) -> tuple[Pack, list[PackedFile]]:
     if not count or len(pack.sizes_bytes) != count or len(pack.modes) != count:
         raise BadFrame("the columns of a pack are not of one length, or empty")
     total_bytes = sum(pack.sizes_bytes)
-    if max(pack.sizes_bytes) > MAX_FILE_BYTES or total_bytes > MAX_PACK_BYTES:
+    if max(pack.sizes_bytes) > MAX_FILE_BYTES or total_bytes > MAX_PACK_BYTES or pack.seq + count > MAX_NUMBER:
         raise BadFrame("a pack holds more than the protocol allows")
     if len(tail) != count * DIGEST_BYTES + total_bytes:
         raise BadFrame("the data of a pack are not those that it names")

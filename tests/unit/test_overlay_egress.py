@@ -20,7 +20,7 @@ from typing import Any, cast
 
 import pytest
 
-from overlay_router import guard
+from overlay_router import guard, lots
 from overlay_router.call import Call, Damaged, File, Kit
 from overlay_router.circuits import Neighbours
 from overlay_router.cover import Cover
@@ -513,3 +513,16 @@ def test_a_pack_for_a_plugin_that_fails_in_part_says_of_each_file_why(gate: Gate
     assert bad.failed == (0,)
     gate.one._spool.size_bytes = 10
     assert isinstance(gate.pack(21, {"out/large": bytes(100)})[0], overlay.NoSpace)
+
+
+def test_all_lots_are_looked_through_once_for_a_pack(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[Spool] = []
+
+    def reserved_bytes(spool: Spool) -> int:
+        looked.append(spool)
+        return sum(lot.size_bytes for lot in spool.lots.values())
+
+    monkeypatch.setattr(lots, "reserved_bytes", reserved_bytes)
+    assert gate.pack(1, _FILES) == []
+    assert len(looked) == 1
+    assert reserved_bytes(gate.one._spool) == sum(map(len, _FILES.values()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import queue
 import re
 import tempfile
 from collections.abc import Iterator
@@ -14,10 +15,12 @@ import pytest
 
 from overlay_router import lots
 from overlay_router.destination import Reply
-from overlay_router.pack_carrier import Answer, Gone, Order, load
+from overlay_router.pack_carrier import Answer, Gone, Order, Way, load
 from overlay_router.pack_forwarder import PackForwarder
 from overlay_router.small_files import Arrived
 from overlay_router.states import Outcome, Result
+from stageout.core.errors import ErrorClass
+from stageout.overlay.channel import Gateway
 from stageout.wire import overlay
 from stageout.wire.overlay import Custody, NoSpace, Packed, Status
 from tests.unit.test_overlay_custodian import TERMINAL, Spooling, _Death, _faulty
@@ -135,6 +138,30 @@ def test_a_full_spool_and_what_is_too_late_are_said(spooling: Spooling) -> None:
     assert isinstance(reply.message, Packed)
     assert reply.message.outcomes == ("expired",) * 3
     assert (spooled(spooling), lots.reserved_bytes(spooling.spool)) == ([], 0)
+
+
+def test_whatever_fails_while_a_pack_is_taken_no_space_stays_reserved(spooling: Spooling) -> None:
+    one = pack()
+    beyond = one._replace(pack=replace(one.pack, seq=2**63 - 2))
+    with pytest.raises(OverflowError):
+        spooling.one.packs.take([beyond])
+    assert (spooled(spooling), lots.reserved_bytes(spooling.spool), spooling.one.packs.held()) == ([], 0, [])
+
+
+def test_a_pack_that_has_ended_meanwhile_is_not_ordered(spooling: Spooling) -> None:
+    spooling.one.packs.take([pack()])
+    (held,) = spooling.one.packs.held()
+    spooling.one.packs.settle([(held, DONE)])
+    assert spooling.one.packs.order(held) is None
+
+
+def test_an_order_that_cannot_be_read_is_answered(spooling: Spooling) -> None:
+    spooling.one.packs.take([pack()])
+    answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+    way = Way(Gateway("localhost", 1, "k", b""), answers.put)
+    way.take(replace(order(spooling), digest="of another installation"))
+    answer = answers.get(timeout=20)
+    assert (answer.number, answer.damaged, answer.code) == (1, [], ErrorClass.UNKNOWN.code)
 
 
 def test_what_was_freed_is_lost_at_its_end(spooling: Spooling) -> None:

@@ -17,6 +17,7 @@ from overlay_router.small_files import Arrived
 from stageout.core.signing import SigningKey
 from stageout.wire import frames, overlay, packs
 from stageout.wire.capability import BadCapability, Credential, allow, issue
+from stageout.wire.fields import MAX_NUMBER
 from stageout.wire.frames import BadFrame, Decoder
 from stageout.wire.overlay import Pack
 from tests.unit.test_overlay_destination import EXPIRES, ORIGIN, PEER, Crash, Router, _dying, home, op, outcome
@@ -268,6 +269,12 @@ def test_packs_that_do_not_fit_their_data_are_refused(change: dict[str, object])
     (frame,) = decoder.frames()
     with pytest.raises(BadFrame):
         packs.decode(frame)
+
+
+def test_numbers_of_files_end_where_those_of_operations_do() -> None:
+    assert arrived(MAX_NUMBER - 1, {"a": b""}).pack.seq == MAX_NUMBER - 1
+    with pytest.raises(BadFrame):
+        arrived(MAX_NUMBER - 1, {"a": b"", "b": b""})
 
 
 def test_a_pack_is_allowed_by_its_capability_and_as_a_whole() -> None:

@@ -134,6 +134,16 @@ def test_nothing_is_shared_with_a_carrier_that_is_gone_and_all_with_the_next(bot
     assert both.ring.take(TID, 0) is None
 
 
+def test_without_shared_memory_blocks_go_by_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    shelf = Shelf()
+    with one, other:
+        shelf.connect(one)
+        assert shelf.ring is None
+        assert other.recv(1) == b"", "the carrier need not wait for memory"
+
+
 class _Freed:
     """Pieces that know how often they were freed."""
 
