@@ -141,7 +141,7 @@ class Egress(Custodian):
             Open(pack.origin, file.seq, file.path, len(file.data), overlay.BLOCK_BYTES, pack.expires) for file in new
         ]
         owners = [(ask.origin, ask.seq, peer) for ask in asks]
-        wanted = {owner: ask.size_bytes for owner, ask in zip(owners, asks)}
+        wanted: dict[object, int] = {owner: ask.size_bytes for owner, ask in zip(owners, asks)}
         again_s = lots.reserve_all(self._spool, wanted, self._clock.monotonic_s())
         try:
             if again_s is not None or len(self._held) + len(new) > MOST_OPERATIONS:
