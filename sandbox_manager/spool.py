@@ -71,6 +71,7 @@ class Spool:
         self._intake, self._sandboxes = self.root / "intake", self.root / "sandboxes"
         self._root_mode = os.geteuid() == 0
         self._lock = -1
+        self._own: tuple[int, int] | None = None
         self._private_groups = False
         self.safe = Safe(self._sandboxes)
 
@@ -88,6 +89,7 @@ class Spool:
                 self._make(self.root, 0o711)
                 for part in _PARTS:
                     self._make(self.root / part, 0o700 if part == "ledger" else 0o711)
+                self._own = self._found()
                 self._take_lock()
                 for place in (self.root, self.root.parent):
                     self._sync_names(place)
@@ -336,9 +338,16 @@ class Spool:
     def _check_there(self) -> None:
         """A filesystem that is not mounted says nothing about files. :raises OSError: the spool is not there."""
         try:
-            durable.disk.lstat(self._sandboxes)
+            found = self._found()
         except FileNotFoundError:
             raise OSError(errno.ENODEV, f"{self._sandboxes} is not there: is its filesystem mounted?") from None
+        if found != self._own:  # an older one may lie below the place where the filesystem was mounted
+            raise OSError(errno.ENODEV, f"{self._sandboxes} is another directory now: is its filesystem mounted?")
+
+    def _found(self) -> tuple[int, int]:
+        """By which the directory of all sandboxes is known."""
+        found = durable.disk.lstat(self._sandboxes)
+        return found.st_dev, found.st_ino
 
     def change_mark(self, ticket: str, position: int) -> tuple[int, int]:
         """The file's ctime, which no owner can set back, and how many names it has.

@@ -149,6 +149,19 @@ def test_change_is_noticed(spool: Spool) -> None:
     assert not spool.unchanged(TICKET, held), "another file"
 
 
+def test_an_old_spool_below_one_that_is_not_mounted_says_nothing_about_files(spool: Spool) -> None:
+    [held] = hold(spool, b"abc")
+    place = spool.root / "sandboxes"
+    place.rename(spool.root / "away")
+    place.mkdir()
+    with pytest.raises(OSError, match="mounted") as told:
+        spool.unchanged(TICKET, held)
+    assert not isinstance(told.value, FileNotFoundError)
+    place.rmdir()
+    (spool.root / "away").rename(place)
+    assert spool.unchanged(TICKET, held)
+
+
 def test_the_change_time_tells_what_no_other_mark_does(spool: Spool) -> None:
     [held] = hold(spool, b"abc")
     assert spool.change_mark(TICKET, 0)[1] == 2, "the scratch directory is still there"
