@@ -22,6 +22,7 @@ from stageout.movers.mover import kill_all
 
 _OVER = b"over\n"
 _AGAIN_S = 0.1
+_SOON_S = 0.02
 _END_S = 10.0
 _LINES_BYTES = 65536
 
@@ -84,15 +85,23 @@ def watch(directory: Path, orders: int) -> None:
         if _OVER in lines:
             return
         if not lines:
-            _kill(directory)
+            _end(directory)
             return
         until_s = float(lines[-1])
 
 
-def _kill(directory: Path) -> None:
+def _end(directory: Path) -> None:
+    """Kill until nothing runs: what is killed may have begun another process since they were counted."""
+    until_s = time.monotonic() + _END_S
+    while _kill(directory) and time.monotonic() < until_s:
+        time.sleep(_SOON_S)
+
+
+def _kill(directory: Path) -> int:
     killed = kill_all(directory)
     if killed:
         log.error("lease-over", killed=killed, reason="the gateway was stopped, or killed, while its plugin ran")
+    return killed
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -85,7 +86,8 @@ class Outflow:
         self._calls: dict[Call, asyncio.Task[None]] = {}
         self._pauses: dict[Key | str, Pause] = {}
         self._problems: dict[str, str] = {}
-        self._numbers = itertools.count(1)
+        # Never those of an earlier router: its guards may still look for what runs for them.
+        self._numbers = (f"{secrets.token_hex(4)}-{number}" for number in itertools.count(1))
         self.wake = asyncio.Event()
 
     @property
@@ -190,7 +192,7 @@ class Outflow:
         means, now = self._means, self._clock.wall_s()
         left_s = min(held.operation.expires for held in some) - now
         return Kit(
-            plugin, means.home / str(next(self._numbers)), max(_LEAST_LIFETIME_S, min(means.lifetime_s, left_s)),
+            plugin, means.home / next(self._numbers), max(_LEAST_LIFETIME_S, min(means.lifetime_s, left_s)),
             _contents(means.credentials), means.lessee,
         )  # fmt: skip
 

@@ -445,6 +445,27 @@ def test_a_guard_ends_plugins_that_nobody_else_can(tmp_path: Path, why: str) -> 
             process.wait()
 
 
+def test_a_guard_whose_gateway_is_gone_ends_what_is_begun_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed = iter([1, 2, 0])
+    monkeypatch.setattr(guard, "kill_all", lambda directory: next(killed))
+    out, orders = os.pipe()
+    os.close(orders)
+    try:
+        guard.watch(Path("/none"), out)
+    finally:
+        os.close(out)
+    assert list(killed) == []
+
+
+def test_no_two_routers_use_the_same_directory_for_a_call(tmp_path: Path) -> None:
+    """A guard of the one before would kill what the next one runs."""
+    names = {
+        next(Outflow(cast(Any, None), _means(tmp_path), cast(Any, None), cast(Any, None), cast(Any, None))._numbers)
+        for _ in range(2)
+    }
+    assert len(names) == 2
+
+
 def test_what_delivers_is_stopped_when_the_lease_is_not_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
     stopped = threading.Event()
     with _lessee(_Lessor(2), monkeypatch).alone(["u"], stopped.set, _nobody):
