@@ -71,6 +71,8 @@ class Book:
             finally:
                 if self._file >= 0:
                     fcntl.flock(self._file, fcntl.LOCK_UN)
+        else:  # whoever has it may stand still for hours
+            self._others = [row for row in self._others if _younger(row.at_s, _FRESH_S, now_s)]
         return [*mine, *self._others]
 
     def _locked(self) -> bool:

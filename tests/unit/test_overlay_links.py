@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import itertools
 import os
 import struct
@@ -199,6 +200,16 @@ def test_rows_written_while_this_process_looks_count_and_keep_their_places(tmp_p
     assert [(row.lane, row.at_s) for row in other.exchange([], 100.0)] == [(1, 100.01)]
     other.exchange([_row(2, pid=9)], 100.0)
     assert sorted(row.lane for row in shared_book(tmp_path).exchange([], 100.1)) == [1, 2]
+
+
+def test_a_process_that_stands_still_with_the_table_makes_nobody_wait_for_those_of_before(tmp_path: Path) -> None:
+    one, other = shared_book(tmp_path), shared_book(tmp_path)
+    one.exchange([_row(1)], 100.0)
+    assert [row.lane for row in other.exchange([], 100.1)] == [1]
+    with (tmp_path / f"stageout-links.{os.geteuid()}").open("rb") as table:
+        fcntl.flock(table, fcntl.LOCK_EX)
+        assert [row.lane for row in other.exchange([], 100.2)] == [1]
+        assert other.exchange([], 102.0) == []
 
 
 def test_a_process_that_stood_still_does_not_write_where_others_are_now(tmp_path: Path) -> None:
