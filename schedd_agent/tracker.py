@@ -7,8 +7,9 @@ after a crash is the same decision again. The rules are those of ``docs/SCHEDD.m
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from schedd_agent.model import (
     GOOD_ENDS,
@@ -40,6 +41,7 @@ from schedd_agent.model import (
 from stageout.core.errors import ErrorClass
 from stageout.core.states import ENDS, FREED, State
 from stageout.wire.custody import Action, SandboxReport
+from stageout.wire.deposits import read_holdings
 
 _RETRY_ADVICE = "`stageout retry` sends it again, `condor_release` runs the job again"
 _GONE_ADVICE = (
@@ -47,6 +49,8 @@ _GONE_ADVICE = (
 )
 _AT_WORK = (Status.RUNNING, Status.TRANSFERRING, Status.SUSPENDED)
 _GOING_ON = (Status.IDLE, *_AT_WORK)
+#: Of what routers have, so much stands in a job's ad.
+_HOLDINGS_SHOWN, _HOLDING_CHARS = 8, 500
 
 
 def decide(s: Situation, limits: Limits) -> list[Effect]:
@@ -290,8 +294,15 @@ def _sum(job: Job, own: Sequence[Seen]) -> Shown:
         next_attempt_at=min(waits, default=0),
         manager=",".join(dict.fromkeys(item.manager_name for item in own)),
         keys=",".join(sorted({item.key for item in own} - {""})) or job.shown.keys,
-        custody="; ".join(text for box in boxes if box.state not in ENDS for text in box.holdings),
+        custody="; ".join(_holdings(boxes)),
     )
+
+
+def _holdings(boxes: Iterable[SandboxReport]) -> list[str]:
+    """What routers have; who reports may say anything, and a job's ad is no place for much of it."""
+    said = (text for box in boxes if box.state not in ENDS for text in box.holdings)
+    plain = (text for text in said if len(text) <= _HOLDING_CHARS and text.isascii() and text.isprintable())
+    return [str(one) for one in islice(read_holdings(plain), _HOLDINGS_SHOWN)]
 
 
 def _progress(s: Situation, job: Job, record: Record, own: Sequence[Seen], limits: Limits) -> Iterator[Effect]:

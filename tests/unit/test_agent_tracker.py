@@ -323,6 +323,10 @@ def test_what_routers_have_stands_in_the_jobs_ad_until_its_end() -> None:
     (effect,) = decide(situation(job(), seen(State.HANDED_OVER, **held)), LIMITS)
     assert isinstance(effect, Show)
     assert effect.shown.custody == "router:9621 2 10 900"
+    hostile = ("x" * 10**6 + " 2 10 900", "router\0:1 2 10 900", "no holding", *(f"r{n}:1 1 1 1" for n in range(10**3)))
+    (effect,) = decide(situation(job(), seen(State.HANDED_OVER, holdings=hostile)), LIMITS)
+    assert isinstance(effect, Show)
+    assert effect.shown.custody == "; ".join(f"r{n}:1 1 1 1" for n in range(8))
     (effect,) = decide(situation(job(entered_at=900), seen(State.DELIVERED, **held)), LIMITS)
     assert isinstance(effect, Deliver)
     assert effect.shown.custody == ""
