@@ -186,7 +186,7 @@ class Channel:
 
     def send_block(self, tid: int, block: int, data: frames.Buffer) -> None:
         """Send one block without copying it. :raises TransferFailure: the connection is lost."""
-        known, checksum = self._vouched
+        (known, checksum), self._vouched = self._vouched, (-1, 0)
         if known != block:
             checksum = self._checksum(data)
         header = frames.pack_header(Type.BLOCK, len(data), checksum, self._checksum, tid, block)

@@ -164,3 +164,7 @@ def _alive(circuit: Circuit) -> Circuit | None:
 def kept() -> Kept:
     """Those of this process."""
     return Kept()
+
+
+# A child has neither the thread that closes them nor, perhaps, the lock.
+os.register_at_fork(after_in_child=kept.cache_clear)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import cast
@@ -12,6 +16,7 @@ from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.kept import Circuit, Kept, Place, place
 from stageout.overlay.links import Claim, Lane
 from stageout.testing.pool.waiting import wait_until
+from stageout.wire import frames
 
 GATEWAY = Gateway("host", 1, "key", b"secret")
 HERE = place("put", GATEWAY, ("relay:1",))
@@ -109,3 +114,35 @@ def test_none_is_kept_for_long_or_for_thousands_of_files() -> None:
     circuit.files = 1000
     brief.leave(HERE, circuit)
     assert all(channel.closed for channel in channels)
+
+
+_FORKS = """
+import os
+from stageout.overlay.kept import kept
+mine = kept()
+child = os.fork()
+if not child:
+    os._exit(kept() is mine)
+raise SystemExit(os.waitpid(child, 0)[1] != 0)
+"""
+
+
+def test_a_child_of_fork_has_none_of_them() -> None:
+    subprocess.run([sys.executable, "-c", _FORKS], check=True, timeout=60)
+
+
+def test_a_checksum_is_vouched_for_one_block_of_one_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next file on the same connection has a block of the same number."""
+    sent: list[bytes] = []
+    monkeypatch.setattr("stageout.overlay.channel.send_both", lambda sock, head, data: sent.append(head))
+    channel = Channel.__new__(Channel)
+    channel._tap, channel._block_s, channel._vouched, channel.gateway = None, 0.0, (-1, 0), GATEWAY
+    channel._socket = channel._wire = socket.socket()
+    channel._checksum_name, channel._checksum, channel.route = "crc32", zlib.crc32, ()
+    channel.vouch(0, "crc32", zlib.crc32(b"first"))
+    for number, data in enumerate((b"first", b"next")):
+        channel.send_block(number, 0, data)
+    channel._socket.close()
+    assert [frames.decode_header(head, zlib.crc32).checksum for head in sent] == [
+        zlib.crc32(b"first"), zlib.crc32(b"next"),
+    ]  # fmt: skip
