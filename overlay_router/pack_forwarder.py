@@ -58,13 +58,18 @@ class PackForwarder:
         self._pauses: dict[Key | str, Pause] = {}
         self._process: asyncio.subprocess.Process | None = None
         self._listening: asyncio.Task[None] | None = None
-        self.problems: dict[str, str] = {}
+        self._problems: dict[str, str] = {}
         self.wake = asyncio.Event()
 
     @property
     def busy(self) -> frozenset[Key]:
         """What is being delivered."""
         return frozenset(held.key for held in self._orders.values())
+
+    @property
+    def problems(self) -> dict[str, str]:
+        """Why deliveries to a terminal fail now."""
+        return dict(self._problems)
 
     async def run(self) -> None:
         """Deliver until cancelled; then what is under way is dropped, and begun again at the next start."""
@@ -164,7 +169,7 @@ class PackForwarder:
     def _reached(self, held: HeldPack) -> None:
         self._pauses.pop(_stop(held), None)
         self._pauses.pop(held.key, None)
-        self.problems.pop(_stop(held), None)
+        self._problems.pop(_stop(held), None)
 
     def _failed(self, held: HeldPack, answer: Answer) -> None:
         terminal = _stop(held)
@@ -172,7 +177,7 @@ class PackForwarder:
         pause = self._pauses.setdefault(terminal if ErrorClass.from_code(answer.code) in AWAY else held.key, Pause())
         if pause.until_s <= now_s:  # several packs are lost with one connection
             pause.more(now_s, answer.retry_after_s)
-        self.problems[terminal] = answer.failure
+        self._problems[terminal] = answer.failure
         log.warn("not-delivered", origin=held.origin, seq=held.seq, path=held.path, terminal=terminal,
                  problem=answer.failure, again_s=round(pause.until_s - now_s))  # fmt: skip
 

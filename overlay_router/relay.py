@@ -125,7 +125,8 @@ class Router:
             self._pack_forwarder = PackForwarder(
                 ends.custodian.packs, self._on_disk, self._deliver, forwarding.key, SystemClock(), forwarding.ca
             )
-            self._reporting = Reporting(forwarding.report, ends.custodian, self._forwarder, self._on_disk)
+            deliveries = self._forwarder, self._pack_forwarder
+            self._reporting = Reporting(forwarding.report, ends.custodian, deliveries, self._on_disk)
         self._copier: Copier | None = None
         if ends.copies is not None and ends.destination is not None and forwarding is not None:
             self._copier = Copier(
@@ -135,7 +136,7 @@ class Router:
         self._outflow: Outflow | None = None
         if ends.egress is not None and means is not None:
             self._outflow = Outflow(ends.egress, means, self._on_disk, self._deliver, SystemClock())
-            self._sent_out = Reporting(means.report, ends.egress, self._outflow, self._on_disk)
+            self._sent_out = Reporting(means.report, ends.egress, [self._outflow], self._on_disk)
         bearer = self._copier.key[0] if self._copier else ""
         self._questions = Questions(node, ends, rights, self._on_disk, leases, bearer)
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
 from overlay_router.custodian import Custodian
 from overlay_router.forwarder import OnDisk
+from overlay_router.pack_records import HeldPack
+from overlay_router.spool import Held
 from stageout.core import log
 from stageout.core.errors import StageoutError
 
@@ -31,10 +35,10 @@ class Deliveries(Protocol):
 
 
 class Reporting:
-    """Writes the file whenever something has changed. :param forwarder: knows why deliveries fail."""
+    """Writes the file whenever something has changed. :param deliveries: know why they fail."""
 
-    def __init__(self, path: Path, custodian: Custodian, forwarder: Deliveries, on_disk: OnDisk) -> None:
-        self._path, self._custodian, self._forwarder, self._on_disk = path, custodian, forwarder, on_disk
+    def __init__(self, path: Path, custodian: Custodian, deliveries: Sequence[Deliveries], on_disk: OnDisk) -> None:
+        self._path, self._custodian, self._deliveries, self._on_disk = path, custodian, deliveries, on_disk
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -55,27 +59,34 @@ class Reporting:
             await asyncio.sleep(_LOOK_S)
 
     def _facts(self) -> dict[str, Any]:
-        held = sorted(self._custodian.held(), key=lambda one: one.taken_at)
-        rows = [
-            {
-                "origin": one.operation.origin,
-                "seq": one.operation.seq,
-                "path": one.operation.path,
-                "terminal": one.operation.terminal,
-                "bytes": one.operation.size_bytes,
-                "release": one.operation.release,
-                "since": one.taken_at,
-                "damaged": one.damaged,
-            }
-            for one in held[:_NAMED]
-        ]
-        summary = asdict(self._custodian.summary())
-        return {"summary": summary, "problems": self._forwarder.problems, "oldest": rows}
+        everything: list[Held | HeldPack] = [*self._custodian.held(), *self._custodian.packs.held()]
+        oldest = heapq.nsmallest(_NAMED, everything, key=lambda one: one.taken_at)
+        return {
+            "summary": asdict(self._custodian.summary()),
+            "problems": {place: why for one in self._deliveries for place, why in one.problems.items()},
+            "oldest": [_row(one) for one in oldest],
+        }
 
     def _write(self, facts: dict[str, Any]) -> None:
         part = self._path.with_suffix(".new")
         part.write_text(json.dumps({"time": int(time.time()), **facts}, indent=1))
         part.replace(self._path)
+
+
+def _row(one: Held | HeldPack) -> dict[str, Any]:
+    """A file, or a pack by its first."""
+    what = one.operation if isinstance(one, Held) else one
+    return {
+        "origin": what.origin,
+        "seq": what.seq,
+        "path": what.path,
+        "files": 1 if isinstance(one, Held) else one.files,
+        "terminal": what.terminal,
+        "bytes": what.size_bytes,
+        "release": what.release,
+        "since": one.taken_at,
+        "damaged": isinstance(one, Held) and one.damaged,
+    }
 
 
 def all_shown(home: Path, now: float) -> str:
@@ -101,6 +112,7 @@ def shown(path: Path, now: float) -> str:
     for row in facts["oldest"]:
         only = "only copy" if row["release"] == "custody" else "sender has it"
         state = "damaged, " if row["damaged"] else ""
+        more = f" and {row['files'] - 1} more" if row["files"] > 1 else ""
         age_s = max(0, int(now) - row["since"])
-        lines.append(f"{age_s:>8} s {row['bytes']:>14} bytes  {row['terminal']} {row['path']}  ({state}{only})")
+        lines.append(f"{age_s:>8} s {row['bytes']:>14} bytes  {row['terminal']} {row['path']}{more}  ({state}{only})")
     return "\n".join(lines)

@@ -17,6 +17,7 @@ from overlay_router import lots
 from overlay_router.destination import Reply
 from overlay_router.pack_carrier import Answer, Gone, Order, Way, load
 from overlay_router.pack_forwarder import PackForwarder
+from overlay_router.report import Reporting, shown
 from overlay_router.small_files import Arrived
 from overlay_router.states import Outcome, Result
 from stageout.core.errors import ErrorClass
@@ -191,3 +192,23 @@ def test_one_damaged_file_is_lost_and_the_others_are_what_the_terminal_says(spoo
     [reply] = told
     assert isinstance(reply.message, Packed)
     assert (reply.message.generations, reply.message.outcomes) == ((1, 0, 0), ("lost", "failed"))
+
+
+def test_a_pack_is_shown_with_why_it_is_not_there(spooling: Spooling, tmp_path: Path) -> None:
+    async def run() -> str:
+        async def on_disk(work):  # type: ignore[no-untyped-def]
+            return work()
+
+        forwarder = PackForwarder(spooling.one.packs, on_disk, lambda replies: None, ("k", b""), spooling.clock)
+        spooling.one.packs.take([pack(release="custody")])
+        (held,) = spooling.one.packs.held()
+        forwarder._failed(held, Answer(1, failure="nobody listens", code=ErrorClass.CONNECT_FAILED.code))
+        reporting = Reporting(tmp_path / "custody.json", spooling.one, [forwarder], on_disk)
+        reporting._write(reporting._facts())
+        return shown(tmp_path / "custody.json", held.taken_at + 7)
+
+    summary, problem, row = asyncio.run(run()).splitlines()
+    assert summary.startswith("3 files,")
+    assert problem == f"{TERMINAL}: nobody listens"
+    assert row.split()[0] == "7"
+    assert row.endswith(f"{TERMINAL} a and 2 more  (only copy)")
