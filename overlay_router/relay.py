@@ -354,7 +354,7 @@ class Router:
             self.complaints.warn("path-refused", line.peer.key.name, reason=refusal)
         refusal = refusal or self._ends.reason_against(pack)
         if refusal:
-            line.send(packs.refused(pack, refusal[:_REASON_CHARS]))
+            self._deliver([Reply(name, packs.refused(pack, refusal[:_REASON_CHARS]))])
             return
         await self._packs.put(Arrived(pack, files, frames.digests()[digest], name, digest))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -20,13 +21,24 @@ from overlay_router.staging import as_packed
 from overlay_router.states import Kind, Op, Outcome, Result
 from overlay_router.store import PackIntent, PackResults, Store
 from overlay_router.terminal import Step
-from overlay_router.tree import NO_ROOM, OWN, SYNC_ALL_FROM, BadPath, Tree, checked, is_allowed, sync_filesystem
+from overlay_router.tree import (
+    NO_ROOM,
+    OWN,
+    SYNC_ALL_FROM,
+    BadPath,
+    Tree,
+    checked,
+    is_allowed,
+    no_room,
+    sync_filesystem,
+)
 from stageout.core import durable, log
 from stageout.wire import overlay
 from stageout.wire.frames import Buffer
 from stageout.wire.packs import PackedFile
 
 _AGAIN_S = 5
+_OUT_OF_REACH = frozenset({errno.ENAMETOOLONG, errno.EACCES})
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -78,27 +90,30 @@ class SmallFiles:
         """Give the files of some packs their names; on return results and names are on the disk.
 
         :returns: for each pack who hears it and what: PACKED, or NOSPACE when there was no room for the batch.
-        :raises OSError: the disk fails; nothing is answered then, and asking again finds out what happened.
+        :raises OSError: or of the database: the disk fails. Nothing is answered then, and asking again finds out what
+            happened.
         """
+        try:
+            works = self._executed(batch)
+        except (OSError, sqlite3.Error) as problem:
+            if not no_room(problem):
+                raise
+            return _no_space(batch)  # the next call finds out first which have their names
+        return [(one.arrived.peer, _message(one)) for one in works]
+
+    def _executed(self, batch: Sequence[Arrived]) -> list[_Work]:
         if self._unsure:
             self.recover()
         works = [self._judge(arrived) for arrived in batch]
         with _Hidden(self._place, self._link, self._umask) as hidden:
             try:
                 self._write(works, hidden)
-            except OSError as problem:
+            except OSError:
                 self._clean()
-                if problem.errno not in NO_ROOM:
-                    raise
-                return _no_space(works)
-            try:
-                self._publish(works, hidden)
-            except OSError as problem:
-                if problem.errno not in NO_ROOM:
-                    raise
-                return _no_space(works)  # the next call finds out first which have their names
+                raise
+            self._publish(works, hidden)
         self._settle(works)
-        return [(one.arrived.peer, _message(one)) for one in works]
+        return works
 
     def recover(self) -> None:
         """After a death in the middle: who has its name is done, of the others nothing is left."""
@@ -108,8 +123,7 @@ class SmallFiles:
         for intent in reversed(intents):
             found = PackResults(intent.origin, intent.expires)
             for seq, path, inode in reversed(intent.files):
-                entry = self._tree.entry(path)
-                if path in named or (entry is not None and entry.inode == inode):
+                if path in named or self._has(path, inode):
                     named.add(path)
                     found.results[seq] = Result(Outcome.DONE)
             done.append(found)
@@ -121,6 +135,16 @@ class SmallFiles:
         self._clean()
         self._link = unnamed.way_to_link(self._place)
         self._unsure = False
+
+    def _has(self, path: str, inode: int) -> bool:
+        """Whether a name is that of these data. One that can never be is not: it must hold up nobody for ever."""
+        try:
+            entry = self._tree.entry(path)
+        except OSError as problem:
+            if problem.errno not in _OUT_OF_REACH:
+                raise
+            return False
+        return entry is not None and entry.inode == inode
 
     def _count(self, intents: list[PackIntent], done: list[PackResults]) -> None:
         """The generations of recovered files."""
@@ -344,10 +368,9 @@ def _done(generation: int) -> Result:
     return Result(Outcome.DONE, generation=generation)
 
 
-def _no_space(works: list[_Work]) -> list[tuple[str, overlay.Packed | overlay.NoSpace]]:
-    log.event("no-space", packs=len(works))
-    heads = [(one.arrived.peer, one.arrived.pack) for one in works]
-    return [(peer, overlay.NoSpace(pack.origin, pack.seq, _AGAIN_S)) for peer, pack in heads]
+def _no_space(batch: Sequence[Arrived]) -> list[tuple[str, overlay.Packed | overlay.NoSpace]]:
+    log.event("no-space", packs=len(batch))
+    return [(one.peer, overlay.NoSpace(one.pack.origin, one.pack.seq, _AGAIN_S)) for one in batch]
 
 
 def _message(work: _Work) -> overlay.Packed:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from stageout.overlay import outcomes
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.helpers import MOST, Helpers, Parcel
 from stageout.wire.deposits import EXPIRES_AFTER_S
+from stageout.wire.fields import MAX_PATH_BYTES
 from stageout.wire.overlay import Custody, Low, Message, NoSpace, Pack, Packed, Result, Status
 from stageout.wire.packs import MAX_FILE_BYTES, MAX_FILES, MAX_PACK_BYTES, MAX_PATHS_BYTES
 from stageout.wire.route import Route
@@ -187,7 +189,7 @@ class Packer(Generic[Key]):
             found = _read(local, load.room, load.data_bytes)
             if found is None:
                 return False
-            if path_bytes > MAX_PATHS_BYTES:
+            if len(path) > MAX_PATH_BYTES // 4 and len(path.encode(errors="surrogateescape")) > MAX_PATH_BYTES:
                 raise TransferFailure(ErrorClass.BAD_URL, f"{path[:100]}...: the path is too long")
         except TransferFailure as failure:
             self._ended(key, failure)
@@ -299,6 +301,8 @@ class Packer(Generic[Key]):
             load.in_custody = True
             if not self._custody:
                 return
+        if isinstance(answer, Packed) and not _answers(answer, load.keys):
+            raise channel.failure(ErrorClass.NOT_SUPPORTED, "PACKED is not for as many files as were sent")
         self._waiting.remove(load)
         self._names.difference_update(load.paths)
         if isinstance(answer, NoSpace):
@@ -310,16 +314,15 @@ class Packer(Generic[Key]):
         else:
             self._tell(channel, load, answer)
             if not self._custody:
-                self._settled(channel, load)
+                self._settled(channel)
         self._rooms.append(load.room)
 
-    def _settled(self, channel: Channel, load: _Load[Key]) -> None:
+    def _settled(self, channel: Channel) -> None:
         """What is known here need not be kept there. It costs the router a record: said for some packs at once."""
         self._unsettled += 1
         if not self._waiting or self._unsettled >= _UNDER_WAY // 2:
             self._unsettled = 0
-            low = (self._waiting[0].first if self._waiting else load.first + len(load.paths)) - 1
-            channel.send(Low(self.origin, low))
+            channel.send(Low(self.origin, (self._waiting[0] if self._waiting else self._load).first - 1))
 
     def _heard(self, channel: Channel) -> Packed | NoSpace | Custody | Result:
         """The next answer; the router is asked while it is silent."""
@@ -353,18 +356,25 @@ class Packer(Generic[Key]):
             ended(key, end or SmallPut(size_bytes, digest_name, digest.hex(), generation))
 
 
+def _answers(answer: Packed, keys: Sequence[object]) -> bool:
+    """Whether there is a result for each file: none may be forgotten, or count as arrived, for want of one."""
+    return len(answer.generations) == len(keys) and len(answer.failed) == len(answer.outcomes)
+
+
 def _read(local: AnyPath, room: memoryview, start: int) -> tuple[int, int] | None:
     """A whole small file into a room; its size and permissions, None for a larger one.
 
     :raises TransferFailure: classified.
     """
     try:
-        descriptor = os.open(local, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(local, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             before = os.fstat(descriptor)
+            if stat.S_ISFIFO(before.st_mode):  # it was a file when it was listed; who writes may never come
+                raise TransferFailure(ErrorClass.LOCAL_FILE, f"{local} is a FIFO, not a file")
             if before.st_size > MAX_FILE_BYTES:
                 return None
-            size_bytes = os.readv(descriptor, (room[start : start + before.st_size + 1],))
+            size_bytes = _fill(descriptor, room[start : start + before.st_size + 1])
             after = os.fstat(descriptor)
         finally:
             os.close(descriptor)
@@ -374,3 +384,14 @@ def _read(local: AnyPath, room: memoryview, start: int) -> tuple[int, int] | Non
     if changed or size_bytes != before.st_size:
         raise TransferFailure(ErrorClass.SOURCE_CHANGED, f"{local} was changed while it was sent")
     return size_bytes, before.st_mode & 0o777
+
+
+def _fill(descriptor: int, view: memoryview) -> int:
+    """Read up to the last byte but one, or beyond; how many there were. A network's filesystem may give less at once.
+
+    :raises OSError: it cannot be read.
+    """
+    filled = os.readv(descriptor, (view,))
+    while filled < len(view) - 1 and (more := os.readv(descriptor, (view[filled:],))):
+        filled += more
+    return filled

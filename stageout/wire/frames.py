@@ -205,6 +205,10 @@ def digests() -> dict[str, Callable[[Buffer], bytes]]:
     return found
 
 
+#: That wait to be put together: a frame that comes byte by byte takes no more memory than another.
+_MOST_PARTS = 256
+
+
 class Decoder:
     """Bytes in, checked frames out. Holds at most one frame and what was fed with it, which is put together once.
 
@@ -221,6 +225,8 @@ class Decoder:
         """Take bytes as they came."""
         self._parts.append(bytes(data))
         self._held_bytes += len(data)
+        if len(self._parts) > _MOST_PARTS:
+            self._together()
 
     def frames(self) -> Iterator[Frame]:
         """Frames that are whole; raises BadFrame, after which nothing of this connection can be trusted."""

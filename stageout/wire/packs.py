@@ -7,6 +7,7 @@ data, both in order and without gaps.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
@@ -22,6 +23,8 @@ MAX_FILES = MAX_ENTRIES
 #: Bytes of meta data that the paths of a pack may take up; the rest is for its other columns.
 MAX_PATHS_BYTES = 128 * 1024
 DIGEST_BYTES = 16
+#: Of an answer, for the reasons in it: the rest is for its other columns.
+_REASONS_BYTES = 192 * 1024
 
 
 class PackedFile(NamedTuple):
@@ -63,10 +66,11 @@ def decode(frame: Frame) -> tuple[Pack, list[PackedFile]]:
 
 
 def refused(pack: Pack, why: str) -> overlay.Packed:
-    """The answer when none of its files is taken."""
+    """The answer when none of its files is taken; the reason for as many as there is room for."""
     count = len(pack.paths)
+    told = min(count, _REASONS_BYTES // (len(json.dumps(why)) + 1))
     return overlay.Packed(
-        pack.origin, pack.seq, (0,) * count, tuple(range(count)), ("failed",) * count, (why,) * count
+        pack.origin, pack.seq, (0,) * count, tuple(range(count)), ("failed",) * count, (why,) * told
     )  # fmt: skip
 
 

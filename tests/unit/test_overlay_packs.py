@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -176,6 +177,29 @@ def test_a_disk_without_room_for_a_name_is_no_result(way: str, router: Router, m
     assert leftovers(router) == []
 
 
+def test_a_database_without_room_is_said(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(rows: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    pack = arrived(1, {"d/f": b"data", "g": b"g"})
+    for step in ("intend_packs", "settle_packs"):
+        with monkeypatch.context() as patch:
+            patch.setattr(router.store, step, full)
+            assert router.place.pack([pack]) == [Reply(PEER, overlay.NoSpace(ORIGIN, 1, 5))]
+    assert execute(router, pack) == [overlay.Packed(ORIGIN, 1, (1, 1))]
+    assert leftovers(router) == []
+
+
+def test_a_name_that_can_never_be_holds_up_no_start(router: Router) -> None:
+    pack = arrived(1, {"d/" + "x" * 300: b"x", "g": b"g"})
+    with _dying("overlay-pack-settle", 1, "before"), pytest.raises(Crash):
+        execute(router, pack)
+    router.restart()
+    (told,) = execute(router, pack)
+    assert (told.generations, told.failed, told.reasons) == ((0, 1), (0,), (os.strerror(errno.ENAMETOOLONG),))
+    assert leftovers(router) == []
+
+
 def test_a_disk_that_fails_is_asked_again(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(place: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
@@ -262,8 +286,8 @@ def _die_with(router: Router, label: str, count: int, when: str) -> bool:
     ],
 )
 def test_packs_that_do_not_fit_their_data_are_refused(change: dict[str, object]) -> None:
-    fields = {"paths": ("a", "b"), "sizes_bytes": (1, 1), "modes": (0, 0), "manifest": packs.manifest([b"d" * 16] * 2)}
-    head = Pack(ORIGIN, 1, EXPIRES, **{**fields, **change})  # type: ignore[arg-type]
+    manifest = packs.manifest([b"d" * 16] * 2)
+    head = replace(Pack(ORIGIN, 1, EXPIRES, ("a", "b"), (1, 1), (0, 0), manifest), **change)  # type: ignore[arg-type]
     decoder = Decoder()
     decoder.feed(packs.encode(head, [b"d" * 16] * 2, [b"x", b"y"], decoder.checksum))
     (frame,) = decoder.frames()
@@ -275,6 +299,16 @@ def test_numbers_of_files_end_where_those_of_operations_do() -> None:
     assert arrived(MAX_NUMBER - 1, {"a": b""}).pack.seq == MAX_NUMBER - 1
     with pytest.raises(BadFrame):
         arrived(MAX_NUMBER - 1, {"a": b"", "b": b""})
+
+
+def test_the_refusal_of_a_pack_fits_a_frame_whatever_the_reason() -> None:
+    names = tuple(map(str, range(packs.MAX_FILES)))
+    head = Pack(ORIGIN, 1, EXPIRES, names, (0,) * len(names), (0,) * len(names), "")
+    for why in ("unpacked", "\U0001f4be" * 200, "x" * 200):
+        told = packs.refused(head, why)
+        assert told.reasons[0] == why
+        assert len(frames.encode_meta(overlay.to_meta(told))) <= frames.MAX_META_BYTES
+    assert packs.refused(head, "unpacked").reasons == ("unpacked",) * len(names), "each is sent by itself then"
 
 
 def test_a_pack_is_allowed_by_its_capability_and_as_a_whole() -> None:

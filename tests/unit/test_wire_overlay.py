@@ -158,6 +158,17 @@ def test_headers_that_are_refused_before_any_payload(changes: dict[str, Any], wo
         list(decoder.frames())
 
 
+def test_a_frame_that_comes_byte_by_byte_is_no_list_of_bytes() -> None:
+    sent = overlay.Refuse("x" * 4000)
+    decoder = Decoder()
+    found = []
+    for byte in overlay.encode(sent, decoder.checksum):
+        decoder.feed(bytes([byte]))
+        assert len(decoder._parts) < 300
+        found += [overlay.decode(frame) for frame in decoder.frames()]
+    assert found == [sent]
+
+
 @pytest.mark.parametrize("ranges", [[[3, 2]], [[0, 2], [2, 4]], [[0, 2], [1, 4]], [[1]], [["0", 1]], {}, [[-1, 2]]])
 def test_ranges_must_be_in_order_and_apart(ranges: list[Any] | dict[str, Any]) -> None:
     with pytest.raises(BadFrame, match="staged"):

@@ -1,0 +1,78 @@
+"""What a sender of small files reads, says and hears; the rest is tested against a router."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay import packs
+from stageout.overlay.channel import Gateway
+from stageout.overlay.packs import End, Packer
+from stageout.wire.fields import MAX_PATH_BYTES
+from stageout.wire.overlay import Low, Message, Packed
+
+GATEWAY = Gateway("192.0.2.1", 1, "key", b"secret")
+
+
+def _read(path: Path) -> bytes:
+    room = memoryview(bytearray(1000))
+    found = packs._read(path, room, 10)
+    assert found is not None
+    return bytes(room[10 : 10 + found[0]])
+
+
+def test_a_file_that_comes_in_pieces_is_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.readv
+
+    def some(descriptor: int, views: Sequence[memoryview]) -> int:
+        return real(descriptor, [views[0][:7]])
+
+    monkeypatch.setattr(os, "readv", some)
+    for size_bytes in (0, 6, 7, 8, 100):
+        (tmp_path / "f").write_bytes(data := os.urandom(size_bytes))
+        assert _read(tmp_path / "f") == data
+
+
+def test_a_fifo_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "f")
+    writer = os.open(tmp_path / "f", os.O_RDWR)
+    os.write(writer, b"data")
+    try:
+        with pytest.raises(TransferFailure, match="FIFO") as caught:
+            _read(tmp_path / "f")
+    finally:
+        os.close(writer)
+    assert caught.value.kind is ErrorClass.LOCAL_FILE
+
+
+@pytest.mark.parametrize("letter", ["x", "\u00e9", "\udcff"])
+def test_a_path_that_no_router_reads_costs_no_other_file(letter: str, tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"data")
+    ends: dict[str, End] = {}
+    packer = Packer(GATEWAY, ends.__setitem__)
+    most = MAX_PATH_BYTES // len(os.fsencode(letter))
+    assert packer.add("long", tmp_path / "f", letter * (most + 1))
+    assert packer.add("good", tmp_path / "f", letter * most)
+    failure = ends.pop("long")
+    assert isinstance(failure, TransferFailure)
+    assert failure.kind is ErrorClass.BAD_URL
+    assert (ends, packer.keys()) == ({}, ["good"])
+
+
+def test_packs_that_ended_in_another_order_are_all_settled() -> None:
+    said: list[Message] = []
+    packer = Packer(GATEWAY, print)
+    packer._load = packer._new(9)
+    packer._settled(SimpleNamespace(send=said.append))  # type: ignore[arg-type]
+    assert said == [Low(packer.origin, 8)]
+
+
+def test_results_must_be_those_of_all_files() -> None:
+    assert packs._answers(Packed("", 1, (1, 0), (1,), ("failed",)), "ab")
+    assert not packs._answers(Packed("", 1, (1,)), "ab")
+    assert not packs._answers(Packed("", 1, (1, 0), (1,)), "ab")
