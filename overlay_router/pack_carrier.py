@@ -194,7 +194,10 @@ class Way:
         one = self._sent.get(key)
         if one is None:
             return
-        if isinstance(message, Packed) and len(message.generations) == len(one.data):
+        if isinstance(message, Packed) and len(message.generations) != len(one.data):
+            text = f"{self._gateway.server} has answered for {len(message.generations)} of {len(one.data)} files"
+            self._failed(key, TransferFailure(ErrorClass.UNKNOWN, text))
+        elif isinstance(message, Packed):
             del self._sent[key]
             self._answer(Answer(one.order.number, _results(message), one.damaged))
         elif isinstance(message, NoSpace):

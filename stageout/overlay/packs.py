@@ -292,6 +292,9 @@ class Packer(Generic[Key]):
         load = next((load for load in self._waiting if load.first == answer.seq), None)
         if load is None:
             return
+        if isinstance(answer, Packed) and len(answer.generations) != len(load.paths):
+            text = f"it has answered for {len(answer.generations)} of {len(load.paths)} files"
+            raise channel.failure(ErrorClass.NOT_SUPPORTED, text)
         if isinstance(answer, Result):
             if answer.outcome == "unknown":  # a custodian's copy was damaged, perhaps
                 load.in_custody = False

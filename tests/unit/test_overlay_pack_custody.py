@@ -20,13 +20,14 @@ from overlay_router.pack_forwarder import PackForwarder
 from overlay_router.report import Reporting, shown
 from overlay_router.small_files import Arrived
 from overlay_router.states import Outcome, Result
-from stageout.core.errors import ErrorClass
+from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Gateway
+from stageout.overlay.packs import Packer
 from stageout.wire import overlay
 from stageout.wire.overlay import Custody, NoSpace, Packed, Status
 from tests.unit.test_overlay_custodian import TERMINAL, Spooling, _Death, _faulty
 from tests.unit.test_overlay_destination import EXPIRES, ORIGIN, PEER
-from tests.unit.test_overlay_packs import arrived
+from tests.unit.test_overlay_packs import arrived, digest
 
 LABELS = re.findall(
     r"^\| `(spool-pack-[a-z-]+)` \|", (Path(__file__).resolve().parents[2] / "docs/ORDERING.md").read_text(), re.M
@@ -163,6 +164,53 @@ def test_an_order_that_cannot_be_read_is_answered(spooling: Spooling) -> None:
     way.take(replace(order(spooling), digest="of another installation"))
     answer = answers.get(timeout=20)
     assert (answer.number, answer.damaged, answer.code) == (1, [], ErrorClass.UNKNOWN.code)
+
+
+class _Terse:
+    """A connection to a router that answers for one file, whatever it was sent."""
+
+    digest_name, gateway = "blake2b-128", Gateway("terse", 1, "k", b"")
+
+    def __init__(self, origin: str) -> None:
+        self.origin = origin
+
+    digest = staticmethod(digest)
+
+    def send(self, *message: object) -> None:
+        pass
+
+    send_pack = send
+
+    def has_more(self, within_s: float) -> bool:
+        return True
+
+    def receive(self) -> Packed:
+        return Packed(self.origin, 1, (1,))
+
+    def failure(self, kind: ErrorClass, text: str) -> TransferFailure:
+        return TransferFailure(kind, text)
+
+    def close(self) -> None:
+        pass
+
+
+def test_who_answers_for_fewer_files_than_it_was_sent_has_failed(spooling: Spooling, tmp_path: Path) -> None:
+    spooling.one.packs.take([pack()])
+    answers: list[Answer] = []
+    way = Way(_Terse.gateway, answers.append)
+    loaded = load(order(spooling))
+    way._sent[ORIGIN, 1] = loaded
+    way._hear(Packed(ORIGIN, 1, (1,)))
+    assert [(one.results, one.failure) for one in answers] == [([], "terse:1 has answered for 1 of 3 files")]
+    ended: list[object] = []
+    packer: Packer[str] = Packer(_Terse.gateway, lambda key, end: ended.append(key))
+    packer._channel = _Terse(packer.origin)  # type: ignore[assignment]
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(b"x")
+        packer.add(name, tmp_path / name, name)
+    with pytest.raises(TransferFailure, match="1 of 2 files"):
+        packer.finish()
+    assert not ended
 
 
 def test_what_was_freed_is_lost_at_its_end(spooling: Spooling) -> None:
