@@ -149,8 +149,9 @@ class SmallFiles:
     def _count(self, intents: list[PackIntent], done: list[PackResults]) -> None:
         """The generations of recovered files."""
         results = {(one.origin, seq): one for one in done for seq in one.results}
+        present: dict[str, int] = {}
         for intent in intents:
-            present = self._store.generations([path for _, path, _ in intent.files])
+            present = {**self._store.generations([path for _, path, _ in intent.files]), **present}
             for seq, path, _ in intent.files:
                 one = results.get((intent.origin, seq))
                 if one is not None:

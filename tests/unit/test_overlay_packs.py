@@ -109,6 +109,15 @@ def test_two_origins_give_one_name_in_a_batch(way: str, router: Router) -> None:
     assert router.store.generation("f") == 2
 
 
+def test_two_origins_that_died_with_one_name_have_each_a_generation(router: Router) -> None:
+    both = arrived(1, {"f": b"first"}), arrived(1, {"f": b"second"}, origin="0b" * 16)
+    with _dying("overlay-pack-settle", 1, "before"), pytest.raises(Crash):
+        execute(router, *both)
+    router.restart()
+    assert [one.generations for one in execute(router, *both)] == [(1,), (2,)]
+    assert (router.content(), router.store.generation("f")) == ({"f": "second"}, 2)
+
+
 def test_what_cannot_be_is_refused_file_by_file(way: str, router: Router, tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     (router.root / "link").symlink_to(tmp_path / "outside")
