@@ -131,7 +131,7 @@ class SmallFiles:
             with durable.step("overlay-recover-sync"):
                 sync_filesystem(self._place)
             self._count(intents, done)
-            self._store.settle_packs([one for one in done if one.results])
+            self._store.settle_packs([one for one in reversed(done) if one.results])
         self._clean()
         self._link = unnamed.way_to_link(self._place)
         self._unsure = False
