@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from stageout.core.errors import TransferFailure
@@ -13,6 +14,7 @@ from stageout.wire.overlay import Low, Pack
 from stageout.wire.route import Route
 
 MOST = 6
+_LOOK_S = 0.5
 
 
 class Parcel(NamedTuple):
@@ -55,17 +57,22 @@ class Helpers:
             for _ in range(self._alive):
                 self._todo.put(None)
 
+    def _next(self, channel: Channel) -> Parcel | None:
+        """None: there is no more. :raises TransferFailure: the connection has ended, maybe while there was nothing."""
+        while True:
+            while channel.has_more(0):
+                channel.receive()  # results are said on all connections
+            with contextlib.suppress(Empty):
+                return self._todo.get(timeout=_LOOK_S)
+
     def _run(self) -> None:
         is_lost = False
         try:
             with Channel(self._gateway, self._route) as channel:
                 channel.send(Low(self._origin, 0))
-                while (parcel := self._todo.get()) is not None:
-                    is_lost = True
+                while (parcel := self._next(channel)) is not None:
+                    is_lost = True  # from now on: what was sent may not have arrived
                     channel.send_pack(parcel.head, parcel.digests, (parcel.data,))
-                    while channel.has_more(0):
-                        channel.receive()  # results are said on all connections
-                    is_lost = False
         except TransferFailure:
             pass
         finally:
