@@ -120,9 +120,14 @@ class PackForwarder:
 
     async def _listen(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
-        while line := await process.stdout.readline():
-            self._answers.append(Answer(**json.loads(line)))
-            self.wake.set()
+        try:
+            while line := await process.stdout.readline():
+                self._answers.append(Answer(**json.loads(line)))
+                self.wake.set()
+        except Exception as problem:  # not understood, and so not heard any more: another one begins anew
+            log.error("delivery-not-recorded", problem=repr(problem))
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
         await process.wait()
         self.wake.set()
 

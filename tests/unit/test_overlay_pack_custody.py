@@ -260,3 +260,20 @@ def test_a_pack_is_shown_with_why_it_is_not_there(spooling: Spooling, tmp_path: 
     assert problem == f"{TERMINAL}: nobody listens"
     assert row.split()[0] == "7"
     assert row.endswith(f"{TERMINAL} a and 2 more  (only copy)")
+
+
+def test_a_process_that_is_not_understood_is_replaced(spooling: Spooling) -> None:
+    async def run() -> int:
+        async def on_disk(work):  # type: ignore[no-untyped-def]
+            return work()
+
+        forwarder = PackForwarder(spooling.one.packs, on_disk, lambda replies: None, ("k", b""), spooling.clock)
+        process = await asyncio.create_subprocess_exec(
+            "sh", "-c", 'echo "{}"; exec sleep 600', stdout=asyncio.subprocess.PIPE
+        )
+        await asyncio.wait_for(forwarder._listen(process), 60)
+        assert forwarder.wake.is_set()
+        assert process.returncode is not None
+        return process.returncode
+
+    assert asyncio.run(run()) < 0
