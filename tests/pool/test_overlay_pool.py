@@ -17,6 +17,7 @@ from tests.pool.conftest import Site
 
 pytestmark = pytest.mark.pool
 
+_EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 _PLUGIN = "FILETRANSFER_PLUGINS = $(FILETRANSFER_PLUGINS), /opt/stageout/bin/overlay_router_plugin\n"
 
 
@@ -78,6 +79,23 @@ def test_output_by_two_gateways_of_which_one_is_killed(site: Site, gateway: Rout
     site.pool.wait(
         lambda: not any((gateway.root / ".stageout/staging").iterdir()), what="nothing left of what was on its way"
     )
+
+
+def test_the_example_runs_as_it_is(site: Site, gateway: RouterProcess) -> None:
+    (gateway.root / "alice").mkdir()
+    (gateway.root / "alice/events.dat").write_bytes(b"event\n" * 200_000)
+    destination = f"DESTINATION = overlay://127.0.0.1:{gateway.port}/alice"
+    job = site.pool.submit(
+        "alice",
+        (_EXAMPLES / "overlay.sub").read_text(),
+        files={"analyse.sh": (_EXAMPLES / "analyse.sh").read_bytes()},
+        options=["-append", destination],
+    )
+    site.jobs.append(job)
+    for one in job.ids:
+        assert site.wait_left(one, timeout_s=90)["StageOutState"] == "Delivered"
+    arrived = sorted(path.name for path in gateway.root.glob(f"alice/{job.cluster}.*/*"))
+    assert arrived == sorted(4 * ["histograms.dat", "selected.dat", "summary.txt"])
 
 
 def _submit(site: Site, gateway: RouterProcess, name: str, count: int) -> list[Any]:
