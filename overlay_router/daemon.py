@@ -42,7 +42,7 @@ from overlay_router.spool import CustodyStore, EgressStore
 from overlay_router.store import Store
 from overlay_router.tree import Tree
 from stageout.core import log
-from stageout.core.clock import SystemClock
+from stageout.core.clock import SystemClock, boot_clock_s
 from stageout.core.collector import CollectorChild
 from stageout.core.config import ConfigError, Settings, condor_settings, environment_settings, reload_condor
 from stageout.core.ending import end
@@ -189,7 +189,7 @@ async def run(load: Callable[[], Settings], local_name: str | None = None) -> No
             cover_of(settings),
             forwarding_of(settings) if custodian or copies else None,
             means_of(settings, links.address) if egress else None,
-            Leases(home_of(settings) / "lessor", time.monotonic()),
+            Leases(home_of(settings) / "lessor", boot_clock_s()),
         )  # fmt: skip
         log.event("started", pid=os.getpid(), port=port, root=place.root if place else "")
         collector = None if local_name is None else CollectorChild(local_name)

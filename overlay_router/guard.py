@@ -1,8 +1,9 @@
 """A process beside a plugin that delivers under a lease: it kills the plugin when the lease is over (rule 10).
 
 The gateway does so itself, and sooner. This one is for a gateway that is stopped while its plugin is not, and for one
-that is killed: children of the plugin would go on. Each line on its standard input is a time of the monotonic clock,
-which all processes share, until when the plugin may run; :data:`_OVER` ends it.
+that is killed: children of the plugin would go on. Each line on its standard input is a time of the boot clock,
+which all processes share and which counts while the machine is suspended, until when the plugin may run; :data:`_OVER`
+ends it.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from types import TracebackType
 
 from stageout.core import log
 from stageout.core.children import module_command
+from stageout.core.clock import boot_clock_s
 from stageout.core.sockets import readable
 from stageout.movers.mover import kill_all
 
 _OVER = b"over\n"
 _AGAIN_S = 0.1
+#: A wait does not end sooner for a machine that was suspended: so the clock is looked at this often.
+_LOOK_S = 1.0
 _SOON_S = 0.02
 _END_S = 10.0
 _LINES_BYTES = 65536
@@ -60,7 +64,7 @@ class Guard:
             self._process.wait()
 
     def until(self, until_s: float) -> None:
-        """The plugin may run until then (monotonic clock)."""
+        """The plugin may run until then (boot clock)."""
         self._write(f"{until_s}\n".encode())
 
     def _write(self, line: bytes) -> None:
@@ -75,7 +79,7 @@ def watch(directory: Path, orders: int) -> None:
     """
     until_s = float("inf")
     while True:
-        left_s = until_s - time.monotonic()
+        left_s = min(_LOOK_S, until_s - boot_clock_s())
         if left_s <= 0:
             _kill(directory)
             left_s = _AGAIN_S

@@ -1,7 +1,8 @@
 """Who alone may deliver to a place now, among gateways that share a destination (rule 10).
 
 A holder kills its plugin a quarter of the lease before it runs out, and nobody else has the place for another quarter
-after that. Times are seconds of a monotonic clock, so neither side's wall clock counts.
+after that. Times are seconds of the boot clock (:func:`stageout.core.clock.boot_clock_s`): neither side's
+wall clock counts, and a suspended machine does not take its lease for a younger one.
 """
 
 from __future__ import annotations

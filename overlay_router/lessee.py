@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 
 from overlay_router.leases import KEPT_S, LEASE_S
 from stageout.core import log
+from stageout.core.clock import boot_clock_s
 from stageout.core.errors import TransferFailure
 from stageout.overlay.channel import Channel, Gateway
 from stageout.wire.overlay import Lease, Leased
 
 _RENEWALS = 6
+#: Threads wait by a clock that stands still while the machine is suspended: so they look at the other one this often.
+_LOOK_S = 1.0
 
 
 class NotLeased(Exception):
@@ -42,7 +44,7 @@ class Lessee:
             watches. :raises NotLeased: another has one of them, or the lessor is not reached.
         """
         places = tuple(hashlib.sha256(url.encode()).hexdigest() for url in urls)
-        keeper = _Keeper(self, places, time.monotonic(), tell)
+        keeper = _Keeper(self, places, boot_clock_s(), tell)
         answer = self.ask(places, held=False)
         if len(answer.granted) < len(places):
             self._give_back(places)
@@ -84,7 +86,7 @@ class Lessee:
         return self._lease_s / _RENEWALS
 
     def good_until_s(self, asked_s: float) -> float:
-        """On the monotonic clock: how long a lease may be used that was asked for then."""
+        """On the boot clock: how long a lease may be used that was asked for then."""
         return asked_s + self._lease_s - self._kept_s
 
     @property
@@ -106,7 +108,7 @@ class _Keeper:
 
     def holds(self) -> bool:
         """Whether the lease may still be used."""
-        return time.monotonic() < self._until_s
+        return boot_clock_s() < self._until_s
 
     def tell(self) -> None:
         """Say when whatever delivers must have ended."""
@@ -115,7 +117,7 @@ class _Keeper:
     def renew(self) -> None:
         """Again and again; a lessor that does not answer is asked again."""
         while not self.over.wait(self._lessee.renew_s):
-            asked_s = time.monotonic()
+            asked_s = boot_clock_s()
             if asked_s >= self._until_s:
                 return  # it is not held any more: what delivers is being stopped
             try:
@@ -129,8 +131,8 @@ class _Keeper:
 
     def watch(self, stop: Callable[[], None]) -> None:
         """Stop what delivers when the lease is nearly over."""
-        while not self.over.wait(max(0.0, self._until_s - time.monotonic())):
-            if time.monotonic() >= self._until_s:
+        while not self.over.wait(min(_LOOK_S, max(0.0, self._until_s - boot_clock_s()))):
+            if not self.holds():
                 log.error("lease-lost", advice="is the router of STAGEOUT_ROUTER_EGRESS_LEASES up and reached?")
                 stop()
                 return

@@ -14,6 +14,7 @@ from overlay_router.greeting import Peer, Unwelcome
 from overlay_router.leases import Leases
 from overlay_router.line import Line
 from overlay_router.rights import Rights, outside
+from stageout.core.clock import boot_clock_s
 from stageout.core.errors import ErrorClass
 from stageout.wire.fields import is_origin
 from stageout.wire.frames import BadFrame
@@ -120,4 +121,4 @@ class Questions:
         if self._leases is None or not peer.key.is_router:
             raise BadFrame(f"the key {peer.key.name!r} is not marked as that of a router: it gets no leases")
         leases, name = self._leases, peer.key.name
-        return await self._on_disk(lambda: leases.answer(name, ask, time.monotonic()))
+        return await self._on_disk(lambda: leases.answer(name, ask, boot_clock_s()))

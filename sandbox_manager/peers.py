@@ -13,7 +13,6 @@ import os
 import select
 import socket
 import struct
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -91,7 +90,7 @@ class Process(NamedTuple):
 
     @property
     def started_s(self) -> float:
-        """Seconds of :func:`boot_clock_s` at its start, rounded down to a tick."""
+        """Seconds of :func:`stageout.core.clock.boot_clock_s` at its start, rounded down to a tick."""
         return self.started_ticks / _TICKS_PER_S
 
     def option(self, name: str) -> str:
@@ -99,11 +98,6 @@ class Process(NamedTuple):
         with contextlib.suppress(ValueError, IndexError):
             return self.argv[self.argv.index(name) + 1]
         return ""
-
-
-def boot_clock_s() -> float:
-    """Seconds since boot, on the clock of :attr:`Process.started_s`."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 #: The tick of :attr:`Process.started_s`, in seconds.

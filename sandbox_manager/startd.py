@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from sandbox_manager.peers import TICK_S, NotIdentified, boot_clock_s
+from sandbox_manager.peers import TICK_S, NotIdentified
+from stageout.core.clock import boot_clock_s
 from stageout.core.config import Settings
 
 SLOT_ATTRIBUTES = ("Name", "SlotID", "DSlotId", "RemoteUser", "JobId")

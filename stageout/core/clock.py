@@ -1,4 +1,8 @@
-"""Clocks. Durations come from the monotonic clock; wall time is for people and for what outlives a restart."""
+"""Clocks. Durations come from the monotonic clock; wall time is for people and for what outlives a restart.
+
+What somebody else may have when its time is over (a lease) is counted by the boot clock, which runs on while the machine
+is suspended.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +31,15 @@ class SystemClock:
     def wall_s(self) -> float:
         """Seconds since the epoch; may jump."""
         return time.time()
+
+
+def boot_clock_s() -> float:
+    """Seconds since the machine was started, also those for which it was suspended (clock_gettime(2), CLOCK_BOOTTIME).
+
+    All processes of a machine share it. The monotonic clock, which stands still meanwhile, where there is none.
+    """
+    which = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if which is None else time.clock_gettime(which)
 
 
 def boot_id() -> str:

@@ -23,6 +23,7 @@ from sandbox_manager import peers
 from sandbox_manager.identity import Identity, RunFacts
 from sandbox_manager.peers import Families, Lineage, NotIdentified, Peer, Process, ancestors, lineage
 from sandbox_manager.startd import SlotTable
+from stageout.core.clock import boot_clock_s
 
 NOBODY = 65534 if ROOT else os.geteuid()
 SLOT = {
@@ -104,7 +105,7 @@ def test_the_chain_ends() -> None:
     real = ancestors(os.getpid(), 0)
     assert real[0].pid == os.getpid() and real[0].parent == os.getppid() == real[1].pid
     assert real[0].real_uid == os.getuid() and real[0].argv
-    assert 0 < real[0].started_s <= peers.boot_clock_s()
+    assert 0 < real[0].started_s <= boot_clock_s()
     with pytest.raises(NotIdentified, match="has ended"):
         ancestors(2**22 + 1, 1)
 
@@ -324,7 +325,7 @@ def test_the_process_behind_a_socket() -> None:
 
 
 async def _slot(table: SlotTable, since_s: float | None = None) -> Any:
-    return await table.slot("slot1_1", peers.boot_clock_s() - 60 if since_s is None else since_s)
+    return await table.slot("slot1_1", boot_clock_s() - 60 if since_s is None else since_s)
 
 
 def test_one_question_serves_all_for_a_second() -> None:
@@ -348,7 +349,7 @@ def test_an_answer_older_than_the_starter_is_about_another_job() -> None:
         table = SlotTable(startd, 5)
         assert (await _slot(table))["NumShadowStarts"] == 1
         startd.slots = [{**SLOT, "NumShadowStarts": 2}]
-        assert (await _slot(table, peers.boot_clock_s()))["NumShadowStarts"] == 2
+        assert (await _slot(table, boot_clock_s()))["NumShadowStarts"] == 2
         table.close()
 
     asyncio.run(ask())
@@ -376,10 +377,10 @@ def test_a_startd_that_hangs_is_not_waited_for() -> None:
         start_s = time.monotonic()
         for _ in range(2):
             with pytest.raises(NotIdentified, match=r"did not answer within 0\.1 s"):
-                await _slot(table, peers.boot_clock_s())
+                await _slot(table, boot_clock_s())
         for _ in range(20):
             with pytest.raises(NotIdentified, match="earlier questions"):
-                await _slot(table, peers.boot_clock_s())
+                await _slot(table, boot_clock_s())
         assert time.monotonic() - start_s < 1.0 and startd.asked == 2
         startd.may_answer.set()
         for _ in range(200):

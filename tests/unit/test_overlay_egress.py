@@ -37,7 +37,7 @@ from overlay_router.spool import FIRST_EGRESS_TID, FIRST_TID, EgressStore
 from overlay_router.states import Outcome, Result
 from overlay_router.tree import Tree
 from stageout.core import durable
-from stageout.core.clock import SystemClock
+from stageout.core.clock import SystemClock, boot_clock_s
 from stageout.core.errors import ErrorClass
 from stageout.movers.mover import MARK
 from stageout.movers.plugins_table import Plugin
@@ -408,9 +408,44 @@ def test_a_gateway_that_was_stopped_begins_nothing_under_an_old_lease(monkeypatc
     told: list[float] = []
     with _lessee(_Lessor(1), monkeypatch).alone(["u"], lambda: None, told.append) as holds:
         assert holds() and len(told) == 1
-        now_s = time.monotonic()
-        monkeypatch.setattr("overlay_router.lessee.time", SimpleNamespace(monotonic=lambda: now_s + 3600))
+        _suspended(monkeypatch, 3600)
         assert not holds()
+
+
+def test_a_machine_that_was_suspended_stops_what_it_delivers_under_an_old_lease(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither the monotonic clock nor a wait of a thread counts that time."""
+    lessee, stopped = _lessee(_Lessor(1), monkeypatch), threading.Event()
+    monkeypatch.setattr(lessee, "_lease_s", 4000.0)
+    with lessee.alone(["u"], stopped.set, _nobody):
+        _suspended(monkeypatch, 4000)
+        assert stopped.wait(30)
+
+
+def test_a_guard_of_a_machine_that_was_suspended_kills_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, orders = os.pipe()
+    killed = threading.Event()
+    monkeypatch.setattr(guard, "kill_all", lambda directory: killed.set() or 1)
+    watching = threading.Thread(target=guard.watch, args=(Path("/none"), out))
+    try:
+        os.write(orders, f"{boot_clock_s() + 3600}\n".encode())
+        watching.start()
+        _suspended(monkeypatch, 3600)
+        assert killed.wait(30)
+        os.write(orders, b"over\n")
+        watching.join(30)
+    finally:
+        for descriptor in (out, orders):
+            os.close(descriptor)
+
+
+def _suspended(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """What a machine that goes on after so long sees: the boot clock alone has counted it."""
+    real = time.clock_gettime
+    monkeypatch.setattr(
+        time, "clock_gettime", lambda which: real(which) + (seconds if which == time.CLOCK_BOOTTIME else 0)
+    )
 
 
 @pytest.mark.parametrize("why", ["the lease is over", "the gateway is gone", "it is renewed"])
@@ -423,9 +458,9 @@ def test_a_guard_ends_plugins_that_nobody_else_can(tmp_path: Path, why: str) -> 
     watching = threading.Thread(target=guard.watch, args=(tmp_path / "1", out))
     watching.start()
     try:
-        os.write(orders, f"{time.monotonic() + 3600}\n".encode())
+        os.write(orders, f"{boot_clock_s() + 3600}\n".encode())
         if why == "the lease is over":
-            os.write(orders, f"{time.monotonic()}\n".encode())
+            os.write(orders, f"{boot_clock_s()}\n".encode())
         elif why == "the gateway is gone":
             os.close(orders)
         if why == "it is renewed":
