@@ -1,46 +1,166 @@
-"""Start of one plugin: a process of its own between the manager and the plugin's program.
+"""Start and end of one plugin: a process of its own between the manager and the plugin's program.
 
-Run as ``python -I -S launch.py MANAGER_PID UID GID GROUPS NICENESS DIRECTORY PROGRAM ARGUMENTS...``. It becomes the
-job's user, sees to it that the kernel kills it with the manager, and turns into the plugin. Forking and changing the
-user inside the manager, which has several threads, would not be safe. Imports nothing of the product: it must start
-fast.
+Run as ``python -I -S launch.py MANAGER_PID UID GID GROUPS NICENESS DIRECTORY PROGRAM ARGUMENTS...``. Its child becomes
+the job's user and turns into the plugin. It stays, as the parent of all that the plugin leaves behind (prctl(2), PR_SET_CHILD_SUBREAPER),
+whatever sessions and environments those have, and kills them when the plugin has ended. Then it ends as the plugin did.
+SIGTERM is passed on; what has not ended two seconds later is killed. The kernel kills it with the manager, and the
+plugin with it. Forking and changing the user inside the manager, which has several threads, would not be safe. Imports
+nothing of the product: it must start fast.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import sys
+import time
+from collections.abc import Iterator
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
 _SIGKILL = 9
 CANNOT_START = 126
+_TERM_GRACE_S = 2.0
+_REST_S = 5.0
+_AGAIN_S = 0.02
+_DAY_S = 86400.0
 
 
 def main(argv: list[str]) -> int:
-    """Become the plugin; returns only when that is impossible."""
-    manager_pid, uid, gid = map(int, argv[:3])
-    groups = [int(group) for group in argv[3].split(",") if group]
-    niceness, directory, program = int(argv[4]), argv[5], argv[6:]
+    """Run the plugin. Returns its status; dies of the signal that it died of."""
+    manager_pid, uid = int(argv[0]), int(argv[1])
     try:
-        os.nice(niceness)
-        if os.geteuid() == 0:
-            os.setgroups(groups)
-            os.setgid(gid)
-            os.setuid(uid)
-        elif os.geteuid() != uid:
+        os.nice(int(argv[4]))
+        if os.geteuid() not in (0, uid):
             raise PermissionError(f"the manager runs as uid {os.geteuid()} and cannot become uid {uid}")
-        os.umask(0o077)
-        os.chdir(directory)
-        # After the change of user: that would take the setting back.
-        if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0):
-            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-        if os.getppid() != manager_pid:
-            return CANNOT_START  # the manager died before the kernel knew that we go with it
-        os.execv(program[0], program)
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        if not _dies_with(manager_pid):
+            return CANNOT_START
+        own_pid = os.getpid()
+        plugin = os.fork()
     except OSError as problem:
-        print(f"stageout-launch: {problem}", file=sys.stderr)
+        return _cannot(problem)
+    if plugin:
+        return _end_as(_watch(plugin))
+    try:
+        _become(own_pid, argv)
+    except OSError as problem:
+        _cannot(problem)
+    finally:
+        os._exit(CANNOT_START)
+
+
+def _cannot(problem: OSError) -> int:
+    print(f"stageout-launch: {problem}", file=sys.stderr, flush=True)
     return CANNOT_START
+
+
+def _prctl(option: int, value: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), f"prctl({option})")
+
+
+def _dies_with(parent: int) -> bool:
+    """The kernel kills this process with its parent from now on. False when that has already died."""
+    _prctl(_PR_SET_PDEATHSIG, _SIGKILL)
+    return os.getppid() == parent
+
+
+def _become(parent: int, argv: list[str]) -> None:
+    """Turn into the plugin; returns only when the parent has died."""
+    uid, gid, directory, program = int(argv[1]), int(argv[2]), argv[5], argv[6:]
+    os.setsid()
+    if os.geteuid() == 0:
+        os.setgroups([int(group) for group in argv[3].split(",") if group])
+        os.setgid(gid)
+        os.setuid(uid)
+    os.umask(0o077)
+    os.chdir(directory)
+    if _dies_with(parent):  # after the change of user: that would take the setting back
+        os.execv(program[0], program)
+
+
+def _watch(plugin: int) -> int:
+    """Wait until the plugin has ended, and nothing of it runs any more. Returns its wait status."""
+    # While the plugin starts: it does not wait for that. A SIGTERM before it ends both of us.
+    import signal
+
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (1, 2):  # the end of what the plugin prints is the plugin's end
+        os.dup2(nowhere, descriptor)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    waited = {signal.SIGCHLD, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, waited)
+    kill_at_s, status = float("inf"), _reap(plugin)
+    while status is None:
+        got = signal.sigtimedwait(waited, max(0.0, min(_DAY_S, kill_at_s - time.monotonic())))
+        if got is not None and got.si_signo == signal.SIGTERM:
+            _kill_group(plugin, signal.SIGTERM)
+            kill_at_s = min(kill_at_s, time.monotonic() + _TERM_GRACE_S)
+        elif time.monotonic() >= kill_at_s:
+            _kill_group(plugin, _SIGKILL)
+            kill_at_s = float("inf")
+        status = _reap(plugin)
+    _end_rest()
+    return status
+
+
+def _reap(plugin: int) -> int | None:
+    """Reap all that have ended. The plugin's wait status when it is among them, or nobody is left."""
+    status = None
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, found = os.waitpid(-1, os.WNOHANG)
+            if pid == plugin:
+                status = found
+            if not pid:
+                return status
+    return CANNOT_START << 8 if status is None else status
+
+
+def _end_rest() -> None:
+    """Kill until there are no children: whose parent is killed becomes one."""
+    until_s = time.monotonic() + _REST_S
+    while True:
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0]:
+                continue
+        except ChildProcessError:
+            return
+        for pid in _children():
+            with contextlib.suppress(OSError):
+                os.kill(pid, _SIGKILL)
+        if time.monotonic() > until_s:  # of another user, or the disk keeps it
+            return
+        time.sleep(_AGAIN_S)
+
+
+def _children() -> Iterator[int]:
+    own = str(os.getpid())
+    for place in os.scandir("/proc"):
+        if place.name.isdigit():
+            with contextlib.suppress(OSError), open(f"{place.path}/stat", encoding="utf-8", errors="replace") as file:
+                if file.read().rpartition(")")[2].split()[1] == own:
+                    yield int(place.name)
+
+
+def _kill_group(leader: int, how: int) -> None:
+    with contextlib.suppress(OSError):
+        os.killpg(leader, how)
+
+
+def _end_as(status: int) -> int:
+    """Die of the signal that a process of this wait status died of, without a core; else its exit status."""
+    import signal
+
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        _prctl(_PR_SET_DUMPABLE, 0)
+        if number != _SIGKILL:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+        os.kill(os.getpid(), number)
+    return os.WEXITSTATUS(status)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Movers: one plugin process per batch, as the job's user, in a directory of its own, bounded in time.
 
 Any registered transfer plugin is run exactly as condor_starter runs it (protocols 1, 2 and 4), only later. A mover
-is killed with its whole process group; when the manager dies, the kernel kills the plugin before the manager can
-start again and send the same files.
+is killed with everything that it started, whatever session that is in (:mod:`stageout.movers.launch`); when the manager
+dies, the kernel kills the plugin before the manager can start again and send the same files.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ from stageout.wire.handoff import OfferedCredential
 
 MARK = "STAGEOUT_MOVER_DIR"
 _LAUNCH = Path(__file__).with_name("launch.py")
-_TERM_GRACE_S = 2.0
+#: For ``launch.py`` to end the plugin, with 2 s for the plugin to do so itself, and all that this has started.
+_END_S = 10.0
 #: A batch of more files than these is busy computing for long: it leaves the processor to small ones, and to jobs.
 _FEW_FILES = 10
 _BULK_NICENESS = 5
@@ -291,15 +292,18 @@ class Mover:
         return True
 
     def _end(self, process: subprocess.Popen[bytes], in_time: bool) -> int:
-        """Leave nothing of the process group; returns the exit status, negative for a signal."""
+        """Leave nothing that the plugin has started; returns the exit status, negative for a signal."""
         if not in_time:
-            _kill_group(process.pid, signal.SIGTERM)
-            grace_until = time.monotonic() + _TERM_GRACE_S
-            while not _has_ended(process.pid) and time.monotonic() < grace_until:
+            with contextlib.suppress(PermissionError):
+                os.kill(process.pid, signal.SIGTERM)  # not reaped yet: the number is still its own
+            until_s = time.monotonic() + _END_S
+            while not _has_ended(process.pid) and time.monotonic() < until_s:
                 time.sleep(0.02)
-        # Before the process is reaped: afterwards its number could belong to somebody else.
-        _kill_group(process.pid, signal.SIGKILL)
-        return process.wait()
+            process.kill()
+        status = process.wait()
+        if status == -signal.SIGKILL:  # it, or the plugin, was killed: if it was it, nobody has looked after the rest
+            kill_all(self._batch.directory)
+        return status
 
     def _read_outfile(self) -> str:
         """What the plugin wrote. The directory is the user's: nothing but a plain file of the user's own is read."""
@@ -348,11 +352,6 @@ def _exit_descriptor(pid: int) -> Iterator[int]:
 def _has_ended(pid: int) -> bool:
     """True when the child has ended; it is not reaped."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
-
-
-def _kill_group(pid: int, how: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, how)
 
 
 def unique_names(names: Sequence[str]) -> list[str]:

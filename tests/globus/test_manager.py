@@ -63,7 +63,7 @@ class GlobusSite:
     def _is_plugin(self, path: Path) -> bool:
         with contextlib.suppress(OSError):
             words = path.read_bytes().split(b"\0")
-            return os.fsencode(self.plugin) in words and b"-upload" in words and b"launch.py" not in words[-1]
+            return os.fsencode(self.plugin) in words and b"-upload" in words and not words[3].endswith(b"/launch.py")
         return False
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import signal
 import socket
 import threading
 import time
@@ -162,6 +163,29 @@ def test_a_plugin_that_hangs_is_ended_with_its_children(site: Site) -> None:
     assert time.monotonic() - started < 8
     leader = site.calls()[0]["pid"]
     _until(lambda: not [pid for pid in _pids() if _group(pid) == leader and _is_alive(pid)])
+
+
+@pytest.mark.parametrize("how", ["in time", "killed", "stopped"])
+def test_what_a_plugin_has_started_ends_with_it_wherever_it_hides(site: Site, how: str) -> None:
+    """In a session of its own, without the environment by which it is known, and with init for a parent."""
+    ends = {"in time": "", "killed": "kill -SEGV $$", "stopped": "sleep 600"}
+    hide = "setsid env -i /bin/sh -c 'sleep 600 & echo $! > pid.new; mv pid.new pid; wait' > /dev/null 2>&1 &"
+    text = f"""#!/bin/sh
+cd {site.base}/dest
+({hide})
+while [ ! -e pid ]; do sleep 0.01; done
+{ends[how]}
+"""
+    plugin = Plugin(site.write_script("hiding_plugin", text), ("copy",), 4)
+    mover, number = Mover(batch(site, "copy://h/ok/a", plugin=plugin, lifetime_s=60)), site.base / "dest/pid"
+    if how == "stopped":
+        threading.Thread(target=lambda: (_until(number.exists), mover.stop())).start()
+        with pytest.raises(Stopped):
+            mover.run()
+    else:
+        words = {"in time": "status 0", "killed": f"signal {signal.SIGSEGV.value}"}
+        assert words[how] in failure(mover.run()[0]).message
+    assert not _is_alive(int(number.read_text()))
 
 
 def test_a_mover_can_be_stopped(site: Site) -> None:
