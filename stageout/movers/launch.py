@@ -1,11 +1,11 @@
 """Start and end of one plugin: a process of its own between the manager and the plugin's program.
 
 Run as ``python -I -S launch.py MANAGER_PID UID GID GROUPS NICENESS DIRECTORY PROGRAM ARGUMENTS...``. Its child becomes
-the job's user and turns into the plugin. It stays, as the parent of all that the plugin leaves behind (prctl(2), PR_SET_CHILD_SUBREAPER),
-whatever sessions and environments those have, and kills them when the plugin has ended. Then it ends as the plugin did.
-SIGTERM is passed on; what has not ended two seconds later is killed. The kernel kills it with the manager, and the
-plugin with it. Forking and changing the user inside the manager, which has several threads, would not be safe. Imports
-nothing of the product: it must start fast.
+the job's user and turns into the plugin. It stays, as the parent of all that the plugin leaves behind (prctl(2),
+PR_SET_CHILD_SUBREAPER), whatever sessions and environments those have, and kills them when the plugin has ended. Then
+it ends as the plugin did. SIGTERM is passed on; what has not ended two seconds later is killed. The kernel kills it
+with the manager, and the plugin with it. Forking and changing the user inside the manager, which has several threads,
+would not be safe. Imports nothing of the product: it must start fast.
 """
 
 from __future__ import annotations
