@@ -2,8 +2,9 @@
 
 12.5 MB/s and 67 ms (:mod:`stageout.testing.wide_area`), packets of 1500 bytes. Each put is a process of its own, so
 nobody knows of the others but through the links they share: at the senders' machine (they connect to the far router),
-or in a relay there (they connect to it, the far router is its next hop). With 0.1 % of all packets lost: CUBIC and
-BBR by the knob of a put's connections, of which there are two at first. The far router writes to memory. Needs root.
+or in a relay there (they connect to it, the far router is its next hop). Gets meet at the far router, which sends. With
+0.1 % of all packets lost: CUBIC and BBR by the knob of a put's connections, of which there are two at first. The far
+router writes to memory. Needs root.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ LINK = Link(12.5e6, 0.067, congestion="bbr", mtu_bytes=1500)
 LOSSY = Link(12.5e6, 0.067, congestion="bbr", mtu_bytes=1500, loss=0.001)
 #: Congestion control, and the most connections that it may need.
 _LOSSES = {"cubic": 24, "bbr": 4}
-_PLACES = ("sender", "relay")
+_PLACES = ("sender", "relay", "back")
 #: More than leaves while it is looked at; the urgent file cannot see how much is behind that.
 _BULK_BYTES = 1_000_000_000
 _SETTLE_S = 5.0
@@ -48,17 +49,23 @@ class Site:
     router: RouterProcess
     relay: RouterProcess
     folder: Path
+    fetched: Path
 
-    def put(
-        self, name: str, size_bytes: int, by_relay: bool, connections: str, priority: int, congestion: str = ""
+    def move(
+        self, name: str, size_bytes: int, place: str, connections: str, priority: int, congestion: str = ""
     ) -> subprocess.Popen[str]:
-        """Start a put of a file that is a hole. :param connections: as "4", or "2-24" for a controller."""
-        source = self.folder / name
+        """Start a put, or at the place "back" a get, of a file that is a hole.
+
+        :param connections: of a put, as "4", or "2-24" for a controller.
+        """
+        fetches = place == "back"
+        source = (self.router.root if fetches else self.folder) / name
         with source.open("wb") as file:
             file.truncate(size_bytes)
         end = f"{self.area.far_address}:{self.router.port}"
-        way = f"{self.area.near_address}:{self.relay.port}" if by_relay else "direct"
-        words = [str(source), name, end, str(self.router.key_file("site")), way, connections, str(priority)]
+        way = f"{self.area.near_address}:{self.relay.port}" if place == "relay" else "direct"
+        verb, local = ("get", self.fetched / name) if fetches else ("put", source)
+        words = [verb, str(local), name, end, str(self.router.key_file("site")), way, connections, str(priority)]
         return subprocess.Popen(
             [*self.area.near, sys.executable, str(_FLOW), *words], stdout=subprocess.PIPE, text=True,
             env={**os.environ, "PYTHONPATH": str(ROOT), "CONGESTION": congestion},
@@ -68,12 +75,14 @@ class Site:
 @contextlib.contextmanager
 def site(link: Link) -> Iterator[Site]:
     """All of it, running."""
-    with tempfile.TemporaryDirectory(prefix="prio", dir="/dev/shm") as folder, WideArea(link) as area:
-        home = Path(folder)
+    with contextlib.ExitStack() as stack:
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="prio", dir="/dev/shm")))
+        fetched = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="prio")))
+        area = stack.enter_context(WideArea(link))
         with RouterProcess(home / "far", {"STAGEOUT_ROUTER_HOST": area.far_address}, wrapper=area.far) as router:
             end = f"{area.far_address}:{router.port}"
             with relay(home / "relay", [end], wrapper=area.near, host=area.near_address) as middle:
-                yield Site(area, router, middle, home)
+                yield Site(area, router, middle, home, fetched)
 
 
 def _stop(*puts: subprocess.Popen[str]) -> None:
@@ -92,12 +101,12 @@ def _rate(put: subprocess.Popen[str], from_s: float, until_s: float) -> float:
     if len(inside) < 2:
         raise StageoutError("a put has not moved")
     first, last = inside[0], inside[-1]
-    return float(last["sent_bytes"] - first["sent_bytes"]) / (last["at_s"] - first["at_s"]) / 1e6
+    return float(last["moved_bytes"] - first["moved_bytes"]) / (last["at_s"] - first["at_s"]) / 1e6
 
 
-def shares(at: Site, by_relay: bool, seconds: float) -> tuple[float, float]:
-    """MB/s of weight 4 and of weight 1, four connections each."""
-    puts = [at.put("less", _BULK_BYTES, by_relay, "4", 0), at.put("more", _BULK_BYTES, by_relay, "4", 2)]
+def shares(at: Site, place: str, seconds: float) -> tuple[float, float]:
+    """MB/s of weight 4 and of weight 1, four connections each (a get has one)."""
+    puts = [at.move("less", _BULK_BYTES, place, "4", 0), at.move("more", _BULK_BYTES, place, "4", 2)]
     time.sleep(_SETTLE_S)
     from_s = time.monotonic()
     time.sleep(seconds)
@@ -125,7 +134,7 @@ def took_s(put: subprocess.Popen[str]) -> float:
 def losses(at: Site, congestion: str, size_bytes: int) -> list[Figure]:
     """A put whose number of connections is found, on a link that loses packets."""
     link = LOSSY.rate_bytes_per_s / 1e6
-    end = ended(at.put(congestion, size_bytes, False, "2-24", 0, congestion))
+    end = ended(at.move(congestion, size_bytes, "sender", "2-24", 0, congestion))
     print(f"{congestion}: {end['shares']}")
     rate, connections = size_bytes / end["took_s"] / 1e6, max(end["connections"])
     return [
@@ -134,25 +143,24 @@ def losses(at: Site, congestion: str, size_bytes: int) -> list[Figure]:
     ]
 
 
-def urgent(at: Site, by_relay: bool, rounds: int) -> tuple[list[float], list[float]]:
+def urgent(at: Site, place: str, rounds: int) -> tuple[list[float], list[float]]:
     """Seconds of 1 MiB alone, and while a large file of another put is on the link."""
-    alone = [took_s(at.put("urgent", MIB, by_relay, "2", 10)) for _ in range(rounds)]
-    bulk = at.put("bulk", _BULK_BYTES, by_relay, "4", 0)
+    alone = [took_s(at.move("urgent", MIB, place, "2", 10)) for _ in range(rounds)]
+    bulk = at.move("bulk", _BULK_BYTES, place, "4", 0)
     time.sleep(_SETTLE_S)
     behind = []
     for _ in range(rounds):
-        behind.append(took_s(at.put("urgent", MIB, by_relay, "2", 10)))
+        behind.append(took_s(at.move("urgent", MIB, place, "2", 10)))
         time.sleep(_SETTLE_S / 2)
     _stop(bulk)
     return alone, behind
 
 
 def first(place: str, seconds: float, rounds: int) -> list[Figure]:
-    """Who goes first, where flows meet at the sender or in a relay."""
-    by_relay = place == "relay"
+    """Who goes first, where flows meet at the sender, in a relay, or at the router that files come back from."""
     with site(LINK) as at:
-        more, less = shares(at, by_relay, seconds)
-        alone, behind = urgent(at, by_relay, rounds)
+        more, less = shares(at, place, seconds)
+        alone, behind = urgent(at, place, rounds)
     share, middle = more / (more + less), statistics.median(alone)
     late = statistics.median(behind)
     return [
@@ -166,7 +174,7 @@ def first(place: str, seconds: float, rounds: int) -> list[Figure]:
 
 
 def measure(wanted: Sequence[str], quick: bool) -> list[Figure]:
-    """Both places, then both kinds of congestion control."""
+    """All places, then both kinds of congestion control."""
     rounds, seconds = (2, 8.0) if quick else (5, 20.0)
     figures = [figure for place in _PLACES if place in wanted for figure in first(place, seconds, rounds)]
     lossy = [congestion for congestion in _LOSSES if congestion in wanted]

@@ -26,13 +26,18 @@ T = TypeVar("T")
 
 
 class Peer(NamedTuple):
-    """A peer that has proved its key. :param nonce: of this router on that connection."""
+    """A peer that has proved its key.
+
+    :param nonce: of this router on that connection. :param host: address that it comes from, the last relay's on a
+        circuit.
+    """
 
     node: str
     key: Key
     checksum: str
     digest: str
     nonce: str = ""
+    host: str = ""
 
 
 @dataclass

@@ -190,7 +190,8 @@ class Router:
     async def _connection(self, sock: socket.socket, host: str) -> None:
         async def met(wire: Wire) -> tuple[Peer, Message]:
             with self.limits.stranger(host) as proved:
-                return await asyncio.wait_for(self._greeted(wire, proved), _GREETING_S)
+                peer, first = await asyncio.wait_for(self._greeted(wire, proved), _GREETING_S)
+            return peer._replace(host=host), first
 
         await self._serve_or_refuse(sock, host, met)
 
@@ -204,7 +205,7 @@ class Router:
             decoder = Decoder(frames.checksums()[again.checksum])
             decoder.feed(bytes.fromhex(again.frame))
             first = overlay.decode(next(decoder.frames()))
-            return Peer("", key, again.checksum, again.digest, again.nonce), first
+            return Peer("", key, again.checksum, again.digest, again.nonce, again.host), first
 
         sock.setblocking(False)
         self._start(self._serve_or_refuse(sock, again.peer, met))
@@ -254,7 +255,7 @@ class Router:
         plainly = not self.neighbours.ca or await begins_with_tls(sock)
         with await onward(self._node, ask, self.neighbours, connect if plainly else self._dial) as far:
             job = Job(
-                "relay", hop=ask.route[0], peer=peer.key.name,
+                "relay", hop=ask.route[0], peer=peer.key.name, to=peer.host if ask.back else "",
                 flow=ask.flow, owner=ask.owner, priority=ask.priority, deadline=ask.deadline,
             )  # fmt: skip
             self._pool.give(job, sock, far.fileno())
@@ -486,7 +487,7 @@ class Router:
         ask_open = found.transfer.ask
         job = Job(
             "receive", ask.tid, peer.checksum, peer.digest, ask_open.block_bytes, ask_open.size_bytes,
-            peer=peer.key.name, nonce=peer.nonce,
+            peer=peer.key.name, nonce=peer.nonce, to=peer.host,
         )  # fmt: skip
         self._give(job, sock, found.file)
         if self._forwarder is not None and ask_open.size_bytes > _SMALL_BYTES:
@@ -497,7 +498,7 @@ class Router:
         job = Job(
             "send", 0, peer.checksum, peer.digest, overlay.BLOCK_BYTES, found.size_bytes,
             ask.first_block, found.generation, found.mode, blocks=ask.blocks, peer=peer.key.name,
-            nonce=peer.nonce,
+            nonce=peer.nonce, to=peer.host, priority=ask.priority, deadline=ask.deadline,
         )  # fmt: skip
         self._give(job, sock, found.file)
 

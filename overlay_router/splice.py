@@ -70,7 +70,7 @@ class Circuit:
     """Two connected sockets.
 
     :param idle_s: silence in both directions after which they are closed.
-    :param take: waits until so many bytes may go on to ``far``.
+    :param take: waits until so many bytes may go on to ``far``; with :param back: to ``near``.
     :param moved: called about twice a second with the bytes that went on to ``far`` since.
     """
 
@@ -81,9 +81,10 @@ class Circuit:
         idle_s: float = IDLE_S,
         moved: Callable[[int], None] = lambda size_bytes: None,
         take: Callable[[int], None] = lambda size_bytes: None,
+        back: bool = False,
     ) -> None:
         self._near, self._far, self._idle_s, self._moved = near, far, idle_s, moved
-        self._take = take
+        self._take, self._ordered = take, near if back else far
         self._untold_bytes, self._told_s, self._tell_s = 0, time.monotonic(), _FIRST_TELL_S
         self._moved_s = time.monotonic()
         self._unsent = 0
@@ -116,7 +117,7 @@ class Circuit:
                 count = self._move(source.fileno(), writing, at_once)
                 if not count:
                     break
-                if target is self._far:
+                if target is self._ordered:
                     self._take(count)
                 left = count
                 while left:

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from overlay_router.splice import Circuit
 from stageout.core import log
 from stageout.core.sockets import acked_bytes, readable, send_both, wait_at_most
 from stageout.core.tls import Tunnel
-from stageout.overlay.links import Claim, links
+from stageout.overlay.links import Claim, Tap, links
 from stageout.wire import frames
 from stageout.wire.frames import BadFrame, Type
 from stageout.wire.overlay import BLOCK_BYTES, Found, Refuse, encode
@@ -45,6 +45,10 @@ _IDLE_S = 60.0
 _HANDSHAKE_S = 10.0
 #: Whoever has got a file may ask for another one within this time.
 _KEPT_S = 15.0
+#: A file of so many bytes, at most, is gone before an order could matter. What may wait unsent; a part of a block.
+_UNORDERED_BYTES = 64 * 1024
+_UNSENT_BYTES = 256 * 1024
+_PIECE_BYTES = 128 * 1024
 _BEGINNINGS = (Type.ATTACH, Type.GET)
 #: The interpreter's lock changes hands sooner, so that a thread that has data does not wait for one that computes.
 _SWITCH_INTERVAL_S = 0.0002
@@ -63,7 +67,8 @@ class Job:
     :param hop: address of the router that a relay passes on to. :param peer: name of the peer's key.
     :param cert: file of the certificate, of "tls" between a connection and a plain one. :param cert_key: of its key.
     :param host: of the other side, on the side that connects: then ``cert`` has the certificates that it trusts.
-    :param flow: transfer that a relay passes on, with its owner, priority and deadline.
+    :param flow: transfer that a relay passes on, with its owner, priority and deadline; of "send" the last two count.
+    :param to: address that files go to on this connection; of "relay": that comes back, and what ``flow`` says is for.
     :param nonce: of this router's WELCOME on the connection.
     """
 
@@ -87,13 +92,14 @@ class Job:
     priority: int = 0
     deadline: int = 0
     nonce: str = ""
+    to: str = ""
 
 
 @dataclass(frozen=True)
 class Again:
     """What a connection is wanted for when its job is done. :param peer: name of its key. :param nonce: of its WELCOME.
 
-    :param frame: the ATTACH or GET that came, in hexadecimal digits.
+    :param host: that it comes from. :param frame: the ATTACH or GET that came, in hexadecimal digits.
     """
 
     peer: str
@@ -101,6 +107,7 @@ class Again:
     digest: str
     nonce: str
     frame: str
+    host: str = ""
 
 
 @dataclass(frozen=True)
@@ -327,6 +334,24 @@ class Receiver:
             self._connection.shutdown(socket.SHUT_RD)
 
 
+@contextlib.contextmanager
+def _ordered(job: Job, connection: socket.socket) -> Iterator[Tap | None]:
+    """The tap that a file passes, in a lane of all that the same address gets; None: it is too small for an order."""
+    if job.size_bytes <= _UNORDERED_BYTES or not job.to:
+        yield None
+        return
+    if connection.family != socket.AF_UNIX:  # what waits in the kernel is ordered no more
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+    before = acked_bytes(connection) or 0
+
+    def acked() -> int | None:
+        told = acked_bytes(connection)
+        return None if told is None else max(0, told - before)
+
+    with links().lane(job.to, Claim("", job.peer, job.priority, job.deadline)) as lane:
+        yield lane.tap(acked)
+
+
 def send_file(job: Job, connection: socket.socket, file: int) -> None:
     """FOUND and the blocks of a file, in order."""
     checksum = frames.checksums()[job.checksum]
@@ -334,13 +359,28 @@ def send_file(job: Job, connection: socket.socket, file: int) -> None:
     connection.sendall(encode(found, checksum))
     buffer = memoryview(bytearray(job.block_bytes))
     end = -(-job.size_bytes // job.block_bytes)
-    for block in range(job.block, min(end, job.block + job.blocks) if job.blocks else end):
-        offset = block * job.block_bytes
-        data = buffer[: min(job.block_bytes, job.size_bytes - offset)]
-        if os.preadv(file, [data], offset) != len(data):
-            connection.sendall(encode(Refuse("the file became shorter while it was sent"), checksum))
-            return
-        send_both(connection, frames.encode_header(Type.BLOCK, data, checksum, 0, block), data)
+    with _ordered(job, connection) as tap:
+        for block in range(job.block, min(end, job.block + job.blocks) if job.blocks else end):
+            offset = block * job.block_bytes
+            data = buffer[: min(job.block_bytes, job.size_bytes - offset)]
+            if os.preadv(file, [data], offset) != len(data):
+                connection.sendall(encode(Refuse("the file became shorter while it was sent"), checksum))
+                return
+            _send_block(connection, frames.encode_header(Type.BLOCK, data, checksum, 0, block), data, tap)
+
+
+def _send_block(connection: socket.socket, head: bytes, data: memoryview, tap: Tap | None) -> None:
+    """In one; where others need the link more, in pieces, so that it can be stopped in the middle."""
+    if tap is None or not tap.held:
+        if tap is not None:
+            tap.take(len(data))
+        send_both(connection, head, data)
+        return
+    connection.sendall(head)
+    for start in range(0, len(data), _PIECE_BYTES):
+        piece = data[start : start + _PIECE_BYTES]
+        tap.take(len(piece))
+        connection.sendall(piece)
 
 
 def _wanted_again(job: Job, connection: socket.socket) -> bytes:
@@ -388,9 +428,10 @@ def serve(job: Job, connection: socket.socket, file: int, report: Reporter, gate
     if job.kind == "relay":
         with connection, socket.socket(fileno=file) as far:
             moved = partial(_moved, report, job.hop)
-            claim = Claim(job.flow, job.owner, job.priority, job.deadline)
-            with links().lane(job.hop, claim) as lane:
-                Circuit(connection, far, moved=moved, take=lane.tap(partial(acked_bytes, far)).take).run()
+            claim, target = Claim(job.flow, job.owner, job.priority, job.deadline), connection if job.to else far
+            with links().lane(job.to or job.hop, claim) as lane:
+                take = lane.tap(partial(acked_bytes, target)).take
+                Circuit(connection, far, moved=moved, take=take, back=bool(job.to)).run()
         return b""
     if job.kind == "tls":
         _cover(job, connection, socket.socket(fileno=file), report)
@@ -427,7 +468,7 @@ def _serve_to_its_end(
             gates.remove(job.tid, gate)
             report(Report(0, ended=job.peer))
         if again:
-            report.give_back(connection, Again(job.peer, job.checksum, job.digest, job.nonce, again.hex()))
+            report.give_back(connection, Again(job.peer, job.checksum, job.digest, job.nonce, again.hex(), job.to))
 
 
 def _cover(job: Job, connection: socket.socket, plain: socket.socket, report: Reporter) -> None:

@@ -1,7 +1,8 @@
-"""One put with a priority, and a controller of its connections, as a process of its own, that says how far it is.
+"""One put (or get) with a priority, and a controller of its connections, as a process that says how far it is.
 
-``flow.py FILE NAME HOST:PORT KEYFILE ROUTES FIRST[-MOST] PRIORITY``; CONGESTION in the environment. Lines of JSON:
-monotonic time and bytes sent so far, about ten a second; the last one has ``took_s`` and what each route did.
+``flow.py put|get FILE NAME HOST:PORT KEYFILE ROUTES FIRST[-MOST] PRIORITY``; CONGESTION in the environment. Lines of
+JSON: monotonic time and bytes moved so far, about ten a second; the last one has ``took_s`` and what each route of a
+put did.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from stageout.core import log
 from stageout.overlay.channel import Gateway, read_key
 from stageout.overlay.client import put
+from stageout.overlay.fetch import get
 from stageout.overlay.sending import report
 from stageout.wire.route import address, parse_routes
 
@@ -23,20 +25,24 @@ _SAY_S = 0.1
 
 def main() -> None:
     """Run it."""
-    file, name, end, key, ways, connections, priority = sys.argv[1:]
+    verb, file, name, end, key, ways, connections, priority = sys.argv[1:]
     if "-" in connections:
         log.open_log(None)
     said_s = [0.0]
 
-    def progress(sent_bytes: int) -> None:
+    def progress(moved_bytes: int) -> None:
         now_s = time.monotonic()
         if now_s - said_s[0] >= _SAY_S:
             said_s[0] = now_s
-            print(json.dumps({"at_s": now_s, "sent_bytes": sent_bytes}), flush=True)
+            print(json.dumps({"at_s": now_s, "moved_bytes": moved_bytes}), flush=True)
 
     gateway = Gateway(*address(end), *read_key(Path(key)), congestion=os.environ.get("CONGESTION", ""))
     first, _, most = connections.partition("-")
     start_s = time.monotonic()
+    if verb == "get":
+        get(gateway, name, Path(file), routes=parse_routes(ways), progress=progress, priority=int(priority))
+        print(json.dumps({"took_s": time.monotonic() - start_s}))
+        return
     done = put(
         gateway, Path(file), name, routes=parse_routes(ways), progress=progress, connections=int(first),
         most_connections=int(most or 0), priority=int(priority),

@@ -115,7 +115,7 @@ def _put(gateway: Gateway, local: Path, path: str, options: argparse.Namespace, 
         raise CommandError(f"{local}: {problem.strerror}") from None
     bar, mode, terminal = Bar(local.name, status.st_size), status.st_mode & 0o777, ""
     first, most = connections_of(options.connections)
-    deadline = int(time.time() + options.within) if options.within else 0
+    deadline = _deadline(options)
     if options.custody:
         from stageout.overlay.safekeeping import Custodian, deposit_copies
 
@@ -138,6 +138,10 @@ def _put(gateway: Gateway, local: Path, path: str, options: argparse.Namespace, 
     bar.end(done.size_bytes)
     if len(routes) > 1 or any(share.reason for share in done.shares):
         print(f"  {report(done.shares)}")
+
+
+def _deadline(options: argparse.Namespace) -> int:
+    return int(time.time() + options.within) if options.within else 0
 
 
 def _check_copies(options: argparse.Namespace) -> None:
@@ -218,6 +222,7 @@ def _get(gateway: Gateway, path: str, options: argparse.Namespace) -> int:
     kept = get_found(
         gateway, custodians, path, local,
         stale_ok=options.stale_ok, progress=bar, sized=sized, routes=routes_of(options.routes, gateway),
+        priority=options.priority, deadline=_deadline(options),
     )  # fmt: skip
     bar.end(received[0])
     if kept is not None:

@@ -282,8 +282,7 @@ def _add_files(commands: argparse._SubParsersAction[_Parser]) -> None:
         "--connections", metavar="N", type=_connections, default=0,
         help="that carry one file on each route (default: auto, at most STAGEOUT_OVERLAY_CONNECTIONS)",
     )  # fmt: skip
-    command.add_argument("--priority", metavar="N", type=_priority, default=0, help="0 to 10: each doubles its share")
-    command.add_argument("--within", metavar="S", type=_seconds, default=0, help="it should be there after S seconds")
+    _add_wishes(command)
     command.add_argument(
         "--through",
         metavar="HOST",
@@ -313,6 +312,7 @@ def _add_files(commands: argparse._SubParsersAction[_Parser]) -> None:
         "--through", metavar="HOSTS", help="custodians ('A; B') to be asked when the router cannot be reached"
     )
     command.add_argument("--stale-ok", action="store_true", help="take a version that has not arrived there yet then")
+    _add_wishes(command)
     _add_key(command)
     _add_ways(command)
 
@@ -323,6 +323,11 @@ def _add_routes(commands: argparse._SubParsersAction[_Parser]) -> None:
     command.add_argument("terminals", metavar="TERMINAL", nargs="*", help="HOST[:PORT]")
     command.add_argument("--json", action="store_true", help="print JSON (its fields: docs/COMMANDS.md)")
     _add_key(command)
+
+
+def _add_wishes(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--priority", metavar="N", type=_priority, default=0, help="0 to 10: each doubles its share")
+    command.add_argument("--within", metavar="S", type=_seconds, default=0, help="it should be there after S seconds")
 
 
 def _add_ways(command: argparse.ArgumentParser) -> None:

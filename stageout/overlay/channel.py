@@ -109,11 +109,14 @@ class Channel:
 
     :param gateway: who to talk to. :param route: relays to pass; the first must know the same key.
     :param lane: that its blocks and packs travel in; None: they go as TCP lets them.
+    :param back: of what comes back on it (after a GET), for the relays.
     :raises TransferFailure: not reached, not understood, or refused.
     """
 
-    def __init__(self, gateway: Gateway, route: Route = (), lane: Lane | None = None) -> None:
-        self.gateway, self.route, self._lane = gateway, route, lane
+    def __init__(
+        self, gateway: Gateway, route: Route = (), lane: Lane | None = None, back: Claim | None = None
+    ) -> None:
+        self.gateway, self.route, self._lane, self._back = gateway, route, lane, back
         self._tap: Tap | None = None
         self._block_s = 0.0
         self._acked_before = 0
@@ -284,9 +287,10 @@ class Channel:
     def _pass_relays(self) -> None:
         """Have the circuit made; the HELLO to its end follows at once, so that it costs no wait of its own."""
         self._greet()
-        claim = self._lane.claim if self._lane else Claim()
+        claim = self._back or (self._lane.claim if self._lane else Claim())
         rest = (*self.route[1:], self.gateway.server)
-        self.send(Via(rest, claim.flow, claim.owner, claim.priority, claim.deadline))
+        back = self._back is not None
+        self.send(Via(rest, claim.flow, claim.owner, claim.priority, claim.deadline, back))
         self._checksum = zlib.crc32
         self._refused = ErrorClass.PERMISSION_DENIED, ErrorClass.CONNECT_FAILED
 

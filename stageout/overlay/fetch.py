@@ -11,12 +11,15 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway
+from stageout.overlay.client import allowed
 from stageout.overlay.kept import Circuit, Place, kept, place
+from stageout.overlay.links import Claim
+from stageout.wire.fields import MAX_NUMBER
 from stageout.wire.overlay import BLOCK_BYTES, Found, Get, Message
 from stageout.wire.route import Route
 
@@ -43,6 +46,7 @@ class _Fetch:
     routes: Sequence[Route] = ((),)
     sized: Progress = lambda size_bytes: None
     terminal: str = ""
+    claim: Claim = field(default_factory=Claim)
 
     def parts(self, buffer: memoryview) -> Iterator[memoryview]:
         """The bytes that are still missing, block by block; each is valid until the next is asked for."""
@@ -70,7 +74,7 @@ class _Fetch:
             (channel,) = circuit.carriers
             with contextlib.suppress(TransferFailure):
                 return channel, self._ask(channel)
-        channel = Channel(self.gateway, self.routes[0])
+        channel = Channel(self.gateway, self.routes[0], back=self.claim)
         return channel, self._ask(channel)
 
     def _ask(self, channel: Channel) -> Message:
@@ -78,7 +82,11 @@ class _Fetch:
         left = self.size_bytes - self.received_bytes if self.size_bytes >= 0 else _ANY
         blocks = max(0, -(-(skip + left) // BLOCK_BYTES)) if left >= 0 else 0
         try:
-            channel.send(Get(self.path, first, blocks, self.generation, terminal=self.terminal))
+            ask = Get(
+                self.path, first, blocks, self.generation, terminal=self.terminal,
+                priority=self.claim.priority, deadline=self.claim.deadline,
+            )  # fmt: skip
+            channel.send(ask)
             return channel.receive()
         except BaseException:
             channel.close()
@@ -86,7 +94,7 @@ class _Fetch:
 
     @property
     def _place(self) -> Place:
-        return place("get", self.gateway, self.routes[0])
+        return place("get", self.gateway, self.routes[0], self.claim)
 
     def by_the_next(self) -> None:
         """Go on by the next route, if there are several."""
@@ -113,18 +121,23 @@ def get(
     sized: Progress = lambda size_bytes: None,
     routes: Sequence[Route] = ((),),
     terminal: str = "",
+    priority: int = 0,
+    deadline: int = 0,
 ) -> int:
     """Fetch a published file; returns its size in bytes. It appears under ``local`` only when whole.
 
     :param progress: called with the bytes of it that are here. :param sized: called with its size, before that.
     :param routes: ways to the router (relays in order, () is the direct one): the first that works, then the next.
     :param terminal: ``gateway`` is a custodian: what it has on its way to that router.
+    :param priority: and :param deadline: as of :func:`stageout.overlay.client.put`: its share of the links on which
+        other files come back, too.
     :raises TransferFailure: classified; nothing is left behind.
     """
     part = local.with_name(f".{local.name}.{secrets.token_hex(4)}.part")
     try:
         with part.open("xb") as file:
-            fetch = _Fetch(gateway, path, 0, _ANY, routes=routes or ((),), sized=sized, terminal=terminal)
+            claim = Claim(priority=allowed(gateway, priority), deadline=min(deadline, MAX_NUMBER))
+            fetch = _Fetch(gateway, path, 0, _ANY, routes=routes or ((),), sized=sized, terminal=terminal, claim=claim)
             size_bytes = _into(fetch, file.fileno(), progress)
         part.replace(local)
     except OSError as problem:

@@ -66,6 +66,8 @@ def get_found(
     progress: Progress = lambda received_bytes: None,
     sized: Progress = lambda size_bytes: None,
     routes: Sequence[Route] = ((),),
+    priority: int = 0,
+    deadline: int = 0,
 ) -> Kept | None:
     """Fetch a file from its destination; further parameters as of :func:`stageout.overlay.fetch.get`.
 
@@ -75,7 +77,7 @@ def get_found(
     :raises TransferFailure: classified; the text says what the custodians have.
     """
     try:
-        get(gateway, path, local, progress=progress, sized=sized, routes=routes)
+        get(gateway, path, local, progress=progress, sized=sized, routes=routes, priority=priority, deadline=deadline)
         return None
     except TransferFailure as failure:
         if failure.kind not in _AWAY or not custodians:
@@ -84,7 +86,10 @@ def get_found(
         if found is None or not stale_ok:
             text = f"{found}; --stale-ok fetches that" if found else "; ".join(problems)
             raise TransferFailure(failure.kind, f"{failure.message}; {text}", failure.server) from None
-    get(found.custodian, path, local, progress=progress, sized=sized, terminal=gateway.server)
+    get(
+        found.custodian, path, local, progress=progress, sized=sized, terminal=gateway.server,
+        priority=priority, deadline=deadline,
+    )  # fmt: skip
     return found
 
 

@@ -63,7 +63,7 @@ class Capability:
     :param issuer: public key. :param holder: public key of the origin that may use it. :param number: random.
     :param prefix: names at or below it; "" for all. :param rights: of :data:`RIGHTS`.
     :param lot_bytes: most bytes of its transfers that are under way at once; 0: no limit.
-    :param max_priority: of its operations. :param expires: Unix time in seconds.
+    :param max_priority: of its operations and GETs. :param expires: Unix time in seconds.
     """
 
     issuer: str
@@ -165,13 +165,13 @@ def _allow_names(message: Asked, found: Capability) -> None:
     missing = set(needed) - set(found.rights)
     if missing:
         raise BadCapability(f"the capability lacks the right to {', '.join(sorted(missing))}")
+    if isinstance(message, (Get, Operation)) and message.priority > found.max_priority:
+        raise BadCapability(f"the capability allows no higher priority than {found.max_priority}")
     if isinstance(message, Look):
         return
     size_bytes = sum(message.sizes_bytes) if isinstance(message, Pack) else message.size_bytes
     if found.lot_bytes and size_bytes > found.lot_bytes:
         raise BadCapability(f"the capability is for {found.lot_bytes} bytes at once, {size_bytes} are asked for")
-    if operation and operation.priority > found.max_priority:
-        raise BadCapability(f"the capability allows no higher priority than {found.max_priority}")
 
 
 def _asked(message: Asked, nonce: str) -> tuple[str, str]:

@@ -87,7 +87,7 @@ class Via:
 
     :param flow: the transfer, the same on all its connections; "" for one of its own. :param owner: on whose behalf, as
         the first relay says; only routers are believed. :param priority: 0 to 10.
-    :param deadline: Unix time in seconds, 0 for none.
+    :param deadline: Unix time in seconds, 0 for none. :param back: they are for what comes back (after a GET).
     """
 
     route: tuple[str, ...]
@@ -95,6 +95,7 @@ class Via:
     owner: str = ""
     priority: int = 0
     deadline: int = 0
+    back: bool = False
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,7 @@ class Get:
 
     :param blocks: how many at most, 0: all. :param generation: the version that is wanted, -1: whatever is there.
     :param capability: as of a STAT. :param terminal: as of a STAT.
+    :param priority: and :param deadline: as of a VIA, among what one key asks for.
     """
 
     path: str
@@ -158,6 +160,8 @@ class Get:
     capability: str = ""
     signature: str = ""
     terminal: str = ""
+    priority: int = 0
+    deadline: int = 0
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from stageout.overlay.operations import Session
 from stageout.overlay.packs import End, Packer, SmallPut
 from stageout.testing.router import RouterProcess, custodian_for
 from stageout.wire.capability import Credential, issue
-from stageout.wire.overlay import BLOCK_BYTES, Answer, NoSpace, Open, Opened, Operation, Result, Stat
+from stageout.wire.overlay import BLOCK_BYTES, Answer, Get, NoSpace, Open, Opened, Operation, Result, Stat
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,10 @@ def test_reading_needs_the_right_to_read(router: RouterProcess, gateway: Gateway
     with Session(erin) as session:
         assert session.stat("vo/erin/f").size_bytes == 5
         assert [entry.name for entry in session.entries("vo/erin")] == ["f"]
-    assert get(erin, "vo/erin/f", tmp_path / "f") == 5
+    assert get(erin, "vo/erin/f", tmp_path / "f", priority=7) == 5, "with as much as is allowed"
+    with Channel(erin) as channel, pytest.raises(TransferFailure, match="no higher priority than 0"):
+        channel.send(Get("vo/erin/f", priority=1))
+        channel.receive()
     for who, path, words in (
         (erin, "vo/alice", "the capability is for 'vo/erin'"),
         (granted(router, gateway, "vo/erin"), "vo/erin/f", "is not for"),

@@ -165,7 +165,7 @@ def test_files_one_after_the_other_go_by_one_circuit(
     assert _are_there(terminal, tmp_path, names)
     before = between.connections
     for name in names:
-        get(gateway, name, tmp_path / f"back-{name}", routes=[route])
+        get(gateway, name, tmp_path / f"back-{name}", routes=[route], priority=2, deadline=1 << 40)
         assert (tmp_path / f"back-{name}").read_bytes() == (tmp_path / name).read_bytes()
     assert between.connections < before + len(names)
 

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -19,9 +20,13 @@ from typing import Any, NoReturn
 
 import pytest
 
+from overlay_router import worker
+from overlay_router.ring import Shelf
 from overlay_router.splice import Circuit
 from overlay_router.worker import Gate, Job, Receiver, Report, Reporter
 from stageout.core.sockets import wait_at_most
+from stageout.overlay.book import Book
+from stageout.overlay.links import Links
 from stageout.wire import frames
 from stageout.wire.frames import BadFrame, Type
 
@@ -193,3 +198,75 @@ def test_a_circuit_without_pipes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         circuit.run()
         near.settimeout(20)
         assert near.recv(1) == b""
+
+
+class _Download:
+    """A file of many blocks, or what a relay passes back, to one address; it is read a little at a time."""
+
+    def __init__(self, kind: str, file: Path, priority: int) -> None:
+        self._client, here = socket.socketpair()
+        wait_at_most(self._client, 20)
+        size_bytes = file.stat().st_size
+        job = Job(
+            kind, 0, CHECKSUM, DIGEST, 1 << 20, size_bytes, hop="far:1", peer="key", priority=priority, to="10.0.0.9"
+        )
+        descriptor = os.open(file, os.O_RDONLY)
+        if kind == "relay":
+            source, far = socket.socketpair()
+            os.close(descriptor)
+            descriptor = far.detach()
+            self._begin(_endless, source)
+        self._begin(worker.serve, job, here, descriptor, _to_nobody, Gate(), Shelf())
+        self._begin(self._read)
+
+    def _begin(self, what: Any, *arguments: Any) -> None:
+        threading.Thread(target=what, args=arguments, daemon=True).start()
+
+    def _read(self) -> None:
+        try:
+            while self._client.recv(64 * 1024):
+                time.sleep(0.002)
+        except OSError:
+            pass
+
+    def stop(self) -> None:
+        self._client.shutdown(socket.SHUT_RDWR)
+
+
+def _to_nobody(report: Report) -> None:
+    pass
+
+
+def _endless(source: socket.socket) -> None:
+    try:
+        while True:
+            source.sendall(b"x" * 65536)
+    except OSError:
+        source.close()
+
+
+@pytest.mark.parametrize("kind", ["send", "relay"])
+def test_a_download_makes_way_for_a_more_urgent_one(kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    here = Links(Book())
+    monkeypatch.setattr(worker, "links", lambda: here)
+    file = tmp_path / "file"
+    with file.open("wb") as made:
+        made.truncate(1 << 36)
+    downloads = [_Download(kind, file, priority) for priority in (0, 9)]
+
+    def wait_until(lanes: set[int], held: bool) -> None:
+        until_s = time.monotonic() + 60
+        while True:
+            limits = {lane.claim.priority: lane.limit for lane in list(here._lanes.values())}
+            if set(limits) == lanes and (limits.get(0) is not None) is held:
+                return
+            assert time.monotonic() < until_s, limits
+            time.sleep(0.005)
+
+    try:
+        wait_until({0, 9}, held=True)
+        downloads[1].stop()
+        wait_until({0}, held=False)
+    finally:
+        downloads[0].stop()
+    wait_until(set(), held=False)

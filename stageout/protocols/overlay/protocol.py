@@ -56,7 +56,11 @@ def _download(transfer: Transfer) -> None:
         host, port, path = _place(as_written(request.url))
         gateway = _gateway(host, port, context)
         routes = routes_of(context.setting("OVERLAY_ROUTES", ""), gateway)
-        size_bytes = get(gateway, path, Path(request.local_path), progress=context.progress, routes=routes)
+        priority, deadline = _wishes(context)
+        size_bytes = get(
+            gateway, path, Path(request.local_path), progress=context.progress, routes=routes,
+            priority=priority, deadline=deadline,
+        )  # fmt: skip
     except TransferFailure as failure:
         transfer.finish(failure)
     else:
