@@ -23,6 +23,7 @@ from stageout.overlay import outcomes
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.links import Claim
 from stageout.overlay.sending import Sending, Share
+from stageout.overlay.sources import check_source, open_source
 from stageout.tuning.shares import MOST_PRIORITY
 from stageout.wire import capability, frames
 from stageout.wire.deposits import EXPIRES_AFTER_S
@@ -121,6 +122,7 @@ class Upload:
 
     def __post_init__(self) -> None:
         self.status = self.local.stat()
+        check_source(self.local, self.status.st_mode)
         self.size_bytes = self.status.st_size
         self.blocks = -(-self.size_bytes // BLOCK_BYTES)
         self._lock = threading.Lock()
@@ -157,10 +159,7 @@ class Upload:
 
     def open(self) -> int:
         """A descriptor of the file, for :meth:`take`. :raises TransferFailure: LOCAL_FILE."""
-        try:
-            return os.open(self.local, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as problem:
-            raise TransferFailure(ErrorClass.LOCAL_FILE, f"{self.local}: {problem.strerror}") from None
+        return open_source(self.local)[0]
 
     def _delivered(self, keep_result: bool) -> Result | None:
         """What becomes of a file in custody; None when its data must come again.
@@ -232,11 +231,14 @@ class Upload:
     def _digest_rest(self, control: Channel) -> None:
         """Digests of blocks that an earlier process sent: from what is known, or by reading them again."""
         same = self.known.digests if self.known and self.known.name == control.digest_name else {}
-        with self.local.open("rb") as file:
+        file = self.open()
+        try:
             for block in range(self.blocks):
                 if block not in self.digests:
-                    data = same.get(block) or os.pread(file.fileno(), BLOCK_BYTES, block * BLOCK_BYTES)
+                    data = same.get(block) or os.pread(file, BLOCK_BYTES, block * BLOCK_BYTES)
                     self.digests[block] = data if block in same else control.digest(data)
+        finally:
+            os.close(file)
 
     def take_digest(self, block: int, data: memoryview, channel: Channel) -> None:
         """Keep the digest of a block that was read. :raises Damaged: it is not what it was, or must be."""

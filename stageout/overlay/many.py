@@ -13,7 +13,8 @@ from typing import Generic, NamedTuple, TypeVar, Union
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Gateway
 from stageout.overlay.client import Put, deposit, put
-from stageout.overlay.packs import AnyPath, Packer, SmallPut
+from stageout.overlay.packs import Packer, SmallPut
+from stageout.overlay.sources import AnyPath
 from stageout.wire.deposits import EXPIRES_AFTER_S
 from stageout.wire.route import Route
 

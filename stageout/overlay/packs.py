@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import os
 import secrets
-import stat
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar, Union
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay import outcomes
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.helpers import MOST, Helpers, Parcel
+from stageout.overlay.sources import AnyPath, open_source
 from stageout.wire.deposits import EXPIRES_AFTER_S
 from stageout.wire.fields import MAX_PATH_BYTES
 from stageout.wire.overlay import Custody, Low, Message, NoSpace, Pack, Packed, Result, Status
@@ -41,7 +40,6 @@ _ESCAPED = 6
 #: Of the data of a pack, of one more file that may turn out not to fit, and of a byte that shows that one has grown.
 _ROOM_BYTES = MAX_PACK_BYTES + MAX_FILE_BYTES + 1
 Key = TypeVar("Key")
-AnyPath = Union[str, Path]
 
 
 class SmallPut(NamedTuple):
@@ -369,20 +367,16 @@ def _read(local: AnyPath, room: memoryview, start: int) -> tuple[int, int] | Non
 
     :raises TransferFailure: classified.
     """
+    descriptor, before = open_source(local)
     try:
-        descriptor = os.open(local, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            before = os.fstat(descriptor)
-            if stat.S_ISFIFO(before.st_mode):  # it was a file when it was listed; who writes may never come
-                raise TransferFailure(ErrorClass.LOCAL_FILE, f"{local} is a FIFO, not a file")
-            if before.st_size > MAX_FILE_BYTES:
-                return None
-            size_bytes = _fill(descriptor, room[start : start + before.st_size + 1])
-            after = os.fstat(descriptor)
-        finally:
-            os.close(descriptor)
+        if before.st_size > MAX_FILE_BYTES:
+            return None
+        size_bytes = _fill(descriptor, room[start : start + before.st_size + 1])
+        after = os.fstat(descriptor)
     except OSError as problem:
         raise TransferFailure(ErrorClass.LOCAL_FILE, f"{local}: {problem.strerror}") from None
+    finally:
+        os.close(descriptor)
     changed = (before.st_mtime_ns, before.st_ctime_ns) != (after.st_mtime_ns, after.st_ctime_ns)
     if changed or size_bytes != before.st_size:
         raise TransferFailure(ErrorClass.SOURCE_CHANGED, f"{local} was changed while it was sent")

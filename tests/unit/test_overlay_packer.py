@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,9 +13,10 @@ import pytest
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay import packs
 from stageout.overlay.channel import Gateway
+from stageout.overlay.client import Upload, put
 from stageout.overlay.packs import End, Packer
 from stageout.wire.fields import MAX_PATH_BYTES
-from stageout.wire.overlay import Low, Message, Packed
+from stageout.wire.overlay import Low, Message, Operation, Packed
 
 GATEWAY = Gateway("192.0.2.1", 1, "key", b"secret")
 
@@ -76,3 +78,38 @@ def test_results_must_be_those_of_all_files() -> None:
     assert packs._answers(Packed("", 1, (1, 0), (1,), ("failed",)), "ab")
     assert not packs._answers(Packed("", 1, (1,)), "ab")
     assert not packs._answers(Packed("", 1, (1, 0), (1,)), "ab")
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "device", "directory", "socket"])
+def test_what_is_no_file_is_refused_and_nobody_waits_for_it(kind: str, tmp_path: Path) -> None:
+    """``stageout put FIFO`` waited for who would write into it."""
+    place = {"device": Path(os.devnull), "directory": tmp_path}.get(kind, tmp_path / "f")
+    listening = socket.socket(socket.AF_UNIX)
+    writer = -1
+    if kind == "FIFO":
+        os.mkfifo(place)
+        writer = os.open(place, os.O_RDWR)
+    elif kind == "socket":
+        listening.bind(str(place))
+    try:
+        with pytest.raises(TransferFailure, match=f"is a {kind}, not a file") as caught:
+            put(GATEWAY, place, "there")
+    finally:
+        listening.close()
+        if writer >= 0:
+            os.close(writer)
+    assert caught.value.kind is ErrorClass.LOCAL_FILE
+
+
+def test_a_fifo_that_takes_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    place = tmp_path / "f"
+    place.write_bytes(b"data")
+    upload = Upload(GATEWAY, place, Operation("o", 1, "publish", "there", 0), 1, lambda sent_bytes: None)
+    place.unlink()
+    os.mkfifo(place)
+    writer = os.open(place, os.O_RDWR)
+    try:
+        with pytest.raises(TransferFailure, match="FIFO"):
+            upload.run()
+    finally:
+        os.close(writer)
