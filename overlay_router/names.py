@@ -52,29 +52,49 @@ def _has_dir(names: Names, path: str) -> bool:
 
 
 def refusal(names: Names, op: Op, generation: int = 0) -> str:
-    """Why the operation cannot be executed on these names: "precondition", "conflict", or "" if it can.
+    """Why the operation cannot be executed on these names: "precondition", "conflict: " and why, or "" if it can.
 
     ``generation`` is the present one of ``op.path``.
     """
     here = names.get(op.path)
     if (op.absent and here is not None) or op.generation not in (-1, generation):
         return "precondition"
+    why = _refusals(names, op, here)
+    return f"conflict: {why}" if why else ""
+
+
+def _refusals(names: Names, op: Op, here: Entry | None) -> str:
     if op.kind is Kind.PUBLISH:
-        good = _has_dir(names, parent(op.path)) and not (here is not None and here.is_dir)
-    elif op.kind is Kind.MKDIR:
-        good = _has_dir(names, parent(op.path)) and here is None
-    elif op.kind is Kind.RENAME:
-        good = here is not None and _may_rename(names, op, here)
-    else:
-        good = here is not None
-    return "" if good else "conflict"
+        return _no_dir(names, op.path) or (f"{_shown(op.path)} is a directory" if here and here.is_dir else "")
+    if op.kind is Kind.MKDIR:
+        return _no_dir(names, op.path) or ("" if here is None else f"{_shown(op.path)} is there already")
+    if here is None:
+        return f"there is no {_shown(op.path)}"
+    return _no_rename(names, op, here) if op.kind is Kind.RENAME else ""
 
 
-def _may_rename(names: Names, op: Op, source: Entry) -> bool:
-    if op.target == op.path or below(op.target, op.path) or not _has_dir(names, parent(op.target)):
-        return False
+def _no_rename(names: Names, op: Op, source: Entry) -> str:
+    if op.target == op.path or below(op.target, op.path):
+        return f"{_shown(op.path)} cannot become {_shown(op.target)}, which is itself or below it"
     there = names.get(op.target)
-    return there is None or not (source.is_dir or there.is_dir)
+    if there is not None and (source.is_dir or there.is_dir):
+        return f"{_shown(op.target)} is there already, and only a file can replace a file"
+    return _no_dir(names, op.target)
+
+
+def _no_dir(names: Names, path: str) -> str:
+    """Why nothing can be made in the directory of a path, "" if something can."""
+    above = parent(path)
+    if _has_dir(names, above):
+        return ""
+    if above in names:
+        return f"{_shown(above)} is not a directory"
+    return f"there is no directory {_shown(above)}: make it first"
+
+
+def _shown(path: str) -> str:
+    """So much of a path that any number of them fits a message."""
+    return repr(path[-200:])
 
 
 def intent(names: Names, op: Op, inode: int, content: object) -> Intent:

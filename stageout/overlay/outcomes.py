@@ -5,7 +5,7 @@ from __future__ import annotations
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.wire.overlay import Result
 
-#: Words of a router's refusal that are part of the protocol (docs/WIRE.md).
+#: Words that a router's refusal begins with, as far as they are part of the protocol (docs/WIRE.md).
 _REASONS = {
     "precondition": ErrorClass.CONFLICT,
     "conflict": ErrorClass.CONFLICT,
@@ -17,6 +17,10 @@ _REASONS = {
     "unpacked": ErrorClass.NOT_SUPPORTED,
 }
 _WORDS = {
+    "precondition": "there is a file already, or another version than the one that was named",
+    "conflict": "it does not fit what is there: a directory is missing, or something is in the way",
+    "dependency": "an operation before it failed, on which it depends",
+    "digest": "the bytes that arrived are not those that were announced: send it again",
     "lot": "the lot is over, not yours, for other names, or has too little left: reserve another",
     "source": "the file was replaced or removed while it was copied",
     "unreachable": "the router knows no route to the other one",
@@ -29,7 +33,9 @@ def failure(answer: Result, path: str, server: str) -> TransferFailure | None:
     """Why an operation did not happen; None when it did."""
     if answer.outcome == "done":
         return None
+    word, _, detail = answer.reason.partition(": ")
     told = ErrorClass.from_code(answer.code) if answer.code else None
-    kind = told or _OUTCOMES.get(answer.outcome) or _REASONS.get(answer.reason, ErrorClass.PERMISSION_DENIED)
-    text = f"{path}: {answer.outcome}{': ' if answer.reason else ''}{_WORDS.get(answer.reason, answer.reason)}"
+    kind = told or _OUTCOMES.get(answer.outcome) or _REASONS.get(word, ErrorClass.PERMISSION_DENIED)
+    words = answer.reason if word not in _REASONS else detail or _WORDS[word]
+    text = f"{path}: {answer.outcome}{': ' if words else ''}{words}"
     return TransferFailure(kind, text, server)

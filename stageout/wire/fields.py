@@ -16,6 +16,8 @@ MAX_ENTRIES = 1024
 #: Of one router; a list of links in an answer has at most 16 times as many.
 MAX_LINKS = 32
 MAX_ROUTES = 16
+#: Of every file: what is checked by one digest, and staged as a whole.
+BLOCK_BYTES = 1024 * 1024
 
 Range = tuple[int, int]
 #: A link of the router that says so: to whom (HOST:PORT), bytes a second, round trip in microseconds.
@@ -47,6 +49,8 @@ _MOST_TEXTS = 16
 def _number(name: str, value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not _LEAST.get(name, 0) <= value <= MAX_NUMBER:
         raise BadFrame(f"{name} is not a number that the protocol allows")
+    if name == "block_bytes" and value != BLOCK_BYTES:
+        raise BadFrame(f"block_bytes is {value}: blocks have {BLOCK_BYTES} bytes")
     return value
 
 

@@ -49,7 +49,6 @@ class Type(enum.IntEnum):
     OPENED = 11
     BLOCK = 12
     STAGED = 13
-    CREDIT = 14
     NOSPACE = 15
     ATTACH = 16
     OPERATION = 20

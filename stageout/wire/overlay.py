@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Union, get_type_hints
 
+from stageout.wire.fields import BLOCK_BYTES as BLOCK_BYTES
 from stageout.wire.fields import MAX_LINKS as MAX_LINKS
 from stageout.wire.fields import MAX_NUMBER as MAX_NUMBER
 from stageout.wire.fields import MAX_RANGES as MAX_RANGES
@@ -25,7 +26,6 @@ from stageout.wire.link_state import Probed as Probed
 from stageout.wire.link_state import Routed as Routed
 from stageout.wire.link_state import Routes as Routes
 
-BLOCK_BYTES = 1024 * 1024
 MAX_PROBE_BYTES = 8 * 1024 * 1024
 #: Clocks further apart than this make ``expires`` meaningless: no custody (section 2, "the late router").
 MAX_CLOCK_SKEW_S = 600
@@ -472,17 +472,9 @@ class Leased:
     granted: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Credit:
-    """So many more bytes of that transfer may be sent: buffers for them exist."""
-
-    tid: int
-    size_bytes: int
-
-
 Message = Union[
     Hello, Welcome, Prove, Refuse, Via, Open, Opened, NoSpace, Attach, Get, Found, Stat, List, Answer, Staged,
-    Operation, Copy, Copying, Pack, Packed, Result, Custody, Status, Cancel, Low, Credit, Heartbeat, Links, Routes,
+    Operation, Copy, Copying, Pack, Packed, Result, Custody, Status, Cancel, Low, Heartbeat, Links, Routes,
     Routed, Known, Probe, Probed, Lot, Reserved, Lease, Leased,
 ]  # fmt: skip
 
@@ -512,7 +504,6 @@ TYPES: dict[type[Any], Type] = {
     Status: Type.STATUS,
     Cancel: Type.CANCEL,
     Low: Type.LOW,
-    Credit: Type.CREDIT,
     Lot: Type.LOT,
     Reserved: Type.RESERVED,
     Lease: Type.LEASE,

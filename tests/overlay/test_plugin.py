@@ -106,7 +106,7 @@ def test_put_a_whole_tree(router: RouterProcess, tmp_path: Path, capsys: pytest.
     assert main(["put", "-r", str(tmp_path / "run7"), _url(router, "other"), *key]) == 1
     printed = capsys.readouterr()
     assert "link is not a file" in printed.err
-    assert "large: failed: conflict" in printed.err
+    assert "large: failed: 'other/large' is a directory" in printed.err
     assert "run7: 3 files" in printed.out
     assert (router.root / "other/a/b/small").read_bytes() == b"small"
     router.stop()
@@ -146,7 +146,7 @@ def test_names_by_commands(router: RouterProcess, tmp_path: Path, capsys: pytest
         (["rm", _url(router, "a")], 1, "rm -r removes it"),
         (["rm", _url(router, "none")], 1, "No such file"),
         (["ls", _url(router, "none")], 1, "No such file"),
-        (["mkdir", _url(router, "no/d")], 1, "conflict"),
+        (["mkdir", _url(router, "no/d")], 1, "there is no directory 'no': make it first"),
         (["mv", _url(router, "a/f"), "overlay://other/f"], 64, "use copy, then rm"),
         (["copy", _url(router, "a"), _url(router, "z")], 1, "not a file"),
         (["copy", _url(router, "a/f"), _url(router, "z"), "--to-key", str(router.key_file("small"))], 1, "only for"),

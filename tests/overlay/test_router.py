@@ -8,6 +8,8 @@ import hashlib
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -23,6 +25,8 @@ from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess
 from stageout.wire.overlay import BLOCK_BYTES, Attach, Open, Opened
 from tests.overlay.between import Between
+
+_EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "overlay_client.py"
 
 
 def make(path: Path, size_bytes: int) -> Path:
@@ -53,6 +57,16 @@ def test_there_and_back(router: RouterProcess, gateway: Gateway, tmp_path: Path,
     assert get(gateway, "some/where/file", tmp_path / "back") == size_bytes
     assert digest(tmp_path / "back") == digest(source)
     wait_until(lambda: staging_is_empty(router), what="the staging directory to be empty")
+
+
+@pytest.mark.parametrize("size_bytes", [0, 2 * BLOCK_BYTES + 7])
+def test_a_client_made_from_the_document_alone(router: RouterProcess, tmp_path: Path, size_bytes: int) -> None:
+    source = make(tmp_path / "source", size_bytes)
+    for action, file in (("put", source), ("get", tmp_path / "back")):
+        peer = ["127.0.0.1", str(router.port), str(router.key_file("site"))]
+        command = [sys.executable, "-I", str(_EXAMPLE), action, str(file), *peer, "some/where/file"]
+        assert subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.endswith(" 1\n")
+    assert digest(tmp_path / "back") == digest(router.root / "some/where/file") == digest(source)
 
 
 def test_many_at_once(router: RouterProcess, gateway: Gateway, tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ _WORDS = {
 _WORDS["attributes"] = st.just(("mode", "size"))
 _WORDS["outcomes"] = st.lists(st.sampled_from(("failed", "stale")), max_size=4).map(tuple)
 _WORDS["action"] = st.sampled_from(("reserve", "release"))
+_WORDS["block_bytes"] = st.just(overlay.BLOCK_BYTES)
 _WORDS["kinds"] = st.lists(st.sampled_from(("file", "link")), max_size=4).map(tuple)
 
 
@@ -175,14 +176,21 @@ def test_ranges_must_be_in_order_and_apart(ranges: list[Any] | dict[str, Any]) -
         overlay.from_meta(Type.STAGED, {"tid": 1, "staged": ranges})
 
 
+@pytest.mark.parametrize("block_bytes", [0, 1, overlay.BLOCK_BYTES - 1, 2 * overlay.BLOCK_BYTES, 2**62])
+def test_blocks_of_another_size_are_refused_before_anything_is_made_for_them(block_bytes: int) -> None:
+    ask = overlay.Open("1" * 32, 1, "f", 100, block_bytes, 5)
+    with pytest.raises(BadFrame, match="blocks have 1048576 bytes"):
+        overlay.from_meta(Type.OPEN, overlay.to_meta(ask))
+
+
 def test_half_a_character_is_refused() -> None:
     with pytest.raises(BadFrame, match="path is not a text"):
         overlay.from_meta(Type.STAT, {"path": "\ud800"})
 
 
 def test_a_missing_field_is_named() -> None:
-    with pytest.raises(BadFrame, match="CREDIT lacks one of size_bytes"):
-        overlay.from_meta(Type.CREDIT, {"tid": 1})
+    with pytest.raises(BadFrame, match="STAGED lacks one of staged"):
+        overlay.from_meta(Type.STAGED, {"tid": 1})
 
 
 def test_proofs_are_bound_to_side_nonces_and_choice() -> None:
