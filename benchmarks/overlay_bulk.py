@@ -2,9 +2,9 @@
 
 Memory to memory runs the loops of the product's worker processes without a disk, beside iperf3 (with one stream and
 with as many as there are connections; the faster one counts) and beside a relay of a hundred lines of C that does the
-same (``routers/relay.c``). Disk to disk runs the product: a router, a
-relay, ``put``; beside ``cp`` and its fdatasync, curl to nginx, and globus-url-copy, brought to the disk in their time;
-and beside the system calls alone (``routers/floor.c``), with nothing around them: what is left to be gained.
+same (``routers/relay.c``). Disk to disk runs the product: a router, a relay, ``put``; beside ``cp`` and its fdatasync;
+beside curl to nginx, globus-url-copy, xrdcp and rclone, as they come and with a sync of the file in their time; and
+beside the system calls alone (``routers/floor.c``), with nothing around them: what is left to be gained.
 Everything runs over the loopback interface on this machine's cores, in turn; medians of paired runs.
 """
 
@@ -20,11 +20,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common import Figure, main_in_parts
-from routers import spooling
+from routers import peers, spooling
 
 from stageout.core.errors import StageoutError
 from stageout.testing.destination import Destination
@@ -43,11 +44,17 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Run:
-    """One transfer. :param cpu_s: of each party, seconds of the processor."""
+    """One transfer.
+
+    :param took_s: until the bytes are where they shall be; on disks: synced.
+    :param cpu_s: of each party, seconds of the processor.
+    :param came_s: of a program that does not sync, until it ended.
+    """
 
     size_bytes: int
     took_s: float
     cpu_s: Mapping[str, float]
+    came_s: float = 0.0
 
     @property
     def rate(self) -> float:
@@ -153,17 +160,27 @@ class Disk:
 
     def cp(self) -> Run:
         """cp and fdatasync."""
-        return self._beside(["sh", "-c", 'cp "$0" "$1" && sync -d "$1"'], self._folder / "copy")
+        return self._beside(["cp", str(self.source)], self._folder / "copy")
 
-    def curl(self, server: Destination) -> Run:
-        """curl to nginx, and what nginx wrote brought to the disk."""
-        script = 'curl -fsST "$0" "$2" && sync -d "$1"'
-        return self._beside(["sh", "-c", script], server.home / "files" / "file", server.url("file"))
-
-    def globus(self, server: GridFtpServer) -> Run:
-        """globus-url-copy with four streams, then the same."""
-        script = 'globus-url-copy -fast -p 4 -bs 4M "file://$0" "$2" && sync -d "$1"'
-        return self._beside(["sh", "-c", script], server.files / "file", server.url("file"))
+    def peers(self, stack: ExitStack) -> dict[str, Callable[[], Run]]:
+        """Other programs that bring a file to a server of theirs, as far as they are installed. The servers run."""
+        web = stack.enter_context(Destination(self._folder / "nginx"))
+        grid = stack.enter_context(GridFtpServer(self._folder / "gridftp"))
+        source = str(self.source)
+        put = ["globus-url-copy", "-fast", "-p", "4", "-bs", "4M", f"file://{source}"]
+        found: dict[str, Callable[[], Run]] = {
+            "curl": lambda: self._beside(["curl", "-fsST", source], web.home / "files" / "file", web.url("file")),
+            "globus-url-copy": lambda: self._beside(put, grid.files / "file", grid.url("file")),
+        }
+        if shutil.which("xrdcp") and shutil.which("xrootd"):
+            root = f"root://127.0.0.1:{stack.enter_context(peers.xrootd(self._folder))}//file"
+            there = self._folder / "xrootd" / "file"
+            found["xrdcp"] = lambda: self._beside(["xrdcp", "-s", source], there, root)
+        if shutil.which("rclone"):
+            url = f"http://127.0.0.1:{stack.enter_context(peers.rclone(self._folder))}"
+            copy = ["rclone", "--config", "", "--webdav-url", url, "copyto", source]
+            found["rclone"] = lambda: self._beside(copy, self._folder / "rclone" / "file", ":webdav:file")
+        return found
 
     def writing(self, floor: Path) -> Run:
         """As many bytes past the page cache, by as many processes as there are connections, and nothing else."""
@@ -195,12 +212,14 @@ class Disk:
     def _floor(self, floor: Path, part: str, file: Path) -> list[str]:
         return [str(floor), part, str(file), str(self._size_bytes), str(CONNECTIONS)]
 
-    def _beside(self, command: list[str], target: Path, *further: str) -> Run:
-        took_s, cpu_s = self._command([*command, str(self.source), str(target), *further])
+    def _beside(self, command: list[str], target: Path, name: str = "") -> Run:
+        """Another program, and a sync of what it wrote. :param name: of the target for the program, "" is its path."""
+        came_s, cpu_s = self._command([*command, name or str(target)])
+        synced_s, sync_cpu_s = self._command(["sync", "-d", str(target)])
         if target.stat().st_size != self._size_bytes:
-            raise StageoutError(f"{command[-1]}: {target} is not whole")
+            raise StageoutError(f"{command[0]}: {target} is not whole")
         self._gone(target)
-        return Run(self._size_bytes, took_s, {"all": cpu_s})
+        return Run(self._size_bytes, came_s + synced_s, {"all": cpu_s + sync_cpu_s}, came_s)
 
     def _command(self, command: list[str]) -> tuple[float, float]:
         before_s = sum(os.times()[2:4])
@@ -290,6 +309,28 @@ def in_memory(quick: bool, folder: Path) -> list[Figure]:
     return figures
 
 
+def _ahead(found: dict[str, list[Run]], names: list[str]) -> list[Figure]:
+    """Ours over the best of the other programs in each round; and what each of these reached."""
+    best = [max(runs, key=lambda run: run.rate) for runs in zip(*(found[name] for name in names))]
+    came = [max(runs, key=lambda run: run.size_bytes / run.came_s) for runs in zip(*(found[name] for name in names))]
+    figures = [
+        Figure(f"{words}, synced, digest on, of the best of {', '.join(names)}, synced", _share(found[name], best),
+               "ratio", goal=1.0, more=True)
+        for name, words in (("direct", "direct"), ("relay", "through a relay"))
+    ]  # fmt: skip
+    ratios = (run.rate / (peer.size_bytes / peer.came_s / 1e6) for run, peer in zip(found["direct"], came))
+    figures.append(
+        Figure("direct, synced, digest on, of the best of them as it comes, not synced", statistics.median(ratios),
+               "ratio")
+    )  # fmt: skip
+    for name in names:
+        as_it_comes = statistics.median(run.size_bytes / run.came_s for run in found[name]) / 1e6
+        figures.append(
+            Figure(f"{name}, synced", _rate(found[name]), "MB/s", "as it comes, not synced", as_it_comes)
+        )  # fmt: skip
+    return figures
+
+
 def on_disk(quick: bool, folder: Path) -> list[Figure]:
     """Disk to disk: the source is in the page cache, every target brought to the disk."""
     size_bytes = (256 if quick else 2048) * MIB
@@ -304,18 +345,18 @@ def on_disk(quick: bool, folder: Path) -> list[Figure]:
             "calls": lambda: disk.calls(floor),
             "relayed calls": lambda: disk.calls(floor, splicing),
         }
-        with Destination(folder / "nginx") as nginx, GridFtpServer(folder / "gridftp") as gridftp:
-            runs["curl"] = lambda: disk.curl(nginx)
-            runs["globus-url-copy"] = lambda: disk.globus(gridftp)
-            found = _rounds(2 if quick else 5, runs)
-    figures = []
+        with ExitStack() as stack:
+            beside = disk.peers(stack)
+            found = _rounds(2 if quick else 5, {**runs, **beside})
+    figures = _ahead(found, list(beside))
     for name, words in (("direct", "direct"), ("relay", "through a relay")):
         figures.append(
             Figure(f"{words}, synced, of cp + fdatasync", _share(found[name], found["cp"]), "ratio",
                    goal=1.3, more=True)
         )  # fmt: skip
-        for peer in ("cp", "curl", "globus-url-copy"):
-            figures.append(Figure(words, _rate(found[name]), "MB/s", f"{peer}, synced", _rate(found[peer])))
+        figures.append(
+            Figure(f"{words}, synced, digest on", _rate(found[name]), "MB/s", "cp, synced", _rate(found["cp"]))
+        )
     for name, words in (
         ("writing", "writing"), ("calls", "direct"), ("relayed calls", "through the C relay"),
     ):  # fmt: skip

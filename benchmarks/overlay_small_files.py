@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
@@ -28,7 +27,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from common import Figure, main_in_parts
-from routers import bare
+from routers import bare, peers
 
 from stageout.core.errors import StageoutError, TransferFailure
 from stageout.overlay.channel import Gateway, read_key
@@ -80,7 +79,7 @@ class Site:
             self._gridftp = stack.enter_context(GridFtpServer(folder / "gridftp"))
             self.ways["globus-url-copy -pp -cc 4"] = self._globus
         if shutil.which("xrdcp") and shutil.which("xrootd"):
-            self._xrootd_port = stack.enter_context(_xrootd(folder))
+            self._xrootd_port = stack.enter_context(peers.xrootd(folder))
             self.ways["xrdcp -r --parallel 4"] = self._xrdcp
         if shutil.which("curl"):
             self._web = stack.enter_context(Destination(folder / "web"))
@@ -231,47 +230,6 @@ def _bare(folder: Path) -> Iterator[int]:
             yield int(receiver.stdout.readline())
         finally:
             receiver.terminate()
-
-
-@contextmanager
-def _xrootd(folder: Path) -> Iterator[int]:
-    """An XRootD server whose root is ``xrootd`` in the folder; gives its port."""
-    place, admin = folder / "xrootd", folder / "xrootd-admin"
-    for path in (place, admin):
-        path.mkdir()
-        path.chmod(0o777)
-    with _free_port() as port:
-        pass
-    config = folder / "xrootd.cfg"
-    lines = [f"xrd.port {port}", "all.export /", f"oss.localroot {place}", f"all.adminpath {admin}"]
-    config.write_text("\n".join([*lines, f"all.pidpath {admin}"]) + "\n")
-    user = ["-R", "daemon"] if os.getuid() == 0 else []
-    command = ["xrootd", *user, "-c", str(config), "-l", str(admin / "log")]
-    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        _wait_for(port, server)
-        yield port
-    finally:
-        server.terminate()
-        server.wait(30)
-
-
-@contextmanager
-def _free_port() -> Iterator[int]:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        yield int(listening.getsockname()[1])
-
-
-def _wait_for(port: int, server: subprocess.Popen[bytes]) -> None:
-    end_s = time.monotonic() + 30
-    while server.poll() is None and time.monotonic() < end_s:
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-        except OSError:
-            time.sleep(0.05)
-        else:
-            return
-    raise StageoutError("xrootd does not answer")
 
 
 def rounds_of(site: Site, rounds: int) -> list[dict[str, float]]:
