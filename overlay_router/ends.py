@@ -104,6 +104,14 @@ class Ends:
             return "unpacked"
         return "" if out or self.destination is not None else "this router has no tree of its own"
 
+    def apart(self, batch: Sequence[Arrived]) -> list[list[Arrived]]:
+        """The packs of each end by themselves: what fails at one does not concern the others."""
+        groups: dict[tuple[bool, bool], list[Arrived]] = {}
+        for one in batch:
+            onward = bool(one.pack.terminal)
+            groups.setdefault((onward, not onward and self.goes_out(one.pack.paths[0])), []).append(one)
+        return list(groups.values())
+
     def pack(self, batch: Sequence[Arrived]) -> list[Reply]:
         """Take packs of small files: into custody for other terminals, to be delivered by plugins, or into the tree.
 

@@ -197,12 +197,13 @@ class Way:
         if isinstance(message, Packed) and len(message.generations) != len(one.data):
             text = f"{self._gateway.server} has answered for {len(message.generations)} of {len(one.data)} files"
             self._failed(key, TransferFailure(ErrorClass.UNKNOWN, text))
+        elif isinstance(message, NoSpace) or (isinstance(message, Packed) and "pending" in message.outcomes):
+            text = f"{self._gateway.server} has no room"
+            again_s = float(message.retry_after_s) if isinstance(message, NoSpace) else 0.0
+            self._failed(key, TransferFailure(ErrorClass.NO_SPACE_REMOTE, text, retry_after_s=again_s))
         elif isinstance(message, Packed):
             del self._sent[key]
             self._answer(Answer(one.order.number, _results(message), one.damaged))
-        elif isinstance(message, NoSpace):
-            text, again_s = f"{self._gateway.server} has no room", float(message.retry_after_s)
-            self._failed(key, TransferFailure(ErrorClass.NO_SPACE_REMOTE, text, retry_after_s=again_s))
         elif isinstance(message, Result) and message.outcome == "unknown":
             self._failed(key, TransferFailure(ErrorClass.CONNECTION_LOST, f"{self._gateway.server} does not have it"))
 

@@ -158,7 +158,7 @@ class Router:
         loop = asyncio.get_running_loop()
         self._start(self._expire())
         self._start(self.links.run())
-        self._start(self._packs.run(self._execute_packs))
+        self._start(self._packs.run(self._execute_packs, self._ends.apart))
         self._start(self._changes.run(self._change_names))
         if self._forwarder is not None:
             self._start(self._forwarder.run())
@@ -357,7 +357,7 @@ class Router:
         if refusal:
             self._deliver([Reply(name, packs.refused(pack, refusal[:_REASON_CHARS]))])
             return
-        await self._packs.put(Arrived(pack, files, frames.digests()[digest], name, digest))
+        await self._packs.put(line, Arrived(pack, files, frames.digests()[digest], name, digest))
 
     async def _execute_packs(self, batch: list[Arrived]) -> None:
         self._deliver(await self._on_disk(partial(self._ends.pack, batch)))

@@ -12,7 +12,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -33,6 +33,7 @@ from overlay_router.tree import (
     sync_filesystem,
 )
 from stageout.core import durable, log
+from stageout.core.errors import ErrorClass
 from stageout.wire import overlay
 from stageout.wire.frames import Buffer
 from stageout.wire.packs import PackedFile
@@ -89,7 +90,8 @@ class SmallFiles:
     def execute(self, batch: Sequence[Arrived]) -> list[tuple[str, overlay.Packed | overlay.NoSpace]]:
         """Give the files of some packs their names; on return results and names are on the disk.
 
-        :returns: for each pack who hears it and what: PACKED, or NOSPACE when there was no room for the batch.
+        :returns: for each pack who hears it and what: PACKED, in which files that there was no room for are pending, or
+            NOSPACE when none of its files has its name.
         :raises OSError: or of the database: the disk fails. Nothing is answered then, and asking again finds out what
             happened.
         """
@@ -98,8 +100,33 @@ class SmallFiles:
         except (OSError, sqlite3.Error) as problem:
             if not no_room(problem):
                 raise
-            return _no_space(batch)  # the next call finds out first which have their names
+            return self._without_room(batch)
         return [(one.arrived.peer, _message(one)) for one in works]
+
+    def _without_room(self, batch: Sequence[Arrived]) -> list[tuple[str, overlay.Packed | overlay.NoSpace]]:
+        """What can be said of a batch whose execution met a full disk: some files may have their names."""
+        log.event("no-space", packs=len(batch))
+        why = "space"
+        try:
+            if self._unsure:
+                self.recover()
+        except (OSError, sqlite3.Error) as problem:
+            if not no_room(problem):
+                raise
+            why = "unrecorded"
+        return [(one.peer, self._so_far(one.pack, why)) for one in batch]
+
+    def _so_far(self, pack: overlay.Pack, why: str) -> overlay.Packed | overlay.NoSpace:
+        """Results that are recorded; the other files are pending. :param why: these are."""
+        record, seqs = self._store.record(pack.origin), range(pack.seq, pack.seq + len(pack.paths))
+        pending = {place for place, seq in enumerate(seqs) if not terminal.is_final(record, seq)}
+        if len(pending) == len(seqs) and why == "space":
+            return overlay.NoSpace(pack.origin, pack.seq, _AGAIN_S)
+        unknown = Result(Outcome.FAILED, why, code=ErrorClass.NO_SPACE_REMOTE.code)
+        results = [record.results.get(seq) if place not in pending else unknown for place, seq in enumerate(seqs)]
+        told = as_packed(pack.origin, pack.seq, results)
+        columns = zip(told.failed, told.outcomes)
+        return replace(told, outcomes=tuple("pending" if place in pending else said for place, said in columns))
 
     def _executed(self, batch: Sequence[Arrived]) -> list[_Work]:
         if self._unsure:
@@ -367,11 +394,6 @@ def _reason(problem: OSError, path: str) -> str:
 def _done(generation: int) -> Result:
     """Of a file that has its name; most are the first of theirs."""
     return Result(Outcome.DONE, generation=generation)
-
-
-def _no_space(batch: Sequence[Arrived]) -> list[tuple[str, overlay.Packed | overlay.NoSpace]]:
-    log.event("no-space", packs=len(batch))
-    return [(one.peer, overlay.NoSpace(one.pack.origin, one.pack.seq, _AGAIN_S)) for one in batch]
 
 
 def _message(work: _Work) -> overlay.Packed:

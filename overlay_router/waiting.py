@@ -24,22 +24,31 @@ class Packs:
     """Packs of all connections that wait for the disk; those that came while others were executed are one batch."""
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[Arrived] = asyncio.Queue(_PACKS)
+        self._queue: asyncio.Queue[tuple[Line, Arrived]] = asyncio.Queue(_PACKS)
 
-    async def put(self, arrived: Arrived) -> None:
+    async def put(self, line: Line, arrived: Arrived) -> None:
         """Have a pack executed soon; waits while many do."""
-        await self._queue.put(arrived)
+        await self._queue.put((line, arrived))
 
-    async def run(self, execute: Callable[[list[Arrived]], Awaitable[None]]) -> None:
-        """Execute what comes, until cancelled."""
+    async def run(
+        self, execute: Callable[[list[Arrived]], Awaitable[None]], apart: Callable[[list[Arrived]], list[list[Arrived]]]
+    ) -> None:
+        """Execute what comes, until cancelled. A failure ends the connections that asked: they say the packs again.
+
+        :param apart: those of one batch that fail together.
+        """
         while True:
-            batch = [await self._queue.get()]
+            waiting = [await self._queue.get()]
             while not self._queue.empty():
-                batch.append(self._queue.get_nowait())
-            try:
-                await execute(batch)
-            except Exception as problem:  # not answered: who asks again finds out; later ones must not wait for ever
-                log.error("packs-not-executed", packs=len(batch), problem=repr(problem))
+                waiting.append(self._queue.get_nowait())
+            for batch in apart([arrived for _, arrived in waiting]):
+                try:
+                    await execute(batch)
+                except Exception as problem:  # nobody must wait for an answer that never comes
+                    log.error("packs-not-executed", packs=len(batch), problem=repr(problem))
+                    asked = {id(one) for one in batch}
+                    for line in [line for line, arrived in waiting if id(arrived) in asked]:
+                        line.writer.close()
 
 
 class _Waiting(NamedTuple):

@@ -24,6 +24,8 @@ _WORDS = {
     "lot": "the lot is over, not yours, for other names, or has too little left: reserve another",
     "source": "the file was replaced or removed while it was copied",
     "unreachable": "the router knows no route to the other one",
+    "space": "the router has no room for it now",
+    "unrecorded": "the router has no room to record it: it may be there",
     "unpacked": "what is below this name takes no packs: send the file by itself",
 }
 _OUTCOMES = {"expired": ErrorClass.DEADLINE, "lost": ErrorClass.SERVER_ERROR}

@@ -351,8 +351,10 @@ class Pack:
 class Packed:
     """The results of a pack's files: the generation of each name, 0 for those that failed.
 
-    :param failed: positions of those. :param outcomes: their outcomes. :param reasons: why, of the first of them.
-    :param codes: classes of these failures, as of a RESULT; empty where none is said.
+    :param failed: positions of those. :param outcomes: their outcomes; "pending": the disk is full, and the reason says
+        whether it is known that they were not executed ("space", else "unrecorded").
+    :param reasons: why, of the first of them. :param codes: classes of these failures, as of a
+        RESULT; empty where none is said.
     """
 
     origin: str

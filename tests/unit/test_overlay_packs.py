@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import hashlib
 import os
 import sqlite3
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from overlay_router import small_files, unnamed
 from overlay_router.destination import Reply
+from overlay_router.ends import Ends
+from overlay_router.pack_carrier import Answer, Way
 from overlay_router.small_files import Arrived
+from overlay_router.waiting import Packs
+from stageout.core.errors import ErrorClass
 from stageout.core.signing import SigningKey
+from stageout.overlay.channel import Gateway
 from stageout.wire import frames, overlay, packs
 from stageout.wire.capability import BadCapability, Credential, allow, issue
 from stageout.wire.fields import MAX_NUMBER
@@ -179,11 +188,17 @@ def test_a_disk_without_room_for_a_name_is_no_result(way: str, router: Router, m
     with monkeypatch.context() as patch:
         patch.setattr(small_files._Hidden, "give_name", full)
         for _ in range(2):
-            assert router.place.pack([pack]) == [Reply(PEER, overlay.NoSpace(ORIGIN, 1, 5))]
+            assert execute(router, pack) == [_pending((1, 0, 0), (1, 2), "space")]
             assert router.content() == {"d": "/", "d/e": "e"}
     assert execute(router, pack) == [overlay.Packed(ORIGIN, 1, (1, 1, 1))]
     assert router.content() == {"d": "/", "d/e": "e", "d/f": "data", "g": "g"}
     assert leftovers(router) == []
+
+
+def _pending(generations: tuple[int, ...], failed: tuple[int, ...], why: str) -> overlay.Packed:
+    code = ErrorClass.NO_SPACE_REMOTE.code
+    many = len(failed)
+    return overlay.Packed(ORIGIN, 1, generations, failed, ("pending",) * many, (why,) * many, (code,) * many)
 
 
 def test_a_database_without_room_is_said(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,10 +206,14 @@ def test_a_database_without_room_is_said(router: Router, monkeypatch: pytest.Mon
         raise sqlite3.OperationalError("database or disk is full")
 
     pack = arrived(1, {"d/f": b"data", "g": b"g"})
-    for step in ("intend_packs", "settle_packs"):
-        with monkeypatch.context() as patch:
-            patch.setattr(router.store, step, full)
-            assert router.place.pack([pack]) == [Reply(PEER, overlay.NoSpace(ORIGIN, 1, 5))]
+    with monkeypatch.context() as patch:
+        patch.setattr(router.store, "intend_packs", full)
+        assert router.place.pack([pack]) == [Reply(PEER, overlay.NoSpace(ORIGIN, 1, 5))]
+        assert router.content() == {}
+    with monkeypatch.context() as patch:
+        patch.setattr(router.store, "settle_packs", full)
+        for _ in range(2):
+            assert execute(router, pack) == [_pending((0, 0), (0, 1), "unrecorded")], "it may be there, and is"
     assert execute(router, pack) == [overlay.Packed(ORIGIN, 1, (1, 1))]
     assert leftovers(router) == []
 
@@ -337,3 +356,49 @@ def test_a_pack_is_allowed_by_its_capability_and_as_a_whole() -> None:
     for change, words in (({"paths": ("alice/a", "bob/b")}, "for 'alice'"), ({"sizes_bytes": (5, 6)}, "10 bytes")):
         with pytest.raises(BadCapability, match=words):
             allow(Credential(text, holder).signed(replace(pack, **change)), issuers, 50)  # type: ignore[arg-type]
+
+
+def test_what_fails_at_one_end_costs_no_other_and_its_senders_ask_again_at_once() -> None:
+    """They waited until they asked, and were told that nobody knows the packs."""
+    bad, good = arrived(1, {"f": b""}), arrived(1, {"f": b""}, origin="0b" * 16)
+    closed: list[str] = []
+    executed: list[str] = []
+
+    async def execute(batch: list[Arrived]) -> None:
+        if bad in batch:
+            raise OSError(errno.ENODEV, "the tree is away")
+        executed.extend(one.pack.origin for one in batch)
+        running.cancel()
+
+    async def run() -> None:
+        nonlocal running
+        waiting = Packs()
+        for one in (bad, good):
+            writer = SimpleNamespace(close=lambda one=one: closed.append(one.pack.origin))
+            await waiting.put(cast(Any, SimpleNamespace(writer=writer)), one)
+        running = asyncio.ensure_future(waiting.run(execute, lambda batch: [[one] for one in batch]))
+        with suppress(asyncio.CancelledError):
+            await running
+
+    running = cast("asyncio.Future[None]", None)
+    asyncio.run(run())
+    assert (executed, closed) == ([good.pack.origin], [bad.pack.origin])
+
+
+def test_packs_of_one_end_fail_together() -> None:
+    ends = Ends(egress=cast(Any, SimpleNamespace(serves=lambda path: path.startswith("out/"))))
+    here, out, more = arrived(1, {"f": b""}), arrived(2, {"out/f": b""}), arrived(3, {"g": b""})
+    onward = arrived(4, {"out/f": b""})._replace(pack=replace(here.pack, terminal="t:1"))
+    assert ends.apart([here, out, more, onward]) == [[here, more], [out], [onward]]
+
+
+@pytest.mark.parametrize(("outcomes", "code"), [(("pending",), 1), (("failed",), 0)])
+def test_a_custodian_says_a_pack_again_that_there_was_no_room_for(outcomes: tuple[str, ...], code: int) -> None:
+    """Its files would have been lost to whoever freed them when the custodian had them."""
+    told: list[Answer] = []
+    way = Way(Gateway("192.0.2.1", 1, "key", b"secret"), told.append)
+    way._sent[ORIGIN, 1] = cast(Any, SimpleNamespace(data=[b"", b""], order=SimpleNamespace(number=7), damaged=[]))
+    no_space = ErrorClass.NO_SPACE_REMOTE.code
+    way._hear(overlay.Packed(ORIGIN, 1, (1, 0), (1,), outcomes, ("space",), (no_space,)))
+    (answer,) = told
+    assert (answer.code, len(answer.results)) == ((no_space, 0) if code else (0, 2))
