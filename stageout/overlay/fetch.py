@@ -17,7 +17,7 @@ from pathlib import Path
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import allowed
-from stageout.overlay.kept import Circuit, Place, kept, place
+from stageout.overlay.kept import Circuit, Place, Room, kept, place
 from stageout.overlay.links import Claim
 from stageout.wire.fields import MAX_NUMBER
 from stageout.wire.overlay import BLOCK_BYTES, Found, Get, Message
@@ -199,10 +199,12 @@ class _Patience:
     """Which failures are worth another connection, and how many. :param routes: that there are."""
 
     def __init__(self, routes: int = 1) -> None:
-        self._routes, self._spent = routes, 0
+        self._routes, self._spent, self._room = routes, 0, Room()
 
     def spend(self, failure: TransferFailure) -> None:
         """Wait a little once all routes failed. :raises TransferFailure: it would come again, or came too often."""
+        if self._room.made(failure):
+            return
         worth_it = failure.kind in _RESUMABLE or (self._routes > 1 and failure.kind.retryable)
         if not worth_it or self._spent == _RESUMES * self._routes:
             raise failure

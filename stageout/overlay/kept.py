@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.links import Claim, Lane
 from stageout.wire.route import Route
@@ -22,6 +23,8 @@ from stageout.wire.route import Route
 #: So long they are kept without use, and so many of them.
 IDLE_S = 3.0
 MOST = 32
+#: How long a router is given to notice that connections were closed, at each try.
+_ROOM_S = (0.1, 0.4, 1.0)
 #: Files after which a control connection has done enough: its router remembers them all as long as it lasts.
 _MOST_FILES = 1000
 
@@ -164,6 +167,25 @@ def _alive(circuit: Circuit) -> Circuit | None:
 def kept() -> Kept:
     """Those of this process."""
     return Kept()
+
+
+class Room:
+    """Chances of one thing that needs a connection, where a router has enough of one key: those that this process keeps
+    without use may be in its way.
+    """
+
+    def __init__(self) -> None:
+        self._waits_s = list(_ROOM_S)
+
+    def made(self, failure: TransferFailure) -> bool:
+        """Whether it is worth another try after this failure: what was kept has been closed, and the router noticed."""
+        found = kept()
+        untried = len(self._waits_s) == len(_ROOM_S)
+        if failure.kind is not ErrorClass.SERVER_BUSY or not self._waits_s or (untried and not len(found)):
+            return False
+        found.close()
+        time.sleep(self._waits_s.pop(0))
+        return True
 
 
 # A child has neither the thread that closes them nor, perhaps, the lock.

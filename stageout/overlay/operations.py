@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay import outcomes
 from stageout.overlay.channel import Channel, Gateway
+from stageout.overlay.kept import Room
 from stageout.wire import graph
 from stageout.wire.deposits import EXPIRES_AFTER_S
 from stageout.wire.overlay import Answer, Cancel, Custody, List, Low, Operation, Result, Stat
@@ -126,37 +127,42 @@ class Session:
     def stat(self, path: str) -> Entry:
         """What a name is, after all operations so far. :raises TransferFailure: NOT_FOUND, or as :meth:`push`."""
         found = self.look_up(path)
-        if found.code:
-            raise TransferFailure(ErrorClass.from_code(found.code), found.message, self.gateway.server)
+        _raise_refused(found, self.gateway)
         (entry,) = entries_of(found)
         return replace(entry, generation=found.generation)
 
     def look_up(self, path: str) -> Answer:
         """All that the router says of a name, after all operations so far. :raises TransferFailure: as :meth:`push`."""
         self.push()
-        with self._asking(Stat(path)) as channel:
-            return _answered(channel)
+        return self._asked(Stat(path))[1]
 
     def entries(self, path: str) -> Iterator[Entry]:
         """What is in a directory ("" is the root), in no order, after all operations so far; read as it is used."""
         self.push()
-        with self._asking(List(path)) as channel:
+        channel, found = self._asked(List(path))
+        try:
             while True:
-                found = _answer(channel)
+                _raise_refused(found, self.gateway)
                 yield from entries_of(found)
                 if not found.more:
                     return
-
-    @contextlib.contextmanager
-    def _asking(self, ask: Stat | List) -> Iterator[Channel]:
-        """The connection with a question on it; closed unless the answer was read to its end."""
-        channel = self._connected() if self._through is None else self._looked()
-        try:
-            channel.send(ask)
-            yield channel
+                found = _answered(channel)
         except BaseException:
-            self.close()
+            self.close()  # the rest of the answer would be taken for another one
             raise
+
+    def _asked(self, ask: Stat | List) -> tuple[Channel, Answer]:
+        """The first answer to a question, and the connection that others may come on."""
+        room = Room()
+        while True:
+            try:
+                channel = self._connected() if self._through is None else self._looked()
+                channel.send(ask)
+                return channel, _answered(channel)
+            except BaseException as problem:
+                self.close()
+                if not isinstance(problem, TransferFailure) or not room.made(problem):
+                    raise
 
     def _begin(self, kind: str, path: str, target: str = "", **more: object) -> int:
         if len(self._unsettled) == _WINDOW:
@@ -181,11 +187,14 @@ class Session:
 
     def _settle(self, unsettled: int) -> None:
         """Wait until at most so many operations have no result."""
-        attempt = 0
+        attempt, room = 0, Room()
         while len(self._unsettled) > unsettled:
             try:
                 self._take()
             except TransferFailure as failure:
+                if room.made(failure):
+                    self.close()
+                    continue
                 if failure.kind not in _RESUMABLE or attempt == _RESUMES * len(self._routes):
                     raise
                 if attempt % len(self._routes) == len(self._routes) - 1:
@@ -251,11 +260,9 @@ def _answered(channel: Channel) -> Answer:
     return found
 
 
-def _answer(channel: Channel) -> Answer:
-    found = _answered(channel)
+def _raise_refused(found: Answer, gateway: Gateway) -> None:
     if found.code:
-        raise TransferFailure(ErrorClass.from_code(found.code), found.message, channel.gateway.server)
-    return found
+        raise TransferFailure(ErrorClass.from_code(found.code), found.message, gateway.server)
 
 
 def entries_of(found: Answer) -> list[Entry]:

@@ -21,6 +21,7 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay import outcomes
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.helpers import MOST, Helpers, Parcel
+from stageout.overlay.kept import Room
 from stageout.overlay.sources import AnyPath, open_source
 from stageout.wire.deposits import EXPIRES_AFTER_S
 from stageout.wire.fields import MAX_PATH_BYTES
@@ -133,7 +134,7 @@ class Packer(Generic[Key]):
     ) -> None:
         self._most_connections = min(most_connections, MOST)
         self._helpers: Helpers | None = None
-        self._was_helped = False
+        self._was_helped, self._room = False, Room()
         self.gateway, self._ended, self._routes = gateway, ended, tuple(routes) or ((),)
         self._terminal, self._custody = terminal, custody
         self.origin = secrets.token_hex(16)
@@ -236,9 +237,8 @@ class Packer(Generic[Key]):
             self._attempts = 0
             self._patient_until_s = time.monotonic() + self.gateway.timeout_s
         except TransferFailure as failure:
-            is_busy = (
-                failure.kind is ErrorClass.SERVER_BUSY and self._was_helped
-            )  # by those who took its place, perhaps
+            # those who helped have taken its place, perhaps, or idle connections of this process
+            is_busy = failure.kind is ErrorClass.SERVER_BUSY and (self._was_helped or self._room.made(failure))
             self.close()
             self._routes = (*self._routes[1:], self._routes[0])
             is_resumable = failure.kind in _RESUMABLE or is_busy

@@ -16,6 +16,11 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay import packs
 from stageout.overlay.channel import Channel, Gateway, read_key
 from stageout.overlay.client import put
+from stageout.overlay.fetch import get
+from stageout.overlay.kept import kept
+from stageout.overlay.many import put_many
+from stageout.overlay.operations import Session
+from stageout.overlay.packs import SmallPut
 from stageout.testing.router import RouterProcess
 from stageout.wire import frames, overlay
 from stageout.wire.overlay import BLOCK_BYTES, Low, NoSpace, Open, Opened, Status
@@ -143,6 +148,32 @@ def test_connections_of_one_key_are_bounded_and_come_free_again(router: RouterPr
     source.write_bytes(b"x" * (5 * BLOCK_BYTES))
     for number in range(4):  # connections that workers had are counted back, too, and idle ones give way
         put(peer(router, "small"), source, f"small/back{number}", connections=5, priority=number)
+
+
+def test_idle_connections_make_room_for_whatever_else_a_process_does(router: RouterProcess, tmp_path: Path) -> None:
+    source, small, gateway = tmp_path / "source", tmp_path / "s", peer(router, "small")
+    source.write_bytes(b"x" * (9 * BLOCK_BYTES))
+    small.write_bytes(b"small")
+
+    def fill(number: int) -> None:
+        """All places of the key are taken by connections that are kept."""
+        put(gateway, source, f"small/file{number}", connections=_CONNECTIONS - 1)
+        assert len(kept()) == _CONNECTIONS
+
+    fill(0)
+    assert get(gateway, "small/file0", tmp_path / "back") == 9 * BLOCK_BYTES
+    kept().close()
+    fill(1)
+    with Session(gateway) as session:
+        assert session.stat("small/file1").kind == "file"
+    fill(2)
+    with Session(gateway) as session:
+        session.delete("small/file1")
+        session.push()
+    fill(3)
+    ended: list[object] = []
+    put_many(gateway, [("s", small, "small/s")], lambda key, result: ended.append(result))
+    assert [type(one) for one in ended] == [SmallPut]
 
 
 def test_allowances_refill_with_time() -> None:
