@@ -255,7 +255,7 @@ class Receiver:
         self._shelf = shelf if shelf is not None and job.block_bytes == BLOCK_BYTES else None
         self._block_s = 0.0
         self._checksum = frames.checksums()[job.checksum]
-        self._digest = frames.digests()[job.digest]
+        self._sums = frames.sums(job.checksum, job.digest)
         self._header = memoryview(bytearray(frames.HEADER_BYTES))
         self._buffer = memoryview(mmap.mmap(-1, -(-job.block_bytes // _PAGE_BYTES) * _PAGE_BYTES))
         self._direct = _direct(file)
@@ -301,9 +301,9 @@ class Receiver:
     def _payload(self, header: frames.Header, data: memoryview, ring: Ring | None, slot: Slot | None) -> None:
         if not _fill(self._connection, data):
             raise BadFrame("the connection ended in a block")
-        if self._checksum(data) != header.checksum:
+        checksum, digest = self._sums(data)
+        if checksum != header.checksum:
             raise BadFrame(f"block {header.block} does not fit its checksum")
-        digest = self._digest(data)
         with self._gate.lock:
             if self._gate.closed:
                 return

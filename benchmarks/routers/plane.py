@@ -66,8 +66,8 @@ def _in_processes(work: Callable[[socket.socket], None], connections: Sequence[s
 
 def send(count: int, connections: int, port: int) -> None:
     """Blocks as a client sends them: digest, checksum, header, bytes."""
-    checksum = next(iter(frames.checksums().values()))
-    digest = next(iter(frames.digests().values()))
+    kind, checksum = next(iter(frames.checksums().items()))
+    sums = frames.sums(kind, next(iter(frames.digests())))
     left = deque(range(count))
 
     def work(sock: socket.socket) -> None:
@@ -75,8 +75,8 @@ def send(count: int, connections: int, port: int) -> None:
         with contextlib.suppress(IndexError):
             while True:
                 block = left.popleft()
-                digest(data)
-                send_both(sock, frames.encode_header(Type.BLOCK, data, checksum, _TID, block), data)
+                head = frames.pack_header(Type.BLOCK, len(data), sums(data)[0], checksum, _TID, block)
+                send_both(sock, head, data)
         sock.shutdown(socket.SHUT_WR)
         sock.recv(1)
         sock.close()

@@ -187,6 +187,12 @@ class Channel:
         """If that block is sent next, it is with this checksum of its bytes, where it is of the kind that goes here."""
         self._vouched = (block if kind == self._checksum_name else -1, checksum)
 
+    def digest_of(self, block: int, data: frames.Buffer) -> bytes:
+        """The digest of a block. If it is sent next, it is with the checksum that was found in the same pass."""
+        checksum, digest = self._sums(data)
+        self._vouched = block, checksum
+        return digest
+
     def send_block(self, tid: int, block: int, data: frames.Buffer) -> None:
         """Send one block without copying it. :raises TransferFailure: the connection is lost."""
         (known, checksum), self._vouched = self._vouched, (-1, 0)
@@ -330,6 +336,7 @@ class Channel:
         except BadFrame as problem:
             raise self.failure(ErrorClass.NOT_SUPPORTED, str(problem)) from None
         self._checksum_name, self._checksum = welcome.checksum, frames.checksums()[welcome.checksum]
+        self._sums = frames.sums(welcome.checksum, welcome.digest)
         self.digest = frames.digests()[welcome.digest]
         self.digest_name = welcome.digest
         self.node, self._nonce = welcome.node, welcome.nonce

@@ -242,7 +242,7 @@ class Upload:
 
     def take_digest(self, block: int, data: memoryview, channel: Channel) -> None:
         """Keep the digest of a block that was read. :raises Damaged: it is not what it was, or must be."""
-        digest = channel.digest(data)
+        digest = channel.digest_of(block, data)
         if self.known is not None:
             mine = digest if self.known.name == channel.digest_name else frames.digests()[self.known.name](data)
             if mine != self.known.digests.get(block):

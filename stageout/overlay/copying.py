@@ -120,7 +120,7 @@ class _Passage:
             self._next = block + 1
         if len(data) != min(BLOCK_BYTES, self.order.size_bytes - block * BLOCK_BYTES):
             raise TransferFailure(ErrorClass.SOURCE_CHANGED, f"{self.source_path} was changed while it was copied")
-        self.digests[block] = channel.digest(data)
+        self.digests[block] = channel.digest_of(block, data)
         return memoryview(data)
 
     def publish(self, tid: int, channel: Channel) -> Operation:

@@ -2,7 +2,8 @@
 
 Header, big-endian: version 1, type 1, flags 2, length 4, number 8, block 8, checksum of the payload 4, checksum of
 these 28 bytes 4. The first frame of each side (HELLO, WELCOME) is checked with CRC-32, all others with the checksum
-that WELCOME chose: CRC-32C where both sides have it (the package ``crc32c``), else CRC-32.
+that WELCOME chose: the beginning of xxh3-128 where both sides have the package ``xxhash``, else CRC-32C (the package
+``crc32c``), else CRC-32. A block whose digest is xxh3-128, too, is then looked at once for both.
 """
 
 from __future__ import annotations
@@ -25,11 +26,16 @@ HEADER = struct.Struct(">BBHIQQII")
 HEADER_BYTES = HEADER.size
 #: Of the digest of a block.
 DIGEST_BYTES = 16
+#: Of a checksum, in headers.
+CHECKSUM_BYTES = 4
+_XXH3, _BEGINNING = "xxh3-128", "xxh3-32"
 _CHECKED = struct.Struct(">BBHIQQI")
 _META_LENGTH = struct.Struct(">I")
 
 Buffer = Union[bytes, bytearray, memoryview]
 Checksum = Callable[[Buffer], int]
+#: Checksum and digest of a block.
+Sums = Callable[[Buffer], "tuple[int, bytes]"]
 
 
 class BadFrame(Exception):
@@ -112,9 +118,37 @@ def checksums() -> dict[str, Checksum]:
     """Checksums that this machine can compute, best first."""
     found: dict[str, Checksum] = {}
     with contextlib.suppress(ImportError):  # a pilot may have nothing but Python
+        found[_BEGINNING] = _beginning(_xxh3())
+    with contextlib.suppress(ImportError):
         found["crc32c"] = _crc32c()
     found["crc32"] = zlib.crc32
     return found
+
+
+def sums(checksum: str, digest: str) -> Sums:
+    """What finds checksum and digest of a block, in one pass where the first is the beginning of the second.
+
+    :param checksum: its name, one of :func:`checksums`. :param digest: likewise, of :func:`digests`.
+    """
+    digest_of = digests()[digest]
+    if checksum == _BEGINNING and digest == _XXH3:
+
+        def in_one(data: Buffer) -> tuple[int, bytes]:
+            found = digest_of(data)
+            return int.from_bytes(found[:CHECKSUM_BYTES], "big"), found
+
+        return in_one
+    checksum_of = checksums()[checksum]
+    return lambda data: (checksum_of(data), digest_of(data))
+
+
+def _beginning(digest: Callable[[Buffer], bytes]) -> Checksum:
+    return lambda data: int.from_bytes(digest(data)[:CHECKSUM_BYTES], "big")
+
+
+def _xxh3() -> Callable[[Buffer], bytes]:
+    """:raises ImportError: it is not installed."""
+    return importlib.import_module("xxhash").xxh3_128_digest  # type: ignore[no-any-return]
 
 
 @functools.lru_cache(maxsize=1)
@@ -199,7 +233,7 @@ def digests() -> dict[str, Callable[[Buffer], bytes]]:
     """Digests of blocks that this machine can compute, best first; 16 bytes each."""
     found: dict[str, Callable[[Buffer], bytes]] = {}
     with contextlib.suppress(ImportError):
-        found["xxh3-128"] = importlib.import_module("xxhash").xxh3_128_digest
+        found[_XXH3] = _xxh3()
     found["blake2b-128"] = lambda data: hashlib.blake2b(data, digest_size=16).digest()
     return found
 

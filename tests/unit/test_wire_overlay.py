@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import zlib
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -208,6 +209,23 @@ def test_proofs_are_bound_to_side_nonces_and_choice() -> None:
 
 def test_crc32c_is_what_its_standard_says() -> None:
     assert frames.checksums()["crc32c"](b"123456789") == 0xE3069283
+
+
+def test_the_fast_checksum_is_the_beginning_of_the_digest_that_its_authors_publish() -> None:
+    assert frames.checksums()["xxh3-32"](b"123456789") == 0x33119477
+    assert frames.checksums()["xxh3-32"](b"") == 0x99AA06D3  # of the published 99aa06d3014798d86001c324468d497f
+
+
+@given(st.binary(max_size=5000), st.sampled_from(sorted(frames.checksums())), st.sampled_from(sorted(frames.digests())))
+def test_checksum_and_digest_in_one_pass_are_those_of_two(data: bytes, checksum: str, digest: str) -> None:
+    found = frames.sums(checksum, digest)(memoryview(bytearray(data)))
+    assert found == (frames.checksums()[checksum](data), frames.digests()[digest](data))
+
+
+def test_a_party_without_the_package_of_the_fast_checksum_has_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "xxhash", None)
+    assert list(frames.checksums()) == ["crc32c", "crc32"]
+    assert list(frames.digests()) == ["blake2b-128"]
 
 
 def test_the_document_has_every_message_with_its_fields() -> None:
