@@ -102,8 +102,8 @@ class Custodian:
     ) -> None:
         self._store, self._tree, self._spool, self._name, self._clock = store, tree, spool, name, clock
         self.terminals = terminals
-        self.packs = PackCustody(store, tree.root, spool, terminals, name, clock)
         self._held = {held.key: held for held in store.held()}
+        self.packs = PackCustody(store, tree.root, spool, terminals, name, clock, self._held)
         self._waiting: dict[Key, _Waiting] = {}
         self._asked: dict[Key, _Asked] = {}
         self._begun = {begun.key: begun for begun in store.begun()}
@@ -488,6 +488,7 @@ class Custodian:
         self._held.pop(key, None)
         self._waiting.pop(key, None)
         self.cancelled.discard(key)
+        self.packs.ended(key)
         self._free(gone)
         say = log.event if result.outcome in (Outcome.DONE, Outcome.CANCELLED, Outcome.STALE) else log.error
         say("custody-settle", origin=key[0], seq=key[1], path=operation.path, terminal=operation.terminal,

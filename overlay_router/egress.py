@@ -118,6 +118,9 @@ class Egress(Custodian):
         ]
         if new and not self._unpack(arrived, new):
             return overlay.NoSpace(pack.origin, pack.seq, int(lots.RETRY_AFTER_S))
+        for file in arrived.files:
+            if file.seq in pack.cancelled and not terminal.is_final(record, file.seq):
+                self._store.cancel(pack.origin, file.seq)
         gathered = _Gathered(pack.seq + len(arrived.files), arrived.peer)
         self._gathered.setdefault(pack.origin, {})[pack.seq] = gathered
         return None

@@ -112,6 +112,15 @@ class Ends:
             groups.setdefault((onward, not onward and self.goes_out(one.pack.paths[0])), []).append(one)
         return list(groups.values())
 
+    def is_elsewhere(self, ask: overlay.Cancel, arrived: Arrived) -> bool:
+        """Whether it is about a file of this pack, which does not end in the tree: that remembers it without the pack.
+
+        The tree hears it at once, so that what waits for the disk is not executed.
+        """
+        pack = arrived.pack
+        covers = pack.origin == ask.origin and pack.seq <= ask.seq < pack.seq + len(pack.paths)
+        return covers and bool(pack.terminal or self.goes_out(pack.paths[0]))
+
     def pack(self, batch: Sequence[Arrived]) -> list[Reply]:
         """Take packs of small files: into custody for other terminals, to be delivered by plugins, or into the tree.
 

@@ -2,7 +2,9 @@
 
 Orders come as lines of JSON on its standard input, answers go to its standard output. Each terminal has one connection,
 on which several packs are under way at once. The process keeps nothing: when it dies, or a connection is lost, packs
-without an answer are sent again, and the terminal executes each of their files once. It ends with the daemon.
+without an answer are sent again, and the terminal executes each of their files once. A pack that the next custodian
+has is answered, too (``waits``): its results follow if they come by that connection, and else when the daemon has it
+asked. The process ends with the daemon.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.sockets import readable
 from stageout.overlay.channel import Channel, Gateway
 from stageout.wire import frames, packs
-from stageout.wire.overlay import Cancel, Low, Message, NoSpace, Pack, Packed, Result, Status
+from stageout.wire.overlay import Cancel, Custody, Low, Message, NoSpace, Pack, Packed, Result, Status
 from stageout.wire.packs import DIGEST_BYTES
 from stageout.wire.route import address, next_stop
 
@@ -36,7 +38,8 @@ class Order:
     """What to deliver. :param pack: as JSON. :param file: its digests and data. :param digest: the kind of digests.
 
     :param low: its origin's LOW. :param cancelled: numbers of files that are not wanted.
-    :param ca: certificates of the terminal, "" without TLS.
+    :param ca: certificates of the terminal, "" without TLS. :param asks: it was sent: only what became of it is asked,
+        behind a CANCEL for each file that is not wanted.
     """
 
     number: int
@@ -49,6 +52,7 @@ class Order:
     low: int = 0
     cancelled: list[int] = field(default_factory=list)
     ca: str = ""
+    asks: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class Answer:
     """What became of an order: outcome, reason, generation and class of failure of each file; or why it is not known.
 
     :param damaged: positions of files whose data in the spool are not what they were; without ``results`` nothing was
-        sent. :param code: class of the failure.
+        sent. :param code: class of the failure. :param waits: the next custodian has it.
     """
 
     number: int
@@ -65,6 +69,16 @@ class Answer:
     failure: str = ""
     code: int = 0
     retry_after_s: float = 0.0
+    waits: bool = False
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A pack that was sent, or asked about. :param damaged: positions of files that were damaged in the spool."""
+
+    number: int
+    files: int
+    damaged: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -117,7 +131,8 @@ class Way:
         self._gateway, self._answer = gateway, answer
         self._todo: SimpleQueue[Order] = SimpleQueue()
         self._wake, self._woken = os.pipe()
-        self._sent: dict[tuple[str, int], _Load] = {}
+        self._sent: dict[tuple[str, int], _Sent] = {}
+        self._waits: dict[tuple[str, int], _Sent] = {}
         self._channel: Channel | None = None
         self._origins: set[str] = set()
         self._heard_s = 0.0
@@ -159,6 +174,9 @@ class Way:
             self._close()
 
     def _begin(self, order: Order) -> None:
+        if order.asks:
+            self._inquire(order, as_pack(order.pack))
+            return
         try:
             one = load(order)
         except Gone:
@@ -171,8 +189,22 @@ class Way:
         if one.damaged and one.pack.release == "delivered":
             self._answer(Answer(order.number, damaged=one.damaged))
             return
-        self._sent[one.pack.origin, one.pack.seq] = one
+        self._sent[one.pack.origin, one.pack.seq] = _Sent(order.number, len(one.data), one.damaged)
         self._send(self._connected(), one)
+
+    def _inquire(self, order: Order, pack: Pack) -> None:
+        """Ask about a pack that was sent. One without any answer yet is only told what is not wanted."""
+        key = pack.origin, pack.seq
+        has_no_answer = key in self._sent
+        if not has_no_answer:
+            self._sent[key] = _Sent(order.number, len(pack.paths))
+        channel = self._connected()
+        self._origins.add(pack.origin)
+        channel.send(Low(pack.origin, order.low))
+        for seq in order.cancelled:
+            channel.send(Cancel(pack.origin, seq))
+        if not has_no_answer:
+            channel.send(Status(pack.origin, pack.seq, len(pack.paths)))
 
     def _connected(self) -> Channel:
         if self._channel is None:
@@ -184,38 +216,48 @@ class Way:
         origin = one.pack.origin
         self._origins.add(origin)
         channel.send(Low(origin, one.order.low))  # and a PACK is never the first message
-        for seq in one.order.cancelled:
-            channel.send(Cancel(origin, seq))
-        onward = replace(one.pack, terminal=next_stop(one.pack.terminal)[1], release="delivered")
+        onward = replace(
+            one.pack, terminal=next_stop(one.pack.terminal)[1], release="delivered", after=(),
+            cancelled=tuple(one.order.cancelled),
+        )  # fmt: skip
         channel.send_pack(onward, one.digests_by(channel), one.data)
 
     def _hear(self, message: Message) -> None:
         key = getattr(message, "origin", ""), getattr(message, "seq", 0)
-        one = self._sent.get(key)
+        one = self._sent.get(key) or self._waits.get(key)
         if one is None:
             return
-        if isinstance(message, Packed) and len(message.generations) != len(one.data):
-            text = f"{self._gateway.server} has answered for {len(message.generations)} of {len(one.data)} files"
+        if isinstance(message, Packed) and len(message.generations) != one.files:
+            text = f"{self._gateway.server} has answered for {len(message.generations)} of {one.files} files"
             self._failed(key, TransferFailure(ErrorClass.UNKNOWN, text))
         elif isinstance(message, NoSpace) or (isinstance(message, Packed) and "pending" in message.outcomes):
             text = f"{self._gateway.server} has no room"
             again_s = float(message.retry_after_s) if isinstance(message, NoSpace) else 0.0
             self._failed(key, TransferFailure(ErrorClass.NO_SPACE_REMOTE, text, retry_after_s=again_s))
         elif isinstance(message, Packed):
-            del self._sent[key]
-            self._answer(Answer(one.order.number, _results(message), one.damaged))
+            self._forget(key)
+            self._answer(Answer(one.number, _results(message), one.damaged))
+        elif isinstance(message, Custody) and key in self._sent:
+            self._waits[key] = self._sent.pop(key)
+            self._answer(Answer(one.number, damaged=one.damaged, waits=True))
         elif isinstance(message, Result) and message.outcome == "unknown":
             self._failed(key, TransferFailure(ErrorClass.CONNECTION_LOST, f"{self._gateway.server} does not have it"))
+
+    def _forget(self, key: tuple[str, int]) -> None:
+        self._sent.pop(key, None)
+        self._waits.pop(key, None)
 
     def _ask(self, channel: Channel) -> None:
         """Nothing was heard for a while."""
         if time.monotonic() - self._heard_s > self._gateway.timeout_s:
             raise channel.failure(ErrorClass.STALLED, f"silent for {self._gateway.timeout_s:.0f} s")
         for (origin, seq), one in self._sent.items():
-            channel.send(Status(origin, seq, len(one.data)))
+            channel.send(Status(origin, seq, one.files))
 
     def _failed(self, key: tuple[str, int], failure: TransferFailure) -> None:
-        self._answer(_failure(self._sent.pop(key).order.number, failure))
+        one = self._sent.get(key) or self._waits[key]
+        self._forget(key)
+        self._answer(_failure(one.number, failure))
 
     def _lost(self, failure: TransferFailure) -> None:
         """The connection; whatever is under way is the daemon's to send again."""
@@ -230,6 +272,7 @@ class Way:
             self._channel.close()
             self._channel = None
         self._origins.clear()
+        self._waits.clear()
 
 
 def _failure(number: int, failure: TransferFailure) -> Answer:

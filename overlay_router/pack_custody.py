@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Collection, Iterable, Sequence
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Collection, Container, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from overlay_router import custody, lots
 from overlay_router.deposits import Terminals
@@ -36,21 +39,55 @@ _DAMAGED = "the copy in the custodian's spool was damaged"
 _LATE = "the custodian could not deliver it in time"
 
 
+class News(NamedTuple):
+    """What whoever delivers has not heard yet.
+
+    :param ready: packs that nothing in custody must come before. :param cancelled: of which a file is not wanted now.
+    """
+
+    ready: list[HeldPack]
+    cancelled: list[HeldPack]
+
+
+@dataclass
+class _Origin:
+    """Packs of one origin, by the number of their first file. :param starts: these numbers, ascending."""
+
+    packs: dict[int, HeldPack] = field(default_factory=dict)
+    starts: list[int] = field(default_factory=list)
+
+    def of(self, seq: int) -> HeldPack | None:
+        """The pack that a file of that number is in."""
+        place = bisect_right(self.starts, seq)
+        held = self.packs[self.starts[place - 1]] if place else None
+        return held if held is not None and seq < held.end else None
+
+
 class PackCustody:
     """The packs of one custodian.
 
     :param root: of its spool. :param spool: its size and lots. :param terminals: who may deposit for whom.
-    :param name: of this router, for CUSTODY.
+    :param name: of this router, for CUSTODY. :param others: operations in custody that are in no pack.
     """
 
     def __init__(
-        self, store: PackRecords, root: Path, spool: Spool, terminals: Terminals, name: str, clock: Clock
+        self,
+        store: PackRecords,
+        root: Path,
+        spool: Spool,
+        terminals: Terminals,
+        name: str,
+        clock: Clock,
+        others: Container[Key] = (),
     ) -> None:
         self._store, self._spool, self._terminals, self._name, self._clock = store, spool, terminals, name, clock
+        self._others = others
         self._place = root / OWN / "packs"
         self._place.mkdir(mode=0o700, exist_ok=True)
         self._held: dict[Key, HeldPack] = {}
-        self._origins: dict[str, dict[int, HeldPack]] = {}
+        self._origins: dict[str, _Origin] = {}
+        self._behind: dict[Key, list[HeldPack]] = {}
+        self._news = News([], [])
         self._recover()
 
     # ---- taken in ----------------------------------------------------------------------------------------------------
@@ -131,7 +168,8 @@ class PackCustody:
         pack = arrived.pack
         return HeldPack(
             pack.origin, pack.seq, pack.seq + len(pack.paths), pack.paths[0], pack.terminal, pack.release,
-            pack.expires, arrived.peer, arrived.digest_name, _size_bytes(arrived), now,
+            pack.expires, arrived.peer, arrived.digest_name, _size_bytes(arrived), now, pack.priority, pack.deadline,
+            pack.after,
         )  # fmt: skip
 
     def _write(self, new: Sequence[Arrived]) -> None:
@@ -162,26 +200,62 @@ class PackCustody:
 
     def covers(self, origin: str, seq: int) -> bool:
         """Whether a file of that number is in a pack in custody."""
-        return any(held.seq <= seq < held.end for held in self._origins.get(origin, {}).values())
+        return self._pack_of(origin, seq) is not None
+
+    def _pack_of(self, origin: str, seq: int) -> HeldPack | None:
+        known = self._origins.get(origin)
+        return known.of(seq) if known is not None else None
 
     def cancel(self, key: Key, peer: str) -> Custody | None:
         """Remember that a file of a pack is not wanted: its terminal hears it. None for a number that is in no pack."""
-        if not self.covers(*key):
+        held = self._pack_of(*key)
+        if held is None:
             return None
-        held = next(one for one in self._origins[key[0]].values() if one.seq <= key[1] < one.end)
         if held.sender.partition("/")[0] == peer.partition("/")[0]:
             self._store.cancel(*key)
+            self._news.cancelled.append(held)
         else:
             log.warn("cancel-refused", origin=key[0], reason="it was deposited with another")
         return Custody(*key, self._name)
 
     def first(self, origin: str) -> int | None:
         """The lowest number of an origin that is in custody, None without one."""
-        return min(self._origins.get(origin, {}), default=None)
+        return self._origins[origin].starts[0] if origin in self._origins else None
 
     def held(self) -> list[HeldPack]:
         """All packs in custody, oldest first."""
         return list(self._held.values())
+
+    def news(self) -> News:
+        """What has changed since the last call. A pack that waits for an earlier operation comes when that has ended.
+
+        So of two versions of one name, which their origin has ordered, the older never replaces the newer.
+        """
+        said, self._news = self._news, News([], [])
+        return said
+
+    def ended(self, key: Key) -> None:
+        """An operation, or the pack that begins with it, is not in custody any more: who waited for it may go on."""
+        for held in self._behind.pop(key, ()):
+            if self._held.get(held.key) is held:
+                self._line_up(held)
+
+    def _line_up(self, held: HeldPack) -> None:
+        before = self._before(held)
+        if before is None:
+            self._news.ready.append(held)
+        else:
+            self._behind.setdefault(before, []).append(held)
+
+    def _before(self, held: HeldPack) -> Key | None:
+        """Something in custody that must be final before a pack."""
+        for seq in held.after:
+            earlier = self._pack_of(held.origin, seq)
+            if earlier is not None and earlier is not held:
+                return earlier.key
+            if (held.origin, seq) in self._others:
+                return held.origin, seq
+        return None
 
     # ---- delivered ---------------------------------------------------------------------------------------------------
 
@@ -190,7 +264,7 @@ class PackCustody:
 
         Its origin's LOW goes with it, and the cancellations that were asked for: the terminal judges them.
         """
-        if held.key not in self._held:
+        if self._held.get(held.key) is not held:
             return None
         record = self._store.record(held.origin)
         return {
@@ -256,13 +330,19 @@ class PackCustody:
 
     def _add(self, held: HeldPack) -> None:
         self._held[held.key] = held
-        self._origins.setdefault(held.origin, {})[held.seq] = held
+        known = self._origins.setdefault(held.origin, _Origin())
+        known.packs[held.seq] = held
+        insort(known.starts, held.seq)
+        self._line_up(held)
 
     def _remove(self, held: HeldPack) -> None:
         del self._held[held.key]
-        del self._origins[held.origin][held.seq]
-        if not self._origins[held.origin]:
+        known = self._origins[held.origin]
+        del known.packs[held.seq]
+        del known.starts[bisect_left(known.starts, held.seq)]
+        if not known.packs:
             del self._origins[held.origin]
+        self.ended(held.key)
         self._free(held)
 
     def _free(self, held: HeldPack) -> None:

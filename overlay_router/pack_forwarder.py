@@ -7,9 +7,9 @@ import contextlib
 import itertools
 import json
 import subprocess
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import asdict
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from overlay_router.destination import Reply
@@ -17,6 +17,7 @@ from overlay_router.forwarder import AWAY, OnDisk
 from overlay_router.pack_carrier import Answer, Order
 from overlay_router.pack_custody import Key, PackCustody, lost
 from overlay_router.pack_records import HeldPack
+from overlay_router.pack_turns import Lane, Turns
 from overlay_router.pauses import FIRST_S, Pause
 from overlay_router.states import Outcome, Result
 from stageout.core import log
@@ -27,14 +28,27 @@ from stageout.wire.route import next_stop
 
 _IDLE_S = 5.0
 _COALESCE_S = 0.002
-#: Packs on their way to one terminal.
+#: Packs on their way to one router, without those that it has taken into custody; and as many that it is asked about.
 _UNDER_WAY = 16
 _LINE_BYTES = 64 * 1024 * 1024
 _SETTLED = "its origin has settled it at the terminal already"
 
 
+@dataclass
+class _Given:
+    """A pack that the process has. :param waits: it is in custody at the next router, and takes no place."""
+
+    number: int
+    held: HeldPack
+    lane: Lane
+    waits: bool = False
+
+
 class PackForwarder:
     """Delivers the packs that a custodian holds. :meth:`run` beside everything.
+
+    A pack that waits is in ``_turns``, one that the process has is in ``_given``; one that the next custodian has is in
+    both, and in ``_asks``: its results come by themselves, or it is asked about.
 
     :param on_disk: runs a call in the thread that owns the custodian. :param tell: sends replies.
     :param key: name and secret that the terminals know this router by.
@@ -53,9 +67,15 @@ class PackForwarder:
         self._packs, self._on_disk, self._tell, self._clock = packs, on_disk, tell, clock
         self._key, self._ca = key, ca
         self._numbers = itertools.count(1)
-        self._orders: dict[int, HeldPack] = {}
+        self._turns = Turns()
+        self._given: dict[Key, _Given] = {}
+        self._keys: dict[int, Key] = {}
+        self._load: Counter[Lane] = Counter()
+        #: Positions of files that were damaged here, of packs that the next custodian has.
+        self._asks: dict[Key, list[int]] = {}
         self._answers: list[Answer] = []
-        self._pauses: dict[Key | str, Pause] = {}
+        self._away: dict[str, Pause] = {}
+        self._pauses: dict[Key, Pause] = {}
         self._process: asyncio.subprocess.Process | None = None
         self._listening: asyncio.Task[None] | None = None
         self._problems: dict[str, str] = {}
@@ -63,8 +83,8 @@ class PackForwarder:
 
     @property
     def busy(self) -> frozenset[Key]:
-        """What is being delivered."""
-        return frozenset(held.key for held in self._orders.values())
+        """What is being delivered, here or at the next custodian."""
+        return frozenset(self._given)
 
     @property
     def problems(self) -> dict[str, str]:
@@ -92,14 +112,72 @@ class PackForwarder:
                 await self._process.wait()
 
     async def _begin(self) -> None:
-        held = await self._on_disk(self._packs.held)
-        if not held:
-            return
+        news = await self._on_disk(self._packs.news)
+        for held in news.ready:
+            self._line_up(held)
+        for held in news.cancelled:
+            await self._recall(held)
+        begins = deque(self._turns.next(self._clock.monotonic_s(), self._clock.wall_s(), self._room))
+        try:
+            while begins:
+                await self._start(begins[0][1])
+                begins.popleft()
+        finally:
+            for _, held in begins:
+                self._line_up(held)
+
+    def _room(self, lane: Lane) -> int:
+        """How many may begin; a router that is away is tried with one pack at a time."""
+        away = self._away.get(lane.stop, Pause())
+        if away.until_s > self._clock.monotonic_s():
+            return 0
+        return max(0, (1 if away.failures else _UNDER_WAY) - self._load[lane])
+
+    def _line_up(self, held: HeldPack) -> None:
+        self._turns.add(self._lane(held), held, self._clock.wall_s())
+
+    def _lane(self, held: HeldPack) -> Lane:
+        return Lane(next_stop(held.terminal)[0], held.key in self._asks)
+
+    async def _start(self, held: HeldPack) -> None:
         process = await self._carrier()
-        for one in self._next(held):
-            facts = await self._on_disk(lambda one=one: self._packs.order(one))  # type: ignore[misc]
-            if facts is not None:  # it may have expired meanwhile
-                self._give(process, one, facts)
+        facts = await self._on_disk(lambda: self._packs.order(held))
+        self._drop(held.key)
+        if facts is None:  # it has expired meanwhile, perhaps
+            self._forget(held.key)
+            return
+        one = self._given[held.key] = _Given(next(self._numbers), held, self._lane(held))
+        self._keys[one.number] = held.key
+        self._load[one.lane] += 1
+        if not one.lane.asks:
+            log.event("deliver", origin=held.origin, seq=held.seq, path=held.path, files=held.files,
+                      terminal=one.lane.stop)  # fmt: skip
+        self._give(process, one, facts)
+
+    async def _recall(self, held: HeldPack) -> None:
+        """A file of a pack is not wanted any more: whoever has the pack hears it now."""
+        one = self._given.get(held.key)
+        if one is None:
+            return  # it hears it with the pack
+        if one.waits:
+            self._line_up(held)
+            return
+        facts = await self._on_disk(lambda: self._packs.order(held))
+        if facts is not None and self._process is not None:
+            self._give(self._process, one, facts, asks=True)
+
+    def _drop(self, key: Key) -> _Given | None:
+        """The process has it no more."""
+        one = self._given.pop(key, None)
+        if one is not None:
+            del self._keys[one.number]
+            if not one.waits:
+                self._load[one.lane] -= 1
+        return one
+
+    def _forget(self, key: Key) -> None:
+        self._asks.pop(key, None)
+        self._pauses.pop(key, None)
 
     async def _carrier(self) -> asyncio.subprocess.Process:
         """The process that delivers; another when it has died: what it was doing begins anew."""
@@ -108,8 +186,9 @@ class PackForwarder:
         if self._listening is not None:
             await self._listening
             await self._settle()
-            log.error("carrier-died", packs=len(self._orders))
-            self._orders.clear()
+            log.error("carrier-died", packs=len(self._given))
+            for one in [one for one in map(self._drop, list(self._given)) if one is not None and not one.waits]:
+                self._line_up(one.held)
             await asyncio.sleep(FIRST_S)
         command = module_command("overlay_router.pack_carrier")
         self._process = await asyncio.create_subprocess_exec(
@@ -131,78 +210,106 @@ class PackForwarder:
         await process.wait()
         self.wake.set()
 
-    def _next(self, held: list[HeldPack]) -> list[HeldPack]:
-        """What begins now; a terminal that is away is tried with one pack at a time."""
-        now_s, busy = self._clock.monotonic_s(), self.busy
-        load = Counter(_stop(one) for one in self._orders.values())
-        chosen: list[HeldPack] = []
-        for one in held:
-            terminal = _stop(one)
-            away = self._pauses.get(terminal, Pause())
-            if one.key in busy or away.until_s > now_s or load[terminal] >= (1 if away.failures else _UNDER_WAY):
-                continue
-            if self._pauses.get(one.key, Pause()).until_s <= now_s:
-                load[terminal] += 1
-                chosen.append(one)
-        return chosen
-
-    def _give(self, process: asyncio.subprocess.Process, held: HeldPack, facts: dict[str, Any]) -> None:
-        number, (name, secret) = next(self._numbers), self._key
-        self._orders[number] = held
-        log.event("deliver", origin=held.origin, seq=held.seq, path=held.path, files=held.files, terminal=_stop(held))
-        order = Order(number, _stop(held), name, secret.hex(), ca=self._ca, **facts)
+    def _give(
+        self, process: asyncio.subprocess.Process, one: _Given, facts: dict[str, Any], asks: bool = False
+    ) -> None:
+        name, secret = self._key
+        stop, asks = one.lane.stop, asks or one.lane.asks
+        order = Order(one.number, stop, name, secret.hex(), ca=self._ca, asks=asks, **facts)
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             process.stdin.write(json.dumps(asdict(order)).encode() + b"\n")
 
     async def _settle(self) -> None:
         """Record the answers that have come, all together; when that fails, they are asked for again."""
+        ended = _Ended()
         answers, self._answers = self._answers, []
-        found = [(self._orders.pop(one.number), one) for one in answers if one.number in self._orders]
-        ends: list[tuple[HeldPack, list[Result]]] = []
-        for held, answer in found:
-            if answer.results:
-                self._reached(held)
-                ends.append((held, _judged(answer)))
-            elif answer.damaged:
+        for answer in answers:
+            one = self._given.get(self._keys.get(answer.number, ("", 0)))
+            if one is not None:
+                self._sort(one, answer, ended)
+        try:
+            for held in ended.damaged:
                 self._tell(await self._on_disk(lambda held=held: self._packs.damaged(held)))  # type: ignore[misc]
-            else:
-                self._failed(held, answer)
-        if ends:
-            self._tell(await self._on_disk(lambda: self._packs.settle(ends)))
+            if ended.settled:
+                self._tell(await self._on_disk(lambda: self._packs.settle(ended.settled)))
+        except BaseException:
+            for held in ended.packs():
+                self._line_up(held)
+            raise
 
-    def _reached(self, held: HeldPack) -> None:
-        self._pauses.pop(_stop(held), None)
-        self._pauses.pop(held.key, None)
-        self._problems.pop(_stop(held), None)
+    def _sort(self, one: _Given, answer: Answer, ended: _Ended) -> None:
+        held = one.held
+        if answer.waits:
+            self._waits(one, answer)
+            return
+        self._drop(held.key)
+        if answer.results:
+            self._reached(one.lane.stop)
+            ended.settled.append((held, _judged(answer, self._asks.get(held.key, []))))
+            self._forget(held.key)
+        elif answer.damaged:
+            ended.damaged.append(held)
+            self._forget(held.key)
+        else:
+            self._failed(held, answer)
+
+    def _waits(self, one: _Given, answer: Answer) -> None:
+        """The next custodian has it: others may go, and it is asked ever more seldom what became of this one."""
+        held = one.held
+        self._reached(one.lane.stop)
+        if not one.waits:
+            one.waits = True
+            self._load[one.lane] -= 1
+        self._asks.setdefault(held.key, answer.damaged)
+        now_s = self._clock.monotonic_s()
+        pause = self._pauses.setdefault(held.key, Pause())
+        pause.more(now_s, 0.0)
+        self._turns.later(self._lane(held), held, pause.until_s)
+
+    def _reached(self, stop: str) -> None:
+        self._away.pop(stop, None)
+        self._problems.pop(stop, None)
 
     def _failed(self, held: HeldPack, answer: Answer) -> None:
-        terminal = _stop(held)
-        now_s = self._clock.monotonic_s()
-        pause = self._pauses.setdefault(terminal if ErrorClass.from_code(answer.code) in AWAY else held.key, Pause())
+        stop, now_s = self._lane(held).stop, self._clock.monotonic_s()
+        if ErrorClass.from_code(answer.code) in AWAY:
+            pause = self._away.setdefault(stop, Pause())
+        else:
+            self._asks.pop(held.key, None)  # the next custodian does not know it any more, perhaps
+            pause = self._pauses.setdefault(held.key, Pause())
         if pause.until_s <= now_s:  # several packs are lost with one connection
             pause.more(now_s, answer.retry_after_s)
-        self._problems[terminal] = answer.failure
-        log.warn("not-delivered", origin=held.origin, seq=held.seq, path=held.path, terminal=terminal,
+        self._turns.later(self._lane(held), held, pause.until_s)
+        self._problems[stop] = answer.failure
+        log.warn("not-delivered", origin=held.origin, seq=held.seq, path=held.path, terminal=stop,
                  problem=answer.failure, again_s=round(pause.until_s - now_s))  # fmt: skip
 
     def _until_next_s(self) -> float:
         now_s = self._clock.monotonic_s()
-        waits = [pause.until_s - now_s for pause in self._pauses.values() if pause.until_s > now_s]
-        return min([_IDLE_S, *waits])
+        times_s = [self._turns.until_s(), *(pause.until_s for pause in self._away.values())]
+        return min([_IDLE_S, *(until_s - now_s for until_s in times_s if until_s > now_s)])
 
 
-def _stop(held: HeldPack) -> str:
-    return next_stop(held.terminal)[0]
+@dataclass
+class _Ended:
+    """Packs whose results have come, and those that were damaged here."""
+
+    settled: list[tuple[HeldPack, list[Result]]] = field(default_factory=list)
+    damaged: list[HeldPack] = field(default_factory=list)
+
+    def packs(self) -> Iterable[HeldPack]:
+        """All of them."""
+        return [*(held for held, _ in self.settled), *self.damaged]
 
 
-def _judged(answer: Answer) -> list[Result]:
+def _judged(answer: Answer, damaged: Iterable[int]) -> list[Result]:
     """What the terminal said of each file; one whose only copy here was damaged is LOST."""
     found = [
         Result(Outcome.FAILED, _SETTLED) if outcome == "stale" else Result(Outcome(outcome), reason, generation, code)
         for outcome, reason, generation, code in answer.results
     ]
-    for position in answer.damaged:
+    for position in {*answer.damaged, *damaged}:
         if found[position].outcome is Outcome.FAILED:
             found[position] = lost()
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from overlay_router.states import Release
@@ -16,7 +16,14 @@ _TABLE = """CREATE TABLE IF NOT EXISTS packs_held (
     origin TEXT NOT NULL, seq INTEGER NOT NULL, end INTEGER NOT NULL, path BLOB NOT NULL, terminal TEXT NOT NULL,
     release TEXT NOT NULL, expires INTEGER NOT NULL, sender TEXT NOT NULL, digest TEXT NOT NULL, size INTEGER NOT NULL,
     taken_at INTEGER NOT NULL, pack TEXT NOT NULL, UNIQUE (origin, seq))"""
-_COLUMNS = "origin, seq, end, path, terminal, release, expires, sender, digest, size, taken_at"
+#: That tables of earlier versions lack.
+_LATER = {
+    "priority": "INTEGER NOT NULL DEFAULT 0", "deadline": "INTEGER NOT NULL DEFAULT 0",
+    "after": "TEXT NOT NULL DEFAULT '[]'",
+}  # fmt: skip
+_COLUMNS = (
+    "origin, seq, end, path, terminal, release, expires, sender, digest, size, taken_at, priority, deadline, after"
+)
 
 
 @dataclass(frozen=True)
@@ -25,7 +32,7 @@ class HeldPack:
 
     :param end: the number behind that of its last file. :param path: of its first file. :param sender: who gave it.
     :param digest: the kind of its files' digests. :param size_bytes: in the spool.
-    :param taken_at: Unix time in seconds.
+    :param taken_at: Unix time in seconds. :param after: numbers that must be final before it is delivered.
     """
 
     origin: str
@@ -39,6 +46,9 @@ class HeldPack:
     digest: str
     size_bytes: int
     taken_at: int
+    priority: int = 0
+    deadline: int = 0
+    after: tuple[int, ...] = ()
 
     @property
     def key(self) -> tuple[str, int]:
@@ -62,11 +72,17 @@ class PackRecords(Store):
     def _open(self) -> None:
         super()._open()
         self._connection.execute(_TABLE)
+        present = {row[1] for row in self._connection.execute("PRAGMA table_info(packs_held)")}
+        for name in _LATER.keys() - present:
+            self._connection.execute(f"ALTER TABLE packs_held ADD COLUMN {name} {_LATER[name]}")
 
     def held_packs(self) -> list[HeldPack]:
         """All packs in custody, oldest first."""
         rows = self._connection.execute(f"SELECT {_COLUMNS} FROM packs_held ORDER BY taken_at, rowid").fetchall()
-        return [HeldPack(origin, seq, end, os.fsdecode(path), *rest) for origin, seq, end, path, *rest in rows]
+        return [
+            replace(HeldPack(origin, seq, end, os.fsdecode(path), *rest), after=tuple(json.loads(after)))
+            for origin, seq, end, path, *rest, after in rows
+        ]
 
     def pack(self, key: tuple[str, int]) -> Pack:
         """The names, sizes and so on of a pack in custody."""
@@ -75,16 +91,22 @@ class PackRecords(Store):
         return as_pack(text)
 
     def take_packs(self, taken: Iterable[tuple[HeldPack, Pack]]) -> None:
-        """CUSTODY of some packs, durable before it is said."""
+        """CUSTODY of some packs, durable before it is said, with what of them is not wanted any more."""
+        cancelled: list[tuple[str, int]] = []
         with self._transaction("spool-pack-take"):
             for held, pack in taken:
                 self._keep_origin(held.origin, held.expires)
+                cancelled += [(held.origin, seq) for seq in pack.cancelled if held.seq <= seq < held.end]
                 row = (
                     *held.key, held.end, os.fsencode(held.path), held.terminal, held.release, held.expires,
-                    held.sender, held.digest, held.size_bytes, held.taken_at, pack_text(pack),
+                    held.sender, held.digest, held.size_bytes, held.taken_at, held.priority, held.deadline,
+                    json.dumps(held.after), pack_text(pack),
                 )  # fmt: skip
                 marks = ", ".join("?" * len(row))
                 self._connection.execute(f"INSERT INTO packs_held ({_COLUMNS}, pack) VALUES ({marks})", row)
+            self._connection.executemany("INSERT OR IGNORE INTO cancelled VALUES (?, ?)", cancelled)
+        for origin, seq in cancelled:
+            self.record(origin).cancelled.add(seq)
 
     def withdraw_pack(self, key: tuple[str, int]) -> None:
         """A damaged pack whose sender has its files is not in custody any more."""

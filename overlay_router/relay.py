@@ -414,6 +414,8 @@ class Router:
             if refusal:
                 line.send(overlay.Result(origin, message.seq, "failed", refusal))
                 return
+        if isinstance(message, overlay.Cancel):  # where it is remembered is known when its pack is taken
+            await self._packs.passed(partial(self._ends.is_elsewhere, message))
         digest = line.peer.digest
         self._deliver(await self._on_disk(lambda: self._ends.decide(message, name, digest)))
         self._look_for_deliveries()

@@ -196,9 +196,11 @@ class SmallFiles:
         else:
             new = [file for file in arrived.files if terminal.are_new(record, (file.seq,), pack.expires, now)]
             self._answer(work, {file.seq for file in new}, record, now)
-        digest = arrived.digest
+        digest, cancelled = arrived.digest, frozenset(pack.cancelled)
         for file in new:
-            if digest(file.data) == file.digest and is_allowed(file.path):
+            if file.seq in cancelled:
+                work.new.results[file.seq] = Result(Outcome.CANCELLED)
+            elif digest(file.data) == file.digest and is_allowed(file.path):
                 work.todo.append(file)
             else:
                 work.new.results[file.seq] = Result(Outcome.FAILED, _problem(file.path))

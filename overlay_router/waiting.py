@@ -25,10 +25,22 @@ class Packs:
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[tuple[Line, Arrived]] = asyncio.Queue(_PACKS)
+        self._waiting: dict[int, tuple[Arrived, asyncio.Future[None]]] = {}
 
     async def put(self, line: Line, arrived: Arrived) -> None:
         """Have a pack executed soon; waits while many do."""
-        await self._queue.put((line, arrived))
+        self._waiting[id(arrived)] = arrived, asyncio.get_running_loop().create_future()
+        try:
+            await self._queue.put((line, arrived))
+        except asyncio.CancelledError:
+            self._passed(arrived)
+            raise
+
+    async def passed(self, concerns: Callable[[Arrived], bool]) -> None:
+        """Wait until no such pack is waiting."""
+        found = [future for arrived, future in self._waiting.values() if concerns(arrived)]
+        if found:
+            await asyncio.wait(found)
 
     async def run(
         self, execute: Callable[[list[Arrived]], Awaitable[None]], apart: Callable[[list[Arrived]], list[list[Arrived]]]
@@ -49,6 +61,13 @@ class Packs:
                     asked = {id(one) for one in batch}
                     for line in [line for line, arrived in waiting if id(arrived) in asked]:
                         line.writer.close()
+                for one in batch:
+                    self._passed(one)
+
+    def _passed(self, arrived: Arrived) -> None:
+        _, future = self._waiting.pop(id(arrived))
+        if not future.done():
+            future.set_result(None)
 
 
 class _Waiting(NamedTuple):

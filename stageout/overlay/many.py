@@ -12,10 +12,11 @@ from typing import Generic, NamedTuple, TypeVar, Union
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Gateway
-from stageout.overlay.client import Put, deposit, put
+from stageout.overlay.client import Put, allowed, deposit, put
 from stageout.overlay.packs import Packer, SmallPut
 from stageout.overlay.sources import AnyPath
 from stageout.wire.deposits import EXPIRES_AFTER_S
+from stageout.wire.fields import MAX_NUMBER
 from stageout.wire.route import Route
 
 Key = TypeVar("Key")
@@ -52,8 +53,8 @@ def put_many(
     :param connections: of one large file. :param routes: ways to the router.
     :param terminal: when ``gateway`` is a custodian on the way there; :param expires_after_s: as of
         :func:`~stageout.overlay.client.put`. :param custody: it is enough that the custodian has them.
-    :param priority: :param deadline: :param most_connections: of large files, as of
-        :func:`~stageout.overlay.client.put`.
+    :param priority: :param deadline: as of :func:`~stageout.overlay.client.put`; of small files in custodians only.
+    :param most_connections: of large files, as there.
     :param at_once: large files. :param progress: of large files.
     """
     lock = threading.Lock()
@@ -88,7 +89,8 @@ def put_many(
 
     packer = Packer(
         gateway, end_small, routes, terminal=terminal, custody=custody, expires_after_s=expires_after_s,
-        most_connections=max(connections, most_connections),
+        most_connections=max(connections, most_connections), priority=allowed(gateway, priority),
+        deadline=min(deadline, MAX_NUMBER),
     )  # fmt: skip
     with Crew(at_once) as crew, _Small(packer, end_small) as small:
         for key, local, path in files:

@@ -13,7 +13,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Generic, NamedTuple, TypeVar, Union
 
@@ -24,7 +24,7 @@ from stageout.overlay.helpers import MOST, Helpers, Parcel
 from stageout.overlay.kept import Room
 from stageout.overlay.sources import AnyPath, open_source
 from stageout.wire.deposits import EXPIRES_AFTER_S
-from stageout.wire.fields import MAX_PATH_BYTES
+from stageout.wire.fields import MAX_AFTER, MAX_PATH_BYTES
 from stageout.wire.overlay import Custody, Low, Message, NoSpace, Pack, Packed, Result, Status
 from stageout.wire.packs import MAX_FILE_BYTES, MAX_FILES, MAX_PACK_BYTES, MAX_PATHS_BYTES
 from stageout.wire.route import Route
@@ -65,7 +65,7 @@ class _Load(Generic[Key]):
     """Files of one pack, whose data lie in ``room`` one behind the other.
 
     :param keys: what the caller knows them by. :param head: while it is under way.
-    :param in_custody: a custodian has it.
+    :param in_custody: a custodian has it. :param after: first numbers of packs with earlier versions of some of them.
     """
 
     first: int
@@ -79,10 +79,15 @@ class _Load(Generic[Key]):
     paths_bytes: int = 0
     head: Pack | None = None
     in_custody: bool = False
+    after: set[int] = field(default_factory=set)
 
     def has_room(self, path_bytes: int) -> bool:
         """Whether there is one more path in it."""
         return len(self.paths) < MAX_FILES and self.paths_bytes + path_bytes <= MAX_PATHS_BYTES
+
+    def may_follow(self, earlier: int | None) -> bool:
+        """Whether it can say that it comes after a pack. :param earlier: number of that, None without one."""
+        return earlier is None or earlier in self.after or len(self.after) < MAX_AFTER
 
     def add(self, key: Key, path: str, path_bytes: int, mode: int, size_bytes: int) -> None:
         """Take a file whose data lie behind those of the others already."""
@@ -93,11 +98,11 @@ class _Load(Generic[Key]):
         self.data_bytes += size_bytes
         self.paths_bytes += path_bytes
 
-    def close(self, origin: str, expires: int, terminal: str, release: str) -> None:
-        """It becomes a pack, to which no file is added any more."""
-        self.head = Pack(
-            origin, self.first, expires, tuple(self.paths), tuple(self.sizes_bytes), tuple(self.modes), "",
-            terminal=terminal, release=release,
+    def close(self, like: Pack) -> None:
+        """It becomes a pack, to which no file is added any more. :param like: what is the same for all of an origin."""
+        self.head = replace(
+            like, seq=self.first, paths=tuple(self.paths), sizes_bytes=tuple(self.sizes_bytes),
+            modes=tuple(self.modes), after=tuple(sorted(self.after)),
         )  # fmt: skip
 
     def put(self, channel: Channel, helpers: Helpers | None = None) -> None:
@@ -117,8 +122,10 @@ class Packer(Generic[Key]):
     :param ended: called with a file's key and what became of it. :param routes: ways to the router (relays in order,
         () is the direct one): the first that works, then the next.
     :param terminal: when ``gateway`` is a custodian on the way there. :param custody: it is enough that it has them.
+        It is told which of them are later versions of one name; for that each name is remembered (some 100 bytes).
     :param expires_after_s: the time after which nobody tries to deliver them any more.
     :param most_connections: over a long way; else there is one.
+    :param priority: :param deadline: in a custodian, as of :func:`~stageout.overlay.client.put`.
     """
 
     def __init__(
@@ -131,19 +138,26 @@ class Packer(Generic[Key]):
         custody: bool = False,
         expires_after_s: float = EXPIRES_AFTER_S,
         most_connections: int = 1,
+        priority: int = 0,
+        deadline: int = 0,
     ) -> None:
         self._most_connections = min(most_connections, MOST)
         self._helpers: Helpers | None = None
         self._was_helped, self._room = False, Room()
         self.gateway, self._ended, self._routes = gateway, ended, tuple(routes) or ((),)
-        self._terminal, self._custody = terminal, custody
-        self.origin = secrets.token_hex(16)
+        self._custody, self.origin = custody, secrets.token_hex(16)
         self._expires = int(time.time() + expires_after_s)
+        self._like = Pack(
+            self.origin, 0, self._expires, (), (), (), "", terminal=terminal, priority=priority, deadline=deadline,
+            release="custody" if custody else "delivered",
+        )  # fmt: skip
         self._channel: Channel | None = None
         self._rooms: list[memoryview] = []
         self._load: _Load[Key] = self._new(1)
         self._waiting: deque[_Load[Key]] = deque()
         self._names: set[str] = set()
+        #: First number of the last pack in custody that has a name, by the name's hash.
+        self._kept: dict[int, int] = {}
         self._attempts = self._unsettled = 0
         self._patient_until_s = 0.0
 
@@ -181,8 +195,11 @@ class Packer(Generic[Key]):
         path_bytes = len(path) * (_ESCAPED if path.isascii() else 2 * _ESCAPED) + 3
         if path in self._names:
             self.finish()
+        earlier = self._kept.get(hash(path))
         if not self._load.has_room(path_bytes):
             self._send_full()
+        elif not self._load.may_follow(earlier):
+            self._send()
         load = self._load
         try:
             found = _read(local, load.room, load.data_bytes)
@@ -200,6 +217,8 @@ class Packer(Generic[Key]):
             load = self._load
             load.room[:size_bytes] = data
         load.add(key, path, path_bytes, mode, size_bytes)
+        if earlier is not None:
+            load.after.add(earlier)
         self._names.add(path)
         return True
 
@@ -224,7 +243,7 @@ class Packer(Generic[Key]):
         while len(self._waiting) >= _UNDER_WAY:
             self._trying(self._take)
         load = self._load
-        load.close(self.origin, self._expires, self._terminal, "custody" if self._custody else "delivered")
+        load.close(self._like)
         self._load = self._new(load.first + len(load.paths))
         self._trying(lambda: self._say(load))
         while self._waiting and self._channel is not None and self._channel.has_more(0):
@@ -309,6 +328,7 @@ class Packer(Generic[Key]):
         if isinstance(answer, NoSpace):
             self._no_space(load, answer)
         elif isinstance(answer, Custody):
+            self._kept.update((hash(path), load.first) for path in load.paths)
             columns = zip(load.keys, load.sizes_bytes, load.digests)
             for seq, (key, size_bytes, digest) in enumerate(columns, load.first):
                 self._ended(key, SmallPut(size_bytes, channel.digest_name, digest.hex(), 0, self.origin, seq))

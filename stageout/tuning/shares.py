@@ -95,6 +95,15 @@ def turn(priority: int, deadline: int, since: float, now: float) -> tuple[float,
     return -(max(0, min(priority, MOST_PRIORITY)) + steps), deadline if deadline > now else math.inf, since
 
 
+def standing(priority: int, deadline: int, since: float, now: float) -> tuple[float, float, float]:
+    """As :func:`turn`, but between two that wait the same at any time, until a deadline passes: for a heap.
+
+    A step of priority is worth half an hour of waiting; by deadline go those of one half hour.
+    """
+    steps = since // _STEP_S - max(0, min(priority, MOST_PRIORITY))
+    return steps, deadline if deadline > now else math.inf, since
+
+
 @dataclass
 class _Past:
     """What a flow did.

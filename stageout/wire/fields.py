@@ -39,7 +39,7 @@ _LEAST = {"generation": -1, "source_generation": -1, "retry_after_s": -1}
 _MOST = dict.fromkeys(
     (
         "names", "kinds", "sizes_bytes", "modes", "modified", "paths", "generations", "failed", "outcomes", "reasons",
-        "codes", "places", "granted",
+        "codes", "places", "granted", "cancelled",
     ),
     MAX_ENTRIES,
 )  # fmt: skip

@@ -332,6 +332,8 @@ class Pack:
 
     :param manifest: SHA-256 over the digests of all files in order.
     :param terminal: as in OPEN; another router takes all of it into custody. :param release: as of an OPERATION.
+    :param after: numbers of the same origin that must be final before a custodian delivers it.
+    :param cancelled: numbers in it that are not wanted any more. :param priority: :param deadline: as of an OPERATION.
     """
 
     origin: str
@@ -345,6 +347,10 @@ class Pack:
     signature: str = ""
     terminal: str = ""
     release: str = "delivered"
+    after: tuple[int, ...] = ()
+    cancelled: tuple[int, ...] = ()
+    priority: int = 0
+    deadline: int = 0
 
 
 @dataclass(frozen=True)

@@ -571,6 +571,16 @@ def test_a_pack_for_a_plugin_that_fails_in_part_says_of_each_file_why(gate: Gate
     assert isinstance(gate.pack(21, {"out/large": bytes(100)})[0], overlay.NoSpace)
 
 
+def test_files_of_a_pack_that_come_cancelled_are_not_delivered(gate: Gate) -> None:
+    for _ in range(2):
+        assert gate.pack(1, _FILES, cancelled=(1,)) == []
+    due, replies = gate.one.ready(())
+    assert (len(due), replies) == (len(_FILES) - 1, [])
+    (told,) = [reply.message for held in due for reply in gate.one.settle(held.key, Result(Outcome.DONE))]
+    assert isinstance(told, Packed)
+    assert (told.failed, told.outcomes) == ((0,), ("cancelled",))
+
+
 def test_all_lots_are_looked_through_once_for_a_pack(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[Spool] = []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import queue
 import re
 import tempfile
@@ -13,10 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from overlay_router import lots
+from overlay_router import lots, pack_turns
 from overlay_router.destination import Reply
-from overlay_router.pack_carrier import Answer, Gone, Order, Way, load
-from overlay_router.pack_forwarder import PackForwarder
+from overlay_router.pack_carrier import Answer, Gone, Order, Way, _Sent, load
+from overlay_router.pack_forwarder import PackForwarder, _Given
+from overlay_router.pack_records import HeldPack, as_pack
+from overlay_router.pack_turns import Lane, Turns
 from overlay_router.report import Reporting, shown
 from overlay_router.small_files import Arrived
 from overlay_router.states import Outcome, Result
@@ -56,6 +59,13 @@ def spooled(spooling: Spooling) -> list[Path]:
 def order(spooling: Spooling) -> Order:
     (held,) = spooling.one.packs.held()
     return Order(1, TERMINAL, "k", "", **spooling.one.packs.order(held))  # type: ignore[arg-type]
+
+
+def give(forwarder: PackForwarder, held: HeldPack, number: int = 1) -> None:
+    """As if the process had it."""
+    forwarder._given[held.key] = _Given(number, held, forwarder._lane(held))
+    forwarder._keys[number] = held.key
+    forwarder._load[forwarder._lane(held)] += 1
 
 
 def _mended(spooling: Spooling) -> None:
@@ -199,7 +209,7 @@ def test_who_answers_for_fewer_files_than_it_was_sent_has_failed(spooling: Spool
     answers: list[Answer] = []
     way = Way(_Terse.gateway, answers.append)
     loaded = load(order(spooling))
-    way._sent[ORIGIN, 1] = loaded
+    way._sent[ORIGIN, 1] = _Sent(1, len(loaded.data))
     way._hear(Packed(ORIGIN, 1, (1,)))
     assert [(one.results, one.failure) for one in answers] == [([], "terse:1 has answered for 1 of 3 files")]
     ended: list[object] = []
@@ -231,7 +241,7 @@ def test_one_damaged_file_is_lost_and_the_others_are_what_the_terminal_says(spoo
         forwarder = PackForwarder(spooling.one.packs, on_disk, told.extend, ("k", b""), spooling.clock)
         spooling.one.packs.take([pack(release="custody")])
         (held,) = spooling.one.packs.held()
-        forwarder._orders[1] = held
+        give(forwarder, held)
         said = [("done", "", 1, 0), ("failed", "digest", 0, 0), ("stale", "", 0, 0)]
         forwarder._answers.append(Answer(1, said, damaged=[1]))
         await forwarder._settle()
@@ -277,3 +287,229 @@ def test_a_process_that_is_not_understood_is_replaced(spooling: Spooling) -> Non
         return process.returncode
 
     assert asyncio.run(run()) < 0
+
+
+class _Process:
+    """Takes orders and does nothing."""
+
+    returncode = None
+
+    def __init__(self) -> None:
+        self.orders: list[Order] = []
+        self.stdin = self
+
+    def write(self, line: bytes) -> None:
+        self.orders.append(Order(**json.loads(line)))
+
+    def given(self) -> list[tuple[int, bool]]:
+        """Which packs, and whether only to ask; then they are forgotten."""
+        orders, self.orders = self.orders, []
+        return [(as_pack(one.pack).seq, one.asks) for one in orders]
+
+
+class Delivering:
+    """A forwarder whose process does nothing by itself."""
+
+    def __init__(self, spooling: Spooling) -> None:
+        async def on_disk(work):  # type: ignore[no-untyped-def]
+            return work()
+
+        self.told: list[Reply] = []
+        self.process = _Process()
+        self.one = PackForwarder(spooling.one.packs, on_disk, self.told.extend, ("k", b""), spooling.clock)
+        self.one._process = self.process  # type: ignore[assignment]
+
+    def step(self, *answers: Answer) -> list[tuple[int, bool]]:
+        """What it gives when these answers have come."""
+
+        async def run() -> None:
+            self.one._answers += answers
+            await self.one._settle()
+            await self.one._begin()
+
+        asyncio.run(run())
+        return self.process.given()
+
+    def number(self, seq: int) -> int:
+        return self.one._given[ORIGIN, seq].number
+
+
+def _seqs(count: int) -> list[int]:
+    return [1 + 10 * number for number in range(count)]
+
+
+def test_what_the_next_custodian_has_takes_no_place_and_is_asked_about(spooling: Spooling) -> None:
+    spooling.spool.size_bytes = 10**6
+    seqs = _seqs(40)
+    spooling.one.packs.take([pack(seq) for seq in seqs])
+    delivering = Delivering(spooling)
+    assert delivering.step() == [(seq, False) for seq in seqs[:16]]
+    assert delivering.step() == []
+    waits = [Answer(delivering.number(seq), waits=True) for seq in seqs[:16]]
+    assert delivering.step(*waits) == [(seq, False) for seq in seqs[16:32]]
+    assert len(delivering.one.busy) == 32, "what is at the next one may still arrive"
+    spooling.clock.now_s += 1.1
+    assert delivering.step() == [(seq, True) for seq in seqs[:16]]
+    again = [Answer(delivering.number(seq), waits=True) for seq in seqs[:16]]
+    assert delivering.step(*again) == []
+    done = [("done", "", 1, 0)] * len(FILES)
+    assert delivering.step(Answer(delivering.number(1), done)) == []
+    (reply,) = delivering.told
+    assert reply.message == Packed(ORIGIN, 1, (1, 1, 1))
+    unknown = Answer(delivering.number(11), failure="does not have it", code=ErrorClass.CONNECTION_LOST.code)
+    more = [Answer(delivering.number(seq), waits=True) for seq in seqs[16:32]]
+    assert delivering.step(unknown, *more) == [(seq, False) for seq in seqs[32:]]
+    spooling.clock.now_s += 30
+    given = delivering.step()
+    assert (11, False) in given, "it is sent again"
+    assert sum(asks for _, asks in given) == 16
+
+
+def test_the_damaged_file_of_a_pack_that_waited_at_the_next_custodian_is_lost(spooling: Spooling) -> None:
+    spooling.one.packs.take([pack(release="custody")])
+    delivering = Delivering(spooling)
+    delivering.step()
+    delivering.step(Answer(delivering.number(1), waits=True, damaged=[1]))
+    spooling.clock.now_s += 1.1
+    assert delivering.step() == [(1, True)]
+    said = [("done", "", 1, 0), ("failed", "digest", 0, 0), ("done", "", 1, 0)]
+    delivering.step(Answer(delivering.number(1), said))
+    (reply,) = delivering.told
+    assert isinstance(reply.message, Packed)
+    assert (reply.message.failed, reply.message.outcomes) == ((1,), ("lost",))
+
+
+def test_nothing_is_forgotten_when_a_step_of_the_disk_fails(spooling: Spooling) -> None:
+    spooling.one.packs.take([pack(1), pack(11)])
+    delivering = Delivering(spooling)
+    with _faulty("spool-pack-settle", OSError(errno.EIO, "planned"), False):
+        delivering.step()
+        with pytest.raises(OSError, match="planned"):
+            delivering.step(Answer(delivering.number(1), [("done", "", 1, 0)] * 3))
+    assert delivering.step() == [(1, False)]
+
+
+def test_what_waits_costs_nothing(spooling: Spooling, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    monkeypatch.setattr(
+        pack_turns, "standing", lambda priority, deadline, since, now: looked.append(1) or (since, 0.0, since)
+    )
+    turns, lane = Turns(), Lane("t:1")
+    for seq in range(2000):
+        held = HeldPack(ORIGIN, seq, seq + 1, "f", "t:1", "delivered", EXPIRES, PEER, "d", 1, seq)
+        turns.add(lane, held, 0.0) if seq < 1000 else turns.later(lane, held, 100.0)
+    looked.clear()
+    assert [held.seq for _, held in turns.next(1.0, 0.0, lambda lane: 3)] == [0, 1, 2]
+    assert turns.next(1.0, 0.0, lambda lane: 0) == []
+    assert len(looked) == 3
+    assert turns.until_s() == 100.0
+
+
+def test_the_most_urgent_goes_first_and_waiting_counts() -> None:
+    def held(seq: int, priority: int = 0, deadline: int = 0, taken_at: int = 3600) -> HeldPack:
+        return HeldPack(
+            ORIGIN, seq, seq + 1, "f", "t:1", "custody", EXPIRES, PEER, "d", 1, taken_at, priority, deadline
+        )  # fmt: skip
+
+    turns, lane = Turns(), Lane("t:1")
+    for one in (held(1), held(2, priority=3), held(3, deadline=4000), held(4, taken_at=0), held(5, priority=2)):
+        turns.add(lane, one, 3600.0)
+    turns.later(lane, held(5, priority=9), 10**9)  # a pack has one place
+    assert [one.seq for _, one in turns.next(0.0, 4001.0, lambda lane: 9)] == [2, 4, 1, 3]
+
+
+def test_the_way_says_that_the_next_custodian_has_it_and_hears_more(spooling: Spooling) -> None:
+    answers: list[Answer] = []
+    way = Way(_Terse.gateway, answers.append)
+    way._sent[ORIGIN, 1] = _Sent(7, 3, [2])
+    way._hear(Custody(ORIGIN, 1, "next:1"))
+    way._hear(Custody(ORIGIN, 1, "next:1"))
+    way._hear(Packed(ORIGIN, 1, (1, 1, 1)))
+    assert [(one.number, one.waits, one.damaged, len(one.results)) for one in answers] == [
+        (7, True, [2], 0), (7, False, [2], 3),
+    ]  # fmt: skip
+    assert not way._sent
+    assert not way._waits
+
+
+def test_who_asks_says_first_what_is_not_wanted(spooling: Spooling) -> None:
+    spooling.one.packs.take([pack()])
+    sent: list[object] = []
+    way, terse = Way(_Terse.gateway, lambda answer: None), _Terse(ORIGIN)
+    terse.send = sent.append  # type: ignore[method-assign,assignment]
+    way._connected = lambda: terse  # type: ignore[method-assign,assignment,return-value]
+    asking = replace(order(spooling), asks=True, cancelled=[2])
+    way._begin(asking)
+    assert sent == [overlay.Low(ORIGIN, 0), overlay.Cancel(ORIGIN, 2), Status(ORIGIN, 1, 3)]
+    sent.clear()
+    way._begin(asking)
+    assert sent == [overlay.Low(ORIGIN, 0), overlay.Cancel(ORIGIN, 2)], "it has no answer yet, which will come"
+
+
+def test_a_cancelled_file_is_cancelled_wherever_its_pack_is(spooling: Spooling) -> None:
+    unwanted = pack(1)
+    spooling.one.packs.take([unwanted._replace(pack=replace(unwanted.pack, cancelled=(2, 99))), pack(11)])
+    assert order_of(spooling, 1).cancelled == [2], "which came with it"
+    spooling.restart()
+    assert order_of(spooling, 1).cancelled == [2]
+    delivering = Delivering(spooling)
+    assert delivering.step() == [(1, False), (11, False)]
+    spooling.one.cancel(overlay.Cancel(ORIGIN, 12), PEER)
+    assert delivering.step() == [(11, True)], "it is on its way"
+    delivering.step(Answer(delivering.number(1), waits=True))
+    spooling.one.cancel(overlay.Cancel(ORIGIN, 3), PEER)
+    assert delivering.step() == [(1, True)], "the next custodian has it, who hears it at once"
+
+
+def order_of(spooling: Spooling, seq: int) -> Order:
+    (held,) = (one for one in spooling.one.packs.held() if one.seq == seq)
+    return Order(1, TERMINAL, "k", "", **spooling.one.packs.order(held))  # type: ignore[arg-type]
+
+
+def test_the_older_version_of_a_name_never_replaces_the_newer(spooling: Spooling) -> None:
+    later = pack(11)
+    later = later._replace(pack=replace(later.pack, after=(2,)))
+    last = pack(21)
+    last = last._replace(pack=replace(last.pack, after=(12, 5)))
+    spooling.size_bytes = spooling.spool.size_bytes = 10**6
+    spooling.take(5)
+    spooling.one.packs.take([pack(1), later, last])
+    spooling.restart()
+    delivering = Delivering(spooling)
+    assert delivering.step() == [(1, False)]
+    done = [("done", "", 1, 0)] * len(FILES)
+    assert delivering.step(Answer(delivering.number(1), done)) == [(11, False)]
+    assert delivering.step(Answer(delivering.number(11), done)) == [], "a file in custody comes before it"
+    spooling.one.settle((ORIGIN, 5), Result(Outcome.FAILED, "conflict"))
+    assert delivering.step() == [(21, False)]
+
+
+def test_who_frees_its_files_says_which_pack_has_the_earlier_version(tmp_path: Path) -> None:
+    class Taking(_Terse):
+        """Takes each pack into custody."""
+
+        def send_pack(self, head: overlay.Pack, *data: object) -> None:
+            heads.append(head)
+
+        def has_more(self, within_s: float) -> bool:
+            return len(heads) > len(ends)
+
+        def receive(self) -> Custody:  # type: ignore[override]
+            ends.append(heads[len(ends)].seq)
+            return Custody(self.origin, ends[-1], "c:1")
+
+    heads: list[overlay.Pack] = []
+    ends: list[int] = []
+    packer: Packer[str] = Packer(_Terse.gateway, lambda key, end: None, custody=True, terminal="t:1", priority=4)
+    packer._channel = Taking(packer.origin)  # type: ignore[assignment]
+    (tmp_path / "f").write_bytes(b"x")
+    names = [f"n{number}" for number in range(10)]
+    for name in names:
+        packer.add(name, tmp_path / "f", name)
+        packer.finish()
+    for name in names:
+        packer.add(name, tmp_path / "f", name)
+    packer.add("new", tmp_path / "f", "new")
+    packer.finish()
+    assert [(one.seq, one.after) for one in heads[9:]] == [(10, ()), (11, tuple(range(1, 9))), (19, (9, 10))]
+    assert {(one.priority, one.release, one.terminal) for one in heads} == {(4, "custody", "t:1")}

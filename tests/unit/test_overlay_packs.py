@@ -154,6 +154,17 @@ def test_cancelled_and_expired_files_never_appear(router: Router) -> None:
     assert router.content() == {"f": ""}
 
 
+def test_files_that_come_cancelled_never_appear(router: Router) -> None:
+    """A custodian that was told so says it with the pack, which nothing can overtake."""
+    one = arrived(1, {"a": b"a", "b": b"b"})
+    unwanted = one._replace(pack=replace(one.pack, cancelled=(2,)))
+    for again in (unwanted, one):
+        (told,) = execute(router, again)
+        assert (told.failed, told.outcomes) == ((1,), ("cancelled",))
+        assert router.content() == {"a": "a"}
+        router.restart()
+
+
 def test_more_files_than_descriptors(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unnamed, "most_open", lambda: 3)
     files = {f"f{number}": f"{number}".encode() for number in range(20)}

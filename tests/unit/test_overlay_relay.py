@@ -12,6 +12,7 @@ import time
 import zlib
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -31,6 +32,7 @@ from overlay_router.pauses import Pause
 from overlay_router.relay import Router
 from overlay_router.rights import Rights
 from overlay_router.store import Transfer
+from overlay_router.waiting import Packs
 from overlay_router.warrants import refusal
 from overlay_router.worker import Report
 from stageout.core.errors import TransferFailure
@@ -278,6 +280,32 @@ def test_packs_that_cannot_be_executed_do_not_stop_the_others(end: _End) -> None
             await until(lambda wanted=number: len(batches) == wanted)  # type: ignore[misc]
 
     serving(end, work)
+
+
+@pytest.mark.parametrize("terminal", ["t:1", ""])
+def test_a_cancel_is_remembered_where_its_pack_goes(terminal: str) -> None:
+    """A custodian knows of it with the pack, so it waits for that; a tree hears it at once, before the pack."""
+    pack = SimpleNamespace(origin=ORIGIN, seq=1, paths=("a", "b"), terminal=terminal)
+    ends = Ends(cast(Any, None))
+
+    async def work() -> None:
+        packs, may_end = Packs(), asyncio.Event()
+
+        async def execute(batch: object) -> None:
+            await may_end.wait()
+
+        running = asyncio.ensure_future(packs.run(execute, lambda batch: [batch]))
+        await packs.put(cast(Any, None), cast(Any, SimpleNamespace(pack=pack)))
+        for cancel, waits in ((overlay.Cancel(ORIGIN, 2), bool(terminal)), (overlay.Cancel(ORIGIN, 3), False)):
+            passed = asyncio.ensure_future(packs.passed(partial(ends.is_elsewhere, cancel)))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert passed.done() is not waits
+        may_end.set()
+        await asyncio.wait_for(packs.passed(lambda arrived: True), 30)
+        running.cancel()
+
+    asyncio.run(work())
 
 
 def test_secrets_are_not_shown_with_what_has_them() -> None:
