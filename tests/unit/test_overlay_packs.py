@@ -19,7 +19,7 @@ import pytest
 from overlay_router import small_files, unnamed
 from overlay_router.destination import Reply
 from overlay_router.ends import Ends
-from overlay_router.pack_carrier import Answer, Way
+from overlay_router.pack_carrier import Answer, Way, _Sent
 from overlay_router.small_files import Arrived
 from overlay_router.waiting import Packs
 from stageout.core.errors import ErrorClass
@@ -408,7 +408,7 @@ def test_a_custodian_says_a_pack_again_that_there_was_no_room_for(outcomes: tupl
     """Its files would have been lost to whoever freed them when the custodian had them."""
     told: list[Answer] = []
     way = Way(Gateway("192.0.2.1", 1, "key", b"secret"), told.append)
-    way._sent[ORIGIN, 1] = cast(Any, SimpleNamespace(data=[b"", b""], order=SimpleNamespace(number=7), damaged=[]))
+    way._sent[ORIGIN, 1] = _Sent(7, 2)
     no_space = ErrorClass.NO_SPACE_REMOTE.code
     way._hear(overlay.Packed(ORIGIN, 1, (1, 0), (1,), outcomes, ("space",), (no_space,)))
     (answer,) = told

@@ -276,7 +276,8 @@ def test_packs_that_cannot_be_executed_do_not_stop_the_others(end: _End) -> None
 
     async def work(router: Router, gateway: Gateway) -> None:
         for number in (1, 2):
-            await router._packs.put(cast(Any, SimpleNamespace(pack=SimpleNamespace(terminal="", paths=("f",)))))
+            line = cast(Any, SimpleNamespace(writer=SimpleNamespace(close=lambda: None)))
+            await router._packs.put(line, cast(Any, SimpleNamespace(pack=SimpleNamespace(terminal="", paths=("f",)))))
             await until(lambda wanted=number: len(batches) == wanted)  # type: ignore[misc]
 
     serving(end, work)
