@@ -537,7 +537,7 @@ class Custodian:
         return Reply(peer, NoSpace(ask.origin, ask.seq, int(again_s)))
 
     def _opened(self, transfer: Transfer, peer: str) -> Reply:
-        return Reply(peer, Opened(transfer.tid, self._store.epoch, ranges_of(self._store, transfer.tid), True))
+        return Reply(peer, Opened(transfer.tid, self._store.epoch, ranges_of(self._store, transfer.tid), True, True))
 
     def _in_custody(self, held: Held, peer: str) -> Reply:
         return Reply(peer, overlay.Custody(*held.key, self._name))

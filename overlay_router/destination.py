@@ -265,7 +265,7 @@ class Destination:
     def _opened(self, transfer: Transfer) -> Reply:
         return Reply(
             transfer.sender,
-            Opened(transfer.tid, self._store.epoch, self._already(transfer.tid), True),
+            Opened(transfer.tid, self._store.epoch, self._already(transfer.tid), True, True),
         )
 
     def _already(self, tid: int) -> tuple[Range, ...]:

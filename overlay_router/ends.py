@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from overlay_router.copies import Copies
 from overlay_router.custodian import Custodian
 from overlay_router.destination import Attached, Destination, Reply
 from overlay_router.egress import Egress
+from overlay_router.parts import Parts
 from overlay_router.small_files import Arrived
 from overlay_router.spool import FIRST_EGRESS_TID, FIRST_TID
 from overlay_router.store import Transfer
+from overlay_router.worker import Report
 from stageout.wire import overlay
 from stageout.wire.frames import BadFrame
 from stageout.wire.overlay import Message
@@ -29,6 +31,7 @@ class Ends:
     custodian: Custodian | None = None
     egress: Egress | None = None
     copies: Copies | None = None
+    _parts: Parts = field(default_factory=Parts, init=False)
 
     def __bool__(self) -> bool:
         return bool(self._all)
@@ -146,6 +149,18 @@ class Ends:
         end = self._holder(tid)
         return end.attach(tid) if end else None
 
+    def record(self, report: Report) -> tuple[Report, list[Reply], bool]:
+        """What a worker reports is recorded: with the blocks that its parts make whole; what is to be said of it; whether
+        all blocks are recorded with these. :raises OSError: it is to be reported again.
+        """
+        found = self.attach(report.tid) if report.parts else None
+        if found is not None:
+            report = self._parts.put_together(report, found)
+        if not report.blocks:
+            return report, [], False
+        replies = self.staged(report.tid, [(block, bytes.fromhex(digest)) for block, digest in report.blocks])
+        return report, replies, self.is_whole(report.tid)
+
     def staged(self, tid: int, blocks: Iterable[tuple[int, bytes]]) -> list[Reply]:
         """Blocks (position, digest) of a transfer whose bytes are on the disk."""
         end = self._holder(tid)
@@ -163,6 +178,7 @@ class Ends:
 
     def whole(self, tid: int) -> list[Reply]:
         """All blocks are there and nobody writes any more: an operation that waits for them goes on."""
+        self._parts.forget(tid)
         end = self._holder(tid)
         return end.whole(tid) if end else []
 

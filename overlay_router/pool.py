@@ -95,6 +95,7 @@ class Worker:
             self._closed(values["tid"])
             return
         values["blocks"] = tuple((block, digest) for block, digest in values["blocks"])
+        values["parts"] = tuple((start, size_bytes) for start, size_bytes in values["parts"])
         report = Report(**values)
         if report.ended:
             self.jobs[report.ended] -= 1

@@ -515,7 +515,7 @@ class Router:
             self.links.moved(report.hop, report.moved_bytes)
         if report.problem:
             log.warn("connection-ended", tid=report.tid, problem=report.problem)
-        if report.blocks:
+        if report.blocks or report.parts:
             self._start(self._record(report))
 
     async def _record(self, report: Report) -> None:
@@ -528,12 +528,9 @@ class Router:
                 log.error("not-recorded", tid=report.tid, problem=problem, again_s=_RECORD_AGAIN_S)
             await asyncio.sleep(_RECORD_AGAIN_S)
 
-    async def _recorded(self, report: Report) -> None:
-        blocks = [(block, bytes.fromhex(digest)) for block, digest in report.blocks]
+    async def _recorded(self, came: Report) -> None:
         # In one: what takes them into custody, or sends them on, may come right behind, and must not know more.
-        replies, is_whole = await self._on_disk(
-            lambda: (self._ends.staged(report.tid, blocks), self._ends.is_whole(report.tid))
-        )
+        report, replies, is_whole = await self._on_disk(lambda: self._ends.record(came))
         self._deliver(replies)
         if self._forwarder is not None:
             self._forwarder.staged(report.tid, report.blocks, is_whole)

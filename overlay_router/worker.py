@@ -31,6 +31,7 @@ from stageout.core.sockets import acked_bytes, readable, send_both, wait_at_most
 from stageout.core.tls import Tunnel
 from stageout.overlay.links import Claim, Tap, links
 from stageout.wire import frames
+from stageout.wire.blocks import PART_BYTES
 from stageout.wire.frames import BadFrame, Type
 from stageout.wire.overlay import BLOCK_BYTES, Found, Refuse, encode
 
@@ -50,6 +51,7 @@ _UNORDERED_BYTES = 64 * 1024
 _UNSENT_BYTES = 256 * 1024
 _PIECE_BYTES = 128 * 1024
 _BEGINNINGS = (Type.ATTACH, Type.GET)
+_DATA = (Type.BLOCK, Type.PART)
 #: The interpreter's lock changes hands sooner, so that a thread that has data does not wait for one that computes.
 _SWITCH_INTERVAL_S = 0.0002
 
@@ -113,10 +115,16 @@ class Again:
 @dataclass(frozen=True)
 class Report:
     """Blocks whose bytes are on the disk: position and digest in hexadecimal digits; or why it ended; or what a relay
-    has passed on to a hop; or that a connection of a peer has ended; or that nothing more of a transfer is written."""
+    has passed on to a hop; or that a connection of a peer has ended; or that nothing more of a transfer is written.
+
+    :param parts: of blocks, on the disk too: where each begins in the file, and its length.
+    :param digest: the kind that their blocks are to have.
+    """
 
     tid: int
     blocks: tuple[tuple[int, str], ...] = ()
+    parts: tuple[tuple[int, int], ...] = ()
+    digest: str = ""
     problem: str = ""
     errno: int = 0
     hop: str = ""
@@ -169,14 +177,19 @@ class Syncing:
     Whoever receives goes on meanwhile. It is time for that when much was written, some of it a while ago, or nothing
     more comes for the moment.
 
-    :param report: called with each :class:`Report`. :param gate: once it is closed, there is nothing to be said.
+    :param digest: the kind of digests. :param report: called with each :class:`Report`.
+    :param gate: once it is closed, there is nothing to be said.
     :param stop: called when the disk fails, from that thread.
     """
 
-    def __init__(self, tid: int, file: int, report: Reporter, gate: Gate, stop: Callable[[], None]) -> None:
+    def __init__(
+        self, tid: int, digest: str, file: int, report: Reporter, gate: Gate, stop: Callable[[], None]
+    ) -> None:
         self._tid, self._file, self._report, self._gate, self._stop = tid, file, report, gate, stop
+        self._digest = digest
         self._changed = threading.Condition()
         self._blocks: list[tuple[int, str]] = []
+        self._parts: list[tuple[int, int]] = []
         self._bytes = self._count = 0
         self._now = self._ended = False
         self._synced_s = -_REST_S
@@ -185,15 +198,22 @@ class Syncing:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def wrote(self, block: int, digest: str, size_bytes: int, more: Callable[[], bool]) -> None:
-        """A block was written. :param more: whether something comes behind it already."""
+    def wrote(self, what: tuple[int, str] | tuple[int, int], size_bytes: int, more: Callable[[], bool]) -> None:
+        """A block, or a part, was written. :param what: as in a :class:`Report`.
+
+        :param more: whether something comes behind it already.
+        """
         idle = time.monotonic() - self._synced_s > _REST_S and not more()
         with self._changed:
-            self._blocks.append((block, digest))
+            if isinstance(what[1], str):
+                self._blocks.append((what[0], what[1]))
+            else:
+                self._parts.append((what[0], what[1]))
             self._bytes += size_bytes
             self._count += 1
-            due = idle or self._bytes >= _SYNC_BYTES or len(self._blocks) >= _REPORT_BLOCKS
-            if len(self._blocks) == 1 or (due and not self._now):
+            waiting = len(self._blocks) + len(self._parts)
+            due = idle or self._bytes >= _SYNC_BYTES or waiting >= _REPORT_BLOCKS
+            if waiting == 1 or (due and not self._now):
                 self._now = due
                 self._changed.notify_all()
 
@@ -217,24 +237,25 @@ class Syncing:
     def _wait(self) -> bool:
         """Until it is time; False at the end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._blocks or self._ended)
+            self._changed.wait_for(lambda: self._blocks or self._parts or self._ended)
             until_s, seen = time.monotonic() + _SYNC_S, 0
             while not (self._now or self._ended or time.monotonic() > until_s):
                 if seen == self._count and not self.in_a_block:
                     break
                 seen = self._count
                 self._changed.wait(_QUIET_S)
-            return bool(self._blocks)
+            return bool(self._blocks or self._parts)
 
     def _sync(self) -> None:
         with self._changed:
             blocks, self._blocks = tuple(self._blocks), []
+            parts, self._parts = tuple(self._parts), []
             self._bytes, self._now = 0, False
         if self._gate.closed:
             return  # all of it is known to be on the disk
         os.fdatasync(self._file)
         self._synced_s = time.monotonic()
-        self._report(Report(self._tid, blocks))
+        self._report(Report(self._tid, blocks, parts, self._digest))
 
 
 class Receiver:
@@ -261,7 +282,7 @@ class Receiver:
         self._direct = _direct(file)
         self._gate = gate
         self.again = b""
-        self._syncing = Syncing(job.tid, file, report, gate, self._stop)
+        self._syncing = Syncing(job.tid, job.digest, file, report, gate, self._stop)
 
     def run(self) -> None:
         """Receive until the sender closes; what came is synced and reported whatever happens."""
@@ -282,8 +303,12 @@ class Receiver:
         if header.type in _BEGINNINGS:
             self.again = _whole(self._connection, self._header, header)
             return False
-        if header.type is not Type.BLOCK or header.number != self._job.tid:
+        if header.type not in _DATA or header.number != self._job.tid:
             raise BadFrame("only blocks of the transfer that was attached may come here")
+        if header.type is Type.PART:
+            self._part(header, self._buffer[: self._checked(header.block, header.length_bytes)])
+            self._syncing.in_a_block = False
+            return True
         if header.length_bytes != self._length(header.block):
             raise BadFrame(f"block {header.block} has {header.length_bytes} bytes")
         ring = self._shelf.ring if self._shelf else None
@@ -298,19 +323,40 @@ class Receiver:
         self._syncing.in_a_block = False
         return True
 
-    def _payload(self, header: frames.Header, data: memoryview, ring: Ring | None, slot: Slot | None) -> None:
+    def _part(self, header: frames.Header, data: memoryview) -> None:
+        """A part of a block: its digest is found when all parts are there, which may come by other connections."""
+        self._came(data, header)
+        with self._gate.lock:
+            if not self._gate.closed:
+                self._write(data, header.block)
+                self._syncing.wrote((header.block, len(data)), len(data), self._more)
+
+    def _checked(self, start: int, size_bytes: int) -> int:
+        """The length of a part that begins there in the file. :raises BadFrame: there is no such part."""
+        end, block = start + size_bytes, start // self._job.block_bytes
+        last = block * self._job.block_bytes + self._length(block)
+        if start % PART_BYTES or not start < end <= last or (end % PART_BYTES and end != last):
+            raise BadFrame(f"a part of {size_bytes} bytes at {start} is none of a block")
+        return size_bytes
+
+    def _came(self, data: memoryview, header: frames.Header) -> bytes:
+        """Read what the header announces; its digest. :raises BadFrame: it does not fit."""
         if not _fill(self._connection, data):
             raise BadFrame("the connection ended in a block")
         checksum, digest = self._sums(data)
         if checksum != header.checksum:
             raise BadFrame(f"block {header.block} does not fit its checksum")
+        return digest
+
+    def _payload(self, header: frames.Header, data: memoryview, ring: Ring | None, slot: Slot | None) -> None:
+        digest = self._came(data, header)
         with self._gate.lock:
             if self._gate.closed:
                 return
             if ring and slot:  # it leaves while it is written
                 ring.offer(slot, header.block, len(data), Sums(digest, self._job.checksum, header.checksum))
             self._write(data, header.block * self._job.block_bytes)
-            self._syncing.wrote(header.block, digest.hex(), len(data), self._more)
+            self._syncing.wrote((header.block, digest.hex()), len(data), self._more)
 
     def _length(self, block: int) -> int:
         left = self._job.size_bytes - block * self._job.block_bytes

@@ -19,10 +19,11 @@ from stageout.core.signing import KeyUnusable, key_of
 from stageout.core.sockets import Segments, acked_bytes, readable, segments, send_both, wait_at_most
 from stageout.overlay.links import Claim, Lane, Tap
 from stageout.wire import frames, overlay, packs
+from stageout.wire.blocks import PART_BYTES
 from stageout.wire.capability import Credential
 from stageout.wire.frames import BadFrame, Header, Type
 from stageout.wire.greeting import SAFE_DIGESTS, WrongKey, accept, offer
-from stageout.wire.overlay import Copy, Get, List, Message, Open, Operation, Refuse, Stat, Via, Welcome
+from stageout.wire.overlay import BLOCK_BYTES, Copy, Get, List, Message, Open, Operation, Refuse, Stat, Via, Welcome
 from stageout.wire.route import BadRoute, Route, address, check, shown, written
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ _UNSENT_BYTES = 256 * 1024
 #: Time of a block above which blocks leave in pieces, and their size.
 _PROMPT_S = 0.01
 _PIECE_BYTES = 128 * 1024
+#: Time of a part of a block, where that is slow.
+_PART_S = 0.025
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,7 @@ class Channel:
         self.gateway, self.route, self._lane, self._back = gateway, route, lane, back
         self._tap: Tap | None = None
         self._block_s = 0.0
+        self._unsent_bytes = _UNSENT_BYTES
         self._acked_before = 0
         self._vouched = (-1, 0)
         self._checksum: frames.Checksum = zlib.crc32
@@ -156,6 +160,8 @@ class Channel:
         """From now on its blocks travel in that lane, for another file."""
         if self._tap is not None:
             self._tap.close()
+        with contextlib.suppress(OSError):  # it has ended, as whoever uses it will see
+            self._let_wait(_UNSENT_BYTES)
         self._acked_before += self.acked_bytes
         self._lane, self._tap = lane, lane.tap(self._acked) if lane else None
 
@@ -208,6 +214,31 @@ class Channel:
         with self._failures():
             send_both(self._socket, header, data)
         self._block_s = time.monotonic() - started_s
+
+    @property
+    def prompt_bytes(self) -> int:
+        """What leaves within 25 ms, as the last block did: a multiple of a block's smallest part, at most a block."""
+        parts = int(_PART_S / max(self._block_s, _PART_S) * BLOCK_BYTES) // PART_BYTES
+        return max(PART_BYTES, parts * PART_BYTES)
+
+    def send_part(self, tid: int, start: int, data: frames.Buffer) -> None:
+        """Send a part of a block, at the end of a file. :param start: its position in the file.
+
+        Less waits in the kernel from now on, so that all connections end at the same time.
+
+        :raises TransferFailure: the connection is lost.
+        """
+        header = frames.encode_header(Type.PART, data, self._checksum, tid, start)
+        if self._tap is not None:
+            self._tap.take(len(data))
+        with self._failures():
+            self._let_wait(PART_BYTES)
+            send_both(self._socket, header, data)
+
+    def _let_wait(self, unsent_bytes: int) -> None:
+        if unsent_bytes != self._unsent_bytes:
+            self._wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, unsent_bytes)
+            self._unsent_bytes = unsent_bytes
 
     def _send_in_pieces(self, tap: Tap, header: bytes, data: memoryview) -> None:
         """A block on a slow link, or one that others need more: it can be stopped in the middle."""

@@ -21,8 +21,8 @@ from stageout.overlay.cargo import report as report
 from stageout.overlay.channel import Channel
 from stageout.overlay.way import FIRST_PAUSE_S, Way
 from stageout.wire import blocks
-from stageout.wire.blocks import BlockTable
-from stageout.wire.overlay import Custody, Message, NoSpace, Opened, Operation, Range, Result, Staged
+from stageout.wire.blocks import PART_BYTES, BlockTable, Part
+from stageout.wire.overlay import BLOCK_BYTES, Custody, Message, NoSpace, Opened, Operation, Range, Result, Staged
 from stageout.wire.route import Route, shown
 
 _LOOK_S = 0.05
@@ -65,7 +65,7 @@ class Sending:
         self._up_s = 0.0
         self._went: set[int] = set()
         self._went_again = False
-        self.keeps = False
+        self.keeps = self._takes_parts = False
         self.ways = [Way(self, route, len(routes) > 1) for route in routes]
 
     def run(self) -> Answer:
@@ -168,6 +168,7 @@ class Sending:
         else:
             blocks.staged(self.table, already)
         self.tid, self._epoch, self.keeps = message.tid, message.epoch, message.keeps
+        self._takes_parts = message.parts
         self._up_s = time.monotonic()
 
     def damaged(self, way: Way, message: Opened, control: Channel) -> None:
@@ -204,23 +205,43 @@ class Sending:
             way.carriers.add(self._carriers)
             return self._carriers
 
-    def take(self, way: Way, carrier: int) -> int | None:
-        """A block for a connection that has nothing to send; None when there is none for now."""
+    def take(self, way: Way, carrier: int, prompt_bytes: int = BLOCK_BYTES) -> Part | None:
+        """A block, or a part of one, for a connection that has nothing to send; None when there is none for now.
+
+        :param prompt_bytes: what that connection carries in a moment, a multiple of PART_BYTES.
+        """
         with self.changed:
             if self.over:
                 return None
-            block = blocks.take(self.table, carrier)
-            if block is None:
-                block = self._late(way)
-                if block is not None:
-                    blocks.sent(self.table, block, carrier)
-            if block is None:
+            part = self._next(carrier, prompt_bytes)
+            if part is None:
+                late = self._late(way)
+                if late is not None:
+                    blocks.sent(self.table, late, carrier)
+                    part = Part(late, 0, BLOCK_BYTES)
+            if part is None:
                 self.ready.wait(_LOOK_S)
             else:
                 self._reading += 1
-                self._went_again |= block in self._went
-                self._went.add(block)
-            return block
+                if not part.start:
+                    self._went_again |= part.block in self._went
+                    self._went.add(part.block)
+            return part
+
+    def _next(self, carrier: int, prompt_bytes: int) -> Part | None:
+        """What was not yet sent: blocks, and at the end parts, so that all connections end at the same time.
+
+        Several routes send whole blocks, and repeat those that are late: a part has no carrier of its own.
+        """
+        carriers = self.ways[0].sockets.now
+        if self.table.rest is None:
+            is_end = self._takes_parts and not self._grows and len(self.ways) == 1 and len(self.table.queue) < carriers
+            if prompt_bytes >= BLOCK_BYTES or not is_end:
+                block = blocks.take(self.table, carrier)
+                return None if block is None else Part(block, 0, BLOCK_BYTES)
+        even_bytes = len(self.table.queue) * BLOCK_BYTES // (2 * carriers) // PART_BYTES * PART_BYTES
+        most_bytes = max(PART_BYTES, prompt_bytes, even_bytes)
+        return blocks.take_part(self.table, carrier, most_bytes, BLOCK_BYTES, self.cargo.ask().size_bytes)
 
     def _late(self, way: Way) -> int | None:
         """A block that an idle route should send again: of those that a route of less than half its own rate has, which
@@ -249,6 +270,7 @@ class Sending:
         """Say PUBLISH by all routes as soon as every block was read: the router waits for what is on its way."""
         with self.changed:
             ready = not self._reading and not any(self.table.state[i] is blocks.Block.READY for i in self.table.queue)
+            ready = ready and self.table.rest is None
             if self.over or self._grows or not self.tid or not ready or self._order is not None:
                 return
             channel = next((way.control for way in self.ways if way.control), None)

@@ -23,7 +23,8 @@ from stageout.overlay.channel import Channel
 from stageout.overlay.kept import Circuit, Place, kept, place
 from stageout.overlay.links import Lane, links
 from stageout.overlay.sockets import Sockets
-from stageout.wire.overlay import Attach, Heartbeat, Message, Opened
+from stageout.wire.blocks import Part
+from stageout.wire.overlay import BLOCK_BYTES, Attach, Heartbeat, Message, Opened
 from stageout.wire.route import Route, shown
 
 if TYPE_CHECKING:
@@ -368,9 +369,9 @@ class Way:
                 while self.control is control and not sending.over:
                     if self._leaves(control, place):
                         return True
-                    block = self._next(channel, number)
-                    if block is not None:
-                        self._send(channel, block, sending.read(block, file, buffer, channel))
+                    part = self._next(channel, number)
+                    if part is not None:
+                        self._send(channel, part, sending.read(part.block, file, buffer, channel))
             finally:
                 with self._lock:
                     self._channels.discard(channel)
@@ -379,24 +380,29 @@ class Way:
                         self._acked_bytes += channel.acked_bytes
         return False
 
-    def _next(self, channel: Channel, number: int) -> int | None:
-        """A block for a connection; while there is none, it may be left to the next file."""
+    def _next(self, channel: Channel, number: int) -> Part | None:
+        """A block, or a part of one, for a connection; while there is none, it may be left to the next file."""
         with self._lock:
             self._busy.discard(channel)
-        block = self._sending.take(self, number)
+        part = self._sending.take(self, number, channel.prompt_bytes)
         with self._lock:
             if channel in self._left:
                 return None
-            if block is not None:
+            if part is not None:
                 self._busy.add(channel)
             elif channel.has_more(0):
                 channel.receive()  # nothing comes here but the reason of its end
-        return block
+        return part
 
-    def _send(self, channel: Channel, block: int, data: memoryview | None) -> None:
+    def _send(self, channel: Channel, part: Part, data: memoryview | None) -> None:
+        """:param data: all of the block."""
         if data is None:
             return
-        channel.send_block(self._sending.tid, block, data)
+        whole_bytes, data = len(data), data[part.start : part.end]
+        if len(data) == whole_bytes:
+            channel.send_block(self._sending.tid, part.block, data)
+        else:
+            channel.send_part(self._sending.tid, part.block * BLOCK_BYTES + part.start, data)
         self.sent_bytes += len(data)
         try:
             self._sending.cargo.count(len(data))

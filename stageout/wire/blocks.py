@@ -1,7 +1,8 @@
 """Blocks of one transfer at whoever sends them: READY -> SENT(carrier) -> STAGED -> freed (rules 4 and 14). No I/O.
 
 A carrier is whatever a block can be lost with: a connection, or a whole route. Where a file is sent on while it still
-comes in, its blocks begin AWAITED.
+comes in, its blocks begin AWAITED. A block may be cut: its parts leave with several carriers, and it is lost with any
+of them.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ import enum
 from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 TAIL_BLOCKS = 64
 TAIL_SHARE = 0.02
+#: Parts of a block begin at multiples of this, and end there or with the block.
+PART_BYTES = 64 * 1024
 
 
 class Block(enum.Enum):
@@ -38,11 +42,20 @@ class IllegalMove(Exception):
     """A block was moved against the table above: a fault of the caller."""
 
 
+class Part(NamedTuple):
+    """Bytes of a block, from ``start`` to ``end``."""
+
+    block: int
+    start: int
+    end: int
+
+
 @dataclass
 class BlockTable:
     """State of every block and the carriers that it was sent with, oldest first. Nothing in it is durable.
 
     :param queue: blocks that may be READY, in the order in which they go. :param open: how many are not yet STAGED.
+    :param cut: blocks of which parts have left. :param rest: the block that is cut now, and where its rest begins.
     """
 
     count: int
@@ -50,6 +63,8 @@ class BlockTable:
     carriers: dict[int, list[int]] = field(default_factory=dict)
     queue: deque[int] = field(default_factory=deque)
     open: int = 0
+    cut: set[int] = field(default_factory=set)
+    rest: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         """All blocks begin READY."""
@@ -90,6 +105,26 @@ def take(table: BlockTable, carrier: int) -> int | None:
     return None
 
 
+def take_part(table: BlockTable, carrier: int, most_bytes: int, block_bytes: int, size_bytes: int) -> Part | None:
+    """The next part of a READY block, SENT with this carrier from now on; None when none is READY or has a rest.
+
+    :param most_bytes: a multiple of PART_BYTES. :param size_bytes: of the file.
+    """
+    if table.rest is None:
+        index = take(table, carrier)
+        if index is None:
+            return None
+        table.cut.add(index)
+        table.rest = index, 0
+    index, start = table.rest
+    if carrier not in table.carriers[index]:
+        table.carriers[index].append(carrier)
+    length = min(block_bytes, size_bytes - index * block_bytes)
+    end = min(start + most_bytes, length)
+    table.rest = (index, end) if end < length else None
+    return Part(index, start, end)
+
+
 def staged(table: BlockTable, indices: Iterable[int]) -> None:
     """STAGED(tid, bitmap) came: these blocks are durable there. Raises IllegalMove for an unknown block."""
     for index in indices:
@@ -98,6 +133,7 @@ def staged(table: BlockTable, indices: Iterable[int]) -> None:
         if table.state[index] is not Block.FREED:
             move(table, index, Block.STAGED)
             table.carriers.pop(index, None)
+            _uncut(table, index)
 
 
 def await_all(table: BlockTable) -> None:
@@ -120,22 +156,33 @@ def arrived(table: BlockTable, indices: Iterable[int], first: bool = False) -> N
 def carrier_down(table: BlockTable, carrier: int) -> list[int]:
     """A dead carrier held nothing: blocks that were sent with no other one are READY again (rule 4). Returns them.
 
-    They go last: some have arrived, and their STAGED overtakes them.
+    So is a block of which it had a part: it goes again, all of it. They go last: some have arrived, and their STAGED
+    overtakes them.
     """
     back = []
     for index, used in list(table.carriers.items()):
+        is_torn = index in table.cut and carrier in used
         used[:] = [other for other in used if other != carrier]
-        if not used and table.state[index] is Block.SENT:
+        if (is_torn or not used) and table.state[index] is Block.SENT:
             del table.carriers[index]
+            _uncut(table, index)
             move(table, index, Block.READY)
             back.append(index)
     table.queue.extend(back)
     return back
 
 
+def _uncut(table: BlockTable, index: int) -> None:
+    table.cut.discard(index)
+    if table.rest is not None and table.rest[0] == index:
+        table.rest = None
+
+
 def reopened(table: BlockTable, already: Iterable[int]) -> None:
     """A new tid was granted: everything that is here is READY but what its bitmap says is there."""
     table.carriers.clear()
+    table.cut.clear()
+    table.rest = None
     for index, state in enumerate(table.state):
         if state not in _STAYS:
             move(table, index, Block.READY)

@@ -57,6 +57,7 @@ class Type(enum.IntEnum):
     STAGED = 13
     NOSPACE = 15
     ATTACH = 16
+    PART = 17
     OPERATION = 20
     PACK = 21
     CUSTODY = 22
@@ -85,7 +86,7 @@ class Type(enum.IntEnum):
 
 
 #: Payloads of bytes, with or without meta data in front; all others are meta data alone.
-BULK = frozenset({Type.BLOCK, Type.PACK, Type.ANSWER})
+BULK = frozenset({Type.BLOCK, Type.PART, Type.PACK, Type.ANSWER})
 MAX_BULK_BYTES = 1024 * 1024 + 256 * 1024
 MAX_META_BYTES = 256 * 1024
 MAX_GREETING_BYTES = 16 * 1024
@@ -95,7 +96,7 @@ class Header(NamedTuple):
     """A checked header.
 
     :param number: of the transfer (tid) or the request that this belongs to.
-    :param block: its position in the file; 0 in other frames.
+    :param block: its position in the file; of a PART that of its first byte; 0 in other frames.
     :param checksum: of the payload.
     """
 

@@ -129,12 +129,14 @@ class Opened:
     """The transfer number, valid with the store's epoch, and the blocks that are there already.
 
     :param keeps: a connection that carried BLOCKs takes another ATTACH or GET behind them.
+    :param parts: blocks may come in PARTs, each by another connection.
     """
 
     tid: int
     epoch: str
     staged: tuple[Range, ...] = ()
     keeps: bool = False
+    parts: bool = False
 
 
 @dataclass(frozen=True)

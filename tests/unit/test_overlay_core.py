@@ -131,6 +131,28 @@ def test_only_blocks_of_the_dead_route_are_ready_again() -> None:
     assert [blocks.under_way(table, carriers) for carriers in ((0,), (1,), (0, 1))] == [0, 3, 3]
 
 
+def test_parts_cover_each_block_once_and_a_lost_one_takes_its_block_with_it() -> None:
+    table, unit = blocks.BlockTable(2), blocks.PART_BYTES
+    size_bytes, mib = (1 << 20) + unit + 5, 1 << 20
+
+    def parts(carrier: int, most: int) -> blocks.Part | None:
+        return blocks.take_part(table, carrier, most, mib, size_bytes)
+
+    assert [parts(0, 8 * unit), parts(1, 12 * unit)] == [(0, 0, mib // 2), (0, mib // 2, mib)]
+    assert [parts(1, unit), parts(2, unit), parts(0, unit)] == [(1, 0, unit), (1, unit, unit + 5), None]
+    blocks.staged(table, [1])
+    assert blocks.carrier_down(table, 2) == [], "what is STAGED is not lost with a connection that had a part of it"
+    assert blocks.carrier_down(table, 0) == [0], "although another has the other half"
+    assert parts(1, unit) == (0, 0, unit)
+    assert blocks.carrier_down(table, 1) == [0]
+    assert blocks.take(table, 3) == 0, "nothing is left of a block that was lost before all of it was taken"
+    assert (parts(1, unit), table.rest, blocks.carrier_down(table, 1)) == (None, None, [])
+    blocks.reopened(table, [0])
+    parts(1, unit)
+    blocks.staged(table, [1])
+    assert (parts(1, unit), table.rest) == (None, None), "an earlier copy of it has arrived: its rest is not needed"
+
+
 def test_tail_duplicates_the_oldest_on_an_idle_route_only() -> None:
     table = blocks.BlockTable(2)
     blocks.sent(table, 1, 0)

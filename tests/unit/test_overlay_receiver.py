@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import queue
+import random
 import resource
 import select
 import socket
@@ -16,19 +18,24 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import pytest
 
 from overlay_router import worker
 from overlay_router.ring import Shelf
+from overlay_router.destination import Attached
+from overlay_router.parts import Parts
 from overlay_router.splice import Circuit
+from overlay_router.store import Transfer
 from overlay_router.worker import Gate, Job, Receiver, Report, Reporter
 from stageout.core.sockets import wait_at_most
 from stageout.overlay.book import Book
 from stageout.overlay.links import Links
 from stageout.wire import frames
+from stageout.wire.blocks import PART_BYTES
 from stageout.wire.frames import BadFrame, Type
+from stageout.wire.overlay import Open
 
 BLOCK = 4096
 COUNT = 40
@@ -76,6 +83,60 @@ def test_all_blocks_are_written_synced_and_reported(ends: tuple[Any, Any], tmp_p
     said = dict(pair for report in reports for pair in report.blocks)
     digest = frames.digests()[DIGEST]
     assert said == {n: digest(CONTENT[n * BLOCK : (n + 1) * BLOCK]).hex() for n in range(COUNT)}
+
+
+MIB = 1 << 20
+LONG = os.urandom(2 * MIB + 3 * PART_BYTES + 77)
+
+
+def _receive_parts(tmp_path: Path, parts: list[tuple[int, int]]) -> list[Report]:
+    """:param parts: where each begins in the file, and ends."""
+    one, other = socket.socketpair()
+    reports: list[Report] = []
+    checksum, report = frames.checksums()[CHECKSUM], cast(Any, reports.append)
+    data = [(start, LONG[start:end]) for start, end in parts]
+    sent = b"".join(frames.encode_header(Type.PART, part, checksum, 7, start) + part for start, part in data)
+
+    def send() -> None:
+        with contextlib.suppress(OSError):  # who does not like it closes the connection
+            one.sendall(sent)
+            one.shutdown(socket.SHUT_WR)
+
+    with one, other, (tmp_path / "file").open("r+b" if (tmp_path / "file").exists() else "w+b") as file:
+        sender = threading.Thread(target=send, daemon=True)
+        sender.start()
+        Receiver(Job("receive", 7, CHECKSUM, DIGEST, MIB, len(LONG)), other, file.fileno(), report, Gate()).run()
+        sender.join(60)
+    return reports
+
+
+def test_parts_by_any_connection_make_blocks(tmp_path: Path) -> None:
+    edges = [*range(0, len(LONG), 2 * PART_BYTES), len(LONG)]
+    parts = list(zip(edges, edges[1:]))
+    random.Random(1).shuffle(parts)
+    whole: dict[int, str] = {}
+    kept = Parts()
+    for some in (parts[::3], parts[1::3], parts[2::3]):
+        for report in _receive_parts(tmp_path, some):
+            for _ in range(2):  # the database was full the first time
+                descriptor = os.open(tmp_path / "file", os.O_WRONLY)
+                ask = Open("0" * 32, 1, "f", len(LONG), MIB, 99)
+                found = kept.put_together(report, Attached(Transfer(7, "site", ask), descriptor))
+                assert found.parts == report.parts and not report.blocks
+                whole.update(found.blocks)
+    digest = frames.digests()[DIGEST]
+    assert (tmp_path / "file").read_bytes() == LONG
+    assert whole == {n: digest(LONG[n * MIB : (n + 1) * MIB]).hex() for n in range(3)}
+
+
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [(5, PART_BYTES), (0, PART_BYTES - 1), (MIB - PART_BYTES, MIB + PART_BYTES), (0, 0), (3 * MIB, 3 * MIB + 1)],
+)
+def test_what_is_no_part_of_a_block_ends_the_connection(tmp_path: Path, start: int, end: int) -> None:
+    with pytest.raises(BadFrame):
+        _receive_parts(tmp_path, [(start, end)])
+    assert (tmp_path / "file").read_bytes() == b""
 
 
 def test_behind_a_closed_gate_nothing_is_written(ends: tuple[Any, Any], tmp_path: Path) -> None:

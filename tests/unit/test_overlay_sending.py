@@ -76,10 +76,11 @@ def _sending(file: int, blocks: int, routes: int) -> tuple[Sending, list[_Contro
 
 
 def _sends(sending: Sending, way: Way, carrier: int) -> int | None:
-    block = sending.take(way, carrier)
-    if block is not None:
-        sending.read(block, -1, memoryview(b""), cast(Channel, None))
-    return block
+    part = sending.take(way, carrier)
+    if part is None:
+        return None
+    sending.read(part.block, -1, memoryview(b""), cast(Channel, None))
+    return part.block
 
 
 def test_a_file_that_grows_is_sent_as_it_comes_and_published_when_it_is_whole(file: int) -> None:
