@@ -150,8 +150,10 @@ class Ends:
         return end.attach(tid) if end else None
 
     def record(self, report: Report) -> tuple[Report, list[Reply], bool]:
-        """What a worker reports is recorded: with the blocks that its parts make whole; what is to be said of it; whether
-        all blocks are recorded with these. :raises OSError: it is to be reported again.
+        """Record what a worker reports, with the blocks that its parts make whole. All of it is durable on return.
+
+        :return: the report with those blocks; what is to be said; whether all blocks are recorded now.
+        :raises OSError: it is to be reported again.
         """
         found = self.attach(report.tid) if report.parts else None
         if found is not None:

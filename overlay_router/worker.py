@@ -14,21 +14,18 @@ import mmap
 import os
 import resource
 import socket
-import ssl
 import sys
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from functools import lru_cache, partial
-from pathlib import Path
+from functools import partial
 
 from overlay_router.ring import Ring, Shelf, Slot, Sums
 from overlay_router.splice import Circuit
+from overlay_router.tunnels import cover
 from stageout.core import log
 from stageout.core.sockets import acked_bytes, readable, send_both, wait_at_most
-from stageout.core.tls import Tunnel
 from stageout.overlay.links import Claim, Tap, links
 from stageout.wire import frames
 from stageout.wire.blocks import PART_BYTES
@@ -43,7 +40,6 @@ _REPORT_BLOCKS = 512
 _QUIET_S = 0.01
 _REST_S = 0.1
 _IDLE_S = 60.0
-_HANDSHAKE_S = 10.0
 #: Whoever has got a file may ask for another one within this time.
 _KEPT_S = 15.0
 #: A file of so many bytes, at most, is gone before an order could matter. What may wait unsent; a part of a block.
@@ -480,7 +476,8 @@ def serve(job: Job, connection: socket.socket, file: int, report: Reporter, gate
                 Circuit(connection, far, moved=moved, take=take, back=bool(job.to)).run()
         return b""
     if job.kind == "tls":
-        _cover(job, connection, socket.socket(fileno=file), report)
+        told = partial(_problem, report)
+        cover(connection, socket.socket(fileno=file), job.cert, job.cert_key, job.host, told)
         return b""
     try:
         wait_at_most(connection, _IDLE_S)
@@ -517,39 +514,8 @@ def _serve_to_its_end(
             report.give_back(connection, Again(job.peer, job.checksum, job.digest, job.nonce, again.hex(), job.to))
 
 
-def _cover(job: Job, connection: socket.socket, plain: socket.socket, report: Reporter) -> None:
-    with connection, plain:
-        try:
-            changed_ns = Path(job.cert).stat().st_mtime_ns
-            context = _trusting(job.cert, changed_ns) if job.host else _certified(job.cert, job.cert_key, changed_ns)
-            tunnel = Tunnel(connection, plain, context, job.host)
-            tunnel.handshake(_HANDSHAKE_S)
-            tunnel.run()
-        except OSError as problem:
-            report(Report(0, problem=f"TLS: {problem}"))
-            if job.host:  # whoever waits for a greeting hears why there is none
-                with contextlib.suppress(OSError):
-                    plain.sendall(encode(Refuse(_no_tls(job, problem)), zlib.crc32))
-
-
-@lru_cache(maxsize=4)
-def _certified(cert: str, cert_key: str, changed_ns: int) -> ssl.SSLContext:
-    """With the certificate as it was at that time: a renewed one is read anew."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(cert, cert_key or None)
-    return context
-
-
-@lru_cache(maxsize=4)
-def _trusting(ca: str, changed_ns: int) -> ssl.SSLContext:
-    """With the certificates in a file as it was at that time."""
-    return ssl.create_default_context(cafile=ca)
-
-
-def _no_tls(job: Job, problem: OSError) -> str:
-    if isinstance(problem, ssl.SSLCertVerificationError):
-        return f"its certificate is not one of {job.cert}: {problem.verify_message}"
-    return f"TLS with it: {problem}; has it a certificate (STAGEOUT_ROUTER_CERT)?"
+def _problem(report: Reporter, problem: str) -> None:
+    report(Report(0, problem=problem))
 
 
 def _moved(report: Reporter, hop: str, size_bytes: int) -> None:

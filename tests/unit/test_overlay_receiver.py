@@ -23,9 +23,9 @@ from typing import Any, NoReturn, cast
 import pytest
 
 from overlay_router import worker
-from overlay_router.ring import Shelf
 from overlay_router.destination import Attached
 from overlay_router.parts import Parts
+from overlay_router.ring import Shelf
 from overlay_router.splice import Circuit
 from overlay_router.store import Transfer
 from overlay_router.worker import Gate, Job, Receiver, Report, Reporter

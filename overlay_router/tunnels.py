@@ -1,0 +1,58 @@
+"""TLS between a connection and a plain one, in a worker."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import zlib
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+
+from stageout.core.tls import Tunnel
+from stageout.wire.overlay import Refuse, encode
+
+_HANDSHAKE_S = 10.0
+
+
+def cover(
+    connection: socket.socket, plain: socket.socket, cert: str, cert_key: str, host: str, problem: Callable[[str], None]
+) -> None:
+    """TLS on ``connection``, until both have ended; both are closed.
+
+    :param cert: file of the certificate, and :param cert_key: of its key. :param host: of the other side, on the side
+        that connects: then ``cert`` has the certificates that it trusts. :param problem: called with what went wrong.
+    """
+    with connection, plain:
+        try:
+            changed_ns = Path(cert).stat().st_mtime_ns
+            context = _trusting(cert, changed_ns) if host else _certified(cert, cert_key, changed_ns)
+            tunnel = Tunnel(connection, plain, context, host)
+            tunnel.handshake(_HANDSHAKE_S)
+            tunnel.run()
+        except OSError as failed:
+            problem(f"TLS: {failed}")
+            if host:  # whoever waits for a greeting hears why there is none
+                with contextlib.suppress(OSError):
+                    plain.sendall(encode(Refuse(_no_tls(cert, failed)), zlib.crc32))
+
+
+@lru_cache(maxsize=4)
+def _certified(cert: str, cert_key: str, changed_ns: int) -> ssl.SSLContext:
+    """With the certificate as it was at that time: a renewed one is read anew."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(cert, cert_key or None)
+    return context
+
+
+@lru_cache(maxsize=4)
+def _trusting(ca: str, changed_ns: int) -> ssl.SSLContext:
+    """With the certificates in a file as it was at that time."""
+    return ssl.create_default_context(cafile=ca)
+
+
+def _no_tls(cert: str, problem: OSError) -> str:
+    if isinstance(problem, ssl.SSLCertVerificationError):
+        return f"its certificate is not one of {cert}: {problem.verify_message}"
+    return f"TLS with it: {problem}; has it a certificate (STAGEOUT_ROUTER_CERT)?"
