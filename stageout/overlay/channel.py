@@ -228,6 +228,7 @@ class Channel:
 
         :raises TransferFailure: the connection is lost.
         """
+        self._vouched = (-1, 0)
         header = frames.encode_header(Type.PART, data, self._checksum, tid, start)
         if self._tap is not None:
             self._tap.take(len(data))
