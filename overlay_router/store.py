@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from overlay_router.migrations import VERSION, Later, migrate
 from overlay_router.states import Outcome, Result
 from overlay_router.terminal import OriginRecord, raise_low
 from overlay_router.tree import no_room
@@ -21,7 +22,6 @@ from stageout.core import durable
 from stageout.core.errors import StageoutError
 from stageout.wire.overlay import Open, Operation
 
-_VERSION = 6
 #: Of one statement; older libraries allow 999.
 _VARIABLES = 500
 SCHEMA = """
@@ -130,7 +130,7 @@ class Store:
     """The open database.
 
     :param path: made when it is missing. A new one has a new epoch: transfer numbers of another are unknown to it.
-    :raises StoreError: another process has it, it is damaged or of another version.
+    :raises StoreError: another process has it, it is damaged, or was made by a later version.
     """
 
     schema = SCHEMA
@@ -138,7 +138,9 @@ class Store:
     def __init__(self, path: Path) -> None:
         try:
             self._connection = sqlite3.connect(path, timeout=0.5, isolation_level=None, check_same_thread=False)
-            self._open()
+            self._open_or_close()
+        except Later as problem:
+            raise StoreError(f"{path}: {problem}") from None
         except sqlite3.Error as problem:
             raise StoreError(
                 f"{path}: {problem}. Stop the router that uses it; a damaged one may be removed: origins then check"
@@ -390,6 +392,13 @@ class Store:
                 run(f"DELETE FROM {table} WHERE origin = ?", (origin,))
         return old
 
+    def _open_or_close(self) -> None:
+        try:
+            self._open()
+        except BaseException:
+            self._connection.close()
+            raise
+
     def _open(self) -> None:
         run = self._connection.execute
         run("PRAGMA locking_mode=EXCLUSIVE")
@@ -402,10 +411,13 @@ class Store:
                 run(statement)
             run("INSERT INTO meta VALUES ('epoch', ?)", (os.urandom(16).hex(),))
             self._made()
-            run(f"PRAGMA user_version={_VERSION}")
-        elif version != _VERSION:
-            raise sqlite3.DatabaseError(f"it is of version {version}, this program knows {_VERSION}")
-        run("COMMIT")
+            run(f"PRAGMA user_version={VERSION}")
+            run("COMMIT")
+        elif version != VERSION:
+            migrate(self._connection, version)
+            durable.commit("overlay-migrate", self._connection)
+        else:
+            run("COMMIT")
         self._keep_room()
 
     def _keep_room(self) -> None:
