@@ -20,7 +20,10 @@ class Later(Exception):
 
 
 def migrate(connection: sqlite3.Connection, version: int) -> None:
-    """Bring a database of that version to :data:`VERSION`, in the transaction that is open. :raises Later: it cannot be."""
+    """Bring a database of that version to :data:`VERSION`, in the transaction that is open.
+
+    :raises Later: it is of a later one.
+    """
     if version > VERSION:
         raise Later(
             f"it was made by a later version of the router (tables of version {version}, this one knows {VERSION}):"
