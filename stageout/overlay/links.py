@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from stageout.core import log
 from stageout.overlay.book import Book, Row, shared_book
 from stageout.tuning.shares import MOST_PRIORITY, Flow, Shares
 
@@ -232,15 +233,8 @@ class Links:
         self._wake.set()
 
     def _run(self) -> None:
-        try:
-            self._watch()
-        finally:  # whatever happens, nobody is held by a plan that is not made any more
-            with self._lock:
-                lanes = list(self._lanes.values())
-            for lane in lanes:
-                lane.hold(None)
-
-    def _watch(self) -> None:
+        """Plan until there are no lanes. While no plan can be made, nobody is held by one of before."""
+        said = ""
         while True:
             self._wake.clear()
             with self._lock:
@@ -248,7 +242,15 @@ class Links:
                 if not lanes:
                     self._thread = None
             began_s = time.thread_time()
-            self._tick(lanes)
+            try:
+                self._tick(lanes)
+            except Exception as problem:
+                self._meters, self._shares = {}, {}
+                for lane in lanes:
+                    lane.hold(None)
+                if repr(problem) != said:
+                    log.error("links-not-shared", problem=repr(problem), again_s=_TICK_S)
+                said = repr(problem)
             if not lanes:
                 return
             time.sleep(max(_SOONEST_S, min(_LATEST_S, _REST * (time.thread_time() - began_s))))

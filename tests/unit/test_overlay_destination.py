@@ -310,7 +310,9 @@ ELSEWHERE = {
     "overlay-unstage", "overlay-cancel", "overlay-low", "overlay-forget", "overlay-recover-sync", "overlay-abandon"
 }  # fmt: skip
 _PACKS = {f"overlay-pack-{step}" for step in ("write", "intent", "publish", "settle")}
-LABELS = sorted(set(re.findall(r"\"(overlay-[a-z-]+)\"", _SOURCES)) - ELSEWHERE - _PACKS - {"overlay-lot-record"})
+LABELS = sorted(
+    set(re.findall(r"\"(overlay-[a-z-]+)\"", _SOURCES)) - ELSEWHERE - _PACKS - {"overlay-lot-record", "overlay-migrate"}
+)
 
 
 def _tell(router: Router) -> None:
