@@ -13,7 +13,7 @@ from typing import Union
 from overlay_router.guard import Guard
 from overlay_router.lessee import Lessee, NotLeased
 from overlay_router.spool import Held
-from stageout.core.errors import ErrorClass
+from stageout.core.errors import Advice, ErrorClass
 from stageout.movers.mover import Batch, Cargo, Equipment, Mover, Stopped
 from stageout.movers.plugins_table import Plugin
 from stageout.movers.results import Delivered, Failure, InCustody
@@ -43,6 +43,17 @@ class Again:
     """Not judged: it is to be tried again."""
 
     why: str
+
+
+#: What another node could do better is, for who asks here, a fault of this one.
+_OURS = {Advice.RETRY_ELSEWHERE: ErrorClass.SERVER_ERROR}
+_REASON_CHARS = 500
+
+
+def told(target: Target, failure: Failure) -> tuple[ErrorClass, str]:
+    """Class and words of a plugin's failure for who has asked this gateway."""
+    kind = _OURS.get(failure.kind.advice, failure.kind)
+    return kind, f"{target.shown}: {failure.message}"[:_REASON_CHARS]
 
 
 End = Union[Delivered, Failure, Damaged, Again]

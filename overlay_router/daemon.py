@@ -228,12 +228,14 @@ def means_of(settings: Settings, here: str) -> Means:
     lifetime = settings.condor("MAX_FILE_TRANSFER_PLUGIN_LIFETIME")
     return Means(
         home_of(settings) / "movers",
+        home_of(settings) / "egress" / "fetched",
         home_of(settings) / report.EGRESS_NAME,
         tuple(settings.condor("FILETRANSFER_PLUGINS").replace(",", " ").split()),
         settings.count("STAGEOUT_ROUTER_DELIVERIES"),
         float(lifetime) if lifetime.isdigit() else PLUGIN_LIFETIME_S,
         Path(credentials) if credentials else None,
         lessee,
+        settings.number("STAGEOUT_ROUTER_EGRESS_KEEP"),
     )
 
 

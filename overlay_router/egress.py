@@ -17,9 +17,10 @@ from overlay_router import lots, terminal
 from overlay_router.custodian import MOST_OPERATIONS, Custodian, same_key
 from overlay_router.deposits import Terminals
 from overlay_router.destination import Reply
+from overlay_router.fetched import version_of
 from overlay_router.lots import Spool
 from overlay_router.small_files import Arrived
-from overlay_router.spool import EgressStore, Held, Key
+from overlay_router.spool import EgressStore, Held, Key, Sent
 from overlay_router.staging import as_packed, recorded_pack
 from overlay_router.states import Kind, Op, Outcome, Result
 from overlay_router.store import Transfer
@@ -52,11 +53,14 @@ class _Anybody(Terminals):
 
 
 class Egress(Custodian):
-    """What plugins deliver. :param targets: which names, and where to."""
+    """What plugins deliver. :param targets: which names, and where to.
+
+    :ivar spool: and :ivar clock: what comes back uses these, too.
+    """
 
     def __init__(self, store: EgressStore, tree: Tree, spool: Spool, targets: Targets, clock: Clock) -> None:
         super().__init__(store, tree, spool, _Anybody({}), "", clock)
-        self.targets = targets
+        self.targets, self.spool, self.clock = targets, spool, clock
         self._gathered: dict[str, dict[int, _Gathered]] = {}
         self._egress_store = store
 
@@ -65,12 +69,25 @@ class Egress(Custodian):
         return self.targets.covers(path) is not None
 
     def refusal(self, path: str) -> Answer | None:
-        """Why a name cannot be looked at or fetched here, None where it can."""
+        """Why a name cannot be looked at here, None where it can."""
         target = self.targets.covers(path)
         if target is None:
             return None
-        text = f"{path}: what is here is delivered to {target.shown} and not kept: look there"
+        text = f"{path}: this gateway knows only of files that it has delivered itself: look at {target.shown}"
         return Answer(code=ErrorClass.NOT_SUPPORTED.code, message=text)
+
+    def delivered(self, path: str) -> Sent | None:
+        """What was delivered last under a name, as far as it is remembered."""
+        return self._egress_store.sent(path)
+
+    def entry(self, path: str) -> Answer:
+        """A file as it was delivered from here; whether that is what is there now, nobody has looked."""
+        target, sent = self.targets.find(path), self._egress_store.sent(path)
+        if target is None or sent is None:
+            return self.refusal(path) or Answer(code=ErrorClass.NOT_FOUND.code, message=path)
+        note = f"delivered by this gateway, not looked up at {target.shown}"
+        columns = (path.rpartition("/")[2],), ("file",), (sent.size_bytes,), (sent.mode,), (sent.at,)
+        return Answer(*columns, generation=version_of(sent.manifest), note=note)
 
     def open(self, ask: Open, peer: str, digest: str = "") -> Reply:
         """OPENED, with all blocks when the file is being delivered; NOSPACE, or the RESULT that is final."""

@@ -17,9 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from overlay_router.call import Again, Call, Damaged, End, File, Kit
+from overlay_router.call import Again, Call, Damaged, End, File, Kit, told
 from overlay_router.destination import Reply
 from overlay_router.egress import Egress
+from overlay_router.fetching import Fetching
 from overlay_router.forwarder import OnDisk
 from overlay_router.lessee import Lessee
 from overlay_router.pauses import FIRST_S, Pause
@@ -38,7 +39,6 @@ _COALESCE_S = 0.05
 _BATCH_FILES = 100
 _BATCH_BYTES = 256 * 1024 * 1024
 _LEAST_LIFETIME_S = 10.0
-_REASON_CHARS = 500
 _CREDENTIAL_BYTES = 1024 * 1024
 #: Failures that say something of the server, not of one file: everything for the target waits.
 _AWAY = frozenset(
@@ -47,34 +47,36 @@ _AWAY = frozenset(
         ErrorClass.SERVER_BUSY, ErrorClass.THROTTLED,
     }
 )  # fmt: skip
-#: What another node could do better is, for who sends here, a fault of this one.
-_OURS = {Advice.RETRY_ELSEWHERE: ErrorClass.SERVER_ERROR}
 
 
 @dataclass(frozen=True)
 class Means:
     """What plugins are run with.
 
-    :param home: directory for their work. :param report: file that says what is on its way.
+    :param home: directory for their work. :param fetched: for files that come back, in the spool.
+    :param report: file that says what is on its way.
     :param plugins: executables of FILETRANSFER_PLUGINS. :param most: calls at once.
     :param lifetime_s: of one call, at most. :param credentials: directory of tokens (``SERVICE.use``) and a proxy
         (``x509_proxy``), None for none. :param lessee: asks for leases, None where no other gateway delivers to the
-        same places.
+        same places. :param keep_s: how long what was fetched is kept after its last use.
     """
 
     home: Path
+    fetched: Path
     report: Path
     plugins: tuple[str, ...]
     most: int
     lifetime_s: float
     credentials: Path | None = None
     lessee: Lessee | None = None
+    keep_s: float = 0.0
 
 
 class Outflow:
     """Delivers what an :class:`Egress` holds. :meth:`run` beside everything.
 
     :param on_disk: runs a call in the thread that owns the egress. :param tell: sends replies.
+    :ivar fetching: the way back.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class Outflow:
         # Never those of an earlier router: its guards may still look for what runs for them.
         self._numbers = (f"{secrets.token_hex(4)}-{number}" for number in itertools.count(1))
         self.wake = asyncio.Event()
+        self.fetching = Fetching(egress, means.fetched, means.most, means.keep_s, self._equipped, on_disk)
 
     @property
     def busy(self) -> frozenset[Key]:
@@ -156,7 +159,8 @@ class Outflow:
                 self._pause(target, target.url, 0.0, f"no plugin for {target.scheme}", advice=advice)
                 continue
             try:
-                kit = await asyncio.to_thread(self._kit, plugin, some)
+                left_s = min(held.operation.expires for held in some) - self._clock.wall_s()
+                kit = await asyncio.to_thread(self._kit, plugin, left_s)
             except OSError as problem:
                 advice = "see STAGEOUT_ROUTER_EGRESS_CREDENTIALS"
                 self._pause(target, target.url, 0.0, f"credentials: {problem}", advice=advice)
@@ -187,10 +191,19 @@ class Outflow:
     def _file(self, held: Held) -> File:
         return File(held, Path(self._egress.file(held)), tuple(self._egress.digests(held)))
 
-    def _kit(self, plugin: Plugin, some: Sequence[Held]) -> Kit:
+    async def _equipped(self, target: Target) -> Kit:
+        """For a file that is fetched. :raises OSError: there is no plugin, or the credentials cannot be read."""
+        plugin = self._table.find("", target.scheme)
+        if plugin is None:
+            await asyncio.to_thread(self._table.load, self._means.plugins)
+            plugin = self._table.find("", target.scheme)
+        if plugin is None:
+            raise OSError(f"no plugin for {target.scheme}: its administrator can name one in FILETRANSFER_PLUGINS")
+        return await asyncio.to_thread(self._kit, plugin, self._means.lifetime_s)
+
+    def _kit(self, plugin: Plugin, left_s: float) -> Kit:
         """:raises OSError: credentials cannot be read."""
-        means, now = self._means, self._clock.wall_s()
-        left_s = min(held.operation.expires for held in some) - now
+        means = self._means
         return Kit(
             plugin, means.home / next(self._numbers), max(_LEAST_LIFETIME_S, min(means.lifetime_s, left_s)),
             _contents(means.credentials), means.lessee,
@@ -228,8 +241,7 @@ class Outflow:
         """By the table: tried again here, or the sender hears it."""
         advice = failure.kind.advice
         if advice is not Advice.RETRY_HERE:
-            kind = _OURS.get(advice, failure.kind)
-            reason = f"{target.shown}: {failure.message}"[:_REASON_CHARS]
+            kind, reason = told(target, failure)
             log.error("not-delivered", path=held.operation.path, to=target.shown, problem=failure.message,
                       kind=failure.kind.name, advice=advice.value)  # fmt: skip
             self._pauses.pop(held.key, None)

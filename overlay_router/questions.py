@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from dataclasses import replace
 
 from overlay_router.destination import Destination, Published
 from overlay_router.ends import Ends
+from overlay_router.fetching import Fetching, awake
 from overlay_router.finding import Finding
 from overlay_router.forwarder import OnDisk
 from overlay_router.greeting import Peer, Unwelcome
@@ -16,6 +18,7 @@ from overlay_router.line import Line
 from overlay_router.rights import Rights, outside
 from stageout.core.clock import boot_clock_s
 from stageout.core.errors import ErrorClass
+from stageout.wire import frames
 from stageout.wire.fields import is_origin
 from stageout.wire.frames import BadFrame
 from stageout.wire.overlay import Answer, Get, Lease, Leased, List, Lot, Reserved, Stat
@@ -29,13 +32,21 @@ class Questions:
     :param node: its name. :param ends: where operations end. :param rights: who may look at what.
     :param on_disk: runs a call in the thread that owns the disk. :param leases: that it gives, None for none.
     :param bearer: name of the key that it shows when it carries out copies, "" if it does not.
+    :param fetching: what plugins deliver, on its way back; None where there is nothing of the kind.
     """
 
     def __init__(
-        self, node: str, ends: Ends, rights: Rights, on_disk: OnDisk, leases: Leases | None, bearer: str
+        self,
+        node: str,
+        ends: Ends,
+        rights: Rights,
+        on_disk: OnDisk,
+        leases: Leases | None,
+        bearer: str,
+        fetching: Fetching | None = None,
     ) -> None:
         self._node, self._ends, self._rights, self._on_disk = node, ends, rights, on_disk
-        self._leases, self._bearer = leases, bearer
+        self._leases, self._bearer, self._fetching = leases, bearer, fetching
         self._finding = Finding(ends.custodian, on_disk)
 
     def tree(self, peer: Peer) -> Destination:
@@ -64,6 +75,10 @@ class Questions:
             line.send(Answer(code=denied, message=refusal, store=self._ends.epoch))
         elif isinstance(ask, Stat) and ask.terminal:
             line.send(await self._finding.entry(line.peer.key, ask))
+        elif isinstance(ask, Stat) and self._ends.goes_out(ask.path):
+            egress, path = self._ends.egress, ask.path
+            assert egress is not None
+            line.send(await self._on_disk(lambda: egress.entry(path)))
         elif elsewhere is not None:
             line.send(elsewhere)
         elif isinstance(ask, Stat):
@@ -76,19 +91,19 @@ class Questions:
                 line.send(page)
                 await asyncio.wait_for(line.writer.drain(), _TAKEN_WITHIN_S)
 
-    async def file(self, peer: Peer, ask: Get) -> Published:
-        """The open file that a GET is answered with; it is the caller's to close.
+    async def file(self, peer: Peer, ask: Get, sock: socket.socket) -> Published:
+        """The open file that a GET on that connection is answered with; it is the caller's to close.
 
-        :raises Unwelcome: it may not be read, or there is none.
+        :raises ConnectionError: who asked has gone. :raises Unwelcome: it may not be read, or there is none.
         """
         refusal = self.refusal(peer, ask)
         if refusal:
             raise Unwelcome(refusal, peer.checksum, code=ErrorClass.PERMISSION_DENIED.code)
-        elsewhere = None if ask.terminal else self._ends.elsewhere(ask.path)
         if ask.terminal:
             found = await self._finding.file(peer.key, ask)
-        elif elsewhere is not None:
-            found = elsewhere
+        elif self._fetching is not None and self._ends.goes_out(ask.path):
+            checksum = frames.checksums()[peer.checksum]
+            found = await awake(sock, checksum, ask.waits, self._fetching.file(ask))
         else:
             tree = self.tree(peer)
             found = await self._on_disk(lambda: tree.published(ask.path, ask.generation))

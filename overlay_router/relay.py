@@ -138,7 +138,8 @@ class Router:
             self._outflow = Outflow(ends.egress, means, self._on_disk, self._deliver, SystemClock())
             self._sent_out = Reporting(means.report, ends.egress, [self._outflow], self._on_disk)
         bearer = self._copier.key[0] if self._copier else ""
-        self._questions = Questions(node, ends, rights, self._on_disk, leases, bearer)
+        fetching = self._outflow.fetching if self._outflow else None
+        self._questions = Questions(node, ends, rights, self._on_disk, leases, bearer, fetching)
 
     def have_neighbours(self, neighbours: Neighbours) -> None:
         """From now on these are configured."""
@@ -168,8 +169,8 @@ class Router:
         if self._copier is not None:
             self._start(self._copier.run())
         if self._outflow is not None:
-            self._start(self._outflow.run())
-            self._start(self._sent_out.run())
+            for work in (self._outflow.run(), self._outflow.fetching.run(), self._sent_out.run()):
+                self._start(work)
         try:
             while True:
                 try:
@@ -496,7 +497,7 @@ class Router:
             self._forwarder.opened(ask.tid)
 
     async def _get(self, sock: socket.socket, peer: Peer, ask: overlay.Get) -> None:
-        found = await self._questions.file(peer, ask)
+        found = await self._questions.file(peer, ask, sock)
         job = Job(
             "send", 0, peer.checksum, peer.digest, overlay.BLOCK_BYTES, found.size_bytes,
             ask.first_block, found.generation, found.mode, blocks=ask.blocks, peer=peer.key.name,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from overlay_router.pack_records import PackRecords
-from overlay_router.states import Release, Result
+from overlay_router.states import Outcome, Release, Result
 from overlay_router.store import SCHEMA, Transfer, as_operation
 from stageout.wire.overlay import Open, Operation
 
@@ -155,9 +156,13 @@ class CustodyStore(PackRecords):
             else:
                 self._write_begun(left)
             self._keep_result(operation, result)
+            self._concluded(operation, result)
             self._connection.execute("DELETE FROM custody WHERE origin = ? AND seq = ?", key)
             self._close_transfers("origin = ? AND seq = ?", key)
         self.record(operation.origin).results[operation.seq] = result
+
+    def _concluded(self, operation: Operation, result: Result) -> None:
+        """What else is recorded of a result, in one with it; the operation is still in custody."""
 
     def abandon(self, transfer: Transfer) -> None:
         """A transfer that nobody goes on with is closed."""
@@ -172,10 +177,53 @@ class CustodyStore(PackRecords):
         return []
 
 
+#: Files that a gateway remembers to have delivered: the newest, some hundred bytes each.
+MOST_DELIVERED = 100_000
+_DELIVERED = """CREATE TABLE IF NOT EXISTS delivered (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, path BLOB NOT NULL UNIQUE, size_bytes INTEGER NOT NULL,
+    mode INTEGER NOT NULL, manifest TEXT NOT NULL, digest TEXT NOT NULL, at INTEGER NOT NULL)"""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a plugin delivered last under a name. :param digest: the kind that the manifest is of.
+
+    :param at: Unix time in seconds.
+    """
+
+    size_bytes: int
+    mode: int
+    manifest: str
+    digest: str
+    at: int
+
+
 class EgressStore(CustodyStore):
     """The open database of the spool of what plugins deliver."""
 
     first_tid = FIRST_EGRESS_TID
+
+    def _open(self) -> None:
+        super()._open()
+        self._connection.execute(_DELIVERED)
+
+    def sent(self, path: str) -> Sent | None:
+        """What is remembered of a name."""
+        asked = "SELECT size_bytes, mode, manifest, digest, at FROM delivered WHERE path = ?"
+        row = self._connection.execute(asked, (os.fsencode(path),)).fetchone()
+        return Sent(*row) if row else None
+
+    def _concluded(self, operation: Operation, result: Result) -> None:
+        if result.outcome is not Outcome.DONE:
+            return
+        run, key = self._connection.execute, (operation.origin, operation.seq)
+        row = os.fsencode(operation.path), operation.size_bytes, operation.mode, operation.manifest, int(time.time())
+        number = run(
+            "INSERT OR REPLACE INTO delivered (path, size_bytes, mode, manifest, at, digest)"
+            " SELECT ?, ?, ?, ?, ?, digest FROM custody WHERE origin = ? AND seq = ?",
+            (*row, *key),
+        ).lastrowid
+        run("DELETE FROM delivered WHERE number <= ?", (int(number or 0) - MOST_DELIVERED,))
 
     def grant_all(self, asks: Iterable[Open], sender: str) -> list[Transfer]:
         """As :meth:`grant`, for the files of a pack."""

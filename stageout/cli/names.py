@@ -66,6 +66,8 @@ def _stat(options: argparse.Namespace) -> None:
         ("mode", f"{entry.mode:03o}"), ("modified", when), ("generation", entry.generation),
     ):  # fmt: skip
         print(f"{name + ':':<12}{value}")
+    if entry.note:
+        print(f"{'known:':<12}{printable(entry.note)}")
 
 
 def _rm(options: argparse.Namespace) -> None:

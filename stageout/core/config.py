@@ -212,6 +212,13 @@ KNOBS: dict[str, Knob] = {
             "router",
             "router that says who may deliver, where gateways share URLs: HOST:PORT; empty: none do",
         ),
+        Knob(
+            "STAGEOUT_ROUTER_EGRESS_KEEP",
+            60.0,
+            "router",
+            "seconds for which it keeps a file that plugins fetched, for who goes on with that version",
+            0,
+        ),
         Knob("STAGEOUT_ROUTER_WORKERS", 2, "router", "processes that move data", 1),
         Knob(
             "STAGEOUT_OVERLAY_GATEWAY", "", "ep", "custodian that overlay:// uploads go through: HOST:PORT; empty: none"

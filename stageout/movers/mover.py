@@ -22,6 +22,7 @@ from pathlib import Path
 
 from stageout.core import durable, log
 from stageout.core.classads import ClassAd, decode, unparse_ad, unparse_old
+from stageout.core.errors import ErrorClass
 from stageout.core.sockets import readable
 from stageout.movers import trees
 from stageout.movers.plugins_table import Plugin
@@ -29,6 +30,7 @@ from stageout.movers.results import (
     Answer,
     Delivered,
     Ending,
+    Failure,
     Gone,
     InCustody,
     SentFile,
@@ -61,7 +63,11 @@ _NOT_PASSED = frozenset({"STAGEOUT_SPOOL", "STAGEOUT_FAULTS"})
 
 @dataclass(frozen=True)
 class Cargo:
-    """One file of a batch. :param source: in the spool. :param name: as the job called it (base name)."""
+    """One file of a batch.
+
+    :param source: in the spool; of a batch that fetches: where the file is put, on the filesystem of the batch's
+        directory. :param name: as the job called it (base name). :param size_bytes: of what is sent.
+    """
 
     source: Path
     url: str
@@ -89,6 +95,7 @@ class Batch:
     :param directory: work directory to make, below ``movers/``. :param uid: the job's user; :param gid: its group.
     :param settings: for the plugin's environment; what the administrator has set there goes before them.
     :param passing_group: that may pass through the directories of the sources; -1: none beside the user's own.
+    :param fetches: the files come from their URLs.
     """
 
     directory: Path
@@ -100,6 +107,7 @@ class Batch:
     equipment: Equipment = field(default_factory=Equipment)
     settings: Mapping[str, str] = field(default_factory=dict)
     passing_group: int = -1
+    fetches: bool = False
 
 
 class Stopped(Exception):
@@ -138,6 +146,8 @@ class Mover:
         try:
             self._prepare()
             answers = self._run_single() if self._batch.plugin.protocol == 1 else self._run_multi()
+            if self._batch.fetches:
+                answers = [self._kept(*one) for one in zip(answers, self._batch.files, self._names)]
             return [self._without_secrets(item) for item in answers]
         finally:
             os.close(self._wake_out)
@@ -163,7 +173,8 @@ class Mover:
         home = self._batch.directory
         home.mkdir(mode=0o700)
         for item, name in zip(self._batch.files, self._names):
-            (home / name).symlink_to(item.source)
+            if not self._batch.fetches:
+                (home / name).symlink_to(item.source)
         reserved = _OUTFILE_BASE + _OUTFILE_PER_FILE * len(self._batch.files)
         self._put(self._infile, self._requests().encode("ascii"))
         self._put(self._outfile, b" " * reserved)
@@ -218,7 +229,9 @@ class Mover:
     # ---- running -----------------------------------------------------------------------------------------------------
 
     def _run_multi(self) -> list[Answer]:
-        arguments = ["-infile", str(self._infile), "-outfile", str(self._outfile), "-upload"]
+        arguments = ["-infile", str(self._infile), "-outfile", str(self._outfile)]
+        if not self._batch.fetches:
+            arguments.append("-upload")
         try:
             ending, _ = self._call(arguments, time.monotonic() + self._batch.lifetime_s)
         except Stopped:
@@ -230,13 +243,35 @@ class Mover:
     def _run_single(self) -> list[Answer]:
         deadline = time.monotonic() + self._batch.lifetime_s
         answers = []
-        for item, sent in zip(self._batch.files, self._sent()):
-            ending, output = self._call([str(self._batch.directory / sent.name), item.url], deadline)
-            answers.append(read_single(sent, output, ending))
+        for number, (item, name) in enumerate(zip(self._batch.files, self._names)):
+            local = str(self._batch.directory / name)
+            places = [item.url, local] if self._batch.fetches else [local, item.url]
+            ending, output = self._call(places, deadline)
+            answers.append(read_single(self._sent()[number], output, ending))
         return answers
 
     def _sent(self) -> list[SentFile]:
-        return [SentFile(name, item.url, item.size_bytes) for item, name in zip(self._batch.files, self._names)]
+        """What was asked for; sizes of what has been fetched are those of the files."""
+        return [
+            SentFile(name, item.url, self._size_bytes(name) if self._batch.fetches else item.size_bytes)
+            for item, name in zip(self._batch.files, self._names)
+        ]
+
+    def _size_bytes(self, name: str) -> int:
+        try:
+            return (self._batch.directory / name).lstat().st_size
+        except OSError:
+            return 0
+
+    def _kept(self, answer: Answer, item: Cargo, name: str) -> Answer:
+        """A file that was fetched leaves the work directory, if it is one."""
+        fetched = self._batch.directory / name
+        if not isinstance(answer, Delivered):
+            return answer
+        if fetched.is_symlink() or not fetched.is_file():
+            return Failure(ErrorClass.PLUGIN_BROKEN, "the plugin calls this file fetched, but there is none")
+        fetched.replace(item.source)
+        return answer
 
     def _call(self, arguments: Sequence[str], deadline: float) -> tuple[Ending, str]:
         try:

@@ -20,7 +20,7 @@ from stageout.overlay.client import allowed
 from stageout.overlay.kept import Circuit, Place, Room, kept, place
 from stageout.overlay.links import Claim
 from stageout.wire.fields import MAX_NUMBER
-from stageout.wire.overlay import BLOCK_BYTES, Found, Get, Message
+from stageout.wire.overlay import BLOCK_BYTES, Found, Get, Heartbeat, Message
 from stageout.wire.route import Route
 
 _RESUMES = 3
@@ -84,10 +84,12 @@ class _Fetch:
         try:
             ask = Get(
                 self.path, first, blocks, self.generation, terminal=self.terminal,
-                priority=self.claim.priority, deadline=self.claim.deadline,
+                priority=self.claim.priority, deadline=self.claim.deadline, waits=True,
             )  # fmt: skip
             channel.send(ask)
-            return channel.receive()
+            while isinstance(answer := channel.receive(), Heartbeat):
+                pass  # the router fetches the file itself
+            return answer
         except BaseException:
             channel.close()
             raise

@@ -33,7 +33,8 @@ class Entry:
     """What a name is.
 
     :param kind: "file", "directory", "link" or "other". :param modified: Unix time in seconds.
-    :param generation: how often the name was changed by the overlay; 0 in listings.
+    :param generation: how often the name was changed by the overlay; 0 in listings. :param note: how the router knows,
+        where that is not from the file itself.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Entry:
     mode: int
     modified: int
     generation: int = 0
+    note: str = ""
 
 
 class Session:
@@ -129,7 +131,7 @@ class Session:
         found = self.look_up(path)
         _raise_refused(found, self.gateway)
         (entry,) = entries_of(found)
-        return replace(entry, generation=found.generation)
+        return replace(entry, generation=found.generation, note=found.note)
 
     def look_up(self, path: str) -> Answer:
         """All that the router says of a name, after all operations so far. :raises TransferFailure: as :meth:`push`."""

@@ -153,6 +153,7 @@ class Get:
     :param blocks: how many at most, 0: all. :param generation: the version that is wanted, -1: whatever is there.
     :param capability: as of a STAT. :param terminal: as of a STAT.
     :param priority: and :param deadline: as of a VIA, among what one key asks for.
+    :param waits: HEARTBEATs may come before FOUND, while the router fetches the file itself.
     """
 
     path: str
@@ -164,6 +165,7 @@ class Get:
     terminal: str = ""
     priority: int = 0
     deadline: int = 0
+    waits: bool = False
 
 
 @dataclass(frozen=True)
@@ -209,7 +211,7 @@ class Answer:
     :param kinds: "file", "directory", "link" or "other". :param modified: Unix time in seconds.
     :param code: 0, or the number of the class of failure (:class:`~stageout.core.errors.ErrorClass`).
     :param store: to a STAT: epoch of the store there. :param bearer: to a STAT: name of the key by which other routers
-        know this one, if it carries out copies.
+        know this one, if it carries out copies. :param note: how it is known, where that is not from the file itself.
     """
 
     names: tuple[str, ...] = ()
@@ -223,6 +225,7 @@ class Answer:
     message: str = ""
     store: str = ""
     bearer: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True)

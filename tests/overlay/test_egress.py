@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from overlay_router.report import EGRESS_NAME, shown
+from stageout.cli.main import main
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Gateway, read_key
 from stageout.overlay.client import Put, put
-from stageout.overlay.fetch import get
+from stageout.overlay.fetch import get, read
 from stageout.overlay.many import put_many
 from stageout.overlay.operations import Session
 from stageout.overlay.packs import SmallPut
@@ -203,14 +204,68 @@ def test_a_pack_is_delivered_by_few_calls_also_by_a_gateway_that_was_killed(
     _freed(router)
 
 
-def test_what_a_plugin_delivers_cannot_be_looked_at_here(router: RouterProcess, gateway: Gateway) -> None:
+def test_names_there_cannot_be_listed_or_changed(router: RouterProcess, gateway: Gateway) -> None:
     with Session(gateway) as session:
-        for ask in (lambda: session.stat("out/f"), lambda: list(session.entries("out"))):
-            with pytest.raises(TransferFailure, match="delivered to http:") as caught:
+        for ask in (lambda: session.stat("out/unknown"), lambda: list(session.entries("out"))):
+            with pytest.raises(TransferFailure, match="look at http:") as caught:
                 ask()
             assert caught.value.kind is ErrorClass.NOT_SUPPORTED
         session.mkdir("out/d")
         with pytest.raises(TransferFailure, match="mkdir cannot be done"):
             session.push()
-    with pytest.raises(TransferFailure, match="delivered to"):
-        get(gateway, "out/f", router.home / "nothing")
+
+
+def test_what_is_there_is_fetched_anew_for_who_asks(
+    router: RouterProcess, gateway: Gateway, server: Destination, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, back = make(tmp_path / "source", 2 * BLOCK_BYTES + 5), tmp_path / "back"
+    put(gateway, source, "out/back/f", mode=0o640)
+    key = ["--key", str(router.key_file("site"))]
+    url = f"overlay://127.0.0.1:{router.port}/out/back/f"
+    assert main(["stat", url, *key]) == 0
+    assert "known:      delivered by this gateway, not looked up at http:" in capsys.readouterr().out
+    copied = f"overlay://127.0.0.1:{router.port}/here/copied"
+    assert main(["copy", url, copied, *key]) == 0
+    assert (router.root / "here/copied").read_bytes() == source.read_bytes()
+    with Session(gateway) as session:
+        entry = session.stat("out/back/f")
+    assert (entry.kind, entry.size_bytes, entry.mode) == ("file", 2 * BLOCK_BYTES + 5, 0o640)
+    assert "not looked up at http:" in entry.note
+    assert get(gateway, "out/back/f", back) == entry.size_bytes
+    assert back.read_bytes() == source.read_bytes()
+    assert "as_delivered=True" in router.log
+    tail = b"".join(read(gateway, "out/back/f", offset=BLOCK_BYTES + 1, generation=entry.generation))
+    assert tail == source.read_bytes()[BLOCK_BYTES + 1 :], "that version is the one that was delivered"
+    server.file("base/back/f").write_bytes(b"changed by somebody else")
+    _said(router, "not-as-delivered", lambda: get(gateway, "out/back/f", back))
+    assert back.read_bytes() == b"changed by somebody else"
+    with pytest.raises(TransferFailure) as caught:
+        list(read(gateway, "out/back/f", generation=entry.generation + 1))
+    assert caught.value.kind is ErrorClass.CONFLICT
+    with pytest.raises(TransferFailure, match="http:") as caught:
+        get(gateway, "out/back/none", back)
+    assert caught.value.kind is ErrorClass.NOT_FOUND
+
+
+def test_who_asks_at_once_shares_a_fetch_that_began_after_that(
+    router: RouterProcess, gateway: Gateway, server: Destination, tmp_path: Path
+) -> None:
+    file = server.file("base/shared")
+    file.write_bytes(os.urandom(BLOCK_BYTES + 1))
+    server.pause()
+    before = router.log.count(" fetch ")
+    ended: list[int] = []
+
+    def ask(number: int) -> None:
+        ended.append(get(gateway, "out/shared", tmp_path / f"shared{number}"))
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(9)]
+    _said(router, " fetch ", threads[0].start)
+    for thread in threads[1:]:
+        thread.start()
+    server.resume()
+    for thread in threads:
+        thread.join(60)
+    assert ended == [BLOCK_BYTES + 1] * 9
+    assert {(tmp_path / f"shared{number}").read_bytes() for number in range(9)} == {file.read_bytes()}
+    assert 2 <= router.log.count(" fetch ") - before <= 3

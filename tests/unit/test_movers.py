@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +228,24 @@ cp "$1" {site.base}/dest/"${{2##*/}}"
     assert (site.base / "dest/good").read_bytes() == b"12345"
     assert failure(bad).message == "no such place"
     assert failure(short).kind is ErrorClass.SIZE_MISMATCH
+
+
+@pytest.mark.parametrize("protocol", [1, 2])
+@pytest.mark.parametrize("writes", ['printf abc > "$place"', ":"])
+def test_a_file_is_fetched(site: Site, protocol: int, writes: str) -> None:
+    said = 'TransferSuccess=true;TransferFileName="f";TransferFileBytes=3'
+    begins = {1: 'place="$2"', 2: f'test $# = 4 || exit 9; place="$HOME/f"; echo \'[{said}]\' > "$4"'}
+    script = site.write_script("fetching_plugin", f"#!/bin/sh\n{begins[protocol]}\n{writes}\n")
+    target = site.base / "movers/fetched"
+    one = batch(site, plugin=Plugin(script, ("copy",), protocol))
+    cargo = Cargo(target, "copy://h/f", "f", 0)
+    (answer,) = Mover(replace(one, files=(cargo,), fetches=True)).run()
+    if writes == ":":
+        assert failure(answer).kind in (ErrorClass.PLUGIN_BROKEN, ErrorClass.SIZE_MISMATCH)
+        assert not target.exists()
+    else:
+        assert answer == Delivered(PLUGINS_WORD)
+        assert target.read_bytes() == b"abc"
 
 
 def test_odd_names_do_not_meet(site: Site) -> None:

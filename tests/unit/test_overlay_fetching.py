@@ -1,0 +1,272 @@
+"""What plugins fetch for who asks a gateway: whose bytes, how much room, and for how long."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from overlay_router import fetching, lots
+from overlay_router.call import Kit
+from overlay_router.destination import Published
+from overlay_router.fetched import Fetched, FetchedFiles
+from overlay_router.fetching import Fetching, awake
+from overlay_router.lots import Spool
+from stageout.core.errors import ErrorClass
+from stageout.movers.mover import Batch, Stopped
+from stageout.movers.plugins_table import Plugin
+from stageout.movers.results import Answer as Ended
+from stageout.movers.results import Delivered, Failure
+from stageout.wire import frames
+from stageout.wire.egress import Target, read_targets
+from stageout.wire.overlay import Answer, Get, Heartbeat, decode
+from tests.unit.test_overlay_custodian import Clock
+
+_KEEP_S = 60.0
+
+
+class _Store:
+    """What is at the destination, and plugins that fetch it. :ivar hold: they wait for that."""
+
+    def __init__(self) -> None:
+        self.content, self.calls, self.stopped = b"one", 0, 0
+        self.hold = threading.Event()
+        self.hold.set()
+
+    def mover(self, batch: Batch) -> _Mover:
+        return _Mover(self, batch)
+
+
+class _Mover:
+    def __init__(self, store: _Store, batch: Batch) -> None:
+        self._store, self._batch, self._stop = store, batch, threading.Event()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def run(self) -> list[Ended]:
+        self._store.calls += 1
+        content, (cargo,) = self._store.content, self._batch.files
+        self._batch.directory.mkdir()
+        part = self._batch.directory / "part"
+        part.write_bytes(content)
+        while not self._store.hold.wait(0.005):
+            if self._stop.is_set():
+                self._store.stopped += 1
+                raise Stopped
+        if not content:
+            return [Failure(ErrorClass.NOT_FOUND, "404")]
+        part.rename(cargo.source)
+        return [Delivered("size")]
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> _Store:
+    made = _Store()
+    monkeypatch.setattr(fetching, "Mover", made.mover)
+    monkeypatch.setattr(fetching, "_LOOK_S", 0.01)
+    monkeypatch.setattr(fetching, "_COALESCE_S", 0.01)
+    monkeypatch.setattr(fetching, "_GONE_S", 0.01)
+    return made
+
+
+def _run(home: Path, work: Callable[[Fetching], Any], spool: Spool | None = None) -> None:
+    async def on_disk(call: Callable[[], Any]) -> Any:
+        return call()
+
+    async def equip(target: Target) -> Kit:
+        return Kit(Plugin(Path("/none"), ("https",), 2), Path("/none"), 60.0, {}, None)
+
+    async def all_of_it() -> None:
+        egress: Any = SimpleNamespace(
+            spool=spool or Spool(1 << 30), clock=Clock(), targets=read_targets("/out=https://s.example/base"),
+            delivered=lambda path: None,
+        )  # fmt: skip
+        one = Fetching(egress, home / "fetched", 2, _KEEP_S, equip, on_disk)
+        running = asyncio.create_task(one.run())
+        try:
+            await asyncio.wait_for(work(one), 60)
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+
+    asyncio.run(all_of_it())
+
+
+async def _read(one: Fetching, generation: int = -1) -> tuple[bytes, int]:
+    found = await one.file(Get("out/f", generation=generation))
+    assert isinstance(found, Published), found
+    try:
+        return os.pread(found.file, 100, 0), found.generation
+    finally:
+        os.close(found.file)
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+def test_nobody_gets_bytes_from_before_he_asked_but_by_their_number(store: _Store, tmp_path: Path) -> None:
+    async def work(one: Fetching) -> None:
+        store.hold.clear()
+        early = asyncio.create_task(_read(one))
+        await _until(lambda: any((tmp_path / "fetched").glob("*/part")))
+        store.content = b"two"
+        late = [asyncio.create_task(_read(one)) for _ in range(5)]
+        await asyncio.sleep(0)
+        store.hold.set()
+        data, version = await early
+        assert data == b"one"
+        assert {data for data, _ in await asyncio.gather(*late)} == {b"two"}
+        assert store.calls == 2
+        assert await _read(one, version) == (b"one", version)
+        assert store.calls == 2, "it is kept"
+        assert (await _read(one))[0] == b"two"
+        assert store.calls == 3
+
+    _run(tmp_path, work)
+
+
+def test_another_version_is_said_to_be_one(store: _Store, tmp_path: Path) -> None:
+    async def work(one: Fetching) -> None:
+        answer = await one.file(Get("out/f", generation=7))
+        assert isinstance(answer, Answer)
+        assert answer.code == ErrorClass.CONFLICT.code
+
+    _run(tmp_path, work)
+
+
+@pytest.mark.parametrize("path", ["out", "out/../f"])
+def test_what_is_no_file_there_is_refused(store: _Store, tmp_path: Path, path: str) -> None:
+    async def work(one: Fetching) -> None:
+        answer = await one.file(Get(path))
+        assert isinstance(answer, Answer)
+        assert answer.code
+
+    _run(tmp_path, work)
+    assert not store.calls
+
+
+def test_a_failure_is_told_in_the_plugins_words_and_leaves_no_lot(store: _Store, tmp_path: Path) -> None:
+    spool, store.content = Spool(1 << 30), b""
+
+    async def work(one: Fetching) -> None:
+        answer = await one.file(Get("out/f"))
+        assert isinstance(answer, Answer)
+        assert (answer.code, answer.message) == (ErrorClass.NOT_FOUND.code, "https://s.example/base: 404")
+        assert not spool.lots
+
+    _run(tmp_path, work, spool)
+
+
+def test_a_file_that_finds_no_room_is_given_up(store: _Store, tmp_path: Path) -> None:
+    spool, store.content = Spool(10_000), b"x" * 5000
+    store.hold.clear()
+
+    async def work(one: Fetching) -> None:
+        answer = await one.file(Get("out/f"))
+        assert isinstance(answer, Answer)
+        assert answer.code == ErrorClass.NO_SPACE_REMOTE.code
+        assert "4750 bytes are for what comes back" in answer.message
+        assert (store.stopped, spool.lots) == (1, {})
+
+    _run(tmp_path, work, spool)
+
+
+def test_a_plugin_for_which_nobody_waits_any_more_is_ended(store: _Store, tmp_path: Path) -> None:
+    store.hold.clear()
+
+    async def work(one: Fetching) -> None:
+        mine, other = socket.socketpair()
+        mine.setblocking(False)
+        asking = asyncio.create_task(awake(mine, zlib.crc32, True, one.file(Get("out/f"))))
+        await _until(lambda: store.calls == 1)
+        other.close()
+        with pytest.raises(ConnectionError):
+            await asking
+        await _until(lambda: store.stopped == 1)
+        mine.close()
+        store.hold.set()
+        assert (await _read(one))[0] == b"one"
+
+    _run(tmp_path, work)
+
+
+def test_who_waits_hears_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "_GONE_S", 0.001)
+
+    async def work() -> None:
+        mine, other = socket.socketpair()
+        with mine, other:
+            mine.setblocking(False)
+            done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+            asking = asyncio.create_task(awake(mine, zlib.crc32, True, done))
+            other.settimeout(0)
+            data = b""
+            while len(data) < frames.HEADER_BYTES + 2:
+                await asyncio.sleep(0.001)
+                try:
+                    data += other.recv(100)
+                except BlockingIOError:
+                    continue
+            decoder = frames.Decoder(zlib.crc32)
+            decoder.feed(data)
+            assert isinstance(decode(next(decoder.frames())), Heartbeat)
+            done.set_result(Answer(code=1))
+            assert await asking == Answer(code=1)
+
+    asyncio.run(asyncio.wait_for(work(), 60))
+
+
+@pytest.fixture
+def files() -> Iterator[tuple[FetchedFiles, Spool, Clock]]:
+    clock, spool = Clock(), Spool(10_000)
+    yield FetchedFiles(spool, _KEEP_S, clock), spool, clock
+
+
+def _kept(files: FetchedFiles, file: Path, size_bytes: int) -> Fetched:
+    assert files.grow(file, size_bytes + 100)
+    file.write_bytes(b"x" * size_bytes)
+    made = Fetched(f"out/{file.name}", file, size_bytes, 5, 0o644)
+    files.keep(made)
+    return made
+
+
+def test_a_copy_goes_when_nobody_reads_it_any_more(files: tuple[FetchedFiles, Spool, Clock], tmp_path: Path) -> None:
+    all_of_them, spool, clock = files
+    one = _kept(all_of_them, tmp_path / "f", 1000)
+    assert lots.reserved_bytes(spool) == 1000
+    reading = all_of_them.open(one).file
+    clock.now_s += _KEEP_S + 1
+    all_of_them.reap()
+    assert all_of_them.find("out/f", 5) is one
+    os.close(reading)
+    all_of_them.reap()
+    assert all_of_them.find("out/f", 5) is None
+    assert (one.file.exists(), spool.lots) == (False, {})
+
+
+def test_copies_leave_half_of_the_spool_and_make_room_for_others(
+    files: tuple[FetchedFiles, Spool, Clock], tmp_path: Path
+) -> None:
+    all_of_them, spool, clock = files
+    one, two = _kept(all_of_them, tmp_path / "one", 2000), _kept(all_of_them, tmp_path / "two", 2000)
+    reading = all_of_them.open(two).file
+    try:
+        assert not all_of_them.grow(tmp_path / "three", 2500), "they were just told of"
+        clock.now_s += 5
+        assert all_of_them.grow(tmp_path / "three", 2500)
+        assert (one.file.exists(), two.file.exists()) == (False, True)
+        assert not all_of_them.grow(tmp_path / "four", 500)
+        assert lots.reserve(spool, "upload", 5000, clock.now_s) is None
+    finally:
+        os.close(reading)
