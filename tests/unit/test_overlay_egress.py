@@ -20,14 +20,13 @@ from typing import Any, cast
 
 import pytest
 
-from overlay_router import guard, lots, spool
+from overlay_router import guard, lots
 from overlay_router.call import Call, Damaged, File, Kit
 from overlay_router.circuits import Neighbours
 from overlay_router.cover import Cover
 from overlay_router.destination import Reply
 from overlay_router.egress import Egress
 from overlay_router.ends import Ends
-from overlay_router.fetched import manifest_of, version_of
 from overlay_router.leases import KEPT_S, LEASE_S, Leases
 from overlay_router.lessee import Lessee, NotLeased
 from overlay_router.lots import Spool
@@ -246,23 +245,6 @@ def test_death_at_every_step_repeats_and_never_says_done_too_early(
     gate.restart()
     assert gate.left() == []
     gate.close()
-
-
-def test_what_was_delivered_is_remembered_the_newest_of_it(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spool, "MOST_DELIVERED", 2)
-    for seq, path in enumerate(("out/a", "out/b", "out/b", "out/c"), 1):
-        gate.put(seq, path, b"x" * seq)
-        outcome = Outcome.FAILED if seq == 2 else Outcome.DONE
-        gate.one.settle((ORIGIN, seq), Result(outcome))
-        if seq == 2:
-            assert gate.one.entry("out/b").code == ErrorClass.NOT_SUPPORTED.code
-    gate.restart()
-    assert [gate.one.entry(path).sizes_bytes for path in ("out/a", "out/b", "out/c")] == [(), (3,), (4,)]
-    known = gate.one.entry("out/c")
-    assert "not looked up at https://s.example/base" in known.note
-    (gate.home / "copy").write_bytes(b"xxxx")
-    size_bytes, manifest = manifest_of(gate.home / "copy")
-    assert (size_bytes, version_of(manifest)) == (4, known.generation)
 
 
 def _means(home: Path) -> Means:

@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
-from overlay_router import fetching, lots
+from overlay_router import fetching, lots, spool
 from overlay_router.call import Kit
 from overlay_router.destination import Published
-from overlay_router.fetched import Fetched, FetchedFiles
+from overlay_router.fetched import Fetched, FetchedFiles, manifest_of, version_of
 from overlay_router.fetching import Fetching, awake
 from overlay_router.lots import Spool
+from overlay_router.states import Outcome, Result
 from stageout.core.errors import ErrorClass
 from stageout.movers.mover import Batch, Stopped
 from stageout.movers.plugins_table import Plugin
@@ -29,7 +30,10 @@ from stageout.wire import frames
 from stageout.wire.egress import Target, read_targets
 from stageout.wire.overlay import Answer, Get, Heartbeat, decode
 from tests.unit.test_overlay_custodian import Clock
+from tests.unit.test_overlay_destination import home
+from tests.unit.test_overlay_egress import ORIGIN, Gate, gate
 
+__all__ = ["gate", "home"]
 _KEEP_S = 60.0
 
 
@@ -78,7 +82,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> _Store:
     return made
 
 
-def _run(home: Path, work: Callable[[Fetching], Any], spool: Spool | None = None) -> None:
+def _run(home: Path, work: Callable[[Fetching], Any], room: Spool | None = None) -> None:
     async def on_disk(call: Callable[[], Any]) -> Any:
         return call()
 
@@ -87,7 +91,7 @@ def _run(home: Path, work: Callable[[Fetching], Any], spool: Spool | None = None
 
     async def all_of_it() -> None:
         egress: Any = SimpleNamespace(
-            spool=spool or Spool(1 << 30), clock=Clock(), targets=read_targets("/out=https://s.example/base"),
+            spool=room or Spool(1 << 30), clock=Clock(), targets=read_targets("/out=https://s.example/base"),
             delivered=lambda path: None,
         )  # fmt: skip
         one = Fetching(egress, home / "fetched", 2, _KEEP_S, equip, on_disk)
@@ -270,3 +274,20 @@ def test_copies_leave_half_of_the_spool_and_make_room_for_others(
         assert lots.reserve(spool, "upload", 5000, clock.now_s) is None
     finally:
         os.close(reading)
+
+
+def test_what_was_delivered_is_remembered_the_newest_of_it(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spool, "MOST_DELIVERED", 2)
+    for seq, path in enumerate(("out/a", "out/b", "out/b", "out/c"), 1):
+        gate.put(seq, path, b"x" * seq)
+        outcome = Outcome.FAILED if seq == 2 else Outcome.DONE
+        gate.one.settle((ORIGIN, seq), Result(outcome))
+        if seq == 2:
+            assert gate.one.entry("out/b").code == ErrorClass.NOT_SUPPORTED.code
+    gate.restart()
+    assert [gate.one.entry(path).sizes_bytes for path in ("out/a", "out/b", "out/c")] == [(), (3,), (4,)]
+    known = gate.one.entry("out/c")
+    assert "not looked up at https://s.example/base" in known.note
+    (gate.home / "copy").write_bytes(b"xxxx")
+    size_bytes, manifest = manifest_of(gate.home / "copy")
+    assert (size_bytes, version_of(manifest)) == (4, known.generation)
