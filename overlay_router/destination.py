@@ -353,6 +353,8 @@ class Destination:
         made = self._tree.make_parents(changed) if held.operation.parents else []
         try:
             seen = self._tree.names(op)
+            if held.operation.may_exist and op.kind is Kind.MKDIR and op.path in seen and seen[op.path].is_dir:
+                return Result(Outcome.DONE)  # and so nothing was made above it
             refusal = names.refusal(seen, op, self._store.generation(op.path))
             if not refusal:
                 mode = held.operation.mode

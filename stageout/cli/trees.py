@@ -12,6 +12,7 @@ from stageout.cli.exits import Exit
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Gateway
 from stageout.overlay.client import Put
+from stageout.overlay.directories import deposit_directories
 from stageout.overlay.many import below, put_many
 from stageout.overlay.operations import Session
 from stageout.overlay.packs import SmallPut
@@ -46,6 +47,7 @@ class _Tree:
         self._gateway, self._local, self._path = gateway, local, path
         self._custodian, self._terminal = custodian, terminal
         self._given: dict[str, int] = {}
+        self._directories: list[str] = []
         self._files = self._bytes = self._failed = 0
         self._visible, self._shown_s = sys.stderr.isatty(), 0.0
 
@@ -57,11 +59,16 @@ class _Tree:
         passes = self._custodian if self._terminal else None
         with Session(self._gateway, routes=routes, through=passes) as names:
             put_many(
-                self._custodian, self._entries(None if options.custody else names), self._ended,
+                self._custodian, self._entries(), self._ended,
                 connections=first, most_connections=most, routes=routes, terminal=self._terminal,
                 priority=options.priority, deadline=deadline, custody=options.custody,
             )  # fmt: skip
-            names.push()
+            if options.custody:
+                self._deposit_directories(routes)
+            else:
+                for directory in self._directories:
+                    names.mkdir(directory, parents=True, may_exist=True)
+                names.push()
         seconds = max(1e-3, time.monotonic() - start_s)
         if self._visible:
             print("\r\033[K", end="", file=sys.stderr)
@@ -72,15 +79,27 @@ class _Tree:
             print(f"  in custody; what became of it: stageout ask overlay://{self._custodian.server} {origin}{more}")
         return self._failed
 
-    def _entries(self, names: Session | None) -> Iterator[tuple[str, str, str]]:
+    def _deposit_directories(self, routes: Sequence[Route]) -> None:
+        if not self._directories:
+            return
+        try:
+            origin, failures = deposit_directories(
+                self._custodian, self._directories, terminal=self._terminal, routes=routes
+            )  # fmt: skip
+            self._given[origin] = len(self._directories)
+        except TransferFailure as failure:
+            failures = dict.fromkeys(self._directories, failure)
+        for path, reason in failures.items():
+            self._ended(path, reason)
+
+    def _entries(self) -> Iterator[tuple[str, str, str]]:
+        """The files; empty directories are made when these are there."""
         prefix = f"{self._path}/" if self._path else ""
         for found in below(self._local):
             if found.kind == "file":
                 yield found.path, found.local, prefix + found.path
-            elif found.kind == "empty" and names is None:
-                self._ended(found.path, TransferFailure(ErrorClass.NOT_SUPPORTED, "an empty directory: use mkdir"))
-            elif found.kind == "empty" and names is not None:
-                _make_dir(names, prefix + found.path)
+            elif found.kind == "empty":
+                self._directories.append(prefix + found.path)
             else:
                 self._ended(found.path, TransferFailure(ErrorClass.NOT_SUPPORTED, f"{found.local} is not a file"))
 
@@ -96,13 +115,3 @@ class _Tree:
         if self._visible and time.monotonic() - self._shown_s >= SHOW_EVERY_S:
             self._shown_s = time.monotonic()
             print(f"\r{self._local}: {self._files} files, {self._bytes / 1e6:.1f} MB ", end="", file=sys.stderr)
-
-
-def _make_dir(names: Session, path: str) -> None:
-    try:
-        if names.stat(path).kind == "directory":
-            return
-    except TransferFailure as failure:
-        if failure.kind is not ErrorClass.NOT_FOUND:
-            raise
-    names.mkdir(path, parents=True)

@@ -95,9 +95,12 @@ class Session:
         """Remove a file, or a directory with all that is in it."""
         return self._begin("delete", path)
 
-    def mkdir(self, path: str, *, mode: int = 0o755, parents: bool = False) -> int:
-        """Make a directory. :param parents: those above it, too, where they are missing."""
-        return self._begin("mkdir", path, mode=mode, parents=parents)
+    def mkdir(self, path: str, *, mode: int = 0o755, parents: bool = False, may_exist: bool = False) -> int:
+        """Make a directory.
+
+        :param parents: those above it, too, where they are missing. :param may_exist: one that is there stays as it is.
+        """
+        return self._begin("mkdir", path, mode=mode, parents=parents, may_exist=may_exist)
 
     def set_mode(self, path: str, mode: int) -> int:
         """Change the permissions of a file or directory."""

@@ -260,6 +260,7 @@ class Operation:
     :param warrant: as in OPEN.
     :param standby_s: another custodian delivers it, too: one that holds it asks the terminal only whether that has
         happened, for so long after it took it. :param copies: custodians that have it, this one among them.
+    :param may_exist: MKDIR of a directory that is there is DONE.
     """
 
     origin: str
@@ -287,6 +288,7 @@ class Operation:
     warrant: str = ""
     standby_s: int = 0
     copies: int = 1
+    may_exist: bool = False
 
 
 @dataclass(frozen=True)

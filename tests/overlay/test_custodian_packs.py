@@ -212,17 +212,18 @@ def test_a_directory_goes_through_with_all_that_is_in_it(
     put += ["--through", custodian.address]
     assert main(put) == 0, capsys.readouterr().err
     assert {path.name for path in (terminal.root / "whole").iterdir()} == {"empty", "small", "large"}
-    (tree / "empty").rmdir()
+    (tree / "hollow/in").mkdir(parents=True)
     (tree / "small").write_bytes(b"other")
     (tree / "second").write_bytes(b"second")
     capsys.readouterr()
     assert main([*put, "--custody"]) == 0
     asked = [line.partition("stageout ")[2].split() for line in capsys.readouterr().out.splitlines() if "ask" in line]
-    assert len(asked) == 2
+    assert len(asked) == 3
     for words in asked:
         wait_until(lambda words=words: main([*words, "--key", put[5]]) == 0, what="the delivery")  # type: ignore[misc]
     assert "2 done" in capsys.readouterr().out
     assert (terminal.root / "whole/small").read_bytes() == b"other"
+    assert (terminal.root / "whole/hollow/in").is_dir()
 
 
 def test_a_pack_passes_two_custodians_and_each_keeps_it_until_it_is_there(

@@ -263,6 +263,15 @@ def test_a_file_is_cut_but_never_made_longer(router: Router) -> None:
     assert router.store.intents() == []
 
 
+def test_a_directory_that_may_exist_is_made_once_and_no_file_is_taken_for_it(router: Router) -> None:
+    for seq in (1, 2):
+        assert router.send(op(seq, "mkdir", "d/e", parents=True, may_exist=True)) == "done"
+        assert router.content() == {"d": "/", "d/e": "/"}
+    (router.root / "f").touch()
+    assert router.send(op(3, "mkdir", "f", may_exist=True)) == "failed"
+    assert router.send(op(4, "mkdir", "d/e")) == "failed"
+
+
 def test_cancelled_and_expired(router: Router) -> None:
     assert router.send(op(2, "publish", "f", after=(1,)), b"data") == ""
     assert router.place.cancel(overlay.Cancel(ORIGIN, 2), PEER) == []
