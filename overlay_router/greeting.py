@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
-from overlay_router.keys import Key
+from overlay_router.keys import Key, unknown
 from stageout.wire import frames, overlay
 from stageout.wire.address import split_address
 from stageout.wire.frames import BadFrame, Checksum, Frame
@@ -68,9 +68,7 @@ async def greet(
     hello = await _receive(sock, Hello, zlib.crc32)
     key = keys.get(hello.key)
     if key is None:
-        raise Unwelcome(
-            f"no key of the name {hello.key!r} is known here: ask for one, and for its line in the keys file"
-        )
+        raise Unwelcome(unknown(hello.key))
     if abs(hello.clock - time.time()) > overlay.MAX_CLOCK_SKEW_S:
         raise Unwelcome("the clocks are more than ten minutes apart: set them (NTP)")
     welcome = Welcome(

@@ -1,14 +1,24 @@
-"""Who may connect: shared keys from a file, one ``NAME SECRET PREFIX [router]`` a line."""
+"""Who may connect: shared keys from a file, one ``NAME SECRET PREFIX [router]`` a line.
+
+A line ``token:IDENTITY FILE PREFIX [router]`` is for who has a token of HTCondor for that identity (``*`` stands for
+any part of it), signed by the key in FILE. Of several lines for one token the first counts.
+"""
 
 from __future__ import annotations
 
+import fnmatch
 import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from stageout.core.errors import StageoutError
+from stageout.wire import token
+from stageout.wire.token import MARK, BadToken
 
 _LEAST_LENGTH = 16
+_PATTERN = re.compile(r"[A-Za-z0-9._@+*-]{1,64}")
 _NAME = re.compile(r"[A-Za-z0-9._@+-]{1,64}")
 
 
@@ -36,27 +46,113 @@ class Key:
         return not self.prefix or path == self.prefix or path.startswith(self.prefix + "/")
 
 
-def read_keys(path: Path) -> dict[str, Key]:
+@dataclass(frozen=True)
+class Signed:
+    """A line for tokens.
+
+    :param identity: or a pattern with ``*``. :param key: name of the key that signs them.
+    :param file: content of the file with that key.
+    """
+
+    identity: str
+    key: str
+    file: bytes = field(repr=False)
+    prefix: str
+    is_router: bool = False
+
+    def is_for(self, claims: token.Claims) -> bool:
+        """Whether it is the line of a token."""
+        return claims.key == self.key and fnmatch.fnmatchcase(claims.identity, self.identity)
+
+    def named(self, identity: str, secret: bytes = b"") -> Key:
+        """The key of an identity: ``token:KEY:IDENTITY``, the name of no shared key, nor what any token says."""
+        return Key(f"{MARK}{self.key}:{identity}", secret, self.prefix, self.is_router)
+
+
+class Keys(Mapping[str, Key]):
+    """The keys by the name that HELLO says: that of a shared key, or ``token:`` and what a token says.
+
+    A token is found only while it holds. All tokens of an identity that one key has signed are the same key.
+    """
+
+    def __init__(self, shared: Mapping[str, Key], signed: Sequence[Signed] = ()) -> None:
+        self._shared, self._signed = shared, signed
+
+    def __getitem__(self, name: str) -> Key:
+        if not name.startswith(MARK):
+            return self._shared[name]
+        try:
+            claims = token.claims(name, time.time())
+        except BadToken:
+            raise KeyError(name) from None
+        line = self._line(claims)
+        if line is None:
+            raise KeyError(name)
+        return line.named(claims.identity, token.secret(name, line.key, line.file))
+
+    def __iter__(self) -> Iterator[str]:
+        """Names of the shared keys: tokens cannot be listed."""
+        return iter(self._shared)
+
+    def __len__(self) -> int:
+        return len(self._shared)
+
+    def proved(self, name: str) -> Key | None:
+        """The key of this :attr:`Key.name`, for a peer that has proved it before; that of tokens has no secret."""
+        if not name.startswith(MARK):
+            return self._shared.get(name)
+        key, _, identity = name[len(MARK) :].partition(":")
+        line = self._line(token.Claims(identity, key))
+        return line.named(identity) if line else None
+
+    def _line(self, claims: token.Claims) -> Signed | None:
+        return next((line for line in self._signed if line.is_for(claims)), None)
+
+
+def unknown(name: str) -> str:
+    """Why there is no key of a name, for who said it."""
+    if not name.startswith(MARK):
+        return f"no key of the name {name!r} is known here: ask for one, and for its line in the keys file"
+    try:
+        claims = token.claims(name, time.time())
+    except BadToken as problem:
+        return str(problem)
+    return (
+        f"no token of {claims.identity} signed by the key {claims.key[:100]!r} is taken here: ask for a line"
+        f" '{MARK}{claims.identity} FILE PREFIX' in the keys file"
+    )
+
+
+def read_keys(path: Path) -> Keys:
     """The keys by name. :raises BadKeys: missing, open to all users, empty or unreadable."""
     try:
-        if path.stat().st_mode & 0o007:
-            raise BadKeys(f"{path} holds secrets and is open to all users: chmod o= it")
-        lines = path.read_text().splitlines()
+        lines = _secret(path).decode().splitlines()
     except (OSError, UnicodeDecodeError) as problem:
         raise BadKeys(f"cannot read the keys: {problem}; write one 'NAME SECRET PREFIX' a line") from problem
-    words = ((number, line.split()) for number, line in enumerate(lines, 1) if not line.lstrip().startswith("#"))
-    keys = [_key(found, f"{path}, line {number}") for number, found in words if found]
-    if not keys:
+    words = ((line.split(), f"{path}, line {number}") for number, line in enumerate(lines, 1))
+    kept = [(found, place) for found, place in words if found and not found[0].startswith("#")]
+    if not kept:
         raise BadKeys(f"{path} has no key: write one 'NAME SECRET PREFIX' a line (PREFIX / for the whole root)")
-    return {key.name: key for key in keys}
+    shared = [_key(found, place) for found, place in kept if not found[0].startswith(MARK)]
+    signed = [_line(found, place) for found, place in kept if found[0].startswith(MARK)]
+    return Keys({key.name: key for key in shared}, signed)
+
+
+def _secret(path: Path) -> bytes:
+    """Content of a file that must not be open to all. :raises BadKeys: it is. :raises OSError: it cannot be read."""
+    if path.stat().st_mode & 0o007:
+        raise BadKeys(f"{path} holds secrets and is open to all users: chmod o= it")
+    return path.read_bytes()
 
 
 def read_own_key(path: Path) -> tuple[str, bytes]:
-    """Name and secret that this router shows to its neighbours. :raises BadKeys: there is no ``NAME SECRET``."""
+    """Name and secret that this router shows to its neighbours. :raises BadKeys: no ``NAME SECRET`` and no token."""
     try:
         words = path.read_text().split()
     except (OSError, UnicodeDecodeError) as problem:
         raise BadKeys(f"cannot read this router's own key: {problem}; write one 'NAME SECRET'") from problem
+    if words and token.is_token(words[0]):
+        return token.key_of(words[0])
     if len(words) < 2:
         raise BadKeys(f"{path}: write 'NAME SECRET', the key that the neighbours know this router by")
     return words[0], words[1].encode()
@@ -69,3 +165,17 @@ def _key(words: list[str], place: str) -> Key:
     if len(words[1]) < _LEAST_LENGTH:
         raise BadKeys(f"{place}: the key is shorter than {_LEAST_LENGTH} characters; try 'openssl rand -hex 24'")
     return Key(words[0], words[1].encode(), words[2].strip("/"), len(words) == 4)
+
+
+def _line(words: list[str], place: str) -> Signed:
+    identity = words[0][len(MARK) :]
+    if len(words) not in (3, 4) or not _PATTERN.fullmatch(identity) or words[3:] not in ([], ["router"]):
+        raise BadKeys(f"{place}: write '{MARK}IDENTITY FILE PREFIX', such as {MARK}*@pool.example.org"
+                      " /etc/condor/passwords.d/overlay /pilots")  # fmt: skip
+    try:
+        file = _secret(Path(words[1]))
+    except OSError as problem:
+        raise BadKeys(f"{place}: cannot read the key that signs tokens: {problem}") from None
+    if len(file) < _LEAST_LENGTH or not _NAME.fullmatch(Path(words[1]).name):
+        raise BadKeys(f"{place}: {words[1]} is shorter than {_LEAST_LENGTH} bytes, or its name is not plain")
+    return Signed(identity, Path(words[1]).name, file, words[2].strip("/"), len(words) == 4)

@@ -16,7 +16,7 @@ import os
 import socket
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -30,7 +30,7 @@ from overlay_router.destination import Destination, Reply
 from overlay_router.ends import Ends
 from overlay_router.forwarder import Forwarder, Forwarding
 from overlay_router.greeting import Peer, Unwelcome, connect, greet, refuse
-from overlay_router.keys import Key
+from overlay_router.keys import Key, Keys
 from overlay_router.leases import Leases
 from overlay_router.limits import Complaints, Limits, TooMany
 from overlay_router.line import Line
@@ -90,7 +90,7 @@ class Router:
         self,
         node: str,
         ends: Ends,
-        keys: Mapping[str, Key],
+        keys: Keys,
         workers: int,
         neighbours: Neighbours,
         links: Neighbourhood,
@@ -200,7 +200,7 @@ class Router:
         """A connection whose transfer is over is wanted for another: as a new one, but that its key is proved."""
 
         async def met(wire: Wire) -> tuple[Peer, Message]:
-            key = self.keys.get(again.peer)
+            key = self.keys.proved(again.peer)
             if key is None:
                 raise Unwelcome(f"the key {again.peer!r} is not known here any more", again.checksum)
             decoder = Decoder(frames.checksums()[again.checksum])

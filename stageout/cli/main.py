@@ -412,7 +412,7 @@ def _add_lot(commands: argparse._SubParsersAction[_Parser]) -> None:
 def _add_key(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--key", metavar="FILE", default="/etc/condor/stageout-overlay.key",
-        help="your key for the router, NAME SECRET (default: %(default)s)",
+        help="your key for the router, NAME SECRET or a token of HTCondor (default: %(default)s)",
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.signing import KeyUnusable, key_of
 from stageout.core.sockets import Segments, acked_bytes, readable, segments, send_both, wait_at_most
 from stageout.overlay.links import Claim, Lane, Tap
-from stageout.wire import frames, overlay, packs
+from stageout.wire import frames, overlay, packs, token
 from stageout.wire.blocks import PART_BYTES
 from stageout.wire.capability import Credential
 from stageout.wire.frames import BadFrame, Header, Type
@@ -66,13 +66,18 @@ class Gateway:
 
 
 def read_key(path: Path) -> tuple[str, bytes]:
-    """Name and secret from a file with one ``NAME SECRET``. :raises TransferFailure: CREDENTIAL_MISSING."""
+    """Name and secret from a file with one ``NAME SECRET``, or a token of HTCondor.
+
+    :raises TransferFailure: CREDENTIAL_MISSING.
+    """
     try:
         words = path.read_text().split()
     except (OSError, UnicodeDecodeError) as problem:
         raise TransferFailure(ErrorClass.CREDENTIAL_MISSING, f"no key for the overlay: {problem}") from None
+    if words and token.is_token(words[0]):
+        return token.key_of(words[0])
     if len(words) < 2:
-        raise TransferFailure(ErrorClass.CREDENTIAL_MISSING, f"{path}: write 'NAME SECRET'")
+        raise TransferFailure(ErrorClass.CREDENTIAL_MISSING, f"{path}: write 'NAME SECRET', or a token of HTCondor")
     return words[0], words[1].encode()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import json
 import os
 import signal
 import socket
@@ -12,17 +13,20 @@ import subprocess
 import sys
 import threading
 import time
+from base64 import urlsafe_b64encode
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.overlay.channel import Channel, Gateway, read_key
+from stageout.overlay.channel import Channel, Gateway, gateway_of, read_key
 from stageout.overlay.client import put
 from stageout.overlay.fetch import get
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess
+from stageout.wire import token
 from stageout.wire.overlay import BLOCK_BYTES, Attach, Open, Opened
 from tests.overlay.between import Between
 
@@ -229,6 +233,39 @@ def test_a_transfer_of_another_key_cannot_be_written_to(router: RouterProcess, g
             other.send(Attach(opened.tid))
             _refused(ErrorClass.CONNECTION_LOST, "closed|reset", other.receive)
     assert "not one of this peer" in router.log
+
+
+def _token(router: RouterProcess, identity: str, key: str = "overlay") -> Path:
+    """A key file with a token as HTCondor makes them."""
+    parts = ({"alg": "HS256", "kid": key}, {"sub": identity, "exp": int(time.time()) + 600})
+    said = ".".join(urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts)
+    signature = token.secret(token.MARK + said, key, (router.home / key).read_bytes()).decode()
+    path = router.home / f"{identity}.token"
+    path.write_text(f"{said}.{signature}\n")
+    return path
+
+
+def test_a_token_of_htcondor_is_a_key(router: RouterProcess, gateway: Gateway, tmp_path: Path) -> None:
+    signing = router.home / "overlay"
+    signing.write_bytes(os.urandom(64))
+    signing.chmod(0o600)
+    with (router.home / "keys").open("a") as keys:
+        keys.write(f"token:*@pool.example.org {signing} pilots\n")
+    os.kill(router.pid, signal.SIGHUP)
+    wait_until(lambda: " reconfigured " in router.log, timeout_s=30, what="the keys to be read again")
+    source = make(tmp_path / "source", 2 * BLOCK_BYTES + 1)
+    alice = gateway_of("127.0.0.1", router.port, _token(router, "alice@pool.example.org"), 20)
+    for path in ("pilots/a", "pilots/b"):  # the second by connections of the first
+        put(alice, source, path)
+        assert digest(router.root / path) == digest(source)
+    assert get(alice, "pilots/a", tmp_path / "back") == source.stat().st_size
+    for who, path, words in (
+        (alice, "elsewhere", "only for what is below 'pilots'"),
+        (gateway_of("127.0.0.1", router.port, _token(router, "eve@example.org"), 20), "pilots/a", "no token of eve@"),
+        (replace(alice, secret=alice.secret[::-1]), "pilots/a", "does not have the key"),
+    ):
+        with pytest.raises(TransferFailure, match=words):
+            put(who, source, path)
 
 
 def test_what_is_not_there(router: RouterProcess, gateway: Gateway, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from overlay_router.cover import Cover
 from overlay_router.destination import Reply
 from overlay_router.egress import Egress
 from overlay_router.ends import Ends
+from overlay_router.keys import Keys
 from overlay_router.leases import KEPT_S, LEASE_S, Leases
 from overlay_router.lessee import Lessee, NotLeased
 from overlay_router.lots import Spool
@@ -258,7 +259,7 @@ def test_space_of_uploads_that_nobody_goes_on_with_is_given_back(gate: Gate, tmp
 
     async def expire() -> None:
         router = Router(
-            "node", Ends(egress=gate.one), {}, 1, Neighbours(), cast(Any, SimpleNamespace()), Rights(), 4, 100.0,
+            "node", Ends(egress=gate.one), Keys({}), 1, Neighbours(), cast(Any, SimpleNamespace()), Rights(), 4, 100.0,
             Cover(), means=_means(tmp_path),
         )  # fmt: skip
         await router._expire_once()

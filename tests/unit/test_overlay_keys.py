@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from overlay_router import identity as starts
 from overlay_router.identity import IdentityError, identity
-from overlay_router.keys import BadKeys, Key, read_keys
+from overlay_router.keys import BadKeys, Key, Keys, Signed, read_keys, unknown
 from stageout.core import durable
+from stageout.wire import token
 from stageout.wire.address import is_address, split_address
 
 _SECRET = "long-enough-to-be-a-key"
@@ -27,7 +33,7 @@ def _file(tmp_path: Path, text: str) -> Path:
 
 def test_a_line_is_one_key(tmp_path: Path) -> None:
     text = f"# comment\nsite {_SECRET} /\nalice {_SECRET} /a/lice\n\nr2 {_SECRET} - router\n"
-    assert read_keys(_file(tmp_path, text)) == {
+    assert dict(read_keys(_file(tmp_path, text))) == {
         "site": Key("site", _SECRET.encode(), ""),
         "alice": Key("alice", _SECRET.encode(), "a/lice"),
         "r2": Key("r2", _SECRET.encode(), "-", is_router=True),
@@ -38,6 +44,124 @@ def test_a_line_is_one_key(tmp_path: Path) -> None:
 def test_what_is_no_key_is_refused_with_what_to_write(tmp_path: Path, line: str) -> None:
     with pytest.raises(BadKeys, match=r"write (one )?'NAME SECRET PREFIX'|try 'openssl"):
         read_keys(_file(tmp_path, line))
+
+
+#: Made by condor_token_create of HTCondor 25.14 with keys of these names; the file with both is below.
+_FILE = b"file of a key of HTCondor\0\xde\xad\xbe\xef whose bytes do not matter"
+_OF_POOL = (
+    "eyJhbGciOiJIUzI1NiIsImtpZCI6IlBPT0wifQ.eyJpYXQiOjE3OTUzMTgwNjAsImlzcyI6InBvb2wuZXhhbXBsZS5vcmciLCJqd"
+    "GkiOiJlY2UwZWIzMWExZjUxMzMxZmE3YzBkNjUxNjE2MDNlMSIsInN1YiI6ImFsaWNlQHBvb2wuZXhhbXBsZS5vcmcifQ.wz2GVI"
+    "R2ZdV1eZalqCM6yFZmLJHbgluIZILoX5nTVjs"
+)
+_OF_OVERLAY = (
+    "eyJhbGciOiJIUzI1NiIsImtpZCI6Im92ZXJsYXkifQ.eyJpYXQiOjE3OTUzMTgwNjAsImlzcyI6InBvb2wuZXhhbXBsZS5vcmciL"
+    "CJqdGkiOiIyNDk2MjU5NWRkMjhjZDA3MDFjZGI4YzhmNDI4MjA3MiIsInN1YiI6ImFsaWNlQHBvb2wuZXhhbXBsZS5vcmcifQ.Xm"
+    "zxr6fa1Slsmx47IS18bmyTguB4-n-wBvdH65g9zmw"
+)
+_OLD = (
+    "eyJhbGciOiJIUzI1NiIsImtpZCI6Im92ZXJsYXkifQ.eyJleHAiOjE3OTUzMTgwNjEsImlhdCI6MTc5NTMxODA2MCwiaXNzIjoic"
+    "G9vbC5leGFtcGxlLm9yZyIsImp0aSI6IjUxZjZiMTBlODg3NTc5OWU0MGRiNGE5MDM5MTA0YTA3Iiwic3ViIjoiYWxpY2VAcG9vb"
+    "C5leGFtcGxlLm9yZyJ9.ArFhGBUn4liKMiyu5M7F06JBkMQDdG_v9XnT-ebcD60"
+)
+_READS = (
+    "eyJhbGciOiJIUzI1NiIsImtpZCI6Im92ZXJsYXkifQ.eyJpYXQiOjE3OTUzMTgwNjAsImlzcyI6InBvb2wuZXhhbXBsZS5vcmciL"
+    "CJqdGkiOiJiOWI4NmY5NTBkNjk4OGQzMTQyYzA2NjMxODI3YTBmZSIsInNjb3BlIjoiY29uZG9yOlwvUkVBRCIsInN1YiI6ImFsa"
+    "WNlQHBvb2wuZXhhbXBsZS5vcmcifQ.tv1R3UP-fl3dibNLnXWkTt-8JIVukrNqsAw3RUTcQ5g"
+)
+
+
+def _tokens(tmp_path: Path, *lines: str) -> Keys:
+    for name in ("POOL", "overlay"):
+        (tmp_path / name).write_bytes(_FILE)
+        (tmp_path / name).chmod(0o600)
+    return read_keys(_file(tmp_path, "\n".join(line.replace(" @", f" {tmp_path}/", 1) for line in lines)))
+
+
+@pytest.mark.parametrize(("text", "line"), [(_OF_POOL, "POOL"), (_OF_OVERLAY, "overlay")])
+def test_the_signature_of_a_token_is_the_secret_and_is_not_said(tmp_path: Path, text: str, line: str) -> None:
+    name, secret = token.key_of(text)
+    assert secret.decode() not in name
+    keys = _tokens(tmp_path, f"site {_SECRET} /", f"token:*@pool.example.org @{line} pilots")
+    assert keys.get(name) == Key(f"token:{line}:alice@pool.example.org", secret, "pilots")
+    assert keys.proved(keys[name].name) == Key(keys[name].name, b"", "pilots")
+    assert keys.get(keys[name].name) is None, "the name alone proves nothing"
+    assert keys.get("site") == keys.proved("site")
+
+
+def test_a_token_is_for_its_identity_and_key_alone(tmp_path: Path) -> None:
+    name, _ = token.key_of(_OF_OVERLAY)
+    for line in ("token:bob@pool.example.org @overlay /", "token:*@pool.example.org @POOL /"):
+        assert _tokens(tmp_path, line).get(name) is None
+    assert "line 'token:alice@pool.example.org FILE PREFIX'" in unknown(name)
+    keys = _tokens(tmp_path, "token:alice@pool.example.org @overlay - router", "token:* @overlay /")
+    assert keys[name].is_router
+
+
+def test_a_connection_that_serves_again_has_the_rights_that_it_had(tmp_path: Path) -> None:
+    for first, second in (("POOL", "overlay"), ("overlay", "POOL")):
+        keys = _tokens(tmp_path, f"token:* @{first} {first}", f"token:* @{second} {second}")
+        found = [keys[token.key_of(text)[0]] for text in (_OF_POOL, _OF_OVERLAY)]
+        assert [keys.proved(one.name) for one in found] == [replace(one, secret=b"") for one in found]
+        assert [one.prefix for one in found] == ["POOL", "overlay"]
+
+
+def _changed(text: str, **fields: object) -> str:
+    """The name of a token that says something else."""
+    header, content, _ = text.split(".")
+    said = {**json.loads(base64.urlsafe_b64decode(content + "==")), **fields}
+    return f"{token.MARK}{header}.{base64.urlsafe_b64encode(json.dumps(said).encode()).decode().rstrip('=')}"
+
+
+def test_who_changes_a_token_does_not_know_its_secret(tmp_path: Path) -> None:
+    keys = _tokens(tmp_path, "token:* @overlay /")
+    other = keys[_changed(_OF_OVERLAY, sub="root@pool.example.org")]
+    assert other.secret != token.key_of(_OF_OVERLAY)[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (token.key_of(_OLD)[0], "has expired"),
+        (token.key_of(_READS)[0], "is not for WRITE"),
+        (_changed(_OF_OVERLAY, exp=float("nan")), "has expired"),
+        (_changed(_OF_OVERLAY, exp=True), "has expired"),
+        (_changed(_OF_OVERLAY, sub="a/b"), "no identity"),
+        (_changed(_OF_OVERLAY, sub=["alice"]), "no identity"),
+        ("token:eyJhbGciOiJub25lIn0.eyJzdWIiOiJhIn0", "HS256"),
+        ("token:", "no token"),
+        ("token:W10.W10", "no token"),
+        ("token:a.b.c", "no token"),
+        ("token:\u00e9.\u00e9", "no token"),
+    ],
+)
+def test_tokens_that_give_no_right(tmp_path: Path, name: str, words: str) -> None:
+    assert _tokens(tmp_path, "token:* @overlay /", "token:* @POOL /").get(name) is None
+    assert words in unknown(name)
+
+
+@given(st.text(max_size=60))
+def test_any_name_is_looked_up_without_ado(name: str) -> None:
+    keys = Keys({}, [Signed("*", "POOL", _FILE, "")])
+    assert keys.get(name) is keys.get(token.MARK + name) is None
+    assert unknown(token.MARK + name)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("token:a/b @overlay /", "write 'token:IDENTITY FILE PREFIX'"),
+        ("token:alice@pool.example.org @overlay", "write 'token:IDENTITY FILE PREFIX'"),
+        ("token:alice @nowhere /", "cannot read the key that signs"),
+        ("token:alice @short /", "shorter than 16"),
+        ("token:alice @open /", "open to all users"),
+    ],
+)
+def test_lines_for_tokens_that_cannot_be_used(tmp_path: Path, line: str, words: str) -> None:
+    for name, text, mode in (("short", b"x", 0o600), ("open", _FILE, 0o644)):
+        (tmp_path / name).write_bytes(text)
+        (tmp_path / name).chmod(mode)
+    with pytest.raises(BadKeys, match=words):
+        _tokens(tmp_path, line)
 
 
 def test_paths_of_a_key() -> None:

@@ -27,7 +27,7 @@ from overlay_router.cover import Cover
 from overlay_router.destination import Attached
 from overlay_router.ends import Ends
 from overlay_router.forwarder import Forwarding
-from overlay_router.keys import Key
+from overlay_router.keys import Key, Keys
 from overlay_router.pauses import Pause
 from overlay_router.relay import Router
 from overlay_router.rights import Rights
@@ -86,8 +86,8 @@ def serving(end: _End, work: Callable[[Router, Gateway], Awaitable[None]]) -> No
     async def run() -> None:
         ends = Ends(cast(Any, end))
         router = Router(
-            "node", ends, {"site": Key("site", SECRET, "")}, 1, Neighbours(), cast(Any, _Links()), Rights(), 4, 1e6,
-            Cover(),
+            "node", ends, Keys({"site": Key("site", SECRET, "")}), 1, Neighbours(), cast(Any, _Links()), Rights(), 4,
+            1e6, Cover(),
         )  # fmt: skip
         with socket.create_server(("127.0.0.1", 0)) as listening:
             task = asyncio.ensure_future(router.serve(listening))
@@ -218,7 +218,9 @@ def test_proofs_and_signatures_may_be_any_text() -> None:
     """They come from whoever connects: what is wrong is refused, and is no fault of this program."""
     written = warrant.write(Warrant("site", "hop", "e", ORIGIN, 1, "f", 1, 1, 0o644), SECRET).partition(".")[0]
     told = replace(ASK, warrant=f"{written}.\u00fc")
-    assert "not signed" in refusal(told, Key("hop", SECRET, "-"), {"site": Key("site", SECRET, "")}, Rights(), "e", 0)
+    assert "not signed" in refusal(
+        told, Key("hop", SECRET, "-"), Keys({"site": Key("site", SECRET, "")}), Rights(), "e", 0
+    )
     hello = offer("me", "site")
     with pytest.raises(WrongKey):
         accept(hello, Welcome("node", "0", "crc32", hello.digests[0], 0, "\u00fc"), SECRET)
