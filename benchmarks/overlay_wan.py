@@ -2,7 +2,7 @@
 
 The link is real TCP between two network namespaces with a process between them (:mod:`stageout.testing.wide_area`).
 ``put`` counts from its first connection to the file under its name on the far disk; iperf3 counts its bytes only, and
-looks at none. Needs root and iperf3.
+looks at none. "default" is a put that chooses the number of its connections. Needs root and iperf3.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ _SENDER = Path(__file__).resolve().parent / "routers" / "sender.py"
 MIB = 1 << 20
 LINK = Link(12.5e6, 0.067, congestion="bbr")
 _STREAMS = (1, 4, 16)
+_DEFAULT = "default"
 _PORT = 29631
 
 
@@ -49,7 +50,7 @@ def _iperf(area: WideArea, streams: int, size_bytes: int) -> float:
 
 
 def _put(area: WideArea, router: RouterProcess, source: Path, connections: int) -> float:
-    """MB/s of a put with so many connections."""
+    """MB/s of a put with so many connections; 0: as many as it finds best."""
     end = f"{area.far_address}:{router.port}"
     command = [*area.near, sys.executable, str(_SENDER), "put", str(source), end, str(router.key_file("site"))]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -62,12 +63,12 @@ def _put(area: WideArea, router: RouterProcess, source: Path, connections: int) 
 
 
 def measure(wanted: Sequence[str], quick: bool) -> list[Figure]:
-    """These numbers of connections, each beside iperf3 with as many."""
+    """These numbers of connections, each beside iperf3 with as many; the default beside none."""
     if shutil.which("iperf3") is None:
         raise StageoutError("iperf3 is not installed: apt-get install iperf3")
     rounds, size_bytes = (1, 64 * MIB) if quick else (3, 256 * MIB)
     numbers = [streams for streams in _STREAMS if str(streams) in wanted]
-    ours: dict[int, list[float]] = {streams: [] for streams in numbers}
+    ours: dict[int, list[float]] = {streams: [] for streams in (*numbers, *([0] if _DEFAULT in wanted else ()))}
     peers: dict[int, list[float]] = {streams: [] for streams in numbers}
     with tempfile.TemporaryDirectory(prefix="wan", dir="/var/tmp") as folder, WideArea(LINK) as area:
         source = Path(folder) / "source"
@@ -75,14 +76,17 @@ def measure(wanted: Sequence[str], quick: bool) -> list[Figure]:
         settings = {"STAGEOUT_ROUTER_HOST": area.far_address}
         with RouterProcess(Path(folder) / "router", settings, wrapper=area.far) as router:
             for _ in range(rounds):
-                for streams in numbers:
-                    peers[streams].append(_iperf(area, streams, size_bytes))
-                    ours[streams].append(_put(area, router, source, streams))
+                for streams, rates in ours.items():
+                    if streams:
+                        peers[streams].append(_iperf(area, streams, size_bytes))
+                    rates.append(_put(area, router, source, streams))
     figures = [
         Figure(f"{streams}: put", statistics.median(ours[streams]), "MB/s", f"iperf3, {streams} streams",
                statistics.median(peers[streams]))
         for streams in numbers
     ]  # fmt: skip
+    if 0 in ours:
+        figures.append(Figure("default: put", statistics.median(ours[0]), "MB/s"))
     if len(numbers) == len(_STREAMS):
         best = max(statistics.median(rates) for rates in peers.values())
         rate = max(statistics.median(rates) for rates in ours.values())
@@ -91,4 +95,4 @@ def measure(wanted: Sequence[str], quick: bool) -> list[Figure]:
 
 
 if __name__ == "__main__":
-    sys.exit(main_in_parts("overlay_wan", [str(streams) for streams in _STREAMS], measure))
+    sys.exit(main_in_parts("overlay_wan", [*map(str, _STREAMS), _DEFAULT], measure))

@@ -1,6 +1,7 @@
 """One put, or get, as a process of its own; prints JSON.
 
 ``sender.py put|get FILE HOST:PORT KEYFILE ROUTES [CONNECTIONS]``. A line "half" comes when half of the file was sent.
+With 0 connections a controller chooses their number.
 ``sender.py many DIRECTORY HOST:PORT KEYFILE ROUTES`` puts all files below a directory.
 """
 
@@ -18,13 +19,14 @@ from stageout.overlay.client import Put, put
 from stageout.overlay.fetch import get
 from stageout.overlay.many import below, put_many
 from stageout.overlay.packs import SmallPut
+from stageout.overlay.settings import connections_of
 from stageout.wire.route import Route, address, parse_routes
 
 
 def main() -> None:
     """Run it."""
     verb, file, end, key, ways, *further = sys.argv[1:]
-    connections = int(further[0]) if further else 2
+    connections, most = connections_of(int(further[0])) if further else (2, 2)
     local, routes = Path(file), parse_routes(ways)
     gateway = Gateway(*address(end), *read_key(Path(key)))
     if verb == "many":
@@ -43,7 +45,8 @@ def main() -> None:
         get(gateway, "file", local.with_suffix(".back"), routes=routes)
         sent_bytes, shares = size_bytes, [size_bytes]
     else:
-        done = put(gateway, local, "file", routes=routes, progress=progress, connections=connections)
+        done = put(gateway, local, "file", routes=routes, progress=progress, connections=connections,
+                   most_connections=most)  # fmt: skip
         sent_bytes, shares = done.sent_bytes, [share.sent_bytes for share in done.shares]
     print(json.dumps({"took_s": time.monotonic() - start_s, "sent_bytes": sent_bytes, "shares": shares}))
 

@@ -16,6 +16,9 @@ from stageout.tuning.losses import Losses
 
 #: With so many it begins.
 FIRST_CONNECTIONS = 2
+#: A way on which a connection takes so long to be made is long. It has no fewer than so many: TCP begins slowly on each
+#: and stops now and then to measure the round trip (BBR, every ten seconds), which others make up for in part.
+LONG_S, FAR_CONNECTIONS = 0.03, 4
 _SETTLE_S, _FIRST_S, _LATER_S = 0.5, 0.5, 1.0
 _ROUND_TRIPS = 2
 _NONE = Segments()
@@ -46,6 +49,13 @@ class Sockets:
         self._losses = Losses()
         self._lately: deque[tuple[float, int]] = deque()
         self._best = 0.0
+        self._least = 1
+
+    def note_way(self, round_trip_s: float) -> None:
+        """Before it begins. :param round_trip_s: of the route, or the time that a connection takes."""
+        if round_trip_s >= LONG_S and not self._fixed:
+            self._least = self._climber.least = FAR_CONNECTIONS
+            self._climber.need("The way is long")
 
     @property
     def now(self) -> int:
@@ -99,7 +109,7 @@ class Sockets:
             return None
         rate, before = (acked_bytes - first) / (now_s - first_s), self.now
         self._best = max(self._best, rate)
-        self._climber.least = max(1, self._losses.needed(self._best))
+        self._climber.least = max(self._least, self._losses.needed(self._best))
         if not self._losses.hinder(before, rate, self._best):
             return None
         after = self._climber.need(f"{before} carry {rate / 1e6:.3g}, losses leave each {self._losses.one / 1e6:.3g}")

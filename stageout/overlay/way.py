@@ -22,7 +22,7 @@ from stageout.overlay.cargo import Share
 from stageout.overlay.channel import Channel
 from stageout.overlay.kept import Circuit, Place, kept, place
 from stageout.overlay.links import Lane, links
-from stageout.overlay.sockets import Sockets
+from stageout.overlay.sockets import LONG_S, Sockets
 from stageout.wire.blocks import Part
 from stageout.wire.overlay import BLOCK_BYTES, Attach, Heartbeat, Message, Opened
 from stageout.wire.route import Route, shown
@@ -188,19 +188,37 @@ class Way:
                     raise
             finally:
                 self._is_on_trial = False
-        self._files, started_s = 0, time.monotonic()
+        self._files, started_s, is_made = 0, time.monotonic(), threading.Event()
         if not self._was_tried:
             self._was_tried = True
-            self._prepare()
+            self._prepare(is_made)
         try:
             control = Channel(cargo.gateway, self.route, self._lane)
         except BaseException:
             self.close()
             raise
+        finally:
+            is_made.set()
         self._use(control, time.monotonic() - started_s)
 
-    def _prepare(self) -> None:
-        """Have connections for blocks made at the same time as the one for control: each takes several round trips."""
+    def _prepare(self, is_made: threading.Event) -> None:
+        """Have connections for blocks made at the same time as the one for control: each takes several round trips.
+
+        :param is_made: the one for control. Where that takes long, more are needed.
+        """
+        first = self._wanted
+        self._make_ahead(first)
+
+        def more() -> None:
+            if not is_made.wait(LONG_S) and not self._sending.over:
+                self.sockets.note_way(LONG_S)
+                self._make_ahead(self._wanted - first)
+
+        if first < self._sending.table.open:
+            threading.Thread(target=more, daemon=True).start()
+
+    def _make_ahead(self, number: int) -> None:
+        """So many connections, each in a thread."""
 
         def connect(future: Future[Channel]) -> None:
             try:
@@ -208,10 +226,16 @@ class Way:
             except Exception as problem:  # whoever needs it makes another one, and says why that cannot be
                 future.set_exception(problem)
 
-        for _ in range(min(self.sockets.now, self._sending.table.open)):
+        for _ in range(number):
             future: Future[Channel] = Future()
-            self._coming.append(future)
+            with self._lock:
+                self._coming.append(future)
             threading.Thread(target=connect, args=(future,), daemon=True).start()
+
+    @property
+    def _wanted(self) -> int:
+        """How many connections for blocks there should be."""
+        return min(self.sockets.now, self._sending.table.open)
 
     def _made_before(self) -> Channel | None:
         """A connection that another file has left, or that was made before it was needed."""
@@ -223,6 +247,7 @@ class Way:
 
     def _use(self, control: Channel, trip_s: float) -> None:
         self._trips_s = [trip_s]
+        self.sockets.note_way(trip_s)
         with self._owned(control):
             control.send(self._sending.cargo.ask())
             try:
@@ -301,7 +326,7 @@ class Way:
     def _man(self, control: Channel) -> None:
         """As many connections as there should be; what is too much ends by itself, the latest first."""
         with self._lock:
-            for place in range(min(self.sockets.now, self._sending.table.open)):
+            for place in range(self._wanted):
                 if place not in self._manned:
                     self._manned.add(place)
                     threading.Thread(target=self._carry, args=(control, place), daemon=True).start()

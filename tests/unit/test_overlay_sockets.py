@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from stageout.core.sockets import Segments
-from stageout.overlay.sockets import FIRST_CONNECTIONS, Sockets
+from stageout.overlay.sockets import FAR_CONNECTIONS, FIRST_CONNECTIONS, LONG_S, Sockets
 
 LINK = 12.5e6
 _LOOK_S = 0.25
@@ -44,6 +44,19 @@ def test_one_connection_that_fills_the_link_gets_no_company() -> None:
     assert max(numbers) <= 4
     assert numbers[-1] <= 2
     assert rate > 0.95 * LINK
+
+
+def test_a_long_way_has_four_connections_from_the_start_and_never_fewer() -> None:
+    sockets = Sockets(FIRST_CONNECTIONS, 24)
+    sockets.note_way(LONG_S / 2)
+    assert sockets.now == FIRST_CONNECTIONS
+    sockets.note_way(LONG_S)
+    assert sockets.now == FAR_CONNECTIONS
+    numbers, _ = _run(sockets, _filled, 120)
+    assert min(numbers) == numbers[-1] == FAR_CONNECTIONS
+    few = Sockets(1, 3)
+    few.note_way(LONG_S)
+    assert few.now == 3
 
 
 def test_where_nothing_moves_no_connections_are_added() -> None:
@@ -115,6 +128,7 @@ def test_a_link_that_begins_to_lose_packets_gets_more_connections() -> None:
 @pytest.mark.parametrize(("start", "most"), [(3, 3), (3, 0), (1, 1)])
 def test_a_number_that_is_fixed_stays(start: int, most: int) -> None:
     sockets = Sockets(start, most)
+    sockets.note_way(LONG_S)
     assert set(_run(sockets, lambda count, fresh: count * 1e6, 30)[0]) == {start}
     assert sockets.reason == ""
 
