@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 
 from overlay_router.greeting import Peer
 from stageout.wire import frames, overlay
+from stageout.wire.frames import BadFrame
 from stageout.wire.overlay import Message
 
+#: That one connection may speak of.
+MOST_ORIGINS = 4096
 _MOST_UNREAD_BYTES = 8 * 1024 * 1024
 
 
@@ -25,6 +28,12 @@ class Line:
         """Wait until these have been decided."""
         await asyncio.gather(*self.changes)
         self.changes.clear()
+
+    def heeds(self, name: str) -> None:
+        """One more origin concerns it. :raises BadFrame: a peer may make a router remember so many and no more."""
+        self.origins.add(name)
+        if len(self.origins) > MOST_ORIGINS:
+            raise BadFrame(f"more than {MOST_ORIGINS} origins on one connection")
 
     def send(self, message: Message) -> None:
         """Queue a message. A peer that does not read its answers loses its connection."""

@@ -66,7 +66,6 @@ _AGAIN_S = 5
 _RECORD_AGAIN_S = 1.0
 _ACCEPT_AGAIN_S = 0.1
 _GREETING_S = 30.0
-_MOST_ORIGINS = 4096
 _NOT_FINAL = ("pending", "unknown")
 _REASON_CHARS = 200
 #: A file that a custodian sends on when the first of it is there, not before: most of these are whole by then.
@@ -326,7 +325,8 @@ class Router:
                 del self._lines[name]
 
     def _join(self, line: Line, name: str) -> None:
-        """From now on it hears what concerns that origin, as its other connections do."""
+        """From now on it hears what concerns that origin, as its other connections do. :raises BadFrame: too many."""
+        line.heeds(name)
         if line not in self._lines.setdefault(name, []):
             self._lines[name].append(line)
 
@@ -389,9 +389,6 @@ class Router:
         if not is_origin(origin):
             raise BadFrame(f"{type(message).__name__} without an origin of 32 hexadecimal digits")
         name = f"{line.peer.key.name}/{origin}"
-        line.origins.add(origin)
-        if len(line.origins) > _MOST_ORIGINS:
-            raise BadFrame(f"more than {_MOST_ORIGINS} origins on one connection")
         self._join(line, name)
         refusal = self._refusal(line.peer.key, message)
         if refusal:

@@ -157,9 +157,10 @@ def below(path: str, prefix: str) -> bool:
 
 def _allow_names(message: Asked, found: Capability) -> None:
     operation = message if isinstance(message, Operation) else None
-    names = message.paths if isinstance(message, Pack) else (message.path, operation.target if operation else "")
-    for path in names:
-        if path and not below(path, found.prefix):
+    names = message.paths if isinstance(message, Pack) else (message.path,)
+    target = (operation.target,) if operation and operation.target else ()
+    for path in (*names, *target):
+        if not below(path, found.prefix):  # "" is the root
             raise BadCapability(f"the capability is for {_shown(found.prefix)}, not for {path[:500]!r}")
     needed = ("read",) if isinstance(message, Look) else NEEDED[operation.kind if operation else "publish"]
     missing = set(needed) - set(found.rights)

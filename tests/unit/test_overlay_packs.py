@@ -350,6 +350,21 @@ def test_the_refusal_of_a_pack_fits_a_frame_whatever_the_reason() -> None:
     assert packs.refused(head, "unpacked").reasons == ("unpacked",) * len(names), "each is sent by itself then"
 
 
+def test_a_capability_for_a_directory_does_not_show_the_root() -> None:
+    """Its path is "", which went unchecked: names that others have there could be listed."""
+    issuer, holder = SigningKey(os.urandom(32)), SigningKey(os.urandom(32))
+    issuers = {issuer.public: ""}
+    for ask in (overlay.List(""), overlay.Stat(""), overlay.Get("")):
+        for prefix in ("alice", ""):
+            text = issue(issuer, holder.public, prefix, ("read",), expires=100)
+            signed = Credential(text, holder).signed(ask, "nonce")
+            if prefix:
+                with pytest.raises(BadCapability, match="for 'alice', not for ''"):
+                    allow(signed, issuers, 50, "nonce")
+            else:
+                assert allow(signed, issuers, 50, "nonce").prefix == ""
+
+
 def test_a_pack_is_allowed_by_its_capability_and_as_a_whole() -> None:
     issuer, holder = SigningKey(os.urandom(32)), SigningKey(os.urandom(32))
     text = issue(issuer, holder.public, "alice", ("write",), expires=100, lot_bytes=10)

@@ -42,7 +42,7 @@ from stageout.overlay.channel import Channel, Gateway
 from stageout.wire import frames, overlay, warrant
 from stageout.wire.frames import Decoder
 from stageout.wire.greeting import WrongKey, accept, offer
-from stageout.wire.overlay import Answer, Attach, List, Message, Open, Status, Welcome
+from stageout.wire.overlay import Answer, Attach, List, Low, Message, Open, Pack, Status, Welcome
 from stageout.wire.warrant import Warrant
 
 SECRET = b"0123456789abcdef0123456789abcdef"
@@ -281,6 +281,26 @@ def test_packs_that_cannot_be_executed_do_not_stop_the_others(end: _End) -> None
             line = cast(Any, SimpleNamespace(writer=SimpleNamespace(close=lambda: None)))
             await router._packs.put(line, cast(Any, SimpleNamespace(pack=SimpleNamespace(terminal="", paths=("f",)))))
             await until(lambda wanted=number: len(batches) == wanted)  # type: ignore[misc]
+
+    serving(end, work)
+
+
+def test_packs_of_ever_new_origins_end_their_connection(end: _End, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A router remembers who hears of each."""
+    monkeypatch.setattr("overlay_router.line.MOST_ORIGINS", 3)
+    end.low = lambda ask: None  # type: ignore[attr-defined]
+    end.pack = lambda batch: []  # type: ignore[attr-defined]
+
+    def say(gateway: Gateway) -> None:
+        with Channel(gateway) as channel:
+            channel.send(Low("00" * 16, 0))
+            for number in range(1, 4):
+                channel.send_pack(Pack(f"{number:032x}", 1, 1, ("f",), (0,), (0,), ""), [channel.digest(b"")], [b""])
+            assert channel.has_more(30) and not channel.is_open
+
+    async def work(router: Router, gateway: Gateway) -> None:
+        await asyncio.get_running_loop().run_in_executor(None, say, gateway)
+        await until(lambda: not router._lines)
 
     serving(end, work)
 
