@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import select
 import socket
 import struct
@@ -20,6 +22,8 @@ _FIELD = struct.Struct("=I")
 _NAME_BYTES = 16
 #: Congestion controls that make their window smaller by a part for a lost packet, whatever the reason.
 _BACKING_OFF = frozenset({b"reno", b"cubic"})
+#: What ``sendfile`` says where a filesystem, or a kind of socket, does not have it.
+_NO_SENDFILE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 
 
 def wait_at_most(sock: socket.socket, seconds: float) -> None:
@@ -116,3 +120,28 @@ def send_both(sock: socket.socket, head: bytes, data: Buffer) -> None:
         sent = len(head)
     if sent < len(head) + len(data):
         sock.sendall(memoryview(data)[sent - len(head) :])
+
+
+def send_from(sock: socket.socket, head: bytes, file: int, offset: int, data: memoryview) -> None:
+    """Send a header (b"" for none) and what belongs to it out of a file's pages in memory, without copying.
+
+    What leaves is what the file has when it leaves: whoever may change it is noticed by the other side's checks only.
+
+    :param file: descriptor. :param offset: where it begins in the file, in bytes. :param data: what was read from
+        there, which is sent where the filesystem has no ``sendfile``.
+    :raises OSError: the connection is lost, or the file has become shorter; part of it may have been sent.
+    """
+    if head:
+        sock.sendall(head, socket.MSG_MORE)
+    sent = 0
+    while sent < len(data):
+        try:
+            count = os.sendfile(sock.fileno(), file, offset + sent, len(data) - sent)
+        except OSError as problem:
+            if problem.errno not in _NO_SENDFILE:
+                raise
+            sock.sendall(data[sent:])
+            return
+        if not count:
+            raise OSError(errno.ENODATA, "the file became shorter while it was sent")
+        sent += count

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from stageout.core import log
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.signing import KeyUnusable, key_of
-from stageout.core.sockets import Segments, acked_bytes, readable, segments, send_both, wait_at_most
+from stageout.core.sockets import Segments, acked_bytes, readable, segments, send_both, send_from, wait_at_most
 from stageout.overlay.links import Claim, Lane, Tap
 from stageout.wire import frames, overlay, packs, token
 from stageout.wire.blocks import PART_BYTES
@@ -35,6 +35,8 @@ _PROMPT_S = 0.01
 _PIECE_BYTES = 128 * 1024
 #: Time of a part of a block, where that is slow.
 _PART_S = 0.025
+#: Block, descriptor and offset of a block that is in no file.
+_NOWHERE = (-1, -1, 0)
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,7 @@ class Channel:
         self._unsent_bytes = _UNSENT_BYTES
         self._acked_before = 0
         self._vouched = (-1, 0)
+        self._kept_in = _NOWHERE
         self._checksum: frames.Checksum = zlib.crc32
         self._refused = ErrorClass.PERMISSION_DENIED, ErrorClass.SERVER_BUSY
         self._socket = self._wire = _connect(gateway, route)
@@ -204,20 +207,36 @@ class Channel:
         self._vouched = block, checksum
         return digest
 
-    def send_block(self, tid: int, block: int, data: frames.Buffer) -> None:
-        """Send one block without copying it. :raises TransferFailure: the connection is lost."""
+    def kept_in(self, block: int, file: int, offset: int) -> None:
+        """If that block is sent next, its bytes are also in a file that is open, from that offset on."""
+        self._kept_in = block, file, offset
+
+    def send_block(self, tid: int, block: int, data: memoryview) -> None:
+        """Send one block: out of the file that it is in, where the connection allows that, or as it was read.
+
+        It leaves with the checksum of what was read; if the file has changed since, the router drops the connection.
+
+        :raises TransferFailure: the connection is lost.
+        """
         (known, checksum), self._vouched = self._vouched, (-1, 0)
+        (kept, file, offset), self._kept_in = self._kept_in, _NOWHERE
         if known != block:
             checksum = self._checksum(data)
         header = frames.pack_header(Type.BLOCK, len(data), checksum, self._checksum, tid, block)
-        if self._tap is not None and (self._tap.held or self._block_s > _PROMPT_S):
-            self._send_in_pieces(self._tap, header, memoryview(data))
-            return
+        # on a slow link, or one that others need more, it can be stopped in the middle
+        slow = self._tap is not None and (self._tap.held or self._block_s > _PROMPT_S)
+        piece_bytes = _PIECE_BYTES if slow else len(data)
         started_s = time.monotonic()
-        if self._tap is not None:
-            self._tap.take(len(data))
         with self._failures():
-            send_both(self._socket, header, data)
+            for start in range(0, len(data), piece_bytes):
+                piece = data[start : start + piece_bytes]
+                if self._tap is not None:
+                    self._tap.take(len(piece))
+                if kept == block and self._socket is self._wire:
+                    send_from(self._socket, header, file, offset + start, piece)
+                else:
+                    send_both(self._socket, header, piece)
+                header = b""
         self._block_s = time.monotonic() - started_s
 
     @property
@@ -233,7 +252,7 @@ class Channel:
 
         :raises TransferFailure: the connection is lost.
         """
-        self._vouched = (-1, 0)
+        self._vouched, self._kept_in = (-1, 0), _NOWHERE
         header = frames.encode_header(Type.PART, data, self._checksum, tid, start)
         if self._tap is not None:
             self._tap.take(len(data))
@@ -245,17 +264,6 @@ class Channel:
         if unsent_bytes != self._unsent_bytes:
             self._wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, unsent_bytes)
             self._unsent_bytes = unsent_bytes
-
-    def _send_in_pieces(self, tap: Tap, header: bytes, data: memoryview) -> None:
-        """A block on a slow link, or one that others need more: it can be stopped in the middle."""
-        started_s = time.monotonic()
-        with self._failures():
-            self._socket.sendall(header)
-            for start in range(0, len(data), _PIECE_BYTES):
-                piece = data[start : start + _PIECE_BYTES]
-                tap.take(len(piece))
-                self._socket.sendall(piece)
-        self._block_s = time.monotonic() - started_s
 
     def fileno(self) -> int:
         """Of its socket, for who waits for several things at once."""

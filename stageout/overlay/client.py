@@ -201,6 +201,7 @@ class Upload:
         if count != len(data):
             raise Damaged(ErrorClass.SOURCE_CHANGED, f"{self.local} became shorter while it was sent")
         self.take_digest(block, data, channel)
+        channel.kept_in(block, file, offset)
         return data
 
     def publish(self, tid: int, channel: Channel) -> Operation:

@@ -313,3 +313,26 @@ def test_its_workers_end_with_it(router: RouterProcess) -> None:
     assert len(workers) == 2
     router.kill()
     wait_until(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in workers), what="workers to end")
+
+
+@pytest.mark.parametrize("how", ["overwritten", "cut"])
+def test_what_is_changed_between_reading_and_sending_is_not_called_delivered(
+    router: RouterProcess, gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Blocks leave out of the file itself, with the checksum of what was read."""
+    source, read = make(tmp_path / "source", 3 * BLOCK_BYTES), Channel.kept_in
+
+    def change(channel: Channel, block: int, file: int, offset: int) -> None:
+        read(channel, block, file, offset)
+        if block == 1 and how == "cut":
+            os.truncate(source, offset + 5000)
+        elif block == 1:
+            with source.open("r+b") as other:
+                other.seek(offset + 5000)
+                other.write(os.urandom(16))
+
+    monkeypatch.setattr(Channel, "kept_in", change)
+    with pytest.raises(TransferFailure) as caught:
+        put(gateway, source, "changed-while-sent")
+    assert caught.value.kind is ErrorClass.SOURCE_CHANGED
+    assert "changed-while-sent" not in visible(router)
