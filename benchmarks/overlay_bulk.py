@@ -36,6 +36,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PLANE = Path(__file__).resolve().parent / "routers" / "plane.py"
 SOURCE = Path(__file__).resolve().parent / "routers" / "relay.c"
 FLOOR = Path(__file__).resolve().parent / "routers" / "floor.c"
+SUMMING = Path(__file__).resolve().parent / "routers" / "summing.py"
 MIB = 1 << 20
 #: That carry a file, as ``stageout put`` has them when nothing else is said.
 CONNECTIONS = 2
@@ -148,10 +149,19 @@ class Disk:
 
     def put(self, routes: str) -> Run:
         """``stageout put``, started once for each file."""
+        return self._put(self.source, routes)
+
+    def start(self) -> Run:
+        """A put of an empty file, as if it were the start of a put of the whole file."""
+        empty = self._folder / "empty"
+        empty.touch()
+        return self._put(empty, "")
+
+    def _put(self, source: Path, routes: str) -> Run:
         routers = {"receiver": self._terminal} | ({"relay": self._between} if routes else {})
         before = {name: _tree_s(router.pid) for name, router in routers.items()}
         url = f"overlay://127.0.0.1:{self._terminal.port}/file"
-        command = [sys.executable, "-m", "stageout.cli.main", "put", str(self.source), url]
+        command = [sys.executable, "-m", "stageout.cli.main", "put", str(source), url]
         command += ["--key", str(self._terminal.key_file("site")), "--routes", routes or "direct"]
         took_s, cpu_s = self._command(command)
         spent = {name: _tree_s(router.pid) - before[name] for name, router in routers.items()}
@@ -192,16 +202,22 @@ class Disk:
         self._gone(target)
         return Run(self._size_bytes, took_s, {"all": cpu_s})
 
-    def calls(self, floor: Path, between: Path | None = None) -> Run:
-        """sendfile, recv and write past the page cache, and the relay in C if there is one, and nothing else."""
+    def calls(self, floor: Path, between: Path | None = None, look: str = "") -> Run:
+        """sendfile, recv and write past the page cache, and the relay in C if there is one, and nothing else.
+
+        :param look: the sender digests each block, too, as ``routers/summing.py`` takes it.
+        """
         target = self._folder / "floor"
         start_s = time.monotonic()
         receiver, port = _started(self._floor(floor, "receive", target))
         middle = None
         if between is not None:
             middle, port = _started([str(between), "splice", str(CONNECTIONS), str(port)])
-        sending = [*self._floor(floor, "send", self.source), str(port)]
-        sender = subprocess.Popen(sending, stdout=subprocess.PIPE, text=True)
+        sending = [*self._floor(floor, look or "send", self.source), str(port)]
+        if look:
+            sending[:1] = [sys.executable, str(SUMMING)]
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        sender = subprocess.Popen(sending, stdout=subprocess.PIPE, text=True, env=env)
         cpu_s = {"sender": _figures(sender)["cpu_s"], "receiver": _figures(receiver)["cpu_s"]}
         took_s = time.monotonic() - start_s
         if middle is not None:
@@ -374,9 +390,42 @@ def on_disk(quick: bool, folder: Path) -> list[Figure]:
     return figures
 
 
+def of_sender(quick: bool, folder: Path) -> list[Figure]:
+    """What the sender costs, beside loops that do less: each stands for a step that the product makes, too."""
+    size_bytes = (256 if quick else 1024) * MIB
+    floor = _compiled(FLOOR, folder)
+    with RouterProcess(folder / "router") as terminal, relay(folder / "between", [terminal]) as between:
+        disk = Disk(folder, size_bytes, terminal, between)
+        runs: dict[str, Callable[[], Run]] = {
+            "put": lambda: disk.put(""),
+            "start": disk.start,
+            "calls": lambda: disk.calls(floor),
+            "map": lambda: disk.calls(floor, look="map"),
+            "read": lambda: disk.calls(floor, look="read"),
+        }
+        found = _rounds(2 if quick else 9, runs)
+    loops = (
+        ("sendfile alone", "calls"),
+        ("xxh3-128 through a mapping, sendfile", "map"),
+        ("read, xxh3-128, sendfile", "read"),
+    )
+    put_cost, start_cost = (_cost(found[name], "sender") for name in ("put", "start"))
+    figures = [
+        Figure("put", put_cost, "s/GB", goal=0.15),
+        Figure("put, of it for the start", start_cost, "s/GB"),
+        Figure("put: receiver", _cost(found["put"], "receiver"), "s/GB"),
+    ]
+    for words, name in loops:
+        figures.append(Figure(f"put without the start, beside {words}", put_cost - start_cost, "s/GB", words,
+                              _cost(found[name], "sender")))  # fmt: skip
+        figures.append(Figure(f"{words}: receiver", _cost(found[name], "receiver"), "s/GB"))
+    return figures
+
+
 PARTS: dict[str, Callable[[bool, Path], list[Figure]]] = {
     "memory": in_memory,
     "disk": on_disk,
+    "sender": of_sender,
     "custodian": spooling.figures,
 }
 
