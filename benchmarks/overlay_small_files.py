@@ -132,7 +132,7 @@ class Site:
     def cpu_s(self) -> float:
         """Of the router's processes so far."""
         ticks = os.sysconf("SC_CLK_TCK")
-        pids = [self._router.pid, *self._router.workers()]
+        pids = [self._router.pid, *self._router.workers(), *self._router.makers()]
         stats = [Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split() for pid in pids]
         return sum(int(one[11]) + int(one[12]) for one in stats) / ticks
 

@@ -34,6 +34,7 @@ from overlay_router.keys import read_keys, read_own_key
 from overlay_router.leases import Leases
 from overlay_router.lessee import Lessee
 from overlay_router.lots import Spool
+from overlay_router.makers import Makers
 from overlay_router.neighbours import INTERVALS_TO_AGE, Neighbourhood
 from overlay_router.outflow import Means
 from overlay_router.relay import Router
@@ -172,7 +173,7 @@ async def run(load: Callable[[], Settings], local_name: str | None = None) -> No
     neighbours = neighbours_of(settings)
     node = settings.condor("FULL_HOSTNAME") or socket.getfqdn()
     with contextlib.ExitStack() as stack:
-        destination = _destination(place, stack) if place else None
+        destination = _destination(place, settings.count("STAGEOUT_ROUTER_WORKERS"), stack) if place else None
         listening = stack.enter_context(listen(settings))
         port = listening.getsockname()[1]
         links, incarnation = links_of(settings, node, port, neighbours)
@@ -199,11 +200,12 @@ async def run(load: Callable[[], Settings], local_name: str | None = None) -> No
         log.event("stopped")
 
 
-def _destination(place: Place, stack: contextlib.ExitStack) -> Destination:
+def _destination(place: Place, makers: int, stack: contextlib.ExitStack) -> Destination:
     place.records.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     store = stack.enter_context(contextlib.closing(Store(place.records)))
     tree = stack.enter_context(contextlib.closing(Tree(place.root)))
-    return Destination(store, tree, lambda: int(time.time()))
+    destination = Destination(store, tree, lambda: int(time.time()), Makers(makers, place.root))
+    return stack.enter_context(contextlib.closing(destination))
 
 
 def forwarding_of(settings: Settings) -> Forwarding:

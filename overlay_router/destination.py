@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from overlay_router import lookups, names, terminal
 from overlay_router.changes import Change, Ended, Footprint, Group, Held
+from overlay_router.makers import Makers
 from overlay_router.reservations import Reservations
 from overlay_router.small_files import Arrived, SmallFiles, apart
 from overlay_router.staging import as_result, ranges, recorded, recorded_pack, whole
@@ -59,18 +60,23 @@ class Destination:
     """One root directory and its store.
 
     :param now: wall clock in seconds; ``expires`` of operations is in that time.
+    :param makers: processes that make small files; they belong to it from now on. None: it makes them itself.
     """
 
-    def __init__(self, store: Store, tree: Tree, now: Callable[[], int]) -> None:
+    def __init__(self, store: Store, tree: Tree, now: Callable[[], int], makers: Makers | None = None) -> None:
         self._store, self._tree, self._now = store, tree, now
         self._held: dict[tuple[str, int], Held] = {}
         #: Executed, but the disk had no room for the record: never executed again, recorded when it can be.
         self._unrecorded: dict[tuple[str, int], tuple[Operation, Result]] = {}
         #: Begun, but there was no room on the disk: the inode says whether it happened.
         self._begun: dict[tuple[str, int], int] = {}
-        self._small = SmallFiles(store, tree, now)
+        self._small = SmallFiles(store, tree, now, makers)
         self._lots = Reservations(store, tree, now)
         self._recover()
+
+    def close(self) -> None:
+        """End what works for it; store and tree belong to others."""
+        self._small.close()
 
     def open(self, ask: Open, peer: str) -> Reply:
         """Grant a transfer number and its space: OPENED, NOSPACE, or the RESULT of an operation that is final."""

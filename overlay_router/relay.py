@@ -30,6 +30,7 @@ from overlay_router.destination import Destination, Reply
 from overlay_router.ends import Ends
 from overlay_router.forwarder import Forwarder, Forwarding
 from overlay_router.greeting import Peer, Unwelcome, connect, greet, refuse
+from overlay_router.incoming import listen_on
 from overlay_router.keys import Key, Keys
 from overlay_router.leases import Leases
 from overlay_router.limits import Complaints, Limits, TooMany
@@ -55,7 +56,6 @@ from stageout.wire.frames import BadFrame, Decoder, Frame, Type
 from stageout.wire.overlay import List, Message, Stat
 from stageout.wire.route import Route
 
-_READ_BYTES = 256 * 1024
 #: Messages of one connection that wait for the disk; then it is not read.
 _WAITING = 8
 #: Transfers whose data are whole and that are remembered to be so; a late connection comes within seconds.
@@ -292,22 +292,20 @@ class Router:
         return self._ends.destination
 
     async def _control(self, sock: socket.socket, peer: Peer, first: Message) -> None:
-        reader, writer = await asyncio.open_connection(sock=sock, limit=_READ_BYTES)
-        line, decoder = Line(writer, peer), Decoder(frames.checksums()[peer.checksum])
+        incoming, writer = await listen_on(sock, Decoder(frames.checksums()[peer.checksum]))
+        line = Line(writer, peer)
         allowance = self.limits.allowance()
         todo: asyncio.Queue[Message | Frame] = asyncio.Queue(_WAITING)
         answering = asyncio.get_running_loop().create_task(self._answers(line, todo))
         try:
             await todo.put(first)
-            while data := await reader.read(_READ_BYTES):
-                decoder.feed(data)
-                for frame in decoder.frames():
-                    await asyncio.sleep(allowance.take(time.monotonic()))
-                    what = frame if frame.header.type is Type.PACK else overlay.decode(frame)
-                    if isinstance(what, overlay.Heartbeat):  # at once: the disk may be slow, the line is not dead
-                        line.send(overlay.Heartbeat(echo=what.number))
-                    else:
-                        await todo.put(what)
+            async for frame in incoming.frames():
+                await asyncio.sleep(allowance.take(time.monotonic()))
+                what = frame if frame.header.type is Type.PACK else overlay.decode(frame)
+                if isinstance(what, overlay.Heartbeat):  # at once: the disk may be slow, the line is not dead
+                    line.send(overlay.Heartbeat(echo=what.number))
+                else:
+                    await todo.put(what)
                 await writer.drain()
         finally:
             answering.cancel()

@@ -11,18 +11,18 @@ import errno
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from overlay_router import terminal, unnamed
+from overlay_router.hidden import Directories, Hidden
+from overlay_router.makers import MANY, Crew, MakerDied, Makers
 from overlay_router.staging import as_packed
 from overlay_router.states import Kind, Op, Outcome, Result
 from overlay_router.store import PackIntent, PackResults, Store
 from overlay_router.terminal import Step
 from overlay_router.tree import (
-    NO_ROOM,
     OWN,
     SYNC_ALL_FROM,
     BadPath,
@@ -40,7 +40,10 @@ from stageout.wire.packs import PackedFile
 
 _AGAIN_S = 5
 _OUT_OF_REACH = frozenset({errno.ENAMETOOLONG, errno.EACCES})
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+#: Have data written, out of sight and on the disk: their inodes.
+_Write = Callable[["list[PackedFile]"], "list[int]"]
+#: Give files their names: why some have none.
+_GiveNames = Callable[["list[str]", Directories], "dict[int, OSError]"]
 
 
 class Arrived(NamedTuple):
@@ -60,21 +63,20 @@ class Arrived(NamedTuple):
 class _Work:
     """A pack while it is executed.
 
-    :param answers: results that are known, None for STALE. :param todo: files that get names. :param inodes: theirs.
+    :param answers: results that are known, None for STALE. :param todo: files that get names.
     """
 
     arrived: Arrived
     answers: dict[int, Result | None] = field(default_factory=dict)
     todo: list[PackedFile] = field(default_factory=list)
-    inodes: list[int] = field(default_factory=list)
     new: PackResults = field(default_factory=lambda: PackResults("", 0))
 
 
 class SmallFiles:
     """Files of packs below the root of a tree. A restart begins with :meth:`recover`."""
 
-    def __init__(self, store: Store, tree: Tree, now: Callable[[], int]) -> None:
-        self._store, self._tree, self._now = store, tree, now
+    def __init__(self, store: Store, tree: Tree, now: Callable[[], int], makers: Makers | None = None) -> None:
+        self._store, self._tree, self._now, self._makers = store, tree, now, makers
         place = tree.root / OWN / "packs"
         place.mkdir(mode=0o700, exist_ok=True)
         self._place = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -82,9 +84,13 @@ class SmallFiles:
         os.umask(self._umask)
         self._link: unnamed.Link | None = None
         self._unsure = True
+        if makers is not None:
+            makers.own(self._place)
 
     def close(self) -> None:
         """Let go of the directory."""
+        if self._makers is not None:
+            self._makers.end()
         os.close(self._place)
 
     def execute(self, batch: Sequence[Arrived]) -> list[tuple[str, overlay.Packed | overlay.NoSpace]]:
@@ -96,7 +102,11 @@ class SmallFiles:
             happened.
         """
         try:
-            works = self._executed(batch)
+            try:
+                works = self._executed(batch)
+            except MakerDied:
+                log.error("maker-died", packs=len(batch), advice="see what it wrote beside this log; nothing is lost")
+                works = self._executed(batch)  # which finds out first who has its name
         except (OSError, sqlite3.Error) as problem:
             if not no_room(problem):
                 raise
@@ -132,15 +142,23 @@ class SmallFiles:
         if self._unsure:
             self.recover()
         works = [self._judge(arrived) for arrived in batch]
-        with _Hidden(self._place, self._link, self._umask) as hidden:
-            try:
-                self._write(works, hidden)
-            except OSError:
-                self._clean()
-                raise
-            self._publish(works, hidden)
+        files = [file for work in works for file in work.todo]
+        crew = self._crew(files)
+        if crew is None:
+            with Hidden(self._place, self._link, self._umask) as hidden:
+                self._make(works, files, partial(self._write, hidden), hidden.give_names)
+        else:
+            self._unsure = True
+            with crew:
+                self._make(works, files, partial(self._write_beside, crew), crew.give_names)
         self._settle(works)
         return works
+
+    def _crew(self, files: list[PackedFile]) -> Crew | None:
+        """Processes that make these files: of many, of which none stands in the way of another."""
+        if self._makers is None or self._link is None or len(files) < MANY or not _are_apart(files):
+            return None
+        return self._makers.crew()
 
     def recover(self) -> None:
         """After a death in the middle: who has its name is done, of the others nothing is left."""
@@ -217,47 +235,49 @@ class SmallFiles:
                     work.new.results[file.seq] = result
                 work.answers[file.seq] = result
 
-    def _write(self, works: list[_Work], hidden: _Hidden) -> None:
-        """All data out of sight and on the disk."""
-        total = sum(len(work.todo) for work in works)
-        each = total < SYNC_ALL_FROM
-        with durable.step("overlay-pack-write"):
-            for work in works:
-                hidden.write(work.todo, each, work.inodes)
-            if total and not each:
-                sync_filesystem(self._place)
-
-    def _publish(self, works: list[_Work], hidden: _Hidden) -> None:
-        """INTENT, the names, and their directories synced."""
+    def _make(self, works: list[_Work], files: list[PackedFile], write: _Write, give_names: _GiveNames) -> None:
+        """Data written and synced, INTENT, names."""
+        try:
+            with durable.step("overlay-pack-write"):
+                inodes = iter(write(files))
+        except OSError:
+            self._clean()
+            raise
         intents = [
             PackIntent(
-                work.new.origin,
-                work.new.expires,
-                [(file.seq, file.path, inode) for file, inode in zip(work.todo, work.inodes)],
+                work.new.origin, work.new.expires, [(file.seq, file.path, next(inodes)) for file in work.todo]
             )
             for work in works
             if work.todo
-        ]
+        ]  # fmt: skip
         if not intents:
             return
         self._unsure = True
         self._store.intend_packs(intents)
-        position = 0
-        with durable.step("overlay-pack-publish"), _Directories(self._tree) as directories:
-            for work in works:
-                for file in work.todo:
-                    path = file.path
-                    parent, _, name = path.rpartition("/")
-                    try:
-                        hidden.give_name(position, directories.open(parent, path), name)
-                    except OSError as problem:
-                        work.new.results[file.seq] = Result(Outcome.FAILED, _reason(problem, path))
-                        hidden.drop(position)
-                    position += 1
-            if directories.one_sync_is_better:
-                sync_filesystem(self._place)
-            else:
-                directories.sync()
+        with durable.step("overlay-pack-publish"), Directories(self._tree) as directories:
+            problems = give_names([file.path for file in files], directories)
+            directories.sync(self._place)
+        if problems:
+            self._fail(works, problems)
+
+    def _write(self, hidden: Hidden, files: list[PackedFile]) -> list[int]:
+        each = len(files) < SYNC_ALL_FROM
+        inodes = hidden.write(((file.mode, file.data) for file in files), each)
+        if files and not each:
+            sync_filesystem(self._place)
+        return inodes
+
+    def _write_beside(self, crew: Crew, files: list[PackedFile]) -> list[int]:
+        inodes = crew.write(files)
+        sync_filesystem(self._place)
+        return inodes
+
+    def _fail(self, works: list[_Work], problems: dict[int, OSError]) -> None:
+        """These files, by their place among all, have no name."""
+        owners = [(work, file) for work in works for file in work.todo]
+        for place, problem in problems.items():
+            work, file = owners[place]
+            work.new.results[file.seq] = Result(Outcome.FAILED, _reason(problem, file.path))
 
     def _settle(self, works: list[_Work]) -> None:
         """DONE (or FAILED, ...) durable, with the generations of the names."""
@@ -283,93 +303,6 @@ class SmallFiles:
                 os.unlink(name, dir_fd=self._place)
 
 
-class _Hidden:
-    """Data of a batch, out of sight: without a name, or under their position where the filesystem has no such files.
-
-    :param link: how they get a name, None where they cannot. :param umask: of this process.
-    """
-
-    def __init__(self, place: int, link: unnamed.Link | None, umask: int) -> None:
-        self._place, self._link, self._umask = place, link, umask
-        self._open: list[int] = []
-        self._most = unnamed.most_open() if link else 0
-
-    def __enter__(self) -> _Hidden:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for descriptor in self._open:
-            if descriptor >= 0:
-                os.close(descriptor)
-
-    def write(self, files: list[PackedFile], sync: bool, inodes: list[int]) -> None:
-        """The next files; adds the inodes of their data. :raises OSError: the disk is full, or fails."""
-        place, umask, make = self._place, self._umask, unnamed.make
-        for file in files:
-            data, mode = file.data, file.mode & 0o777
-            position = len(self._open)
-            has_name = position >= self._most
-            descriptor = os.open(str(position), _NEW, mode, dir_fd=place) if has_name else make(place, mode)
-            self._open.append(descriptor)
-            if os.write(descriptor, data) != len(data):
-                raise OSError(errno.ENOSPC, "No space left on device")
-            if mode & umask:
-                os.fchmod(descriptor, mode)
-            if sync:
-                os.fsync(descriptor)
-            inodes.append(os.fstat(descriptor).st_ino)
-            if has_name:
-                os.close(descriptor)
-                self._open[position] = -1
-
-    def give_name(self, position: int, directory: int, name: str) -> None:
-        """A file's data get their name, replacing a file. :raises OSError: that cannot be."""
-        descriptor, data = self._open[position], str(position)
-        if self._link is not None and descriptor >= 0:
-            try:
-                return self._link(descriptor, directory, name)
-            except FileExistsError:
-                self._link(descriptor, self._place, data)
-        return os.replace(data, name, src_dir_fd=self._place, dst_dir_fd=directory)
-
-    def drop(self, position: int) -> None:
-        """Nobody wants the data of a file."""
-        with suppress(FileNotFoundError):
-            os.unlink(str(position), dir_fd=self._place)
-
-
-class _Directories:
-    """Directories that names are put into: made where they are missing, opened once, synced at the end."""
-
-    def __init__(self, tree: Tree) -> None:
-        self._tree, self._open, self._stack = tree, dict[str, int](), ExitStack()
-        self.one_sync_is_better = False
-
-    def __enter__(self) -> _Directories:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._stack.close()
-
-    def open(self, directory: str, path: str) -> int:
-        """Descriptor of a directory. :param path: a name in it. :raises OSError: a name on the way is a file."""
-        descriptor = self._open.get(directory)
-        if descriptor is None:
-            if len(self._open) >= SYNC_ALL_FROM:
-                self.one_sync_is_better = True
-                self._stack.close()
-                self._open.clear()
-            made = self._tree.make_parents(path, sync=False)
-            self.one_sync_is_better |= bool(made)
-            self._open[directory] = descriptor = self._stack.enter_context(self._tree.directory(directory))
-        return descriptor
-
-    def sync(self) -> None:
-        """Bring the names in all of them to the disk."""
-        for descriptor in self._open.values():
-            os.fsync(descriptor)
-
-
 def _problem(path: str) -> str:
     """Of a file that is not taken: its name, or else its data."""
     try:
@@ -380,12 +313,7 @@ def _problem(path: str) -> str:
 
 
 def _reason(problem: OSError, path: str) -> str:
-    """Why written data did not get their name.
-
-    :raises OSError: there is no room for it, which is no result: it is asked again.
-    """
-    if problem.errno in NO_ROOM:
-        raise problem
+    """Why written data did not get their name."""
     if isinstance(problem, (IsADirectoryError, NotADirectoryError, FileExistsError)):
         return "conflict"
     log.error("name-not-changed", path=path, kind="pack", problem=problem)
@@ -413,6 +341,16 @@ def apart(batch: Sequence[Arrived]) -> Iterator[list[Arrived]]:
         group.append(arrived)
     if group:
         yield group
+
+
+def _are_apart(files: Sequence[PackedFile]) -> bool:
+    """Whether no name comes twice, or is a directory of another one: then their order does not matter."""
+    paths = {file.path for file in files}
+    above = {path.rpartition("/")[0] for path in paths}
+    for parent in tuple(above):
+        while parent := parent.rpartition("/")[0]:
+            above.add(parent)
+    return len(paths) == len(files) and paths.isdisjoint(above)
 
 
 def _overlap(one: overlay.Pack, other: overlay.Pack) -> bool:

@@ -10,7 +10,6 @@ from contextlib import suppress
 
 _AT_EMPTY_PATH = 0x1000
 _FLAGS = os.O_WRONLY | os.O_CLOEXEC | os.O_TMPFILE
-_PROBE = "probe"
 _libc = ctypes.CDLL(None, use_errno=True)
 #: Give an open file its name: descriptor, directory, name. Raises FileExistsError for one that is taken.
 Link = Callable[[int, int, str], None]
@@ -27,11 +26,12 @@ def way_to_link(place: int) -> Link | None:
         descriptor = make(place, 0o600)
     except OSError:
         return None
+    probe = f"probe{os.getpid()}"  # several processes may look at once
     try:
         for link in (_link, _link_by_proc):
             with suppress(OSError):
-                link(descriptor, place, _PROBE)
-                os.unlink(_PROBE, dir_fd=place)
+                link(descriptor, place, probe)
+                os.unlink(probe, dir_fd=place)
                 return link
         return None
     finally:

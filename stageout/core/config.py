@@ -219,7 +219,7 @@ KNOBS: dict[str, Knob] = {
             "seconds for which it keeps a file that plugins fetched, for who goes on with that version",
             0,
         ),
-        Knob("STAGEOUT_ROUTER_WORKERS", 2, "router", "processes that move data", 1),
+        Knob("STAGEOUT_ROUTER_WORKERS", 2, "router", "processes that move data, and as many that make small files", 1),
         Knob(
             "STAGEOUT_OVERLAY_GATEWAY", "", "ep", "custodian that overlay:// uploads go through: HOST:PORT; empty: none"
         ),

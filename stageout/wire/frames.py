@@ -112,7 +112,7 @@ class Frame(NamedTuple):
     """A whole frame whose payload has been checked."""
 
     header: Header
-    payload: bytes
+    payload: Buffer
 
 
 def checksums() -> dict[str, Checksum]:
@@ -243,6 +243,22 @@ def digests() -> dict[str, Callable[[Buffer], bytes]]:
 _MOST_PARTS = 256
 
 
+#: The payload of a frame from this size on is put where it stays when its header is there, not when all of it is.
+_LARGE_BYTES = 128 * 1024
+
+
+class _Large:
+    """A large frame of which some has come."""
+
+    def __init__(self, header: Header, begun: memoryview) -> None:
+        self.header, self.payload, self.filled_bytes = header, bytearray(header.length_bytes), len(begun)
+        self.payload[: len(begun)] = begun
+
+    def room(self) -> memoryview:
+        """Where the rest goes."""
+        return memoryview(self.payload)[self.filled_bytes :]
+
+
 class Decoder:
     """Bytes in, checked frames out. Holds at most one frame and what was fed with it, which is put together once.
 
@@ -254,9 +270,34 @@ class Decoder:
         self._parts: list[bytes] = []
         self._at = self._held_bytes = 0  # where the next frame begins in the first part, and what there is from there
         self._wanted_bytes = HEADER_BYTES
+        self._large: _Large | None = None
+
+    def room(self) -> memoryview:
+        """Where the rest of a large frame may be put, of which :meth:`filled` is told then; else empty."""
+        return self._large.room() if self._large is not None else memoryview(b"")
+
+    def filled(self, size_bytes: int) -> None:
+        """So many bytes were put there."""
+        assert self._large is not None
+        self._large.filled_bytes += size_bytes
+
+    @property
+    def has_more(self) -> bool:
+        """Whether :meth:`frames` has something to do."""
+        if self._large is not None:
+            return not self._large.room()
+        return self._held_bytes >= self._wanted_bytes
 
     def feed(self, data: Buffer) -> None:
         """Take bytes as they came."""
+        if self._large is not None:
+            room, data = self._large.room(), memoryview(data)
+            size_bytes = min(len(room), len(data))
+            room[:size_bytes] = data[:size_bytes]
+            self.filled(size_bytes)
+            data = data[size_bytes:]
+            if not data:
+                return
         self._parts.append(bytes(data))
         self._held_bytes += len(data)
         if len(self._parts) > _MOST_PARTS:
@@ -264,25 +305,38 @@ class Decoder:
 
     def frames(self) -> Iterator[Frame]:
         """Frames that are whole; raises BadFrame, after which nothing of this connection can be trusted."""
-        while (frame := self._next()) is not None:
-            yield frame
+        while self.has_more:
+            frame = self._finished() if self._large is not None else self._next()
+            if frame is not None:
+                yield frame
+
+    def _finished(self) -> Frame:
+        """The large frame, which is whole."""
+        assert self._large is not None
+        large, self._large = self._large, None
+        return self._checked(large.header, large.payload)
 
     def _next(self) -> Frame | None:
-        if self._held_bytes < self._wanted_bytes:
-            return None
+        """The first frame of what is held; None when it is not whole."""
         data, start = self._together(), self._at + HEADER_BYTES
         header = decode_header(data[self._at : start], self.checksum)
         self._wanted_bytes = HEADER_BYTES + header.length_bytes
         if self._held_bytes < self._wanted_bytes:
+            if header.length_bytes >= _LARGE_BYTES:
+                self._large = _Large(header, memoryview(data)[start:])
+                self._parts, self._at, self._held_bytes, self._wanted_bytes = [], 0, 0, HEADER_BYTES
             return None
         end = start + header.length_bytes
         payload = data[start:end]
-        if self.checksum(payload) != header.checksum:
-            raise BadFrame(f"a {header.type.name} does not fit its checksum")
         self._at, self._held_bytes = end, self._held_bytes - self._wanted_bytes
         self._wanted_bytes = HEADER_BYTES
         if not self._held_bytes:
             self._parts, self._at = [], 0
+        return self._checked(header, payload)
+
+    def _checked(self, header: Header, payload: Buffer) -> Frame:
+        if self.checksum(payload) != header.checksum:
+            raise BadFrame(f"a {header.type.name} does not fit its checksum")
         return Frame(header, payload)
 
     def _together(self) -> bytes:

@@ -16,13 +16,13 @@ from typing import Any, cast
 
 import pytest
 
-from overlay_router import small_files, unnamed
+from overlay_router import hidden, makers, small_files, unnamed
 from overlay_router.destination import Reply
 from overlay_router.ends import Ends
 from overlay_router.pack_carrier import Answer, Way, _Sent
 from overlay_router.small_files import Arrived
 from overlay_router.waiting import Packs
-from stageout.core.errors import ErrorClass
+from stageout.core.errors import ErrorClass, StageoutError
 from stageout.core.signing import SigningKey
 from stageout.overlay.channel import Gateway
 from stageout.wire import frames, overlay, packs
@@ -189,15 +189,15 @@ def test_a_full_disk_is_said_and_leaves_nothing(router: Router, monkeypatch: pyt
 
 def test_a_disk_without_room_for_a_name_is_no_result(way: str, router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some have their names then, others none: each is executed once all the same."""
-    real, pack = small_files._Hidden.give_name, arrived(1, {"d/e": b"e", "d/f": b"data", "g": b"g"})
+    real, pack = hidden.Hidden.give_name, arrived(1, {"d/e": b"e", "d/f": b"data", "g": b"g"})
 
-    def full(hidden: small_files._Hidden, position: int, directory: int, name: str) -> None:
+    def full(data: hidden.Hidden, position: int, directory: int, name: str) -> None:
         if name == "f":
             raise OSError(errno.ENOSPC, "No space left on device")
-        real(hidden, position, directory, name)
+        real(data, position, directory, name)
 
     with monkeypatch.context() as patch:
-        patch.setattr(small_files._Hidden, "give_name", full)
+        patch.setattr(hidden.Hidden, "give_name", full)
         for _ in range(2):
             assert execute(router, pack) == [_pending((1, 0, 0), (1, 2), "space")]
             assert router.content() == {"d": "/", "d/e": "e"}
@@ -240,11 +240,11 @@ def test_a_name_that_can_never_be_holds_up_no_start(router: Router) -> None:
 
 
 def test_a_disk_that_fails_is_asked_again(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(place: object) -> None:
+    def broken(*place: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
     pack = arrived(1, {f"f{number}": b"data" for number in range(20)})
-    for owner, name in ((small_files, "sync_filesystem"), (small_files._Directories, "sync")):
+    for owner, name in ((small_files, "sync_filesystem"), (hidden.Directories, "sync")):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, broken)
             with pytest.raises(OSError, match="Input/output"):
@@ -258,6 +258,17 @@ def test_an_operation_waits_for_a_file_of_a_pack(router: Router) -> None:
     replies = router.place.pack([arrived(1, {"e": b"", "f": b"data"})])
     assert outcome(replies, 3) == "done"
     assert router.content() == {"e": "", "g": "data"}
+
+
+def test_no_router_begins_while_files_of_another_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(makers, "_OTHERS_END_S", 0.0)
+    one, other = (os.open(tmp_path, os.O_RDONLY) for _ in range(2))
+    makers.Makers(2, tmp_path).own(one)
+    with pytest.raises(StageoutError, match="another process still makes files"):
+        makers.Makers(2, tmp_path).own(other)
+    os.close(one)
+    makers.Makers(2, tmp_path).own(other)
+    os.close(other)
 
 
 LABELS = ["overlay-pack-write", "overlay-pack-intent", "overlay-parents", "overlay-pack-publish", "overlay-pack-settle"]

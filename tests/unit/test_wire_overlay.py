@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import sys
 import zlib
 from pathlib import Path
@@ -158,6 +160,29 @@ def test_headers_that_are_refused_before_any_payload(changes: dict[str, Any], wo
     decoder.feed(_header(**changes))
     with pytest.raises(BadFrame, match=words):
         list(decoder.frames())
+
+
+@settings(max_examples=20)
+@given(
+    st.lists(st.integers(1, 300_000), min_size=1), st.lists(st.sampled_from([0, 40, 128 * 1024, 400_000]), max_size=5)
+)
+def test_large_frames_come_out_as_they_went_in(cuts: list[int], sizes: list[int]) -> None:
+    """Whether their bytes are fed, or put where they stay."""
+    decoder, payloads = Decoder(), [os.urandom(size) for size in sizes]
+    data = b"".join(frames.encode_header(Type.PACK, one, decoder.checksum) + one for one in payloads)
+    found, cut = [], itertools.cycle(cuts)
+    while data:
+        length = next(cut)
+        room = decoder.room()[:length] if length % 2 else memoryview(b"")
+        if room:
+            room = room[: len(data)]
+            room[:] = data[: len(room)]
+            decoder.filled(len(room))
+        else:
+            decoder.feed(data[:length])
+        data = data[len(room) or length :]
+        found += [bytes(frame.payload) for frame in decoder.frames()]
+    assert found == payloads
 
 
 def test_a_frame_that_comes_byte_by_byte_is_no_list_of_bytes() -> None:

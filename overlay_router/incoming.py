@@ -1,0 +1,82 @@
+"""What comes on a control connection: large frames are received right where they stay, for copies are what costs."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from typing import cast
+
+from stageout.wire.frames import Decoder, Frame
+
+#: Received at once, unless the rest of a large frame is due.
+_READ_BYTES = 64 * 1024
+
+
+class Incoming(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
+    """Frames of a connection, which is not read while there is one that nobody has taken.
+
+    :param decoder: with the connection's checksum.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._unused = asyncio.StreamReader()  # which gets no bytes; without one, nobody could write
+        super().__init__(self._unused)
+        self._decoder, self._room = decoder, memoryview(bytearray(_READ_BYTES))
+        self._to_large = False
+        self._changed = asyncio.Event()
+        self._reading: asyncio.ReadTransport | None = None
+        self._problem: Exception | None = None
+
+    async def frames(self) -> AsyncIterator[Frame]:
+        """Frames in order, to the end of the connection. :raises BadFrame: :raises OSError: it was lost."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            for frame in self._decoder.frames():
+                yield frame
+            if self._problem is not None:
+                raise self._problem
+            if self._reading is None:
+                return
+            self._reading.resume_reading()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by the loop."""
+        super().connection_made(transport)
+        self._reading = cast(asyncio.ReadTransport, transport)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Called by the loop: where the next bytes go."""
+        large = self._decoder.room()
+        self._to_large = bool(large)
+        return large or self._room
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Called by the loop: so many bytes have come."""
+        if self._to_large:
+            self._decoder.filled(nbytes)
+        else:
+            self._decoder.feed(self._room[:nbytes])
+        if self._decoder.has_more and self._reading is not None:
+            self._reading.pause_reading()
+            self._changed.set()
+
+    def eof_received(self) -> bool:
+        """Called by the loop: the peer says no more."""
+        self._reading = None
+        self._changed.set()
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by the loop."""
+        super().connection_lost(exc)
+        self._reading, self._problem = None, exc
+        self._changed.set()
+
+
+async def listen_on(sock: socket.socket, decoder: Decoder) -> tuple[Incoming, asyncio.StreamWriter]:
+    """What comes on a connection, and who writes on it. The socket belongs to the latter."""
+    loop = asyncio.get_running_loop()
+    transport, incoming = await loop.create_connection(lambda: Incoming(decoder), sock=sock)
+    return incoming, asyncio.StreamWriter(cast(asyncio.WriteTransport, transport), incoming, None, loop)

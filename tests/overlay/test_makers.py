@@ -1,0 +1,173 @@
+"""Files of a large batch made by processes of their own: as one alone would make them, whichever of them dies when."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from overlay_router import makers
+from overlay_router.destination import Destination
+from overlay_router.makers import MANY, Heard, Makers
+from overlay_router.store import Store
+from overlay_router.tree import Tree
+from stageout.overlay.channel import Gateway, read_key
+from stageout.overlay.packs import Packer, SmallPut
+from stageout.testing.pool.waiting import wait_until
+from stageout.testing.router import RouterProcess
+from stageout.wire import overlay
+from stageout.wire.packs import PackedFile
+from tests.unit.test_overlay_destination import ORIGIN, PEER, Router
+from tests.unit.test_overlay_packs import arrived, execute, leftovers
+
+FILES = {f"d{number % 9}/f{number}": os.urandom(number % 300).hex().encode() for number in range(2 * MANY)}
+
+
+class Beside(Router):
+    """A destination with processes that make its files."""
+
+    def open(self) -> None:
+        self.store, self.tree, self.makers = Store(self.path), Tree(self.root), Makers(2, self.root)
+        self.place = Destination(self.store, self.tree, lambda: self.now, self.makers)
+
+    def close(self) -> None:
+        self.place.close()
+        super().close()
+
+    def wait(self) -> None:
+        wait_until(lambda: self.makers.crew() is not None, what="processes that make files")
+
+
+@pytest.fixture
+def router(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Beside]:
+    monkeypatch.setattr(makers, "_AGAIN_S", 0.0)
+    made = Beside(tmp_path / "beside")
+    made.wait()
+    yield made
+    made.close()
+
+
+def _count(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many files they were given, each time."""
+    real, given = makers.Crew.write, list[int]()
+
+    def write(crew: makers.Crew, files: list[PackedFile]) -> list[int]:
+        given.append(len(files))
+        return real(crew, files)
+
+    monkeypatch.setattr(makers.Crew, "write", write)
+    return given
+
+
+def _check(router: Beside) -> None:
+    """All is there, and nothing else."""
+    assert {path: text for path, text in router.content().items() if text != "/"} == {
+        path: data.decode() for path, data in FILES.items()
+    }
+    assert (leftovers(router), router.store.pack_intents()) == ([], [])
+
+
+def _send(gateway: Gateway, folder: Path, into: str) -> None:
+    ends: dict[str, object] = {}
+    with Packer(gateway, ends.__setitem__) as packer:
+        for name in FILES:
+            assert packer.add(name, folder / name, f"{into}/{name}")
+        packer.finish()
+    assert {type(end) for end in ends.values()} == {SmallPut}
+
+
+def test_they_make_what_one_alone_makes(router: Beside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a file is refused, replaced, or one of them has no directory."""
+    alone = Router(tmp_path / "alone")
+    others = {
+        "d1/sub": b"",
+        "file/x": b"",
+        "new/" + "x" * 300 + "/f": b"",
+        "new/good": b"good",
+        "x" * 300: b"",
+        "d0/f0": b"1",
+    }
+    for place in (router, alone):
+        (place.root / "d1/sub").mkdir(parents=True)
+        (place.root / "file").write_text("file")
+        execute(place, arrived(1, {"d0/f0": b"old", "d5/f5": b"old"}))
+    packs = [arrived(3, {**FILES, **others}, mode=0o640), arrived(1000, {"other/f": b"other"}, mode=0o666)]
+    written = _count(monkeypatch)
+    told = execute(router, *packs)
+    assert sum(written) == len(FILES) + len(others)
+    assert told == execute(alone, *packs)
+    assert len(told[0].failed) == 4
+    assert router.content() == alone.content()
+    assert {path.stat().st_mode & 0o777 for path in router.root.rglob("f*") if path.is_file()} >= {0o640, 0o666}
+    assert leftovers(router) == []
+    alone.close()
+
+
+def test_names_that_depend_on_each_other_are_made_in_order(router: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = _count(monkeypatch)
+    packs = arrived(1, FILES), arrived(1, {"d0/f0": b"newer", "d0/f0/x": b""}, origin="0b" * 16)
+    told = execute(router, *packs)
+    assert (written, told[1].generations, told[1].reasons) == ([], (2, 0), ("conflict",))
+    assert router.content()["d0/f0"] == "newer"
+
+
+@pytest.mark.parametrize("answers", [1, 6])
+def test_one_that_dies_loses_no_file(router: Beside, answers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While data are written, and while names are given."""
+    real, heard = makers._Maker.answer, list[makers._Maker]()
+
+    def answer(one: makers._Maker) -> Heard:
+        heard.append(one)
+        if len(heard) == answers + 1:
+            os.kill(one.pid, signal.SIGKILL)
+            os.waitid(os.P_PID, one.pid, os.WEXITED | os.WNOWAIT)
+        return real(one)
+
+    monkeypatch.setattr(makers._Maker, "answer", answer)
+    (told,) = execute(router, arrived(1, FILES))
+    assert len(heard) > answers
+    assert told == overlay.Packed(ORIGIN, 1, (1,) * len(FILES))
+    _check(router)
+    router.wait()
+    assert execute(router, arrived(1, FILES)) == [told], "others have taken their place"
+
+
+@pytest.mark.parametrize("step", ["write", "give_names"])
+def test_a_full_disk_is_said_and_asked_again(router: Beside, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data cannot be written; or no name is said to have been given, although all were."""
+    real, whole = makers._Maker.answer, getattr(makers.Crew, step)
+
+    def full(crew: makers.Crew, *what: object) -> object:
+        patch.setattr(makers._Maker, "answer", lambda one: (real(one)[0], errno.ENOSPC))
+        return whole(crew, *what)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(makers.Crew, step, full)
+        (reply,) = router.place.pack([arrived(1, FILES)])
+    done = overlay.Packed(ORIGIN, 1, (1,) * len(FILES))
+    assert (reply.to, reply.message) == (PEER, overlay.NoSpace(ORIGIN, 1, 5) if step == "write" else done)
+    assert execute(router, arrived(1, FILES)) == [done]
+    _check(router)
+
+
+def test_a_router_works_with_them(tmp_path: Path) -> None:
+    """One is killed, and then the router."""
+    for name, data in FILES.items():
+        (tmp_path / "from" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "from" / name).write_bytes(data)
+    with RouterProcess(tmp_path / "router") as router:
+        gateway = Gateway("127.0.0.1", router.port, *read_key(router.key_file("site")), timeout_s=20)
+        _send(gateway, tmp_path / "from", "first")
+        wait_until(lambda: len(router.makers()) == 2, what="processes that make files")
+        os.kill(router.makers()[0], signal.SIGKILL)
+        _send(gateway, tmp_path / "from", "second")
+        router.kill()
+        router.start()
+        _send(gateway, tmp_path / "from", "third")
+        for into in ("first", "second", "third"):
+            assert {name: (router.root / into / name).read_bytes() for name in FILES} == FILES
+        assert not any((router.root / ".stageout/packs").iterdir())
