@@ -28,9 +28,6 @@ from stageout.movers.results import CUSTODY, Answer, Delivered, Failure, Gone, I
 from stageout.movers.schemes import method_of
 
 _JOBS_NAMED = 3
-_CHANGED = Failure(
-    ErrorClass.SOURCE_CHANGED, "the file was changed after the job had ended, so it is not what the job made"
-)
 _IN_DOUBT = Failure(
     ErrorClass.UNKNOWN,
     "a name of the file came or went while it was sent, so nothing proves that it stayed as it was; it is sent again "
@@ -40,8 +37,18 @@ _IN_DOUBT = Failure(
 
 
 @dataclass(frozen=True)
-class Vanished(Failure):
+class OfTheSpool(Failure):
+    """A failure that says nothing of the server."""
+
+
+@dataclass(frozen=True)
+class Vanished(OfTheSpool):
     """The spool has not the file any more: nobody can deliver it."""
+
+
+_CHANGED = OfTheSpool(
+    ErrorClass.SOURCE_CHANGED, "the file was changed after the job had ended, so it is not what the job made"
+)
 
 
 class BatchRun:
@@ -154,7 +161,7 @@ class BatchRun:
             text = "is gone from the spool: it was deleted there, or its disk is damaged"
             return Vanished(ErrorClass.LOCAL_FILE, f"{item.name} {text}")
         except OSError as problem:
-            return Failure(ErrorClass.UNKNOWN, f"the spool cannot be read: {problem.strerror}")
+            return OfTheSpool(ErrorClass.UNKNOWN, f"the spool cannot be read: {problem.strerror}")
 
     def _change_mark(self, item: FileRow) -> tuple[int, int]:
         try:
@@ -196,7 +203,8 @@ class Judged:
     """What becomes of the files of a batch.
 
     :param lost: gone from the spool, and their sandboxes with them.
-    :param unreachable: not one of them got an answer from the server. :param retry_after_s: that it asked for.
+    :param unreachable: not one of those that were tried got an answer from the server.
+    :param retry_after_s: that it asked for.
     """
 
     delivered: list[FileResult] = field(default_factory=list)
@@ -246,7 +254,8 @@ def judge_batch(
             continue
         (judged.failed if verdict.state is FileState.FAILED else judged.waiting).append(result)
     failures = [answer for answer in answers if isinstance(answer, Failure)]
-    judged.unreachable = len(failures) == len(files) and all(item.kind in UNREACHABLE for item in failures)
+    tried = [answer for answer in answers if not isinstance(answer, OfTheSpool)]
+    judged.unreachable = bool(tried) and all(isinstance(one, Failure) and one.kind in UNREACHABLE for one in tried)
     judged.retry_after_s = max((item.retry_after_s for item in failures), default=0.0)
     return judged
 

@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sandbox_manager.batches import _CHANGED, Vanished, judge_batch, mind_breaker
 from sandbox_manager.breaker import MOVES, PROBE_LONGEST_S, Breaker, Breakers, Circuit, Flow, IllegalTurn
+from sandbox_manager.lookups import FileRow
+from sandbox_manager.retry import RetryRules
+from sandbox_manager.sandbox import FileState
+from stageout.core.errors import ErrorClass
+from stageout.movers.results import Answer, Delivered, Failure
 
 
 class Ticks:
@@ -132,3 +138,31 @@ def test_one_probe_at_a_time_and_always_another(events: list[str]) -> None:
                 breakers.stopped("s")
         if not probing:
             assert breakers.opens_in_s("s") <= PROBE_LONGEST_S
+
+
+_AWAY, _GONE = Failure(ErrorClass.CONNECT_FAILED, "refused"), Vanished(ErrorClass.LOCAL_FILE, "deleted")
+
+
+@pytest.mark.parametrize(
+    ("answers", "circuit"),
+    [
+        ([_AWAY, _GONE], Circuit.OPEN),
+        ([_AWAY, _AWAY], Circuit.OPEN),
+        ([_CHANGED, _AWAY], Circuit.OPEN),
+        ([_AWAY, Delivered("size")], None),
+        ([_AWAY, Failure(ErrorClass.NOT_FOUND, "404")], None),
+    ],
+)
+def test_a_file_that_the_spool_lost_says_nothing_of_the_server(answers: list[Answer], circuit: Circuit | None) -> None:
+    """It counted as an answer: a server that is away was sent all files of the next batch, too."""
+    clock, breakers = made()
+    breakers.unreachable("s", "refused")
+    clock.now = 20
+    breakers.started("s")
+    files = [
+        FileRow("t", 1, place, 1, 1, FileState.MOVING, 0, 1, "u", "f", 0, 1, 1, 1, 0, 0, "", "", "")
+        for place in range(2)
+    ]
+    judged = judge_batch(files, answers, RetryRules(5, 20, 1800, 1000), lambda sandbox: clock.wall, clock.wall_s())
+    assert mind_breaker(breakers, "s", judged) is (circuit is None)
+    assert [one.circuit for one in breakers.troubles()] == ([circuit.value] if circuit else [])
