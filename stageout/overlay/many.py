@@ -20,6 +20,7 @@ from stageout.wire.fields import MAX_NUMBER
 from stageout.wire.route import Route
 
 Key = TypeVar("Key")
+_File = tuple[Key, AnyPath, str]
 Ended = Callable[[Key, Union[Put, SmallPut, TransferFailure]], None]
 
 
@@ -78,14 +79,17 @@ def put_many(
         else:
             end(key, done)
 
-    packed: dict[int, tuple[AnyPath, str]] = {}  # by identity: a key need not have a hash
+    mixed = _Mixed[Key]()
 
     def end_small(key: Key, result: Put | SmallPut | TransferFailure) -> None:
-        if isinstance(result, TransferFailure) and result.kind is ErrorClass.NOT_SUPPORTED and id(key) in packed:
-            crew.do(partial(put_large, key, *packed.pop(id(key))))  # what a plugin delivers takes no packs
-        else:
-            packed.pop(id(key), None)
+        found = mixed.ended(key)
+        refused = isinstance(result, TransferFailure) and result.kind is ErrorClass.NOT_SUPPORTED
+        if found is None or not refused:
             end(key, result)
+        elif found[1]:
+            mixed.again(found[0])
+        else:
+            crew.do(partial(put_large, *found[0]))
 
     packer = Packer(
         gateway, end_small, routes, terminal=terminal, custody=custody, expires_after_s=expires_after_s,
@@ -93,12 +97,60 @@ def put_many(
         deadline=min(deadline, MAX_NUMBER),
     )  # fmt: skip
     with Crew(at_once) as crew, _Small(packer, end_small) as small:
-        for key, local, path in files:
-            packed[id(key)] = local, path
-            if not small.add(key, local, path):
-                packed.pop(id(key), None)
-                crew.do(partial(put_large, key, local, path))
+
+        def send(file: _File[Key], is_first: bool) -> None:
+            if mixed.begin(file, is_first):
+                small.cut()
+            if not small.add(*file):
+                mixed.ended(file[0])
+                crew.do(partial(put_large, *file))
+
+        for file in files:
+            send(file, True)
+            for refused in mixed.taken():
+                send(refused, False)
         small.finish()
+        while again := mixed.taken():
+            for file in again:
+                send(file, False)
+            small.finish()
+
+
+class _Mixed(Generic[Key]):
+    """Files of packs that a router takes only if all of them end alike: in its tree, or with a plugin.
+
+    Those of one directory do. Once a pack was refused, each pack is of one directory, and the files that were refused
+    come again in such packs.
+    """
+
+    def __init__(self) -> None:
+        self._under_way: dict[int, tuple[_File[Key], bool]] = {}  # by identity: a key need not have a hash
+        self._again: list[_File[Key]] = []
+        self._apart, self._directory = False, ""
+
+    def begin(self, file: _File[Key], is_first: bool) -> bool:
+        """A file is about to be sent; whether it must not be in a pack with the one before."""
+        before, self._directory = self._directory, _directory(file)
+        self._under_way[id(file[0])] = file, is_first
+        return self._apart and self._directory != before
+
+    def ended(self, key: Key) -> tuple[_File[Key], bool] | None:
+        """A file that was under way, and whether for the first time."""
+        return self._under_way.pop(id(key), None)
+
+    def again(self, file: _File[Key]) -> None:
+        """A file was refused: it is to be sent once more."""
+        self._apart = True
+        self._again.append(file)
+
+    def taken(self) -> list[_File[Key]]:
+        """Those that are to be sent once more, by directory."""
+        taken, self._again = self._again, []
+        return sorted(taken, key=_directory)
+
+
+def _directory(file: _File[Key]) -> str:
+    return file[2].rpartition("/")[0]
 
 
 class Crew:
@@ -156,6 +208,14 @@ class _Small(Generic[Key]):
         except TransferFailure as failure:
             self._fail(failure, key)
             return True
+
+    def cut(self) -> None:
+        """The next file begins another pack."""
+        try:
+            if not self._failure:
+                self._packer.cut()
+        except TransferFailure as failure:
+            self._fail(failure)
 
     def finish(self) -> None:
         """Wait for all."""

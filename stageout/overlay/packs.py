@@ -222,6 +222,11 @@ class Packer(Generic[Key]):
         self._names.add(path)
         return True
 
+    def cut(self) -> None:
+        """The next file begins another pack. :raises TransferFailure: as :meth:`add`."""
+        if self._load.paths:
+            self._send()
+
     def finish(self) -> None:
         """Wait until every file so far has ended. :raises TransferFailure: as :meth:`add`."""
         if self._load.paths:
