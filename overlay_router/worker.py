@@ -25,7 +25,7 @@ from overlay_router.ring import Ring, Shelf, Slot, Sums
 from overlay_router.splice import Circuit
 from overlay_router.tunnels import cover
 from stageout.core import log
-from stageout.core.sockets import acked_bytes, readable, send_both, wait_at_most
+from stageout.core.sockets import acked_bytes, readable, send_from, wait_at_most
 from stageout.overlay.links import Claim, Tap, links
 from stageout.wire import frames
 from stageout.wire.blocks import PART_BYTES
@@ -399,7 +399,7 @@ def send_file(job: Job, connection: socket.socket, file: int) -> None:
     checksum = frames.checksums()[job.checksum]
     found = Found(job.size_bytes, job.block_bytes, job.generation, job.mode)
     connection.sendall(encode(found, checksum))
-    buffer = memoryview(bytearray(job.block_bytes))
+    buffer = memoryview(mmap.mmap(-1, job.block_bytes))
     end = -(-job.size_bytes // job.block_bytes)
     with _ordered(job, connection) as tap:
         for block in range(job.block, min(end, job.block + job.blocks) if job.blocks else end):
@@ -408,21 +408,15 @@ def send_file(job: Job, connection: socket.socket, file: int) -> None:
             if os.preadv(file, [data], offset) != len(data):
                 connection.sendall(encode(Refuse("the file became shorter while it was sent"), checksum))
                 return
-            _send_block(connection, frames.encode_header(Type.BLOCK, data, checksum, 0, block), data, tap)
-
-
-def _send_block(connection: socket.socket, head: bytes, data: memoryview, tap: Tap | None) -> None:
-    """In one; where others need the link more, in pieces, so that it can be stopped in the middle."""
-    if tap is None or not tap.held:
-        if tap is not None:
-            tap.take(len(data))
-        send_both(connection, head, data)
-        return
-    connection.sendall(head)
-    for start in range(0, len(data), _PIECE_BYTES):
-        piece = data[start : start + _PIECE_BYTES]
-        tap.take(len(piece))
-        connection.sendall(piece)
+            head = frames.encode_header(Type.BLOCK, data, checksum, 0, block)
+            # where others need the link more it leaves in pieces, so that it can be stopped in the middle
+            piece_bytes = _PIECE_BYTES if tap is not None and tap.held else len(data)
+            for start in range(0, len(data), piece_bytes):
+                piece = data[start : start + piece_bytes]
+                if tap is not None:
+                    tap.take(len(piece))
+                send_from(connection, head, file, offset + start, piece)
+                head = b""
 
 
 def _wanted_again(job: Job, connection: socket.socket) -> bytes:
