@@ -29,6 +29,7 @@ from stageout.core import durable, log
 from stageout.core.classads import ClassAdSyntaxError, parse_ad, unparse_ad
 from stageout.core.clock import Clock
 from stageout.core.config import Settings
+from stageout.core.ending import end
 from stageout.wire import handoff as wire
 from stageout.wire.handoff import OfferedFile, Receipt
 
@@ -184,9 +185,7 @@ class Intake:
             self._listener = None
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=grace_s)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(self._tasks)
         for thread in self._threads:
             thread.shutdown(wait=True)
         self._syncing.shutdown(wait=False, cancel_futures=True)

@@ -56,6 +56,7 @@ from sandbox_manager.throughput import Throughput
 from sandbox_manager.tuner import Flight, Target, Tuner
 from stageout.core import log
 from stageout.core.clock import Clock, boot_id
+from stageout.core.ending import end
 from stageout.core.states import FREED, State
 from stageout.movers.mover import Stopped
 from stageout.movers.plugins_table import PluginsTable
@@ -66,6 +67,8 @@ from stageout.wire.custody import OrderSheet, Run
 A = TypeVar("A")
 T = TypeVar("T")
 _IDLE_S = 30.0
+#: For batches that have ended to be recorded.
+_LAST_S = 10.0
 _COALESCE_S = 0.02
 _AGAIN_S = 5.0
 _LEASES_INTERVAL_S = 5.0
@@ -488,9 +491,8 @@ class Pipeline:
         self.stop_accepting()
         await self.stop_sending(grace_s)
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=10)
-        for task in self._tasks:
-            task.cancel()
+            await asyncio.wait(self._tasks, timeout=_LAST_S)
+        await end(self._tasks)
         self._movers.shutdown(wait=True)
         self._disk.shutdown(wait=True)
 

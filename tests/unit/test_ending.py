@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from sandbox_manager.intake import Intake
+from sandbox_manager.pipeline import Pipeline
 from stageout.core import ending
 
 
@@ -35,3 +39,28 @@ def test_who_is_cancelled_while_it_ends_others_ends_them_first(monkeypatch: pyte
 
     assert asyncio.run(asyncio.wait_for(daemon(), 20))
     assert left == ["all ended"]
+
+
+@pytest.mark.parametrize("part", ["intake", "pipeline"])
+def test_a_manager_ends_although_a_task_loses_its_cancellation(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waited for ever for a hand-off that had lost its own, or left a batch's task behind."""
+    monkeypatch.setattr(ending, "_AGAIN_S", 0.01)
+
+    async def deaf() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        await asyncio.Event().wait()
+
+    async def stops() -> bool:
+        task = asyncio.ensure_future(deaf())
+        await asyncio.sleep(0)
+        thread = SimpleNamespace(shutdown=lambda **how: None)
+        manager: Any = SimpleNamespace(
+            _tasks={task}, _threads=[], _listener=None, _syncing=thread, _movers=thread, _disk=thread,
+            stop_accepting=lambda: None, stop_sending=lambda grace_s: asyncio.sleep(0),
+        )  # fmt: skip
+        monkeypatch.setattr("sandbox_manager.pipeline._LAST_S", 0.01)
+        await (Intake.stop(manager, 0.01) if part == "intake" else Pipeline.stop(manager, 0.01))
+        return task.cancelled()
+
+    assert asyncio.run(asyncio.wait_for(stops(), 20))
