@@ -57,11 +57,16 @@ class Unwelcome(Exception):
 
 
 async def greet(
-    sock: socket.socket, node: str, keys: Mapping[str, Key], proved: Callable[[str], None] = lambda key: None
+    sock: socket.socket,
+    node: str,
+    keys: Mapping[str, Key],
+    proved: Callable[[str], None] = lambda key: None,
+    store: str = "",
 ) -> tuple[Peer, Message]:
     """HELLO, WELCOME, PROVE, and the frame behind them, of which nothing further was read.
 
     :param proved: called with the name of the key, before that frame has come.
+    :param store: epoch of the store here, "" for none.
     :raises Unwelcome: wrong key, clock or choices. :raises BadFrame: not in the protocol.
     :raises OSError: the connection ended or said nothing for 10 s.
     """
@@ -77,6 +82,7 @@ async def greet(
         _choice(hello.checksums, frames.checksums()),
         _choice(hello.digests, frames.digests()),
         int(time.time()),
+        store=store,
     )
     mine = overlay.proof(key.secret, "welcome", hello, welcome)
     answer = replace(welcome, proof=mine)

@@ -231,10 +231,10 @@ class Router:
 
     async def _greeted(self, wire: Wire, proved: Callable[[str], None]) -> tuple[Peer, Message]:
         await wire.uncover(self.cover, self._pool)
-        peer, first = await greet(wire.sock, self._node, self.keys, proved)
+        peer, first = await greet(wire.sock, self._node, self.keys, proved, self._ends.epoch)
         if isinstance(first, overlay.Via) and not first.route:
             await wire.uncover(self.cover, self._pool)
-            peer, first = await greet(wire.sock, self._node, self.keys, proved)
+            peer, first = await greet(wire.sock, self._node, self.keys, proved, self._ends.epoch)
         passes = peer.key.is_router or isinstance(first, overlay.Via)
         if self.cover.insists and not wire.covered and not passes:
             raise Unwelcome("this router takes files over TLS only: write 'ca FILE' into your key file", peer.checksum)

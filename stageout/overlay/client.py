@@ -22,7 +22,7 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay import outcomes
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.links import Claim
-from stageout.overlay.sending import Sending, Share
+from stageout.overlay.sending import RecordsLost, Sending, Share
 from stageout.overlay.sources import check_source, open_source
 from stageout.tuning.shares import MOST_PRIORITY
 from stageout.wire import capability, frames
@@ -133,17 +133,21 @@ class Upload:
         :param until_custody: CUSTODY will do. :param keep_result: the router shall not forget it: somebody asks again.
         """
         while True:
-            answer: Result | Custody | None = self._sent(keep_result)
+            answer = self._sent(keep_result)
             if isinstance(answer, Custody) and not until_custody:
                 answer = self._delivered(keep_result)
             if answer is not None:
                 return answer
 
-    def _sent(self, keep_result: bool) -> Result | Custody:
+    def _sent(self, keep_result: bool) -> Result | Custody | None:
+        """The answer; None when all must come again."""
         file = self.open()
         sending = self.sending(file)
         try:
-            answer = sending.run()
+            try:
+                answer = sending.run()
+            except RecordsLost:
+                return self._found()
             if isinstance(answer, Result) and answer.outcome == "done" and not keep_result:
                 sending.say(Low(self.order.origin, self.order.seq))
         finally:
@@ -153,9 +157,19 @@ class Upload:
             self.shares = sending.shares()
         return answer
 
+    def _found(self) -> Result | None:
+        """After a loss of the router's records: DONE if the whole file is there, so that it is not published twice."""
+        from stageout.overlay.finding import generation_of
+
+        digests = [self.digests[block] for block in range(self.blocks)]
+        generation = generation_of(
+            self.gateway, self.routes, self.order.path, self.size_bytes, self.digest_name, digests
+        )
+        return None if generation is None else Result(self.order.origin, self.order.seq, "done", generation=generation)
+
     def sending(self, file: int) -> Sending:
         """The sending of this file; ``file`` is a descriptor of it."""
-        return Sending(self, file, self.routes, self.gateway.timeout_s)
+        return Sending(self, file, self.routes, self.gateway.timeout_s, checks=not self.order.terminal)
 
     def open(self) -> int:
         """A descriptor of the file, for :meth:`take`. :raises TransferFailure: LOCAL_FILE."""

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway
-from stageout.overlay.fetch import Progress, get
+from stageout.overlay.fetch import Progress, get, read
+from stageout.wire import frames
 from stageout.wire.overlay import Answer, Stat
 from stageout.wire.route import Route
 
@@ -107,3 +108,26 @@ def _newest(custodians: Sequence[Gateway], terminal: str, path: str) -> tuple[Ke
         else:
             found.append(kept)
     return max(found, key=lambda one: one.taken_at, default=None), problems
+
+
+def generation_of(
+    gateway: Gateway, routes: Sequence[Route], path: str, size_bytes: int, digest_name: str, digests: Sequence[bytes]
+) -> int | None:
+    """The generation of a published file if it is just this one; None if it is not, or may not be looked at.
+
+    :param digests: of its blocks, in order. :param digest_name: their kind. :raises TransferFailure: not reached.
+    """
+    with Channel(gateway, routes[0]) as channel:
+        channel.send(Stat(path))
+        entry = channel.receive()
+    if not isinstance(entry, Answer) or entry.kinds != ("file",) or entry.sizes_bytes != (size_bytes,):
+        return None
+    digest = frames.digests()[digest_name]
+    parts = read(gateway, path, generation=entry.generation, routes=routes)
+    try:
+        is_same = all(digest(part) == mine for part, mine in zip(parts, digests))
+    except TransferFailure as failure:
+        if failure.kind.retryable:
+            raise
+        return None
+    return entry.generation if is_same else None

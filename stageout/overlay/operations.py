@@ -3,7 +3,8 @@
 A :class:`Session` is one origin: its operations have dense numbers, leave at once, and say themselves which earlier
 ones must be final before (``after``), so nothing waits a round trip and the destination's tree is the one that the
 calls describe, in their order. :meth:`Session.push` waits for the results. A lost connection costs nothing: what has
-no result is said again under the same numbers, and executed once.
+no result is said again under the same numbers, and executed once. Nothing is said again to a router that has lost its
+records: it would execute what it has executed already.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from stageout.wire.route import Route
 
 _WINDOW = 256
 _RESUMES = 3
+_LOST = "whether it has happened is not known, for {} has lost its records: look before you do it again"
 _RESUMABLE = frozenset({ErrorClass.CONNECTION_LOST, ErrorClass.STALLED, ErrorClass.CONNECT_FAILED})
 
 
@@ -73,6 +75,7 @@ class Session:
         self._cancelled: set[int] = set()
         self._failures: list[TransferFailure] = []
         self._low = self._seq = 0
+        self._store = ""
 
     def __enter__(self) -> Session:
         return self
@@ -172,6 +175,8 @@ class Session:
     def _begin(self, kind: str, path: str, target: str = "", **more: object) -> int:
         if len(self._unsettled) == _WINDOW:
             self._settle(_WINDOW - 1)
+        with contextlib.suppress(TransferFailure):  # what is lost with the router's records is none of its edges
+            self._connected()
         if self._through is not None:
             more["terminal"] = self.gateway.server
         wanted = Operation(self.origin, self._seq + 1, kind, path, self._expires, target, **more)  # type: ignore[arg-type]
@@ -210,6 +215,8 @@ class Session:
     def _take(self) -> None:
         """One message from the router."""
         channel = self._connected()
+        if not self._unsettled:
+            return
         answer = channel.receive()
         if isinstance(answer, Custody) and self._through is not None:
             return  # it is the custodian's now; its result comes when it was executed
@@ -226,11 +233,23 @@ class Session:
         """The connection; on a new one everything that has no result is said again."""
         if self._channel is None:
             self._channel = self._reached(self._through or self.gateway)
+            if self._through is None:
+                self._check_store(self._channel.store)
             for seq, operation in self._unsettled.items():
                 self._channel.send(operation)
                 if seq in self._cancelled:
                     self._channel.send(Cancel(self.origin, seq))
         return self._channel
+
+    def _check_store(self, store: str) -> None:
+        """If the router has other records than before: what has no result may have happened, and fails."""
+        if store and self._store not in ("", store):
+            for seq, operation in self._unsettled.items():
+                text = f"{operation.path}: {_LOST.format(self.gateway.server)}"
+                self._failures.append(TransferFailure(ErrorClass.CONFLICT, text, self.gateway.server))
+                self._settled[seq] = "lost"
+            self._unsettled.clear()
+        self._store = store or self._store
 
     def _looked(self) -> Channel:
         """The connection for questions to a router whose operations go through a custodian."""

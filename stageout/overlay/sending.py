@@ -32,17 +32,30 @@ _DAMAGES = 3
 Answer = Union[Result, Custody]
 
 
+class RecordsLost(TransferFailure):
+    """The router does not know any more what it has executed, and a PUBLISH has no answer yet."""
+
+
 class Sending:
     """Send a file over all routes until the router says what became of it.
 
     :param file: descriptor of the file; each thread reads by a duplicate of its own.
     :param patience_s: how long all routes may be gone before it fails. None may be reached at first: it fails at once.
     :param grows: its blocks are sent as :meth:`arrived` names them, and it is published after :meth:`complete`.
+    :param checks: when the router has lost its records after PUBLISH was said, it ends with :class:`RecordsLost`: the
+        sender finds out whether that has happened. Else all is sent again.
     """
 
     def __init__(
-        self, cargo: Cargo, file: int, routes: Sequence[Route], patience_s: float, grows: bool = False
+        self,
+        cargo: Cargo,
+        file: int,
+        routes: Sequence[Route],
+        patience_s: float,
+        grows: bool = False,
+        checks: bool = False,
     ) -> None:
+        self._checks = checks
         self.cargo, self._file, self._patience_s = cargo, file, patience_s
         lock = threading.RLock()
         self.changed = threading.Condition(lock)
@@ -163,6 +176,9 @@ class Sending:
     def _opened(self, message: Opened) -> None:
         already = self._named(message.staged)
         if self.tid and (message.tid, message.epoch) != (self.tid, self._epoch):
+            if self._checks and self._order is not None and message.epoch != self._epoch:
+                server = self.cargo.gateway.server
+                self.fail(RecordsLost(ErrorClass.SERVER_ERROR, f"{server} has lost its records", server))
             blocks.reopened(self.table, already)
             self._order = None
         else:

@@ -50,7 +50,10 @@ class Hello:
 
 @dataclass(frozen=True)
 class Welcome:
-    """Answer to HELLO: what was chosen, and the proof that this side has the key (:func:`proof`)."""
+    """Answer to HELLO: what was chosen, and the proof that this side has the key (:func:`proof`).
+
+    :param store: epoch of the records of what was executed there: another one, and the old ones are lost. "" for none.
+    """
 
     node: str
     nonce: str
@@ -58,6 +61,7 @@ class Welcome:
     digest: str
     clock: int
     proof: str = ""
+    store: str = ""
 
 
 @dataclass(frozen=True)

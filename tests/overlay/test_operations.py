@@ -116,6 +116,23 @@ def test_more_operations_than_the_window_and_a_router_that_is_killed(
     assert len(_names(router)) == 43
 
 
+def test_nothing_is_said_again_to_a_router_that_has_lost_its_records(router: RouterProcess, gateway: Gateway) -> None:
+    with Session(gateway) as session:
+        session.mkdir("d")
+        session.push()
+        router.kill()
+        session.rename("d", "e")
+        for path in (router.home / "records").glob("*.sqlite*"):
+            path.unlink()
+        router.start()
+        with pytest.raises(TransferFailure, match=r"^d: whether it has happened is not known.*lost its records"):
+            session.push()
+        assert [entry.name for entry in session.entries("")] == ["d"]
+        session.rename("d", "e")
+        session.push()
+        assert (router.root / "e").is_dir()
+
+
 def test_an_operation_that_waits_can_be_cancelled(router: RouterProcess, gateway: Gateway) -> None:
     with Session(gateway) as session:
         channel = session._connected()

@@ -179,6 +179,35 @@ def test_killed_in_the_middle_it_goes_on_where_it_was(
     assert done.sent_bytes < 2 * done.size_bytes - 3 * BLOCK_BYTES, "what was recorded is not sent again"
 
 
+def _lose_records(router: RouterProcess) -> None:
+    for path in (router.home / "records").glob("*.sqlite*"):
+        path.unlink()
+
+
+def test_a_file_that_was_published_before_the_records_were_lost_is_found_and_not_published_again(
+    tmp_path: Path,
+) -> None:
+    source, armed = make(tmp_path / "source", 7 * BLOCK_BYTES + 1), tmp_path / "armed"
+    with RouterProcess(tmp_path / "router", {"STAGEOUT_FAULTS": f"overlay-settle=kill-after@{armed}"}) as router:
+        gateway = Gateway("127.0.0.1", router.port, *read_key(router.key_file("site")), timeout_s=20)
+        for here in (True, False):
+            armed.touch()
+            thread, slow, outcome = _put_held_up(gateway, source, "f")
+            slow.go.set()
+            router.wait_for_end()
+            inode = (router.root / "f").stat().st_ino
+            if not here:
+                (router.root / "f").write_bytes(b"what somebody else has put there meanwhile")
+            _lose_records(router)
+            router.start()
+            thread.join()
+            (done,) = outcome
+            assert not isinstance(done, Exception), done
+            assert digest(router.root / "f") == digest(source)
+            assert ((router.root / "f").stat().st_ino == inode) == here
+            assert (done.sent_bytes == done.size_bytes) == here
+
+
 def test_a_source_that_changes_is_not_called_delivered(router: RouterProcess, gateway: Gateway, tmp_path: Path) -> None:
     source = make(tmp_path / "source", 12 * BLOCK_BYTES)
     thread, slow, outcome = _put_held_up(gateway, source, "f")
