@@ -124,7 +124,8 @@ class Egress(Custodian):
             return known
         if now > pack.expires:
             return as_packed(pack.origin, pack.seq, [Result(Outcome.EXPIRED)] * len(pack.paths))
-        reason = next(filter(None, (self._reason_against_file(arrived, file) for file in arrived.files)), "")
+        reason = self._reason_against_numbers(pack)
+        reason = reason or next(filter(None, (self._reason_against_file(arrived, file) for file in arrived.files)), "")
         if reason:
             return packs.refused(pack, reason[:_REASON_CHARS])
         record = self._store.record(pack.origin)
@@ -141,6 +142,28 @@ class Egress(Custodian):
         gathered = _Gathered(pack.seq + len(arrived.files), arrived.peer)
         self._gathered.setdefault(pack.origin, {})[pack.seq] = gathered
         return None
+
+    def _reason_against_numbers(self, pack: overlay.Pack) -> str:
+        """Two packs that share a file would wait for each other's results. The same one again is another matter."""
+        end = pack.seq + len(pack.paths)
+        for first, one in self._gathered.get(pack.origin, {}).items():
+            if first < end and pack.seq < one.end and (first, one.end) != (pack.seq, end):
+                return f"files {first} to {one.end - 1} are under way in another pack"
+        return ""
+
+    def expire(self, busy: Collection[Key]) -> list[Reply]:
+        """As of a custodian. Packs of which nothing is here any more (it was damaged, and never came again) go, too."""
+        replies = super().expire(busy)
+        for origin, packs_of in list(self._gathered.items()):
+            for first, one in list(packs_of.items()):
+                if not any((origin, seq) in self._held for seq in range(first, one.end)):
+                    self._gathers_no_more(origin, first)
+        return replies
+
+    def _gathers_no_more(self, origin: str, first: int) -> None:
+        del self._gathered[origin][first]
+        if not self._gathered[origin]:
+            del self._gathered[origin]
 
     def _reason_against_file(self, arrived: Arrived, file: PackedFile) -> str:
         held = self._held.get((arrived.pack.origin, file.seq))
@@ -242,9 +265,7 @@ class Egress(Custodian):
         packed = recorded_pack(self._store, origin, first, end - first)
         if packed is None:
             return []
-        del self._gathered[origin][first]
-        if not self._gathered[origin]:
-            del self._gathered[origin]
+        self._gathers_no_more(origin, first)
         return [Reply(peer, packed)]
 
     def whole(self, tid: int) -> list[Reply]:

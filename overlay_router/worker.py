@@ -42,6 +42,9 @@ _REST_S = 0.1
 _IDLE_S = 60.0
 #: Whoever has got a file may ask for another one within this time.
 _KEPT_S = 15.0
+#: So many of a process may wait for that, each with a thread and a descriptor; who is one more connects anew.
+_MOST_WAITING = 256
+_waiting = threading.BoundedSemaphore(_MOST_WAITING)
 #: A file of so many bytes, at most, is gone before an order could matter. What may wait unsent; a part of a block.
 _UNORDERED_BYTES = 64 * 1024
 _UNSENT_BYTES = 256 * 1024
@@ -420,7 +423,16 @@ def send_file(job: Job, connection: socket.socket, file: int) -> None:
 
 
 def _wanted_again(job: Job, connection: socket.socket) -> bytes:
-    """The frame that a peer sends when it has its file and wants another one; b"" when none comes."""
+    """The frame that a peer sends when it has its file and wants another one; b"" when none comes, or many wait."""
+    if not _waiting.acquire(blocking=False):
+        return b""
+    try:
+        return _next_frame(job, connection)
+    finally:
+        _waiting.release()
+
+
+def _next_frame(job: Job, connection: socket.socket) -> bytes:
     checksum, head = frames.checksums()[job.checksum], memoryview(bytearray(frames.HEADER_BYTES))
     wait_at_most(connection, _KEPT_S)
     with contextlib.suppress(OSError):  # it has gone, or is silent: nothing is owed to it
@@ -474,12 +486,15 @@ def serve(job: Job, connection: socket.socket, file: int, report: Reporter, gate
         cover(connection, socket.socket(fileno=file), job.cert, job.cert_key, job.host, told)
         return b""
     try:
-        wait_at_most(connection, _IDLE_S)
-        if job.kind == "receive":
-            receiver = Receiver(job, connection, file, report, gate, shelf)
-            receiver.run()
-            return receiver.again
-        send_file(job, connection, file)
+        try:
+            wait_at_most(connection, _IDLE_S)
+            if job.kind == "receive":
+                receiver = Receiver(job, connection, file, report, gate, shelf)
+                receiver.run()
+                return receiver.again
+            send_file(job, connection, file)
+        finally:
+            os.close(file)  # a file that was deleted meanwhile takes no room while the connection waits for another
         return _wanted_again(job, connection)
     except (BadFrame, OSError) as problem:
         if gate.closed:
@@ -490,8 +505,6 @@ def serve(job: Job, connection: socket.socket, file: int, report: Reporter, gate
         with contextlib.suppress(OSError):
             connection.sendall(encode(Refuse(str(problem), 1), frames.checksums()[job.checksum]))
         return b""
-    finally:
-        os.close(file)
 
 
 def _serve_to_its_end(

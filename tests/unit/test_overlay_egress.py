@@ -573,6 +573,29 @@ def test_a_pack_for_a_plugin_that_fails_in_part_says_of_each_file_why(gate: Gate
     assert isinstance(gate.pack(21, {"out/large": bytes(100)})[0], overlay.NoSpace)
 
 
+def test_packs_that_share_files_are_refused_and_nothing_is_left_of_any(gate: Gate) -> None:
+    """Of two that overlap, one stayed for ever, and who had sent it was never answered."""
+    assert gate.pack(1, _FILES) == []
+    for seq, files in ((3, {"out/c": b"third", "out/d": b""}), (1, {"out/a": b"first"})):
+        (refused,) = gate.pack(seq, files)
+        assert isinstance(refused, Packed) and refused.reasons[0] == "files 1 to 3 are under way in another pack"
+    assert gate.pack(1, _FILES) == [], "the same one again"
+    assert gate.pack(4, {"out/d": b""}) == []
+    told = [reply.message for seq in (4, 3, 2, 1) for reply in gate.one.settle((ORIGIN, seq), Result(Outcome.DONE))]
+    assert [(one.seq, one.failed) for one in told if isinstance(one, Packed)] == [(4, ()), (1, ())]
+    assert gate.one._gathered == {}
+
+
+def test_a_pack_that_was_damaged_and_never_comes_again_is_forgotten(gate: Gate) -> None:
+    gate.pack(1, {"out/a": b"first", "out/b": b""})
+    gate.one.damaged((ORIGIN, 1), [0])
+    gate.one.expire(())
+    assert gate.one.gathers(ORIGIN, 2), "the other file is under way"
+    gate.one.settle((ORIGIN, 2), Result(Outcome.DONE))
+    gate.one.expire(())
+    assert gate.one._gathered == {}
+
+
 def test_files_of_a_pack_that_come_cancelled_are_not_delivered(gate: Gate) -> None:
     for _ in range(2):
         assert gate.pack(1, _FILES, cancelled=(1,)) == []

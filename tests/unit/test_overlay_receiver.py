@@ -294,6 +294,32 @@ class _Download:
         self._client.shutdown(socket.SHUT_RDWR)
 
 
+@pytest.mark.parametrize("many", [False, True])
+def test_who_waits_for_another_file_holds_the_one_before_no_more_and_there_are_not_too_many(
+    many: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The space of a file that was deleted meanwhile came free only when the last of them had gone."""
+    (tmp_path / "file").write_bytes(b"data")
+    descriptor = os.open(tmp_path / "file", os.O_RDONLY)
+    client, here = socket.socketpair()
+    waits = threading.Event()
+
+    def next_frame(job: Job, connection: socket.socket) -> bytes:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
+        waits.set()
+        return b"frame"
+
+    monkeypatch.setattr(worker, "_next_frame", next_frame)
+    monkeypatch.setattr(worker, "_waiting", threading.BoundedSemaphore(1))
+    with client, here:
+        if many:
+            worker._waiting.acquire()
+        job = Job("send", 0, CHECKSUM, DIGEST, 1 << 20, 4)
+        again = worker.serve(job, here, descriptor, _to_nobody, Gate(), Shelf())  # type: ignore[arg-type]
+    assert (again, waits.is_set()) == ((b"", False) if many else (b"frame", True))
+
+
 def _to_nobody(report: Report) -> None:
     pass
 
