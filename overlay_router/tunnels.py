@@ -10,10 +10,12 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
+from stageout.core.sockets import wait_at_most
 from stageout.core.tls import Tunnel
 from stageout.wire.overlay import Refuse, encode
 
 _HANDSHAKE_S = 10.0
+_READ_BYTES = 4096
 
 
 def cover(
@@ -35,7 +37,16 @@ def cover(
             problem(f"TLS: {failed}")
             if host:  # whoever waits for a greeting hears why there is none
                 with contextlib.suppress(OSError):
-                    plain.sendall(encode(Refuse(_no_tls(cert, failed)), zlib.crc32))
+                    _last_words(plain, encode(Refuse(_no_tls(cert, failed)), zlib.crc32))
+
+
+def _last_words(plain: socket.socket, words: bytes) -> None:
+    """Send them, and take what still comes: who greets a connection that is closed already never reads them."""
+    wait_at_most(plain, _HANDSHAKE_S)
+    plain.sendall(words)
+    plain.shutdown(socket.SHUT_WR)
+    while plain.recv(_READ_BYTES):
+        pass
 
 
 @lru_cache(maxsize=4)

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import pytest
+import trustme
 
-from overlay_router import worker
+from overlay_router import tunnels, worker
 from overlay_router.destination import Attached
 from overlay_router.parts import Parts
 from overlay_router.ring import Shelf
@@ -32,7 +33,7 @@ from overlay_router.worker import Gate, Job, Receiver, Report, Reporter
 from stageout.core.sockets import wait_at_most
 from stageout.overlay.book import Book
 from stageout.overlay.links import Links
-from stageout.wire import frames
+from stageout.wire import frames, overlay
 from stageout.wire.blocks import PART_BYTES
 from stageout.wire.frames import BadFrame, Type
 from stageout.wire.overlay import Open
@@ -318,6 +319,35 @@ def test_who_waits_for_another_file_holds_the_one_before_no_more_and_there_are_n
         job = Job("send", 0, CHECKSUM, DIGEST, 1 << 20, 4)
         again = worker.serve(job, here, descriptor, _to_nobody, Gate(), Shelf())  # type: ignore[arg-type]
     assert (again, waits.is_set()) == ((b"", False) if many else (b"frame", True))
+
+
+def test_who_greets_late_hears_why_there_is_no_tls(tmp_path: Path) -> None:
+    """On a busy machine the handshake had failed, and the plain end was closed, before the greeting was sent."""
+    trustme.CA().cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    connection, stranger = socket.socketpair()
+    mine, plain = socket.socketpair()
+    stranger.close()
+    told: list[str] = []
+    arguments = (connection, plain, str(tmp_path / "ca.pem"), "", "127.0.0.1", told.append)
+    covering = threading.Thread(target=tunnels.cover, args=arguments)
+    covering.start()
+    with mine:
+        wait_at_most(mine, 30)
+        assert mine.recv(1, socket.MSG_PEEK)
+        covering.join(0.2)
+        mine.sendall(b"a greeting")
+        (frame,) = _frames(mine)
+        assert isinstance(refused := overlay.decode(frame), overlay.Refuse) and "TLS with it" in refused.message
+    covering.join(30)
+    assert told and not covering.is_alive()
+
+
+def _frames(mine: socket.socket) -> list[frames.Frame]:
+    decoder, found = frames.Decoder(), list[frames.Frame]()
+    while data := mine.recv(65536):
+        decoder.feed(data)
+        found += decoder.frames()
+    return found
 
 
 def _to_nobody(report: Report) -> None:
