@@ -25,7 +25,7 @@ from overlay_router.ring import Ring, Shelf, Slot, Sums
 from overlay_router.splice import Circuit
 from overlay_router.tunnels import cover
 from stageout.core import log
-from stageout.core.sockets import acked_bytes, readable, send_from, wait_at_most
+from stageout.core.sockets import acked_bytes, fill, readable, send_from, wait_at_most
 from stageout.overlay.links import Claim, Tap, links
 from stageout.wire import frames
 from stageout.wire.blocks import PART_BYTES
@@ -49,6 +49,8 @@ _waiting = threading.BoundedSemaphore(_MOST_WAITING)
 _UNORDERED_BYTES = 64 * 1024
 _UNSENT_BYTES = 256 * 1024
 _PIECE_BYTES = 128 * 1024
+#: Of a block that came in more than this time, the next one is received in parts of so many bytes.
+_SLOW_S, _AT_ONCE_BYTES = 0.02, 128 * 1024
 _BEGINNINGS = (Type.ATTACH, Type.GET)
 _DATA = (Type.BLOCK, Type.PART)
 #: The interpreter's lock changes hands sooner, so that a thread that has data does not wait for one that computes.
@@ -295,7 +297,7 @@ class Receiver:
 
     def _block(self) -> bool:
         """One block into the file; False at the end."""
-        if self._syncing.failure is not None or not _fill(self._connection, self._header):
+        if self._syncing.failure is not None or not fill(self._connection, self._header):
             return False
         self._syncing.in_a_block = True
         header = frames.decode_header(self._header, self._checksum)
@@ -340,7 +342,7 @@ class Receiver:
 
     def _came(self, data: memoryview, header: frames.Header) -> bytes:
         """Read what the header announces; its digest. :raises BadFrame: it does not fit."""
-        if not _fill(self._connection, data):
+        if not fill(self._connection, data, _AT_ONCE_BYTES if self._block_s > _SLOW_S else 1):
             raise BadFrame("the connection ended in a block")
         checksum, digest = self._sums(data)
         if checksum != header.checksum:
@@ -436,7 +438,7 @@ def _next_frame(job: Job, connection: socket.socket) -> bytes:
     checksum, head = frames.checksums()[job.checksum], memoryview(bytearray(frames.HEADER_BYTES))
     wait_at_most(connection, _KEPT_S)
     with contextlib.suppress(OSError):  # it has gone, or is silent: nothing is owed to it
-        if _fill(connection, head):
+        if fill(connection, head):
             return _whole(connection, head, frames.decode_header(head, checksum))
     return b""
 
@@ -446,7 +448,7 @@ def _whole(connection: socket.socket, head: memoryview, header: frames.Header) -
     if header.type not in _BEGINNINGS or header.length_bytes > frames.MAX_GREETING_BYTES:
         raise BadFrame(f"{header.type.name} of {header.length_bytes} bytes where ATTACH or GET was due")
     payload = bytearray(header.length_bytes)
-    if not _fill(connection, memoryview(payload)):
+    if not fill(connection, memoryview(payload)):
         raise BadFrame("the connection ended in a frame")
     return bytes(head) + payload
 
@@ -564,16 +566,6 @@ def main(argv: list[str]) -> None:
         connection = socket.socket(fileno=descriptors[0])
         arguments = (job, connection, descriptors[1], report, gates.add(job.tid), gates, shelf)
         threading.Thread(target=_serve_to_its_end, args=arguments, daemon=True).start()
-
-
-def _fill(connection: socket.socket, view: memoryview) -> bool:
-    """Read until ``view`` is full; False when the connection ends."""
-    while view:
-        count = connection.recv_into(view)
-        if not count:
-            return False
-        view = view[count:]
-    return True
 
 
 def _direct(file: int) -> int:

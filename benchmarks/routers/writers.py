@@ -18,17 +18,16 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from stageout.overlay.channel import Gateway, gateway_of
+from stageout.overlay.channel import Channel, Gateway, gateway_of
 from stageout.overlay.client import put
-from stageout.overlay.copying import state
 from stageout.overlay.fetch import get
 from stageout.overlay.operations import Session
 from stageout.overlay.safekeeping import Custodian, deposit_copies
-from stageout.wire.overlay import Result
+from stageout.wire.overlay import Result, Status
 from stageout.wire.route import Route, address, parse_routes
 
 _MIB = 1 << 20
-_LOOK_S = 0.05
+_ASK_AGAIN_S = 5.0
 
 
 class Work:
@@ -109,8 +108,12 @@ class Work:
         return told
 
     def _wait(self, end: Gateway, origin: str, told: dict[str, Any]) -> None:
-        while not isinstance(answer := state(end, origin), Result) or answer.outcome == "pending":
-            time.sleep(_LOOK_S)
+        """On one connection: questions that each make one would cost the custodian more than the file does."""
+        with Channel(end) as channel:
+            channel.send(Status(origin, 1))
+            while not isinstance(answer := channel.receive(), Result) or answer.outcome == "pending":
+                while not channel.has_more(_ASK_AGAIN_S):
+                    channel.send(Status(origin, 1))
         if answer.outcome != "done":
             self._failures.append(f"a deposit is {answer.outcome}: {answer.reason}")
         told["there_s"] = self._now_s()

@@ -15,6 +15,8 @@ from typing import Union
 Buffer = Union[bytes, bytearray, memoryview]
 _TIME = struct.Struct("ll")
 _DAY_S = 86400.0
+#: What takes longer to gather is very slow, or has stopped.
+_GATHER_S = 1.0
 #: Places in the kernel's ``struct tcp_info``: ``snd_mss``, ``rtt``, ``total_retrans``, ``min_rtt``, ``data_segs_out``
 #: and ``delivered`` (since Linux 4.18).
 _SEGMENT_AT, _ROUND_TRIP_AT, _RESENT_AT, _LEAST_AT, _SENT_AT, _DELIVERED_AT = 16, 68, 100, 148, 156, 192
@@ -107,6 +109,33 @@ def acked_bytes(sock: socket.socket) -> int | None:
 
 def _info(sock: socket.socket) -> bytes:
     return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _DELIVERED_AT + _FIELD.size)
+
+
+def fill(sock: socket.socket, view: memoryview, at_once_bytes: int = 1) -> bool:
+    """Read until ``view`` is full; False when the connection ends. Nothing behind it is waited for.
+
+    :param at_once_bytes: so many are to be there, or all that is left, before this thread is woken: a slow connection
+        would wake it for each packet. :raises OSError: the connection is lost, or silent for too long.
+    """
+    enough = 1
+    try:
+        while view:
+            if enough != min(at_once_bytes, len(view)):
+                enough = min(at_once_bytes, len(view))
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, enough)
+            # One call that waits and copies would sleep for ever: of what it has copied already nothing counts.
+            is_there = enough > 1 and bool(readable([sock.fileno()], _GATHER_S))
+            if enough > 1 and not is_there:
+                enough = at_once_bytes = 1
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+            count = sock.recv_into(view, 0, socket.MSG_DONTWAIT if is_there else 0)
+            if not count:
+                return False
+            view = view[count:]
+    finally:
+        if enough != 1:  # whoever reads next may want less
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+    return True
 
 
 def send_both(sock: socket.socket, head: bytes, data: Buffer) -> None:

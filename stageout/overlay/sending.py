@@ -25,7 +25,8 @@ from stageout.wire.blocks import PART_BYTES, BlockTable, Part
 from stageout.wire.overlay import BLOCK_BYTES, Custody, Message, NoSpace, Opened, Operation, Range, Result, Staged
 from stageout.wire.route import Route, shown
 
-_LOOK_S = 0.05
+#: A connection without a block looks so often whether another route is late with one; that a block comes, it is told.
+_LOOK_S, _IDLE_LOOK_S = 0.05, 0.5
 _LOSSES = 4
 _NOT_FINAL = ("pending", "unknown")
 _DAMAGES = 3
@@ -236,7 +237,7 @@ class Sending:
                     blocks.sent(self.table, late, carrier)
                     part = Part(late, 0, BLOCK_BYTES)
             if part is None:
-                self.ready.wait(_LOOK_S)
+                self.ready.wait(_LOOK_S if len(self.ways) > 1 else _IDLE_LOOK_S)
             else:
                 self._reading += 1
                 if not part.start:

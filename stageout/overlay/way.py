@@ -22,7 +22,7 @@ from stageout.overlay.cargo import Share
 from stageout.overlay.channel import Channel
 from stageout.overlay.kept import Circuit, Place, kept, place
 from stageout.overlay.links import Lane, links
-from stageout.overlay.sockets import LONG_S, Sockets
+from stageout.overlay.sockets import FAR_CONNECTIONS, LONG_S, Sockets
 from stageout.wire.blocks import Part
 from stageout.wire.overlay import BLOCK_BYTES, Attach, Heartbeat, Message, Opened
 from stageout.wire.route import Route, shown
@@ -214,7 +214,7 @@ class Way:
                 self.sockets.note_way(LONG_S)
                 self._make_ahead(self._wanted - first)
 
-        if first < self._sending.table.open:
+        if first < min(FAR_CONNECTIONS, self._sending.table.open):
             threading.Thread(target=more, daemon=True).start()
 
     def _make_ahead(self, number: int) -> None:

@@ -30,6 +30,7 @@ from overlay_router.ring import Shelf
 from overlay_router.splice import Circuit
 from overlay_router.store import Transfer
 from overlay_router.worker import Gate, Job, Receiver, Report, Reporter
+from stageout.core import sockets
 from stageout.core.sockets import wait_at_most
 from stageout.overlay.book import Book
 from stageout.overlay.links import Links
@@ -186,6 +187,29 @@ def test_what_came_is_reported_although_the_connection_stays_open(ends: tuple[An
             seen.update(block for block, _ in said.get(timeout=60).blocks)
         ends[0].shutdown(socket.SHUT_WR)
         receiving.join(60)
+
+
+def test_what_is_gathered_arrives_to_its_last_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A receive call that has copied some waits for as much again in the kernel, and so for ever at the end."""
+    data = os.urandom(300_000)
+    for first, silent_s in ((100_000, 60.0), (1, 0.0), (299_999, 60.0)):
+        monkeypatch.setattr(sockets, "_GATHER_S", silent_s)  # 0: the slowest of connections
+        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as near:
+            far = server.accept()[0]
+            near.sendall(data[:first])
+            got = bytearray(len(data))
+            reading = threading.Thread(target=sockets.fill, args=(far, memoryview(got), 128 * 1024), daemon=True)
+            reading.start()
+            while Path(f"/proc/self/task/{reading.native_id}/stat").read_text().rpartition(")")[2].split()[0] != "S":
+                reading.join(0.001)
+            near.sendall(data[first:] + b"next")
+            reading.join(60)
+            assert bytes(got) == data
+            assert far.recv(10) == b"next", "what is behind it is not waited for"
+            assert far.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1
+            near.close()
+            assert not sockets.fill(far, memoryview(got), 128 * 1024)
+            far.close()
 
 
 def test_a_peer_that_falls_silent_is_not_waited_for_for_ever(ends: tuple[Any, Any]) -> None:
