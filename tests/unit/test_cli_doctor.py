@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -536,3 +537,11 @@ def test_a_gateway_whose_plugins_cannot_deliver_is_found() -> None:
         assert (level, words in text) == (Level.FAIL, True), text
     level, text = _routers(STAGEOUT_ROUTER_EGRESS="/o=root://s/")["egress /o"]
     assert (level, text) == (Level.FAIL, "no plugin takes root")
+
+
+def test_a_router_without_the_fast_packages_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _routers()["checksums"][0] is Level.OK
+    monkeypatch.setitem(sys.modules, "xxhash", None)
+    level, text = _routers()["checksums"]
+    assert level is Level.WARN
+    assert "xxh3-32" in text and "crc32c" not in text
