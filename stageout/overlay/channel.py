@@ -120,12 +120,19 @@ class Channel:
     :param gateway: who to talk to. :param route: relays to pass; the first must know the same key.
     :param lane: that its blocks and packs travel in; None: they go as TCP lets them.
     :param back: of what comes back on it (after a GET), for the relays.
+    :param flow: that relays count it to, "" for that of the lane. :ivar flow: that they do, as long as it lasts.
     :raises TransferFailure: not reached, not understood, or refused.
     """
 
     def __init__(
-        self, gateway: Gateway, route: Route = (), lane: Lane | None = None, back: Claim | None = None
+        self,
+        gateway: Gateway,
+        route: Route = (),
+        lane: Lane | None = None,
+        back: Claim | None = None,
+        flow: str = "",
     ) -> None:
+        self.flow = flow or (lane.claim.flow if lane else "")
         self.gateway, self.route, self._lane, self._back = gateway, route, lane, back
         self._tap: Tap | None = None
         self._block_s = 0.0
@@ -341,7 +348,7 @@ class Channel:
         claim = self._back or (self._lane.claim if self._lane else Claim())
         rest = (*self.route[1:], self.gateway.server)
         back = self._back is not None
-        self.send(Via(rest, claim.flow, claim.owner, claim.priority, claim.deadline, back))
+        self.send(Via(rest, self.flow or claim.flow, claim.owner, claim.priority, claim.deadline, back))
         self._checksum = zlib.crc32
         self._refused = ErrorClass.PERMISSION_DENIED, ErrorClass.CONNECT_FAILED
 

@@ -69,6 +69,7 @@ class Way:
         self._was_tried = False
         self._chances = _CHANCES
         self._files = 0
+        self._flow = ""
         self._is_on_trial = False
         self._trips_s: list[float] = []
         self._silent = 0
@@ -179,6 +180,7 @@ class Way:
         circuit = kept().take(self._place, cargo.gateway, self._lane)
         if circuit is not None and circuit.control is not None:
             self._spare, self._files = circuit.carriers, circuit.files
+            self._flow = circuit.control.flow  # two flows for one file would give it two parts in relays
             self._is_on_trial = True
             try:
                 self._use(circuit.control, circuit.round_trip_s)
@@ -188,6 +190,7 @@ class Way:
                     raise
             finally:
                 self._is_on_trial = False
+        self._flow = ""
         self._files, started_s, is_made = 0, time.monotonic(), threading.Event()
         if not self._was_tried:
             self._was_tried = True
@@ -222,7 +225,7 @@ class Way:
 
         def connect(future: Future[Channel]) -> None:
             try:
-                future.set_result(Channel(self._sending.cargo.gateway, self.route, self._lane))
+                future.set_result(Channel(self._sending.cargo.gateway, self.route, self._lane, flow=self._flow))
             except Exception as problem:  # whoever needs it makes another one, and says why that cannot be
                 future.set_exception(problem)
 
@@ -382,7 +385,7 @@ class Way:
         :param spare: one that was made before; None: a new one is made.
         """
         sending = self._sending
-        with self._owned(spare or Channel(sending.cargo.gateway, self.route, self._lane)) as channel:
+        with self._owned(spare or Channel(sending.cargo.gateway, self.route, self._lane, flow=self._flow)) as channel:
             with self._lock:
                 if self.control is not control:
                     return False

@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from stageout.overlay.client import Put, put
 from stageout.overlay.fetch import get
 from stageout.overlay.kept import kept
 from stageout.testing.router import RouterProcess, relay
-from stageout.wire.overlay import BLOCK_BYTES, Open, Result, Status
+from stageout.wire.overlay import BLOCK_BYTES, Open, Result, Status, Via
 from stageout.wire.route import Route
 from tests.overlay.between import Between
 
@@ -168,6 +169,26 @@ def test_files_one_after_the_other_go_by_one_circuit(
         get(gateway, name, tmp_path / f"back-{name}", routes=[route], priority=2, deadline=1 << 40)
         assert (tmp_path / f"back-{name}").read_bytes() == (tmp_path / name).read_bytes()
     assert between.connections < before + len(names)
+
+
+def test_a_file_on_a_circuit_of_before_is_one_flow_to_the_relays(
+    tmp_path: Path, way: tuple[Between, Route], gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Connections that it adds were another flow, and had a part of the link of their own."""
+    asked: list[str] = []
+
+    def via(route: Route, flow: str, *more: Any) -> Via:
+        asked.append(flow)
+        return Via(route, flow, *more)
+
+    monkeypatch.setattr("stageout.overlay.channel.Via", via)
+    source = tmp_path / "source"
+    source.write_bytes(os.urandom(8 * BLOCK_BYTES))
+    while not len(kept()):  # a file that does not wait for one that is just coming back leaves none
+        put(gateway, source, "flow", routes=[way[1]], connections=1)
+    before, made = asked[-1], len(asked)
+    put(gateway, source, "flow", routes=[way[1]], connections=3)
+    assert set(asked[made:]) == {before}
 
 
 def test_circuits_that_ended_while_nobody_used_them_cost_nothing(

@@ -192,7 +192,7 @@ def test_a_connection_that_is_one_too_many_is_not_tried_again(file: int, monkeyp
     control, tried = way.control, []
     assert control is not None
 
-    def refused(*arguments: object) -> None:
+    def refused(*arguments: object, **more: object) -> None:
         tried.append(1)
         way.sockets._climber.now = 1
         way.control = None if len(tried) > 1 else control  # else this test would never end
