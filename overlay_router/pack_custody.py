@@ -34,6 +34,9 @@ Key = tuple[str, int]
 #: In custody at once: each takes a kB of memory, and a MiB of the spool.
 MOST_PACKS = 50_000
 _FULL_AGAIN_S = 5
+#: A terminal is told that it may forget results when there are so many of them: each time is a durable step there.
+_FORGOTTEN_TOGETHER = 16_384
+_MOST_ORIGINS = 4096
 _REASON_CHARS = 200
 _DAMAGED = "the copy in the custodian's spool was damaged"
 _LATE = "the custodian could not deliver it in time"
@@ -63,6 +66,23 @@ class _Origin:
         return held if held is not None and seq < held.end else None
 
 
+@dataclass
+class _Done:
+    """How far the files of an origin have arrived without a gap, from the first on.
+
+    :param next: number of the first that has not. :param ahead: packs behind a gap: from the number of the first file to that behind the last.
+    """
+
+    next: int = 1
+    ahead: dict[int, int] = field(default_factory=dict)
+
+    def add(self, held: HeldPack) -> None:
+        """All files of a pack have arrived, which is recorded here."""
+        self.ahead[held.seq] = held.end
+        while self.next in self.ahead:
+            self.next = self.ahead.pop(self.next)
+
+
 class PackCustody:
     """The packs of one custodian.
 
@@ -88,6 +108,7 @@ class PackCustody:
         self._origins: dict[str, _Origin] = {}
         self._behind: dict[Key, list[HeldPack]] = {}
         self._news = News([], [])
+        self._done: dict[str, _Done] = {}
         self._recover()
 
     # ---- taken in ----------------------------------------------------------------------------------------------------
@@ -262,14 +283,18 @@ class PackCustody:
     def order(self, held: HeldPack) -> dict[str, object] | None:
         """What the process that delivers must know of a pack; None when it is not in custody any more.
 
-        Its origin's LOW goes with it, and the cancellations that were asked for: the terminal judges them.
+        With it go the cancellations that were asked for, which the terminal judges, and a LOW: that of its origin, or
+        behind files that have arrived, as is recorded here, with all before them (as DONE: on others something may
+        depend). Nobody asks the terminal for these any more, and who frees its files raises no LOW.
         """
         if self._held.get(held.key) is not held:
             return None
         record = self._store.record(held.origin)
+        done = self._done.get(held.origin, _Done()).next - 1
+        low = max(record.low, done - done % _FORGOTTEN_TOGETHER)
         return {
             "pack": pack_text(self._store.pack(held.key)), "file": str(self._file(held.key)), "digest": held.digest,
-            "low": record.low, "cancelled": [seq for seq in sorted(record.cancelled) if held.seq <= seq < held.end],
+            "low": low, "cancelled": [seq for seq in sorted(record.cancelled) if held.seq <= seq < held.end],
         }  # fmt: skip
 
     def settle(self, ends: Iterable[tuple[HeldPack, Sequence[Result]]]) -> list[Reply]:
@@ -283,12 +308,19 @@ class PackCustody:
             self._remove(held)
             results = list(one.results.values())
             failed = next((result for result in results if result.outcome is not Outcome.DONE), None)
+            if failed is None:
+                self._arrived(held)
             say = log.error if failed else log.event
             say("custody-settle", origin=held.origin, seq=held.seq, path=held.path, terminal=held.terminal,
                 files=held.files, failed=sum(result.outcome is not Outcome.DONE for result in results),
                 reason=failed.reason or failed.outcome.value if failed else "")  # fmt: skip
             replies.append(Reply(held.sender, as_packed(held.origin, held.seq, results)))
         return replies
+
+    def _arrived(self, held: HeldPack) -> None:
+        if held.origin not in self._done and len(self._done) >= _MOST_ORIGINS:
+            self._done.clear()  # their terminals forget the rest when it expires
+        self._done.setdefault(held.origin, _Done()).add(held)
 
     def _results(self, held: HeldPack, results: Sequence[Result]) -> PackResults:
         release = Release(held.release)

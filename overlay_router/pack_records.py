@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from overlay_router.states import Release
-from overlay_router.store import PackResults, Store
+from overlay_router.states import Release, Result
+from overlay_router.store import PackResults, Store, read_results
 from stageout.wire.overlay import Pack
 
 _TABLE = """CREATE TABLE IF NOT EXISTS packs_held (
@@ -119,8 +119,27 @@ class PackRecords(Store):
             for held, one in settled:
                 self._keep_pack(one)
                 self._forget_pack(held.key)
-        for _, one in settled:
-            self.record(one.origin).results.update(one.results)
+
+    def results_of(self, origin: str, seqs: range) -> dict[int, Result]:
+        """As of every store. Those of packs are read when they are asked for: who frees its files raises no LOW.
+
+        So they are many, until an hour behind their expiry, and take no memory.
+        """
+        found = super().results_of(origin, seqs)
+        if len(found) == len(seqs):
+            return found
+        low = self.record(origin).low
+        rows = self._connection.execute(
+            "SELECT results FROM packs WHERE origin = ? AND seq < ? AND seq >="
+            " ifnull((SELECT max(seq) FROM packs WHERE origin = ? AND seq <= ?), 0)",
+            (origin, seqs.stop, origin, seqs.start),
+        )
+        for (text,) in rows:
+            found.update((seq, result) for seq, result in read_results(text) if seq in seqs and seq > low)
+        return found
+
+    def _read_packed(self, origin: str) -> Iterator[tuple[int, Result]]:
+        return iter(())
 
     def _forget_pack(self, key: tuple[str, int]) -> None:
         self._connection.execute("DELETE FROM packs_held WHERE origin = ? AND seq = ?", key)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 
-from overlay_router import terminal
 from overlay_router.states import Result
 from overlay_router.store import Store, Transfer
 from overlay_router.tree import Tree
@@ -75,15 +74,16 @@ def as_packed(origin: str, seq: int, results: Sequence[Result | None]) -> overla
 
 def recorded_pack(store: Store, origin: str, seq: int, files: int) -> overlay.Packed | None:
     """The results that a store has of a pack's files, as they travel; None unless it has all of them."""
-    record, seqs = store.record(origin), range(seq, seq + files)
-    if not all(terminal.is_final(record, one) for one in seqs):
+    low, seqs = store.record(origin).low, range(seq, seq + files)
+    results = store.results_of(origin, seqs)
+    if not all(one <= low or one in results for one in seqs):
         return None
-    return as_packed(origin, seq, [None if one <= record.low else record.results[one] for one in seqs])
+    return as_packed(origin, seq, [None if one <= low else results[one] for one in seqs])
 
 
 def recorded(store: Store, origin: str, seq: int) -> overlay.Result | None:
     """The result that a store has of an operation, as it travels; None without one."""
-    record = store.record(origin)
-    if seq <= record.low:
+    if seq <= store.record(origin).low:
         return as_result(origin, seq, None)
-    return as_result(origin, seq, record.results[seq]) if seq in record.results else None
+    result = store.results_of(origin, range(seq, seq + 1)).get(seq)
+    return as_result(origin, seq, result) if result is not None else None

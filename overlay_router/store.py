@@ -161,6 +161,11 @@ class Store:
             self._records[origin] = self._read_record(origin)
         return self._records[origin]
 
+    def results_of(self, origin: str, seqs: range) -> dict[int, Result]:
+        """Results of operations, without those that have none, and those at or below the origin's LOW."""
+        results = self.record(origin).results
+        return {seq: results[seq] for seq in seqs if seq in results}
+
     def grant(self, ask: Open, sender: str) -> Transfer:
         """The live transfer of this sender for that operation, or a new number that was never used."""
         with self._transaction("overlay-grant"):
@@ -489,13 +494,17 @@ class Store:
             run("UPDATE lots SET left = left + ? WHERE lot = ?", (size_bytes, lot))
         run(f"DELETE FROM taken WHERE {where}", values)
 
+    def _read_packed(self, origin: str) -> Iterator[tuple[int, Result]]:
+        """Results of files that came in packs, as far as they are kept in memory."""
+        for (text,) in self._connection.execute("SELECT results FROM packs WHERE origin = ?", (origin,)):
+            yield from read_results(text)
+
     def _read_record(self, origin: str) -> OriginRecord:
         run = self._connection.execute
         row = run("SELECT low FROM origins WHERE origin = ?", (origin,)).fetchone()
         results = run("SELECT seq, outcome, reason, generation, code FROM results WHERE origin = ?", (origin,))
         found = {seq: Result(Outcome(outcome), *rest) for seq, outcome, *rest in results}
-        for (text,) in run("SELECT results FROM packs WHERE origin = ?", (origin,)):
-            found.update(_results(text))
+        found.update(self._read_packed(origin))
         cancelled = {seq for (seq,) in run("SELECT seq FROM cancelled WHERE origin = ?", (origin,))}
         return OriginRecord(row[0] if row else 0, found, cancelled)
 
@@ -512,7 +521,7 @@ def _columns(results: dict[int, Result]) -> str:
     return json.dumps([list(results), *zip(*results.values())], separators=(",", ":"))
 
 
-def _results(text: str) -> Iterator[tuple[int, Result]]:
+def read_results(text: str) -> Iterator[tuple[int, Result]]:
     """As they were written by :func:`_columns`."""
     return ((seq, Result(Outcome(outcome), *rest)) for seq, outcome, *rest in zip(*json.loads(text)))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from overlay_router import lots, pack_turns
+from overlay_router import lots, pack_custody, pack_turns
 from overlay_router.destination import Reply
 from overlay_router.pack_carrier import Answer, Gone, Order, Way, _Sent, load
 from overlay_router.pack_forwarder import PackForwarder, _Given
@@ -513,3 +513,47 @@ def test_who_frees_its_files_says_which_pack_has_the_earlier_version(tmp_path: P
     packer.finish()
     assert [(one.seq, one.after) for one in heads[9:]] == [(10, ()), (11, tuple(range(1, 9))), (19, (9, 10))]
     assert {(one.priority, one.release, one.terminal) for one in heads} == {(4, "custody", "t:1")}
+
+
+def test_results_that_nobody_settles_take_no_memory(spooling: Spooling) -> None:
+    """Who frees its files raises no LOW: they stay on the disk until they expire."""
+    ends = [*DONE[:2], Result(Outcome.FAILED, "no")]
+    spooling.one.packs.take([pack(1), pack(11), pack(21)])
+    spooling.one.packs.settle([(held, ends if held.seq == 11 else DONE) for held in spooling.one.packs.held()])
+    told = Packed(ORIGIN, 11, (1, 1, 0), (2,), ("failed",), ("no",))
+    for _ in range(2):
+        assert [reply.message for reply in spooling.one.packs.take([pack(11)])] == [told]
+        assert spooling.one.packed(Status(ORIGIN, 11, 3)) == told
+        assert spooling.one.packed(Status(ORIGIN, 12, 2)) == Packed(ORIGIN, 12, (1, 0), (1,), ("failed",), ("no",))
+        assert spooling.one.packed(Status(ORIGIN, 13, 2)) is None
+        assert spooling.one.packed(Status(ORIGIN, 2, 3)) is None
+        (one,) = spooling.one.status(Status(ORIGIN, 13), PEER)
+        assert one.message == overlay.Result(ORIGIN, 13, "failed", "no")
+        assert not spooling.store.record(ORIGIN).results
+        spooling.restart()
+    spooling.one.low(overlay.Low(ORIGIN, 12))
+    assert spooling.one.packed(Status(ORIGIN, 12, 2)) == Packed(
+        ORIGIN, 12, (0, 0), (0, 1), ("stale", "failed"), ("", "no")
+    )
+    assert spooling.one.packed(Status(ORIGIN, 21, 3)) == Packed(ORIGIN, 21, (1, 1, 1))
+
+
+def test_the_terminal_may_forget_what_has_arrived_without_a_gap(
+    spooling: Spooling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pack_custody, "_FORGOTTEN_TOGETHER", 2)
+    spooling.spool.size_bytes = 10**6
+    spooling.one.packs.take([pack(seq) for seq in (1, 4, 7, 10, 13)])
+    first, second, third, fourth, last = spooling.one.packs.held()
+
+    def low() -> object:
+        facts = spooling.one.packs.order(last)
+        assert facts is not None
+        return facts["low"]
+
+    spooling.one.packs.settle([(second, DONE)])
+    assert low() == 0
+    spooling.one.packs.settle([(first, DONE)])
+    assert low() == 6
+    spooling.one.packs.settle([(third, [*DONE[:2], Result(Outcome.FAILED, "no")]), (fourth, DONE)])
+    assert low() == 6, "something may depend on what has failed"
