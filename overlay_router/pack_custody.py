@@ -70,7 +70,8 @@ class _Origin:
 class _Done:
     """How far the files of an origin have arrived without a gap, from the first on.
 
-    :param next: number of the first that has not. :param ahead: packs behind a gap: from the number of the first file to that behind the last.
+    :param next: number of the first that has not. :param ahead: packs behind a gap: from the number of the first file
+        to that behind the last.
     """
 
     next: int = 1
