@@ -8,7 +8,6 @@ import os
 import signal
 import sqlite3
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ from typing import Any, cast
 
 import pytest
 
-from overlay_router import guard, lots
+from overlay_router import guard
 from overlay_router.call import Call, Damaged, File, Kit
 from overlay_router.circuits import Neighbours
 from overlay_router.cover import Cover
@@ -46,8 +45,8 @@ from stageout.overlay import outcomes
 from stageout.overlay.channel import Gateway
 from stageout.wire import overlay
 from stageout.wire.egress import BadEgress, Target, read_targets
-from stageout.wire.overlay import BLOCK_BYTES, Leased, Open, Opened, Operation, Packed
-from tests.unit.test_overlay_custodian import Clock, _Death, _faulty
+from stageout.wire.overlay import BLOCK_BYTES, Leased, Open, Opened, Operation
+from tests.unit.test_overlay_custodian import Clock
 from tests.unit.test_overlay_destination import Crash, home
 from tests.unit.test_overlay_packs import arrived
 
@@ -523,97 +522,3 @@ def test_without_a_lease_nothing_is_delivered(monkeypatch: pytest.MonkeyPatch) -
         lessee = _lessee(lessor, monkeypatch)  # type: ignore[arg-type]
         with pytest.raises(NotLeased), lessee.alone(["u"], os.abort, _nobody):
             raise AssertionError
-
-
-# ---- packs ---------------------------------------------------------------------------------------------------------
-
-_FILES = {"out/a": b"first", "out/b": b"", "out/c": b"third"}
-
-
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("label", ["overlay-grant", "egress-unpack", "custody-take", "custody-settle"])
-def test_a_pack_is_unpacked_and_answered_when_all_of_it_is_delivered(home: Path, label: str, after: bool) -> None:
-    with tempfile.TemporaryDirectory() as place:
-        gate = Gate(Path(place))
-        told: list[overlay.Message] = []
-        with _faulty(label, _Death(), after) as passed:
-            for _ in range(3):
-                try:
-                    told += gate.pack(1, _FILES)
-                    for held in gate.one.held():
-                        assert Path(gate.one.file(held)).read_bytes() == _FILES[held.operation.path]
-                        told += [one.message for one in gate.one.settle(held.key, Result(Outcome.DONE))]
-                    break
-                except _Death:
-                    gate.restart()
-        assert label in passed
-        assert told == [Packed(ORIGIN, 1, (0, 0, 0))]
-        assert gate.pack(1, _FILES) == told, "asked again"
-        assert not list(gate.tree.staged_numbers()) and not gate.one.held()
-        gate.close()
-
-
-def test_a_pack_for_a_plugin_that_fails_in_part_says_of_each_file_why(gate: Gate) -> None:
-    assert gate.pack(1, _FILES) == []
-    assert sorted(gate.ready()) == sorted(_FILES)
-    gate.one.settle((ORIGIN, 1), Result(Outcome.DONE))
-    gate.one.settle((ORIGIN, 3), Result(Outcome.FAILED, "no room", code=ErrorClass.QUOTA_EXCEEDED.code))
-    assert gate.one.gathers(ORIGIN, 2)
-    [damaged] = gate.one.damaged((ORIGIN, 2), [0])
-    assert damaged.message == overlay.Result(ORIGIN, 1, "unknown")
-    assert gate.pack(1, _FILES) == []
-    [told] = gate.one.settle((ORIGIN, 2), Result(Outcome.DONE))
-    assert told.message == Packed(
-        ORIGIN, 1, (0, 0, 0), (2,), ("failed",), ("no room",), (ErrorClass.QUOTA_EXCEEDED.code,)
-    )  # fmt: skip
-    (bad,) = gate.pack(11, {"out": b"the directory itself"})
-    assert isinstance(bad, Packed)
-    assert bad.failed == (0,)
-    gate.one._spool.size_bytes = 10
-    assert isinstance(gate.pack(21, {"out/large": bytes(100)})[0], overlay.NoSpace)
-
-
-def test_packs_that_share_files_are_refused_and_nothing_is_left_of_any(gate: Gate) -> None:
-    """Of two that overlap, one stayed for ever, and who had sent it was never answered."""
-    assert gate.pack(1, _FILES) == []
-    for seq, files in ((3, {"out/c": b"third", "out/d": b""}), (1, {"out/a": b"first"})):
-        (refused,) = gate.pack(seq, files)
-        assert isinstance(refused, Packed) and refused.reasons[0] == "files 1 to 3 are under way in another pack"
-    assert gate.pack(1, _FILES) == [], "the same one again"
-    assert gate.pack(4, {"out/d": b""}) == []
-    told = [reply.message for seq in (4, 3, 2, 1) for reply in gate.one.settle((ORIGIN, seq), Result(Outcome.DONE))]
-    assert [(one.seq, one.failed) for one in told if isinstance(one, Packed)] == [(4, ()), (1, ())]
-    assert gate.one._gathered == {}
-
-
-def test_a_pack_that_was_damaged_and_never_comes_again_is_forgotten(gate: Gate) -> None:
-    gate.pack(1, {"out/a": b"first", "out/b": b""})
-    gate.one.damaged((ORIGIN, 1), [0])
-    gate.one.expire(())
-    assert gate.one.gathers(ORIGIN, 2), "the other file is under way"
-    gate.one.settle((ORIGIN, 2), Result(Outcome.DONE))
-    gate.one.expire(())
-    assert gate.one._gathered == {}
-
-
-def test_files_of_a_pack_that_come_cancelled_are_not_delivered(gate: Gate) -> None:
-    for _ in range(2):
-        assert gate.pack(1, _FILES, cancelled=(1,)) == []
-    due, replies = gate.one.ready(())
-    assert (len(due), replies) == (len(_FILES) - 1, [])
-    (told,) = [reply.message for held in due for reply in gate.one.settle(held.key, Result(Outcome.DONE))]
-    assert isinstance(told, Packed)
-    assert (told.failed, told.outcomes) == ((0,), ("cancelled",))
-
-
-def test_all_lots_are_looked_through_once_for_a_pack(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    looked: list[Spool] = []
-
-    def reserved_bytes(spool: Spool) -> int:
-        looked.append(spool)
-        return sum(lot.size_bytes for lot in spool.lots.values())
-
-    monkeypatch.setattr(lots, "reserved_bytes", reserved_bytes)
-    assert gate.pack(1, _FILES) == []
-    assert len(looked) == 1
-    assert reserved_bytes(gate.one._spool) == sum(map(len, _FILES.values()))
