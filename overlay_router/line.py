@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 from overlay_router.greeting import Peer
+from stageout.core import log
 from stageout.wire import frames, overlay
 from stageout.wire.frames import BadFrame
 from stageout.wire.overlay import Message
@@ -17,17 +20,40 @@ _MOST_UNREAD_BYTES = 8 * 1024 * 1024
 
 @dataclass
 class Line:
-    """The control connection of a peer. :param changes: of names that it asked for and that wait for the disk."""
+    """The control connection of a peer.
+
+    :param changes: of names that it asked for and that wait for the disk. :param lowering: its last LOW.
+    """
 
     writer: asyncio.StreamWriter
     peer: Peer
     origins: set[str] = field(default_factory=set)
     changes: list[asyncio.Future[None]] = field(default_factory=list)
+    lowering: asyncio.Future[object] | None = None
 
     async def changed(self) -> None:
         """Wait until these have been decided."""
         await asyncio.gather(*self.changes)
         self.changes.clear()
+
+    async def lower(self, disk: Executor, work: Callable[[], object], settled: Callable[[], None]) -> None:
+        """Have a LOW done in its turn. Nothing is answered, so what comes behind it waits for nothing but its own turn.
+
+        One of a connection waits for the disk at a time. :param settled: called when it was done.
+        """
+        if self.lowering is not None:
+            await asyncio.wait([self.lowering])
+
+        def done(future: asyncio.Future[object]) -> None:
+            problem = None if future.cancelled() else future.exception()
+            if problem is None:
+                settled()
+            else:
+                log.error("low-not-recorded", problem=repr(problem), advice="its sender says it again")
+                self.writer.close()
+
+        self.lowering = asyncio.get_running_loop().run_in_executor(disk, work)
+        self.lowering.add_done_callback(done)
 
     def heeds(self, name: str) -> None:
         """One more origin concerns it. :raises BadFrame: a peer may make a router remember so many and no more."""

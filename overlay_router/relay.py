@@ -359,7 +359,11 @@ class Router:
         await self._packs.put(line, Arrived(pack, files, frames.digests()[digest], name, digest))
 
     async def _execute_packs(self, batch: list[Arrived]) -> None:
-        self._deliver(await self._on_disk(partial(self._ends.pack, batch)))
+        replies = await self._on_disk(partial(self._ends.pack, batch))
+        asyncio.get_running_loop().call_soon(self._packs_executed, replies)  # behind the start of the next batch
+
+    def _packs_executed(self, replies: list[Reply]) -> None:
+        self._deliver(replies)
         self._look_for_deliveries()
 
     async def _change_names(self, asked: list[tuple[overlay.Operation, str]]) -> None:
@@ -413,12 +417,14 @@ class Router:
         if isinstance(message, overlay.Cancel):  # where it is remembered is known when its pack is taken
             await self._packs.passed(partial(self._ends.is_elsewhere, message))
         digest = line.peer.digest
+        if isinstance(message, overlay.Low):
+            settled = partial(self.rights.release_up_to, origin, message.seq)
+            await line.lower(self._disk, partial(self._ends.decide, message, name, digest), settled)
+            return
         self._deliver(await self._on_disk(lambda: self._ends.decide(message, name, digest)))
         self._look_for_deliveries()
         if isinstance(message, overlay.Cancel):
             self._cancelled(message)
-        if isinstance(message, overlay.Low):
-            self.rights.release_up_to(origin, message.seq)
 
     def _cancelled(self, message: overlay.Cancel) -> None:
         if message.data_only:

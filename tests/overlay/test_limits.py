@@ -22,7 +22,7 @@ from stageout.overlay.many import put_many
 from stageout.overlay.operations import Session
 from stageout.overlay.packs import SmallPut
 from stageout.testing.router import RouterProcess
-from stageout.wire import frames, overlay
+from stageout.wire import overlay
 from stageout.wire.overlay import BLOCK_BYTES, Low, NoSpace, Open, Opened, Status
 
 _TRANSFERS = 40
@@ -117,7 +117,7 @@ def test_a_peer_that_floods_and_does_not_read(router: RouterProcess, tmp_path: P
     with Channel(peer(router, "site")) as channel:
         channel.send(Status("0d" * 16, 1))
         channel.receive()
-        question = overlay.encode(Status("0d" * 16, 1), frames.checksums()["crc32c"]) * 500
+        question = overlay.encode(Status("0d" * 16, 1), channel._checksum) * 500
         raw = channel._socket
         raw.setblocking(False)
         asked, since_s, rest = 0, time.monotonic(), question

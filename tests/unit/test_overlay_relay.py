@@ -8,9 +8,11 @@ import itertools
 import os
 import socket
 import sqlite3
+import threading
 import time
 import zlib
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +30,7 @@ from overlay_router.destination import Attached
 from overlay_router.ends import Ends
 from overlay_router.forwarder import Forwarding
 from overlay_router.keys import Key, Keys
+from overlay_router.line import Line
 from overlay_router.pauses import Pause
 from overlay_router.relay import Router
 from overlay_router.rights import Rights
@@ -345,3 +348,28 @@ def test_secrets_are_not_shown_with_what_has_them() -> None:
         Kit(cast(Any, None), Path("w"), 1.0, {"x.use": SECRET}, None),
     ]
     assert [one for one in shown if text in repr(one)] == []
+
+
+def test_a_low_that_waits_for_the_disk_holds_up_nothing_and_keeps_its_turn() -> None:
+    """Packs that came behind one were not even read while a batch was executed."""
+    disk, batch = ThreadPoolExecutor(1), threading.Event()
+    closed, done = list[str](), list[str]()
+
+    async def run() -> None:
+        line = Line(cast(Any, SimpleNamespace(close=lambda: closed.append("line"))), cast(Any, None))
+        disk.submit(batch.wait)
+        await asyncio.wait_for(line.lower(disk, lambda: done.append("low"), lambda: done.append("settled")), 60)
+        disk.submit(done.append, "behind it")
+        assert (done, closed) == ([], [])
+        batch.set()
+        await line.lower(disk, lambda: 1 // 0, lambda: done.append("never"))
+        assert line.lowering is not None
+        await asyncio.wait([line.lowering])
+
+    try:
+        asyncio.run(run())
+    finally:
+        batch.set()
+        disk.shutdown()
+    assert ([one for one in done if one != "settled"], closed) == (["low", "behind it"], ["line"])
+    assert done.count("settled") == 1
