@@ -45,7 +45,8 @@ def test_put_and_get(router: RouterProcess, tmp_path: Path, capsys: pytest.Captu
     assert main(["get", _url(router, "some/where/b%20c"), str(tmp_path / "back"), *key]) == 0
     assert (tmp_path / "back").read_bytes() == files[1].read_bytes()
     printed = capsys.readouterr().out.splitlines()
-    assert [line.split(" in ")[0] for line in printed] == [
+    # what a controller of connections says of itself depends on the machine
+    assert [line.split(" in ")[0] for line in printed if not line.startswith("  ")] == [
         "a: 3000000 bytes",
         "b c: 3000000 bytes",
         "a: 3000000 bytes",
