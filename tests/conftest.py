@@ -1,11 +1,16 @@
-"""For all tests: none sees the log of another."""
+"""For all tests: none sees the log of another, and none fails because the machine is busy."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
+
+# An example takes as long as the machine lets it: speed is shown by benchmarks, never by tests.
+hypothesis.settings.register_profile("stageout", deadline=None)
+hypothesis.settings.load_profile("stageout")
 
 
 @pytest.fixture(autouse=True)
