@@ -12,11 +12,12 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from overlay_router.ring import Rings
-from overlay_router.spooled import Growth, Spooled
+from overlay_router.spooled import Growth, Spooled, Undigested
 from overlay_router.store import as_operation
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway
@@ -37,6 +38,7 @@ class Order:
     :param digest: their kind. :param opening: the sender's OPEN, as JSON. :param comes: number by which the
         file still comes in: ``blocks`` are here, more are told, or shown by those who receive them, and ``operation``
         only says what they are for until it is told too; 0: all of it is here.
+    :param passes: what was sent from memory need not be on the disk. :param passed: blocks that only the next hop has.
     :param ca: certificates of the terminal, "" without TLS. :param cancel: tell the terminal to cancel it instead;
         "data": only to drop its data. :param asks: only whether another custodian has delivered it.
     """
@@ -56,6 +58,21 @@ class Order:
     comes: int = 0
     asks: bool = False
     blocks: list[list[Any]] = field(default_factory=list)
+    passed: list[list[Any]] = field(default_factory=list)
+    passes: bool = False
+
+
+@dataclass(frozen=True)
+class Note:
+    """What has become of blocks that are not on the disk here, in the order in which it is said.
+
+    :param passed: position and digest in hexadecimal digits: the next hop has them on its disk. :param gone: they must
+        be sent again, and are nowhere here.
+    """
+
+    number: int
+    passed: list[list[Any]]
+    gone: list[int]
 
 
 @dataclass(frozen=True)
@@ -93,8 +110,11 @@ def deliver(order: Order, growth: Growth) -> Answer:
             result = _execute(gateway, operation, bool(order.cancel), growth)
         else:
             result = _send(gateway, operation, order, growth, opening)
+    except Undigested as problem:
+        growth.lose()
+        return Answer(order.number, failure=problem.message, code=problem.kind.code)
     except (Damaged, FileNotFoundError) as problem:
-        bad = list(_damaged(order, operation.size_bytes, growth.digests))
+        bad = list(_damaged(order, operation.size_bytes, growth.on_disk()))
         return Answer(order.number, damaged=bad, failure=str(problem), code=ErrorClass.SOURCE_CHANGED.code)
     except TransferFailure as failure:
         return Answer(
@@ -151,7 +171,7 @@ def _known(order: Order) -> dict[int, bytes]:
     size = frames.DIGEST_BYTES
     whole = bytes.fromhex(order.digests)
     known = {start // size: whole[start : start + size] for start in range(0, len(whole), size)}
-    return {**known, **_blocks(order.blocks)}
+    return {**known, **_blocks(order.blocks), **_blocks(order.passed)}
 
 
 def _blocks(told: Iterable[Sequence[Any]]) -> dict[int, bytes]:
@@ -207,10 +227,13 @@ class Carrier:
             growth.stop()
 
     def _begin(self, order: Order) -> None:
-        growth = Growth(_known(order), None if order.comes else as_operation(order.operation))
+        growth = Growth(
+            _known(order), None if order.comes else as_operation(order.operation), _blocks(order.passed),
+            partial(self._note, order.number) if order.passes else None,
+        )  # fmt: skip
         self._growing[order.number] = growth
         if order.comes:
-            self._rings.want(order.comes, growth.shown)
+            self._rings.want(order.comes, growth.shown, order.passes)
         threading.Thread(target=self._run, args=(order, growth), daemon=True).start()
 
     def _run(self, order: Order, growth: Growth) -> None:
@@ -220,9 +243,15 @@ class Carrier:
             answer = Answer(order.number, failure=repr(problem), code=ErrorClass.UNKNOWN.code)
         self._rings.drop(order.comes, growth.shown)
         growth.close()
+        self._growing.pop(order.number, None)
+        self._say(answer)
+
+    def _note(self, number: int, passed: Mapping[int, bytes], gone: Sequence[int]) -> None:
+        self._say(Note(number, [[block, digest.hex()] for block, digest in passed.items()], list(gone)))
+
+    def _say(self, what: Answer | Note) -> None:
         with self._lock:
-            self._growing.pop(order.number, None)
-            sys.stdout.write(json.dumps(asdict(answer)) + "\n")
+            sys.stdout.write(json.dumps(asdict(what)) + "\n")
             sys.stdout.flush()
 
 

@@ -1,7 +1,8 @@
 """A custodian: operations for other terminals, kept in a spool until they are delivered.
 
 The way of a file, top to bottom: :meth:`Custodian.open` reserves a lot for the whole of it;
-:meth:`Custodian.staged` records blocks whose bytes are on the disk; :meth:`Custodian.begin` lets these go on to the
+:meth:`Custodian.staged` records blocks whose bytes are on the disk, :meth:`Custodian.passed` those that only the next
+hop has on its disk (:mod:`overlay_router.passing`); :meth:`Custodian.begin` lets these go on to the
 terminal while others still come; :meth:`Custodian.operate`, or :meth:`Custodian.whole`, takes the operation into
 custody when they are all there and right; :meth:`Custodian.due` says what may be delivered; :meth:`Custodian.settle`
 records what the terminal answered and frees the spool. No sockets and no threads: a call returns the messages to be
@@ -13,7 +14,7 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from overlay_router import custody, lots
@@ -21,8 +22,9 @@ from overlay_router.deposits import Terminals
 from overlay_router.destination import Attached, Reply
 from overlay_router.lots import Spool
 from overlay_router.pack_custody import PackCustody
+from overlay_router.passing import Coming, Passed, may_be_passed
 from overlay_router.spool import Begun, CustodyStore, Held, Key
-from overlay_router.staging import as_result, ranges, ranges_of, recorded, recorded_pack, whole
+from overlay_router.staging import as_result, ranges, recorded, recorded_pack, whole
 from overlay_router.states import Outcome, Release, Result
 from overlay_router.store import Transfer
 from overlay_router.tree import BadPath, Tree, checked, no_room
@@ -39,6 +41,7 @@ MOST_OPERATIONS = 100_000
 _FEW = 1000
 _TURN_S = 1.0
 _DAMAGED = "the copy in the custodian's spool was damaged"
+_NOT_KEPT = "its OPEN said that the sender keeps the bytes until they are delivered, and the operation does not"
 
 
 @dataclass
@@ -51,42 +54,11 @@ class _Waiting:
 
 
 @dataclass(frozen=True)
-class Coming:
-    """Data that still come in, and may be sent on already.
-
-    :param asked: the OPEN of its sender. :param digest: the kind of digests. :param blocks: on the disk here.
-    """
-
-    tid: int
-    asked: Open
-    digest: str
-    blocks: list[tuple[int, bytes]]
-    file: str
-
-    @property
-    def key(self) -> Key:
-        """Origin and number of the operation that they are for."""
-        return self.asked.origin, self.asked.seq
-
-
-@dataclass(frozen=True)
 class _Asked:
     """An OPEN. :param digest: the kind of digests that its sender uses."""
 
     ask: Open
     digest: str
-
-
-@dataclass(frozen=True)
-class Summary:
-    """What is in custody. Sizes in bytes. :param single: files whose only copy is here."""
-
-    files: int = 0
-    size_bytes: int = 0
-    single: int = 0
-    single_bytes: int = 0
-    damaged: int = 0
-    oldest_s: int = 0
 
 
 class Custodian:
@@ -107,6 +79,7 @@ class Custodian:
         self._waiting: dict[Key, _Waiting] = {}
         self._asked: dict[Key, _Asked] = {}
         self._begun = {begun.key: begun for begun in store.begun()}
+        self._passed = Passed()
         self._in_turn: list[Held] = []
         self._in_turn_s = float("-inf")
         self.cancelled: set[Key] = {key for key in self._held if key[1] in store.record(key[0]).cancelled}
@@ -157,7 +130,41 @@ class Custodian:
         lots.renew(self._spool, _owner(transfer), self._clock.monotonic_s())
         new = dict(blocks)
         self._store.stage(tid, new.items())
-        return [Reply(transfer.sender, Staged(tid, ranges(sorted(new))))]
+        replies = [Reply(transfer.sender, Staged(tid, ranges(sorted(new))))]
+        if not self._passed.of(tid):
+            return replies
+        self._passed.drop(tid, new)
+        return replies + self._perhaps_whole(transfer)
+
+    def passed(self, tid: int, blocks: Mapping[int, bytes]) -> list[Reply]:
+        """Blocks (with digests) that the next hop has on its disk, and that are perhaps not on this one: said."""
+        transfer = self._store.transfer(tid)
+        held = transfer and self._held.get(_key_of(transfer))
+        if transfer is None or (held and not held.damaged):
+            return []
+        lots.renew(self._spool, _owner(transfer), self._clock.monotonic_s())
+        self._passed.add(tid, blocks)
+        self._passed.drop(tid, self._store.among(tid, blocks))
+        said = Staged(tid, ranges(sorted(blocks)), self._passed.epoch(self._store.epoch, tid))
+        return [Reply(transfer.sender, said), *self._perhaps_whole(transfer)]
+
+    def _perhaps_whole(self, transfer: Transfer) -> list[Reply]:
+        count = len(self._passed.of(transfer.tid)) + self._store.count(transfer.tid)
+        return self.whole(transfer.tid) if count >= transfer.blocks else []
+
+    def gone(self, tid: int, blocks: Collection[int]) -> list[Reply]:
+        """These blocks must come again; so must all that is not known to be on a disk. What is in custody waits."""
+        transfer = self._store.transfer(tid)
+        was_passed = self._passed.drop(tid, blocks)
+        held = transfer and self._held.get(_key_of(transfer))
+        if transfer is None or (held and not held.damaged and not was_passed):
+            return []
+        if held and not held.damaged:
+            log.warn("passed-lost", path=transfer.ask.path, reason="the next hop does not have them any more")
+            self._store.withdraw(held.key, tid, ())
+            self._held[held.key] = replace(held, damaged=True)
+        self._passed.begin_anew(tid)
+        return [self._opened(transfer, transfer.sender)]
 
     def is_whole(self, tid: int) -> bool:
         """As :meth:`Store.is_whole`."""
@@ -199,7 +206,11 @@ class Custodian:
         if operation.kind != "publish":
             return [self._take(held)]
         mine = [item for item in self._store.transfers_of(*key) if item.sender == waiting.peer]
-        transfer, wrong = whole(self._store, self._tree, mine, operation)
+        if not may_be_passed(operation) and any(self._passed.of(item.tid) for item in mine):
+            return self._end(operation, waiting.peer, Result(Outcome.FAILED, _NOT_KEPT))
+        transfer, wrong = whole(self._store, self._tree, mine, operation, self._passed.of)
+        for item in wrong:
+            self._passed.forget(item.tid)
         if transfer is None or not self._may_take(transfer, operation):
             self._waiting[key] = waiting
             return [self._opened(item, waiting.peer) for item in wrong]
@@ -209,7 +220,7 @@ class Custodian:
         return [taken]
 
     def _may_take(self, transfer: Transfer, operation: Operation) -> bool:
-        blocks = [block for block, _ in self._store.staged(transfer.tid)]
+        blocks = {block for block, _ in self._store.staged(transfer.tid)} | self._passed.of(transfer.tid).keys()
         return custody.may_grant(operation.blocks, blocks, True, _owner(transfer) in self._spool.lots)
 
     def _take(self, held: Held) -> Reply:
@@ -220,7 +231,8 @@ class Custodian:
             lots.pin(self._spool, (*held.key, held.sender))
         self._held[held.key] = held
         log.event("custody-take", origin=held.key[0], seq=held.key[1], path=operation.path,
-                  terminal=operation.terminal, bytes=operation.size_bytes, release=operation.release)  # fmt: skip
+                  terminal=operation.terminal, bytes=operation.size_bytes, release=operation.release,
+                  passed_blocks=len(self._passed.of(held.tid)))  # fmt: skip
         return self._in_custody(held, held.sender)
 
     # ---- asked about -------------------------------------------------------------------------------------------------
@@ -248,7 +260,7 @@ class Custodian:
         transfers = self._store.transfers_of(ask.origin, ask.seq)
         if held is not None:
             return [self._opened(item, peer) for item in transfers]
-        return [Reply(peer, Staged(item.tid, ranges_of(self._store, item.tid))) for item in transfers]
+        return [Reply(peer, self._is_staged(item.tid)) for item in transfers]
 
     def cancel(self, ask: overlay.Cancel, peer: str) -> list[Reply]:
         """Remember the wish and pass it on; what is not in custody yet is cancelled at once."""
@@ -298,7 +310,7 @@ class Custodian:
         self._store.raise_low(ask.origin, ask.seq)
         self._free(gone)
 
-    def summary(self) -> Summary:
+    def summary(self) -> custody.Summary:
         """What is in custody now."""
         held, packs = list(self._held.values()), self.packs.held()
         single = [
@@ -307,7 +319,7 @@ class Custodian:
         freed = [pack for pack in packs if pack.is_single]
         taken_at = [*(item.taken_at for item in held), *(pack.taken_at for pack in packs)]
         oldest = min(taken_at, default=int(self._clock.wall_s()))
-        return Summary(
+        return custody.Summary(
             len(held) + sum(pack.files for pack in packs),
             sum(item.operation.size_bytes for item in held) + sum(pack.size_bytes for pack in packs),
             len(single) + sum(pack.files for pack in freed),
@@ -346,7 +358,7 @@ class Custodian:
         if self._begun.get(begun.key) != begun:
             self._store.begin(begun)
             self._begun[begun.key] = begun
-        return Coming(tid, ask, asked.digest, blocks, str(self._tree.staging(tid)))
+        return Coming(tid, ask, asked.digest, blocks, str(self._tree.staging(tid)), [*self._passed.of(tid).items()])
 
     def is_coming(self, tid: int) -> bool:
         """Whether data of that number come in, or are in custody."""
@@ -378,12 +390,12 @@ class Custodian:
     # ---- delivered ---------------------------------------------------------------------------------------------------
 
     def find(self, terminal: str, path: str) -> Held | None:
-        """The newest whole file that is in custody on its way to a name at a terminal, None when there is none."""
+        """The newest file on its way to a name at a terminal that is in custody, and whole on the disk here, if any."""
         found = [
             held
             for held in self._held.values()
             if held.operation.path == path and held.operation.terminal.split(",")[-1] == terminal
-            and held.tid and not held.damaged and held.key not in self.cancelled
+            and held.tid and not held.damaged and held.key not in self.cancelled and not self._passed.of(held.tid)
         ]  # fmt: skip
         return max(found, key=lambda held: held.taken_at, default=None)
 
@@ -414,8 +426,12 @@ class Custodian:
         )
 
     def digests(self, held: Held) -> list[bytes]:
-        """Digests of all blocks, in order."""
+        """Digests of all blocks on the disk here, in order."""
         return [digest for _, digest in self._store.staged(held.tid)] if held.tid else []
+
+    def blocks(self, held: Held) -> tuple[list[tuple[int, bytes]], list[tuple[int, bytes]]]:
+        """Blocks with their digests: on the disk here, and at the next hop only."""
+        return self._store.staged(held.tid), [*self._passed.of(held.tid).items()]
 
     def file(self, held: Held) -> str:
         """Where its data are, "" when it has none."""
@@ -499,6 +515,7 @@ class Custodian:
         for item in transfers:
             self._tree.discard(item.tid)
             lots.release(self._spool, _owner(item))
+            self._passed.forget(item.tid)
             self._asked.pop(_key_of(item), None)
 
     # ---- rules -------------------------------------------------------------------------------------------------------
@@ -537,14 +554,23 @@ class Custodian:
         return Reply(peer, NoSpace(ask.origin, ask.seq, int(again_s)))
 
     def _opened(self, transfer: Transfer, peer: str) -> Reply:
-        return Reply(peer, Opened(transfer.tid, self._store.epoch, ranges_of(self._store, transfer.tid), True, True))
+        epoch = self._passed.epoch(self._store.epoch, transfer.tid)
+        return Reply(peer, Opened(transfer.tid, epoch, self._is_staged(transfer.tid).staged, True, True))
+
+    def _is_staged(self, tid: int) -> Staged:
+        passed = self._passed.of(tid).keys()
+        blocks = {block for block, _ in self._store.staged(tid)} | passed
+        return Staged(tid, ranges(sorted(blocks)), self._passed.epoch(self._store.epoch, tid) if passed else "")
 
     def _in_custody(self, held: Held, peer: str) -> Reply:
         return Reply(peer, overlay.Custody(*held.key, self._name))
 
     def _recover(self) -> None:
-        """After a restart: lots are as they were, what nobody owns is removed."""
-        live = self._store.transfers()
+        """After a restart: lots are as they were, what nobody owns is removed, what was passed must come again."""
+        live, counts = self._store.transfers(), self._store.counts()
+        for held in self._held.values():
+            if counts.get(held.tid, 0) < held.operation.blocks:
+                self._held[held.key] = replace(held, damaged=True)
         for item in live:
             owner = _owner(item)
             self._spool.lots[owner] = lots.Lot(item.ask.size_bytes, self._clock.monotonic_s() + lots.LEASE_S)

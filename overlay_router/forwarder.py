@@ -15,9 +15,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from overlay_router.carrier import Answer, Order
-from overlay_router.custodian import Coming, Custodian
+from overlay_router.carrier import Answer, Note, Order
+from overlay_router.custodian import Custodian
 from overlay_router.destination import Reply
+from overlay_router.passing import Coming
 from overlay_router.pauses import FIRST_S, Pause
 from overlay_router.spool import FIRST_TID, Begun, Held, Key
 from overlay_router.states import Outcome, Result
@@ -44,6 +45,7 @@ AWAY = frozenset(
     }
 )
 _Block = tuple[int, str]
+Digested = tuple[int, bytes]
 T = TypeVar("T")
 
 
@@ -58,6 +60,7 @@ class _Order:
     """What the carrier is doing. :param tid: of the data, 0 without any.
 
     :param held: None while the data still come in, and for data that the terminal is told to drop (``drops``).
+    :param passes: of some blocks the next hop may have the only copy but the sender's.
     """
 
     key: Key
@@ -66,6 +69,7 @@ class _Order:
     tid: int
     held: Held | None = None
     drops: bool = False
+    passes: bool = False
 
 
 @dataclass
@@ -188,7 +192,10 @@ class Forwarder:
         if self._listening is not None:
             await self._listening
             log.error("carrier-died", deliveries=len(self._orders))
-            self._orders.clear()
+            lost, self._orders = self._orders, {}
+            for order in lost.values():
+                if order.passes:  # what it had sent from memory, and is not known to have arrived, is nowhere
+                    self._tell(await self._on_disk(lambda tid=order.tid: self._custodian.gone(tid, ())))  # type: ignore[misc]
             await asyncio.sleep(FIRST_S)
         self._process = await self._start()
 
@@ -210,7 +217,8 @@ class Forwarder:
         assert process.stdout is not None
         try:
             while line := await process.stdout.readline():
-                await self._answered(Answer(**json.loads(line)))
+                said = json.loads(line)
+                await (self._noted(Note(**said)) if "gone" in said else self._answered(Answer(**said)))
         except Exception as problem:  # a fault of ours must not end all deliveries: they begin anew
             log.error("delivery-not-recorded", problem=repr(problem))
             process.kill()
@@ -235,12 +243,15 @@ class Forwarder:
         await self._clean()
 
     async def _deliver(self, held: Held) -> None:
-        file, digests = await self._on_disk(lambda: self._data(held))
-        order = _Order(held.key, held.operation.path, _stop(held.operation), held.tid, held)
+        file, blocks, passed = await self._on_disk(lambda: self._data(held))
+        order = _Order(held.key, held.operation.path, _stop(held.operation), held.tid, held, passes=bool(passed))
         cancel = "all" if held.key in self._custodian.cancelled else ""
+        known: dict[str, Any] = {"digests": b"".join(digest for _, digest in blocks).hex()}
+        if passed:
+            known = {"blocks": _named(blocks), "passed": _named(passed), "passes": True}
         self._give(
-            order, _onward(held.operation), file=file, digest=held.digest, digests=digests,
-            opening=_opening(held.asked), cancel=cancel, asks=held.stands_by(self._clock.wall_s()),
+            order, _onward(held.operation), file=file, digest=held.digest, opening=_opening(held.asked), cancel=cancel,
+            asks=held.stands_by(self._clock.wall_s()), **known,
         )  # fmt: skip
 
     def _complete(self, due: Iterable[Held]) -> None:
@@ -284,8 +295,10 @@ class Forwarder:
         blocks = {block: digest.hex() for block, digest in coming.blocks} | dict(more)
         operation = Operation(*coming.key, "publish", ask.path, ask.expires, size_bytes=ask.size_bytes)
         self._give(
-            _Order(coming.key, ask.path, _stop(ask), coming.tid), operation, file=coming.file,
+            _Order(coming.key, ask.path, _stop(ask), coming.tid, passes=coming.passes), operation, file=coming.file,
             digest=coming.digest, opening=_opening(ask), comes=coming.tid, blocks=[*map(list, blocks.items())],
+            passed=_named((block, digest) for block, digest in coming.passed if block not in blocks),
+            passes=coming.passes,
         )  # fmt: skip
 
     async def _clean(self) -> None:
@@ -311,8 +324,8 @@ class Forwarder:
                   terminal=order.terminal, early=order.held is None and not order.drops)  # fmt: skip
         self._write(asdict(Order(number, order.terminal, name, secret.hex(), text, ca=self._ca, **further)))
 
-    def _data(self, held: Held) -> tuple[str, str]:
-        return self._custodian.file(held), b"".join(self._custodian.digests(held)).hex()
+    def _data(self, held: Held) -> tuple[str, list[Digested], list[Digested]]:
+        return (self._custodian.file(held), *self._custodian.blocks(held))
 
     def _next(self, due: list[Held]) -> list[Held]:
         """What begins now: no terminal takes all places, and one that is away is tried with one file at a time."""
@@ -352,6 +365,20 @@ class Forwarder:
         except (OSError, sqlite3.Error, ValueError) as problem:  # not recorded, or no outcome: it is asked again
             self._failed(order, Answer(answer.number, failure=f"not recorded: {problem}"))
         self._orders.pop(answer.number, None)
+        self.wake.set()
+
+    async def _noted(self, note: Note) -> None:
+        """Of blocks that are not on the disk here, the next hop has some, or they must come again."""
+        order = self._orders.get(note.number)
+        if order is None:
+            return
+        passed = {int(block): bytes.fromhex(digest) for block, digest in note.passed}
+        if passed:
+            self._tell(await self._on_disk(lambda: self._custodian.passed(order.tid, passed)))
+        if note.gone:
+            self._tell(await self._on_disk(lambda: self._custodian.gone(order.tid, note.gone)))
+            if order.held is not None:  # it waits for them
+                self._write({"stop": note.number})
         self.wake.set()
 
     async def _record(self, order: _Order, answer: Answer) -> list[Reply]:
@@ -403,7 +430,13 @@ def _onward(operation: Operation) -> Operation:
 
 
 def _opening(asked: Open | None) -> str:
-    return json.dumps(asdict(replace(asked, terminal=next_stop(asked.terminal)[1], standby_s=0))) if asked else ""
+    if asked is None:
+        return ""
+    return json.dumps(asdict(replace(asked, terminal=next_stop(asked.terminal)[1], standby_s=0, release="delivered")))
+
+
+def _named(blocks: Iterable[Digested]) -> list[list[Any]]:
+    return [[block, digest.hex()] for block, digest in blocks]
 
 
 def _stop(message: Open | Operation | Begun) -> str:

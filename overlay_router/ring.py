@@ -4,6 +4,9 @@ A worker receives a block into a slot of its ring, checks it, offers it, and wri
 carrier sends it from there meanwhile. Whoever needs a slot last gives it back. Where no slot is free (the next hop is
 slower than the last), or nobody wants the blocks of a transfer, they come from the disk as soon as they are there.
 Nothing is promised of what is only here: a block that is lost with its worker comes again from its sender.
+
+A transfer whose sender keeps its bytes is *passed*: what left from memory needs no place on the disk. Then the worker
+writes only what the carrier has not sent in time, and until it has said which, the block is the worker's to write.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ import os
 import socket
 import struct
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -26,12 +31,16 @@ SLOTS = 32
 _MOST_OF_ONE = SLOTS // 2
 _OFFER = struct.Struct(f"=QQIII8s{DIGEST_BYTES}s")
 _ASK = struct.Struct("=BQ")
-_WANT, _DROP, _FREE = range(3)
+_WANT, _DROP, _FREE, _PASS, _SENT = range(5)
 _MEMORY = b"memory"
 #: Where the next hop is slow, one of so many blocks (as a power of two) waits for a slot.
 _MOST_DOUBLINGS = 6
 #: Whatever a block took: its sender may have paused in the middle of it.
 _MOST_PATIENCE_S = 0.1
+#: Where a block that finds no slot costs a write that need not be.
+_PASSING_PATIENCE_S = 0.25
+#: So long a block may wait in memory to be sent; then it is written.
+_PASSING_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -45,18 +54,28 @@ class Sums:
 
 @dataclass
 class Slot:
-    """Room for a block at the worker. :param holders: the worker, and the carrier once it was offered."""
+    """Room for a block at the worker. :param holders: the worker, and the carrier once it was offered.
+
+    :param passes: it need not be written if the carrier sends it. :param was_sent: that has happened, so it is not the
+        worker's any more.
+    """
 
     number: int
     tid: int
     view: memoryview
     holders: int = 1
+    passes: bool = False
+    was_sent: bool = False
 
 
 @dataclass
 class _Pace:
-    """Whether the next hop keeps up. :param failures: waits in vain. :param skips: blocks that are not waited with."""
+    """Whether the next hop keeps up. :param failures: waits in vain. :param skips: blocks that are not waited with.
 
+    :param passes: what is sent need not be written.
+    """
+
+    passes: bool = False
     failures: int = 0
     skips: int = 0
 
@@ -80,6 +99,7 @@ class Ring:
         self._free = list(range(SLOTS))
         self._busy: dict[int, Slot] = {}
         self._wanted: dict[int, _Pace] = {}
+        self._is_over = False
 
     def take(self, tid: int, patience_s: float) -> Slot | None:
         """A slot for the next block of a transfer, None when there is none, or nobody wants it.
@@ -91,7 +111,8 @@ class Ring:
             if pace is None or not (self._has_room(tid) or self._comes(tid, pace, patience_s)):
                 return None
             number = self._free.pop()
-            slot = Slot(number, tid, self._view[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES])
+            view = self._view[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES]
+            slot = Slot(number, tid, view, passes=pace.passes)
             self._busy[number] = slot
             return slot
 
@@ -103,9 +124,8 @@ class Ring:
         if pace.skips:
             pace.skips -= 1
             return False
-        self._changed.wait_for(
-            lambda: self._has_room(tid) or tid not in self._wanted, min(patience_s, _MOST_PATIENCE_S)
-        )
+        patience_s = _PASSING_PATIENCE_S if pace.passes else min(patience_s, _MOST_PATIENCE_S)
+        self._changed.wait_for(lambda: self._has_room(tid) or tid not in self._wanted, patience_s)
         if self._has_room(tid):
             pace.failures = 0
             return tid in self._wanted
@@ -128,11 +148,24 @@ class Ring:
     def leave(self, slot: Slot) -> None:
         """Whoever calls does not need it any more."""
         with self._changed:
-            slot.holders -= 1
-            if not slot.holders:
-                del self._busy[slot.number]
-                self._free.append(slot.number)
-                self._changed.notify_all()
+            self._leave(slot)
+
+    def _leave(self, slot: Slot) -> None:
+        slot.holders -= 1
+        if not slot.holders:
+            del self._busy[slot.number]
+            self._free.append(slot.number)
+            self._changed.notify_all()
+
+    def is_declined(self, slot: Slot) -> bool:
+        """Whether the carrier has answered that it does not send a block from here, or has ended."""
+        return not slot.was_sent and (slot.holders == 1 or self._is_over)
+
+    def keep(self, slot: Slot) -> bool:
+        """Write a block that was to be passed, and :meth:`leave` it then. False: it was sent, and is left already."""
+        with self._changed:
+            slot.passes = False
+            return not slot.was_sent
 
     def run(self) -> None:
         """Hear what the carrier wants, and what it has sent, until it has ended."""
@@ -140,21 +173,83 @@ class Ring:
             while message := self._link.recv(_ASK.size):
                 self._hear(*_ASK.unpack(message))
         with self._changed:
+            self._is_over = True
             self._wanted.clear()
             self._changed.notify_all()
 
     def _hear(self, word: int, number: int) -> None:
-        if word == _FREE:
-            slot = self._busy.get(number)
-            if slot is not None:
-                self.leave(slot)
-            return
         with self._changed:
-            if word == _WANT:
-                self._wanted[number] = _Pace()
+            if word in (_FREE, _SENT):
+                self._answered(self._busy.get(number), word == _SENT)
+            elif word in (_WANT, _PASS):
+                self._wanted[number] = _Pace(word == _PASS)
             else:
                 self._wanted.pop(number, None)
                 self._changed.notify_all()
+
+    def _answered(self, slot: Slot | None, was_sent: bool) -> None:
+        if slot is None:
+            return
+        self._leave(slot)
+        if was_sent and slot.passes:
+            slot.was_sent = True
+            self._leave(slot)
+
+
+@dataclass(frozen=True)
+class Left:
+    """A block that is left to the carrier. :param since_s: monotonic time at which it was offered."""
+
+    ring: Ring
+    slot: Slot
+    block: int
+    data: memoryview
+    digest: bytes
+    since_s: float
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the carrier may still send it from here."""
+        return not self.slot.was_sent and not self.ring.is_declined(self.slot)
+
+
+class LeftOnes:
+    """Those of one connection, oldest first.
+
+    :param keep: writes a block (position, bytes, digest) that the carrier has not sent.
+    """
+
+    def __init__(self, keep: Callable[[int, memoryview, bytes], None]) -> None:
+        self._keep, self._ones = keep, deque[Left]()
+
+    def __bool__(self) -> bool:
+        return bool(self._ones)
+
+    def add(self, one: Left) -> None:
+        """It was offered just now."""
+        self._ones.append(one)
+
+    def keep_late(self, most_s: float = _PASSING_S) -> None:
+        """Write what was not sent in that time, or will not be sent from memory. :raises OSError: the disk fails."""
+        while self._ones:
+            one = self._ones[0]
+            if one.is_open and time.monotonic() - one.since_s < most_s:
+                return
+            self._ones.popleft()
+            if one.ring.keep(one.slot):
+                try:
+                    self._keep(one.block, one.data, one.digest)
+                finally:
+                    one.ring.leave(one.slot)
+
+    def end(self) -> None:
+        """As :meth:`keep_late`, for all; where the disk fails the rest comes again."""
+        try:
+            self.keep_late(0.0)
+        finally:
+            for one in self._ones:
+                if one.ring.keep(one.slot):
+                    one.ring.leave(one.slot)
 
 
 class Shelf:
@@ -175,12 +270,15 @@ class Shelf:
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A block in the memory of a worker, as the carrier sees it. :param free: to be called once."""
+    """A block in the memory of a worker, as the carrier sees it.
+
+    :param free: to be called once, with whether it was sent: then, where blocks are passed, the worker forgets it.
+    """
 
     block: int
     sums: Sums
     view: memoryview
-    free: Callable[[], None]
+    free: Callable[[bool], None]
 
 
 Show = Callable[[Piece], bool]
@@ -192,18 +290,22 @@ class Rings:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._links: set[socket.socket] = set()
-        self._wanted: dict[int, Show] = {}
+        self._wanted: dict[int, tuple[Show, int]] = {}
 
-    def want(self, tid: int, show: Show) -> None:
-        """From now on blocks of a transfer are shown, from other threads. :param show: whether it keeps the block."""
+    def want(self, tid: int, show: Show, passes: bool = False) -> None:
+        """From now on blocks of a transfer are shown, from other threads.
+
+        :param show: whether it keeps the block. :param passes: what was sent need not be written by the worker.
+        """
+        word = _PASS if passes else _WANT
         with self._lock:
-            self._wanted[tid] = show
-            self._tell(_ASK.pack(_WANT, tid))
+            self._wanted[tid] = show, word
+            self._tell(_ASK.pack(word, tid))
 
     def drop(self, tid: int, show: Show) -> None:
         """No more of them."""
         with self._lock:
-            if self._wanted.get(tid) == show:
+            if self._wanted.get(tid, (None,))[0] == show:
                 del self._wanted[tid]
                 self._tell(_ASK.pack(_DROP, tid))
 
@@ -225,8 +327,8 @@ class Rings:
             os.close(found[0])
             with self._lock:
                 self._links.add(link)
-                for tid in self._wanted:
-                    link.send(_ASK.pack(_WANT, tid))
+                for tid, (_, word) in self._wanted.items():
+                    link.send(_ASK.pack(word, tid))
             try:
                 while message := link.recv(_OFFER.size):
                     self._offered(link, view, message)
@@ -239,13 +341,13 @@ class Rings:
         sums = Sums(digest, kind.rstrip(b"\0").decode(), checksum)
         start = number * BLOCK_BYTES
 
-        def free() -> None:
+        def free(was_sent: bool) -> None:
             with contextlib.suppress(OSError):
-                link.send(_ASK.pack(_FREE, number))
+                link.send(_ASK.pack(_SENT if was_sent else _FREE, number))
 
-        show = self._wanted.get(tid)
+        show, _ = self._wanted.get(tid, (None, _WANT))
         if show is None or not show(Piece(block, sums, view[start : start + size_bytes], free)):
-            free()
+            free(False)
 
     def _tell(self, message: bytes) -> None:
         for link in self._links:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from overlay_router.ring import Piece
@@ -17,7 +17,8 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import Damaged, Known, Upload
 from stageout.overlay.sending import Sending
-from stageout.wire.overlay import BLOCK_BYTES, Open, Operation
+from stageout.overlay.way import Way
+from stageout.wire.overlay import BLOCK_BYTES, Message, Open, Operation
 from stageout.wire.route import Route
 
 _PAGE_BYTES = 4096
@@ -25,13 +26,27 @@ _ANEW = "its sender has begun anew"
 
 
 class Growth:
-    """What of a file is here. Told by some threads, followed by those that send.
+    """What of a file is here, or was passed. Told by some threads, followed by those that send.
 
-    :param digests: of blocks that are on the disk. :param operation: the PUBLISH, None before the file is in custody.
+    A block that was sent from memory may be nowhere else here. It is *passed* when the next hop has said STAGED of it,
+    and *gone* when it must be sent again. Both are told in their order.
+
+    :param digests: of blocks that are on the disk here, or passed. :param operation: the PUBLISH, None before the file
+        is in custody. :param passed: those of ``digests`` that are not on the disk. :param told: hears what has become
+        of such blocks: those that are passed with their digests, and those that are gone. None: there are none of them,
+        all comes to the disk here.
     """
 
-    def __init__(self, digests: dict[int, bytes], operation: Operation | None) -> None:
-        self.digests, self.operation = digests, operation
+    def __init__(
+        self,
+        digests: dict[int, bytes],
+        operation: Operation | None,
+        passed: Iterable[int] = (),
+        told: Callable[[Mapping[int, bytes], Sequence[int]], None] | None = None,
+    ) -> None:
+        self.digests, self.operation, self._told = digests, operation, told
+        self._passed = set(passed)
+        self._sent: dict[int, bytes] = {}
         self._shown: dict[int, bytes] = {}
         self._pieces: dict[int, Piece] = {}
         self._lent: set[Piece] = set()
@@ -39,11 +54,11 @@ class Growth:
         self._ended = False
         self._sending: Sending | None = None
         self._lock = threading.Lock()
-        self._more = threading.Condition(self._lock)
 
     def follow(self, sending: Sending) -> None:
         """Tell this one, too: what is here now, and what comes."""
         with self._lock:
+            self._lose(list(self._sent))  # an earlier one has sent them, and nobody knows what became of them
             self._sending = sending
             if self._stopped:
                 sending.fail(self._stopped)
@@ -59,7 +74,9 @@ class Growth:
             if any(self._known(block, digest) != digest for block, digest in new.items()):
                 self._stop(TransferFailure(ErrorClass.SERVER_BUSY, _ANEW))
             self.digests.update(new)
-            self._more.notify_all()
+            self._passed.difference_update(new)
+            for block in new:
+                self._sent.pop(block, None)
             if self._sending:
                 self._sending.arrived(new)
 
@@ -82,30 +99,92 @@ class Growth:
             return True
 
     def take(self, block: int) -> Piece | None:
-        """A block in memory, to be given back; None: it is on the disk, which may be waited for."""
+        """A block in memory, to be given back; None: it is not there."""
         with self._lock:
-            self._more.wait_for(lambda: block in self._pieces or block in self.digests or self._stopped or self._ended)
             piece = self._pieces.pop(block, None)
             if piece is not None:
                 self._lent.add(piece)
             return piece
 
-    def give_back(self, piece: Piece) -> None:
+    def is_readable(self, block: int) -> bool:
+        """Whether a block that must be sent is on the disk; else it is sent as soon as it is here again.
+
+        It may be on its way to the disk. If it was sent from memory instead, it is gone, and with it all like it.
+        """
+        with self._lock:
+            if block in self.digests and block not in self._passed:
+                return True
+            if block in self._sent or block in self._passed:
+                self._lose([block, *filter(self._is_waiting, (*self._sent, *self._passed))])
+            elif self._sending:
+                self._sending.lacking([block])
+            return False
+
+    def give_back(self, piece: Piece, was_sent: bool) -> None:
         """It was sent, or could not be."""
         with self._lock:
-            if piece in self._lent:
-                self._lent.discard(piece)
-                piece.free()
+            if piece not in self._lent:
+                return
+            self._lent.discard(piece)
+            if was_sent and self._told and piece.block not in self.digests:
+                self._sent[piece.block] = piece.sums.digest
+                self._look()
+            piece.free(was_sent)
+
+    def heard(self) -> None:
+        """The next hop has said what it has."""
+        with self._lock:
+            self._look()
+
+    def lose(self) -> None:
+        """Whatever is only at the next hop must come again."""
+        with self._lock:
+            self._lose([*self._sent, *self._passed])
+
+    @property
+    def passed(self) -> set[int]:
+        """Blocks that only the next hop has."""
+        return self._passed.copy()
+
+    def on_disk(self) -> dict[int, bytes]:
+        """Digests of what is on the disk here."""
+        with self._lock:
+            return {block: digest for block, digest in self.digests.items() if block not in self._passed}
+
+    def _look(self) -> None:
+        if self._sending is None:
+            return
+        staged = {block: digest for block, digest in self._sent.items() if self._sending.is_staged(block)}
+        for block in staged:
+            del self._sent[block]
+        self._passed.update(staged)
+        self.digests.update(staged)
+        if staged and self._told:
+            self._told(staged, ())
+
+    def _lose(self, blocks: Iterable[int]) -> None:
+        gone = sorted(set(blocks))
+        for block in gone:
+            self._sent.pop(block, None)
+            self._passed.discard(block)
+            self.digests.pop(block, None)
+        if self._sending:
+            self._sending.lacking(gone)
+        if gone and self._told:
+            self._told({}, gone)
+
+    def _is_waiting(self, block: int) -> bool:
+        return self._sending is not None and self._sending.is_waiting(block)
 
     def close(self) -> None:
         """Nothing is sent any more."""
         with self._lock:
             self._ended = True
+            self._lose(list(self._sent))
             for piece in (*self._pieces.values(), *self._lent):
-                piece.free()
+                piece.free(False)
             self._pieces.clear()
             self._lent.clear()
-            self._more.notify_all()
 
     def _known(self, block: int, digest: bytes) -> bytes:
         return self.digests.get(block, self._shown.get(block, digest))
@@ -113,7 +192,7 @@ class Growth:
     def _leave_unwanted(self, sending: Sending) -> None:
         """What the terminal turns out to have must not fill the memory."""
         for block in [block for block in self._pieces if not sending.is_waiting(block)]:
-            self._pieces.pop(block).free()
+            self._pieces.pop(block).free(False)
 
     def complete(self, operation: Operation) -> None:
         """It is in custody: all blocks are here."""
@@ -137,9 +216,23 @@ class Growth:
 
     def _stop(self, failure: TransferFailure) -> None:
         self._stopped = failure
-        self._more.notify_all()
         if self._sending:
             self._sending.fail(failure)
+
+
+class Undigested(TransferFailure):
+    """The manifest cannot be made: blocks that were passed before must come again."""
+
+
+class _Sending(Sending):
+    """Also says what the other side has to who must know which blocks are only there."""
+
+    growth: Growth
+
+    def hear(self, way: Way, message: Message) -> None:
+        """As :class:`Sending`."""
+        super().hear(way, message)
+        self.growth.heard()
 
 
 class Spooled(Upload):
@@ -167,7 +260,8 @@ class Spooled(Upload):
 
     def sending(self, file: int) -> Sending:
         """It sends what is here, and goes on as more comes."""
-        made = Sending(self, file, self.routes, self.gateway.timeout_s, grows=True)
+        made = _Sending(self, file, self.routes, self.gateway.timeout_s, grows=True)
+        made.growth = self._growth
         self._growth.follow(made)
         return made
 
@@ -178,15 +272,20 @@ class Spooled(Upload):
         except OSError:
             return super().open()
 
-    def take(self, block: int, file: int, buffer: memoryview, channel: Channel) -> memoryview:
-        """A block in memory, or read into a buffer of this thread. :raises Damaged: it is not what it was."""
-        self._leave()
+    def take(self, block: int, file: int, buffer: memoryview, channel: Channel) -> memoryview | None:
+        """A block in memory, or read into a buffer of this thread; None while it is in neither.
+
+        :raises Damaged: it is not what it was.
+        """
+        self._leave(False)
         self._mine.piece = piece = self._growth.take(block)
         if piece is not None:  # whoever received it has found its sums
             channel.vouch(block, piece.sums.kind, piece.sums.checksum)
             same = self._kind == channel.digest_name
             self.digests.setdefault(block, piece.sums.digest if same else channel.digest(piece.view))
             return piece.view
+        if not self._growth.is_readable(block):
+            return None
         length = min(BLOCK_BYTES, self.size_bytes - block * BLOCK_BYTES)
         mine = self._buffer()
         try:
@@ -202,12 +301,14 @@ class Spooled(Upload):
     def publish(self, tid: int, channel: Channel) -> Operation:
         """The PUBLISH of its sender."""
         assert self._growth.operation is not None
+        if self._kind != channel.digest_name and not self._growth.passed <= self.digests.keys():
+            raise Undigested(ErrorClass.SERVER_BUSY, "the next hop wants digests of blocks that only it has")
         self.order = self._growth.operation
         return super().publish(tid, channel)
 
     def count(self, size_bytes: int) -> None:
         """A block has left: its memory is free."""
-        self._leave()
+        self._leave(True)
         super().count(size_bytes)
 
     def check_source(self) -> None:
@@ -219,12 +320,12 @@ class Spooled(Upload):
         view: memoryview = self._mine.view
         return view
 
-    def _leave(self) -> None:
-        """Give back the block that this thread has sent."""
+    def _leave(self, was_sent: bool) -> None:
+        """Give back the block that this thread has sent, or could not send."""
         piece: Piece | None = getattr(self._mine, "piece", None)
         self._mine.piece = None
         if piece is not None:
-            self._growth.give_back(piece)
+            self._growth.give_back(piece, was_sent)
 
     def _damaged(self, block: int, why: str) -> Damaged:
         return Damaged(ErrorClass.SOURCE_CHANGED, f"{self.local}: block {block}: {why}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from overlay_router.states import Result
 from overlay_router.store import Store, Transfer
@@ -33,12 +33,19 @@ def ranges_of(store: Store, tid: int) -> tuple[Range, ...]:
 
 
 def whole(
-    store: Store, tree: Tree, transfers: Iterable[Transfer], operation: Operation
+    store: Store,
+    tree: Tree,
+    transfers: Iterable[Transfer],
+    operation: Operation,
+    elsewhere: Callable[[int], Mapping[int, bytes]] = lambda tid: {},
 ) -> tuple[Transfer | None, list[Transfer]]:
-    """The first transfer whose data are whole and right, and those with wrong data, which begin again."""
+    """The first transfer whose data are whole and right, and those with wrong data, which begin again.
+
+    :param elsewhere: digests of blocks of a transfer that are durable, but not here.
+    """
     wrong: list[Transfer] = []
     for transfer in transfers:
-        blocks = store.staged(transfer.tid)
+        blocks = sorted({**elsewhere(transfer.tid), **dict(store.staged(transfer.tid))}.items())
         if len(blocks) < operation.blocks or not tree.inode(transfer.tid):
             continue
         manifest = hashlib.sha256(b"".join(digest for _, digest in blocks)).hexdigest()

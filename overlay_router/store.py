@@ -217,6 +217,16 @@ class Store:
         """How many blocks of a transfer are on the disk."""
         return int(self._connection.execute("SELECT count(*) FROM staged WHERE tid = ?", (tid,)).fetchone()[0])
 
+    def among(self, tid: int, blocks: Collection[int]) -> list[int]:
+        """Which of these blocks are on the disk."""
+        near = "SELECT block FROM staged WHERE tid = ? AND block BETWEEN ? AND ?"
+        found = self._connection.execute(near, (tid, min(blocks), max(blocks))).fetchall() if blocks else []
+        return [block for (block,) in found if block in blocks]
+
+    def counts(self) -> dict[int, int]:
+        """As :meth:`count`, of all transfers that have any."""
+        return dict(self._connection.execute("SELECT tid, count(*) FROM staged GROUP BY tid").fetchall())
+
     def is_whole(self, tid: int) -> bool:
         """Whether all blocks of a live transfer are recorded: nothing more may be written then."""
         transfer = self.transfer(tid)

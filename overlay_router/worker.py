@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 
-from overlay_router.ring import Ring, Shelf, Slot, Sums
+from overlay_router.ring import Left, LeftOnes, Ring, Shelf, Slot, Sums
 from overlay_router.splice import Circuit
 from overlay_router.tunnels import cover
 from stageout.core import log
@@ -39,6 +39,8 @@ _REPORT_BLOCKS = 512
 #: Nothing came for so long: what has come is synced. The first pause is not waited for after a rest.
 _QUIET_S = 0.01
 _REST_S = 0.1
+#: While nothing comes, so often it is looked what was sent on of what was left to be.
+_LOOK_S = 0.01
 _IDLE_S = 60.0
 #: Whoever has got a file may ask for another one within this time.
 _KEPT_S = 15.0
@@ -264,6 +266,7 @@ class Receiver:
 
     One thread receives, checks and writes block after block, so a block stays in one processor's cache; several
     connections keep network and disk busy at once. Another thread syncs.
+    Blocks that may be passed (:mod:`overlay_router.ring`) are written only if they were not sent on in time.
 
     :param report: called with each :class:`Report`. :param gate: closed when nothing may be written any more.
     :param shelf: where whoever sends blocks on sees them, if anybody wants that.
@@ -276,6 +279,7 @@ class Receiver:
         self._job, self._connection, self._file = job, connection, file
         self._shelf = shelf if shelf is not None and job.block_bytes == BLOCK_BYTES else None
         self._block_s = 0.0
+        self._left = LeftOnes(self._keep)
         self._checksum = frames.checksums()[job.checksum]
         self._sums = frames.sums(job.checksum, job.digest)
         self._header = memoryview(bytearray(frames.HEADER_BYTES))
@@ -291,12 +295,17 @@ class Receiver:
             while self._block():
                 pass
         finally:
-            if self._direct >= 0:
-                os.close(self._direct)
-            self._syncing.finish()
+            try:
+                self._left.end()
+            finally:
+                if self._direct >= 0:
+                    os.close(self._direct)
+                self._syncing.finish()
 
     def _block(self) -> bool:
         """One block into the file; False at the end."""
+        while self._left and not readable([self._connection.fileno()], _LOOK_S):
+            self._left.keep_late()
         if self._syncing.failure is not None or not fill(self._connection, self._header):
             return False
         self._syncing.in_a_block = True
@@ -312,13 +321,14 @@ class Receiver:
             return True
         if header.length_bytes != self._length(header.block):
             raise BadFrame(f"block {header.block} has {header.length_bytes} bytes")
+        self._left.keep_late()
         ring = self._shelf.ring if self._shelf else None
         slot = ring.take(self._job.tid, self._block_s) if ring else None
-        began_s = time.monotonic()
+        began_s, passes = time.monotonic(), False
         try:
-            self._payload(header, (slot.view if slot else self._buffer)[: header.length_bytes], ring, slot)
+            passes = self._payload(header, (slot.view if slot else self._buffer)[: header.length_bytes], ring, slot)
         finally:
-            if ring and slot:
+            if ring and slot and not passes:
                 ring.leave(slot)
         self._block_s = time.monotonic() - began_s
         self._syncing.in_a_block = False
@@ -349,15 +359,29 @@ class Receiver:
             raise BadFrame(f"block {header.block} does not fit its checksum")
         return digest
 
-    def _payload(self, header: frames.Header, data: memoryview, ring: Ring | None, slot: Slot | None) -> None:
+    def _payload(self, header: frames.Header, data: memoryview, ring: Ring | None, slot: Slot | None) -> bool:
+        """Whether the block is left to whoever sends it on."""
         digest = self._came(data, header)
         with self._gate.lock:
             if self._gate.closed:
-                return
-            if ring and slot:  # it leaves while it is written
+                return False
+            if ring and slot:  # it leaves while it is written, or instead
                 ring.offer(slot, header.block, len(data), Sums(digest, self._job.checksum, header.checksum))
-            self._write(data, header.block * self._job.block_bytes)
-            self._syncing.wrote((header.block, digest.hex()), len(data), self._more)
+                if slot.passes:
+                    self._left.add(Left(ring, slot, header.block, data, digest, time.monotonic()))
+                    return True
+            self._store(header.block, data, digest)
+        return False
+
+    def _keep(self, block: int, data: memoryview, digest: bytes) -> None:
+        """Write a block that was not sent on."""
+        with self._gate.lock:
+            if not self._gate.closed:
+                self._store(block, data, digest)
+
+    def _store(self, block: int, data: memoryview, digest: bytes) -> None:
+        self._write(data, block * self._job.block_bytes)
+        self._syncing.wrote((block, digest.hex()), len(data), self._more)
 
     def _length(self, block: int) -> int:
         left = self._job.size_bytes - block * self._job.block_bytes

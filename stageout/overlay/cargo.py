@@ -27,8 +27,11 @@ class Cargo(Protocol):
     def ask(self) -> Open:
         """The OPEN of this file, the same on every connection."""
 
-    def take(self, block: int, file: int, buffer: memoryview, channel: Channel) -> memoryview:
-        """Read a block and keep its digest. :raises TransferFailure: the file is not what it was."""
+    def take(self, block: int, file: int, buffer: memoryview, channel: Channel) -> memoryview | None:
+        """Read a block and keep its digest; None where it is not here any more, and comes again.
+
+        :raises TransferFailure: the file is not what it was.
+        """
 
     def publish(self, tid: int, channel: Channel) -> Operation:
         """The PUBLISH, once every block was read or is STAGED."""

@@ -202,9 +202,10 @@ class Upload:
         return Open(
             order.origin, order.seq, order.path, self.size_bytes, BLOCK_BYTES, order.expires, order.terminal,
             lot=self.lot, standby_s=order.standby_s,
+            release=order.release if order.copies == 1 else "custody",
         )  # fmt: skip
 
-    def take(self, block: int, file: int, buffer: memoryview, channel: Channel) -> memoryview:
+    def take(self, block: int, file: int, buffer: memoryview, channel: Channel) -> memoryview | None:
         """Read a block and keep its digest. :raises TransferFailure: it is not what it was."""
         offset = block * BLOCK_BYTES
         data = buffer[: min(BLOCK_BYTES, self.size_bytes - offset)]

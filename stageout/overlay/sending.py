@@ -104,6 +104,11 @@ class Sending:
             blocks.arrived(self.table, indices, first)
             self.ready.notify(len(self.table.queue) - before)
 
+    def lacking(self, indices: Iterable[int]) -> None:
+        """These blocks of a file that grows are not here any more, until :meth:`arrived` names them again."""
+        with self.changed:
+            blocks.lacking(self.table, indices)
+
     def _notify(self) -> None:
         self.changed.notify_all()
         self.ready.notify_all()
@@ -111,6 +116,10 @@ class Sending:
     def is_waiting(self, block: int) -> bool:
         """Whether a block is still to be taken."""
         return self.table.state[block] is blocks.Block.READY
+
+    def is_staged(self, block: int) -> bool:
+        """Whether a block is durable at the other side."""
+        return self.table.state[block] is blocks.Block.STAGED
 
     def complete(self) -> None:
         """The file grows no more: all its blocks have arrived."""
@@ -154,7 +163,7 @@ class Sending:
         with self.changed:
             if isinstance(message, Opened):
                 self._opened(message)
-            elif isinstance(message, Staged) and message.tid == self.tid:
+            elif isinstance(message, Staged) and message.tid == self.tid and message.epoch in ("", self._epoch):
                 self._staged(message)
             elif isinstance(message, Custody) or (isinstance(message, Result) and message.outcome not in _NOT_FINAL):
                 self._answer = self._answer or message
@@ -271,7 +280,7 @@ class Sending:
         return next(iter(found), None)
 
     def read(self, block: int, file: int, buffer: memoryview, channel: Channel) -> memoryview | None:
-        """The bytes of a block that was taken; None when they cannot be had, which ends it all."""
+        """The bytes of a block that was taken; None when they cannot be had: it comes again, or that ends it all."""
         data = None
         try:
             data = self.cargo.take(block, file, buffer, channel)
@@ -279,7 +288,7 @@ class Sending:
             self.fail(failure)
         with self.changed:
             self._reading -= 1
-        if data is not None:
+        if self._failure is None:
             self.publish()
         return data
 

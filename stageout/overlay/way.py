@@ -58,6 +58,7 @@ class Way:
         self.moved_s = self._up_s = 0.0
         self.moved = 0
         self.damages = 0
+        self._epoch = ""
         self.sockets = Sockets(sending.cargo.connections, sending.cargo.most_connections)
         self._manned: set[int] = set()
         self._acked_bytes = 0
@@ -309,6 +310,10 @@ class Way:
         return min(timeout_s, max(LEAST_SILENCE_S, 3 * max(trips_s)) * (1 << min(self._silent, _DOUBLINGS)))
 
     def _opened(self, control: Channel, message: Opened) -> None:
+        began_anew, self._epoch = message.epoch != self._epoch, message.epoch
+        if self.control is not None and began_anew:  # what it does not list is not there any more
+            self._sending.hear(self, message)
+            return
         if self.control is not None:
             self.damages += 1
             self._sending.damaged(self, message, control)

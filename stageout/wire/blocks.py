@@ -31,8 +31,8 @@ class Block(enum.Enum):
 
 LEGAL_MOVES: dict[Block, frozenset[Block]] = {
     Block.AWAITED: frozenset({Block.READY, Block.STAGED, Block.FREED}),
-    Block.READY: frozenset({Block.SENT, Block.STAGED, Block.FREED}),
-    Block.SENT: frozenset({Block.READY, Block.STAGED, Block.FREED}),
+    Block.READY: frozenset({Block.AWAITED, Block.SENT, Block.STAGED, Block.FREED}),
+    Block.SENT: frozenset({Block.AWAITED, Block.READY, Block.STAGED, Block.FREED}),
     Block.STAGED: frozenset({Block.READY, Block.FREED}),
     Block.FREED: frozenset(),
 }
@@ -56,6 +56,7 @@ class BlockTable:
 
     :param queue: blocks that may be READY, in the order in which they go. :param open: how many are not yet STAGED.
     :param cut: blocks of which parts have left. :param rest: the block that is cut now, and where its rest begins.
+    :param urgent: so many at its head go before all others.
     """
 
     count: int
@@ -65,6 +66,7 @@ class BlockTable:
     open: int = 0
     cut: set[int] = field(default_factory=set)
     rest: tuple[int, int] | None = None
+    urgent: int = 0
 
     def __post_init__(self) -> None:
         """All blocks begin READY."""
@@ -99,6 +101,7 @@ def take(table: BlockTable, carrier: int) -> int | None:
     """The next READY block, SENT with this carrier from now on; None when there is none."""
     while table.queue:
         index = table.queue.popleft()
+        table.urgent = max(0, table.urgent - 1)
         if table.state[index] is Block.READY:
             sent(table, index, carrier)
             return index
@@ -140,17 +143,28 @@ def await_all(table: BlockTable) -> None:
     """Nothing is here yet: each block may be sent once :func:`arrived` names it."""
     table.state = [Block.AWAITED] * table.count
     table.queue.clear()
+    table.urgent = 0
 
 
 def arrived(table: BlockTable, indices: Iterable[int], first: bool = False) -> None:
     """These blocks are here now; those that the other side has already need not be sent.
 
-    :param first: they go before all others: they are in memory, which is wanted back.
+    :param first: they go before all others, in turn: they are in memory, which is wanted back.
     """
     for index in indices:
         if table.state[index] is Block.AWAITED:
             move(table, index, Block.READY)
-            (table.queue.appendleft if first else table.queue.append)(index)
+            table.queue.insert(table.urgent if first else len(table.queue), index)
+            table.urgent += first
+
+
+def lacking(table: BlockTable, indices: Iterable[int]) -> None:
+    """These blocks are not here any more: they are AWAITED again, but for those that the other side has."""
+    for index in indices:
+        if table.state[index] in (Block.READY, Block.SENT):
+            move(table, index, Block.AWAITED)
+            table.carriers.pop(index, None)
+            _uncut(table, index)
 
 
 def carrier_down(table: BlockTable, carrier: int) -> list[int]:
@@ -187,7 +201,7 @@ def reopened(table: BlockTable, already: Iterable[int]) -> None:
         if state not in _STAYS:
             move(table, index, Block.READY)
     staged(table, already)
-    table.queue = deque(ready(table))
+    table.queue, table.urgent = deque(ready(table)), 0
 
 
 def ready(table: BlockTable) -> list[int]:

@@ -111,7 +111,7 @@ class Open:
     :param capability: and the signature of its holder over what is asked (:mod:`stageout.wire.capability`).
     :param lot: that the space is taken from, "" for what is free.
     :param warrant: of who commanded a copy that this router carries out (:mod:`stageout.wire.warrant`).
-    :param standby_s: as of the OPERATION to come.
+    :param standby_s: as of the OPERATION to come. :param release: the same; where that is not known yet, "custody".
     """
 
     origin: str
@@ -126,6 +126,7 @@ class Open:
     lot: str = ""
     warrant: str = ""
     standby_s: int = 0
+    release: str = "custody"
 
 
 @dataclass(frozen=True)
@@ -234,10 +235,14 @@ class Answer:
 
 @dataclass(frozen=True)
 class Staged:
-    """Blocks [first, end) whose bytes and record are durable."""
+    """Blocks [first, end) whose bytes and record are durable.
+
+    :param epoch: of the OPENED that it belongs to: behind another one it says nothing any more. "": it holds for ever.
+    """
 
     tid: int
     staged: tuple[Range, ...]
+    epoch: str = ""
 
 
 @dataclass(frozen=True)

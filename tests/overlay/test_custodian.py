@@ -211,7 +211,16 @@ class Slow:
         self.control = Channel(self.gateway)
         self.terminal, self.release = terminal, release
         self.control.send(
-            Open(self.origin, 1, "slow", SIZE_BYTES, BLOCK_BYTES, self.expires, terminal=terminal.address)
+            Open(
+                self.origin,
+                1,
+                "slow",
+                SIZE_BYTES,
+                BLOCK_BYTES,
+                self.expires,
+                terminal=terminal.address,
+                release=release,
+            )
         )
         opened = self.control.receive()
         assert isinstance(opened, Opened)

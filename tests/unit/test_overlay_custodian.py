@@ -188,7 +188,9 @@ def test_damage_with_another_copy_is_mended(spooling: Spooling) -> None:
     assert spooling.one.due() == []
     spooling.restart()
     assert spooling.one.due() == []
-    assert spooling.one.open(Open(ORIGIN, 1, "f1", BLOCK, BLOCK, EXPIRES, TERMINAL), PEER).message == asked.message
+    again = spooling.one.open(Open(ORIGIN, 1, "f1", BLOCK, BLOCK, EXPIRES, TERMINAL), PEER).message
+    assert isinstance(again, Opened)
+    assert (again.tid, again.staged) == (asked.message.tid, asked.message.staged)
     attached = spooling.one.attach(asked.message.tid)
     assert attached is not None
     os.close(attached.file)
@@ -426,6 +428,75 @@ def test_a_file_on_its_way_is_read_as_a_whole_for_the_first_who_fetches_it(
     monkeypatch.setattr("overlay_router.finding._is_right", check)
     spooling.take(1)
     asyncio.run(story())
+
+
+def passing(spooling: Spooling, release: str = "delivered") -> tuple[int, Operation]:
+    """A file of two blocks: the first is on the disk here, the second only at the next hop."""
+    ask = Open(ORIGIN, 1, "f1", 2 * BLOCK, BLOCK, EXPIRES, TERMINAL, release="delivered")
+    opened = spooling.one.open(ask, PEER, "blake2b-128").message
+    assert isinstance(opened, Opened)
+    coming = spooling.one.begin(opened.tid)
+    assert coming is not None
+    assert coming.passes
+    spooling.one.staged(opened.tid, [(0, b"d" * 16)])
+    (said,) = spooling.one.passed(opened.tid, {1: b"e" * 16})
+    assert said.message == Staged(opened.tid, ((1, 2),), opened.epoch)
+    manifest = hashlib.sha256(b"d" * 16 + b"e" * 16).hexdigest()
+    return opened.tid, replace(publish(1, release), size_bytes=2 * BLOCK, blocks=2, manifest=manifest)
+
+
+def test_blocks_that_only_the_next_hop_has_make_custody_of_what_its_sender_keeps(spooling: Spooling) -> None:
+    tid, operation = passing(spooling)
+    (said,) = spooling.one.operate(operation, PEER, "blake2b-128")
+    assert isinstance(said.message, Custody)
+    (held,) = spooling.one.due()
+    assert spooling.one.blocks(held) == ([(0, b"d" * 16)], [(1, b"e" * 16)])
+    assert spooling.one.find(TERMINAL, "f1") is None, "not all of it can be read here"
+    assert spooling.one.gone(tid, ()) == spooling.one.gone(tid, [0]) == [], "nothing is lost of what is in custody"
+
+
+@pytest.mark.parametrize("how", ["gone", "restart"])
+def test_a_file_in_custody_waits_for_what_the_next_hop_has_lost(spooling: Spooling, how: str) -> None:
+    tid, operation = passing(spooling)
+    spooling.one.operate(operation, PEER, "blake2b-128")
+    if how == "restart":
+        spooling.restart()
+        (reply,) = spooling.one.status(overlay.Status(ORIGIN, 1), PEER)
+    else:
+        (reply,) = spooling.one.gone(tid, [1])
+    assert isinstance(reply.message, Opened)
+    assert reply.message.staged == ((0, 1),)
+    assert spooling.one.due() == []
+    assert spooling.one.operate(operation, PEER, "blake2b-128") == []
+    spooling.one.staged(tid, [(1, b"e" * 16)])
+    (said,) = spooling.one.whole(tid)
+    assert isinstance(said.message, Custody)
+    spooling.restart()
+    assert len(spooling.one.due()) == 1
+
+
+def test_what_is_gone_is_asked_for_in_another_epoch_that_no_late_word_belongs_to(spooling: Spooling) -> None:
+    tid, operation = passing(spooling)
+    (before,) = spooling.one.status(overlay.Status(ORIGIN, 1), PEER)
+    (reply,) = spooling.one.gone(tid, [1])
+    assert isinstance(reply.message, Opened)
+    assert isinstance(before.message, Staged)
+    assert before.message.staged == ((0, 2),)
+    assert reply.message.staged == ((0, 1),)
+    assert before.message.epoch not in ("", reply.message.epoch)
+    assert spooling.one.operate(operation, PEER, "blake2b-128") == []
+    (_, said) = spooling.one.passed(tid, {1: b"e" * 16})
+    assert isinstance(said.message, Custody), "it was sent again, and is whole"
+
+
+def test_nothing_is_passed_of_what_its_sender_frees(spooling: Spooling) -> None:
+    _, operation = passing(spooling, "custody")
+    assert outcome(spooling.one.operate(operation, PEER, "blake2b-128")) == "failed"
+    opened = spooling.one.open(Open(ORIGIN, 2, "f2", BLOCK, BLOCK, EXPIRES, TERMINAL), PEER, "blake2b-128").message
+    assert isinstance(opened, Opened)
+    coming = spooling.one.begin(opened.tid)
+    assert coming is not None
+    assert not coming.passes
 
 
 class _Death(BaseException):

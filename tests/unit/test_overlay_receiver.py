@@ -26,7 +26,7 @@ import trustme
 from overlay_router import tunnels, worker
 from overlay_router.destination import Attached
 from overlay_router.parts import Parts
-from overlay_router.ring import Shelf
+from overlay_router.ring import Piece, Rings, Shelf
 from overlay_router.splice import Circuit
 from overlay_router.store import Transfer
 from overlay_router.worker import Gate, Job, Receiver, Report, Reporter
@@ -34,10 +34,11 @@ from stageout.core import sockets
 from stageout.core.sockets import wait_at_most
 from stageout.overlay.book import Book
 from stageout.overlay.links import Links
+from stageout.testing.pool.waiting import wait_until
 from stageout.wire import frames, overlay
 from stageout.wire.blocks import PART_BYTES
 from stageout.wire.frames import BadFrame, Type
-from stageout.wire.overlay import Open
+from stageout.wire.overlay import BLOCK_BYTES, Open
 
 BLOCK = 4096
 COUNT = 40
@@ -411,3 +412,49 @@ def test_a_download_makes_way_for_a_more_urgent_one(kind: str, monkeypatch: pyte
     finally:
         downloads[0].stop()
     wait_until(set(), held=False)
+
+
+def test_of_what_is_passed_only_that_is_written_which_was_not_sent_on(
+    ends: tuple[socket.socket, socket.socket], tmp_path: Path
+) -> None:
+    shelf, rings, kept = Shelf(), Rings(), []
+    control, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listening = threading.Thread(target=rings.listen, args=(other,))
+    listening.start()
+    mine, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    socket.send_fds(control, [b"\0"], [far.fileno()])
+    far.close()
+    shelf.connect(mine)
+    ring = shelf.ring
+    assert ring is not None
+
+    def show(piece: Piece) -> bool:
+        if piece.block in (0, 3):
+            piece.free(True)
+        if piece.block == 2:
+            kept.append(piece)
+        return piece.block != 1
+
+    rings.want(7, show, passes=True)
+    wait_until(lambda: 7 in ring._wanted, what="the ring to hear of it")
+    data = [os.urandom(BLOCK_BYTES) for _ in range(4)]
+
+    def send() -> None:
+        for block, content in enumerate(data):
+            header = frames.encode_header(Type.BLOCK, content, frames.checksums()[CHECKSUM], 7, block)
+            ends[0].sendall(header + content)
+        wait_until(lambda: len(kept) == 1 and len(ring._busy) == 1, what="two to be sent, and one to be declined")
+        ends[0].shutdown(socket.SHUT_WR)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    reports: Any = []
+    with (tmp_path / "file").open("w+b") as file, control, other:
+        job = Job("receive", 7, CHECKSUM, DIGEST, BLOCK_BYTES, 4 * BLOCK_BYTES)
+        Receiver(job, ends[1], file.fileno(), reports.append, Gate(), shelf).run()
+        sender.join(20)
+        control.close()
+        listening.join(20)
+    written = (tmp_path / "file").read_bytes()
+    assert written == bytes(BLOCK_BYTES) + data[1] + data[2]
+    assert sorted(block for report in reports for block, _ in report.blocks) == [1, 2]

@@ -6,7 +6,7 @@ import os
 import queue
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -16,6 +16,7 @@ from overlay_router.spooled import Growth
 from stageout.core.errors import ErrorClass
 from stageout.overlay.sending import Sending
 from stageout.testing.pool.waiting import wait_until
+from stageout.wire import blocks
 from stageout.wire.overlay import Operation
 
 TID = 7
@@ -81,7 +82,7 @@ def test_a_block_is_seen_where_it_was_received_and_its_slot_serves_again(both: B
     assert (piece.block, piece.sums, bytes(piece.view)) == (3, SUMS, data)
     both.ring.leave(slot)
     assert slot.number in both.ring._busy, "it was written, and is not sent yet"
-    piece.free()
+    piece.free(True)
     wait_until(lambda: not both.ring._busy, what="the slot to be free")
 
 
@@ -90,7 +91,7 @@ def test_a_slot_that_is_still_written_is_not_given_to_another_block(both: Both) 
     slot = both.ring.take(TID, 0)
     assert slot is not None
     both.ring.offer(slot, 0, 1, SUMS)
-    both.pieces.get(timeout=PATIENCE_S).free()
+    both.pieces.get(timeout=PATIENCE_S).free(False)
     wait_until(lambda: slot.holders == 1, what="the carrier to leave it")
     others = [both.ring.take(TID, 0) for _ in range(SLOTS)]
     assert slot.number not in [other.number for other in others if other]
@@ -151,7 +152,7 @@ class _Freed:
         self.freed: list[int] = []
 
     def piece(self, block: int, digest: bytes = DIGEST) -> Piece:
-        return Piece(block, Sums(digest, "crc32", 1), memoryview(b"x"), lambda: self.freed.append(block))
+        return Piece(block, Sums(digest, "crc32", 1), memoryview(b"x"), lambda was_sent: self.freed.append(block))
 
 
 class _Cargo:
@@ -170,24 +171,34 @@ def test_each_piece_is_freed_once_whatever_becomes_of_it() -> None:
     assert not growth.shown(pieces.piece(0)), "it is on the disk"
     for block in (1, 2, 3):
         assert growth.shown(pieces.piece(block))
-    assert list(sending.table.queue) == [3, 2, 1, 0], "what is in memory goes first"
+    assert list(sending.table.queue) == [1, 2, 3, 0], "what is in memory goes first, in turn"
     sent, lost = growth.take(1), growth.take(2)
     assert sent is not None and lost is not None
-    growth.give_back(sent)
+    growth.give_back(sent, True)
     assert growth.take(0) is None
+    assert growth.is_readable(0)
     growth.close()
-    growth.give_back(lost)
+    growth.give_back(lost, True)
     assert sorted(pieces.freed) == [1, 2, 3]
     assert not growth.shown(pieces.piece(3)), "nothing is sent any more"
 
 
-def test_a_block_that_was_sent_in_vain_is_waited_for_until_it_is_on_the_disk() -> None:
-    growth = Growth({}, None)
+def test_a_block_that_was_sent_in_vain_goes_again_when_it_is_on_the_disk() -> None:
+    growth, sending = Growth({}, None), _sending()
+    growth.follow(sending)
     assert growth.shown(_Freed().piece(1))
-    assert growth.take(1) is not None
-    threading.Timer(0.01, growth.arrived, [[(1, DIGEST)]]).start()
+    sent = growth.take(1)
+    assert blocks.take(sending.table, 1) == 1
+    assert sent is not None
+    growth.give_back(sent, True)
+    blocks.carrier_down(sending.table, 1)
+    assert blocks.take(sending.table, 2) == 1
     assert growth.take(1) is None
-    assert growth.digests == {1: DIGEST}
+    assert not growth.is_readable(1)
+    assert not blocks.ready(sending.table)
+    growth.arrived([(1, DIGEST)])
+    assert blocks.ready(sending.table) == [1]
+    assert growth.is_readable(1)
 
 
 @pytest.mark.parametrize("in_memory", [True, False])
@@ -209,3 +220,93 @@ def test_custody_of_blocks_that_nobody_named_begins_anew() -> None:
     growth.complete(Operation("0" * 32, 1, "publish", "f", 99, blocks=1))
     assert sending._failure is not None
     assert sending._failure.kind is ErrorClass.SERVER_BUSY
+
+
+class _Told:
+    """What becomes of blocks that are not on the disk."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[list[int], list[int]]] = []
+
+    def __call__(self, passed: Mapping[int, bytes], gone: Sequence[int]) -> None:
+        self.said.append((sorted(passed), list(gone)))
+
+
+def _sent(growth: Growth, sending: Sending, block: int, staged_first: bool) -> None:
+    """A block comes, and is sent; its STAGED overtakes the end of its sending, or does not."""
+    assert growth.shown(_Freed().piece(block))
+    assert blocks.take(sending.table, 1) == block
+    piece = growth.take(block)
+    assert piece is not None
+    if staged_first:
+        blocks.staged(sending.table, [block])
+        growth.heard()
+    growth.give_back(piece, True)
+    if not staged_first:
+        blocks.staged(sending.table, [block])
+        growth.heard()
+
+
+@pytest.mark.parametrize("staged_first", [True, False])
+def test_a_block_is_passed_when_the_next_hop_has_it_and_gone_when_it_must_be_sent_again(staged_first: bool) -> None:
+    told, sending = _Told(), _sending()
+    growth = Growth({}, None, (), told)
+    growth.follow(sending)
+    for block in (0, 1):
+        _sent(growth, sending, block, staged_first)
+    assert told.said == [([0], []), ([1], [])]
+    blocks.reopened(sending.table, [])
+    assert not growth.is_readable(1)
+    assert told.said[2:] == [([], [0, 1])]
+    assert not blocks.ready(sending.table)
+    assert growth.shown(_Freed().piece(1)), "it comes again"
+    assert blocks.ready(sending.table) == [1]
+
+
+def test_what_was_sent_and_never_confirmed_is_gone_at_the_end() -> None:
+    told, sending = _Told(), _sending()
+    growth = Growth({}, None, (), told)
+    growth.follow(sending)
+    for block in (0, 1):
+        growth.shown(_Freed().piece(block))
+        piece = growth.take(block)
+        assert piece is not None
+        growth.give_back(piece, True)
+    growth.arrived([(0, DIGEST)])
+    growth.close()
+    assert told.said == [([], [1])], "the other one was written after all"
+    assert growth.on_disk() == {0: DIGEST}
+
+
+def test_what_is_passed_need_not_be_written_once_it_was_sent(both: Both) -> None:
+    both.rings.want(TID, both.show, passes=True)
+    wait_until(lambda: TID in both.ring._wanted, what="the ring to hear of it")
+    slots = []
+    for block in (0, 1):
+        slot = both.ring.take(TID, 0)
+        assert slot is not None
+        assert slot.passes
+        slots.append(slot)
+        both.ring.offer(slot, block, 1, SUMS)
+        assert not both.ring.is_declined(slot)
+    both.pieces.get(timeout=PATIENCE_S).free(True)
+    both.pieces.get(timeout=PATIENCE_S).free(False)
+    wait_until(lambda: slots[0].was_sent and both.ring.is_declined(slots[1]), what="the answers")
+    assert not both.ring.keep(slots[0])
+    assert both.ring.keep(slots[1])
+    both.ring.leave(slots[1])
+    assert not both.ring._busy
+
+
+def test_a_block_that_is_being_written_is_the_workers(both: Both) -> None:
+    both.rings.want(TID, both.show, passes=True)
+    wait_until(lambda: TID in both.ring._wanted, what="the ring to hear of it")
+    slot = both.ring.take(TID, 0)
+    assert slot is not None
+    both.ring.offer(slot, 0, 1, SUMS)
+    assert both.ring.keep(slot)
+    both.pieces.get(timeout=PATIENCE_S).free(True)
+    wait_until(lambda: both.ring.is_declined(slot), what="the carrier to leave it")
+    assert slot.number in both.ring._busy
+    both.ring.leave(slot)
+    assert not both.ring._busy

@@ -215,7 +215,7 @@ def test_half_a_character_is_refused() -> None:
 
 
 def test_a_missing_field_is_named() -> None:
-    with pytest.raises(BadFrame, match="STAGED lacks one of staged"):
+    with pytest.raises(BadFrame, match="STAGED lacks one of epoch, staged"):
         overlay.from_meta(Type.STAGED, {"tid": 1})
 
 
