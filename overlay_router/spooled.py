@@ -23,6 +23,7 @@ from stageout.wire.route import Route
 
 _PAGE_BYTES = 4096
 _ANEW = "its sender has begun anew"
+_GONE = "the next hop has lost blocks that only it had: they come again"
 
 
 class Growth:
@@ -299,9 +300,15 @@ class Spooled(Upload):
         return data
 
     def publish(self, tid: int, channel: Channel) -> Operation:
-        """The PUBLISH of its sender."""
+        """The PUBLISH of its sender. :raises TransferFailure: blocks must come again first."""
         assert self._growth.operation is not None
-        if self._kind != channel.digest_name and not self._growth.passed <= self.digests.keys():
+        known = self._growth.digests.copy()
+        if len(known) < self._growth.operation.blocks:
+            raise TransferFailure(ErrorClass.SERVER_BUSY, _GONE)
+        if self._kind == channel.digest_name:
+            for block, digest in known.items():
+                self.digests.setdefault(block, digest)
+        elif not self._growth.passed <= self.digests.keys():
             raise Undigested(ErrorClass.SERVER_BUSY, "the next hop wants digests of blocks that only it has")
         self.order = self._growth.operation
         return super().publish(tid, channel)
