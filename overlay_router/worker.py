@@ -279,7 +279,7 @@ class Receiver:
         self._job, self._connection, self._file = job, connection, file
         self._shelf = shelf if shelf is not None and job.block_bytes == BLOCK_BYTES else None
         self._block_s = 0.0
-        self._left = LeftOnes(self._keep)
+        self._left = LeftOnes(self._store)
         self._checksum = frames.checksums()[job.checksum]
         self._sums = frames.sums(job.checksum, job.digest)
         self._header = memoryview(bytearray(frames.HEADER_BYTES))
@@ -362,26 +362,19 @@ class Receiver:
     def _payload(self, header: frames.Header, data: memoryview, ring: Ring | None, slot: Slot | None) -> bool:
         """Whether the block is left to whoever sends it on."""
         digest = self._came(data, header)
-        with self._gate.lock:
-            if self._gate.closed:
-                return False
-            if ring and slot:  # it leaves while it is written, or instead
-                ring.offer(slot, header.block, len(data), Sums(digest, self._job.checksum, header.checksum))
-                if slot.passes:
-                    self._left.add(Left(ring, slot, header.block, data, digest, time.monotonic()))
-                    return True
-            self._store(header.block, data, digest)
+        if ring and slot and not self._gate.closed:  # it leaves while it is written, or instead
+            ring.offer(slot, header.block, len(data), Sums(digest, self._job.checksum, header.checksum))
+            if slot.passes:
+                self._left.add(Left(ring, slot, header.block, data, digest, time.monotonic()))
+                return True
+        self._store(header.block, data, digest)
         return False
 
-    def _keep(self, block: int, data: memoryview, digest: bytes) -> None:
-        """Write a block that was not sent on."""
+    def _store(self, block: int, data: memoryview, digest: bytes) -> None:
         with self._gate.lock:
             if not self._gate.closed:
-                self._store(block, data, digest)
-
-    def _store(self, block: int, data: memoryview, digest: bytes) -> None:
-        self._write(data, block * self._job.block_bytes)
-        self._syncing.wrote((block, digest.hex()), len(data), self._more)
+                self._write(data, block * self._job.block_bytes)
+                self._syncing.wrote((block, digest.hex()), len(data), self._more)
 
     def _length(self, block: int) -> int:
         left = self._job.size_bytes - block * self._job.block_bytes
