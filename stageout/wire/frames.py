@@ -35,7 +35,7 @@ _META_LENGTH = struct.Struct(">I")
 Buffer = Union[bytes, bytearray, memoryview]
 Checksum = Callable[[Buffer], int]
 #: Checksum and digest of a block.
-Sums = Callable[[Buffer], "tuple[int, bytes]"]
+Sums = Callable[[Buffer], tuple[int, bytes]]
 
 
 class BadFrame(Exception):
