@@ -17,7 +17,7 @@ from common import Figure, main
 
 from stageout.overlay.channel import Gateway, read_key
 from stageout.overlay.client import put
-from stageout.overlay.lots import release, reserve
+from stageout.overlay.lots import release, renew, reserve
 from stageout.overlay.operations import Session
 from stageout.testing.router import RouterProcess
 
@@ -37,21 +37,23 @@ def put_s(gateway: Gateway, source: Path, lot: str) -> float:
     return took_s
 
 
-def pair(gateway: Gateway, source: Path, lot_first: bool) -> tuple[float, float, float]:
-    """Seconds of a put with a lot, of one without, and of reserving and releasing that lot."""
+def pair(gateway: Gateway, source: Path, lot_first: bool) -> tuple[float, ...]:
+    """Seconds of a put with a lot, of one without, and of reserving that lot, of renewing and of releasing it."""
     times_s: dict[bool, float] = {}
     for with_lot in (lot_first, not lot_first):
         if not with_lot:
             times_s[False] = put_s(gateway, source, "")
             continue
-        start_s = time.perf_counter()
+        marks_s = [time.perf_counter()]
         lot = reserve(gateway, 2 * SIZE_BYTES, 3600)
-        reserved_s = time.perf_counter() - start_s
+        marks_s.append(time.perf_counter())
+        renew(gateway, lot.number, 3600)
+        marks_s.append(time.perf_counter())
         times_s[True] = put_s(gateway, source, lot.number)
         start_s = time.perf_counter()
         release(gateway, lot.number)
-        both_s = reserved_s + time.perf_counter() - start_s
-    return times_s[True], times_s[False], both_s
+        released_s = time.perf_counter() - start_s
+    return times_s[True], times_s[False], marks_s[1] - marks_s[0], marks_s[2] - marks_s[1], released_s
 
 
 def measure(quick: bool) -> list[Figure]:
@@ -63,12 +65,15 @@ def measure(quick: bool) -> list[Figure]:
         put_s(gateway, source, "")
         pairs = [pair(gateway, source, bool(number % 2)) for number in range(5 if quick else 21)]
     rates = [statistics.median(SIZE_BYTES / one[which] / 1e6 for one in pairs) for which in (0, 1)]
-    cost = statistics.median(with_s / without_s - 1 for with_s, without_s, _ in pairs)
-    both_s = statistics.median(one[2] for one in pairs)
+    cost = statistics.median(one[0] / one[1] - 1 for one in pairs)
+    steps_s = [statistics.median(one[which] for one in pairs) for which in (2, 3, 4)]
     return [
         Figure("put of 512 MiB to the disk out of a lot", rates[0], "MB/s", "without a lot", rates[1], more=True),
         Figure("cost of the lot, median of pairs", cost, "", goal=GOAL_COST),
-        Figure("reserve 1 GiB and release it", both_s, "s"),
+        *(
+            Figure(f"{what}, with its connection", took_s, "s")
+            for what, took_s in zip(("reserve 1 GiB", "renew it", "release what is left"), steps_s)
+        ),
     ]
 
 

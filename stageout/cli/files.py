@@ -6,11 +6,12 @@ What a plain put does not need is loaded where it is: a file may take less time 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote_to_bytes, urlsplit
@@ -85,9 +86,12 @@ def run(options: argparse.Namespace) -> int:
 
             terminal = through(gateway, options.through)[1] if options.through else ""
             return send_trees(gateway, path, options, routes, first, terminal)
+        if "-" in options.files and (len(options.files) > 1 or options.url.endswith("/")):
+            raise UsageError("- (standard input) goes alone, to a URL with the file's name at its end")
         for file in options.files:
             name = f"{path}/{Path(file).name}" if len(options.files) > 1 or options.url.endswith("/") else path
-            _put(gateway, Path(file), name, options, routes)
+            with _given(file) as local:
+                _put(gateway, local, name, options, routes)
     except TransferFailure as failure:
         print(f"stageout: {failure}", file=sys.stderr)
         return int(Exit.FAILED)
@@ -113,7 +117,8 @@ def _put(gateway: Gateway, local: Path, path: str, options: argparse.Namespace, 
         status = local.stat()
     except OSError as problem:
         raise CommandError(f"{local}: {problem.strerror}") from None
-    bar, mode, terminal = Bar(local.name, status.st_size), status.st_mode & 0o777, ""
+    shown = path.rpartition("/")[2] if options.files == ["-"] else local.name
+    bar, mode, terminal = Bar(shown, status.st_size), status.st_mode & 0o777, ""
     first, most = connections_of(options.connections)
     deadline = _deadline(options)
     if options.custody:
@@ -208,9 +213,43 @@ def _ask_all(gateway: Gateway, options: argparse.Namespace) -> int:
     return int(Exit.TIMED_OUT if set(found) <= {"done", "in custody"} else Exit.FAILED)
 
 
+@contextlib.contextmanager
+def _given(file: str) -> Iterator[Path]:
+    """The file, or what standard input has, for ``-``: in a temporary file, since its size must be known."""
+    if file != "-":
+        yield Path(file)
+        return
+    import shutil
+    import tempfile
+
+    umask = os.umask(0o022)
+    os.umask(umask)
+    with tempfile.NamedTemporaryFile(prefix="stageout-") as gathered:
+        shutil.copyfileobj(sys.stdin.buffer, gathered)
+        gathered.flush()
+        os.fchmod(gathered.fileno(), 0o666 & ~umask)
+        yield Path(gathered.name)
+
+
+def _print(gateway: Gateway, path: str, options: argparse.Namespace) -> int:
+    """All of a file to standard output, as it comes."""
+    import shutil
+
+    from stageout.overlay.opening import open_file
+
+    if options.through:
+        raise UsageError("--through is for files: name one in place of -")
+    with open_file(gateway, path, routes=routes_of(options.routes, gateway)) as file:
+        shutil.copyfileobj(file, sys.stdout.buffer)
+    sys.stdout.buffer.flush()
+    return int(Exit.OK)
+
+
 def _get(gateway: Gateway, path: str, options: argparse.Namespace) -> int:
     from stageout.overlay.finding import get_found
 
+    if options.file == "-":
+        return _print(gateway, path, options)
     local = Path(options.file or Path(path).name)
     bar, received = Bar(local.name, 0), [0]
 

@@ -274,7 +274,7 @@ def _add_profile(commands: argparse._SubParsersAction[_Parser]) -> None:
 
 def _add_files(commands: argparse._SubParsersAction[_Parser]) -> None:
     command = _add(commands, "put", "sends files to a router of the overlay", _PUT, "files")
-    command.add_argument("files", metavar="FILE", nargs="+")
+    command.add_argument("files", metavar="FILE", nargs="+", help="- is standard input")
     command.add_argument("url", metavar="URL", help="overlay://HOST[:PORT]/path")
     command.add_argument("-r", "--recursive", action="store_true", help="FILEs are directories: send all below them")
     command.add_argument("--lot", metavar="ID", default="", help="take the space from this lot (stageout lot)")
@@ -307,7 +307,7 @@ def _add_files(commands: argparse._SubParsersAction[_Parser]) -> None:
     _add_key(command)
     command = _add(commands, "get", "fetches a file from a router of the overlay", _GET, "files")
     command.add_argument("url", metavar="URL", help="overlay://HOST[:PORT]/path")
-    command.add_argument("file", metavar="FILE", nargs="?", help="default: its name, here")
+    command.add_argument("file", metavar="FILE", nargs="?", help="default: its name, here; - is standard output")
     command.add_argument(
         "--through", metavar="HOSTS", help="custodians ('A; B') to be asked when the router cannot be reached"
     )

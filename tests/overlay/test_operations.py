@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import itertools
 import os
 import re
 import shutil
+import tarfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from stageout import overlay
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay import operations
 from stageout.overlay.channel import Channel, Gateway, read_key
@@ -255,12 +258,45 @@ def test_the_example_of_the_document(
     router: RouterProcess, gateway: Gateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = (Path(__file__).parents[2] / "docs" / "OVERLAY.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.S)
-    (tmp_path / "results.tar").write_text("results")
+    first, second = re.findall(r"```python\n(.*?)```", text, re.S)
+    with tarfile.open(tmp_path / "results.tar", "w") as archive:
+        archive.add(__file__, "events.root")
+    size_bytes = (tmp_path / "results.tar").stat().st_size
     put(gateway, tmp_path / "results.tar", "alice/results.tar")
     here = {"gateway.example.org": "127.0.0.1", "9621": str(router.port)}
     here["/etc/condor/stageout-overlay.key"] = str(router.key_file("site"))
-    for written, real in here.items():
-        code = code.replace(written, real)
-    exec(compile(code, "OVERLAY.md", "exec"), {})
-    assert capsys.readouterr().out == "results.tar file 7\n"
+    for code in (first, second):
+        for written, real in here.items():
+            code = code.replace(written, real)
+        exec(compile(code, "OVERLAY.md", "exec"), {})
+    assert capsys.readouterr().out == f"results.tar file {size_bytes}\n['events.root']\n"
+    assert (router.root / "alice/run7/summary.txt").read_text() == "42 events\n"
+
+
+def test_a_file_is_read_and_written_as_pythons_own(router: RouterProcess, gateway: Gateway, tmp_path: Path) -> None:
+    data, small = os.urandom(2 * BLOCK_BYTES + 77), tmp_path / "small"
+    small.write_bytes(b"another version")
+    with overlay.open(gateway, "d/f", "wb") as new:
+        new.write(data)
+        assert not (router.root / "d").exists(), "nothing is to be seen before it is whole"
+    assert new.published is not None
+    assert new.published.generation == 1
+    with overlay.open(gateway, "d/f") as file:
+        for offset, whence, count in ((5, 0, 9), (BLOCK_BYTES - 3, 0, 7), (-20, 2, 50), (-9, 1, 9), (0, 0, -1)):
+            at = file.seek(offset, whence)
+            assert file.read(count) == data[at:][: count if count >= 0 else None]
+        file.seek(0)
+        put(gateway, small, "d/f")
+        with pytest.raises(TransferFailure) as caught:
+            file.read()
+        assert caught.value.kind is ErrorClass.CONFLICT
+    with pytest.raises(KeyError), overlay.open(gateway, "d/g", "wb") as given_up:
+        raise KeyError
+    overlay.open(gateway, "d/h", "wb").write(b"never closed")
+    gc.collect()
+    assert [entry.name for entry in Session(gateway).entries("d")] == ["f"]
+    assert given_up.closed
+    for path, kind in (("d", ErrorClass.CONFLICT), ("d/g", ErrorClass.NOT_FOUND)):
+        with pytest.raises(TransferFailure) as caught:
+            overlay.open(gateway, path)
+        assert caught.value.kind is kind

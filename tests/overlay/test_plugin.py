@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -52,6 +53,11 @@ def test_put_and_get(router: RouterProcess, tmp_path: Path, capsys: pytest.Captu
         "a: 3000000 bytes",
         "back: 3000000 bytes",
     ]
+    command = [sys.executable, "-m", "stageout.cli.main"]
+    assert not subprocess.run([*command, "put", "-", _url(router, "piped"), *key], input=b"data", timeout=60).returncode
+    assert (router.root / "piped").read_bytes() == b"data"
+    told = subprocess.run([*command, "get", _url(router, "piped"), "-", *key], capture_output=True, timeout=60)
+    assert (told.returncode, told.stdout) == (0, b"data")
 
 
 def test_what_the_commands_refuse(router: RouterProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,6 +65,8 @@ def test_what_the_commands_refuse(router: RouterProcess, tmp_path: Path, capsys:
     file = tmp_path / "a"
     file.write_text("data")
     for arguments, status, words in (
+        (["put", "-", _url(router, "into/"), *key], 64, "with the file's name at its end"),
+        (["get", _url(router, "none"), "-", *key], 1, "No such file"),
         (["put", str(file), "http://h/p", *key], 64, "write overlay://HOST"),
         (["put", str(file), "overlay://h:port/p", *key], 64, "the port is not a number"),
         (["put", str(tmp_path / "none"), _url(router, "f"), *key], 1, "No such file"),
