@@ -127,9 +127,10 @@ def _end_rest() -> None:
                 continue
         except ChildProcessError:
             return
-        for pid in _children():
-            with contextlib.suppress(OSError):
-                os.kill(pid, _SIGKILL)
+        with contextlib.suppress(OSError):  # no /proc
+            for pid in _children():
+                with contextlib.suppress(OSError):
+                    os.kill(pid, _SIGKILL)
         if time.monotonic() > until_s:  # of another user, or the disk keeps it
             return
         time.sleep(_AGAIN_S)
