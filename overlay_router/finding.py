@@ -10,6 +10,7 @@ from overlay_router.custodian import Custodian
 from overlay_router.destination import Published
 from overlay_router.forwarder import OnDisk
 from overlay_router.keys import Key
+from overlay_router.pack_custody import HeldFile
 from overlay_router.spool import Held
 from stageout.core import log
 from stageout.core.errors import ErrorClass
@@ -40,38 +41,59 @@ class Finding:
 
     async def entry(self, key: Key, ask: Stat) -> Answer:
         """What a STAT with a terminal is answered: the newest such file, generation 0, or why there is none."""
-        held = await _held(self._custodian, self._on_disk, key, ask)
-        if isinstance(held, Answer):
-            return held
-        operation, name = held.operation, ask.path.rpartition("/")[2]
-        return Answer((name,), ("file",), (operation.size_bytes,), (operation.mode,), (held.taken_at,))
+        found = await _found(self._custodian, self._on_disk, key, ask)
+        if isinstance(found, Answer):
+            return found
+        name = ask.path.rpartition("/")[2]
+        if isinstance(found, HeldFile):
+            pack, position = found.pack, found.position
+            size_bytes, mode, taken_at = pack.sizes_bytes[position], pack.modes[position], found.held.taken_at
+        else:
+            size_bytes, mode, taken_at = found.operation.size_bytes, found.operation.mode, found.taken_at
+        return Answer((name,), ("file",), (size_bytes,), (mode,), (taken_at,))
 
     async def file(self, key: Key, ask: Get) -> Published | Answer:
         """That file for a GET, every block of it checked; or why there is none.
 
         It is read as a whole for the first GET, and for another one only if it was touched since.
         """
-        held = await _held(self._custodian, self._on_disk, key, ask)
-        if isinstance(held, Answer):
-            return held
-        custodian = self._custodian
-        assert custodian is not None
+        found = await _found(self._custodian, self._on_disk, key, ask)
+        if isinstance(found, Answer):
+            return found
+        assert self._custodian is not None
         try:
-            found = await self._on_disk(lambda: os.open(custodian.file(held), os.O_RDONLY | os.O_CLOEXEC))
+            if isinstance(found, HeldFile):
+                published = await self._small(self._custodian, found)
+            else:
+                published = await self._large(self._custodian, found)
         except OSError as problem:
             return Answer(code=ErrorClass.SERVER_ERROR.code, message=f"{ask.path}: {problem.strerror}")
-        is_right = False
-        try:
-            digests = await self._on_disk(lambda: custodian.digests(held))
-            is_right = await self._is_right(found, held, digests)
-        finally:
-            if not is_right:
-                os.close(found)
-        if is_right:
-            return Published(held.operation.size_bytes, held.operation.mode, 0, found)
+        if published is not None:
+            return published
         log.error("custody-damaged", path=ask.path, advice="check the disk of the spool")
         text = f"{ask.path}: the copy in this router's spool is damaged"
         return Answer(code=ErrorClass.SERVER_ERROR.code, message=text)
+
+    async def _small(self, custodian: Custodian, found: HeldFile) -> Published | None:
+        """A file of a pack, by itself in memory; None for one that is damaged."""
+        data = await self._on_disk(lambda: custodian.packs.read(found))
+        if data is None:
+            return None
+        file = os.memfd_create("file-of-pack", os.MFD_CLOEXEC)
+        os.pwrite(file, data, 0)
+        return Published(len(data), found.pack.modes[found.position], 0, file)
+
+    async def _large(self, custodian: Custodian, held: Held) -> Published | None:
+        """A file of its own; None for one that is damaged."""
+        file = await self._on_disk(lambda: os.open(custodian.file(held), os.O_RDONLY | os.O_CLOEXEC))
+        is_right = False
+        try:
+            digests = await self._on_disk(lambda: custodian.digests(held))
+            is_right = await self._is_right(file, held, digests)
+        finally:
+            if not is_right:
+                os.close(file)
+        return Published(held.operation.size_bytes, held.operation.mode, 0, file) if is_right else None
 
     async def _is_right(self, found: int, held: Held, digests: list[bytes]) -> bool:
         status = os.fstat(found)
@@ -89,15 +111,18 @@ class Finding:
         return True
 
 
-async def _held(custodian: Custodian | None, on_disk: OnDisk, key: Key, ask: Stat | Get) -> Held | Answer:
+async def _found(custodian: Custodian | None, on_disk: OnDisk, key: Key, ask: Stat | Get) -> Held | HeldFile | Answer:
     if custodian is None:
         return Answer(code=ErrorClass.NOT_FOUND.code, message="this router takes nothing into custody")
     refusal = custodian.terminals.reason_against(ask.terminal, key.name)
     if refusal:
         return Answer(code=ErrorClass.PERMISSION_DENIED.code, message=refusal)
-    held = await on_disk(lambda: custodian.find(ask.terminal, ask.path))
+    where = ask.terminal, ask.path
+    alone, packed = await on_disk(lambda: (custodian.find(*where), custodian.packs.find(*where)))
     text = f"{ask.path}: nothing of that name is here on its way to {ask.terminal}"
-    return held or Answer(code=ErrorClass.NOT_FOUND.code, message=text)
+    if alone is not None and packed is not None:
+        return packed if packed.held.taken_at > alone.taken_at else alone
+    return alone or packed or Answer(code=ErrorClass.NOT_FOUND.code, message=text)
 
 
 def _is_right(file: int, held: Held, digests: list[bytes]) -> bool:

@@ -27,7 +27,7 @@ from overlay_router.store import PackResults
 from overlay_router.tree import OWN, SYNC_ALL_FROM, no_room, sync_filesystem
 from stageout.core import durable, log
 from stageout.core.clock import Clock
-from stageout.wire import overlay, packs
+from stageout.wire import frames, overlay, packs
 from stageout.wire.overlay import Custody, NoSpace, Packed
 
 Key = tuple[str, int]
@@ -50,6 +50,14 @@ class News(NamedTuple):
 
     ready: list[HeldPack]
     cancelled: list[HeldPack]
+
+
+class HeldFile(NamedTuple):
+    """A file of a pack in custody. :param position: in the pack."""
+
+    held: HeldPack
+    pack: overlay.Pack
+    position: int
 
 
 @dataclass
@@ -278,6 +286,33 @@ class PackCustody:
             if (held.origin, seq) in self._others:
                 return held.origin, seq
         return None
+
+    # ---- fetched -----------------------------------------------------------------------------------------------------
+
+    def find(self, terminal: str, path: str) -> HeldFile | None:
+        """The newest file of a pack in custody on its way to a name at a terminal, None when there is none."""
+        found: HeldFile | None = None
+        for held in [self._held[key] for key in self._store.packs_with(path) if key in self._held]:
+            pack = self._store.pack(held.key)
+            if held.terminal.split(",")[-1] != terminal or path not in pack.paths:
+                continue
+            position = max(place for place, name in enumerate(pack.paths) if name == path)
+            is_wanted = held.seq + position not in self._store.record(held.origin).cancelled
+            if is_wanted and (found is None or (found.held.taken_at, found.held.seq) < (held.taken_at, held.seq)):
+                found = HeldFile(held, pack, position)
+        return found
+
+    def read(self, file: HeldFile) -> bytes | None:
+        """Its data, checked; None when they are not what came in. :raises OSError: it cannot be read."""
+        pack, position = file.pack, file.position
+        start = packs.DIGEST_BYTES * len(pack.paths)
+        with self._file(file.held.key).open("rb", buffering=0) as whole:
+            digests = whole.read(start)
+            whole.seek(start + sum(pack.sizes_bytes[:position]))
+            data = whole.read(pack.sizes_bytes[position])
+        own = digests[packs.DIGEST_BYTES * position :][: packs.DIGEST_BYTES]
+        is_right = packs.manifest([digests]) == pack.manifest and frames.digests()[file.held.digest](data) == own
+        return data if is_right else None
 
     # ---- delivered ---------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +17,8 @@ _TABLE = """CREATE TABLE IF NOT EXISTS packs_held (
     origin TEXT NOT NULL, seq INTEGER NOT NULL, end INTEGER NOT NULL, path BLOB NOT NULL, terminal TEXT NOT NULL,
     release TEXT NOT NULL, expires INTEGER NOT NULL, sender TEXT NOT NULL, digest TEXT NOT NULL, size INTEGER NOT NULL,
     taken_at INTEGER NOT NULL, pack TEXT NOT NULL, UNIQUE (origin, seq))"""
+_NAMES = """CREATE TABLE IF NOT EXISTS pack_names (
+    origin TEXT NOT NULL, seq INTEGER NOT NULL, sums BLOB NOT NULL, PRIMARY KEY (origin, seq)) WITHOUT ROWID"""
 #: That tables of earlier versions lack.
 _LATER = {
     "priority": "INTEGER NOT NULL DEFAULT 0", "deadline": "INTEGER NOT NULL DEFAULT 0",
@@ -72,6 +75,7 @@ class PackRecords(Store):
     def _open(self) -> None:
         super()._open()
         self._connection.execute(_TABLE)
+        self._connection.execute(_NAMES)
         present = {row[1] for row in self._connection.execute("PRAGMA table_info(packs_held)")}
         for name in _LATER.keys() - present:
             self._connection.execute(f"ALTER TABLE packs_held ADD COLUMN {name} {_LATER[name]}")
@@ -104,6 +108,8 @@ class PackRecords(Store):
                 )  # fmt: skip
                 marks = ", ".join("?" * len(row))
                 self._connection.execute(f"INSERT INTO packs_held ({_COLUMNS}, pack) VALUES ({marks})", row)
+                sums = b"".join(map(_sum_of, pack.paths))
+                self._connection.execute("INSERT OR REPLACE INTO pack_names VALUES (?, ?, ?)", (*held.key, sums))
             self._connection.executemany("INSERT OR IGNORE INTO cancelled VALUES (?, ?)", cancelled)
         for origin, seq in cancelled:
             self.record(origin).cancelled.add(seq)
@@ -142,7 +148,17 @@ class PackRecords(Store):
         return iter(())
 
     def _forget_pack(self, key: tuple[str, int]) -> None:
-        self._connection.execute("DELETE FROM packs_held WHERE origin = ? AND seq = ?", key)
+        for table in ("packs_held", "pack_names"):
+            self._connection.execute(f"DELETE FROM {table} WHERE origin = ? AND seq = ?", key)
+
+    def packs_with(self, path: str) -> list[tuple[str, int]]:
+        """Packs in custody that may have a file of that name: those whose checksums of names have its one."""
+        rows = self._connection.execute("SELECT origin, seq FROM pack_names WHERE instr(sums, ?)", (_sum_of(path),))
+        return [(origin, seq) for origin, seq in rows]
+
+
+def _sum_of(path: str) -> bytes:
+    return zlib.crc32(os.fsencode(path)).to_bytes(4, "little")
 
 
 def pack_text(pack: Pack) -> str:

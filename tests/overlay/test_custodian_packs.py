@@ -242,6 +242,10 @@ def test_a_pack_passes_two_custodians_and_each_keeps_it_until_it_is_there(
             packer.finish()
         wait_until(lambda: _spooled(custodian), what="the second custodian to have it")
         assert len(_spooled(first)) == 1
+        back = str(tmp_path / "back")
+        get = ["get", f"overlay://{terminal.address}/chained/f1", back, "--key", str(custodian.key_file("site"))]
+        assert main([*get, "--through", custodian.address, "--stale-ok"]) == 0
+        assert Path(back).read_bytes() == data["f1"]
         unwanted = packer_ends.pop("f2")
         assert isinstance(unwanted, SmallPut)
         with Channel(_gateway(first)) as channel:
