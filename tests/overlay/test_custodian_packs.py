@@ -14,6 +14,7 @@ from stageout.cli.main import main
 from stageout.core.errors import TransferFailure
 from stageout.overlay.channel import Channel, Gateway, read_key
 from stageout.overlay.copying import state
+from stageout.overlay.finding import find
 from stageout.overlay.packs import End, Packer, SmallPut
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess, custodian_for
@@ -251,6 +252,8 @@ def test_a_pack_passes_two_custodians_and_each_keeps_it_until_it_is_there(
         with Channel(_gateway(first)) as channel:
             channel.send(Cancel(unwanted.origin, unwanted.seq))
             assert _in_custody(channel) == unwanted.seq
+        second = _gateway(custodian)
+        wait_until(lambda: find(second, terminal.address, "chained/f2") is None, what="the second one to hear it")
         custodian.kill()
         custodian.start()
         terminal.start()
