@@ -194,7 +194,8 @@ class Custodian(Intake):
     def _open(self, sender: str, op: Op) -> None:
         if self._known(op, sender) or self.world.now > op.expires:
             return
-        if lots.reserve(self.spool, key_of(op), op.blocks, self.world.now) is not None:
+        again_s = lots.reserve(self.spool, key_of(op), op.blocks, self.world.now)
+        if again_s is not None and self.world.bug is not Bug.LOT_IGNORED:
             self.send(sender, "NOSPACE", key_of(op))
             return
         self.grant(op, sender)
@@ -227,7 +228,8 @@ class Custodian(Intake):
             return
         row.result, row.settled = result, True
         self.step()
-        self._release(row)
+        if self.world.bug is not Bug.SPOOL_KEPT:
+            self._release(row)
         if result is not None:
             self.send(f"origin{key[0]}", "RESULT", key, result)
 

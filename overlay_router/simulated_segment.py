@@ -38,6 +38,9 @@ class Bug(enum.Enum):
     RECOVERY_REPEATS = "recovery repeats every INTENT"
     CANCEL_OVERTAKES = "CANCELLED is final before the operation's own edges are"
     CUSTODY_WITHOUT_BLOCKS = "CUSTODY is granted before all blocks are there"
+    CREDIT_IGNORED = "blocks are sent into a relay that has no free buffer"
+    LOT_IGNORED = "a custodian takes data that found no lot"
+    SPOOL_KEPT = "a custodian keeps the bytes of what is final"
 
 
 class Crash(Exception):

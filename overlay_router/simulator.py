@@ -79,7 +79,7 @@ class World:
 
     def credit(self, route: int) -> bool:
         """Whether the relay of this route has a free buffer (invariant 4)."""
-        return self.in_relay[route] < RING_BLOCKS
+        return self.in_relay[route] < RING_BLOCKS or self.bug is Bug.CREDIT_IGNORED
 
     def send(self, sender: str, to: str, message: Message, route: int = -1) -> None:
         """Put a frame on its way, perhaps never, twice or much later."""
