@@ -15,7 +15,9 @@ import threading
 import time
 from base64 import urlsafe_b64encode
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +28,7 @@ from stageout.overlay.client import put
 from stageout.overlay.fetch import get
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess
-from stageout.wire import token
+from stageout.wire import greeting, token
 from stageout.wire.overlay import BLOCK_BYTES, Attach, Open, Opened
 from tests.overlay.between import Between
 
@@ -250,6 +252,13 @@ def test_who_may_not(router: RouterProcess, gateway: Gateway, tmp_path: Path) ->
     assert visible(router) == []
     put(small, source, "small/f")
     assert visible(router) == ["small", "small/f"]
+
+
+def test_clocks_that_disagree_are_refused(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    for ahead_s in (700.0, -700.0):
+        monkeypatch.setattr(greeting, "time", SimpleNamespace(time=partial(lambda by_s: time.time() + by_s, ahead_s)))
+        with pytest.raises(TransferFailure, match="more than ten minutes apart"):
+            Channel(gateway)
 
 
 def test_a_transfer_of_another_key_cannot_be_written_to(router: RouterProcess, gateway: Gateway) -> None:
