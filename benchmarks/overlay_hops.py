@@ -27,11 +27,12 @@ from typing import Any
 
 from common import Figure, main_in_parts
 from routers.chain import Chain, changing, cpu_s
+from routers.iperf import iperf
 from routers.net import Net, writers
 
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess
-from stageout.testing.wide_area import Link
+from stageout.testing.wide_area import Link, WideArea
 
 #: Of each file in Kangaroo's measurements.
 FILE_BYTES = 8_642_560
@@ -257,11 +258,14 @@ def _spooled(router: RouterProcess) -> list[Path]:
 
 def middle(quick: bool) -> list[Figure]:
     """Two links whose rates change at random and independently: with and without somewhere to keep files in between."""
-    count = 6 if quick else 12
+    count = 6 if quick else 24
+    size_bytes = count * FILE_BYTES
     figures: list[Figure] = []
     took: dict[str, float] = {}
+    one, two = (_schedule(seed) for seed in (1, 2))
+    without, within = _ideal(one, two, size_bytes)
+    ideals = {"direct": without, "relay": without, "custodian": within}
     with _folder() as folder, Chain(folder, [_link(), _link()], settings={"STAGEOUT_ROUTER_DELIVERIES": "5"}) as chain:
-        one, two = (_schedule(seed) for seed in (1, 2))
         end, first = chain.address(2), chain.address(1)
         ways: dict[str, dict[str, str]] = {
             "direct": {"do": "put", "end": end},
@@ -275,19 +279,26 @@ def middle(quick: bool) -> list[Figure]:
             with changing(chain.areas[0], one), changing(chain.areas[1], two):
                 told = chain.ask({"files": files, "at_once": 4})["files"]
             took[name] = max(file["there_s"] for file in told)
-            cpu = (cpu_s(chain.routers[1]) - before) / (count * FILE_BYTES / 1e9)
-            figures.append(Figure(f"halves that fluctuate: {name}", count * FILE_BYTES / 1e6 / took[name], "MB/s"))
+            cpu = (cpu_s(chain.routers[1]) - before) / (size_bytes / 1e9)
+            what = f"{name}, beside links that are always full"
+            figures.append(Figure(what, size_bytes / 1e6 / took[name], "MB/s", "ideal", ideals[name] / 1e6))
             if name != "direct":
                 figures.append(Figure(f"the {name} in the middle: its processor time", cpu, "s/GB"))
-        narrow, means = _theory(one, two, took["relay"]), _theory(one, two, took["custodian"])
+        plain = [_plain(area, schedule) for area, schedule in zip(chain.areas, (one, two))]
     return [
         *figures,
-        Figure("theory while the relay ran: mean of the narrower half", narrow[0] / 1e6, "MB/s"),
-        Figure("theory while the custodian ran: narrower half's mean", means[1] / 1e6, "MB/s"),
+        Figure("plain TCP over one half, of what that carries: the worse", min(plain), "ratio"),
         Figure("gain of a custodian in the middle over a relay", took["relay"] / took["custodian"], "ratio",
-               "over no router at all", took["direct"] / took["custodian"]),
-        Figure("gain that a buffer without limits could bring", means[1] / narrow[0], "ratio"),
+               "of the ideal ones", within / without),
+        Figure("gain of a custodian in the middle over no router", took["direct"] / took["custodian"], "ratio"),
     ]  # fmt: skip
+
+
+def _plain(area: WideArea, schedule: Sequence[tuple[float, float]]) -> float:
+    """What plain TCP reaches of a link that fluctuates: it has to find the rate again after each change."""
+    size_bytes = 6 * FILE_BYTES
+    with changing(area, schedule):
+        return iperf(area, 4, size_bytes) * 1e6 / _ideal(schedule, schedule, size_bytes)[0]
 
 
 def _schedule(seed: int) -> list[tuple[float, float]]:
@@ -296,14 +307,26 @@ def _schedule(seed: int) -> list[tuple[float, float]]:
     return [(dice.uniform(2.0, 5.0), dice.choice((8e6, 1e6))) for _ in range(200)]
 
 
-def _theory(
-    one: Sequence[tuple[float, float]], two: Sequence[tuple[float, float]], lasts_s: float
+def _ideal(
+    one: Sequence[tuple[float, float]], two: Sequence[tuple[float, float]], size_bytes: int
 ) -> tuple[float, float]:
-    """Bytes/s until a time: mean of the narrower half at each moment; mean of each half, the narrower one's."""
-    step_s = 0.01
-    steps = max(1, int(lasts_s / step_s))
-    rates = [list(itertools.islice(_rates(schedule, step_s), steps)) for schedule in (one, two)]
-    return statistics.fmean(map(min, *rates)), min(map(statistics.fmean, rates))
+    """Bytes/s at which so many bytes get through both halves, one behind the other, if these are always full: without a
+    buffer, when the narrower half counts at each moment; and with one without limits, which is empty at first.
+    """
+    step_s, now_s = 0.01, 0.0
+    through, middle_bytes, far_bytes = 0.0, 0.0, 0.0
+    ended: dict[str, float] = {}
+    for rate, next_rate in zip(_rates(one, step_s), _rates(two, step_s)):
+        now_s += step_s
+        through += min(rate, next_rate) * step_s
+        middle_bytes = min(size_bytes, middle_bytes + rate * step_s)
+        far_bytes = min(middle_bytes, far_bytes + next_rate * step_s)
+        for name, passed in (("without", through), ("within", far_bytes)):
+            if passed >= size_bytes:
+                ended.setdefault(name, now_s)
+        if len(ended) == 2:
+            break
+    return size_bytes / ended["without"], size_bytes / ended["within"]
 
 
 def _rates(schedule: Sequence[tuple[float, float]], step_s: float) -> Iterator[float]:

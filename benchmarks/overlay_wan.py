@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common import Figure, main_in_parts
+from routers.iperf import iperf
 
 from stageout.core.errors import StageoutError
 from stageout.testing.router import RouterProcess
@@ -29,24 +29,6 @@ MIB = 1 << 20
 LINK = Link(12.5e6, 0.067, congestion="bbr")
 _STREAMS = (1, 4, 16)
 _DEFAULT = "default"
-_PORT = 29631
-
-
-def _iperf(area: WideArea, streams: int, size_bytes: int) -> float:
-    """MB/s of so many streams."""
-    with subprocess.Popen(
-        [*area.far, "iperf3", "-s", "-1", "--forceflush", "-p", str(_PORT)], stdout=subprocess.PIPE
-    ) as server:
-        assert server.stdout is not None
-        server.stdout.readline()
-        server.stdout.readline()  # "Server listening on ..."
-        command = [*area.near, "iperf3", "-c", area.far_address, "-p", str(_PORT), "-P", str(streams), "-J"]
-        command += ["-n", str(size_bytes)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-        if done.returncode:
-            server.kill()
-            raise StageoutError(f"iperf3 ended with {done.returncode}: {done.stdout[-200:]}{done.stderr[-200:]}")
-    return float(json.loads(done.stdout)["end"]["sum_received"]["bits_per_second"]) / 8e6
 
 
 def _put(area: WideArea, router: RouterProcess, source: Path, connections: int) -> float:
@@ -64,8 +46,6 @@ def _put(area: WideArea, router: RouterProcess, source: Path, connections: int) 
 
 def measure(wanted: Sequence[str], quick: bool) -> list[Figure]:
     """These numbers of connections, each beside iperf3 with as many; the default beside none."""
-    if shutil.which("iperf3") is None:
-        raise StageoutError("iperf3 is not installed: apt-get install iperf3")
     rounds, size_bytes = (1, 64 * MIB) if quick else (3, 256 * MIB)
     numbers = [streams for streams in _STREAMS if str(streams) in wanted]
     ours: dict[int, list[float]] = {streams: [] for streams in (*numbers, *([0] if _DEFAULT in wanted else ()))}
@@ -78,7 +58,7 @@ def measure(wanted: Sequence[str], quick: bool) -> list[Figure]:
             for _ in range(rounds):
                 for streams, rates in ours.items():
                     if streams:
-                        peers[streams].append(_iperf(area, streams, size_bytes))
+                        peers[streams].append(iperf(area, streams, size_bytes))
                     rates.append(_put(area, router, source, streams))
     figures = [
         Figure(f"{streams}: put", statistics.median(ours[streams]), "MB/s", f"iperf3, {streams} streams",
