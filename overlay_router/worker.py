@@ -315,13 +315,13 @@ class Receiver:
             return False
         if header.type not in _DATA or header.number != self._job.tid:
             raise BadFrame("only blocks of the transfer that was attached may come here")
+        self._left.keep_late()
         if header.type is Type.PART:
             self._part(header, self._buffer[: self._checked(header.block, header.length_bytes)])
             self._syncing.in_a_block = False
             return True
         if header.length_bytes != self._length(header.block):
             raise BadFrame(f"block {header.block} has {header.length_bytes} bytes")
-        self._left.keep_late()
         ring = self._shelf.ring if self._shelf else None
         slot = ring.take(self._job.tid, self._block_s) if ring else None
         began_s, passes = time.monotonic(), False
