@@ -422,11 +422,26 @@ def of_sender(quick: bool, folder: Path) -> list[Figure]:
     return figures
 
 
+def custodian_in_memory(quick: bool, folder: Path) -> list[Figure]:
+    """A custodian whose sender and terminal have no disk."""
+    copying, size_bytes = _compiled(SOURCE, folder), (256 if quick else 512) * MIB
+    shared = Path("/dev/shm")
+    if not shared.is_dir() or shutil.disk_usage(shared).free < 4 * size_bytes:
+        print("there is no room in /dev/shm: the custodian from memory to memory is left out")
+        return []
+    with tempfile.TemporaryDirectory(dir=shared) as memory_folder:
+        return spooling.in_memory(
+            Path(memory_folder), folder, size_bytes, 3 if quick else 6,
+            lambda: memory(size_bytes // MIB, [str(copying), "copy"]).cost("relay"),
+        )  # fmt: skip
+
+
 PARTS: dict[str, Callable[[bool, Path], list[Figure]]] = {
     "memory": in_memory,
     "disk": on_disk,
     "sender": of_sender,
     "custodian": spooling.figures,
+    "custodian-memory": custodian_in_memory,
 }
 
 

@@ -17,6 +17,7 @@ from overlay_router.simulated_segment import (
     Party,
     Row,
     Sender,
+    Staging,
     Tid,
     key_of,
     require,
@@ -122,27 +123,43 @@ class Origin(Party):
 
 
 class Custodian(Intake):
-    """Spools under a lot, answers CUSTODY, then delivers."""
+    """Spools under a lot, or passes blocks on unwritten; answers CUSTODY, then delivers.
+
+    Frames of one connection come in their order; here turns are numbers instead, so that a late one is known.
+    """
 
     def __init__(self, world: World, name: str) -> None:
         """Begin with an empty spool."""
         super().__init__(world, name)
         self.sender = Sender(self)
         self.spool = lots.Spool(8)
+        self.keeps: set[Tid] = set()
+        self.turns = 0
+        self.turn: dict[Tid, int] = {}
+        self.passed: dict[Tid, set[int]] = {}  # volatile, as the next one
+        self.early: dict[Key, Tid] = {}
 
     def restart(self) -> None:
         """Come back with what was durable."""
         self.restart_intake()
         self.sender.restart()
-        for row in self.sender.rows.values():
+        self.passed.clear()
+        self.early.clear()
+        for tid in self.staging:
+            self._begin_anew(tid)
+        for row in list(self.sender.rows.values()):
             if row.settled:
                 self._release(row)
+            elif row.passes:
+                self.ask_again(row)
 
     def lose_disk(self) -> None:
         """A new disk: a new store epoch."""
         self.epoch += 1
         self.next_tid = 1
         self.staging.clear()
+        self.passed.clear()
+        self.early.clear()
         self.sender.rows.clear()
         self.spool.lots.clear()
 
@@ -163,7 +180,9 @@ class Custodian(Intake):
         """One frame."""
         kind = message[0]
         if kind == "OPEN":
-            self._open(message[1], message[2])
+            self._open(message[1], message[2], message[3])
+        elif kind == "BLOCK" and self._passes(*message[1:]):
+            pass
         elif kind == "BLOCK":
             self.on_block(*message[1:])
             stored = sum(len(held.synced) for held in self.staging.values())
@@ -173,13 +192,58 @@ class Custodian(Intake):
         elif kind == "OP":
             self._take(*message[1:])
         elif kind == "TID":
+            self.early[message[1]] = message[2]
             self.sender.on_tid(*message[1:])
         elif kind == "STAGED":
+            self._pass(message[1], message[2], message[3])
             self.sender.on_staged(*message[1:])
         elif kind == "STALETID":
+            self.early.pop(message[1], None)
             self.sender.on_stale_tid(*message[1:])
         elif kind in ("RESULT", "STALE"):
             self._settle(message[1], message[2] if kind == "RESULT" else None)
+
+    def _passes(self, tid: Tid, index: int, content: Any, sender: str, key: Key) -> bool:
+        """Whether a block is sent on instead of being kept."""
+        held, onward = self.staging.get(tid), self.early.get(key)
+        if held is None or onward is None or tid not in self.keeps or index in held.bitmap or self.world.random() < 0.4:
+            return False
+        self.send(TERMINAL, "BLOCK", onward, index, content, self.name, key)
+        if self.world.bug is Bug.PASSED_TOO_EARLY:
+            self._pass(key, onward, frozenset({index}))
+        return True
+
+    def _pass(self, key: Key, onward: Tid, bitmap: frozenset[int]) -> None:
+        """The next hop has said STAGED of blocks that may not be here."""
+        if self.early.get(key) != onward or key in self.sender.rows:
+            return
+        for tid, held in self.staging.items():
+            if held.key == key and tid in self.keeps:
+                self.passed.setdefault(tid, set()).update(bitmap - held.bitmap)
+                for index in bitmap:
+                    require(self.world.is_staged(onward, index, held.op), 3, f"STAGED says block {index} of {key}")
+                self.send(held.sender, "STAGED", key, tid, *self.listed(tid, held))
+
+    def listed(self, tid: Tid, held: Staging) -> tuple[frozenset[int], int]:
+        """As at any intake, with what was passed."""
+        return frozenset(held.bitmap | self.passed.get(tid, set())), self.turn.get(tid, 0)
+
+    def _begin_anew(self, tid: Tid) -> None:
+        self.turns += 1
+        self.turn[tid] = self.turns
+
+    def ask_again(self, row: Row) -> None:
+        """What was passed must come again: the operation waits for it under a lot, as one that is not in custody."""
+        key = key_of(row.op)
+        del self.sender.rows[key]
+        lots.release(self.spool, key)
+        lots.reserve(self.spool, key, row.op.blocks, self.world.now)
+        self.step()
+        for tid, held in self.staging.items():
+            if held.key == key:
+                self.passed.pop(tid, None)
+                self._begin_anew(tid)
+                self.send(held.sender, "TID", key, tid, *self.listed(tid, held))
 
     def _known(self, op: Op, sender: str) -> bool:
         row = self.sender.rows.get(key_of(op))
@@ -191,7 +255,7 @@ class Custodian(Intake):
             self.send(sender, "RESULT", key_of(op), row.result)
         return True
 
-    def _open(self, sender: str, op: Op) -> None:
+    def _open(self, sender: str, op: Op, release: Release) -> None:
         if self._known(op, sender) or self.world.now > op.expires:
             return
         again_s = lots.reserve(self.spool, key_of(op), op.blocks, self.world.now)
@@ -199,26 +263,31 @@ class Custodian(Intake):
             self.send(sender, "NOSPACE", key_of(op))
             return
         self.grant(op, sender)
+        if release is Release.DELIVERED or self.world.bug is Bug.FREED_IS_PASSED:
+            self.keeps.update(tid for tid, held in self.staging.items() if held.key == key_of(op))
+            self.send(TERMINAL, "OPEN", self.name, op, release)
 
     def _take(self, sender: str, op: Op, tid: Tid | None) -> None:
         key = key_of(op)
         if self._known(op, sender) or self.world.now > op.expires:
             return
         data: set[int] = set()
+        passed: set[int] = set()
         if op.kind is Kind.PUBLISH:
             held = self.staging.get(tid) if tid else None
             if held is None:
                 self.send(sender, "STALETID", key, tid)
                 return
-            whole = custody.may_grant(op.blocks, held.bitmap, True, key in self.spool.lots)
+            passed = self.passed.get(tid, set()) if tid else set()
+            whole = custody.may_grant(op.blocks, held.bitmap | passed, True, key in self.spool.lots)
             if not whole and self.world.bug is not Bug.CUSTODY_WITHOUT_BLOCKS:
                 return
             data = set(held.synced)
-        self.sender.rows[key] = Row(op, data)
-        if data:
+        self.sender.rows[key] = Row(op, data, passes=len(data) < len(data | passed))
+        if data or passed:
             lots.pin(self.spool, key)
         self.step()
-        require(len(data) == op.blocks, 3, f"CUSTODY of {key} without all blocks")
+        require(len(data | passed) == op.blocks, 3, f"CUSTODY of {key} without all blocks")
         self.send(sender, "CUSTODY", key, self.name)
         self.sender.push(self.sender.rows[key])
 

@@ -41,6 +41,8 @@ class Bug(enum.Enum):
     CREDIT_IGNORED = "blocks are sent into a relay that has no free buffer"
     LOT_IGNORED = "a custodian takes data that found no lot"
     SPOOL_KEPT = "a custodian keeps the bytes of what is final"
+    PASSED_TOO_EARLY = "STAGED is said of a passed block before the next hop has said it"
+    FREED_IS_PASSED = "blocks are passed although their sender frees its bytes"
 
 
 class Crash(Exception):
@@ -88,6 +90,10 @@ class Party:
         if world.faulty and world.random() < world.crash_rate:
             raise Crash
 
+    def ask_again(self, row: Row) -> None:
+        """Blocks of an operation are needed that were passed, and are not here."""
+        raise NotImplementedError
+
     def send(self, to: str, *message: Any) -> None:
         """Hand a frame to the network."""
         self.world.send(self.name, to, message)
@@ -119,7 +125,11 @@ class Intake(Party):
             self.next_tid += 1
             self.step()
             held = self.staging[tid] = Staging(op, sender)
-        self.send(sender, "TID", key_of(op), tid, frozenset(held.bitmap))
+        self.send(sender, "TID", key_of(op), tid, *self.listed(tid, held))
+
+    def listed(self, tid: Tid, held: Staging) -> tuple[frozenset[int], int]:
+        """What OPENED lists, and by which turn: a later one takes back what it does not list."""
+        return frozenset(held.bitmap), 0
 
     def on_block(self, tid: Tid, index: int, content: Any, sender: str, key: Key) -> bool:
         """Data -> fdatasync -> bitmap -> STAGED (invariant 3). Whether the transfer is complete."""
@@ -159,6 +169,8 @@ class Row:
     custodians: set[str] = field(default_factory=set)
     to: str = TERMINAL
     tid: Tid | None = None
+    turn: int = 0
+    passes: bool = False
     table: blocks.BlockTable | None = None
 
 
@@ -183,7 +195,7 @@ class Sender:
         elif op.kind is not Kind.PUBLISH:
             send(row.to, "OP", name, op, None)
         elif row.tid is None or row.table is None:
-            send(row.to, "OPEN", name, op)
+            send(row.to, "OPEN", name, op, row.release)
         elif blocks.complete(row.table):
             send(row.to, "OP", name, op, row.tid)
         else:
@@ -192,6 +204,9 @@ class Sender:
     def _push_blocks(self, row: Row, table: blocks.BlockTable) -> None:
         world = self.party.world
         route = int(world.random() * ROUTES)
+        if row.passes and not row.data.issuperset(blocks.ready(table)):
+            self.party.ask_again(row)
+            return
         for index in blocks.ready(table) or blocks.tail(table, (route,)):
             require(index in row.data, 2, f"block {index} of {key_of(row.op)} is needed and was freed")
             if world.credit(route):
@@ -207,18 +222,21 @@ class Sender:
             if row.table is not None:
                 blocks.carrier_down(row.table, route)
 
-    def on_tid(self, key: Key, tid: Tid, bitmap: frozenset[int]) -> None:
-        """OPEN was granted."""
+    def on_tid(self, key: Key, tid: Tid, bitmap: frozenset[int], turn: int = 0) -> None:
+        """OPEN was granted; or, by a later turn, what it does not list is not there any more."""
         row = self.rows.get(key)
-        if row is not None and not row.settled and row.data and row.tid is None and tid[0][0] == row.to:
-            row.tid, row.table = tid, blocks.BlockTable(row.op.blocks)
+        if row is None or row.settled or not (row.data or row.passes) or tid[0][0] != row.to:
+            return
+        if row.tid is None or (row.tid == tid and turn > row.turn):
+            row.tid, row.turn, row.table = tid, turn, blocks.BlockTable(row.op.blocks)
             blocks.reopened(row.table, bitmap)
             self.push(row)
 
-    def on_staged(self, key: Key, tid: Tid, bitmap: frozenset[int]) -> None:
-        """Blocks are durable at the other side."""
+    def on_staged(self, key: Key, tid: Tid, bitmap: frozenset[int], turn: int | None = None) -> None:
+        """Blocks are durable at the other side, or, where a turn is named, further on, as long as that lasts."""
         row = self.rows.get(key)
-        if row is not None and row.tid == tid and row.table is not None and not row.settled:
+        is_now = row is not None and turn in (None, row.turn)
+        if row is not None and is_now and row.tid == tid and row.table is not None and not row.settled:
             blocks.staged(row.table, bitmap)
             if blocks.complete(row.table):
                 self.push(row)

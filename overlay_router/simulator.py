@@ -15,8 +15,9 @@ from typing import Any
 
 from overlay_router import serial_reference
 from overlay_router.simulated_parties import Custodian, Origin, Terminal
-from overlay_router.simulated_segment import ROUTES, TERMINAL, Bug, Crash, Key, Message, Violation, require
+from overlay_router.simulated_segment import ROUTES, TERMINAL, Bug, Crash, Key, Message, Tid, Violation, require
 from overlay_router.states import Kind, Op, Outcome, Result
+from overlay_router.terminal import is_final
 from stageout.wire.blocks import IllegalMove
 from stageout.wire.graph import SUBTREE
 
@@ -140,6 +141,11 @@ class World:
             party.tick()
         except Crash:
             self.restart(party)
+
+    def is_staged(self, tid: Tid, index: int, op: Op) -> bool:
+        """Whether a block is durable at the terminal, or was until its operation ended."""
+        held = self.terminal.staging.get(tid)
+        return (held is not None and index in held.synced) or is_final(self.terminal.record(op.origin), op.seq)
 
     def custodian_or_terminal(self) -> str:
         """Where an operation is sent first."""

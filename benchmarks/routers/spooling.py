@@ -1,4 +1,8 @@
-"""One large file through a custodian: on one disk, and with its spool on another device; beside ``cp`` and fdatasync.
+"""One large file through a custodian: on one disk, with its spool on another device, and with all of it in memory.
+
+``put`` waits for the delivery, so its sender keeps the bytes (release = delivered), and the spool gets what the next
+hop does not take at once. ``put --custody`` has everything spooled. Beside them: ``cp`` and fdatasync, and in memory a
+relay of a hundred lines of C that copies (``relay.c``).
 
 What one disk allows is measured in the same rounds: two processes that write the same bytes past the page cache, as
 custodian and terminal do, and nothing else. The other device is an ext4 in memory behind a loop: no disk of its own,
@@ -15,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from common import Figure
@@ -45,10 +49,11 @@ def figures(quick: bool, folder: Path) -> list[Figure]:
             Figure("through a custodian, one disk, of cp + fdatasync", _of(one, "put", "cp"), "ratio", goal=0.9,
                    more=True),
             Figure("through a custodian, one disk, of what two writers have", _of(one, "put", "writers"), "ratio"),
-            Figure("until the custodian has it (--custody), of cp + fdatasync", _of(one, "custody", "cp"), "ratio"),
+            Figure("everything spooled, until it is (--custody), of cp + fdatasync", _of(one, "custody", "cp"),
+                   "ratio"),
             Figure("through a custodian, one disk", _rate(one, "put", size_bytes), "MB/s", "cp + fdatasync",
                    _rate(one, "cp", size_bytes)),
-            Figure("until the custodian has it (--custody)", _rate(one, "custody", size_bytes), "MB/s",
+            Figure("everything spooled, until it is (--custody)", _rate(one, "custody", size_bytes), "MB/s",
                    "each of two writers at once", _rate(one, "writers", size_bytes)),
             Figure("custodian's processor time", statistics.median(one["cost"]), "s/GB", goal=1.2),
         ]  # fmt: skip
@@ -67,6 +72,36 @@ def figures(quick: bool, folder: Path) -> list[Figure]:
     return found
 
 
+def in_memory(memory: Path, disk: Path, size_bytes: int, rounds: int, copied: Callable[[], float]) -> list[Figure]:
+    """What a custodian costs whose next hop keeps up: source and target are in ``memory``.
+
+    Its spool is on the disk, where room is reserved and nothing written: in memory, reserving would be writing.
+
+    :param copied: passes as many bytes on with the relay in C that copies, and says what that cost it, in s/GB.
+    """
+    source = memory / "source"
+    source.write_bytes(os.urandom(size_bytes))
+    costs, relayed, rates = [], [], []
+    with RouterProcess(memory / "end") as end, custodian_for(disk / "custodian", [end]) as custodian:
+        files = _Rounds(source, size_bytes, end, custodian)
+        for number in range(rounds):
+            spent_s = _tree_s(custodian.pid)
+            took_s = files.put()
+            cost = (_tree_s(custodian.pid) - spent_s) / size_bytes * 1e9
+            relay_cost = copied()
+            if number:
+                costs.append(cost)
+                relayed.append(relay_cost)
+                rates.append(size_bytes / took_s / 1e6)
+    ratio = statistics.median(ours / theirs for ours, theirs in zip(costs, relayed))
+    return [
+        Figure("memory to memory: custodian's processor time", statistics.median(costs), "s/GB",
+               "the C relay that copies", statistics.median(relayed)),
+        Figure("memory to memory: custodian's processor time, of the C relay that copies", ratio, "ratio", goal=1.15),
+        Figure("memory to memory, put until it is delivered", statistics.median(rates), "MB/s"),
+    ]  # fmt: skip
+
+
 class _Rounds:
     """All that is compared, in turn."""
 
@@ -79,17 +114,17 @@ class _Rounds:
         found: dict[str, list[float]] = defaultdict(list)
         for number in range(count):
             spent_s = _tree_s(self._custodian.pid)
-            once = {"put": self._put()}
+            once = {"put": self.put()}
             once["cost"] = (_tree_s(self._custodian.pid) - spent_s) / self._size_bytes * 1e9
             script = 'cp "$0" "$1" && sync -d "$1"'
             once["cp"] = self._gone(_timed(["sh", "-c", script, str(self._source), str(self._folder / "copy")]))
-            once["custody"] = self._put("--custody")
+            once["custody"] = self.put("--custody")
             once["writers"] = self._gone(_timed([sys.executable, _WRITERS, str(self._folder), str(self._size_bytes)]))
             for name, value in once.items() if number else ():
                 found[name].append(value)
         return found
 
-    def _put(self, *options: str) -> float:
+    def put(self, *options: str) -> float:
         """``stageout put --through``: on return the file is on the disk at the terminal, or at the custodian."""
         url = f"overlay://{self._end.address}/file"
         command = [sys.executable, "-m", "stageout.cli.main", "put", str(self._source), url]
