@@ -204,7 +204,7 @@ class PackCustody:
 
     def _write(self, new: Sequence[Arrived]) -> None:
         each = len(new) < SYNC_ALL_FROM
-        with durable.step("spool-pack-write"):
+        with durable.step("custody-pack-write"):
             for arrived in new:
                 path = self._file((arrived.pack.origin, arrived.pack.seq))
                 with path.open("wb", buffering=0) as file:
@@ -391,7 +391,7 @@ class PackCustody:
         known = {self._file(key).name for key in self._held}
         for path in self._place.iterdir():
             if path.name not in known:
-                durable.unlink("spool-pack-free", path)
+                durable.unlink("custody-pack-free", path)
 
     def _file(self, key: Key) -> Path:
         return self._place / f"{key[0]}-{key[1]}"
@@ -414,7 +414,7 @@ class PackCustody:
         self._free(held)
 
     def _free(self, held: HeldPack) -> None:
-        durable.unlink("spool-pack-free", self._file(held.key))
+        durable.unlink("custody-pack-free", self._file(held.key))
         lots.release(self._spool, _owner(held))
 
 

@@ -97,7 +97,7 @@ class PackRecords(Store):
     def take_packs(self, taken: Iterable[tuple[HeldPack, Pack]]) -> None:
         """CUSTODY of some packs, durable before it is said, with what of them is not wanted any more."""
         cancelled: list[tuple[str, int]] = []
-        with self._transaction("spool-pack-take"):
+        with self._transaction("custody-pack-take"):
             for held, pack in taken:
                 self._keep_origin(held.origin, held.expires)
                 cancelled += [(held.origin, seq) for seq in pack.cancelled if held.seq <= seq < held.end]
@@ -116,12 +116,12 @@ class PackRecords(Store):
 
     def withdraw_pack(self, key: tuple[str, int]) -> None:
         """A damaged pack whose sender has its files is not in custody any more."""
-        with self._transaction("spool-pack-withdraw"):
+        with self._transaction("custody-pack-withdraw"):
             self._forget_pack(key)
 
     def conclude_packs(self, settled: Sequence[tuple[HeldPack, PackResults]]) -> None:
         """The final results of all files of some packs, and the end of their custody, in one."""
-        with self._transaction("spool-pack-settle"):
+        with self._transaction("custody-pack-settle"):
             for held, one in settled:
                 self._keep_pack(one)
                 self._forget_pack(held.key)

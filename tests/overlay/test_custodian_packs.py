@@ -21,7 +21,7 @@ from stageout.testing.router import RouterProcess, custodian_for
 from stageout.wire.overlay import Cancel, Custody, Low, Operation, Pack, Packed, Result, Status
 
 #: The others are planned in tests/unit/test_overlay_pack_custody.py, without a process.
-_DEATHS = ("spool-pack-take=kill-after", "spool-pack-settle=kill-before", "spool-pack-withdraw=kill-after")
+_DEATHS = ("custody-pack-take=kill-after", "custody-pack-settle=kill-before", "custody-pack-withdraw=kill-after")
 
 
 @pytest.fixture(scope="module")

@@ -346,9 +346,9 @@ def test_the_list_of_terminals() -> None:
 # ---- every durable step --------------------------------------------------------------------------------------------
 
 _ORDERING = Path(__file__).resolve().parents[2] / "docs" / "ORDERING.md"
-#: Those of this section; a schedd agent has one of its own of that name.
+#: Those of this section but for packs; a schedd agent has one of its own of that name.
 LABELS = re.findall(
-    r"^\| `(custody-[a-z-]+)` \|", _ORDERING.read_text().partition("## The overlay's custodian")[2], re.M
+    r"^\| `(custody-(?!pack-)[a-z-]+)` \|", _ORDERING.read_text().partition("## The overlay's custodian")[2], re.M
 )
 
 

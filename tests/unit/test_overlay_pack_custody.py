@@ -33,7 +33,7 @@ from tests.unit.test_overlay_destination import EXPIRES, ORIGIN, PEER
 from tests.unit.test_overlay_packs import arrived, digest
 
 LABELS = re.findall(
-    r"^\| `(spool-pack-[a-z-]+)` \|", (Path(__file__).resolve().parents[2] / "docs/ORDERING.md").read_text(), re.M
+    r"^\| `(custody-pack-[a-z-]+)` \|", (Path(__file__).resolve().parents[2] / "docs/ORDERING.md").read_text(), re.M
 )
 FILES = {"a": b"first", "b/c": b"second", "empty": b""}
 DONE = [Result(Outcome.DONE, generation=1)] * len(FILES)
@@ -382,7 +382,7 @@ def test_the_damaged_file_of_a_pack_that_waited_at_the_next_custodian_is_lost(sp
 def test_nothing_is_forgotten_when_a_step_of_the_disk_fails(spooling: Spooling) -> None:
     spooling.one.packs.take([pack(1), pack(11)])
     delivering = Delivering(spooling)
-    with _faulty("spool-pack-settle", OSError(errno.EIO, "planned"), False):
+    with _faulty("custody-pack-settle", OSError(errno.EIO, "planned"), False):
         delivering.step()
         with pytest.raises(OSError, match="planned"):
             delivering.step(Answer(delivering.number(1), [("done", "", 1, 0)] * 3))
