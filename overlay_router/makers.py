@@ -26,7 +26,6 @@ from overlay_router.maker import FORGET, NAME, PART_BYTES, PARTS, WRITE
 from overlay_router.tree import NO_ROOM
 from stageout.core import log
 from stageout.core.children import module_command
-from stageout.core.errors import StageoutError
 from stageout.core.sockets import readable
 from stageout.wire.packs import PackedFile
 
@@ -36,7 +35,7 @@ _FILES_OF_PART = 64
 #: Processes that did not come up, or died, are begun again after so long.
 _AGAIN_S = 10.0
 #: Whoever worked here before the daemon died needs milliseconds to end.
-_OTHERS_END_S = 60.0
+_SAID_EVERY_S = 10.0
 _LOOK_S = 0.02
 _AT_MOST_S = 3600.0
 
@@ -60,22 +59,24 @@ class Makers:
     def own(self, place: int) -> None:
         """Take over the directory of hidden files: on return no process of a router before this one names files.
 
+        However long that takes: it is said, and nothing can be decided before.
+
         :param place: descriptor of that directory, which the processes share. Where the filesystem has no locks,
             there will be no processes.
-        :raises StageoutError: another process keeps it.
         """
-        end_s, self._place = time.monotonic() + _OTHERS_END_S, -1
+        said_s, self._place = time.monotonic(), -1
         while True:
             try:
                 fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 self._place = place
                 return
             except BlockingIOError:
-                if time.monotonic() > end_s:
-                    raise StageoutError(
-                        f"another process still makes files below {self._root}: end it (fuser shows which one has"
-                        " .stageout/packs there open), and start this router again"
-                    ) from None
+                if time.monotonic() - said_s > _SAID_EVERY_S:
+                    said_s = time.monotonic()
+                    advice = (
+                        "end the process that has .stageout/packs there open (fuser shows it): it still makes files"
+                    )
+                    log.error("waits-for-another-router", root=self._root, advice=advice)
                 time.sleep(_LOOK_S)
             except OSError as problem:
                 log.warn("no-makers", root=self._root, problem=problem)
