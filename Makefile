@@ -34,7 +34,7 @@ crash: $(STAMP)
 	$(PY) -m tests.crash.run --schedules $(or $(SCHEDULES),10000)
 
 sim: $(STAMP)
-	$(PY) -m overlay_router.simulator --schedules $(or $(SCHEDULES),20000)
+	$(PY) -m overlay_router.simulation.simulator --schedules $(or $(SCHEDULES),20000)
 
 storm: $(STAMP)
 	$(PY) -m tests.pool.storm --minutes $(or $(MINUTES),10)

@@ -1,1 +1,1 @@
-"""The overlay's router. So far its pure protocol core and the simulator that tests it (docs/OVERLAY.md)."""
+"""The overlay's router: `relay` is the way of an operation through it; the folders are explained in docs/OVERLAY.md."""

@@ -18,30 +18,30 @@ from pathlib import Path
 from typing import Any
 
 from overlay_router import report
-from overlay_router.book import Book
-from overlay_router.circuits import Neighbours
-from overlay_router.copies import Copies, CopyStore
-from overlay_router.cover import Cover
-from overlay_router.custodian import Custodian
-from overlay_router.deposits import Terminals, read_terminals
-from overlay_router.destination import Destination
-from overlay_router.directory import Directory
-from overlay_router.egress import Egress
+from overlay_router.copying.copies import Copies, CopyStore
+from overlay_router.custodians.custodian import Custodian
+from overlay_router.custodians.forwarder import Forwarding
+from overlay_router.custodians.spool import CustodyStore, EgressStore
+from overlay_router.delivery.egress import Egress
+from overlay_router.delivery.leases import Leases
+from overlay_router.delivery.lessee import Lessee
+from overlay_router.delivery.outflow import Means
 from overlay_router.ends import Ends
-from overlay_router.forwarder import Forwarding
-from overlay_router.identity import identity, keep
-from overlay_router.keys import read_keys, read_own_key
-from overlay_router.leases import Leases
-from overlay_router.lessee import Lessee
-from overlay_router.lots import Spool
-from overlay_router.makers import Makers
-from overlay_router.neighbours import INTERVALS_TO_AGE, Neighbourhood
-from overlay_router.outflow import Means
+from overlay_router.local.destination import Destination
+from overlay_router.local.makers import Makers
+from overlay_router.local.store import Store
+from overlay_router.local.tree import Tree
+from overlay_router.peers.circuits import Neighbours
+from overlay_router.peers.cover import Cover
+from overlay_router.peers.deposits import Terminals, read_terminals
+from overlay_router.peers.keys import read_keys, read_own_key
+from overlay_router.peers.rights import Rights, read_issuers
 from overlay_router.relay import Router
-from overlay_router.rights import Rights, read_issuers
-from overlay_router.spool import CustodyStore, EgressStore
-from overlay_router.store import Store
-from overlay_router.tree import Tree
+from overlay_router.routing.book import Book
+from overlay_router.routing.directory import Directory
+from overlay_router.routing.identity import identity, keep
+from overlay_router.routing.neighbours import INTERVALS_TO_AGE, Neighbourhood
+from overlay_router.rules.lots import Spool
 from stageout.core import log
 from stageout.core.clock import SystemClock, boot_clock_s
 from stageout.core.collector import CollectorChild

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from overlay_router.copies import Copies
-from overlay_router.custodian import Custodian
-from overlay_router.destination import Attached, Destination, Reply
-from overlay_router.egress import Egress
-from overlay_router.parts import Parts
-from overlay_router.small_files import Arrived
-from overlay_router.spool import FIRST_EGRESS_TID, FIRST_TID
-from overlay_router.store import Transfer
-from overlay_router.worker import Report
+from overlay_router.copying.copies import Copies
+from overlay_router.custodians.custodian import Custodian
+from overlay_router.custodians.spool import FIRST_EGRESS_TID, FIRST_TID
+from overlay_router.data.worker import Report
+from overlay_router.delivery.egress import Egress
+from overlay_router.local.destination import Attached, Destination, Reply
+from overlay_router.local.parts import Parts
+from overlay_router.local.small_files import Arrived
+from overlay_router.local.store import Transfer
 from stageout.wire import overlay
 from stageout.wire.frames import BadFrame
 from stageout.wire.overlay import Message

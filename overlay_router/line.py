@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
-from overlay_router.greeting import Peer
+from overlay_router.peers.greeting import Peer
 from stageout.core import log
 from stageout.wire import frames, overlay
 from stageout.wire.frames import BadFrame

@@ -7,15 +7,15 @@ import socket
 import time
 from dataclasses import replace
 
-from overlay_router.destination import Destination, Published
+from overlay_router.custodians.finding import Finding
+from overlay_router.custodians.forwarder import OnDisk
+from overlay_router.delivery.fetching import Fetching, awake
+from overlay_router.delivery.leases import Leases
 from overlay_router.ends import Ends
-from overlay_router.fetching import Fetching, awake
-from overlay_router.finding import Finding
-from overlay_router.forwarder import OnDisk
-from overlay_router.greeting import Peer, Unwelcome
-from overlay_router.leases import Leases
 from overlay_router.line import Line
-from overlay_router.rights import Rights, outside
+from overlay_router.local.destination import Destination, Published
+from overlay_router.peers.greeting import Peer, Unwelcome
+from overlay_router.peers.rights import Rights, outside
 from stageout.core.clock import boot_clock_s
 from stageout.core.errors import ErrorClass
 from stageout.wire import frames

@@ -1,8 +1,9 @@
 """The way of one operation through the router, top to bottom: connections in, answers out. Read first.
 
 A connection that has proved its key becomes one of four. One that asks for a circuit goes on to the next hop
-(:mod:`overlay_router.circuits`), or ends here and begins anew with whoever is at its other end. Control connections
-carry the messages of :mod:`overlay_router.destination` and :mod:`overlay_router.custodian`, which are answered one
+(:mod:`overlay_router.peers.circuits`), or ends here and begins anew with whoever is at its other end. Control
+connections carry the messages of :mod:`overlay_router.local.destination` and
+:mod:`overlay_router.custodians.custodian`, which are answered one
 after the other by the thread that owns the disk; what changes no file is answered by :mod:`overlay_router.questions`.
 Connections that carry data go to a worker process together with the file, or with the next hop. Blocks that a worker
 reports are recorded, and only then said to their sender.
@@ -22,30 +23,30 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from overlay_router import warrants
-from overlay_router.circuits import Neighbours, onward
-from overlay_router.copier import Copier
-from overlay_router.cover import Cover, Wire, begins_with_tls, covered
-from overlay_router.destination import Destination, Reply
+from overlay_router.copying import warrants
+from overlay_router.copying.copier import Copier
+from overlay_router.custodians.forwarder import Forwarder, Forwarding
+from overlay_router.custodians.pack_forwarder import PackForwarder
+from overlay_router.data.pool import Pool
+from overlay_router.data.worker import Again, Job, Report
+from overlay_router.delivery.leases import Leases
+from overlay_router.delivery.outflow import Means, Outflow
 from overlay_router.ends import Ends
-from overlay_router.forwarder import Forwarder, Forwarding
-from overlay_router.greeting import Peer, Unwelcome, connect, greet, refuse
 from overlay_router.incoming import listen_on
-from overlay_router.keys import Key, Keys
-from overlay_router.leases import Leases
-from overlay_router.limits import Complaints, Limits, TooMany
 from overlay_router.line import Line
-from overlay_router.neighbours import Neighbourhood
-from overlay_router.outflow import Means, Outflow
-from overlay_router.pack_forwarder import PackForwarder
-from overlay_router.pool import Pool
+from overlay_router.local.destination import Destination, Reply
+from overlay_router.local.small_files import Arrived
+from overlay_router.local.tree import no_room
+from overlay_router.peers.circuits import Neighbours, onward
+from overlay_router.peers.cover import Cover, Wire, begins_with_tls, covered
+from overlay_router.peers.greeting import Peer, Unwelcome, connect, greet, refuse
+from overlay_router.peers.keys import Key, Keys
+from overlay_router.peers.limits import Complaints, Limits, TooMany
+from overlay_router.peers.rights import Rights, outside_of
 from overlay_router.questions import Questions
 from overlay_router.report import Reporting
-from overlay_router.rights import Rights, outside_of
-from overlay_router.small_files import Arrived
-from overlay_router.tree import no_room
+from overlay_router.routing.neighbours import Neighbourhood
 from overlay_router.waiting import TOGETHER, Changes, Packs
-from overlay_router.worker import Again, Job, Report
 from stageout.core import log
 from stageout.core.clock import SystemClock
 from stageout.core.ending import end

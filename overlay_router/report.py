@@ -11,10 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from overlay_router.custodian import Custodian
-from overlay_router.forwarder import OnDisk
-from overlay_router.pack_records import HeldPack
-from overlay_router.spool import Held
+from overlay_router.custodians.custodian import Custodian
+from overlay_router.custodians.forwarder import OnDisk
+from overlay_router.custodians.pack_records import HeldPack
+from overlay_router.custodians.spool import Held
 from stageout.core import log
 from stageout.core.errors import StageoutError
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from overlay_router.line import Line
-from overlay_router.small_files import Arrived
+from overlay_router.local.small_files import Arrived
 from stageout.core import log
 from stageout.wire.overlay import Operation
 

@@ -13,7 +13,7 @@ import struct
 import sys
 from pathlib import Path
 
-from overlay_router import unnamed
+from overlay_router.local import unnamed
 from stageout.wire.packs import MAX_FILE_BYTES, MAX_PACK_BYTES
 
 _HEAD = struct.Struct("!II")

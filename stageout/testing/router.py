@@ -110,7 +110,7 @@ class RouterProcess:
         """Pids of its processes that make small files."""
         children = [pid for one in Path(f"/proc/{self.pid}/task").glob("*/children") for pid in one.read_text().split()]
         commands = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children}
-        return [pid for pid, command in commands.items() if b"'overlay_router.maker'" in command]
+        return [pid for pid, command in commands.items() if b"'overlay_router.local.maker'" in command]
 
     def start(self) -> None:
         """Start it and wait until it listens. :raises StageoutError: it ended instead."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from overlay_router.limits import MOST_STRANGERS, MOST_STRANGERS_OF_ONE, Allowance, Limits, TooMany
+from overlay_router.peers.limits import MOST_STRANGERS, MOST_STRANGERS_OF_ONE, Allowance, Limits, TooMany
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay import packs
 from stageout.overlay.channel import Channel, Gateway, read_key

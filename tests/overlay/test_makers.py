@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from overlay_router import makers
-from overlay_router.destination import Destination
-from overlay_router.makers import MANY, Heard, Makers
-from overlay_router.store import Store
-from overlay_router.tree import Tree
+from overlay_router.local import makers
+from overlay_router.local.destination import Destination
+from overlay_router.local.makers import MANY, Heard, Makers
+from overlay_router.local.store import Store
+from overlay_router.local.tree import Tree
 from stageout.overlay.channel import Gateway, read_key
 from stageout.overlay.packs import Packer, SmallPut
 from stageout.testing.pool.waiting import wait_until

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from overlay_router import splice
+from overlay_router.data import splice
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway, read_key
 from stageout.overlay.client import Put, put

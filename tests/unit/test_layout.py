@@ -90,6 +90,24 @@ def test_files_are_short_enough_to_be_read_at_once(top: str) -> None:
     assert not {name: lines for name, lines in lengths.items() if lines > _MOST_LINES}
 
 
+def test_folders_of_the_router_form_no_circle() -> None:
+    top = ROOT / "overlay_router"
+    folders = {path.name for path in top.iterdir() if (path / "__init__.py").exists()}
+    needs = {
+        folder: {
+            name.split(".")[1]
+            for path in (top / folder).glob("*.py")
+            for name in _imports(path)
+            if name.startswith("overlay_router.") and name.split(".")[1] in folders - {folder}
+        }
+        for folder in folders
+    }
+    while needs:
+        ground = {folder for folder, others in needs.items() if not others}
+        assert ground, needs
+        needs = {folder: others - ground for folder, others in needs.items() if folder not in ground}
+
+
 def test_executables_are_short() -> None:
     for path in (ROOT / "plugins").glob("*_plugin"):
         assert len(path.read_text().splitlines()) < 15, path

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from overlay_router import custody, lots, names, terminal
-from overlay_router.states import Kind, Op, Outcome, Release, Result
-from overlay_router.terminal import OriginRecord, Step, judge
+from overlay_router.rules import custody, lots, names, terminal
+from overlay_router.rules.states import Kind, Op, Outcome, Release, Result
+from overlay_router.rules.terminal import OriginRecord, Step, judge
 from stageout.wire import blocks, graph
 from stageout.wire.blocks import Block
 

@@ -17,16 +17,17 @@ from typing import Any
 
 import pytest
 
-from overlay_router import carrier, forwarder, lots
-from overlay_router.custodian import Custodian
-from overlay_router.deposits import Terminals, read_terminals
-from overlay_router.destination import Reply
-from overlay_router.finding import Finding
-from overlay_router.forwarder import Forwarder
-from overlay_router.keys import Key
-from overlay_router.spool import CustodyStore
-from overlay_router.states import Outcome, Result
-from overlay_router.tree import Tree
+from overlay_router.custodians import carrier, forwarder
+from overlay_router.custodians.custodian import Custodian
+from overlay_router.custodians.finding import Finding
+from overlay_router.custodians.forwarder import Forwarder
+from overlay_router.custodians.spool import CustodyStore
+from overlay_router.local.destination import Reply
+from overlay_router.local.tree import Tree
+from overlay_router.peers.deposits import Terminals, read_terminals
+from overlay_router.peers.keys import Key
+from overlay_router.rules import lots
+from overlay_router.rules.states import Outcome, Result
 from stageout.core import durable
 from stageout.core.clock import SystemClock
 from stageout.core.config import ConfigError
@@ -281,7 +282,7 @@ def test_a_loss_leaves_nothing_at_the_terminal(spooling: Spooling) -> None:
 
 def test_operations_without_data_need_room_too(spooling: Spooling, monkeypatch: pytest.MonkeyPatch) -> None:
     """They hold no lot; who sends them without end is not answered, and asks again."""
-    monkeypatch.setattr("overlay_router.custodian.MOST_OPERATIONS", 2)
+    monkeypatch.setattr("overlay_router.custodians.custodian.MOST_OPERATIONS", 2)
     made = [replace(publish(seq), kind="mkdir", blocks=0, size_bytes=0, manifest="") for seq in (1, 2, 3)]
     told = [spooling.one.operate(one, PEER, "") for one in made]
     assert [len(replies) for replies in told] == [1, 1, 0]
@@ -309,7 +310,7 @@ def test_an_operation_waits_for_what_must_come_before_it(spooling: Spooling) -> 
 def test_of_many_files_those_that_ended_or_rotted_are_not_due(
     spooling: Spooling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("overlay_router.custodian._FEW", 0)
+    monkeypatch.setattr("overlay_router.custodians.custodian._FEW", 0)
     spooling.take(1)
     spooling.take(2)
     assert [held.key[1] for held in spooling.one.due()] == [1, 2]
@@ -353,7 +354,7 @@ LABELS = re.findall(
 
 
 def test_without_a_process_deliveries_wait_for_one(spooling: Spooling, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("overlay_router.forwarder.FIRST_S", 0.01)
+    monkeypatch.setattr("overlay_router.custodians.forwarder.FIRST_S", 0.01)
 
     async def run() -> None:
         tries, again = [], asyncio.Event()
@@ -425,7 +426,7 @@ def test_a_file_on_its_way_is_read_as_a_whole_for_the_first_who_fetches_it(
         assert len(checked) == 3, "what was damaged is looked at again"
 
     checked: list[int] = []
-    monkeypatch.setattr("overlay_router.finding._is_right", check)
+    monkeypatch.setattr("overlay_router.custodians.finding._is_right", check)
     spooling.take(1)
     asyncio.run(story())
 

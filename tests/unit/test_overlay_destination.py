@@ -16,9 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from overlay_router.destination import Destination, Reply
-from overlay_router.store import Store, StoreError
-from overlay_router.tree import Tree
+from overlay_router.local.destination import Destination, Reply
+from overlay_router.local.store import Store, StoreError
+from overlay_router.local.tree import Tree
 from stageout.core import durable
 from stageout.wire import overlay
 from stageout.wire.overlay import Open, Operation
@@ -313,7 +313,7 @@ STORY: list[tuple[Operation, bytes]] = [
     (op(9, "rename", "d", target="e", after=(5,)), b""),
 ]
 TOLD = {"a": "third a, longer than the others", "e": "/", "e/a": "first a", "x": "/", "x/y": "/", "x/y/z": "deep"}
-_FOLDER = Path(__file__).parents[2] / "overlay_router"
+_FOLDER = Path(__file__).parents[2] / "overlay_router" / "local"
 _SOURCES = "".join((_FOLDER / f"{name}.py").read_text() for name in ("destination", "store", "tree"))
 ELSEWHERE = {
     "overlay-unstage", "overlay-cancel", "overlay-low", "overlay-forget", "overlay-recover-sync", "overlay-abandon"

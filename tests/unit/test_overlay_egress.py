@@ -19,23 +19,23 @@ from typing import Any, cast
 
 import pytest
 
-from overlay_router import guard
-from overlay_router.call import Call, Damaged, File, Kit
-from overlay_router.circuits import Neighbours
-from overlay_router.cover import Cover
-from overlay_router.destination import Reply
-from overlay_router.egress import Egress
+from overlay_router.custodians.spool import FIRST_EGRESS_TID, FIRST_TID, EgressStore
+from overlay_router.delivery import guard
+from overlay_router.delivery.call import Call, Damaged, File, Kit
+from overlay_router.delivery.egress import Egress
+from overlay_router.delivery.leases import KEPT_S, LEASE_S, Leases
+from overlay_router.delivery.lessee import Lessee, NotLeased
+from overlay_router.delivery.outflow import Means, Outflow
 from overlay_router.ends import Ends
-from overlay_router.keys import Keys
-from overlay_router.leases import KEPT_S, LEASE_S, Leases
-from overlay_router.lessee import Lessee, NotLeased
-from overlay_router.lots import Spool
-from overlay_router.outflow import Means, Outflow
+from overlay_router.local.destination import Reply
+from overlay_router.local.tree import Tree
+from overlay_router.peers.circuits import Neighbours
+from overlay_router.peers.cover import Cover
+from overlay_router.peers.keys import Keys
+from overlay_router.peers.rights import Rights
 from overlay_router.relay import Router
-from overlay_router.rights import Rights
-from overlay_router.spool import FIRST_EGRESS_TID, FIRST_TID, EgressStore
-from overlay_router.states import Outcome, Result
-from overlay_router.tree import Tree
+from overlay_router.rules.lots import Spool
+from overlay_router.rules.states import Outcome, Result
 from stageout.core import durable
 from stageout.core.clock import SystemClock, boot_clock_s
 from stageout.core.errors import ErrorClass
@@ -269,7 +269,7 @@ def test_space_of_uploads_that_nobody_goes_on_with_is_given_back(gate: Gate, tmp
 
 
 def test_a_full_disk_does_not_end_all_deliveries(gate: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("overlay_router.outflow.FIRST_S", 0.01)
+    monkeypatch.setattr("overlay_router.delivery.outflow.FIRST_S", 0.01)
     asked: list[int] = []
 
     async def run() -> None:
@@ -301,7 +301,7 @@ def test_a_full_disk_does_not_end_all_deliveries(gate: Gate, tmp_path: Path, mon
 def test_plugins_of_before_that_do_not_end_are_waited_for(
     gate: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("overlay_router.outflow.FIRST_S", 0.01)
+    monkeypatch.setattr("overlay_router.delivery.outflow.FIRST_S", 0.01)
     left = [OSError("processes of earlier movers do not end"), OSError("processes of earlier movers do not end")]
 
     def end_leftovers(home: Path) -> None:
@@ -319,7 +319,7 @@ def test_plugins_of_before_that_do_not_end_are_waited_for(
         async def on_disk(work: Callable[[], Any]) -> Any:
             return work()
 
-        monkeypatch.setattr("overlay_router.outflow.end_leftovers", end_leftovers)
+        monkeypatch.setattr("overlay_router.delivery.outflow.end_leftovers", end_leftovers)
         monkeypatch.setattr(gate.one, "ready", ready)
         outflow = Outflow(gate.one, _means(tmp_path), on_disk, lambda replies: None, SystemClock())
         task = asyncio.ensure_future(outflow.run())

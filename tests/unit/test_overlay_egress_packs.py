@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from overlay_router import lots
-from overlay_router.lots import Spool
-from overlay_router.states import Outcome, Result
+from overlay_router.rules import lots
+from overlay_router.rules.lots import Spool
+from overlay_router.rules.states import Outcome, Result
 from stageout.core.errors import ErrorClass
 from stageout.wire import overlay
 from stageout.wire.overlay import Packed

@@ -14,13 +14,15 @@ from typing import Any
 
 import pytest
 
-from overlay_router import fetching, lots, spool
-from overlay_router.call import Kit
-from overlay_router.destination import Published
-from overlay_router.fetched import Fetched, FetchedFiles, manifest_of, version_of
-from overlay_router.fetching import Fetching, awake
-from overlay_router.lots import Spool
-from overlay_router.states import Outcome, Result
+from overlay_router.custodians import spool
+from overlay_router.delivery import fetching
+from overlay_router.delivery.call import Kit
+from overlay_router.delivery.fetched import Fetched, FetchedFiles, manifest_of, version_of
+from overlay_router.delivery.fetching import Fetching, awake
+from overlay_router.local.destination import Published
+from overlay_router.rules import lots
+from overlay_router.rules.lots import Spool
+from overlay_router.rules.states import Outcome, Result
 from stageout.core.errors import ErrorClass
 from stageout.movers.mover import Batch, Stopped
 from stageout.movers.plugins_table import Plugin

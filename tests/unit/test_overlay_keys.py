@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlay_router import identity as starts
-from overlay_router.identity import IdentityError, identity
-from overlay_router.keys import BadKeys, Key, Keys, Signed, read_keys, unknown
+from overlay_router.peers.keys import BadKeys, Key, Keys, Signed, read_keys, unknown
+from overlay_router.routing import identity as starts
+from overlay_router.routing.identity import IdentityError, identity
 from stageout.core import durable
 from stageout.wire import token
 from stageout.wire.address import is_address, split_address

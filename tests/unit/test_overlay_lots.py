@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from overlay_router.reservations import MAX_LIFETIME_S, MAX_OF_A_KEY
+from overlay_router.local.reservations import MAX_LIFETIME_S, MAX_OF_A_KEY
 from stageout.core.errors import ErrorClass
 from stageout.wire import overlay
 from stageout.wire.overlay import Lot, Open, Reserved

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from overlay_router.migrations import VERSION
-from overlay_router.spool import FIRST_TID, CustodyStore
-from overlay_router.states import Outcome, Result
-from overlay_router.store import Store, StoredLot, StoreError
+from overlay_router.custodians.spool import FIRST_TID, CustodyStore
+from overlay_router.local.migrations import VERSION
+from overlay_router.local.store import Store, StoredLot, StoreError
+from overlay_router.rules.states import Outcome, Result
 from stageout.core.errors import ErrorClass
 from tests.unit.test_overlay_destination import EXPIRES, ORIGIN, Crash, _dying
 

@@ -14,15 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from overlay_router import lots, pack_custody, pack_turns
-from overlay_router.destination import Reply
-from overlay_router.pack_carrier import Answer, Gone, Order, Way, _Sent, load
-from overlay_router.pack_forwarder import PackForwarder, _Given
-from overlay_router.pack_records import HeldPack, as_pack
-from overlay_router.pack_turns import Lane, Turns
+from overlay_router.custodians import pack_custody, pack_turns
+from overlay_router.custodians.pack_carrier import Answer, Gone, Order, Way, _Sent, load
+from overlay_router.custodians.pack_forwarder import PackForwarder, _Given
+from overlay_router.custodians.pack_records import HeldPack, as_pack
+from overlay_router.custodians.pack_turns import Lane, Turns
+from overlay_router.local.destination import Reply
+from overlay_router.local.small_files import Arrived
 from overlay_router.report import Reporting, shown
-from overlay_router.small_files import Arrived
-from overlay_router.states import Outcome, Result
+from overlay_router.rules import lots
+from overlay_router.rules.states import Outcome, Result
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Gateway
 from stageout.overlay.packs import Packer

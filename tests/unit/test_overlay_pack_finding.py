@@ -6,9 +6,9 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-from overlay_router.destination import Published
-from overlay_router.finding import Finding
-from overlay_router.keys import Key
+from overlay_router.custodians.finding import Finding
+from overlay_router.local.destination import Published
+from overlay_router.peers.keys import Key
 from stageout.core.errors import ErrorClass
 from stageout.wire.overlay import Answer, Cancel, Get, Stat
 from tests.unit.test_overlay_custodian import TERMINAL, Spooling

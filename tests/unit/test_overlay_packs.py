@@ -16,11 +16,11 @@ from typing import Any, cast
 
 import pytest
 
-from overlay_router import hidden, makers, small_files, unnamed
-from overlay_router.destination import Reply
+from overlay_router.custodians.pack_carrier import Answer, Way, _Sent
 from overlay_router.ends import Ends
-from overlay_router.pack_carrier import Answer, Way, _Sent
-from overlay_router.small_files import Arrived
+from overlay_router.local import hidden, makers, small_files, unnamed
+from overlay_router.local.destination import Reply
+from overlay_router.local.small_files import Arrived
 from overlay_router.waiting import Packs
 from stageout.core.errors import ErrorClass
 from stageout.core.signing import SigningKey

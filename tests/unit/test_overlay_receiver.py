@@ -23,13 +23,13 @@ from typing import Any, NoReturn, cast
 import pytest
 import trustme
 
-from overlay_router import tunnels, worker
-from overlay_router.destination import Attached
-from overlay_router.parts import Parts
-from overlay_router.ring import Piece, Rings, Shelf
-from overlay_router.splice import Circuit
-from overlay_router.store import Transfer
-from overlay_router.worker import Gate, Job, Receiver, Report, Reporter
+from overlay_router.data import tunnels, worker
+from overlay_router.data.ring import Piece, Rings, Shelf
+from overlay_router.data.splice import Circuit
+from overlay_router.data.worker import Gate, Job, Receiver, Report, Reporter
+from overlay_router.local.destination import Attached
+from overlay_router.local.parts import Parts
+from overlay_router.local.store import Transfer
 from stageout.core import sockets
 from stageout.core.sockets import wait_at_most
 from stageout.overlay.book import Book
@@ -230,7 +230,7 @@ def test_a_block_of_another_transfer_ends_it(ends: tuple[Any, Any], tmp_path: Pa
 def test_a_worker_that_may_open_no_more_goes_on(tmp_path: Path) -> None:
     mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     mine.settimeout(60)
-    command = [sys.executable, "-m", "overlay_router.worker", str(other.fileno())]
+    command = [sys.executable, "-m", "overlay_router.data.worker", str(other.fileno())]
     with mine, subprocess.Popen(command, pass_fds=[other.fileno()]) as worker:
         other.close()
         try:
@@ -254,7 +254,7 @@ def test_a_worker_that_may_open_no_more_goes_on(tmp_path: Path) -> None:
 
 def test_a_worker_whose_daemon_was_killed_ends_without_ado() -> None:
     mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [sys.executable, "-m", "overlay_router.worker", str(other.fileno())]
+    command = [sys.executable, "-m", "overlay_router.data.worker", str(other.fileno())]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, pass_fds=[other.fileno()], stderr=pipe, text=True) as worker:
         other.close()

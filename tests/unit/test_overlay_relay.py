@@ -21,23 +21,24 @@ from typing import Any, cast
 
 import pytest
 
-from overlay_router import carrier, copyist, pack_carrier
-from overlay_router.call import Kit
-from overlay_router.circuits import Neighbours
-from overlay_router.copier import Copier, _Try
-from overlay_router.cover import Cover
-from overlay_router.destination import Attached
+from overlay_router.copying import copyist
+from overlay_router.copying.copier import Copier, _Try
+from overlay_router.copying.warrants import refusal
+from overlay_router.custodians import carrier, pack_carrier
+from overlay_router.custodians.forwarder import Forwarding
+from overlay_router.data.worker import Report
+from overlay_router.delivery.call import Kit
 from overlay_router.ends import Ends
-from overlay_router.forwarder import Forwarding
-from overlay_router.keys import Key, Keys
 from overlay_router.line import Line
+from overlay_router.local.destination import Attached
+from overlay_router.local.store import Transfer
 from overlay_router.pauses import Pause
+from overlay_router.peers.circuits import Neighbours
+from overlay_router.peers.cover import Cover
+from overlay_router.peers.keys import Key, Keys
+from overlay_router.peers.rights import Rights
 from overlay_router.relay import Router
-from overlay_router.rights import Rights
-from overlay_router.store import Transfer
 from overlay_router.waiting import Packs
-from overlay_router.warrants import refusal
-from overlay_router.worker import Report
 from stageout.core.errors import TransferFailure
 from stageout.core.sockets import notice_death
 from stageout.movers.mover import Equipment

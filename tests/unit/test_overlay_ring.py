@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from overlay_router.ring import SLOTS, Piece, Ring, Rings, Shelf, Sums
-from overlay_router.spooled import Growth
+from overlay_router.custodians.spooled import Growth
+from overlay_router.data.ring import SLOTS, Piece, Ring, Rings, Shelf, Sums
 from stageout.core.errors import ErrorClass
 from stageout.overlay.sending import Sending
 from stageout.testing.pool.waiting import wait_until

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlay_router.routes import (
+from overlay_router.routing.routes import (
     BETTER_FOR_S,
     MAX_AGE_S,
     MAX_HOPS,

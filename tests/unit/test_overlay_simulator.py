@@ -6,9 +6,9 @@ from functools import lru_cache
 
 import pytest
 
-from overlay_router import simulator
-from overlay_router.simulated_segment import Bug
-from overlay_router.states import Outcome
+from overlay_router.rules.states import Outcome
+from overlay_router.simulation import simulator
+from overlay_router.simulation.segment import Bug
 
 
 @lru_cache

@@ -1,0 +1,1 @@
+"""Copies to other routers that somebody commanded."""

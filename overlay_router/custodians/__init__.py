@@ -1,0 +1,1 @@
+"""Custodians: what they take, keep in a spool, and deliver."""

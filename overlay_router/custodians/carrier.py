@@ -1,0 +1,273 @@
+"""The process that delivers what is in custody, so that the daemon's loop never waits for a disk or a terminal.
+
+Orders come as lines of JSON on its standard input, answers go to its standard output. It ends with the daemon.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from overlay_router.custodians.spooled import Growth, Spooled, Undigested
+from overlay_router.data.ring import Rings
+from overlay_router.local.store import as_operation
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay.channel import Channel, Gateway
+from stageout.overlay.client import Damaged, answer_to
+from stageout.wire import frames
+from stageout.wire.overlay import BLOCK_BYTES, Cancel, Custody, Open, Operation, Result, Status
+from stageout.wire.route import address
+
+_PATIENCE_S = 60.0
+#: As in a worker: a thread that has data does not wait long for one that computes.
+_SWITCH_INTERVAL_S = 0.0002
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to deliver. :param operation: as JSON. :param file: its data, "" without any. :param digests: hexadecimal.
+
+    :param digest: their kind. :param opening: the sender's OPEN, as JSON. :param comes: number by which the
+        file still comes in: ``blocks`` are here, more are told, or shown by those who receive them, and ``operation``
+        only says what they are for until it is told too; 0: all of it is here.
+    :param passes: what was sent from memory need not be on the disk. :param passed: blocks that only the next hop has.
+    :param ca: certificates of the terminal, "" without TLS. :param cancel: tell the terminal to cancel it instead;
+        "data": only to drop its data. :param asks: only whether another custodian has delivered it.
+    """
+
+    number: int
+    terminal: str
+    key_name: str
+    secret: str = field(repr=False)
+    operation: str
+    file: str = ""
+    digest: str = ""
+    digests: str = ""
+    opening: str = ""
+    cancel: str = ""
+    connections: int = 4
+    ca: str = ""
+    comes: int = 0
+    asks: bool = False
+    blocks: list[list[Any]] = field(default_factory=list)
+    passed: list[list[Any]] = field(default_factory=list)
+    passes: bool = False
+
+
+@dataclass(frozen=True)
+class Note:
+    """What has become of blocks that are not on the disk here, in the order in which it is said.
+
+    :param passed: position and digest in hexadecimal digits: the next hop has them on its disk. :param gone: they must
+        be sent again, and are nowhere here.
+    """
+
+    number: int
+    passed: list[list[Any]]
+    gone: list[int]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of an order: an outcome of the protocol, blocks that are damaged, or a failure ("" for none).
+
+    :param code: class of the failure, also of one that the terminal has recorded. :param waits: nobody has delivered it
+        yet, which was asked.
+    """
+
+    number: int
+    outcome: str = ""
+    reason: str = ""
+    generation: int = 0
+    damaged: list[int] = field(default_factory=list)
+    failure: str = ""
+    code: int = 0
+    retry_after_s: float = 0.0
+    waits: bool = False
+
+
+def deliver(order: Order, growth: Growth) -> Answer:
+    """Carry out one order; blocks until the terminal has answered."""
+    operation, (host, port) = as_operation(order.operation), address(order.terminal)
+    # what its origin has signed stands as it is: with its manifest, and so with its kind of digests
+    opening = Open(**json.loads(order.opening)) if order.opening else None
+    digest = order.digest if operation.capability or (opening and opening.capability) else ""
+    gateway = Gateway(host, port, order.key_name, bytes.fromhex(order.secret), ca=order.ca, digest=digest)
+    try:
+        if order.cancel == "data":
+            return _drop(gateway, order, operation)
+        if order.asks and not order.cancel:
+            return _asked(gateway, operation, order.number)
+        if order.cancel or not order.file:
+            result = _execute(gateway, operation, bool(order.cancel), growth)
+        else:
+            result = _send(gateway, operation, order, growth, opening)
+    except Undigested as problem:
+        growth.lose()
+        return Answer(order.number, failure=problem.message, code=problem.kind.code)
+    except (Damaged, FileNotFoundError) as problem:
+        bad = list(_damaged(order, operation.size_bytes, growth.on_disk()))
+        return Answer(order.number, damaged=bad, failure=str(problem), code=ErrorClass.SOURCE_CHANGED.code)
+    except TransferFailure as failure:
+        return Answer(
+            order.number, failure=failure.message, code=failure.kind.code, retry_after_s=failure.retry_after_s or 0.0
+        )
+    except OSError as problem:
+        return Answer(order.number, failure=str(problem), code=ErrorClass.LOCAL_FILE.code)
+    return Answer(order.number, result.outcome, result.reason, result.generation, code=result.code)
+
+
+def _send(gateway: Gateway, operation: Operation, order: Order, growth: Growth, opening: Open | None) -> Result:
+    upload = Spooled(gateway, Path(order.file), operation, growth, order.digest, opening, order.connections)
+    if upload.size_bytes != operation.size_bytes:
+        raise Damaged(ErrorClass.SOURCE_CHANGED, f"{order.file} has {upload.size_bytes} bytes")
+    return _final(upload.run(keep_result=True))
+
+
+def _asked(gateway: Gateway, operation: Operation, number: int) -> Answer:
+    with Channel(gateway) as control:
+        control.send(Status(operation.origin, operation.seq))
+        answer = control.receive()
+    if isinstance(answer, Result) and answer.outcome not in ("pending", "unknown"):
+        return Answer(number, answer.outcome, answer.reason, answer.generation, code=answer.code)
+    return Answer(number, waits=True)
+
+
+def _drop(gateway: Gateway, order: Order, operation: Operation) -> Answer:
+    """Have the terminal drop data that nobody here goes on with."""
+    with Channel(gateway) as control:
+        control.send(Cancel(operation.origin, operation.seq, data_only=True))
+        control.receive()
+    return Answer(order.number, outcome="dropped")
+
+
+def _execute(gateway: Gateway, operation: Operation, cancel: bool, growth: Growth) -> Result:
+    """An operation without data, or the end of one that is not wanted any more."""
+    with Channel(gateway) as control:
+        if cancel:
+            control.send(Cancel(operation.origin, operation.seq))
+        control.send(operation)
+        answer = answer_to(control, operation, _PATIENCE_S)
+        while isinstance(answer, Custody) and not growth.is_stopped:  # of the next custodian, who will say more
+            answer = answer_to(control, operation)
+        return _final(answer)
+
+
+def _final(answer: object) -> Result:
+    if not isinstance(answer, Result):
+        raise TransferFailure(ErrorClass.CONNECTION_LOST, "the terminal has begun anew")
+    return answer
+
+
+def _known(order: Order) -> dict[int, bytes]:
+    size = frames.DIGEST_BYTES
+    whole = bytes.fromhex(order.digests)
+    known = {start // size: whole[start : start + size] for start in range(0, len(whole), size)}
+    return {**known, **_blocks(order.blocks), **_blocks(order.passed)}
+
+
+def _blocks(told: Iterable[Sequence[Any]]) -> dict[int, bytes]:
+    """Positions and digests."""
+    return {int(block): bytes.fromhex(digest) for block, digest in told}
+
+
+def _damaged(order: Order, size_bytes: int, known: Mapping[int, bytes]) -> Iterator[int]:
+    """Blocks of the file that are not what their digests say; all of a file that is gone."""
+    digest, here = frames.digests()[order.digest], sorted(known)
+    try:
+        file = os.open(order.file, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        yield from here
+        return
+    try:
+        for block in here:
+            length = min(BLOCK_BYTES, size_bytes - block * BLOCK_BYTES)
+            if digest(_read(file, length, block * BLOCK_BYTES)) != known[block]:
+                yield block
+    finally:
+        os.close(file)
+
+
+def _read(file: int, length: int, offset: int) -> bytes:
+    try:
+        return os.pread(file, length, offset)
+    except OSError:  # a block that the disk does not give back is a damaged one
+        return b""
+
+
+class Carrier:
+    """Orders that are carried out now, each in a thread of its own. :param rings: where blocks that come are seen."""
+
+    def __init__(self, rings: Rings) -> None:
+        self._lock, self._rings = threading.Lock(), rings
+        self._growing: dict[int, Growth] = {}
+
+    def take(self, message: dict[str, Any]) -> None:
+        """An order; or, with its number, ``stop``, ``more`` with ``blocks``, or ``whole`` with ``operation``."""
+        number = next((message[word] for word in ("stop", "more", "whole") if word in message), None)
+        if number is None:
+            self._begin(Order(**message))
+            return
+        growth = self._growing.get(number)
+        if growth is None:
+            return
+        if "more" in message:
+            growth.arrived(_blocks(message["blocks"]).items())
+        elif "whole" in message:
+            growth.complete(as_operation(message["operation"]))
+        else:
+            growth.stop()
+
+    def _begin(self, order: Order) -> None:
+        growth = Growth(
+            _known(order), None if order.comes else as_operation(order.operation), _blocks(order.passed),
+            partial(self._note, order.number) if order.passes else None,
+        )  # fmt: skip
+        self._growing[order.number] = growth
+        if order.comes:
+            self._rings.want(order.comes, growth.shown, order.passes)
+        threading.Thread(target=self._run, args=(order, growth), daemon=True).start()
+
+    def _run(self, order: Order, growth: Growth) -> None:
+        try:
+            answer = deliver(order, growth)
+        except Exception as problem:  # the daemon must hear of every order
+            answer = Answer(order.number, failure=repr(problem), code=ErrorClass.UNKNOWN.code)
+        self._rings.drop(order.comes, growth.shown)
+        growth.close()
+        self._growing.pop(order.number, None)
+        self._say(answer)
+
+    def _note(self, number: int, passed: Mapping[int, bytes], gone: Sequence[int]) -> None:
+        self._say(Note(number, [[block, digest.hex()] for block, digest in passed.items()], list(gone)))
+
+    def _say(self, what: Answer | Note) -> None:
+        with self._lock:
+            sys.stdout.write(json.dumps(asdict(what)) + "\n")
+            sys.stdout.flush()
+
+
+def main(argv: list[str]) -> None:
+    """Serve until standard input ends; what is under way is dropped then and begun again by the next.
+
+    ``argv[1]`` is the descriptor of a socket that connections to those who receive come by.
+    """
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    rings = Rings()
+    threading.Thread(target=rings.listen, args=(socket.socket(fileno=int(argv[1])),), daemon=True).start()
+    carrier = Carrier(rings)
+    for line in sys.stdin:
+        carrier.take(json.loads(line))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv)

@@ -1,0 +1,599 @@
+"""A custodian: operations for other terminals, kept in a spool until they are delivered.
+
+The way of a file, top to bottom: :meth:`Custodian.open` reserves a lot for the whole of it;
+:meth:`Custodian.staged` records blocks whose bytes are on the disk, :meth:`Custodian.passed` those that only the next
+hop has on its disk (:mod:`overlay_router.custodians.passing`); :meth:`Custodian.begin` lets these go on to the
+terminal while others still come; :meth:`Custodian.operate`, or :meth:`Custodian.whole`, takes the operation into
+custody when they are all there and right; :meth:`Custodian.due` says what may be delivered; :meth:`Custodian.settle`
+records what the terminal answered and frees the spool. No sockets and no threads: a call returns the messages to be
+sent.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from overlay_router.custodians.pack_custody import PackCustody
+from overlay_router.custodians.passing import Coming, Passed, may_be_passed
+from overlay_router.custodians.spool import Begun, CustodyStore, Held, Key
+from overlay_router.local.destination import Attached, Reply
+from overlay_router.local.staging import as_result, ranges, recorded, recorded_pack, whole
+from overlay_router.local.store import Transfer
+from overlay_router.local.tree import BadPath, Tree, checked, no_room
+from overlay_router.peers.deposits import Terminals
+from overlay_router.rules import custody, lots
+from overlay_router.rules.lots import Spool
+from overlay_router.rules.states import Outcome, Release, Result
+from stageout.core import durable, log
+from stageout.core.clock import Clock
+from stageout.tuning.shares import turn
+from stageout.wire import overlay
+from stageout.wire.overlay import NoSpace, Open, Opened, Operation, Staged
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+#: Operations in custody, or waiting for their data: each takes some kB of memory, whatever its data.
+MOST_OPERATIONS = 100_000
+#: So many files are put in order whenever it is asked for.
+_FEW = 1000
+_TURN_S = 1.0
+_DAMAGED = "the copy in the custodian's spool was damaged"
+_NOT_KEPT = "its OPEN said that the sender keeps the bytes until they are delivered, and the operation does not"
+
+
+@dataclass
+class _Waiting:
+    """An operation whose data are not all there. :param digest: the kind of their digests."""
+
+    operation: Operation
+    peer: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """An OPEN. :param digest: the kind of digests that its sender uses."""
+
+    ask: Open
+    digest: str
+
+
+class Custodian:
+    """One spool and its records.
+
+    :param tree: of the spool. :param spool: its size; lots are filled in. :param name: of this router, for CUSTODY.
+    :param terminals: who may deposit for whom.
+    :ivar packs: those of small files.
+    """
+
+    def __init__(
+        self, store: CustodyStore, tree: Tree, spool: Spool, terminals: Terminals, name: str, clock: Clock
+    ) -> None:
+        self._store, self._tree, self._spool, self._name, self._clock = store, tree, spool, name, clock
+        self.terminals = terminals
+        self._held = {held.key: held for held in store.held()}
+        self.packs = PackCustody(store, tree.root, spool, terminals, name, clock, self._held)
+        self._waiting: dict[Key, _Waiting] = {}
+        self._asked: dict[Key, _Asked] = {}
+        self._begun = {begun.key: begun for begun in store.begun()}
+        self._passed = Passed()
+        self._in_turn: list[Held] = []
+        self._in_turn_s = float("-inf")
+        self.cancelled: set[Key] = {key for key in self._held if key[1] in store.record(key[0]).cancelled}
+        self._recover()
+
+    # ---- taken in ----------------------------------------------------------------------------------------------------
+
+    def open(self, ask: Open, peer: str, digest: str = "") -> Reply:
+        """Reserve a lot and grant a transfer number: OPENED, NOSPACE, CUSTODY, or the RESULT that is final.
+
+        :param digest: the kind of digests that the peer uses; without it nothing is sent on before it is in custody.
+        """
+        final = self._final(ask, peer)
+        if final is not None:
+            return Reply(peer, final)
+        held = self._held.get((ask.origin, ask.seq))
+        if held is not None and not held.damaged:
+            return self._in_custody(held, peer)
+        self._asked[ask.origin, ask.seq] = _Asked(ask, digest)
+        owner = (ask.origin, ask.seq, peer)
+        again_s = lots.reserve(self._spool, owner, ask.size_bytes, self._clock.monotonic_s())
+        if again_s is not None:
+            return self._no_room(ask, peer, again_s)
+        transfer = self._store.grant(ask, peer)
+        try:
+            self._allocate(transfer)
+        except OSError as problem:
+            if problem.errno not in _NO_ROOM:
+                raise
+            return self._no_room(ask, peer, lots.RETRY_AFTER_S)
+        return self._opened(transfer, peer)
+
+    def attach(self, tid: int) -> Attached | None:
+        """The file of a live transfer; None for a number that is closed, or whose data are in custody."""
+        transfer = self._store.transfer(tid)
+        if transfer is None or not self._tree.inode(tid):
+            return None
+        held = self._held.get(_key_of(transfer))
+        if held is not None and not held.damaged:
+            return None
+        return Attached(transfer, os.open(self._tree.staging(tid), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC))
+
+    def staged(self, tid: int, blocks: Iterable[tuple[int, bytes]]) -> list[Reply]:
+        """Blocks (position, digest) whose bytes are on the disk: recorded, said."""
+        transfer = self._store.transfer(tid)
+        if transfer is None:
+            return []
+        lots.renew(self._spool, _owner(transfer), self._clock.monotonic_s())
+        new = dict(blocks)
+        self._store.stage(tid, new.items())
+        replies = [Reply(transfer.sender, Staged(tid, ranges(sorted(new))))]
+        if not self._passed.of(tid):
+            return replies
+        self._passed.drop(tid, new)
+        return replies + self._perhaps_whole(transfer)
+
+    def passed(self, tid: int, blocks: Mapping[int, bytes]) -> list[Reply]:
+        """Blocks (with digests) that the next hop has on its disk, and that are perhaps not on this one: said."""
+        transfer = self._store.transfer(tid)
+        held = transfer and self._held.get(_key_of(transfer))
+        if transfer is None or (held and not held.damaged):
+            return []
+        lots.renew(self._spool, _owner(transfer), self._clock.monotonic_s())
+        self._passed.add(tid, blocks)
+        self._passed.drop(tid, self._store.among(tid, blocks))
+        said = Staged(tid, ranges(sorted(blocks)), self._passed.epoch(self._store.epoch, tid))
+        return [Reply(transfer.sender, said), *self._perhaps_whole(transfer)]
+
+    def _perhaps_whole(self, transfer: Transfer) -> list[Reply]:
+        count = len(self._passed.of(transfer.tid)) + self._store.count(transfer.tid)
+        return self.whole(transfer.tid) if count >= transfer.blocks else []
+
+    def gone(self, tid: int, blocks: Collection[int]) -> list[Reply]:
+        """These blocks must come again; so must all that is not known to be on a disk. What is in custody waits."""
+        transfer = self._store.transfer(tid)
+        was_passed = self._passed.drop(tid, blocks)
+        held = transfer and self._held.get(_key_of(transfer))
+        if transfer is None or (held and not held.damaged and not was_passed):
+            return []
+        if held and not held.damaged:
+            log.warn("passed-lost", path=transfer.ask.path, reason="the next hop does not have them any more")
+            self._store.withdraw(held.key, tid, ())
+            self._held[held.key] = replace(held, damaged=True)
+        self._passed.begin_anew(tid)
+        return [self._opened(transfer, transfer.sender)]
+
+    def is_whole(self, tid: int) -> bool:
+        """As :meth:`Store.is_whole`."""
+        return self._store.is_whole(tid)
+
+    def whole_of(self, origin: str, seq: int) -> list[int]:
+        """As :meth:`Store.whole_of`."""
+        return self._store.whole_of(origin, seq)
+
+    def whole(self, tid: int) -> list[Reply]:
+        """All blocks are there and nobody writes any more: an operation that waits for them is taken."""
+        transfer = self._store.transfer(tid)
+        waiting = transfer and self._waiting.get(_key_of(transfer))
+        return self._consider(waiting) if waiting else []
+
+    def operate(self, operation: Operation, peer: str, digest: str) -> list[Reply]:
+        """Take an operation into custody, or wait for its data, or say what became of it.
+
+        :param digest: the kind of the digests that its manifest is made of.
+        """
+        final = self._final(operation, peer)
+        if final is not None:
+            return [Reply(peer, final)]
+        key = operation.origin, operation.seq
+        held = self._held.get(key)
+        if held is not None and not held.damaged:
+            return [self._in_custody(held, peer)]
+        known = key in self._held or key in self._waiting
+        if not known and len(self._held) + len(self._waiting) >= MOST_OPERATIONS:
+            log.warn("too-many", reason=f"{MOST_OPERATIONS} operations are in custody, or wait for their data")
+            return []  # the peer asks again
+        return self._consider(_Waiting(operation, peer, digest))
+
+    def _consider(self, waiting: _Waiting) -> list[Reply]:
+        operation, key = waiting.operation, (waiting.operation.origin, waiting.operation.seq)
+        now = int(self._clock.wall_s())
+        asked = self._asked.get(key)
+        held = Held(operation, waiting.peer, waiting.digest, 0, now, asked=asked.ask if asked else None)
+        if operation.kind != "publish":
+            return [self._take(held)]
+        mine = [item for item in self._store.transfers_of(*key) if item.sender == waiting.peer]
+        if not may_be_passed(operation) and any(self._passed.of(item.tid) for item in mine):
+            return self._end(operation, waiting.peer, Result(Outcome.FAILED, _NOT_KEPT))
+        transfer, wrong = whole(self._store, self._tree, mine, operation, self._passed.of)
+        for item in wrong:
+            self._passed.forget(item.tid)
+        if transfer is None or not self._may_take(transfer, operation):
+            self._waiting[key] = waiting
+            return [self._opened(item, waiting.peer) for item in wrong]
+        durable.sync("custody-sync", self._tree.staging(transfer.tid).parent)
+        taken = self._take(replace(held, tid=transfer.tid))
+        self._waiting.pop(key, None)
+        return [taken]
+
+    def _may_take(self, transfer: Transfer, operation: Operation) -> bool:
+        blocks = {block for block, _ in self._store.staged(transfer.tid)} | self._passed.of(transfer.tid).keys()
+        return custody.may_grant(operation.blocks, blocks, True, _owner(transfer) in self._spool.lots)
+
+    def _take(self, held: Held) -> Reply:
+        operation = held.operation
+        self._store.take(held)
+        self._asked.pop(held.key, None)
+        if held.tid:
+            lots.pin(self._spool, (*held.key, held.sender))
+        self._held[held.key] = held
+        log.event("custody-take", origin=held.key[0], seq=held.key[1], path=operation.path,
+                  terminal=operation.terminal, bytes=operation.size_bytes, release=operation.release,
+                  passed_blocks=len(self._passed.of(held.tid)))  # fmt: skip
+        return self._in_custody(held, held.sender)
+
+    # ---- asked about -------------------------------------------------------------------------------------------------
+
+    def knows(self, origin: str, seq: int) -> bool:
+        """Whether anything of an operation is, or was, here."""
+        return (
+            (origin, seq) in self._held
+            or self.packs.covers(origin, seq)
+            or recorded(self._store, origin, seq) is not None
+            or bool(self._store.transfers_of(origin, seq))
+        )
+
+    def status(self, ask: overlay.Status, peer: str) -> list[Reply]:
+        """RESULT; CUSTODY while it is in custody; OPENED when data must come again; STAGED while they come."""
+        final = recorded(self._store, ask.origin, ask.seq)
+        if final is not None:
+            return [Reply(peer, final)]
+        packed = self.packs.custody(ask.origin, ask.seq)
+        if packed is not None:
+            return [Reply(peer, packed)]
+        held = self._held.get((ask.origin, ask.seq))
+        if held is not None and not held.damaged:
+            return [self._in_custody(held, peer)]
+        transfers = self._store.transfers_of(ask.origin, ask.seq)
+        if held is not None:
+            return [self._opened(item, peer) for item in transfers]
+        return [Reply(peer, self._is_staged(item.tid)) for item in transfers]
+
+    def cancel(self, ask: overlay.Cancel, peer: str) -> list[Reply]:
+        """Remember the wish and pass it on; what is not in custody yet is cancelled at once."""
+        final = recorded(self._store, ask.origin, ask.seq)
+        if final is not None:
+            return [Reply(peer, final)]
+        key = (ask.origin, ask.seq)
+        if ask.data_only:
+            return self._drop(key, peer)
+        packed = self.packs.cancel(key, peer)
+        if packed is not None:
+            return [Reply(peer, packed)]
+        held, transfers = self._held.get(key), self._store.transfers_of(*key)
+        givers = {held.sender} if held else {item.sender for item in transfers}
+        if not all(same_key(giver, peer) for giver in givers):
+            log.warn(
+                "cancel-refused", origin=key[0], key=peer.partition("/")[0], reason="it was deposited with another"
+            )
+            return self.status(overlay.Status(*key), peer)
+        if held is None:
+            ask_open = transfers[0].ask
+            operation = Operation(*key, "publish", ask_open.path, ask_open.expires)
+            return self._end(operation, peer, Result(Outcome.CANCELLED))
+        self._store.cancel(*key)
+        self.cancelled.add(key)
+        return self._end(held.operation, held.sender, Result(Outcome.CANCELLED)) if held.damaged else []
+
+    def _drop(self, key: Key, peer: str) -> list[Reply]:
+        """Another custodian gives up: what it has brought is dropped, unless it is in custody here."""
+        if key not in self._held:
+            gone = [item for item in self._store.transfers_of(*key) if item.sender == peer]
+            for item in gone:
+                self._store.abandon(item)
+            self._free(gone)
+        if self.knows(*key):
+            return self.status(overlay.Status(*key), peer)
+        return [Reply(peer, overlay.Result(*key, "unknown"))]
+
+    def low(self, ask: overlay.Low) -> None:
+        """Results up to that number may be forgotten; what is in custody stays."""
+        packed = self.packs.first(ask.origin)
+        held = any(origin == ask.origin and seq <= ask.seq for origin, seq in self._held)
+        if held or (packed is not None and packed <= ask.seq):
+            log.warn("low-too-early", origin=ask.origin, seq=ask.seq)
+            return
+        gone = [item for item in self._store.transfers() if item.ask.origin == ask.origin and item.ask.seq <= ask.seq]
+        self._store.raise_low(ask.origin, ask.seq)
+        self._free(gone)
+
+    def summary(self) -> custody.Summary:
+        """What is in custody now."""
+        held, packs = list(self._held.values()), self.packs.held()
+        single = [
+            item.operation.size_bytes for item in held if item.release is Release.CUSTODY and item.operation.copies < 2
+        ]
+        freed = [pack for pack in packs if pack.is_single]
+        taken_at = [*(item.taken_at for item in held), *(pack.taken_at for pack in packs)]
+        oldest = min(taken_at, default=int(self._clock.wall_s()))
+        return custody.Summary(
+            len(held) + sum(pack.files for pack in packs),
+            sum(item.operation.size_bytes for item in held) + sum(pack.size_bytes for pack in packs),
+            len(single) + sum(pack.files for pack in freed),
+            sum(single) + sum(pack.size_bytes for pack in freed),
+            sum(item.damaged for item in held),
+            max(0, int(self._clock.wall_s()) - oldest),
+        )
+
+    def packed(self, ask: overlay.Status) -> overlay.Packed | None:
+        """The results of a pack's files; None unless all of them are final."""
+        return recorded_pack(self._store, ask.origin, ask.seq, ask.files)
+
+    def transfers(self) -> list[Transfer]:
+        """Data that come now."""
+        return [item for item in self._store.transfers() if _key_of(item) not in self._held]
+
+    def held(self) -> list[Held]:
+        """Everything in custody."""
+        return list(self._held.values())
+
+    # ---- sent on while it comes in -----------------------------------------------------------------------------------
+
+    def begin(self, tid: int) -> Coming | None:
+        """Data that may be sent on from now on, which is recorded; None for what is whole, unknown or in custody."""
+        transfer = self._store.transfer(tid)
+        asked = transfer and self._asked.get(_key_of(transfer))
+        if transfer is None or not asked or not asked.digest or _key_of(transfer) in self._held:
+            return None
+        blocks = self._store.staged(tid)
+        if len(blocks) == transfer.blocks:
+            return None
+        ask = asked.ask
+        if ask.standby_s:  # another custodian has it, too, and begins
+            return None
+        begun = Begun(_key_of(transfer), ask.terminal, ask.path, ask.expires)
+        if self._begun.get(begun.key) != begun:
+            self._store.begin(begun)
+            self._begun[begun.key] = begun
+        return Coming(tid, ask, asked.digest, blocks, str(self._tree.staging(tid)), [*self._passed.of(tid).items()])
+
+    def is_coming(self, tid: int) -> bool:
+        """Whether data of that number come in, or are in custody."""
+        return self._store.transfer(tid) is not None
+
+    def spoiled(self, tid: int, blocks: Collection[int]) -> list[Reply]:
+        """Blocks that are not yet in custody are not what they were: they are asked for again."""
+        transfer = self._store.transfer(tid)
+        if transfer is None or _key_of(transfer) in self._held:
+            return []
+        log.error("custody-damaged", path=transfer.ask.path, blocks=len(blocks), advice="check the disk of the spool")
+        self._store.withdraw(_key_of(transfer), tid, blocks)
+        return [self._opened(transfer, transfer.sender)]
+
+    def strays(self) -> list[Begun]:
+        """What may lie at terminals although nobody here goes on with it."""
+        now = self._clock.wall_s()
+        found = [one for one in self._begun.values() if one.key not in self._held]
+        found = [one for one in found if not self._store.transfers_of(*one.key)]
+        for one in [one for one in found if one.expires < now]:
+            self.dropped(one.key)
+        return [one for one in found if one.expires >= now]
+
+    def dropped(self, key: Key) -> None:
+        """The terminal has dropped them."""
+        self._store.dropped(key)
+        self._begun.pop(key, None)
+
+    # ---- delivered ---------------------------------------------------------------------------------------------------
+
+    def find(self, terminal: str, path: str) -> Held | None:
+        """The newest file on its way to a name at a terminal that is in custody, and whole on the disk here, if any."""
+        found = [
+            held
+            for held in self._held.values()
+            if held.operation.path == path and held.operation.terminal.split(",")[-1] == terminal
+            and held.tid and not held.damaged and held.key not in self.cancelled and not self._passed.of(held.tid)
+        ]  # fmt: skip
+        return max(found, key=lambda held: held.taken_at, default=None)
+
+    def due(self) -> list[Held]:
+        """What may be delivered now, most urgent first: data are whole, and nothing in custody must come before.
+
+        A file gains a step of priority for each half hour that it waits, so none waits for ever. Of many files the
+        order is found anew once a second only; what was taken since then waits for that.
+        """
+        now_s = self._clock.monotonic_s()
+        if len(self._held) < _FEW or now_s - self._in_turn_s >= _TURN_S:
+            self._in_turn, self._in_turn_s = self._ordered(), now_s
+        return [
+            held
+            for held in self._in_turn
+            if self._held.get(held.key) is held
+            and not any(self._is_held(held.key[0], seq) for seq in held.operation.after)
+        ]
+
+    def _is_held(self, origin: str, seq: int) -> bool:
+        return (origin, seq) in self._held or self.packs.covers(origin, seq)
+
+    def _ordered(self) -> list[Held]:
+        now = self._clock.wall_s()
+        return sorted(
+            (held for held in self._held.values() if not held.damaged),
+            key=lambda held: turn(held.operation.priority, held.operation.deadline, held.taken_at, now),
+        )
+
+    def digests(self, held: Held) -> list[bytes]:
+        """Digests of all blocks on the disk here, in order."""
+        return [digest for _, digest in self._store.staged(held.tid)] if held.tid else []
+
+    def blocks(self, held: Held) -> tuple[list[tuple[int, bytes]], list[tuple[int, bytes]]]:
+        """Blocks with their digests: on the disk here, and at the next hop only."""
+        return self._store.staged(held.tid), [*self._passed.of(held.tid).items()]
+
+    def file(self, held: Held) -> str:
+        """Where its data are, "" when it has none."""
+        return str(self._tree.staging(held.tid)) if held.tid else ""
+
+    def settle(self, key: Key, result: Result) -> list[Reply]:
+        """Record what the terminal answered, free the spool, and tell the sender."""
+        held = self._held.get(key)
+        if held is None:
+            return []
+        outcome = custody.verdict_at_expiry(held.release, 1, result.outcome)
+        self._begun.pop(key, None)
+        return self._end(held.operation, held.sender, result._replace(outcome=outcome))
+
+    def damaged(self, key: Key, blocks: Collection[int]) -> list[Reply]:
+        """Blocks in the spool are not what they were: they are asked for again, or LOST where nobody else has them."""
+        held = self._held.get(key)
+        if held is None:
+            return []
+        log.error("custody-damaged", origin=key[0], seq=key[1], path=held.operation.path, blocks=len(blocks),
+                  release=held.operation.release, advice="check the disk of the spool")  # fmt: skip
+        if held.release is Release.CUSTODY:
+            operation = held.operation
+            if operation.terminal:
+                self._begun[key] = Begun(key, operation.terminal, operation.path, operation.expires)
+            return self._end(held.operation, held.sender, Result(Outcome.LOST, _DAMAGED))
+        self._store.withdraw(key, held.tid, blocks)
+        self._held[key] = replace(held, damaged=True)
+        transfer = self._store.transfer(held.tid)
+        if transfer is None:
+            return []
+        try:
+            self._allocate(transfer)
+        except OSError as problem:
+            log.error("custody-damaged", path=held.operation.path, problem=problem)
+        return [self._opened(transfer, held.sender)]
+
+    def expire(self, busy: Collection[Key]) -> list[Reply]:
+        """End what is beyond its time and not ``busy`` (being delivered); give up lots that nobody goes on with."""
+        now = int(self._clock.wall_s())
+        late = [held for key, held in self._held.items() if held.operation.expires < now and key not in busy]
+        reason = "the custodian could not deliver it in time"
+        replies = [reply for held in late for reply in self.settle(held.key, Result(Outcome.EXPIRED, reason))]
+        replies += self.packs.expire(busy)
+        lots.expire(self._spool, self._clock.monotonic_s())
+        dead = [item for item in self._store.transfers() if _key_of(item) not in self._held]
+        dead = [item for item in dead if _owner(item) not in self._spool.lots or item.ask.expires < now]
+        try:
+            for item in dead:
+                self._store.abandon(item)
+                self._free([item])
+        except (OSError, sqlite3.Error) as problem:
+            if no_room(problem):  # their data make some for the record
+                for item in dead:
+                    self._tree.discard(item.tid)
+            raise
+        self._store.forget(now)
+        self._forget(now)
+        return replies
+
+    def _forget(self, now: int) -> None:
+        live = {_key_of(item) for item in self._store.transfers()}
+        self._asked = {key: ask for key, ask in self._asked.items() if key in live}
+        self._waiting = {key: one for key, one in self._waiting.items() if key in live or one.operation.expires >= now}
+
+    def _end(self, operation: Operation, sender: str, result: Result) -> list[Reply]:
+        key = (operation.origin, operation.seq)
+        gone = self._store.transfers_of(*key)
+        self._store.conclude(operation, result, self._begun.get(key))
+        self._held.pop(key, None)
+        self._waiting.pop(key, None)
+        self.cancelled.discard(key)
+        self.packs.ended(key)
+        self._free(gone)
+        say = log.event if result.outcome in (Outcome.DONE, Outcome.CANCELLED, Outcome.STALE) else log.error
+        say("custody-settle", origin=key[0], seq=key[1], path=operation.path, terminal=operation.terminal,
+            outcome=result.outcome.value, reason=result.reason)  # fmt: skip
+        return [Reply(sender, as_result(*key, result))]
+
+    def _free(self, transfers: Iterable[Transfer]) -> None:
+        for item in transfers:
+            self._tree.discard(item.tid)
+            lots.release(self._spool, _owner(item))
+            self._passed.forget(item.tid)
+            self._asked.pop(_key_of(item), None)
+
+    # ---- rules -------------------------------------------------------------------------------------------------------
+
+    def _final(self, ask: Open | Operation, peer: str) -> overlay.Result | None:
+        """Why nothing is taken in: it is final, too late, not allowed, or another's."""
+        stored = recorded(self._store, ask.origin, ask.seq)
+        if stored is not None:
+            return stored
+        held = self._held.get((ask.origin, ask.seq))
+        if held is not None and not same_key(held.sender, peer):
+            return _not_yours(ask.origin, ask.seq)
+        if held is not None and (held.operation.path, held.operation.size_bytes) != (ask.path, ask.size_bytes):
+            return as_result(ask.origin, ask.seq, Result(Outcome.FAILED, "that number is in custody for another file"))
+        if held is not None and not held.damaged:
+            return None
+        if self._clock.wall_s() > ask.expires:
+            return as_result(ask.origin, ask.seq, Result(Outcome.EXPIRED))
+        reason = self.terminals.reason_against(ask.terminal, peer.partition("/")[0])
+        if not reason:
+            try:
+                checked(ask.path)
+            except BadPath as problem:
+                reason = str(problem)
+        return as_result(ask.origin, ask.seq, Result(Outcome.FAILED, reason)) if reason else None
+
+    def _allocate(self, transfer: Transfer) -> None:
+        if not self._tree.inode(transfer.tid):
+            if self._store.count(transfer.tid):  # of data that were removed before the record of it
+                self._store.unstage(transfer.tid)
+            self._tree.allocate(transfer.tid, transfer.ask.size_bytes)
+
+    def _no_room(self, ask: Open, peer: str, again_s: float) -> Reply:
+        log.event("no-space", path=ask.path, size_bytes=ask.size_bytes, spool_bytes=self._spool.size_bytes,
+                  reserved_bytes=lots.reserved_bytes(self._spool))  # fmt: skip
+        return Reply(peer, NoSpace(ask.origin, ask.seq, int(again_s)))
+
+    def _opened(self, transfer: Transfer, peer: str) -> Reply:
+        epoch = self._passed.epoch(self._store.epoch, transfer.tid)
+        return Reply(peer, Opened(transfer.tid, epoch, self._is_staged(transfer.tid).staged, True, True))
+
+    def _is_staged(self, tid: int) -> Staged:
+        passed = self._passed.of(tid).keys()
+        blocks = {block for block, _ in self._store.staged(tid)} | passed
+        return Staged(tid, ranges(sorted(blocks)), self._passed.epoch(self._store.epoch, tid) if passed else "")
+
+    def _in_custody(self, held: Held, peer: str) -> Reply:
+        return Reply(peer, overlay.Custody(*held.key, self._name))
+
+    def _recover(self) -> None:
+        """After a restart: lots are as they were, what nobody owns is removed, what was passed must come again."""
+        live, counts = self._store.transfers(), self._store.counts()
+        for held in self._held.values():
+            if counts.get(held.tid, 0) < held.operation.blocks:
+                self._held[held.key] = replace(held, damaged=True)
+        for item in live:
+            owner = _owner(item)
+            self._spool.lots[owner] = lots.Lot(item.ask.size_bytes, self._clock.monotonic_s() + lots.LEASE_S)
+            if _key_of(item) in self._held:
+                lots.pin(self._spool, owner)
+            elif not self._tree.inode(item.tid):
+                self._store.unstage(item.tid)
+        for tid in set(self._tree.staged_numbers()) - {item.tid for item in live}:
+            self._tree.discard(tid)
+
+
+def _owner(transfer: Transfer) -> tuple[str, int, str]:
+    return transfer.ask.origin, transfer.ask.seq, transfer.sender
+
+
+def _key_of(transfer: Transfer) -> Key:
+    return transfer.ask.origin, transfer.ask.seq
+
+
+def same_key(one: str, other: str) -> bool:
+    """Whether two senders have shown the same key."""
+    return one.partition("/")[0] == other.partition("/")[0]
+
+
+def _not_yours(origin: str, seq: int) -> overlay.Result:
+    return as_result(origin, seq, Result(Outcome.FAILED, "it was deposited with another key"))

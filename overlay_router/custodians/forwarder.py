@@ -1,0 +1,450 @@
+"""Deliveries out of a spool: which is next, how many at once, when one that failed is tried again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import socket
+import sqlite3
+import subprocess
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from overlay_router.custodians.carrier import Answer, Note, Order
+from overlay_router.custodians.custodian import Custodian
+from overlay_router.custodians.passing import Coming
+from overlay_router.custodians.spool import FIRST_TID, Begun, Held, Key
+from overlay_router.local.destination import Reply
+from overlay_router.pauses import FIRST_S, Pause
+from overlay_router.rules.states import Outcome, Result
+from stageout.core import log
+from stageout.core.children import module_command
+from stageout.core.clock import Clock
+from stageout.core.errors import ErrorClass
+from stageout.wire.overlay import Open, Operation
+from stageout.wire.route import next_stop
+
+_COALESCE_S = 0.02
+_IDLE_S = 5.0
+#: Before something is sent on again whose terminal has its result already.
+_REFUSED_S = 120.0
+_LINE_BYTES = 64 * 1024 * 1024
+#: Failures that say something of the terminal, not of one file: everything for it waits.
+AWAY = frozenset(
+    {
+        ErrorClass.CONNECT_FAILED,
+        ErrorClass.NAME_LOOKUP_FAILED,
+        ErrorClass.NAME_NOT_RESOLVED,
+        ErrorClass.CREDENTIAL_REFUSED,
+        ErrorClass.STALLED,
+    }
+)
+_Block = tuple[int, str]
+Digested = tuple[int, bytes]
+T = TypeVar("T")
+
+
+class OnDisk(Protocol):
+    """Runs a call in the thread that owns the disk."""
+
+    def __call__(self, work: Callable[[], T]) -> Awaitable[T]: ...
+
+
+@dataclass
+class _Order:
+    """What the carrier is doing. :param tid: of the data, 0 without any.
+
+    :param held: None while the data still come in, and for data that the terminal is told to drop (``drops``).
+    :param passes: of some blocks the next hop may have the only copy but the sender's.
+    """
+
+    key: Key
+    path: str
+    terminal: str
+    tid: int
+    held: Held | None = None
+    drops: bool = False
+    passes: bool = False
+
+
+@dataclass
+class _Early:
+    """A file that comes in and has no place yet. :param places: its operation and terminal, if they are known.
+
+    :param is_read: it is being looked at. :param blocks: that came meanwhile.
+    """
+
+    places: tuple[Key | str, ...] = ()
+    is_read: bool = False
+    blocks: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Forwarding:
+    """How a custodian delivers. :param key: name and secret that terminals know this router by.
+
+    :param most: deliveries at once. :param report: file that says what is in custody.
+    :param ca: certificates of terminals that are reached with TLS, "" for none.
+    """
+
+    key: tuple[str, bytes] = field(repr=False)
+    most: int
+    report: Path
+    ca: str = ""
+
+
+class Forwarder:
+    """Delivers what a custodian holds. :meth:`run` beside everything.
+
+    :param on_disk: runs a call in the thread that owns the custodian. :param tell: sends replies.
+    :param key: name and secret that the terminals know this router by. :param most: deliveries at once.
+    :param ca: file of certificates: terminals are reached with TLS, "" for none.
+    :param share_with: has whoever receives share blocks with the process that delivers, by that socket.
+    """
+
+    def __init__(
+        self,
+        custodian: Custodian,
+        on_disk: OnDisk,
+        tell: Callable[[list[Reply]], None],
+        key: tuple[str, bytes],
+        most: int,
+        clock: Clock,
+        ca: str = "",
+        share_with: Callable[[socket.socket], None] = socket.socket.close,
+    ) -> None:
+        self._custodian, self._on_disk, self._tell, self._clock = custodian, on_disk, tell, clock
+        self._key, self._most, self._ca, self._share_with = key, most, ca, share_with
+        self._numbers = itertools.count(1)
+        self._orders: dict[int, _Order] = {}
+        self._early: dict[int, _Early] = {}
+        self._pauses: dict[Key | str, Pause] = {}
+        self._problems: dict[str, str] = {}
+        self._process: asyncio.subprocess.Process | None = None
+        self._listening: asyncio.Task[None] | None = None
+        self.wake = asyncio.Event()
+
+    @property
+    def busy(self) -> frozenset[Key]:
+        """What is being delivered."""
+        return frozenset(order.key for order in self._orders.values())
+
+    @property
+    def problems(self) -> dict[str, str]:
+        """Why deliveries to a terminal fail now."""
+        return dict(self._problems)
+
+    async def run(self) -> None:
+        """Deliver until cancelled; then what is under way is dropped, and begun again at the next start."""
+        try:
+            while True:
+                self.wake.clear()
+                again_s = self._clock.monotonic_s() + _COALESCE_S
+                await self._try_to_begin()
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self.wake.wait(), self._until_next_s())
+                await asyncio.sleep(max(0.0, again_s - self._clock.monotonic_s()))
+        finally:
+            if self._process is not None and self._process.returncode is None:
+                self._process.kill()
+                await self._process.wait()
+
+    def cancelled(self, key: Key) -> None:
+        """Somebody does not want it any more: what is sent of it is stopped, and the terminal told."""
+        for number, order in self._orders.items():
+            if order.key == key and not order.drops:
+                self._write({"stop": number})
+        self._pauses.pop(key, None)
+        self.wake.set()
+
+    def opened(self, tid: int) -> None:
+        """The data of a file are about to come: of one that is not small, the terminal is told at once."""
+        if tid > FIRST_TID and all(order.tid != tid for order in self._orders.values()):
+            self._early.setdefault(tid, _Early())
+            self.wake.set()
+
+    def staged(self, tid: int, blocks: Iterable[_Block], is_whole: bool) -> None:
+        """Blocks of a file are on the disk here: they are sent on at once, if there is a place.
+
+        :param blocks: positions and digests in hexadecimal digits. :param is_whole: no more of them come.
+        """
+        if tid < FIRST_TID:
+            return
+        number = next((number for number, order in self._orders.items() if order.tid == tid), None)
+        early = self._early.get(tid)
+        if number is not None:
+            self._write({"more": number, "blocks": list(blocks)})
+        elif early is not None:
+            early.blocks.update(blocks if early.is_read else ())
+        elif not is_whole:
+            self._early[tid] = _Early()
+        self.wake.set()
+
+    async def _keep_carrier(self) -> None:
+        """Start the process that delivers, or another when it has died: what it was doing begins anew."""
+        if self._process is not None and self._process.returncode is None:
+            return
+        if self._listening is not None:
+            await self._listening
+            log.error("carrier-died", deliveries=len(self._orders))
+            lost, self._orders = self._orders, {}
+            for order in lost.values():
+                if order.passes:  # what it had sent from memory, and is not known to have arrived, is nowhere
+                    self._tell(await self._on_disk(lambda tid=order.tid: self._custodian.gone(tid, ())))  # type: ignore[misc]
+            await asyncio.sleep(FIRST_S)
+        self._process = await self._start()
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with other, contextlib.ExitStack() as unused:
+            unused.callback(mine.close)
+            command = module_command("overlay_router.custodians.carrier", str(other.fileno()))
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, limit=_LINE_BYTES, pass_fds=[other.fileno()]
+            )
+            unused.pop_all()
+        mine.setblocking(False)
+        self._share_with(mine)
+        self._listening = asyncio.get_running_loop().create_task(self._listen(process))
+        return process
+
+    async def _listen(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        try:
+            while line := await process.stdout.readline():
+                said = json.loads(line)
+                await (self._noted(Note(**said)) if "gone" in said else self._answered(Answer(**said)))
+        except Exception as problem:  # a fault of ours must not end all deliveries: they begin anew
+            log.error("delivery-not-recorded", problem=repr(problem))
+            process.kill()
+        await process.wait()
+        self.wake.set()
+
+    async def _try_to_begin(self) -> None:
+        try:
+            await self._keep_carrier()
+            await self._begin()
+        except Exception as problem:  # a full disk, above all: what leaves makes room; or no process was started
+            advice = "look at the disk of the spool and its database, and at the limit of processes"
+            log.error("custody-not-read", problem=repr(problem), advice=advice)
+            await asyncio.sleep(FIRST_S)
+
+    async def _begin(self) -> None:
+        due = await self._on_disk(self._custodian.due)
+        self._complete(due)
+        for held in self._next(due):
+            await self._deliver(held)
+        await self._send_early()
+        await self._clean()
+
+    async def _deliver(self, held: Held) -> None:
+        file, blocks, passed = await self._on_disk(lambda: self._data(held))
+        order = _Order(held.key, held.operation.path, _stop(held.operation), held.tid, held, passes=bool(passed))
+        cancel = "all" if held.key in self._custodian.cancelled else ""
+        known: dict[str, Any] = {"digests": b"".join(digest for _, digest in blocks).hex()}
+        if passed:
+            known = {"blocks": _named(blocks), "passed": _named(passed), "passes": True}
+        self._give(
+            order, _onward(held.operation), file=file, digest=held.digest, opening=_opening(held.asked), cancel=cancel,
+            asks=held.stands_by(self._clock.wall_s()), **known,
+        )  # fmt: skip
+
+    def _complete(self, due: Iterable[Held]) -> None:
+        """What was sent on while it came in is in custody now: the carrier may publish it."""
+        growing = {order.key: number for number, order in self._orders.items() if order.held is None}
+        for held in due if growing else ():
+            number = growing.get(held.key)
+            if number is None or self._orders[number].drops:
+                continue
+            if self._orders[number].tid != held.tid or held.key in self._custodian.cancelled:
+                self._write({"stop": number})
+            else:
+                self._orders[number].held = held
+                self._write({"whole": number, "operation": json.dumps(asdict(_onward(held.operation)))})
+
+    async def _send_early(self) -> None:
+        """Files that still come in have as many places as those that are whole, and take none from these."""
+        for tid, early in list(self._early.items()):
+            if sum(order.held is None for order in self._orders.values()) >= self._most:
+                return
+            if not self._is_open_for(early):
+                continue
+            early.is_read, early.blocks = True, {}
+            coming = await self._on_disk(lambda one=tid: self._custodian.begin(one))  # type: ignore[misc]
+            early.is_read = False
+            if coming is None:
+                self._early.pop(tid, None)
+                continue
+            early.places = (coming.key, _stop(coming.asked))
+            if self._is_open_for(early):
+                self._give_early(coming, self._early.pop(tid).blocks)
+
+    def _is_open_for(self, early: _Early) -> bool:
+        """Whether data may be sent on before they are whole: nothing is known to be in the way."""
+        now_s = self._clock.monotonic_s()
+        pauses = (self._pauses.get(place, Pause()) for place in early.places)
+        return not self.busy.intersection(early.places) and all(pause.until_s <= now_s for pause in pauses)
+
+    def _give_early(self, coming: Coming, more: Mapping[int, str]) -> None:
+        ask = coming.asked
+        blocks = {block: digest.hex() for block, digest in coming.blocks} | dict(more)
+        operation = Operation(*coming.key, "publish", ask.path, ask.expires, size_bytes=ask.size_bytes)
+        self._give(
+            _Order(coming.key, ask.path, _stop(ask), coming.tid, passes=coming.passes), operation, file=coming.file,
+            digest=coming.digest, opening=_opening(ask), comes=coming.tid, blocks=[*map(list, blocks.items())],
+            passed=_named((block, digest) for block, digest in coming.passed if block not in blocks),
+            passes=coming.passes,
+        )  # fmt: skip
+
+    async def _clean(self) -> None:
+        """Stop sending what nobody goes on with, and have the terminals drop what they have of such files."""
+        for number, order in list(self._orders.items()):
+            tid = order.tid if order.held is None and not order.drops else 0
+            if tid and not await self._on_disk(lambda one=tid: self._custodian.is_coming(one)):  # type: ignore[misc]
+                self._write({"stop": number})
+        now_s = self._clock.monotonic_s()
+        for stray in await self._on_disk(self._custodian.strays):
+            places = (stray.key, _stop(stray))
+            paused = any(self._pauses.get(place, Pause()).until_s > now_s for place in places)
+            if paused or stray.key in self.busy or len(self._orders) >= 2 * self._most:
+                continue
+            operation = Operation(*stray.key, "publish", stray.path, stray.expires)
+            self._give(_Order(stray.key, stray.path, _stop(stray), 0, drops=True), operation, cancel="data")
+
+    def _give(self, order: _Order, operation: Operation, **further: Any) -> None:
+        number, (name, secret) = next(self._numbers), self._key
+        text = json.dumps(asdict(operation))
+        self._orders[number] = order
+        log.event("drop" if order.drops else "deliver", origin=order.key[0], seq=order.key[1], path=order.path,
+                  terminal=order.terminal, early=order.held is None and not order.drops)  # fmt: skip
+        self._write(asdict(Order(number, order.terminal, name, secret.hex(), text, ca=self._ca, **further)))
+
+    def _data(self, held: Held) -> tuple[str, list[Digested], list[Digested]]:
+        return (self._custodian.file(held), *self._custodian.blocks(held))
+
+    def _next(self, due: list[Held]) -> list[Held]:
+        """What begins now: no terminal takes all places, and one that is away is tried with one file at a time."""
+        now_s, busy = self._clock.monotonic_s(), self.busy
+        whole = [order for order in self._orders.values() if order.held is not None]
+        load = Counter(order.terminal for order in whole)
+        chosen: list[Held] = []
+        for held in due:
+            terminal = _stop(held.operation)
+            away = self._pauses.get(terminal, Pause())
+            most = 1 if away.failures else max(1, self._most - 1)
+            if len(whole) + len(chosen) >= self._most:
+                break
+            if held.key in busy or load[terminal] >= most or away.until_s > now_s:
+                continue
+            if self._pauses.get(held.key, Pause()).until_s <= now_s:
+                load[terminal] += 1
+                chosen.append(held)
+        return chosen
+
+    def _until_next_s(self) -> float:
+        now_s = self._clock.monotonic_s()
+        waits = [pause.until_s - now_s for pause in self._pauses.values() if pause.until_s > now_s]
+        return min([_IDLE_S, *waits])
+
+    def _write(self, message: dict[str, object]) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                self._process.stdin.write(json.dumps(message).encode() + b"\n")
+
+    async def _answered(self, answer: Answer) -> None:
+        order = self._orders.get(answer.number)
+        if order is None:
+            return
+        try:
+            self._tell(await self._record(order, answer))
+        except (OSError, sqlite3.Error, ValueError) as problem:  # not recorded, or no outcome: it is asked again
+            self._failed(order, Answer(answer.number, failure=f"not recorded: {problem}"))
+        self._orders.pop(answer.number, None)
+        self.wake.set()
+
+    async def _noted(self, note: Note) -> None:
+        """Of blocks that are not on the disk here, the next hop has some, or they must come again."""
+        order = self._orders.get(note.number)
+        if order is None:
+            return
+        passed = {int(block): bytes.fromhex(digest) for block, digest in note.passed}
+        if passed:
+            self._tell(await self._on_disk(lambda: self._custodian.passed(order.tid, passed)))
+        if note.gone:
+            self._tell(await self._on_disk(lambda: self._custodian.gone(order.tid, note.gone)))
+            if order.held is not None:  # it waits for them
+                self._write({"stop": note.number})
+        self.wake.set()
+
+    async def _record(self, order: _Order, answer: Answer) -> list[Reply]:
+        if answer.outcome:
+            self._reached(order.key, order.terminal)
+        held = order.held
+        if held is None:
+            return await self._record_early(order, answer)
+        if answer.outcome:
+            return await self._on_disk(lambda: self._custodian.settle(held.key, result_of(answer)))
+        if answer.damaged or (answer.code == ErrorClass.SOURCE_CHANGED.code and not held.operation.blocks):
+            return await self._on_disk(lambda: self._custodian.damaged(held.key, answer.damaged))
+        if answer.waits:
+            self._pauses.setdefault(order.key, Pause()).more(self._clock.monotonic_s(), 0.0)
+        elif answer.code != ErrorClass.NOT_ATTEMPTED.code:
+            self._failed(order, answer)
+        return []
+
+    async def _record_early(self, order: _Order, answer: Answer) -> list[Reply]:
+        """Of what is not in custody nothing is final here."""
+        if order.drops and answer.outcome:
+            await self._on_disk(lambda: self._custodian.dropped(order.key))
+        elif answer.damaged:
+            return await self._on_disk(lambda: self._custodian.spoiled(order.tid, answer.damaged))
+        elif answer.outcome:
+            self._pauses.setdefault(order.key, Pause()).more(self._clock.monotonic_s(), _REFUSED_S)
+        elif answer.code != ErrorClass.NOT_ATTEMPTED.code:
+            self._failed(order, answer)
+        return []
+
+    def _reached(self, key: Key, terminal: str) -> None:
+        self._pauses.pop(terminal, None)
+        self._pauses.pop(key, None)
+        self._problems.pop(terminal, None)
+
+    def _failed(self, order: _Order, answer: Answer) -> None:
+        away = ErrorClass.from_code(answer.code) in AWAY
+        pause = self._pauses.setdefault(order.terminal if away else order.key, Pause())
+        pause.more(self._clock.monotonic_s(), answer.retry_after_s)
+        self._problems[order.terminal] = answer.failure
+        log.warn("not-delivered", origin=order.key[0], seq=order.key[1], path=order.path, terminal=order.terminal,
+                 problem=answer.failure, again_s=round(pause.until_s - self._clock.monotonic_s()))  # fmt: skip
+
+
+def _onward(operation: Operation) -> Operation:
+    """As the next stop hears it."""
+    terminal = next_stop(operation.terminal)[1]
+    return replace(operation, terminal=terminal, release="delivered", tid=0, standby_s=0, copies=1)
+
+
+def _opening(asked: Open | None) -> str:
+    if asked is None:
+        return ""
+    return json.dumps(asdict(replace(asked, terminal=next_stop(asked.terminal)[1], standby_s=0, release="delivered")))
+
+
+def _named(blocks: Iterable[Digested]) -> list[list[Any]]:
+    return [[block, digest.hex()] for block, digest in blocks]
+
+
+def _stop(message: Open | Operation | Begun) -> str:
+    return next_stop(message.terminal)[0]
+
+
+def result_of(answer: Answer) -> Result:
+    """What a terminal has said, as it is recorded. :raises ValueError: no outcome."""
+    if answer.outcome == "stale":
+        return Result(Outcome.STALE, "its origin has settled it at the terminal already")
+    return Result(Outcome(answer.outcome), answer.reason, answer.generation, answer.code)

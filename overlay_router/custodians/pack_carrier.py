@@ -1,0 +1,316 @@
+"""The process that delivers packs in custody, so that the daemon's loop never waits for a disk or a terminal.
+
+Orders come as lines of JSON on its standard input, answers go to its standard output. Each terminal has one connection,
+on which several packs are under way at once. The process keeps nothing: when it dies, or a connection is lost, packs
+without an answer are sent again, and the terminal executes each of their files once. A pack that the next custodian
+has is answered, too (``waits``): its results follow if they come by that connection, and else when the daemon has it
+asked. The process ends with the daemon.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from queue import SimpleQueue
+
+from overlay_router.custodians.pack_records import as_pack
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.core.sockets import readable
+from stageout.overlay.channel import Channel, Gateway
+from stageout.wire import frames, packs
+from stageout.wire.overlay import Cancel, Custody, Low, Message, NoSpace, Pack, Packed, Result, Status
+from stageout.wire.packs import DIGEST_BYTES
+from stageout.wire.route import address, next_stop
+
+_ASK_EVERY_S = 10.0
+#: One connection may speak of so many origins; then it is made anew.
+_MOST_ORIGINS = 2000
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to deliver. :param pack: as JSON. :param file: its digests and data. :param digest: the kind of digests.
+
+    :param low: its origin's LOW. :param cancelled: numbers of files that are not wanted.
+    :param ca: certificates of the terminal, "" without TLS. :param asks: it was sent: only what became of it is asked,
+        behind a CANCEL for each file that is not wanted.
+    """
+
+    number: int
+    terminal: str
+    key_name: str
+    secret: str = field(repr=False)
+    pack: str
+    file: str
+    digest: str
+    low: int = 0
+    cancelled: list[int] = field(default_factory=list)
+    ca: str = ""
+    asks: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of an order: outcome, reason, generation and class of failure of each file; or why it is not known.
+
+    :param damaged: positions of files whose data in the spool are not what they were; without ``results`` nothing was
+        sent. :param code: class of the failure. :param waits: the next custodian has it.
+    """
+
+    number: int
+    results: list[tuple[str, str, int, int]] = field(default_factory=list)
+    damaged: list[int] = field(default_factory=list)
+    failure: str = ""
+    code: int = 0
+    retry_after_s: float = 0.0
+    waits: bool = False
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A pack that was sent, or asked about. :param damaged: positions of files that were damaged in the spool."""
+
+    number: int
+    files: int
+    damaged: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Load:
+    """A pack as it is sent. :param damaged: positions of files whose data do not fit their digests."""
+
+    order: Order
+    pack: Pack
+    digests: list[bytes]
+    data: list[bytes]
+    damaged: list[int]
+
+    def digests_by(self, channel: Channel) -> list[bytes]:
+        """As the terminal computes them; those of damaged files fit nothing."""
+        if channel.digest_name == self.order.digest:
+            return self.digests
+        found = [channel.digest(one) for one in self.data]
+        for position in self.damaged:
+            found[position] = bytes(byte ^ 255 for byte in found[position])
+        return found
+
+
+class Gone(Exception):
+    """Nothing of a pack can be read."""
+
+
+def load(order: Order) -> _Load:
+    """A pack out of the spool, checked. :raises Gone: it is not there, or not even its digests are what they were."""
+    pack = as_pack(order.pack)
+    try:
+        tail = Path(order.file).read_bytes()
+    except OSError as problem:
+        raise Gone(problem.strerror or str(problem)) from None
+    at = DIGEST_BYTES * len(pack.paths)
+    if len(tail) != at + sum(pack.sizes_bytes) or packs.manifest([tail[:at]]) != pack.manifest:
+        raise Gone("its digests are not those of its manifest")
+    digest, data = frames.digests()[order.digest], []
+    digests = [tail[start : start + DIGEST_BYTES] for start in range(0, at, DIGEST_BYTES)]
+    for size_bytes in pack.sizes_bytes:
+        data.append(tail[at : at + size_bytes])
+        at += size_bytes
+    damaged = [position for position, one in enumerate(data) if digest(one) != digests[position]]
+    return _Load(order, pack, digests, data, damaged)
+
+
+class Way:
+    """The connection to one terminal. :param answer: called with each :class:`Answer`, from a thread of its own."""
+
+    def __init__(self, gateway: Gateway, answer: Callable[[Answer], None]) -> None:
+        self._gateway, self._answer = gateway, answer
+        self._todo: SimpleQueue[Order] = SimpleQueue()
+        self._wake, self._woken = os.pipe()
+        self._sent: dict[tuple[str, int], _Sent] = {}
+        self._waits: dict[tuple[str, int], _Sent] = {}
+        self._channel: Channel | None = None
+        self._origins: set[str] = set()
+        self._heard_s = 0.0
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def take(self, order: Order) -> None:
+        """One more pack; it is answered for sure."""
+        self._todo.put(order)
+        os.write(self._woken, b"o")
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._step()
+            except TransferFailure as failure:
+                self._lost(failure)
+            except Exception as problem:  # the daemon must hear of every order
+                self._lost(TransferFailure(ErrorClass.UNKNOWN, repr(problem)))
+
+    def _step(self) -> None:
+        """Send what waits, and hear what comes."""
+        if not self._sent and len(self._origins) >= _MOST_ORIGINS:
+            self._close()
+        while not self._todo.empty() and len(self._origins) < _MOST_ORIGINS:
+            self._begin(self._todo.get())
+        silence_s = self._gateway.timeout_s
+        sources = [self._wake] if self._channel is None else [self._wake, self._channel.fileno()]
+        ready = readable(sources, min(_ASK_EVERY_S, silence_s / 2) if self._sent else silence_s)
+        if self._wake in ready:
+            os.read(self._wake, 4096)
+        if self._channel is None:
+            return
+        if self._channel.fileno() in ready:
+            self._heard_s = time.monotonic()
+            self._hear(self._channel.receive())
+        elif self._sent and not ready:
+            self._ask(self._channel)
+        elif not ready:
+            self._close()
+
+    def _begin(self, order: Order) -> None:
+        if order.asks:
+            self._inquire(order, as_pack(order.pack))
+            return
+        try:
+            one = load(order)
+        except Gone:
+            files = len(as_pack(order.pack).paths)
+            self._answer(Answer(order.number, damaged=list(range(files))))
+            return
+        except Exception as problem:  # digests of a kind that is not installed any more, above all
+            self._answer(_failure(order.number, TransferFailure(ErrorClass.UNKNOWN, repr(problem))))
+            return
+        if one.damaged and one.pack.release == "delivered":
+            self._answer(Answer(order.number, damaged=one.damaged))
+            return
+        self._sent[one.pack.origin, one.pack.seq] = _Sent(order.number, len(one.data), one.damaged)
+        self._send(self._connected(), one)
+
+    def _inquire(self, order: Order, pack: Pack) -> None:
+        """Ask about a pack that was sent. One without any answer yet is only told what is not wanted."""
+        key = pack.origin, pack.seq
+        has_no_answer = key in self._sent
+        if not has_no_answer:
+            self._sent[key] = _Sent(order.number, len(pack.paths))
+        channel = self._connected()
+        self._origins.add(pack.origin)
+        channel.send(Low(pack.origin, order.low))
+        for seq in order.cancelled:
+            channel.send(Cancel(pack.origin, seq))
+        if not has_no_answer:
+            channel.send(Status(pack.origin, pack.seq, len(pack.paths)))
+
+    def _connected(self) -> Channel:
+        if self._channel is None:
+            self._channel = Channel(self._gateway)
+            self._heard_s = time.monotonic()
+        return self._channel
+
+    def _send(self, channel: Channel, one: _Load) -> None:
+        origin = one.pack.origin
+        self._origins.add(origin)
+        channel.send(Low(origin, one.order.low))  # and a PACK is never the first message
+        onward = replace(
+            one.pack, terminal=next_stop(one.pack.terminal)[1], release="delivered", after=(),
+            cancelled=tuple(one.order.cancelled),
+        )  # fmt: skip
+        channel.send_pack(onward, one.digests_by(channel), one.data)
+
+    def _hear(self, message: Message) -> None:
+        key = getattr(message, "origin", ""), getattr(message, "seq", 0)
+        one = self._sent.get(key) or self._waits.get(key)
+        if one is None:
+            return
+        if isinstance(message, Packed) and len(message.generations) != one.files:
+            text = f"{self._gateway.server} has answered for {len(message.generations)} of {one.files} files"
+            self._failed(key, TransferFailure(ErrorClass.UNKNOWN, text))
+        elif isinstance(message, NoSpace) or (isinstance(message, Packed) and "pending" in message.outcomes):
+            text = f"{self._gateway.server} has no room"
+            again_s = float(message.retry_after_s) if isinstance(message, NoSpace) else 0.0
+            self._failed(key, TransferFailure(ErrorClass.NO_SPACE_REMOTE, text, retry_after_s=again_s))
+        elif isinstance(message, Packed):
+            self._forget(key)
+            self._answer(Answer(one.number, _results(message), one.damaged))
+        elif isinstance(message, Custody) and key in self._sent:
+            self._waits[key] = self._sent.pop(key)
+            self._answer(Answer(one.number, damaged=one.damaged, waits=True))
+        elif isinstance(message, Result) and message.outcome == "unknown":
+            self._failed(key, TransferFailure(ErrorClass.CONNECTION_LOST, f"{self._gateway.server} does not have it"))
+
+    def _forget(self, key: tuple[str, int]) -> None:
+        self._sent.pop(key, None)
+        self._waits.pop(key, None)
+
+    def _ask(self, channel: Channel) -> None:
+        """Nothing was heard for a while."""
+        if time.monotonic() - self._heard_s > self._gateway.timeout_s:
+            raise channel.failure(ErrorClass.STALLED, f"silent for {self._gateway.timeout_s:.0f} s")
+        for (origin, seq), one in self._sent.items():
+            channel.send(Status(origin, seq, one.files))
+
+    def _failed(self, key: tuple[str, int], failure: TransferFailure) -> None:
+        one = self._sent.get(key) or self._waits[key]
+        self._forget(key)
+        self._answer(_failure(one.number, failure))
+
+    def _lost(self, failure: TransferFailure) -> None:
+        """The connection; whatever is under way is the daemon's to send again."""
+        self._close()
+        for key in list(self._sent):
+            self._failed(key, failure)
+        while not self._todo.empty():  # the same would happen to these, perhaps after a minute each
+            self._answer(_failure(self._todo.get().number, failure))
+
+    def _close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        self._origins.clear()
+        self._waits.clear()
+
+
+def _failure(number: int, failure: TransferFailure) -> Answer:
+    return Answer(
+        number, failure=failure.message, code=failure.kind.code, retry_after_s=failure.retry_after_s or 0.0
+    )  # fmt: skip
+
+
+def _results(answer: Packed) -> list[tuple[str, str, int, int]]:
+    reasons, codes = dict(zip(answer.failed, answer.reasons)), dict(zip(answer.failed, answer.codes))
+    outcomes = dict(zip(answer.failed, answer.outcomes))
+    return [
+        (outcomes.get(position, "done"), reasons.get(position, ""), generation, codes.get(position, 0))
+        for position, generation in enumerate(answer.generations)
+    ]
+
+
+def main() -> None:
+    """Serve until standard input ends; what is under way is dropped then and begun again by the next."""
+    lock, ways = threading.Lock(), dict[tuple[str, str], Way]()
+
+    def answer(one: Answer) -> None:
+        with lock:
+            sys.stdout.write(json.dumps(asdict(one)) + "\n")
+            sys.stdout.flush()
+
+    for line in sys.stdin:
+        order = Order(**json.loads(line))
+        # what its origin has signed stands as it is: with its kind of digests
+        digest = order.digest if as_pack(order.pack).capability else ""
+        way = ways.get((order.terminal, digest))
+        if way is None:
+            host, port = address(order.terminal)
+            gateway = Gateway(host, port, order.key_name, bytes.fromhex(order.secret), ca=order.ca, digest=digest)
+            way = ways[order.terminal, digest] = Way(gateway, answer)
+        way.take(order)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,431 @@
+"""Packs of small files in custody: each is one file in the spool, one record and one receipt.
+
+:meth:`PackCustody.take` takes those that came together into custody, with one sync and one record for all;
+:meth:`PackCustody.settle` records what became of each file and frees the spool. Nothing looks into a pack on the way:
+its terminal makes the files. No sockets and no threads: a call returns the messages to be sent.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Collection, Container, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from overlay_router.custodians.pack_records import HeldPack, PackRecords, pack_text
+from overlay_router.local.destination import Reply
+from overlay_router.local.small_files import Arrived
+from overlay_router.local.staging import as_packed, recorded_pack
+from overlay_router.local.store import PackResults
+from overlay_router.local.tree import OWN, SYNC_ALL_FROM, no_room, sync_filesystem
+from overlay_router.peers.deposits import Terminals
+from overlay_router.rules import custody, lots
+from overlay_router.rules.lots import Spool
+from overlay_router.rules.states import Outcome, Release, Result
+from stageout.core import durable, log
+from stageout.core.clock import Clock
+from stageout.wire import frames, overlay, packs
+from stageout.wire.overlay import Custody, NoSpace, Packed
+
+Key = tuple[str, int]
+#: In custody at once: each takes a kB of memory, and a MiB of the spool.
+MOST_PACKS = 50_000
+_FULL_AGAIN_S = 5
+#: A terminal is told that it may forget results when there are so many of them: each time is a durable step there.
+_FORGOTTEN_TOGETHER = 16_384
+_MOST_ORIGINS = 4096
+_REASON_CHARS = 200
+_DAMAGED = "the copy in the custodian's spool was damaged"
+_LATE = "the custodian could not deliver it in time"
+
+
+class News(NamedTuple):
+    """What whoever delivers has not heard yet.
+
+    :param ready: packs that nothing in custody must come before. :param cancelled: of which a file is not wanted now.
+    """
+
+    ready: list[HeldPack]
+    cancelled: list[HeldPack]
+
+
+class HeldFile(NamedTuple):
+    """A file of a pack in custody. :param position: in the pack."""
+
+    held: HeldPack
+    pack: overlay.Pack
+    position: int
+
+
+@dataclass
+class _Origin:
+    """Packs of one origin, by the number of their first file. :param starts: these numbers, ascending."""
+
+    packs: dict[int, HeldPack] = field(default_factory=dict)
+    starts: list[int] = field(default_factory=list)
+
+    def of(self, seq: int) -> HeldPack | None:
+        """The pack that a file of that number is in."""
+        place = bisect_right(self.starts, seq)
+        held = self.packs[self.starts[place - 1]] if place else None
+        return held if held is not None and seq < held.end else None
+
+
+@dataclass
+class _Done:
+    """How far the files of an origin have arrived without a gap, from the first on.
+
+    :param next: number of the first that has not. :param ahead: packs behind a gap: from the number of the first file
+        to that behind the last.
+    """
+
+    next: int = 1
+    ahead: dict[int, int] = field(default_factory=dict)
+
+    def add(self, held: HeldPack) -> None:
+        """All files of a pack have arrived, which is recorded here."""
+        self.ahead[held.seq] = held.end
+        while self.next in self.ahead:
+            self.next = self.ahead.pop(self.next)
+
+
+class PackCustody:
+    """The packs of one custodian.
+
+    :param root: of its spool. :param spool: its size and lots. :param terminals: who may deposit for whom.
+    :param name: of this router, for CUSTODY. :param others: operations in custody that are in no pack.
+    """
+
+    def __init__(
+        self,
+        store: PackRecords,
+        root: Path,
+        spool: Spool,
+        terminals: Terminals,
+        name: str,
+        clock: Clock,
+        others: Container[Key] = (),
+    ) -> None:
+        self._store, self._spool, self._terminals, self._name, self._clock = store, spool, terminals, name, clock
+        self._others = others
+        self._place = root / OWN / "packs"
+        self._place.mkdir(mode=0o700, exist_ok=True)
+        self._held: dict[Key, HeldPack] = {}
+        self._origins: dict[str, _Origin] = {}
+        self._behind: dict[Key, list[HeldPack]] = {}
+        self._news = News([], [])
+        self._done: dict[str, _Done] = {}
+        self._recover()
+
+    # ---- taken in ----------------------------------------------------------------------------------------------------
+
+    def take(self, batch: Sequence[Arrived]) -> list[Reply]:
+        """CUSTODY of packs, PACKED where the results are known or nothing is taken, NOSPACE while the spool is full.
+
+        On return what is said is durable. :raises OSError: the disk fails; nothing is answered then.
+        """
+        replies: list[Reply] = []
+        new: dict[Key, Arrived] = {}
+        for arrived in batch:
+            key = arrived.pack.origin, arrived.pack.seq
+            answer = None if key in new else self._known(arrived) or self._full(arrived)
+            if answer is not None:
+                replies.append(Reply(arrived.peer, answer))
+            else:
+                new.setdefault(key, arrived)
+        return replies + self._keep(list(new.values())) if new else replies
+
+    def _known(self, arrived: Arrived) -> Custody | Packed | None:
+        """The answer for what is here already, or may not be."""
+        pack = arrived.pack
+        held = self._held.get((pack.origin, pack.seq))
+        if held is not None:
+            return self._again(held, arrived)
+        known = recorded_pack(self._store, pack.origin, pack.seq, len(pack.paths))
+        if known is not None:
+            return known
+        if self._clock.wall_s() > pack.expires:
+            return as_packed(pack.origin, pack.seq, [Result(Outcome.EXPIRED)] * len(pack.paths))
+        reason = self._terminals.reason_against(pack.terminal, arrived.peer.partition("/")[0])
+        if not reason and any(arrived.digest(file.data) != file.digest for file in arrived.files):
+            reason = "digest"
+        return packs.refused(pack, reason[:_REASON_CHARS]) if reason else None
+
+    def _again(self, held: HeldPack, arrived: Arrived) -> Custody | Packed:
+        if held.sender.partition("/")[0] != arrived.peer.partition("/")[0]:
+            return packs.refused(arrived.pack, "it was deposited with another key")
+        if (held.files, held.size_bytes) != (len(arrived.files), _size_bytes(arrived)):
+            return packs.refused(arrived.pack, "these numbers are in custody for another pack")
+        return Custody(*held.key, self._name)
+
+    def _full(self, arrived: Arrived) -> NoSpace | None:
+        """Reserve a lot for a pack; or when to ask again."""
+        pack, size_bytes = arrived.pack, _size_bytes(arrived)
+        again_s: float | None = _FULL_AGAIN_S
+        if len(self._held) < MOST_PACKS:
+            again_s = lots.reserve(self._spool, _owner(pack), size_bytes, self._clock.monotonic_s())
+        if again_s is None:
+            lots.pin(self._spool, _owner(pack))
+            return None
+        log.event("no-space", path=pack.paths[0], size_bytes=size_bytes, spool_bytes=self._spool.size_bytes,
+                  reserved_bytes=lots.reserved_bytes(self._spool))  # fmt: skip
+        return NoSpace(pack.origin, pack.seq, int(again_s))
+
+    def _keep(self, new: Sequence[Arrived]) -> list[Reply]:
+        """Their bytes on the disk, then one record of all."""
+        now = int(self._clock.wall_s())
+        taken = [self._held_of(arrived, now) for arrived in new]
+        try:
+            self._write(new)
+            self._store.take_packs(zip(taken, (arrived.pack for arrived in new)))
+        except Exception as problem:  # whatever it is, space that nobody has must not stay reserved
+            for held in taken:
+                self._free(held)
+            if not no_room(problem):
+                raise
+            log.event("no-space", packs=len(new))
+            return [Reply(held.sender, NoSpace(*held.key, _FULL_AGAIN_S)) for held in taken]
+        for held in taken:
+            self._add(held)
+            log.event("custody-take", origin=held.origin, seq=held.seq, path=held.path, terminal=held.terminal,
+                      files=held.files, bytes=held.size_bytes, release=held.release)  # fmt: skip
+        return [Reply(held.sender, Custody(*held.key, self._name)) for held in taken]
+
+    def _held_of(self, arrived: Arrived, now: int) -> HeldPack:
+        pack = arrived.pack
+        return HeldPack(
+            pack.origin, pack.seq, pack.seq + len(pack.paths), pack.paths[0], pack.terminal, pack.release,
+            pack.expires, arrived.peer, arrived.digest_name, _size_bytes(arrived), now, pack.priority, pack.deadline,
+            pack.after,
+        )  # fmt: skip
+
+    def _write(self, new: Sequence[Arrived]) -> None:
+        each = len(new) < SYNC_ALL_FROM
+        with durable.step("custody-pack-write"):
+            for arrived in new:
+                path = self._file((arrived.pack.origin, arrived.pack.seq))
+                with path.open("wb", buffering=0) as file:
+                    data = b"".join((*(one.digest for one in arrived.files), *(one.data for one in arrived.files)))
+                    if file.write(data) != len(data):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                    if each:
+                        os.fsync(file.fileno())
+            directory = os.open(self._place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                if each:
+                    os.fsync(directory)
+                else:
+                    sync_filesystem(directory)
+            finally:
+                os.close(directory)
+
+    # ---- asked about -------------------------------------------------------------------------------------------------
+
+    def custody(self, origin: str, seq: int) -> Custody | None:
+        """CUSTODY, where a file of that number is in a pack in custody."""
+        return Custody(origin, seq, self._name) if self.covers(origin, seq) else None
+
+    def covers(self, origin: str, seq: int) -> bool:
+        """Whether a file of that number is in a pack in custody."""
+        return self._pack_of(origin, seq) is not None
+
+    def _pack_of(self, origin: str, seq: int) -> HeldPack | None:
+        known = self._origins.get(origin)
+        return known.of(seq) if known is not None else None
+
+    def cancel(self, key: Key, peer: str) -> Custody | None:
+        """Remember that a file of a pack is not wanted: its terminal hears it. None for a number that is in no pack."""
+        held = self._pack_of(*key)
+        if held is None:
+            return None
+        if held.sender.partition("/")[0] == peer.partition("/")[0]:
+            self._store.cancel(*key)
+            self._news.cancelled.append(held)
+        else:
+            log.warn("cancel-refused", origin=key[0], reason="it was deposited with another")
+        return Custody(*key, self._name)
+
+    def first(self, origin: str) -> int | None:
+        """The lowest number of an origin that is in custody, None without one."""
+        return self._origins[origin].starts[0] if origin in self._origins else None
+
+    def held(self) -> list[HeldPack]:
+        """All packs in custody, oldest first."""
+        return list(self._held.values())
+
+    def news(self) -> News:
+        """What has changed since the last call. A pack that waits for an earlier operation comes when that has ended.
+
+        So of two versions of one name, which their origin has ordered, the older never replaces the newer.
+        """
+        said, self._news = self._news, News([], [])
+        return said
+
+    def ended(self, key: Key) -> None:
+        """An operation, or the pack that begins with it, is not in custody any more: who waited for it may go on."""
+        for held in self._behind.pop(key, ()):
+            if self._held.get(held.key) is held:
+                self._line_up(held)
+
+    def _line_up(self, held: HeldPack) -> None:
+        before = self._before(held)
+        if before is None:
+            self._news.ready.append(held)
+        else:
+            self._behind.setdefault(before, []).append(held)
+
+    def _before(self, held: HeldPack) -> Key | None:
+        """Something in custody that must be final before a pack."""
+        for seq in held.after:
+            earlier = self._pack_of(held.origin, seq)
+            if earlier is not None and earlier is not held:
+                return earlier.key
+            if (held.origin, seq) in self._others:
+                return held.origin, seq
+        return None
+
+    # ---- fetched -----------------------------------------------------------------------------------------------------
+
+    def find(self, terminal: str, path: str) -> HeldFile | None:
+        """The newest file of a pack in custody on its way to a name at a terminal, None when there is none."""
+        found: HeldFile | None = None
+        for held in [self._held[key] for key in self._store.packs_with(path) if key in self._held]:
+            pack = self._store.pack(held.key)
+            if held.terminal.split(",")[-1] != terminal or path not in pack.paths:
+                continue
+            position = max(place for place, name in enumerate(pack.paths) if name == path)
+            is_wanted = held.seq + position not in self._store.record(held.origin).cancelled
+            if is_wanted and (found is None or (found.held.taken_at, found.held.seq) < (held.taken_at, held.seq)):
+                found = HeldFile(held, pack, position)
+        return found
+
+    def read(self, file: HeldFile) -> bytes | None:
+        """Its data, checked; None when they are not what came in. :raises OSError: it cannot be read."""
+        pack, position = file.pack, file.position
+        start = packs.DIGEST_BYTES * len(pack.paths)
+        with self._file(file.held.key).open("rb", buffering=0) as whole:
+            digests = whole.read(start)
+            whole.seek(start + sum(pack.sizes_bytes[:position]))
+            data = whole.read(pack.sizes_bytes[position])
+        own = digests[packs.DIGEST_BYTES * position :][: packs.DIGEST_BYTES]
+        is_right = packs.manifest([digests]) == pack.manifest and frames.digests()[file.held.digest](data) == own
+        return data if is_right else None
+
+    # ---- delivered ---------------------------------------------------------------------------------------------------
+
+    def order(self, held: HeldPack) -> dict[str, object] | None:
+        """What the process that delivers must know of a pack; None when it is not in custody any more.
+
+        With it go the cancellations that were asked for, which the terminal judges, and a LOW: that of its origin, or
+        behind files that have arrived, as is recorded here, with all before them (as DONE: on others something may
+        depend). Nobody asks the terminal for these any more, and who frees its files raises no LOW.
+        """
+        if self._held.get(held.key) is not held:
+            return None
+        record = self._store.record(held.origin)
+        done = self._done.get(held.origin, _Done()).next - 1
+        low = max(record.low, done - done % _FORGOTTEN_TOGETHER)
+        return {
+            "pack": pack_text(self._store.pack(held.key)), "file": str(self._file(held.key)), "digest": held.digest,
+            "low": low, "cancelled": [seq for seq in sorted(record.cancelled) if held.seq <= seq < held.end],
+        }  # fmt: skip
+
+    def settle(self, ends: Iterable[tuple[HeldPack, Sequence[Result]]]) -> list[Reply]:
+        """Record what became of each file, free the spool, and tell the senders."""
+        found = [(held, self._results(held, results)) for held, results in ends if held.key in self._held]
+        if not found:
+            return []
+        self._store.conclude_packs(found)
+        replies: list[Reply] = []
+        for held, one in found:
+            self._remove(held)
+            results = list(one.results.values())
+            failed = next((result for result in results if result.outcome is not Outcome.DONE), None)
+            if failed is None:
+                self._arrived(held)
+            say = log.error if failed else log.event
+            say("custody-settle", origin=held.origin, seq=held.seq, path=held.path, terminal=held.terminal,
+                files=held.files, failed=sum(result.outcome is not Outcome.DONE for result in results),
+                reason=failed.reason or failed.outcome.value if failed else "")  # fmt: skip
+            replies.append(Reply(held.sender, as_packed(held.origin, held.seq, results)))
+        return replies
+
+    def _arrived(self, held: HeldPack) -> None:
+        if held.origin not in self._done and len(self._done) >= _MOST_ORIGINS:
+            self._done.clear()  # their terminals forget the rest when it expires
+        self._done.setdefault(held.origin, _Done()).add(held)
+
+    def _results(self, held: HeldPack, results: Sequence[Result]) -> PackResults:
+        release = Release(held.release)
+        judged = (one._replace(outcome=custody.verdict_at_expiry(release, 1, one.outcome)) for one in results)
+        return PackResults(held.origin, held.expires, dict(zip(range(held.seq, held.end), judged)))
+
+    def damaged(self, held: HeldPack) -> list[Reply]:
+        """A pack in the spool is not what it was: it is asked for again, or LOST where nobody else has its files."""
+        if held.key not in self._held:
+            return []
+        log.error("custody-damaged", origin=held.origin, seq=held.seq, path=held.path, files=held.files,
+                  release=held.release, advice="check the disk of the spool")  # fmt: skip
+        if held.is_single:
+            return self.settle([(held, [lost()] * held.files)])
+        self._store.withdraw_pack(held.key)
+        self._remove(held)
+        return [Reply(held.sender, overlay.Result(*held.key, "unknown"))]
+
+    def expire(self, busy: Collection[Key]) -> list[Reply]:
+        """End what is beyond its time and not ``busy`` (being delivered)."""
+        now = self._clock.wall_s()
+        late = [held for held in self._held.values() if held.expires < now and held.key not in busy]
+        return self.settle((held, [Result(Outcome.EXPIRED, _LATE)] * held.files) for held in late)
+
+    # ---- the spool ---------------------------------------------------------------------------------------------------
+
+    def _recover(self) -> None:
+        """After a restart: lots are as they were, what nobody owns is removed."""
+        for held in self._store.held_packs():
+            self._add(held)
+            self._spool.lots[_owner(held)] = lots.Lot(held.size_bytes, 0.0, pinned=True)
+        known = {self._file(key).name for key in self._held}
+        for path in self._place.iterdir():
+            if path.name not in known:
+                durable.unlink("custody-pack-free", path)
+
+    def _file(self, key: Key) -> Path:
+        return self._place / f"{key[0]}-{key[1]}"
+
+    def _add(self, held: HeldPack) -> None:
+        self._held[held.key] = held
+        known = self._origins.setdefault(held.origin, _Origin())
+        known.packs[held.seq] = held
+        insort(known.starts, held.seq)
+        self._line_up(held)
+
+    def _remove(self, held: HeldPack) -> None:
+        del self._held[held.key]
+        known = self._origins[held.origin]
+        del known.packs[held.seq]
+        del known.starts[bisect_left(known.starts, held.seq)]
+        if not known.packs:
+            del self._origins[held.origin]
+        self.ended(held.key)
+        self._free(held)
+
+    def _free(self, held: HeldPack) -> None:
+        durable.unlink("custody-pack-free", self._file(held.key))
+        lots.release(self._spool, _owner(held))
+
+
+def lost() -> Result:
+    """Of a file whose only copy was damaged."""
+    return Result(Outcome.LOST, _DAMAGED)
+
+
+def _owner(pack: overlay.Pack | HeldPack) -> tuple[str, str, int]:
+    return "pack", pack.origin, pack.seq
+
+
+def _size_bytes(arrived: Arrived) -> int:
+    return packs.DIGEST_BYTES * len(arrived.files) + sum(arrived.pack.sizes_bytes)

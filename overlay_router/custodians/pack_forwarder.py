@@ -1,0 +1,315 @@
+"""Deliveries of packs out of a spool: which are next, how many at once, when one that failed is tried again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import subprocess
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from overlay_router.custodians.forwarder import AWAY, OnDisk
+from overlay_router.custodians.pack_carrier import Answer, Order
+from overlay_router.custodians.pack_custody import Key, PackCustody, lost
+from overlay_router.custodians.pack_records import HeldPack
+from overlay_router.custodians.pack_turns import Lane, Turns
+from overlay_router.local.destination import Reply
+from overlay_router.pauses import FIRST_S, Pause
+from overlay_router.rules.states import Outcome, Result
+from stageout.core import log
+from stageout.core.children import module_command
+from stageout.core.clock import Clock
+from stageout.core.errors import ErrorClass
+from stageout.wire.route import next_stop
+
+_IDLE_S = 5.0
+_COALESCE_S = 0.002
+#: Packs on their way to one router, without those that it has taken into custody; and as many that it is asked about.
+_UNDER_WAY = 16
+_LINE_BYTES = 64 * 1024 * 1024
+_SETTLED = "its origin has settled it at the terminal already"
+
+
+@dataclass
+class _Given:
+    """A pack that the process has. :param waits: it is in custody at the next router, and takes no place."""
+
+    number: int
+    held: HeldPack
+    lane: Lane
+    waits: bool = False
+
+
+class PackForwarder:
+    """Delivers the packs that a custodian holds. :meth:`run` beside everything.
+
+    A pack that waits is in ``_turns``, one that the process has is in ``_given``; one that the next custodian has is in
+    both, and in ``_asks``: its results come by themselves, or it is asked about.
+
+    :param on_disk: runs a call in the thread that owns the custodian. :param tell: sends replies.
+    :param key: name and secret that the terminals know this router by.
+    :param ca: file of certificates: terminals are reached with TLS, "" for none.
+    """
+
+    def __init__(
+        self,
+        packs: PackCustody,
+        on_disk: OnDisk,
+        tell: Callable[[list[Reply]], None],
+        key: tuple[str, bytes],
+        clock: Clock,
+        ca: str = "",
+    ) -> None:
+        self._packs, self._on_disk, self._tell, self._clock = packs, on_disk, tell, clock
+        self._key, self._ca = key, ca
+        self._numbers = itertools.count(1)
+        self._turns = Turns()
+        self._given: dict[Key, _Given] = {}
+        self._keys: dict[int, Key] = {}
+        self._load: Counter[Lane] = Counter()
+        #: Positions of files that were damaged here, of packs that the next custodian has.
+        self._asks: dict[Key, list[int]] = {}
+        self._answers: list[Answer] = []
+        self._away: dict[str, Pause] = {}
+        self._pauses: dict[Key, Pause] = {}
+        self._process: asyncio.subprocess.Process | None = None
+        self._listening: asyncio.Task[None] | None = None
+        self._problems: dict[str, str] = {}
+        self.wake = asyncio.Event()
+
+    @property
+    def busy(self) -> frozenset[Key]:
+        """What is being delivered, here or at the next custodian."""
+        return frozenset(self._given)
+
+    @property
+    def problems(self) -> dict[str, str]:
+        """Why deliveries to a terminal fail now."""
+        return dict(self._problems)
+
+    async def run(self) -> None:
+        """Deliver until cancelled; then what is under way is dropped, and begun again at the next start."""
+        try:
+            while True:
+                self.wake.clear()
+                try:
+                    await self._settle()
+                    await self._begin()
+                except Exception as problem:  # a full disk, above all: what leaves makes room; or no process
+                    advice = "look at the disk of the spool and its database, and at the limit of processes"
+                    log.error("custody-not-read", problem=repr(problem), advice=advice)
+                    await asyncio.sleep(FIRST_S)
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self.wake.wait(), self._until_next_s())
+                await asyncio.sleep(_COALESCE_S)
+        finally:
+            if self._process is not None and self._process.returncode is None:
+                self._process.kill()
+                await self._process.wait()
+
+    async def _begin(self) -> None:
+        news = await self._on_disk(self._packs.news)
+        for held in news.ready:
+            self._line_up(held)
+        for held in news.cancelled:
+            await self._recall(held)
+        begins = deque(self._turns.next(self._clock.monotonic_s(), self._clock.wall_s(), self._room))
+        try:
+            while begins:
+                await self._start(begins[0][1])
+                begins.popleft()
+        finally:
+            for _, held in begins:
+                self._line_up(held)
+
+    def _room(self, lane: Lane) -> int:
+        """How many may begin; a router that is away is tried with one pack at a time."""
+        away = self._away.get(lane.stop, Pause())
+        if away.until_s > self._clock.monotonic_s():
+            return 0
+        return max(0, (1 if away.failures else _UNDER_WAY) - self._load[lane])
+
+    def _line_up(self, held: HeldPack) -> None:
+        self._turns.add(self._lane(held), held, self._clock.wall_s())
+
+    def _lane(self, held: HeldPack) -> Lane:
+        return Lane(next_stop(held.terminal)[0], held.key in self._asks)
+
+    async def _start(self, held: HeldPack) -> None:
+        process = await self._carrier()
+        facts = await self._on_disk(lambda: self._packs.order(held))
+        self._drop(held.key)
+        if facts is None:  # it has expired meanwhile, perhaps
+            self._forget(held.key)
+            return
+        one = self._given[held.key] = _Given(next(self._numbers), held, self._lane(held))
+        self._keys[one.number] = held.key
+        self._load[one.lane] += 1
+        if not one.lane.asks:
+            log.event("deliver", origin=held.origin, seq=held.seq, path=held.path, files=held.files,
+                      terminal=one.lane.stop)  # fmt: skip
+        self._give(process, one, facts)
+
+    async def _recall(self, held: HeldPack) -> None:
+        """A file of a pack is not wanted any more: whoever has the pack hears it now."""
+        one = self._given.get(held.key)
+        if one is None:
+            return  # it hears it with the pack
+        if one.waits:
+            self._line_up(held)
+            return
+        facts = await self._on_disk(lambda: self._packs.order(held))
+        if facts is not None and self._process is not None:
+            self._give(self._process, one, facts, asks=True)
+
+    def _drop(self, key: Key) -> _Given | None:
+        """The process has it no more."""
+        one = self._given.pop(key, None)
+        if one is not None:
+            del self._keys[one.number]
+            if not one.waits:
+                self._load[one.lane] -= 1
+        return one
+
+    def _forget(self, key: Key) -> None:
+        self._asks.pop(key, None)
+        self._pauses.pop(key, None)
+
+    async def _carrier(self) -> asyncio.subprocess.Process:
+        """The process that delivers; another when it has died: what it was doing begins anew."""
+        if self._process is not None and self._process.returncode is None:
+            return self._process
+        if self._listening is not None:
+            await self._listening
+            await self._settle()
+            log.error("carrier-died", packs=len(self._given))
+            for one in [one for one in map(self._drop, list(self._given)) if one is not None and not one.waits]:
+                self._line_up(one.held)
+            await asyncio.sleep(FIRST_S)
+        command = module_command("overlay_router.custodians.pack_carrier")
+        self._process = await asyncio.create_subprocess_exec(
+            *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, limit=_LINE_BYTES
+        )
+        self._listening = asyncio.get_running_loop().create_task(self._listen(self._process))
+        return self._process
+
+    async def _listen(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        try:
+            while line := await process.stdout.readline():
+                self._answers.append(Answer(**json.loads(line)))
+                self.wake.set()
+        except Exception as problem:  # not understood, and so not heard any more: another one begins anew
+            log.error("delivery-not-recorded", problem=repr(problem))
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        await process.wait()
+        self.wake.set()
+
+    def _give(
+        self, process: asyncio.subprocess.Process, one: _Given, facts: dict[str, Any], asks: bool = False
+    ) -> None:
+        name, secret = self._key
+        stop, asks = one.lane.stop, asks or one.lane.asks
+        order = Order(one.number, stop, name, secret.hex(), ca=self._ca, asks=asks, **facts)
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            process.stdin.write(json.dumps(asdict(order)).encode() + b"\n")
+
+    async def _settle(self) -> None:
+        """Record the answers that have come, all together; when that fails, they are asked for again."""
+        ended = _Ended()
+        answers, self._answers = self._answers, []
+        for answer in answers:
+            one = self._given.get(self._keys.get(answer.number, ("", 0)))
+            if one is not None:
+                self._sort(one, answer, ended)
+        try:
+            for held in ended.damaged:
+                self._tell(await self._on_disk(lambda held=held: self._packs.damaged(held)))  # type: ignore[misc]
+            if ended.settled:
+                self._tell(await self._on_disk(lambda: self._packs.settle(ended.settled)))
+        except BaseException:
+            for held in ended.packs():
+                self._line_up(held)
+            raise
+
+    def _sort(self, one: _Given, answer: Answer, ended: _Ended) -> None:
+        held = one.held
+        if answer.waits:
+            self._waits(one, answer)
+            return
+        self._drop(held.key)
+        if answer.results:
+            self._reached(one.lane.stop)
+            ended.settled.append((held, _judged(answer, self._asks.get(held.key, []))))
+            self._forget(held.key)
+        elif answer.damaged:
+            ended.damaged.append(held)
+            self._forget(held.key)
+        else:
+            self._failed(held, answer)
+
+    def _waits(self, one: _Given, answer: Answer) -> None:
+        """The next custodian has it: others may go, and it is asked ever more seldom what became of this one."""
+        held = one.held
+        self._reached(one.lane.stop)
+        if not one.waits:
+            one.waits = True
+            self._load[one.lane] -= 1
+        self._asks.setdefault(held.key, answer.damaged)
+        now_s = self._clock.monotonic_s()
+        pause = self._pauses.setdefault(held.key, Pause())
+        pause.more(now_s, 0.0)
+        self._turns.later(self._lane(held), held, pause.until_s)
+
+    def _reached(self, stop: str) -> None:
+        self._away.pop(stop, None)
+        self._problems.pop(stop, None)
+
+    def _failed(self, held: HeldPack, answer: Answer) -> None:
+        stop, now_s = self._lane(held).stop, self._clock.monotonic_s()
+        if ErrorClass.from_code(answer.code) in AWAY:
+            pause = self._away.setdefault(stop, Pause())
+        else:
+            self._asks.pop(held.key, None)  # the next custodian does not know it any more, perhaps
+            pause = self._pauses.setdefault(held.key, Pause())
+        if pause.until_s <= now_s:  # several packs are lost with one connection
+            pause.more(now_s, answer.retry_after_s)
+        self._turns.later(self._lane(held), held, pause.until_s)
+        self._problems[stop] = answer.failure
+        log.warn("not-delivered", origin=held.origin, seq=held.seq, path=held.path, terminal=stop,
+                 problem=answer.failure, again_s=round(pause.until_s - now_s))  # fmt: skip
+
+    def _until_next_s(self) -> float:
+        now_s = self._clock.monotonic_s()
+        times_s = [self._turns.until_s(), *(pause.until_s for pause in self._away.values())]
+        return min([_IDLE_S, *(until_s - now_s for until_s in times_s if until_s > now_s)])
+
+
+@dataclass
+class _Ended:
+    """Packs whose results have come, and those that were damaged here."""
+
+    settled: list[tuple[HeldPack, list[Result]]] = field(default_factory=list)
+    damaged: list[HeldPack] = field(default_factory=list)
+
+    def packs(self) -> Iterable[HeldPack]:
+        """All of them."""
+        return [*(held for held, _ in self.settled), *self.damaged]
+
+
+def _judged(answer: Answer, damaged: Iterable[int]) -> list[Result]:
+    """What the terminal said of each file; one whose only copy here was damaged is LOST."""
+    found = [
+        Result(Outcome.FAILED, _SETTLED) if outcome == "stale" else Result(Outcome(outcome), reason, generation, code)
+        for outcome, reason, generation, code in answer.results
+    ]
+    for position in {*answer.damaged, *damaged}:
+        if found[position].outcome is Outcome.FAILED:
+            found[position] = lost()
+    return found

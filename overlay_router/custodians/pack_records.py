@@ -1,0 +1,173 @@
+"""Packs in custody: what a custodian must not forget of them. Their files lie in its spool, one for each pack."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from overlay_router.local.store import PackResults, Store, read_results
+from overlay_router.rules.states import Release, Result
+from stageout.wire.overlay import Pack
+
+_TABLE = """CREATE TABLE IF NOT EXISTS packs_held (
+    origin TEXT NOT NULL, seq INTEGER NOT NULL, end INTEGER NOT NULL, path BLOB NOT NULL, terminal TEXT NOT NULL,
+    release TEXT NOT NULL, expires INTEGER NOT NULL, sender TEXT NOT NULL, digest TEXT NOT NULL, size INTEGER NOT NULL,
+    taken_at INTEGER NOT NULL, pack TEXT NOT NULL, UNIQUE (origin, seq))"""
+_NAMES = """CREATE TABLE IF NOT EXISTS pack_names (
+    origin TEXT NOT NULL, seq INTEGER NOT NULL, sums BLOB NOT NULL, PRIMARY KEY (origin, seq)) WITHOUT ROWID"""
+#: That tables of earlier versions lack.
+_LATER = {
+    "priority": "INTEGER NOT NULL DEFAULT 0", "deadline": "INTEGER NOT NULL DEFAULT 0",
+    "after": "TEXT NOT NULL DEFAULT '[]'",
+}  # fmt: skip
+_COLUMNS = (
+    "origin, seq, end, path, terminal, release, expires, sender, digest, size, taken_at, priority, deadline, after"
+)
+
+
+@dataclass(frozen=True)
+class HeldPack:
+    """A pack in custody.
+
+    :param end: the number behind that of its last file. :param path: of its first file. :param sender: who gave it.
+    :param digest: the kind of its files' digests. :param size_bytes: in the spool.
+    :param taken_at: Unix time in seconds. :param after: numbers that must be final before it is delivered.
+    """
+
+    origin: str
+    seq: int
+    end: int
+    path: str
+    terminal: str
+    release: str
+    expires: int
+    sender: str
+    digest: str
+    size_bytes: int
+    taken_at: int
+    priority: int = 0
+    deadline: int = 0
+    after: tuple[int, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Its origin and the number of its first file."""
+        return self.origin, self.seq
+
+    @property
+    def files(self) -> int:
+        """How many it has."""
+        return self.end - self.seq
+
+    @property
+    def is_single(self) -> bool:
+        """Whether its sender has freed it."""
+        return Release(self.release) is Release.CUSTODY
+
+
+class PackRecords(Store):
+    """The part of a spool's database that is about packs. Each method is one transaction and durable on return."""
+
+    def _open(self) -> None:
+        super()._open()
+        self._connection.execute(_TABLE)
+        self._connection.execute(_NAMES)
+        present = {row[1] for row in self._connection.execute("PRAGMA table_info(packs_held)")}
+        for name in _LATER.keys() - present:
+            self._connection.execute(f"ALTER TABLE packs_held ADD COLUMN {name} {_LATER[name]}")
+
+    def held_packs(self) -> list[HeldPack]:
+        """All packs in custody, oldest first."""
+        rows = self._connection.execute(f"SELECT {_COLUMNS} FROM packs_held ORDER BY taken_at, rowid").fetchall()
+        return [
+            replace(HeldPack(origin, seq, end, os.fsdecode(path), *rest), after=tuple(json.loads(after)))
+            for origin, seq, end, path, *rest, after in rows
+        ]
+
+    def pack(self, key: tuple[str, int]) -> Pack:
+        """The names, sizes and so on of a pack in custody."""
+        query = "SELECT pack FROM packs_held WHERE origin = ? AND seq = ?"
+        (text,) = self._connection.execute(query, key).fetchone()
+        return as_pack(text)
+
+    def take_packs(self, taken: Iterable[tuple[HeldPack, Pack]]) -> None:
+        """CUSTODY of some packs, durable before it is said, with what of them is not wanted any more."""
+        cancelled: list[tuple[str, int]] = []
+        with self._transaction("custody-pack-take"):
+            for held, pack in taken:
+                self._keep_origin(held.origin, held.expires)
+                cancelled += [(held.origin, seq) for seq in pack.cancelled if held.seq <= seq < held.end]
+                row = (
+                    *held.key, held.end, os.fsencode(held.path), held.terminal, held.release, held.expires,
+                    held.sender, held.digest, held.size_bytes, held.taken_at, held.priority, held.deadline,
+                    json.dumps(held.after), pack_text(pack),
+                )  # fmt: skip
+                marks = ", ".join("?" * len(row))
+                self._connection.execute(f"INSERT INTO packs_held ({_COLUMNS}, pack) VALUES ({marks})", row)
+                sums = b"".join(map(_sum_of, pack.paths))
+                self._connection.execute("INSERT OR REPLACE INTO pack_names VALUES (?, ?, ?)", (*held.key, sums))
+            self._connection.executemany("INSERT OR IGNORE INTO cancelled VALUES (?, ?)", cancelled)
+        for origin, seq in cancelled:
+            self.record(origin).cancelled.add(seq)
+
+    def withdraw_pack(self, key: tuple[str, int]) -> None:
+        """A damaged pack whose sender has its files is not in custody any more."""
+        with self._transaction("custody-pack-withdraw"):
+            self._forget_pack(key)
+
+    def conclude_packs(self, settled: Sequence[tuple[HeldPack, PackResults]]) -> None:
+        """The final results of all files of some packs, and the end of their custody, in one."""
+        with self._transaction("custody-pack-settle"):
+            for held, one in settled:
+                self._keep_pack(one)
+                self._forget_pack(held.key)
+
+    def results_of(self, origin: str, seqs: range) -> dict[int, Result]:
+        """As of every store. Those of packs are read when they are asked for: who frees its files raises no LOW.
+
+        So they are many, until an hour behind their expiry, and take no memory.
+        """
+        found = super().results_of(origin, seqs)
+        if len(found) == len(seqs):
+            return found
+        low = self.record(origin).low
+        rows = self._connection.execute(
+            "SELECT results FROM packs WHERE origin = ? AND seq < ? AND seq >="
+            " ifnull((SELECT max(seq) FROM packs WHERE origin = ? AND seq <= ?), 0)",
+            (origin, seqs.stop, origin, seqs.start),
+        )
+        for (text,) in rows:
+            found.update((seq, result) for seq, result in read_results(text) if seq in seqs and seq > low)
+        return found
+
+    def _read_packed(self, origin: str) -> Iterator[tuple[int, Result]]:
+        return iter(())
+
+    def _forget_pack(self, key: tuple[str, int]) -> None:
+        for table in ("packs_held", "pack_names"):
+            self._connection.execute(f"DELETE FROM {table} WHERE origin = ? AND seq = ?", key)
+
+    def packs_with(self, path: str) -> list[tuple[str, int]]:
+        """Packs in custody that may have a file of that name: those whose checksums of names have its one."""
+        rows = self._connection.execute("SELECT origin, seq FROM pack_names WHERE instr(sums, ?)", (_sum_of(path),))
+        return [(origin, seq) for origin, seq in rows]
+
+
+def _sum_of(path: str) -> bytes:
+    return zlib.crc32(os.fsencode(path)).to_bytes(4, "little")
+
+
+def pack_text(pack: Pack) -> str:
+    """A pack as it is written down."""
+    return json.dumps(vars(pack))
+
+
+def as_pack(text: str) -> Pack:
+    """A pack as it was written down."""
+    values: dict[str, Any] = json.loads(text)
+    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    return Pack(**{**values, **lists})

@@ -1,0 +1,89 @@
+"""Blocks that the next hop has on its disk, and this custodian has not: they were sent from memory and never written.
+
+Their sender keeps its bytes until the result (``release = delivered``), so they are nobody's only copy. Four rules:
+
+1. STAGED is said of such a block only behind the STAGED of the next hop.
+2. What is known of them is lost with this process. So is the epoch that OPENED and these STAGED carry: whoever comes
+   again hears another one, and what is on the disk here.
+3. A block that must be sent again and is not on the disk is *gone*: another epoch begins, and OPENED lists what is not.
+4. A sender takes a STAGED of an earlier epoch for nothing, so none that is late can hide a block that is gone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from overlay_router.custodians.spool import Key
+from stageout.wire.overlay import Open, Operation
+
+_NOTHING: Mapping[int, bytes] = {}
+
+
+@dataclass(frozen=True)
+class Coming:
+    """Data that still come in, and may be sent on already.
+
+    :param asked: the OPEN of its sender. :param digest: the kind of digests. :param blocks: on the disk here.
+    :param passed: at the next hop only.
+    """
+
+    tid: int
+    asked: Open
+    digest: str
+    blocks: list[tuple[int, bytes]]
+    file: str
+    passed: list[tuple[int, bytes]] = field(default_factory=list)
+
+    @property
+    def key(self) -> Key:
+        """Origin and number of the operation that they are for."""
+        return self.asked.origin, self.asked.seq
+
+    @property
+    def passes(self) -> bool:
+        """Whether its sender keeps the bytes, so that they need not be here."""
+        return self.asked.release == "delivered"
+
+
+class Passed:
+    """Such blocks of all transfers, by transfer number."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, dict[int, bytes]] = {}
+        self._turns: Counter[int] = Counter()
+        self._process = os.urandom(4).hex()
+
+    def of(self, tid: int) -> Mapping[int, bytes]:
+        """Positions and digests."""
+        return self._blocks.get(tid, _NOTHING)
+
+    def add(self, tid: int, blocks: Mapping[int, bytes]) -> None:
+        """The next hop has said STAGED of them."""
+        self._blocks.setdefault(tid, {}).update(blocks)
+
+    def drop(self, tid: int, blocks: Iterable[int]) -> bool:
+        """They are on the disk here, or gone. Whether one of them was passed."""
+        mine = self._blocks.get(tid, {})
+        found = [block for block in blocks if mine.pop(block, None) is not None]
+        return bool(found)
+
+    def epoch(self, store: str, tid: int) -> str:
+        """Of the next OPENED. :param store: epoch of the store."""
+        return f"{store}.{self._process}.{self._turns[tid]}"
+
+    def begin_anew(self, tid: int) -> None:
+        """Another epoch: what its next OPENED does not list is not here."""
+        self._turns[tid] += 1
+
+    def forget(self, tid: int) -> None:
+        """The transfer is closed."""
+        self._blocks.pop(tid, None)
+        self._turns.pop(tid, None)
+
+
+def may_be_passed(operation: Operation) -> bool:
+    """Whether the sender of an operation keeps its bytes until the result."""
+    return operation.release == "delivered" and operation.copies < 2 and not operation.standby_s

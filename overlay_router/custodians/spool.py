@@ -1,0 +1,252 @@
+"""What a custodian must not forget: the same as a terminal, and the operations that it has to deliver."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+from overlay_router.custodians.pack_records import PackRecords
+from overlay_router.local.store import SCHEMA, Transfer, as_operation
+from overlay_router.rules.states import Outcome, Release, Result
+from stageout.wire.overlay import Open, Operation
+
+#: Transfer numbers of a spool begin here, so that they are never taken for those of the tree beside it.
+FIRST_TID = 2**62
+#: Those of the spool of what plugins deliver.
+FIRST_EGRESS_TID = 2**61
+_COLUMNS = "operation, sender, digest, tid, taken_at, damaged, asked"
+
+Key = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Held:
+    """An operation in custody.
+
+    :param sender: who gave it. :param digest: the kind of its blocks' digests. :param tid: of its data, 0 without any.
+    :param taken_at: Unix time in seconds. :param damaged: data must come again before it can be delivered.
+    :param asked: the OPEN of its sender, whose capability the terminal wants to see.
+    """
+
+    operation: Operation
+    sender: str
+    digest: str
+    tid: int
+    taken_at: int
+    damaged: bool = False
+    asked: Open | None = None
+
+    @property
+    def key(self) -> Key:
+        """Its origin and number."""
+        return self.operation.origin, self.operation.seq
+
+    def stands_by(self, now: float) -> bool:
+        """Whether another custodian delivers it, as far as is known. :param now: Unix time in seconds."""
+        return self.taken_at + self.operation.standby_s > now
+
+    @property
+    def release(self) -> Release:
+        """Whether its sender keeps the bytes."""
+        return Release(self.operation.release)
+
+
+@dataclass(frozen=True)
+class Begun:
+    """Data of an operation may lie at a terminal before the operation is in custody here, or without it ever being.
+
+    :param path: for the log. :param expires: of the operation; the terminal drops them then by itself.
+    """
+
+    key: Key
+    terminal: str
+    path: str
+    expires: int
+
+
+_LATER = """CREATE TABLE IF NOT EXISTS begun (
+    origin TEXT NOT NULL, seq INTEGER NOT NULL, terminal TEXT NOT NULL, path BLOB NOT NULL, expires INTEGER NOT NULL,
+    PRIMARY KEY (origin, seq)) WITHOUT ROWID"""
+
+
+class CustodyStore(PackRecords):
+    """The open database of a spool. Each method is one transaction and durable when it returns."""
+
+    first_tid = FIRST_TID
+    schema = (
+        SCHEMA
+        + """CREATE TABLE custody (
+    origin TEXT NOT NULL, seq INTEGER NOT NULL, operation TEXT NOT NULL, sender TEXT NOT NULL, digest TEXT NOT NULL,
+    tid INTEGER NOT NULL, taken_at INTEGER NOT NULL, damaged INTEGER NOT NULL, asked TEXT NOT NULL,
+    PRIMARY KEY (origin, seq)) WITHOUT ROWID;
+"""
+    )
+
+    def _made(self) -> None:
+        self._connection.execute("INSERT INTO sqlite_sequence VALUES ('transfers', ?)", (self.first_tid,))
+
+    def _open(self) -> None:
+        super()._open()
+        self._connection.execute(_LATER)
+
+    def begun(self) -> list[Begun]:
+        """Operations whose data may lie at a terminal."""
+        rows = self._connection.execute("SELECT origin, seq, terminal, path, expires FROM begun").fetchall()
+        return [
+            Begun((origin, seq), terminal, os.fsdecode(path), expires) for origin, seq, terminal, path, expires in rows
+        ]
+
+    def begin(self, one: Begun) -> None:
+        """Before the first OPEN at the terminal."""
+        with self._transaction("custody-begin"):
+            self._write_begun(one)
+
+    def dropped(self, key: Key) -> None:
+        """No data lie at the terminal any more."""
+        with self._transaction("custody-drop"):
+            self._forget_begun(key)
+
+    def _write_begun(self, one: Begun) -> None:
+        row = (*one.key, one.terminal, os.fsencode(one.path), one.expires)
+        self._connection.execute("INSERT OR REPLACE INTO begun VALUES (?, ?, ?, ?, ?)", row)
+
+    def _forget_begun(self, key: Key) -> None:
+        self._connection.execute("DELETE FROM begun WHERE origin = ? AND seq = ?", key)
+
+    def held(self) -> list[Held]:
+        """Everything in custody."""
+        rows = self._connection.execute(f"SELECT {_COLUMNS} FROM custody").fetchall()
+        return [
+            Held(as_operation(text), sender, digest, tid, taken_at, bool(damaged), _asked(asked))
+            for text, sender, digest, tid, taken_at, damaged, asked in rows
+        ]
+
+    def take(self, held: Held) -> None:
+        """CUSTODY: durable before it is said."""
+        with self._transaction("custody-take"):
+            self._take(held)
+
+    def _take(self, held: Held) -> None:
+        operation = held.operation
+        asked = json.dumps(asdict(held.asked)) if held.asked else ""
+        row = (*held.key, json.dumps(asdict(operation)), held.sender, held.digest, held.tid, held.taken_at, 0, asked)
+        self._keep_origin(operation.origin, operation.expires)
+        self._connection.execute("INSERT OR REPLACE INTO custody VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+
+    def withdraw(self, key: Key, tid: int, blocks: Iterable[int]) -> None:
+        """These blocks are damaged: they must come again, and the operation (in custody or not) waits for them."""
+        run = self._connection.execute
+        with self._transaction("custody-withdraw"):
+            run("UPDATE custody SET damaged = 1 WHERE origin = ? AND seq = ?", key)
+            for block in blocks:
+                run("DELETE FROM staged WHERE tid = ? AND block = ?", (tid, block))
+
+    def conclude(self, operation: Operation, result: Result, left: Begun | None) -> None:
+        """The final result, the end of custody and of the transfers, in one.
+
+        :param left: what may still lie at the terminal.
+        """
+        key = (operation.origin, operation.seq)
+        with self._transaction("custody-settle"):
+            if left is None:
+                self._forget_begun(key)
+            else:
+                self._write_begun(left)
+            self._keep_result(operation, result)
+            self._concluded(operation, result)
+            self._connection.execute("DELETE FROM custody WHERE origin = ? AND seq = ?", key)
+            self._close_transfers("origin = ? AND seq = ?", key)
+        self.record(operation.origin).results[operation.seq] = result
+
+    def _concluded(self, operation: Operation, result: Result) -> None:
+        """What else is recorded of a result, in one with it; the operation is still in custody."""
+
+    def abandon(self, transfer: Transfer) -> None:
+        """A transfer that nobody goes on with is closed."""
+        self._abandon("custody-abandon", transfer)
+
+    def forget(self, now: int) -> list[int]:
+        """Drop origins whose last expiry is an hour ago; transfers end by :meth:`abandon` and :meth:`conclude`."""
+        with self._transaction("overlay-forget"):
+            old = self._drop_origins(now)
+        for origin in old:
+            self._records.pop(origin, None)
+        return []
+
+
+#: Files that a gateway remembers to have delivered: the newest, some hundred bytes each.
+MOST_DELIVERED = 100_000
+_DELIVERED = """CREATE TABLE IF NOT EXISTS delivered (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, path BLOB NOT NULL UNIQUE, size_bytes INTEGER NOT NULL,
+    mode INTEGER NOT NULL, manifest TEXT NOT NULL, digest TEXT NOT NULL, at INTEGER NOT NULL)"""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a plugin delivered last under a name. :param digest: the kind that the manifest is of.
+
+    :param at: Unix time in seconds.
+    """
+
+    size_bytes: int
+    mode: int
+    manifest: str
+    digest: str
+    at: int
+
+
+class EgressStore(CustodyStore):
+    """The open database of the spool of what plugins deliver."""
+
+    first_tid = FIRST_EGRESS_TID
+
+    def _open(self) -> None:
+        super()._open()
+        self._connection.execute(_DELIVERED)
+
+    def sent(self, path: str) -> Sent | None:
+        """What is remembered of a name."""
+        asked = "SELECT size_bytes, mode, manifest, digest, at FROM delivered WHERE path = ?"
+        row = self._connection.execute(asked, (os.fsencode(path),)).fetchone()
+        return Sent(*row) if row else None
+
+    def _concluded(self, operation: Operation, result: Result) -> None:
+        if result.outcome is not Outcome.DONE:
+            return
+        run, key = self._connection.execute, (operation.origin, operation.seq)
+        row = os.fsencode(operation.path), operation.size_bytes, operation.mode, operation.manifest, int(time.time())
+        number = run(
+            "INSERT OR REPLACE INTO delivered (path, size_bytes, mode, manifest, at, digest)"
+            " SELECT ?, ?, ?, ?, ?, digest FROM custody WHERE origin = ? AND seq = ?",
+            (*row, *key),
+        ).lastrowid
+        run("DELETE FROM delivered WHERE number <= ?", (int(number or 0) - MOST_DELIVERED,))
+
+    def grant_all(self, asks: Iterable[Open], sender: str) -> list[Transfer]:
+        """As :meth:`grant`, for the files of a pack."""
+        wanted = list(asks)
+        with self._transaction("overlay-grant"):
+            for ask in wanted:
+                self._grant(ask, sender)
+        return [self._granted(ask, sender) for ask in wanted]
+
+    def take_all(self, taken: Iterable[tuple[Held, bytes]]) -> None:
+        """Whole files, each with the digest of its only block, as :meth:`take`."""
+        with self._transaction("custody-take"):
+            for held, digest in taken:
+                if held.operation.blocks:
+                    self._connection.execute("INSERT OR REPLACE INTO staged VALUES (?, 0, ?)", (held.tid, digest))
+                self._take(held)
+
+    def drop(self, key: Key) -> None:
+        """A damaged file that its sender says again from the beginning."""
+        with self._transaction("custody-withdraw"):
+            self._connection.execute("DELETE FROM custody WHERE origin = ? AND seq = ?", key)
+            self._close_transfers("origin = ? AND seq = ?", key)
+
+
+def _asked(text: str) -> Open | None:
+    return Open(**json.loads(text)) if text else None

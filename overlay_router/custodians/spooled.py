@@ -1,0 +1,338 @@
+"""A file in a custodian's spool on its way to the terminal, perhaps while it still comes in.
+
+What comes is sent from the memory that it came into. What was not in time for that is read past the page cache, as it
+was written: through the cache it would cost several times the processor's time.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from overlay_router.data.ring import Piece
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay.channel import Channel, Gateway
+from stageout.overlay.client import Damaged, Known, Upload
+from stageout.overlay.sending import Sending
+from stageout.overlay.way import Way
+from stageout.wire.overlay import BLOCK_BYTES, Message, Open, Operation
+from stageout.wire.route import Route
+
+_PAGE_BYTES = 4096
+_ANEW = "its sender has begun anew"
+_GONE = "the next hop has lost blocks that only it had: they come again"
+
+
+class Growth:
+    """What of a file is here, or was passed. Told by some threads, followed by those that send.
+
+    A block that was sent from memory may be nowhere else here. It is *passed* when the next hop has said STAGED of it,
+    and *gone* when it must be sent again. Both are told in their order.
+
+    :param digests: of blocks that are on the disk here, or passed. :param operation: the PUBLISH, None before the file
+        is in custody. :param passed: those of ``digests`` that are not on the disk. :param told: hears what has become
+        of such blocks: those that are passed with their digests, and those that are gone. None: there are none of them,
+        all comes to the disk here.
+    """
+
+    def __init__(
+        self,
+        digests: dict[int, bytes],
+        operation: Operation | None,
+        passed: Iterable[int] = (),
+        told: Callable[[Mapping[int, bytes], Sequence[int]], None] | None = None,
+    ) -> None:
+        self.digests, self.operation, self._told = digests, operation, told
+        self._passed = set(passed)
+        self._sent: dict[int, bytes] = {}
+        self._shown: dict[int, bytes] = {}
+        self._pieces: dict[int, Piece] = {}
+        self._lent: set[Piece] = set()
+        self._stopped: TransferFailure | None = None
+        self._ended = False
+        self._sending: Sending | None = None
+        self._lock = threading.Lock()
+
+    def follow(self, sending: Sending) -> None:
+        """Tell this one, too: what is here now, and what comes."""
+        with self._lock:
+            self._lose(list(self._sent))  # an earlier one has sent them, and nobody knows what became of them
+            self._sending = sending
+            if self._stopped:
+                sending.fail(self._stopped)
+            sending.arrived(self._pieces)
+            sending.arrived(self.digests)
+            if self.operation is not None:
+                sending.complete()
+
+    def arrived(self, blocks: Iterable[tuple[int, bytes]]) -> None:
+        """More blocks are on the disk; a block that came with other bytes before ends it: they begin anew."""
+        with self._lock:
+            new = dict(blocks)
+            if any(self._known(block, digest) != digest for block, digest in new.items()):
+                self._stop(TransferFailure(ErrorClass.SERVER_BUSY, _ANEW))
+            self.digests.update(new)
+            self._passed.difference_update(new)
+            for block in new:
+                self._sent.pop(block, None)
+            if self._sending:
+                self._sending.arrived(new)
+
+    def shown(self, piece: Piece) -> bool:
+        """A block is in memory, and will be on the disk: whether it is kept, to be sent from there."""
+        with self._lock:
+            if self._stopped or self._ended:
+                return False
+            digest = piece.sums.digest
+            if self._known(piece.block, digest) != digest:
+                self._stop(TransferFailure(ErrorClass.SERVER_BUSY, _ANEW))
+                return False
+            if piece.block in self.digests or piece.block in self._pieces:
+                return False
+            self._shown[piece.block] = digest
+            self._pieces[piece.block] = piece
+            if self._sending:
+                self._sending.arrived([piece.block], first=True)
+                self._leave_unwanted(self._sending)
+            return True
+
+    def take(self, block: int) -> Piece | None:
+        """A block in memory, to be given back; None: it is not there."""
+        with self._lock:
+            piece = self._pieces.pop(block, None)
+            if piece is not None:
+                self._lent.add(piece)
+            return piece
+
+    def is_readable(self, block: int) -> bool:
+        """Whether a block that must be sent is on the disk; else it is sent as soon as it is here again.
+
+        It may be on its way to the disk. If it was sent from memory instead, it is gone, and with it all like it.
+        """
+        with self._lock:
+            if block in self.digests and block not in self._passed:
+                return True
+            if block in self._sent or block in self._passed:
+                self._lose([block, *filter(self._is_waiting, (*self._sent, *self._passed))])
+            elif self._sending:
+                self._sending.lacking([block])
+            return False
+
+    def give_back(self, piece: Piece, was_sent: bool) -> None:
+        """It was sent, or could not be."""
+        with self._lock:
+            if piece not in self._lent:
+                return
+            self._lent.discard(piece)
+            if was_sent and self._told and piece.block not in self.digests:
+                self._sent[piece.block] = piece.sums.digest
+                self._look()
+            piece.free(was_sent)
+
+    def heard(self) -> None:
+        """The next hop has said what it has."""
+        with self._lock:
+            self._look()
+
+    def lose(self) -> None:
+        """Whatever is only at the next hop must come again."""
+        with self._lock:
+            self._lose([*self._sent, *self._passed])
+
+    @property
+    def passed(self) -> set[int]:
+        """Blocks that only the next hop has."""
+        return self._passed.copy()
+
+    def on_disk(self) -> dict[int, bytes]:
+        """Digests of what is on the disk here."""
+        with self._lock:
+            return {block: digest for block, digest in self.digests.items() if block not in self._passed}
+
+    def _look(self) -> None:
+        if self._sending is None:
+            return
+        staged = {block: digest for block, digest in self._sent.items() if self._sending.is_staged(block)}
+        for block in staged:
+            del self._sent[block]
+        self._passed.update(staged)
+        self.digests.update(staged)
+        if staged and self._told:
+            self._told(staged, ())
+
+    def _lose(self, blocks: Iterable[int]) -> None:
+        gone = sorted(set(blocks))
+        for block in gone:
+            self._sent.pop(block, None)
+            self._passed.discard(block)
+            self.digests.pop(block, None)
+        if self._sending:
+            self._sending.lacking(gone)
+        if gone and self._told:
+            self._told({}, gone)
+
+    def _is_waiting(self, block: int) -> bool:
+        return self._sending is not None and self._sending.is_waiting(block)
+
+    def close(self) -> None:
+        """Nothing is sent any more."""
+        with self._lock:
+            self._ended = True
+            self._lose(list(self._sent))
+            for piece in (*self._pieces.values(), *self._lent):
+                piece.free(False)
+            self._pieces.clear()
+            self._lent.clear()
+
+    def _known(self, block: int, digest: bytes) -> bytes:
+        return self.digests.get(block, self._shown.get(block, digest))
+
+    def _leave_unwanted(self, sending: Sending) -> None:
+        """What the terminal turns out to have must not fill the memory."""
+        for block in [block for block in self._pieces if not sending.is_waiting(block)]:
+            self._pieces.pop(block).free(False)
+
+    def complete(self, operation: Operation) -> None:
+        """It is in custody: all blocks are here."""
+        with self._lock:
+            if len(self.digests) < operation.blocks:
+                self._stop(TransferFailure(ErrorClass.SERVER_BUSY, "it is not known which of its blocks are here"))
+                return
+            self.operation = operation
+            if self._sending:
+                self._sending.complete()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether nobody wants it any more."""
+        return self._stopped is not None
+
+    def stop(self) -> None:
+        """Nobody wants it any more."""
+        with self._lock:
+            self._stop(TransferFailure(ErrorClass.NOT_ATTEMPTED, "not wanted any more"))
+
+    def _stop(self, failure: TransferFailure) -> None:
+        self._stopped = failure
+        if self._sending:
+            self._sending.fail(failure)
+
+
+class Undigested(TransferFailure):
+    """The manifest cannot be made: blocks that were passed before must come again."""
+
+
+class _Sending(Sending):
+    """Also says what the other side has to who must know which blocks are only there."""
+
+    growth: Growth
+
+    def hear(self, way: Way, message: Message) -> None:
+        """As :class:`Sending`."""
+        super().hear(way, message)
+        self.growth.heard()
+
+
+class Spooled(Upload):
+    """One of these files. :param growth: what of it is here. :param digest: the kind of its digests.
+
+    :param order: identity and path; :class:`Growth` brings the PUBLISH. :param opening: the OPEN of its sender.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        local: Path,
+        order: Operation,
+        growth: Growth,
+        digest: str,
+        opening: Open | None,
+        connections: int,
+        routes: tuple[Route, ...] = ((),),
+    ) -> None:
+        known = Known(digest, growth.digests)
+        super().__init__(
+            gateway, local, order, connections, lambda sent_bytes: None, known, opening=opening, routes=routes
+        )
+        self._growth, self._kind, self._mine = growth, digest, threading.local()
+
+    def sending(self, file: int) -> Sending:
+        """It sends what is here, and goes on as more comes."""
+        made = _Sending(self, file, self.routes, self.gateway.timeout_s, grows=True)
+        made.growth = self._growth
+        self._growth.follow(made)
+        return made
+
+    def open(self) -> int:
+        """A descriptor past the page cache, where the filesystem has that."""
+        try:
+            return os.open(self.local, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+        except OSError:
+            return super().open()
+
+    def take(self, block: int, file: int, buffer: memoryview, channel: Channel) -> memoryview | None:
+        """A block in memory, or read into a buffer of this thread; None while it is in neither.
+
+        :raises Damaged: it is not what it was.
+        """
+        self._leave(False)
+        self._mine.piece = piece = self._growth.take(block)
+        if piece is not None:  # whoever received it has found its sums
+            channel.vouch(block, piece.sums.kind, piece.sums.checksum)
+            same = self._kind == channel.digest_name
+            self.digests.setdefault(block, piece.sums.digest if same else channel.digest(piece.view))
+            return piece.view
+        if not self._growth.is_readable(block):
+            return None
+        length = min(BLOCK_BYTES, self.size_bytes - block * BLOCK_BYTES)
+        mine = self._buffer()
+        try:
+            count = os.preadv(file, [mine[: -(-length // _PAGE_BYTES) * _PAGE_BYTES]], block * BLOCK_BYTES)
+        except OSError as problem:  # a block that the disk does not give back is a damaged one
+            raise self._damaged(block, problem.strerror or str(problem)) from None
+        if count != length:
+            raise self._damaged(block, "the file is too short")
+        data = mine[:length]
+        self.take_digest(block, data, channel)
+        return data
+
+    def publish(self, tid: int, channel: Channel) -> Operation:
+        """The PUBLISH of its sender. :raises TransferFailure: blocks must come again first."""
+        assert self._growth.operation is not None
+        known = self._growth.digests.copy()
+        if len(known) < self._growth.operation.blocks:
+            raise TransferFailure(ErrorClass.SERVER_BUSY, _GONE)
+        if self._kind == channel.digest_name:
+            for block, digest in known.items():
+                self.digests.setdefault(block, digest)
+        elif not self._growth.passed <= self.digests.keys():
+            raise Undigested(ErrorClass.SERVER_BUSY, "the next hop wants digests of blocks that only it has")
+        self.order = self._growth.operation
+        return super().publish(tid, channel)
+
+    def count(self, size_bytes: int) -> None:
+        """A block has left: its memory is free."""
+        self._leave(True)
+        super().count(size_bytes)
+
+    def check_source(self) -> None:
+        """Each block was compared with its digest."""
+
+    def _buffer(self) -> memoryview:
+        if not hasattr(self._mine, "view"):
+            self._mine.view = memoryview(mmap.mmap(-1, BLOCK_BYTES))
+        view: memoryview = self._mine.view
+        return view
+
+    def _leave(self, was_sent: bool) -> None:
+        """Give back the block that this thread has sent, or could not send."""
+        piece: Piece | None = getattr(self._mine, "piece", None)
+        self._mine.piece = None
+        if piece is not None:
+            self._growth.give_back(piece, was_sent)
+
+    def _damaged(self, block: int, why: str) -> Damaged:
+        return Damaged(ErrorClass.SOURCE_CHANGED, f"{self.local}: block {block}: {why}")

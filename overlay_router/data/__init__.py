@@ -1,0 +1,1 @@
+"""The data plane: processes that move bytes between sockets and files."""

@@ -1,0 +1,164 @@
+"""The worker processes, as the daemon sees them: given connections, they report blocks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict
+
+from overlay_router.data.worker import Again, Job, Report
+from stageout.core import log
+
+_MESSAGE_BYTES = 256 * 1024
+OnAgain = Callable[[Again, socket.socket], None]
+
+
+class Worker:
+    """One process. It ends when this object is closed, or with the daemon.
+
+    :param on_report: called in the loop. :param on_again: likewise, with a connection that is wanted for more.
+    :param on_death: called when the process has ended by itself.
+    """
+
+    def __init__(
+        self, on_report: Callable[[Report], None], on_again: OnAgain, on_death: Callable[[Worker], None]
+    ) -> None:
+        mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with other:
+            command = [sys.executable, "-m", "overlay_router.data.worker", str(other.fileno())]
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[other.fileno()])
+        mine.setblocking(False)
+        self._socket, self._on_report, self._on_again, self._on_death = mine, on_report, on_again, on_death
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(mine, self._readable)
+        self.jobs: Counter[str] = Counter()
+        self._closing: dict[int, list[asyncio.Future[None]]] = {}
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    def give(self, job: Job, connection: socket.socket, file: int) -> None:
+        """Hand over a connection and a file; the caller closes its own descriptors."""
+        socket.send_fds(self._socket, [json.dumps(asdict(job)).encode()], [connection.fileno(), file])
+        self.jobs[job.peer] += 1
+
+    def share(self, link: socket.socket) -> None:
+        """Have it share with a carrier what it receives. :param link: the worker's end; the caller closes its own."""
+        socket.send_fds(self._socket, [json.dumps(asdict(Job("share"))).encode()], [link.fileno()])
+
+    def ask_to_close(self, tid: int) -> asyncio.Future[None]:
+        """Done when this process writes nothing more of a transfer, or has ended."""
+        done = self._loop.create_future()
+        self._closing.setdefault(tid, []).append(done)
+        socket.send_fds(self._socket, [json.dumps(asdict(Job("close", tid))).encode()], [])
+        return done
+
+    def _closed(self, tid: int) -> None:
+        for done in self._closing.pop(tid, ()):
+            if not done.done():
+                done.set_result(None)
+
+    def close(self) -> None:
+        """End the process and wait for it."""
+        self._loop.remove_reader(self._socket)
+        self._process.kill()
+        self._process.wait()
+        self._socket.close()
+        for tid in list(self._closing):
+            self._closed(tid)
+
+    def _readable(self) -> None:
+        try:
+            message, descriptors, _, _ = socket.recv_fds(self._socket, _MESSAGE_BYTES, 1)
+        except BlockingIOError:
+            return
+        except OSError:
+            message, descriptors = b"", []
+        if not message:
+            self.close()
+            self._on_death(self)
+            return
+        values = json.loads(message)
+        if "again" in values:
+            for descriptor in descriptors:  # none, where the daemon has as many as it may
+                self._on_again(Again(**values["again"]), socket.socket(fileno=descriptor))
+            return
+        if values["closed"]:
+            self._closed(values["tid"])
+            return
+        values["blocks"] = tuple((block, digest) for block, digest in values["blocks"])
+        values["parts"] = tuple((start, size_bytes) for start, size_bytes in values["parts"])
+        report = Report(**values)
+        if report.ended:
+            self.jobs[report.ended] -= 1
+            self.jobs = +self.jobs
+        else:
+            self._on_report(report)
+
+
+class Pool:
+    """A fixed number of workers; one that dies is replaced.
+
+    :param on_report: called in the loop with each report. :param on_again: with each connection that is given back.
+    """
+
+    def __init__(self, count: int, on_report: Callable[[Report], None], on_again: OnAgain) -> None:
+        self._on_report, self._on_again = on_report, on_again
+        self._carrier: socket.socket | None = None
+        self._workers = [self._start() for _ in range(count)]
+
+    def give(self, job: Job, connection: socket.socket, file: int) -> None:
+        """Hand a connection and a file to the worker that has fewest."""
+        worker = min(self._workers, key=lambda one: sum(one.jobs.values()))
+        worker.give(job, connection, file)
+
+    def share_with(self, carrier: socket.socket) -> None:
+        """All workers share what they receive with this carrier from now on, and with none before it.
+
+        :param carrier: it takes its ends of the connections from there; belongs to the pool from now on.
+        """
+        if self._carrier is not None:
+            self._carrier.close()
+        self._carrier = carrier
+        for worker in self._workers:
+            self._share(worker, carrier)
+
+    def _share(self, worker: Worker, carrier: socket.socket) -> None:
+        """Where that cannot be, what comes goes on by the disk."""
+        with contextlib.suppress(OSError):
+            one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with one, other:
+                socket.send_fds(carrier, [b"\0"], [other.fileno()])
+                worker.share(one)
+
+    def connections(self, peer: str) -> int:
+        """How many connections of a key the workers have."""
+        return sum(worker.jobs[peer] for worker in self._workers)
+
+    async def no_more(self, tid: int) -> None:
+        """On return no worker writes anything of a transfer any more."""
+        await asyncio.gather(*(worker.ask_to_close(tid) for worker in self._workers))
+
+    def close(self) -> None:
+        """End all."""
+        if self._carrier is not None:
+            self._carrier.close()
+        for worker in self._workers:
+            worker.close()
+
+    def _start(self) -> Worker:
+        return Worker(self._on_report, self._on_again, self._replace)
+
+    def _replace(self, dead: Worker) -> None:
+        log.error("worker-died", pid=dead.pid)
+        fresh = self._workers[self._workers.index(dead)] = self._start()
+        if self._carrier is not None:
+            self._share(fresh, self._carrier)

@@ -1,0 +1,1 @@
+"""Delivery by transfer plugins, and leases for gateways that share a place."""

@@ -1,0 +1,305 @@
+"""Names that plugins deliver, on their way back: fetched by the same plugin, and sent when they are whole.
+
+Whoever asks for what is there now gets bytes whose fetch began after he had asked, so nothing that is kept is ever
+taken for what is there: those who ask while a fetch runs share the next one. Whoever asks for a version by its number
+(he lost his connection in the middle, or wants another range of it) gets that version, from a kept copy if there is
+one. The number is of the content: a file that is fetched again with the same bytes has the same one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import secrets
+import shutil
+import socket
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from overlay_router.custodians.forwarder import OnDisk
+from overlay_router.delivery.call import Kit, told
+from overlay_router.delivery.egress import Egress
+from overlay_router.delivery.fetched import DIGEST, Fetched, FetchedFiles, manifest_of, version_of
+from overlay_router.local.destination import Published
+from overlay_router.local.lookups import refusal
+from overlay_router.local.tree import BadPath, checked
+from stageout.core import log
+from stageout.core.errors import ErrorClass
+from stageout.movers.mover import Batch, Cargo, Equipment, Mover, Stopped, end_leftovers
+from stageout.movers.results import Delivered, Failure
+from stageout.wire.egress import Target
+from stageout.wire.frames import Checksum
+from stageout.wire.overlay import Answer, Get, Heartbeat, encode
+
+_COALESCE_S = 0.05
+_LOOK_S = 0.1
+_REAP_S = 5.0
+_GONE_S = 1.0
+_AWAKE_TURNS = 10
+_AHEAD_BYTES = 64 * 1024 * 1024
+_MODE = 0o644
+Equip = Callable[[Target], Awaitable[Kit]]
+
+
+@dataclass
+class _Round:
+    """One fetch of a name. :param waiting: how many want it; without any it is stopped."""
+
+    task: asyncio.Task[Fetched | Answer] | None = None
+    begun: bool = False
+    waiting: int = 0
+    mover: Mover | None = None
+    stopped: bool = False
+
+    def stop(self) -> None:
+        """Nobody wants it any more."""
+        self.stopped = True
+        if self.mover is not None:
+            self.mover.stop()
+        elif self.task is not None:
+            self.task.cancel()
+
+
+class Fetching:
+    """All that comes back to one gateway. :meth:`run` beside everything.
+
+    :param directory: of the spool, for what is fetched. :param most: plugins at once; one target never takes all.
+    :param keep_s: how long a copy is kept after its last use. :param equip: says what a plugin is run with; raises
+        OSError where there is none, or its credentials cannot be read. :param on_disk: runs a call in the thread that
+        owns the egress.
+    """
+
+    def __init__(
+        self, egress: Egress, directory: Path, most: int, keep_s: float, equip: Equip, on_disk: OnDisk
+    ) -> None:
+        self._egress, self._directory, self._most, self._equip, self._on_disk = egress, directory, most, equip, on_disk
+        self._files = FetchedFiles(egress.spool, keep_s, egress.clock)
+        self._rounds: dict[str, _Round] = {}
+        self._threads = ThreadPoolExecutor(max_workers=most, thread_name_prefix="fetching")
+        self._places, self._of_target = asyncio.Semaphore(most), dict[Target, asyncio.Semaphore]()
+        self._names = (f"{secrets.token_hex(4)}-{number}" for number in itertools.count(1))
+        self._is_ready = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until cancelled; then plugins are killed. What an earlier router had fetched goes first."""
+        try:
+            while True:
+                await self._tidied()
+                await asyncio.sleep(_REAP_S)
+        finally:
+            rounds = list(self._rounds.values())
+            for one in rounds:
+                one.stop()
+            await asyncio.gather(*(one.task for one in rounds if one.task), return_exceptions=True)
+            self._threads.shutdown()
+
+    async def _tidied(self) -> None:
+        try:
+            if not self._is_ready.is_set():
+                await asyncio.to_thread(_emptied, self._directory)
+                self._is_ready.set()
+            await self._on_disk(self._files.reap)
+        except OSError as problem:
+            log.error("fetched-not-removed", problem=problem, advice=f"look at {self._directory} and at the processes")
+
+    async def file(self, ask: Get) -> Published | Answer:
+        """The open file for a GET, which is the caller's to close; or why there is none."""
+        try:
+            target = self._egress.targets.find(checked(ask.path))
+        except BadPath as problem:
+            return refusal(ask.path, problem)
+        if target is None:
+            return _no(ErrorClass.NOT_SUPPORTED, f"{ask.path}: only what is below it is delivered: name a file")
+        await self._is_ready.wait()
+        kept = await self._on_disk(lambda: self._files.find(ask.path, ask.generation)) if ask.generation > 0 else None
+        found = kept or await self._fetched(target, ask.path)
+        if isinstance(found, Answer):
+            return found
+        if ask.generation >= 0 and found.version != ask.generation:
+            return _no(ErrorClass.CONFLICT, f"{ask.path}: another version is at {target.shown} now")
+        return await self._opened(found)
+
+    async def _opened(self, found: Fetched) -> Published | Answer:
+        opening = asyncio.ensure_future(self._on_disk(lambda: self._files.open(found)))
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_closed)  # the thread opens it nevertheless
+            raise
+        except OSError as problem:
+            return _no(ErrorClass.SERVER_ERROR, f"{found.path}: {problem.strerror}")
+
+    async def _fetched(self, target: Target, path: str) -> Fetched | Answer:
+        """With all who asked since the last fetch of that name began."""
+        mine, before = self._rounds.get(path), None
+        if mine is None or mine.begun:
+            mine, before = _Round(), mine
+            mine.task = asyncio.get_running_loop().create_task(self._carried_out(target, path, mine, before))
+            self._rounds[path] = mine
+        assert mine.task is not None
+        mine.waiting += 1
+        try:
+            return await asyncio.shield(mine.task)
+        finally:
+            mine.waiting -= 1
+            if not mine.waiting and not mine.task.done():
+                self._forget(path, mine)
+                mine.stop()
+
+    def _forget(self, path: str, one: _Round) -> None:
+        if self._rounds.get(path) is one:
+            del self._rounds[path]
+
+    async def _carried_out(self, target: Target, path: str, mine: _Round, before: _Round | None) -> Fetched | Answer:
+        """Never more than one fetch of a name at once, and not all of them of one target."""
+        try:
+            if before is not None and before.task is not None:
+                await asyncio.wait([before.task])
+            await asyncio.sleep(_COALESCE_S)
+            some = self._of_target.setdefault(target, asyncio.Semaphore(max(1, self._most - 1)))
+            async with some, self._places:
+                mine.begun = True
+                return await self._fetch(target, path, mine)
+        except OSError as problem:
+            return _no(ErrorClass.SERVER_ERROR, f"{target.shown}: {problem}")
+        finally:
+            self._forget(path, mine)
+
+    async def _fetch(self, target: Target, path: str, mine: _Round) -> Fetched | Answer:
+        """:raises OSError: the spool fails, or there is no plugin for it."""
+        kit, file = await self._equip(target), self._directory / next(self._names)
+        work = file.with_name(f"{file.name}.work")
+        is_kept = False
+        try:
+            if not await self._on_disk(lambda: self._files.grow(file, self._ahead_bytes)):
+                return self._no_room(path)
+            log.event("fetch", path=path, source=target.shown)
+            cargo = Cargo(file, target.url_of(path), path.rpartition("/")[2], 0)
+            equipment = Equipment(kit.credentials)
+            batch = Batch(
+                work, kit.plugin, os.geteuid(), os.getegid(), (cargo,), kit.lifetime_s, equipment, fetches=True
+            )
+            failure = await self._moved(batch, file, mine)
+            if failure is not None:
+                log.warn("not-fetched", path=path, source=target.shown, problem=failure.message, kind=failure.kind.name)
+                return _no(*told(target, failure))
+            fetched = await self._checked(target, path, file)
+            is_kept = isinstance(fetched, Fetched)
+            return fetched
+        finally:
+            if not is_kept:
+                await asyncio.shield(asyncio.ensure_future(self._on_disk(lambda: self._files.drop(file))))
+
+    async def _moved(self, batch: Batch, file: Path, mine: _Round) -> Failure | None:
+        """Run the plugin; it is killed when what it writes finds no room, or nobody waits for it."""
+        mover = mine.mover = Mover(batch)
+        if mine.stopped:
+            mover.stop()
+        running = asyncio.get_running_loop().run_in_executor(self._threads, mover.run)
+        has_room = True
+        while not (await asyncio.wait([running], timeout=_LOOK_S))[0]:
+            used_bytes = await asyncio.to_thread(_used_bytes, batch.directory)
+            wanted = used_bytes + self._ahead_bytes
+            if has_room and not await self._on_disk(lambda wanted=wanted: self._files.grow(file, wanted)):  # type: ignore[misc]
+                has_room = False
+                mover.stop()
+        try:
+            (answer,) = await running
+        except Stopped:
+            if has_room:
+                return Failure(ErrorClass.NOT_ATTEMPTED, "nobody waits for it any more")
+            return Failure(ErrorClass.NO_SPACE_REMOTE, _no_room_for(batch.files[0].name, self._files.most_bytes))
+        if isinstance(answer, Delivered):
+            return None
+        if isinstance(answer, Failure):
+            return answer
+        return Failure(ErrorClass.PLUGIN_BROKEN, "the plugin speaks of custody where it was to fetch")
+
+    async def _checked(self, target: Target, path: str, file: Path) -> Fetched | Answer:
+        """A whole file gets its version, and is kept; what this gateway has delivered itself is compared."""
+        known = await self._on_disk(lambda: self._egress.delivered(path))
+        size_bytes, manifest = await asyncio.to_thread(manifest_of, file, known.digest if known else DIGEST)
+        if not await self._on_disk(lambda: self._files.grow(file, size_bytes)):
+            return self._no_room(path)
+        fetched = Fetched(path, file, size_bytes, version_of(manifest), known.mode if known else _MODE)
+        await self._on_disk(lambda: self._files.keep(fetched))
+        as_delivered = known is not None and (known.size_bytes, known.manifest) == (size_bytes, manifest)
+        log.event("fetched", path=path, source=target.shown, size_bytes=size_bytes, as_delivered=as_delivered)
+        if known is not None and not as_delivered:
+            log.warn("not-as-delivered", path=path, source=target.shown, size_bytes=size_bytes,
+                     delivered_bytes=known.size_bytes,
+                     advice="somebody else has changed it there; if nobody has, look at that storage")  # fmt: skip
+        return fetched
+
+    @property
+    def _ahead_bytes(self) -> int:
+        """Room for what a plugin writes until it is looked at again."""
+        return min(_AHEAD_BYTES, self._files.most_bytes // 8)
+
+    def _no_room(self, path: str) -> Answer:
+        return _no(ErrorClass.NO_SPACE_REMOTE, _no_room_for(path, self._files.most_bytes))
+
+
+async def awake(
+    sock: socket.socket, checksum: Checksum, heartbeats: bool, work: Awaitable[Published | Answer]
+) -> Published | Answer:
+    """Wait for an answer that may take long, as long as who asked is there.
+
+    :param heartbeats: he hears one every ten seconds, so that he knows the same of this side.
+    :raises ConnectionError: he has gone.
+    """
+    waiting = asyncio.ensure_future(work)
+    try:
+        for turn in itertools.count(1):
+            if (await asyncio.wait([waiting], timeout=_GONE_S))[0]:
+                break
+            with contextlib.suppress(BlockingIOError):
+                if not sock.recv(1, socket.MSG_PEEK):
+                    raise ConnectionResetError("who asked has gone")
+            if heartbeats and turn % _AWAKE_TURNS == 0:
+                await asyncio.get_running_loop().sock_sendall(sock, encode(Heartbeat(), checksum))
+    except BaseException:
+        waiting.cancel()
+        waiting.add_done_callback(_closed)
+        raise
+    return waiting.result()
+
+
+def _closed(future: asyncio.Future[Any]) -> None:
+    """Nobody takes the answer."""
+    if not future.cancelled() and future.exception() is None:
+        found = future.result()
+        if isinstance(found, Published):
+            os.close(found.file)
+
+
+def _no(kind: ErrorClass, message: str) -> Answer:
+    return Answer(code=kind.code, message=message)
+
+
+def _no_room_for(name: str, most_bytes: int) -> str:
+    return (
+        f"{name}: no room in the gateway's spool, of which {most_bytes} bytes are for what comes back; ask again later"
+    )
+
+
+def _used_bytes(directory: Path) -> int:
+    used = 0
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        for one in entries:
+            with contextlib.suppress(OSError):  # it has another name by now
+                used += one.stat(follow_symlinks=False).st_size
+    return used
+
+
+def _emptied(directory: Path) -> None:
+    """Plugins of an earlier router are ended, and what they have fetched is removed."""
+    directory.mkdir(mode=0o700, exist_ok=True)
+    end_leftovers(directory)
+    shutil.rmtree(directory)
+    directory.mkdir(mode=0o700)

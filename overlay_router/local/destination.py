@@ -1,0 +1,526 @@
+"""The terminal: operations on the tree below a root, each executed once, in the order that its edges ask for.
+
+The way of a file, top to bottom: :meth:`Destination.open` grants a transfer number and its space;
+:meth:`Destination.staged` records blocks whose bytes are on the disk; :meth:`Destination.operate` judges the PUBLISH,
+waits for its data and for what must come before it, and changes the name between INTENT and DONE. No sockets and no
+threads: a call returns the messages to be sent.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from overlay_router.local import lookups
+from overlay_router.local.changes import Change, Ended, Footprint, Group, Held
+from overlay_router.local.makers import Makers
+from overlay_router.local.reservations import Reservations
+from overlay_router.local.small_files import Arrived, SmallFiles, apart
+from overlay_router.local.staging import as_result, ranges, recorded, recorded_pack, whole
+from overlay_router.local.store import Settled, Store, StoredIntent, Transfer
+from overlay_router.local.tree import BadPath, Tree, checked, no_room
+from overlay_router.rules import names, terminal
+from overlay_router.rules.states import Kind, Op, Outcome, Result
+from overlay_router.rules.terminal import Step
+from stageout.core import log
+from stageout.core.errors import ErrorClass
+from stageout.wire import overlay
+from stageout.wire.overlay import Answer, Message, Open, Opened, Operation, Range, Staged
+
+_NOSPACE_AGAIN_S = 5
+
+
+class Reply(NamedTuple):
+    """A message and the peer that it is for."""
+
+    to: str
+    message: Message
+
+
+class Attached(NamedTuple):
+    """A live transfer and a descriptor of its staging file, open for writing; the caller closes it."""
+
+    transfer: Transfer
+    file: int
+
+
+class Published(NamedTuple):
+    """A published file and a descriptor of it, open for reading; the caller closes it."""
+
+    size_bytes: int
+    mode: int
+    generation: int
+    file: int
+
+
+class Destination:
+    """One root directory and its store.
+
+    :param now: wall clock in seconds; ``expires`` of operations is in that time.
+    :param makers: processes that make small files; they belong to it from now on. None: it makes them itself.
+    """
+
+    def __init__(self, store: Store, tree: Tree, now: Callable[[], int], makers: Makers | None = None) -> None:
+        self._store, self._tree, self._now = store, tree, now
+        self._held: dict[tuple[str, int], Held] = {}
+        #: Executed, but the disk had no room for the record: never executed again, recorded when it can be.
+        self._unrecorded: dict[tuple[str, int], tuple[Operation, Result]] = {}
+        #: Begun, but there was no room on the disk: the inode says whether it happened.
+        self._begun: dict[tuple[str, int], int] = {}
+        self._small = SmallFiles(store, tree, now, makers)
+        self._lots = Reservations(store, tree, now)
+        self._recover()
+
+    def close(self) -> None:
+        """End what works for it; store and tree belong to others."""
+        self._small.close()
+
+    def open(self, ask: Open, peer: str) -> Reply:
+        """Grant a transfer number and its space: OPENED, NOSPACE, or the RESULT of an operation that is final."""
+        done = self._unrecorded.get((ask.origin, ask.seq))
+        if done is not None:  # its data have their name already
+            self._consider([Held(done[0])])
+        final = self._final(ask)
+        if final is not None:
+            return Reply(peer, final)
+        transfer = self._store.grant(ask, peer)
+        if not self._tree.inode(transfer.tid):
+            self._forget_blocks(transfer.tid)
+            if ask.lot and not self._lots.take(ask, transfer.tid, peer.split("/")[0]):
+                return Reply(peer, as_result(ask.origin, ask.seq, Result(Outcome.FAILED, "lot")))
+            try:
+                self._tree.allocate(transfer.tid, transfer.ask.size_bytes)
+            except OSError as problem:
+                if not no_room(problem):
+                    raise
+                log.event("no-space", path=ask.path, size_bytes=ask.size_bytes)
+                self._lots.give_back(transfer.tid)
+                return Reply(peer, overlay.NoSpace(ask.origin, ask.seq, _NOSPACE_AGAIN_S))
+        return self._opened(transfer)
+
+    def lot(self, ask: overlay.Lot, key: str) -> overlay.Reserved:
+        """Reserve, renew or release space for one key."""
+        return self._lots.decide(ask, key)
+
+    def transfers(self) -> list[Transfer]:
+        """All that are under way."""
+        return self._store.transfers()
+
+    def staged(self, tid: int, blocks: Iterable[tuple[int, bytes]]) -> list[Reply]:
+        """Blocks (position, digest) whose bytes are on the disk: recorded, and these are said."""
+        transfer = self._store.transfer(tid)
+        if transfer is None:
+            return []
+        new = dict(blocks)
+        self._store.stage(tid, new.items())
+        return [Reply(transfer.sender, Staged(tid, ranges(sorted(new))))]
+
+    def is_whole(self, tid: int) -> bool:
+        """As :meth:`Store.is_whole`."""
+        return self._store.is_whole(tid)
+
+    def whole_of(self, origin: str, seq: int) -> list[int]:
+        """As :meth:`Store.whole_of`."""
+        return self._store.whole_of(origin, seq)
+
+    def whole(self, tid: int) -> list[Reply]:
+        """All blocks are there and nobody writes any more: a PUBLISH that waits for them goes on."""
+        transfer = self._store.transfer(tid)
+        held = transfer and self._held.get((transfer.ask.origin, transfer.ask.seq))
+        return self._consider([held]) if held else []
+
+    def attach(self, tid: int) -> Attached | None:
+        """The staging file of a live transfer; None for a number that is closed."""
+        transfer = self._store.transfer(tid)
+        if transfer is None or not self._tree.inode(tid):
+            return None
+        return Attached(transfer, os.open(self._tree.staging(tid), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC))
+
+    def published(self, path: str, generation: int) -> Published | Answer:
+        """A file for a GET, or why there is none. :param generation: that is wanted, negative for any."""
+        try:
+            file = self._tree.open_file(checked(path))
+        except (OSError, BadPath) as problem:
+            return lookups.refusal(path, problem)
+        status, present = os.fstat(file), self._store.generation(path)
+        if stat.S_ISREG(status.st_mode) and generation in (-1, present):
+            return Published(status.st_size, status.st_mode & 0o777, present, file)
+        os.close(file)
+        if stat.S_ISREG(status.st_mode):
+            return Answer(code=ErrorClass.CONFLICT.code, message=f"{path} was replaced: ask for it from its beginning")
+        return Answer(code=ErrorClass.CONFLICT.code, message=f"{path}: not a file")
+
+    def look_up(self, ask: overlay.Stat) -> Answer:
+        """What a name is, and its generation."""
+        found = replace(lookups.entry(self._tree, ask.path), store=self.epoch)
+        return found if found.code else replace(found, generation=self._store.generation(ask.path))
+
+    @property
+    def epoch(self) -> str:
+        """Of the store."""
+        return self._store.epoch
+
+    def entries(self, ask: overlay.List) -> Iterator[Answer]:
+        """A directory's entries, page by page; may be read in any thread."""
+        return lookups.pages(self._tree, ask.path)
+
+    def operate(self, operation: Operation, peer: str) -> list[Reply]:
+        """Execute an operation, or hold it, or say what became of it. Nothing is sent for one that is held."""
+        return self.operate_all([(operation, peer)])
+
+    def operate_all(self, batch: Iterable[tuple[Operation, str]]) -> list[Reply]:
+        """The same for operations that came together: those that touch other names share their durable steps."""
+        waiting: dict[tuple[str, int], Held] = {}
+        for operation, peer in batch:
+            key = (operation.origin, operation.seq)
+            held = waiting.setdefault(key, self._held.get(key) or Held(operation))
+            held.peers.add(peer)
+        return self._consider(list(waiting.values()))
+
+    def pack(self, batch: Sequence[Arrived]) -> list[Reply]:
+        """Execute packs of small files, and what waited for them. :raises OSError: the disk fails; ask again."""
+        replies = [Reply(*answer) for group in apart(batch) for answer in self._small.execute(group)]
+        origins = {arrived.pack.origin for arrived in batch}
+        waiting = [held for (origin, _), held in self._held.items() if origin in origins and held.operation.after]
+        return replies + self._consider(waiting)
+
+    def cancel(self, ask: overlay.Cancel, peer: str) -> list[Reply]:
+        """Remember the wish; an operation that waits here becomes CANCELLED when its edges are final."""
+        record = self._store.record(ask.origin)
+        if ask.data_only:
+            return self._drop(ask, peer)
+        if not terminal.is_final(record, ask.seq):
+            self._store.cancel(ask.origin, ask.seq)
+        held = self._held.get((ask.origin, ask.seq))
+        if held:
+            return self._consider([held])
+        final = recorded(self._store, ask.origin, ask.seq)
+        return [Reply(peer, final)] if final else []
+
+    def _drop(self, ask: overlay.Cancel, peer: str) -> list[Reply]:
+        """The data that a peer has brought for an operation; it may come again."""
+        gone = [item for item in self._store.transfers_of(ask.origin, ask.seq) if item.sender == peer]
+        for item in gone:
+            self._store.abandon(item)
+            self._tree.discard(item.tid)
+        return self.status(overlay.Status(ask.origin, ask.seq), peer)
+
+    def status(self, ask: overlay.Status, peer: str) -> list[Reply]:
+        """The result of an operation; else what of its data is here, "pending" while it waits, or "unknown"."""
+        final = recorded(self._store, ask.origin, ask.seq)
+        if final is not None:
+            return [Reply(peer, final)]
+        transfers = self._store.transfers_of(ask.origin, ask.seq)
+        if transfers:
+            return [Reply(peer, Staged(transfer.tid, self._already(transfer.tid))) for transfer in transfers]
+        here = (ask.origin, ask.seq) in self._held
+        return [Reply(peer, overlay.Result(ask.origin, ask.seq, "pending" if here else "unknown"))]
+
+    def packed(self, ask: overlay.Status) -> overlay.Packed | None:
+        """The results of a pack's files; None unless all of them are final."""
+        return recorded_pack(self._store, ask.origin, ask.seq, ask.files)
+
+    def low(self, ask: overlay.Low) -> None:
+        """Results up to that number may be forgotten."""
+        gone = [held for key, held in self._held.items() if key[0] == ask.origin and key[1] <= ask.seq]
+        for held in gone:
+            del self._held[held.operation.origin, held.operation.seq]
+        self._store.raise_low(ask.origin, ask.seq)
+        self._discard_strays()
+        self._lots.refill()
+
+    def expire(self) -> list[Reply]:
+        """End what is beyond its time: held operations are answered, data of dead transfers removed."""
+        now = self._now()
+        self._lots.expire()
+        late = [held for held in self._held.values() if held.operation.expires < now]
+        replies = self._consider(late)
+        try:
+            gone = self._store.forget(now)
+        except (OSError, sqlite3.Error) as problem:
+            if no_room(problem):  # their data make some for the record
+                for transfer in self._store.transfers():
+                    if transfer.ask.expires < now:
+                        self._tree.discard(transfer.tid)
+            raise
+        for tid in gone:
+            self._tree.discard(tid)
+        self._lots.refill()
+        return replies
+
+    def _forget_blocks(self, tid: int) -> None:
+        """Blocks of data that were removed before the record of it are not there."""
+        if self._store.count(tid):
+            self._store.unstage(tid)
+
+    def _final(self, ask: Open) -> overlay.Result | None:
+        stored = recorded(self._store, ask.origin, ask.seq)
+        if stored is not None:
+            return stored
+        if self._now() > ask.expires:
+            return as_result(ask.origin, ask.seq, Result(Outcome.EXPIRED))
+        try:
+            checked(ask.path)
+        except BadPath as problem:
+            return as_result(ask.origin, ask.seq, Result(Outcome.FAILED, str(problem)))
+        return None
+
+    def _opened(self, transfer: Transfer) -> Reply:
+        return Reply(
+            transfer.sender,
+            Opened(transfer.tid, self._store.epoch, self._already(transfer.tid), True, True),
+        )
+
+    def _already(self, tid: int) -> tuple[Range, ...]:
+        return ranges(block for block, _ in self._store.staged(tid))
+
+    def _consider(self, waiting: list[Held]) -> list[Reply]:
+        """What can be done with these operations now, and with those that waited for them; in their order."""
+        replies: list[Reply] = []
+        while waiting:
+            footprint, group, later = Footprint(), Group(), list[Held]()
+            try:
+                for held in waiting:
+                    op = _op(held.operation)
+                    if footprint.add(op):
+                        later.append(held)
+                    else:
+                        replies += self._judge(held, op, group)
+                if group.changes:
+                    self._store.intend(StoredIntent(one.held.operation, one.inode) for one in group.changes)
+            except (OSError, sqlite3.Error):
+                for one in group.changes:
+                    self._tree.remove_parents(one.made)
+                raise
+            problem = self._change_all(group)
+            told, woken = self._settle(group.ends)
+            if problem is not None:
+                raise problem
+            replies += told
+            waiting = later + woken
+        return replies
+
+    def _judge(self, held: Held, op: Op, group: Group) -> list[Reply]:
+        """The terminal rule: into the group, into what is held, or answered."""
+        done = self._unrecorded.get(held.key)
+        if done is not None:
+            group.ends.append(Ended(held, op, done[1]))
+            return []
+        step, result = terminal.judge(self._store.record(held.operation.origin), op, self._now(), len(self._held))
+        if step is Step.EXECUTE:
+            return self._prepare(held, op, group)
+        if step is Step.RECORD and result is not None:
+            group.ends.append(Ended(held, op, result))
+            return []
+        if step is Step.HOLD:
+            self._held[held.key] = held
+            return []
+        if step is Step.BUSY:
+            return []  # the peer asks again
+        self._held.pop(held.key, None)
+        return _told(held, result)
+
+    def _prepare(self, held: Held, op: Op, group: Group) -> list[Reply]:
+        """Into the group, unless it is refused, or a PUBLISH whose data are not all there."""
+        result: Result | None = None
+        try:
+            for path in (op.path, op.target) if op.kind is Kind.RENAME else (op.path,):
+                checked(path)
+            if self._has_happened(held, op):
+                result = Result(Outcome.DONE)
+            else:
+                transfer, replies = self._complete(held.operation) if op.kind is Kind.PUBLISH else (None, [])
+                if op.kind is Kind.PUBLISH and transfer is None:
+                    self._held[held.key] = held
+                    return replies
+                result = self._plan(held, op, transfer.tid if transfer else 0, group)
+        except BadPath as problem:
+            result = Result(Outcome.FAILED, str(problem))
+        except OSError as problem:
+            result = _failed(op, problem)
+        if result is not None:
+            group.ends.append(Ended(held, op, result))
+        return []
+
+    def _has_happened(self, held: Held, op: Op) -> bool:
+        """Whether a change that was begun without room for all of it was made; it is on the disk then."""
+        inode = self._begun.get(held.key)
+        if inode is None or not names.happened(self._tree.names(op), names.Intent(op, names.Entry(inode))):
+            return False
+        self._tree.sync(op)
+        return True
+
+    def _plan(self, held: Held, op: Op, tid: int, group: Group) -> Result | None:
+        """Into the group, with what is missing above the name; of an operation that is refused nothing stays."""
+        changed = op.target if op.kind is Kind.RENAME else op.path
+        made = self._tree.make_parents(changed) if held.operation.parents else []
+        try:
+            seen = self._tree.names(op)
+            if held.operation.may_exist and op.kind is Kind.MKDIR and op.path in seen and seen[op.path].is_dir:
+                return Result(Outcome.DONE)  # and so nothing was made above it
+            refusal = names.refusal(seen, op, self._store.generation(op.path))
+            if not refusal:
+                mode = held.operation.mode
+                inode = self._tree.prepare_dir(op, mode) if op.kind is Kind.MKDIR else self._tree.inode(tid)
+                todo = names.intent(seen, op, inode, held.operation.size_bytes)
+                group.changes.append(Change(held, op, tid, todo.entry.inode, made))
+                return None
+        except OSError:
+            self._tree.remove_parents(made)
+            raise
+        self._tree.remove_parents(made)
+        return Result(Outcome.FAILED, refusal)
+
+    def _complete(self, operation: Operation) -> tuple[Transfer | None, list[Reply]]:
+        """The first transfer whose data are whole and right; one with wrong data begins again."""
+        transfers = self._store.transfers_of(operation.origin, operation.seq)
+        transfer, wrong = whole(self._store, self._tree, transfers, operation)
+        return transfer, [self._opened(item) for item in wrong]
+
+    def _change_all(self, group: Group) -> OSError | None:
+        """The system calls, and all of it to the disk. Of what had no room there is no end; that is returned."""
+        if not group.changes:
+            return None
+        problems: dict[tuple[str, int], OSError] = {}
+        everywhere: OSError | None = None
+        try:
+            with self._tree.together():
+                for one in group.changes:
+                    try:
+                        self._change(one)
+                    except OSError as problem:
+                        problems[one.held.key] = problem
+        except OSError as problem:
+            everywhere = problem
+        full = None
+        for one in group.changes:
+            found = problems.get(one.held.key) or everywhere
+            if found is not None and no_room(found):
+                self._begun[one.held.key] = one.inode
+                full = found
+                continue
+            result = _failed(one.op, found) if found else Result(Outcome.DONE)
+            if found:
+                self._tree.remove_parents(one.made)
+            self._unrecorded[one.held.key] = (one.held.operation, result)
+            group.ends.append(Ended(one.held, one.op, result))
+        return full
+
+    def _change(self, change: Change) -> None:
+        """One system call."""
+        op, operation = change.op, change.held.operation
+        if op.kind is Kind.PUBLISH:
+            self._tree.publish(op, change.tid, operation.mode, operation.size_bytes)
+        elif op.kind is Kind.MKDIR:
+            self._tree.make_dir(op)
+        elif op.kind is Kind.RENAME:
+            self._tree.rename(op)
+        elif op.kind is Kind.DELETE:
+            self._tree.delete(op)
+        else:
+            changed = operation.attributes
+            self._tree.set_attributes(
+                op, operation.mode if "mode" in changed else None, operation.size_bytes if "size" in changed else None
+            )
+
+    def _settle(self, ends: list[Ended]) -> tuple[list[Reply], list[Held]]:
+        """DONE (or FAILED, ...) of all durable; what that frees is freed; and who waited for one of them."""
+        if not ends:
+            return [], []
+        settled, tids = [], list[int]()
+        for one in ends:
+            operation, result, generations = one.held.operation, one.result, dict[str, int]()
+            if result.outcome is Outcome.DONE:
+                paths = (one.op.path, one.op.target)
+                generations = names.bumped({path: self._store.generation(path) for path in paths}, one.op)
+                result = result._replace(generation=generations[one.op.path])
+            mine = [transfer.tid for transfer in self._store.transfers_of(operation.origin, operation.seq)]
+            # the data of the one that was published are not where they were gathered any more
+            used = [tid for tid in mine if result.outcome is Outcome.DONE and not self._tree.inode(tid)]
+            settled.append(Settled(operation, result, generations, used))
+            tids += mine
+        self._store.settle(settled)
+        for tid in tids:
+            self._tree.discard(tid)
+        if sum(len(item.used) for item in settled) < len(tids):
+            self._lots.refill()
+        replies = []
+        for one, item in zip(ends, settled):
+            self._unrecorded.pop(one.held.key, None)
+            self._begun.pop(one.held.key, None)
+            if one.op.kind is Kind.DELETE:
+                self._tree.empty(one.op)
+            self._held.pop(one.held.key, None)
+            replies += _told(one.held, item.result)
+        return replies, self._woken({one.held.key for one in ends})
+
+    def _woken(self, settled: set[tuple[str, int]]) -> list[Held]:
+        """Operations that waited for one of these."""
+        return [
+            held
+            for (origin, _), held in self._held.items()
+            if any((origin, seq) in settled for seq in held.operation.after)
+        ]
+
+    def _recover(self) -> None:
+        """After a restart: what was begun is finished or was never done; what nobody owns is removed."""
+        self._small.recover()
+        self._recover_changes()
+        for transfer in self._store.transfers():
+            if not self._tree.inode(transfer.tid):
+                self._store.unstage(transfer.tid)
+                if self._store.has_taken(transfer.tid):
+                    self._store.give_back(transfer.tid)
+        self._discard_strays()
+        self._tree.empty_trash()
+        self._lots.recover()
+
+    def _recover_changes(self) -> None:
+        done, rest = list[Ended](), list[Held]()
+        for stored in self._store.intents():
+            op, held = _op(stored.operation), Held(stored.operation)
+            if names.happened(self._tree.names(op), names.Intent(op, names.Entry(stored.inode))):
+                self._tree.sync(op)
+                done.append(Ended(held, op, Result(Outcome.DONE)))
+            else:
+                rest.append(held)
+        self._settle(done)
+        self._consider(rest)
+
+    def _discard_strays(self) -> None:
+        live = {transfer.tid for transfer in self._store.transfers()}
+        for tid in set(self._tree.staged_numbers()) - live:
+            self._tree.discard(tid)
+
+
+def _told(held: Held, result: Result | None) -> list[Reply]:
+    message = as_result(held.operation.origin, held.operation.seq, result)
+    return [Reply(peer, message) for peer in sorted(held.peers)]
+
+
+def _failed(op: Op, problem: OSError) -> Result:
+    """:raises OSError: it has no room: no result, it is asked again, and happens when there is room."""
+    if no_room(problem):
+        raise problem
+    log.error("name-not-changed", path=op.path, kind=op.kind.value, problem=problem)
+    return Result(Outcome.FAILED, problem.strerror or str(problem))
+
+
+def _op(operation: Operation) -> Op:
+    """The operation as the pure rules know it."""
+    return Op(
+        origin=int(operation.origin, 16),
+        seq=operation.seq,
+        kind=Kind(operation.kind),
+        path=operation.path,
+        target=operation.target,
+        blocks=operation.blocks,
+        expires=operation.expires,
+        after=operation.after,
+        absent=operation.absent,
+        generation=operation.generation,
+    )

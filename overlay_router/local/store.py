@@ -1,0 +1,541 @@
+"""What a terminal must not forget: transfers, blocks on the disk, results, intents (SQLite, WAL, synchronous=FULL).
+
+Each method is one transaction and durable when it returns. Use from one thread.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from overlay_router.local.migrations import VERSION, Later, migrate
+from overlay_router.local.tree import no_room
+from overlay_router.rules.states import Outcome, Result
+from overlay_router.rules.terminal import OriginRecord, raise_low
+from stageout.core import durable
+from stageout.core.errors import StageoutError
+from stageout.wire.overlay import Open, Operation
+
+#: Of one statement; older libraries allow 999.
+_VARIABLES = 500
+SCHEMA = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE transfers (
+    tid INTEGER PRIMARY KEY AUTOINCREMENT, origin TEXT NOT NULL, seq INTEGER NOT NULL, sender TEXT NOT NULL,
+    path BLOB NOT NULL, size INTEGER NOT NULL, block_bytes INTEGER NOT NULL, expires INTEGER NOT NULL,
+    UNIQUE (origin, seq, sender));
+CREATE TABLE staged (tid INTEGER NOT NULL, block INTEGER NOT NULL, digest BLOB NOT NULL, PRIMARY KEY (tid, block))
+    WITHOUT ROWID;
+CREATE TABLE origins (origin TEXT PRIMARY KEY, low INTEGER NOT NULL, expires INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE results (
+    origin TEXT NOT NULL, seq INTEGER NOT NULL, outcome TEXT NOT NULL, reason TEXT NOT NULL,
+    generation INTEGER NOT NULL, code INTEGER NOT NULL, PRIMARY KEY (origin, seq)) WITHOUT ROWID;
+CREATE TABLE cancelled (origin TEXT NOT NULL, seq INTEGER NOT NULL, PRIMARY KEY (origin, seq)) WITHOUT ROWID;
+CREATE TABLE intents (
+    origin TEXT NOT NULL, seq INTEGER NOT NULL, operation TEXT NOT NULL, inode INTEGER NOT NULL,
+    PRIMARY KEY (origin, seq)) WITHOUT ROWID;
+CREATE TABLE packs (
+    origin TEXT NOT NULL, seq INTEGER NOT NULL, end INTEGER NOT NULL, results TEXT NOT NULL, PRIMARY KEY (origin, seq))
+    WITHOUT ROWID;
+CREATE TABLE pack_intents (origin TEXT NOT NULL, expires INTEGER NOT NULL, files TEXT NOT NULL);
+CREATE TABLE lots (
+    lot TEXT PRIMARY KEY, key TEXT NOT NULL, path BLOB NOT NULL, left INTEGER NOT NULL, until INTEGER NOT NULL)
+    WITHOUT ROWID;
+CREATE TABLE taken (tid INTEGER PRIMARY KEY, lot TEXT NOT NULL, size INTEGER NOT NULL);
+CREATE TABLE generations (path BLOB PRIMARY KEY, generation INTEGER NOT NULL) WITHOUT ROWID;
+"""
+#: An origin is forgotten so long (s) after the last expiry of its operations (rule 1).
+FORGET_AFTER_S = 3600
+#: In memory; the others are read again when they are needed.
+_RECORDS_KEPT = 4096
+
+
+class StoreError(StageoutError):
+    """The database cannot be used; the text says what to do."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A granted transfer number and what it was granted for."""
+
+    tid: int
+    sender: str
+    ask: Open
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks the file has."""
+        return -(-self.ask.size_bytes // self.ask.block_bytes)
+
+
+@dataclass(frozen=True)
+class StoredIntent:
+    """A change of names that was about to happen. :param inode: of the entry that is moved."""
+
+    operation: Operation
+    inode: int
+
+
+class Settled(NamedTuple):
+    """The end of an operation.
+
+    :param generations: new ones of the names that it changed. :param used: transfers whose data have a name now.
+    """
+
+    operation: Operation
+    result: Result
+    generations: dict[str, int]
+    used: Collection[int] = ()
+
+
+class StoredLot(NamedTuple):
+    """Reserved space. :param left_bytes: not used yet. :param until: Unix time in seconds."""
+
+    lot: str
+    key: str
+    path: str
+    left_bytes: int
+    until: int
+
+
+class PackIntent(NamedTuple):
+    """Files of a pack that were about to get their names. :param files: number, path and inode of each."""
+
+    origin: str
+    expires: int
+    files: list[tuple[int, str, int]]
+
+
+@dataclass
+class PackResults:
+    """What became of files of one pack. :param generations: new ones of the names that were changed."""
+
+    origin: str
+    expires: int
+    results: dict[int, Result] = field(default_factory=dict)
+    generations: dict[str, int] = field(default_factory=dict)
+
+
+#: Free pages of the database, for changes on a full disk.
+_ROOM_BYTES = 256 * 1024
+
+
+class Store:
+    """The open database.
+
+    :param path: made when it is missing. A new one has a new epoch: transfer numbers of another are unknown to it.
+    :raises StoreError: another process has it, it is damaged, or was made by a later version.
+    """
+
+    schema = SCHEMA
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._connection = sqlite3.connect(path, timeout=0.5, isolation_level=None, check_same_thread=False)
+            self._open_or_close()
+        except Later as problem:
+            raise StoreError(f"{path}: {problem}") from None
+        except sqlite3.Error as problem:
+            raise StoreError(
+                f"{path}: {problem}. Stop the router that uses it; a damaged one may be removed: origins then check"
+                " by size and digest what has arrived"
+            ) from problem
+        self.epoch = self._meta("epoch")
+        self._records: dict[str, OriginRecord] = {}
+
+    def close(self) -> None:
+        """Close the database."""
+        self._connection.close()
+
+    def record(self, origin: str) -> OriginRecord:
+        """What the terminal rule needs to know of an origin. Change it only by the methods below."""
+        if origin not in self._records:
+            if len(self._records) >= _RECORDS_KEPT:
+                self._records.clear()
+            self._records[origin] = self._read_record(origin)
+        return self._records[origin]
+
+    def results_of(self, origin: str, seqs: range) -> dict[int, Result]:
+        """Results of operations, without those that have none, and those at or below the origin's LOW."""
+        results = self.record(origin).results
+        return {seq: results[seq] for seq in seqs if seq in results}
+
+    def grant(self, ask: Open, sender: str) -> Transfer:
+        """The live transfer of this sender for that operation, or a new number that was never used."""
+        with self._transaction("overlay-grant"):
+            self._grant(ask, sender)
+        return self._granted(ask, sender)
+
+    def _grant(self, ask: Open, sender: str) -> None:
+        self._keep_origin(ask.origin, ask.expires)
+        self._connection.execute(
+            "INSERT OR IGNORE INTO transfers (origin, seq, sender, path, size, block_bytes, expires)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (ask.origin, ask.seq, sender, _blob(ask.path), ask.size_bytes, ask.block_bytes, ask.expires),
+        )
+
+    def _granted(self, ask: Open, sender: str) -> Transfer:
+        return next(self._transfers("origin = ? AND seq = ? AND sender = ?", (ask.origin, ask.seq, sender)))
+
+    def transfer(self, tid: int) -> Transfer | None:
+        """A live transfer; None for a number that was closed or never granted here."""
+        return next(self._transfers("tid = ?", (tid,)), None)
+
+    def transfers(self) -> list[Transfer]:
+        """All live ones."""
+        return list(self._transfers("1", ()))
+
+    def transfers_of(self, origin: str, seq: int) -> list[Transfer]:
+        """Live ones of an operation, oldest first: two senders may race."""
+        return list(self._transfers("origin = ? AND seq = ? ORDER BY tid", (origin, seq)))
+
+    def stage(self, tid: int, blocks: Iterable[tuple[int, bytes]]) -> None:
+        """Blocks (position, digest) whose bytes are on the disk already."""
+        with self._transaction("overlay-stage"):
+            self._connection.executemany(
+                "INSERT OR REPLACE INTO staged VALUES (?, ?, ?)", ((tid, block, digest) for block, digest in blocks)
+            )
+
+    def unstage(self, tid: int) -> None:
+        """Forget all blocks of a transfer: they must come again."""
+        with self._transaction("overlay-unstage"):
+            self._connection.execute("DELETE FROM staged WHERE tid = ?", (tid,))
+
+    def staged(self, tid: int) -> list[tuple[int, bytes]]:
+        """Blocks on the disk with their digests, in order."""
+        return self._connection.execute(
+            "SELECT block, digest FROM staged WHERE tid = ? ORDER BY block", (tid,)
+        ).fetchall()
+
+    def count(self, tid: int) -> int:
+        """How many blocks of a transfer are on the disk."""
+        return int(self._connection.execute("SELECT count(*) FROM staged WHERE tid = ?", (tid,)).fetchone()[0])
+
+    def among(self, tid: int, blocks: Collection[int]) -> list[int]:
+        """Which of these blocks are on the disk."""
+        near = "SELECT block FROM staged WHERE tid = ? AND block BETWEEN ? AND ?"
+        found = self._connection.execute(near, (tid, min(blocks), max(blocks))).fetchall() if blocks else []
+        return [block for (block,) in found if block in blocks]
+
+    def counts(self) -> dict[int, int]:
+        """As :meth:`count`, of all transfers that have any."""
+        return dict(self._connection.execute("SELECT tid, count(*) FROM staged GROUP BY tid").fetchall())
+
+    def is_whole(self, tid: int) -> bool:
+        """Whether all blocks of a live transfer are recorded: nothing more may be written then."""
+        transfer = self.transfer(tid)
+        return transfer is not None and self.count(tid) >= transfer.blocks
+
+    def whole_of(self, origin: str, seq: int) -> list[int]:
+        """Transfers of an operation whose blocks are all recorded."""
+        return [transfer.tid for transfer in self.transfers_of(origin, seq) if self.is_whole(transfer.tid)]
+
+    def intend(self, changes: Iterable[StoredIntent]) -> None:
+        """INTENT of changes that are made together: durable before the first system call."""
+        rows = [
+            (one.operation.origin, one.operation.seq, json.dumps(vars(one.operation)), one.inode) for one in changes
+        ]
+        with self._transaction("overlay-intent"):
+            self._connection.executemany("INSERT OR REPLACE INTO intents VALUES (?, ?, ?, ?)", rows)
+
+    def intents(self) -> list[StoredIntent]:
+        """Changes that were begun and have no result."""
+        rows = self._connection.execute("SELECT operation, inode FROM intents ORDER BY origin, seq").fetchall()
+        return [StoredIntent(as_operation(text), inode) for text, inode in rows]
+
+    def generation(self, path: str) -> int:
+        """How often a name was changed."""
+        row = self._connection.execute("SELECT generation FROM generations WHERE path = ?", (_blob(path),)).fetchone()
+        return int(row[0]) if row else 0
+
+    def settle(self, ends: Sequence[Settled]) -> None:
+        """Final results, the end of their INTENTs and of their transfers, all in one: nothing of it is repeated.
+
+        What the transfers that were not used have taken of a lot goes back to it.
+        """
+        run = self._connection.execute
+        with self._transaction("overlay-settle"):
+            for one in ends:
+                key = (one.operation.origin, one.operation.seq)
+                self._keep_result(one.operation, one.result)
+                run("DELETE FROM intents WHERE origin = ? AND seq = ?", key)
+                self._connection.executemany("DELETE FROM taken WHERE tid = ?", ((tid,) for tid in one.used))
+                self._close_transfers("origin = ? AND seq = ?", key)
+                rows = [(_blob(path), number) for path, number in one.generations.items()]
+                self._connection.executemany("INSERT OR REPLACE INTO generations VALUES (?, ?)", rows)
+        for one in ends:
+            self.record(one.operation.origin).results[one.operation.seq] = one.result
+
+    def intend_packs(self, intents: Iterable[PackIntent]) -> None:
+        """INTENT of all files of some packs, durable before the first of them gets its name."""
+        rows = [(one.origin, one.expires, json.dumps(one.files)) for one in intents]
+        with self._transaction("overlay-pack-intent"):
+            self._connection.executemany("INSERT INTO pack_intents VALUES (?, ?, ?)", rows)
+
+    def pack_intents(self) -> list[PackIntent]:
+        """Files of packs that were about to get their names."""
+        rows = self._connection.execute("SELECT origin, expires, files FROM pack_intents").fetchall()
+        return [
+            PackIntent(origin, expires, [(seq, path, inode) for seq, path, inode in json.loads(text)])
+            for origin, expires, text in rows
+        ]
+
+    def settle_packs(self, settled: Sequence[PackResults]) -> None:
+        """Final results of some packs' files, and the end of all their INTENTs, in one."""
+        with self._transaction("overlay-pack-settle"):
+            self._connection.execute("DELETE FROM pack_intents")
+            for one in settled:
+                self._keep_pack(one)
+                self._count(one.generations)
+        for one in settled:
+            self.record(one.origin).results.update(one.results)
+
+    def _keep_pack(self, one: PackResults) -> None:
+        self._keep_origin(one.origin, one.expires)
+        row = (one.origin, min(one.results), max(one.results), _columns(one.results))
+        self._connection.execute("INSERT OR REPLACE INTO packs VALUES (?, ?, ?, ?)", row)
+
+    def _count(self, generations: dict[str, int]) -> None:
+        """Generations of many names, hundreds in a statement: one for each name costs twice as much."""
+        rows = [(_blob(path), number) for path, number in generations.items()]
+        for start in range(0, len(rows), _VARIABLES // 2):
+            some = rows[start : start + _VARIABLES // 2]
+            marks = ", ".join(["(?, ?)"] * len(some))
+            values = [value for row in some for value in row]
+            self._connection.execute(f"INSERT OR REPLACE INTO generations VALUES {marks}", values)
+
+    def lots(self) -> list[StoredLot]:
+        """All reserved space."""
+        return self._lots("1", ())
+
+    def lot(self, lot: str) -> StoredLot | None:
+        """One of them."""
+        return next(iter(self._lots("lot = ?", (lot,))), None)
+
+    def keep_lot(self, held: StoredLot) -> None:
+        """Space was reserved, or for longer."""
+        with self._transaction("overlay-lot-record"):
+            self._write_lot(held)
+
+    def take_from_lot(self, held: StoredLot, tid: int, size_bytes: int) -> None:
+        """So much of it belongs to a transfer now: once. It goes back when that is closed without a name."""
+        with self._transaction("overlay-lot-record"):
+            self._write_lot(held)
+            self._connection.execute("INSERT INTO taken VALUES (?, ?, ?)", (tid, held.lot, size_bytes))
+
+    def give_back(self, tid: int) -> None:
+        """What a transfer has taken of a lot belongs to that again."""
+        with self._transaction("overlay-lot-record"):
+            self._return_to_lots("tid = ?", (tid,))
+
+    def has_taken(self, tid: int) -> bool:
+        """Whether a transfer has had its part of a lot."""
+        return self._connection.execute("SELECT 1 FROM taken WHERE tid = ?", (tid,)).fetchone() is not None
+
+    def drop_lot(self, lot: str) -> None:
+        """The space is free again."""
+        with self._transaction("overlay-lot-record"):
+            self._connection.execute("DELETE FROM lots WHERE lot = ?", (lot,))
+
+    def _write_lot(self, held: StoredLot) -> None:
+        row = (held.lot, held.key, _blob(held.path), held.left_bytes, held.until)
+        self._connection.execute("INSERT OR REPLACE INTO lots VALUES (?, ?, ?, ?, ?)", row)
+
+    def _lots(self, where: str, values: tuple[object, ...]) -> list[StoredLot]:
+        rows = self._connection.execute(f"SELECT lot, key, path, left, until FROM lots WHERE {where}", values)
+        return [StoredLot(lot, key, os.fsdecode(path), left, until) for lot, key, path, left, until in rows]
+
+    def generations(self, paths: Sequence[str]) -> dict[str, int]:
+        """How often each of these names was changed; those that never were are left out."""
+        found: dict[str, int] = {}
+        for start in range(0, len(paths), _VARIABLES):
+            some = [_blob(path) for path in paths[start : start + _VARIABLES]]
+            marks = ", ".join("?" * len(some))
+            rows = self._connection.execute(f"SELECT path, generation FROM generations WHERE path IN ({marks})", some)
+            found.update((os.fsdecode(path), number) for path, number in rows)
+        return found
+
+    def cancel(self, origin: str, seq: int) -> None:
+        """Somebody asked for the cancellation of an operation."""
+        with self._transaction("overlay-cancel"):
+            self._connection.execute("INSERT OR IGNORE INTO cancelled VALUES (?, ?)", (origin, seq))
+        self.record(origin).cancelled.add(seq)
+
+    def raise_low(self, origin: str, low: int) -> None:
+        """Forget results up to a number that the origin has settled; a late, smaller one changes nothing."""
+        if low <= self.record(origin).low:
+            return
+        run = self._connection.execute
+        with self._transaction("overlay-low"):
+            known = run("UPDATE origins SET low = ? WHERE origin = ?", (low, origin)).rowcount
+            for table in ("results", "cancelled"):
+                run(f"DELETE FROM {table} WHERE origin = ? AND seq <= ?", (origin, low))
+            run("DELETE FROM packs WHERE origin = ? AND end <= ?", (origin, low))
+            self._close_transfers("origin = ? AND seq <= ?", (origin, low))
+        if known:
+            raise_low(self.record(origin), low)
+
+    def abandon(self, transfer: Transfer) -> None:
+        """A transfer that nobody goes on with is closed."""
+        self._abandon("overlay-abandon", transfer)
+
+    def _abandon(self, label: str, transfer: Transfer) -> None:
+        with self._transaction(label):
+            self._close_transfers("tid = ?", (transfer.tid,))
+
+    def forget(self, now: int) -> list[int]:
+        """Drop expired transfers, whose numbers are returned, and origins whose last expiry is an hour ago."""
+        gone = [transfer.tid for transfer in self._transfers("expires < ?", (now,))]
+        with self._transaction("overlay-forget"):
+            self._close_transfers("expires < ?", (now,))
+            old = self._drop_origins(now)
+        for origin in old:
+            self._records.pop(origin, None)
+        return gone
+
+    def _drop_origins(self, now: int) -> list[str]:
+        run = self._connection.execute
+        old = [str(row[0]) for row in run("SELECT origin FROM origins WHERE expires < ?", (now - FORGET_AFTER_S,))]
+        for origin in old:
+            for table in ("origins", "results", "packs", "cancelled"):
+                run(f"DELETE FROM {table} WHERE origin = ?", (origin,))
+        return old
+
+    def _open_or_close(self) -> None:
+        try:
+            self._open()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def _open(self) -> None:
+        run = self._connection.execute
+        run("PRAGMA locking_mode=EXCLUSIVE")
+        run("PRAGMA journal_mode=WAL")
+        run("PRAGMA synchronous=FULL")
+        run("BEGIN IMMEDIATE")
+        [version] = run("PRAGMA user_version").fetchone()
+        if version == 0:
+            for statement in self.schema.split(";\n"):
+                run(statement)
+            run("INSERT INTO meta VALUES ('epoch', ?)", (os.urandom(16).hex(),))
+            self._made()
+            run(f"PRAGMA user_version={VERSION}")
+            run("COMMIT")
+        elif version != VERSION:
+            migrate(self._connection, version)
+            durable.commit("overlay-migrate", self._connection)
+        else:
+            run("COMMIT")
+        self._keep_room()
+
+    def _keep_room(self) -> None:
+        """Have free pages in the file and in its log, which what frees space on a full disk needs itself."""
+        run = self._connection.execute
+        [free], [page_bytes] = run("PRAGMA freelist_count").fetchone(), run("PRAGMA page_size").fetchone()
+        if free * page_bytes >= _ROOM_BYTES // 2:
+            return
+        with suppress(sqlite3.Error):  # there is none to be had now
+            run("DROP TABLE IF EXISTS room")
+            run("CREATE TABLE room (data BLOB)")
+            run("INSERT INTO room VALUES (zeroblob(?))", (_ROOM_BYTES,))
+            run("PRAGMA wal_checkpoint(RESTART)").fetchall()
+            run("DROP TABLE room")
+
+    def _made(self) -> None:
+        """A new database has its tables: what else it begins with."""
+
+    @contextmanager
+    def _transaction(self, label: str) -> Iterator[None]:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            durable.commit(label, self._connection)
+        except BaseException as problem:
+            self._connection.rollback()
+            if isinstance(problem, sqlite3.OperationalError) and no_room(problem):
+                self._begin_log_anew()
+            raise
+
+    def _begin_log_anew(self) -> None:
+        """On a full disk the log cannot grow: what is in it goes to its places, and the next changes take its room."""
+        with suppress(sqlite3.Error):
+            self._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
+
+    def _meta(self, name: str) -> str:
+        return str(self._connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()[0])
+
+    def _transfers(self, where: str, values: tuple[object, ...]) -> Iterator[Transfer]:
+        rows = self._connection.execute(
+            f"SELECT tid, sender, origin, seq, path, size, block_bytes, expires FROM transfers WHERE {where}", values
+        ).fetchall()
+        return (
+            Transfer(tid, sender, Open(origin, seq, os.fsdecode(path), *rest))
+            for tid, sender, origin, seq, path, *rest in rows
+        )
+
+    def _keep_origin(self, origin: str, expires: int) -> None:
+        run = self._connection.execute
+        run("INSERT OR IGNORE INTO origins VALUES (?, 0, ?)", (origin, expires))
+        run("UPDATE origins SET expires = max(expires, ?) WHERE origin = ?", (expires, origin))
+
+    def _keep_result(self, operation: Operation, result: Result) -> None:
+        self._keep_origin(operation.origin, operation.expires)
+        self._connection.execute(
+            "INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?, ?)",
+            (operation.origin, operation.seq, result.outcome.value, *result[1:]),
+        )
+
+    def _close_transfers(self, where: str, values: tuple[object, ...]) -> None:
+        run = self._connection.execute
+        self._return_to_lots(f"tid IN (SELECT tid FROM transfers WHERE {where})", values)
+        run(f"DELETE FROM staged WHERE tid IN (SELECT tid FROM transfers WHERE {where})", values)
+        run(f"DELETE FROM transfers WHERE {where}", values)
+
+    def _return_to_lots(self, where: str, values: tuple[object, ...]) -> None:
+        run = self._connection.execute
+        for lot, size_bytes in run(f"SELECT lot, size FROM taken WHERE {where}", values).fetchall():
+            run("UPDATE lots SET left = left + ? WHERE lot = ?", (size_bytes, lot))
+        run(f"DELETE FROM taken WHERE {where}", values)
+
+    def _read_packed(self, origin: str) -> Iterator[tuple[int, Result]]:
+        """Results of files that came in packs, as far as they are kept in memory."""
+        for (text,) in self._connection.execute("SELECT results FROM packs WHERE origin = ?", (origin,)):
+            yield from read_results(text)
+
+    def _read_record(self, origin: str) -> OriginRecord:
+        run = self._connection.execute
+        row = run("SELECT low FROM origins WHERE origin = ?", (origin,)).fetchone()
+        results = run("SELECT seq, outcome, reason, generation, code FROM results WHERE origin = ?", (origin,))
+        found = {seq: Result(Outcome(outcome), *rest) for seq, outcome, *rest in results}
+        found.update(self._read_packed(origin))
+        cancelled = {seq for (seq,) in run("SELECT seq FROM cancelled WHERE origin = ?", (origin,))}
+        return OriginRecord(row[0] if row else 0, found, cancelled)
+
+
+def as_operation(text: str) -> Operation:
+    """An operation as it was written down."""
+    values = json.loads(text)
+    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    return Operation(**{**values, **lists})
+
+
+def _columns(results: dict[int, Result]) -> str:
+    """Results of a pack as text: by column, for most are the same."""
+    return json.dumps([list(results), *zip(*results.values())], separators=(",", ":"))
+
+
+def read_results(text: str) -> Iterator[tuple[int, Result]]:
+    """As they were written by :func:`_columns`."""
+    return ((seq, Result(Outcome(outcome), *rest)) for seq, outcome, *rest in zip(*json.loads(text)))
+
+
+def _blob(path: str) -> bytes:
+    """As :func:`os.fsencode`, which costs three times as much; packs come with thousands of paths."""
+    return path.encode("utf-8", "surrogateescape")

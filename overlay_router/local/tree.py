@@ -1,0 +1,330 @@
+"""The destination tree below a root: what names point to, and the system calls that change them (rules 2 and 7).
+
+Nothing leaves the root: every path is walked name by name from the root's descriptor, symbolic links are never
+followed, and ``..``, empty names and the router's own directory ``.stageout`` are refused.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import sqlite3
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from overlay_router.rules.names import Entry, Names, parent, trash
+from overlay_router.rules.states import Kind, Op
+from stageout.core import durable
+from stageout.core.errors import StageoutError
+
+OWN = ".stageout"
+_NO_NAMES = frozenset({"", ".", ".."})
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+_SQLITE_FULL = 13
+_STAGING, _TRASH = f"{OWN}/staging", f"{OWN}/trash"
+#: From so many files or directories on, one sync of the filesystem costs less than one of each.
+SYNC_ALL_FROM = 8
+_libc = ctypes.CDLL(None, use_errno=True)
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class BadPath(StageoutError):
+    """A path that cannot be below the root; the text says why."""
+
+
+def no_room(problem: Exception) -> bool:
+    """Whether a disk is full: found by a system call, or by the database. (Before Python 3.11 the latter says nothing
+    more than that an operation was not possible.)
+    """
+    if isinstance(problem, sqlite3.OperationalError):
+        return getattr(problem, "sqlite_errorcode", _SQLITE_FULL) & 0xFF == _SQLITE_FULL
+    return isinstance(problem, OSError) and problem.errno in NO_ROOM
+
+
+def is_allowed(path: str) -> bool:
+    """Whether it is names joined by single slashes, and not the router's own."""
+    parts = path.split("/")
+    return _NO_NAMES.isdisjoint(parts) and "\0" not in path and parts[0] != OWN
+
+
+def checked(path: str) -> str:
+    """The path as it is used; raises BadPath unless it is names joined by single slashes."""
+    if is_allowed(path):
+        return path
+    if path.split("/")[0] == OWN:
+        raise BadPath(f"{OWN} belongs to the router")
+    raise BadPath(f"{path!r} is not a path below the root: no empty names, no . and no ..")
+
+
+class Tree:
+    """A root directory of which this process alone makes, renames and deletes names.
+
+    :param root: must exist; ``.stageout`` is made in it, readable by nobody else.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for part in (OWN, _STAGING, _TRASH):
+            with suppress(FileExistsError):
+                (root / part).mkdir(mode=0o700)
+        self._root = os.open(root, _DIRECTORY)
+        self._unsynced: dict[int, int] = {}
+
+    def close(self) -> None:
+        """Let go of the root."""
+        os.close(self._root)
+
+    def staging(self, tid: int) -> Path:
+        """Where the data of a transfer are gathered; whoever holds the number writes there."""
+        return self.root / _STAGING / str(tid)
+
+    def allocate(self, tid: int, size_bytes: int) -> None:
+        """Make the staging file with its space. :raises OSError: ENOSPC and the like; nothing is left then."""
+        path = self.staging(tid)
+        with durable.step("overlay-allocate"):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            if size_bytes:
+                os.posix_fallocate(descriptor, 0, size_bytes)
+        except OSError:
+            self.discard(tid)
+            raise
+        finally:
+            os.close(descriptor)
+
+    def discard(self, tid: int) -> None:
+        """Remove a transfer's data; twice is harmless."""
+        durable.unlink("overlay-discard", self.staging(tid))
+
+    def staged_numbers(self) -> Iterator[int]:
+        """Transfers that have data here."""
+        return (int(path.name) for path in (self.root / _STAGING).iterdir() if path.name.isdigit())
+
+    def inode(self, tid: int) -> int:
+        """Inode of a transfer's data; 0 when there are none."""
+        try:
+            return os.lstat(self.staging(tid)).st_ino
+        except FileNotFoundError:
+            return 0
+
+    def names(self, op: Op) -> Names:
+        """Those entries that decide about an operation: its paths, their parents and its place in the trash."""
+        wanted = {op.path, parent(op.path), trash(op)}
+        if op.kind is Kind.RENAME:
+            wanted |= {op.target, parent(op.target)}
+        found = ((path, self.entry(path)) for path in wanted if path)
+        return {path: entry for path, entry in found if entry is not None}
+
+    def entry(self, path: str) -> Entry | None:
+        """What a name points to, None for nothing. A symbolic link or device is a file here, never followed."""
+        try:
+            with self._parent(path) as (directory, name):
+                status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                return None
+            raise
+        return Entry(status.st_ino, None if stat.S_ISDIR(status.st_mode) else status.st_size)
+
+    def open_file(self, path: str) -> int:
+        """Descriptor for reading; a symbolic link is not followed. :raises OSError: there is no such file."""
+        with self._parent(path) as (directory, name):
+            return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+
+    def status(self, path: str) -> os.stat_result:
+        """Of a name, "" is the root; a symbolic link is not followed. :raises OSError: there is none."""
+        if not path:
+            return os.fstat(self._root)
+        with self._parent(path) as (directory, name):
+            return os.stat(name, dir_fd=directory, follow_symlinks=False)
+
+    @contextmanager
+    def scan(self, path: str) -> Iterator[Iterator[os.DirEntry[str]]]:
+        """Entries of a directory, "" is the root. :raises OSError: there is none."""
+        with self.directory(path) as descriptor, os.scandir(descriptor) as entries:
+            yield entries
+
+    @contextmanager
+    def directory(self, path: str) -> Iterator[int]:
+        """Descriptor of a directory, "" is the root; no symbolic link on the way. :raises OSError: there is none."""
+        with self._parent(f"{path}/." if path else ".") as (descriptor, _):
+            yield descriptor
+
+    def make_parents(self, path: str, sync: bool = True) -> list[str]:
+        """Make the directories above a path that are missing; returns those that were made, outermost first.
+
+        :param sync: bring their names to the disk.
+        :raises OSError: a name on the way is a file. None that this call made is left then.
+        """
+        made: list[str] = []
+        try:
+            for directory in _above(path):
+                with self._parent(directory) as (descriptor, name), suppress(FileExistsError):
+                    with durable.step("overlay-parents"):
+                        os.mkdir(name, 0o777, dir_fd=descriptor)
+                    made.append(directory)
+                    if sync:
+                        os.fsync(descriptor)
+        except OSError:
+            self.remove_parents(made)
+            raise
+        return made
+
+    def remove_parents(self, made: list[str]) -> None:
+        """Take back what :meth:`make_parents` made, as far as nothing has come into it."""
+        for directory in reversed(made):
+            with suppress(OSError), self._parent(directory) as (descriptor, name):
+                os.rmdir(name, dir_fd=descriptor)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Names are changed inside only; at its end all that was changed is on the disk. :raises OSError: it is not."""
+        try:
+            yield
+            with durable.step("overlay-names-sync"):
+                if len(self._unsynced) >= SYNC_ALL_FROM:
+                    sync_filesystem(self._root)
+                else:
+                    for descriptor in self._unsynced.values():
+                        os.fsync(descriptor)
+        finally:
+            for descriptor in self._unsynced.values():
+                os.close(descriptor)
+            self._unsynced.clear()
+
+    def _changed(self, descriptor: int) -> None:
+        """This directory, or file, goes to the disk with the others."""
+        inode = os.fstat(descriptor).st_ino
+        if inode not in self._unsynced:
+            self._unsynced[inode] = os.dup(descriptor)
+
+    def publish(self, op: Op, tid: int, mode: int, size_bytes: int) -> None:
+        """Give a transfer's data, cut to their size and synced, their name, replacing a file."""
+        with durable.step("overlay-finish"):
+            self._finish(tid, mode, size_bytes)
+        with self._parent(op.path) as (directory, name), durable.step("overlay-publish"):
+            os.replace(self.staging(tid), name, dst_dir_fd=directory)
+            self._changed(directory)
+
+    def prepare_dir(self, op: Op, mode: int) -> int:
+        """Make the directory of a MKDIR out of sight; returns its inode."""
+        path = self._prepared(op)
+        with suppress(FileExistsError):
+            durable.make_dir("overlay-prepare-dir", path, mode & 0o777)
+        return os.lstat(path).st_ino
+
+    def make_dir(self, op: Op) -> None:
+        """Give a prepared directory its name."""
+        with self._parent(op.path) as (directory, name), durable.step("overlay-mkdir"):
+            os.rename(self._prepared(op), name, dst_dir_fd=directory)
+            self._changed(directory)
+
+    def _prepared(self, op: Op) -> Path:
+        return self.root / _STAGING / f"{op.origin}.{op.seq}.dir"
+
+    def rename(self, op: Op) -> None:
+        """Rename."""
+        self._move("overlay-rename", op.path, op.target)
+
+    def delete(self, op: Op) -> None:
+        """Move into the trash, where recovery finds it; :meth:`empty` frees the space."""
+        self._move("overlay-delete", op.path, trash(op))
+
+    def set_attributes(self, op: Op, mode: int | None, size_bytes: int | None) -> None:
+        """Change permissions, or cut a file; None leaves one as it is.
+
+        :raises OSError: EFBIG for a file that is shorter already, EISDIR and the like.
+        """
+        access = os.O_RDONLY if size_bytes is None else os.O_RDWR
+        with self._parent(op.path) as (directory, name), durable.step("overlay-setattr"):
+            descriptor = os.open(name, access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+            try:
+                if size_bytes is not None:
+                    _cut(descriptor, size_bytes)
+                if mode is not None:
+                    os.fchmod(descriptor, mode & 0o777)
+                self._changed(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def empty(self, op: Op) -> None:
+        """Remove what a DELETE moved into the trash; twice is harmless."""
+        _remove(self.root / trash(op))
+
+    def empty_trash(self) -> None:
+        """Remove all that is left in the trash."""
+        for path in (self.root / _TRASH).iterdir():
+            _remove(path)
+
+    def sync(self, op: Op) -> None:
+        """Bring a change that happened before a crash to the disk: the directories of its names."""
+        for path in (op.path, op.target) if op.kind is Kind.RENAME else (op.path,):
+            with self._parent(path) as (directory, _), durable.step("overlay-recover-sync"):
+                os.fsync(directory)
+
+    def _finish(self, tid: int, mode: int, size_bytes: int) -> None:
+        descriptor = os.open(self.staging(tid), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.ftruncate(descriptor, size_bytes)
+            os.fchmod(descriptor, mode & 0o777)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _move(self, label: str, source: str, target: str) -> None:
+        with self._parent(source) as (old, name), self._parent(target) as (new, new_name), durable.step(label):
+            os.rename(name, new_name, src_dir_fd=old, dst_dir_fd=new)
+            self._changed(new)
+            self._changed(old)
+
+    @contextmanager
+    def _parent(self, path: str) -> Iterator[tuple[int, str]]:
+        """Descriptor of the directory that holds a path's last name, and that name."""
+        *directories, name = path.split("/")
+        descriptor = os.dup(self._root)
+        try:
+            for part in directories:
+                inner = os.open(part, _DIRECTORY, dir_fd=descriptor)
+                os.close(descriptor)
+                descriptor = inner
+            yield descriptor, name
+        finally:
+            os.close(descriptor)
+
+
+def sync_filesystem(descriptor: int) -> None:
+    """Everything of the filesystem that this descriptor is on, data and names. :raises OSError: it failed."""
+    if _libc.syncfs(descriptor):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def _cut(descriptor: int, size_bytes: int) -> None:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "only a file can be cut")
+    if size_bytes > status.st_size:
+        raise OSError(errno.EFBIG, f"it has {status.st_size} bytes; a file can only be cut, not made longer")
+    os.ftruncate(descriptor, size_bytes)
+
+
+def _above(path: str) -> list[str]:
+    parts = path.split("/")[:-1]
+    return ["/".join(parts[: count + 1]) for count in range(len(parts))]
+
+
+def _remove(path: Path) -> None:
+    """Remove a file, or a directory with all below it; symbolic links are removed, not followed."""
+    try:
+        is_directory = stat.S_ISDIR(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        return
+    if is_directory:
+        for inner in path.iterdir():
+            _remove(inner)
+        durable.disk.rmdir(path)
+    else:
+        durable.unlink("overlay-empty", path)

@@ -1,0 +1,1 @@
+"""Links between routers, what they can do, and the routes that follow."""

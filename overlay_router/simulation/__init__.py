@@ -1,0 +1,1 @@
+"""The seeded simulator that tries to break the rules: parties, network, assertions."""
