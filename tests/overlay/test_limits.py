@@ -21,6 +21,7 @@ from stageout.overlay.kept import kept
 from stageout.overlay.many import put_many
 from stageout.overlay.operations import Session
 from stageout.overlay.packs import SmallPut
+from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess
 from stageout.wire import overlay
 from stageout.wire.overlay import BLOCK_BYTES, Low, NoSpace, Open, Opened, Status
@@ -156,9 +157,13 @@ def test_idle_connections_make_room_for_whatever_else_a_process_does(router: Rou
     small.write_bytes(b"small")
 
     def fill(number: int) -> None:
-        """All places of the key are taken by connections that are kept."""
-        put(gateway, source, f"small/file{number}", connections=_CONNECTIONS - 1)
-        assert len(kept()) == _CONNECTIONS
+        """All places of the key are taken by kept connections; now and then a file is there before all are made."""
+
+        def is_full() -> bool:
+            put(gateway, source, f"small/file{number}", connections=_CONNECTIONS - 1)
+            return len(kept()) == _CONNECTIONS
+
+        wait_until(is_full, what="a file that needs all connections", interval_s=0)
 
     fill(0)
     assert get(gateway, "small/file0", tmp_path / "back") == 9 * BLOCK_BYTES

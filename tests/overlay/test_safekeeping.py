@@ -145,7 +145,7 @@ def test_too_few_custodians_keep_nothing(
         deposit_copies([same, same], source, "few/g", copies=2)
     terminal.start()
     wait_until(lambda: said(one, origin) == "done", what="the delivery")
-    wait_until(lambda: is_empty(one), what="the first to give the other up")
+    wait_until(lambda: is_empty(one), what="the first to give the other up", describe=lambda: one.log[-5000:])
     assert not (terminal.root / "few/g").exists()
     key = ["--key", str(terminal.key_file("site"))]
     for words in (["--copies", "2"], ["--copies", "2", "--through", one.address]):
