@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Union
 
 from stageout.core.errors import ErrorClass, TransferFailure
@@ -22,7 +22,18 @@ from stageout.overlay.channel import Channel
 from stageout.overlay.way import FIRST_PAUSE_S, Way
 from stageout.wire import blocks
 from stageout.wire.blocks import PART_BYTES, BlockTable, Part
-from stageout.wire.overlay import BLOCK_BYTES, Custody, Message, NoSpace, Opened, Operation, Range, Result, Staged
+from stageout.wire.overlay import (
+    BLOCK_BYTES,
+    MAX_RANGES,
+    Custody,
+    Message,
+    NoSpace,
+    Opened,
+    Operation,
+    Range,
+    Result,
+    Staged,
+)
 from stageout.wire.route import Route, shown
 
 #: A connection without a block looks so often whether another route is late with one; that a block comes, it is told.
@@ -162,7 +173,7 @@ class Sending:
             return  # of a file that this connection served before
         with self.changed:
             if isinstance(message, Opened):
-                self._opened(message)
+                self._opened(way, message)
             elif isinstance(message, Staged) and message.tid == self.tid and message.epoch in ("", self._epoch):
                 self._staged(message)
             elif isinstance(message, Custody) or (isinstance(message, Result) and message.outcome not in _NOT_FINAL):
@@ -183,8 +194,13 @@ class Sending:
             )
         return [block for first, end in ranges for block in range(first, end)]
 
-    def _opened(self, message: Opened) -> None:
-        already = self._named(message.staged)
+    def had(self) -> bytes:
+        """What the other side has said that it has, before it is asked: a byte for each block."""
+        with self.changed:
+            return blocks.had(self.table) if self.tid else b""
+
+    def _opened(self, way: Way, message: Opened) -> None:
+        already, (had, way.had) = self._named(message.staged), (way.had, b"")
         if self.tid and (message.tid, message.epoch) != (self.tid, self._epoch):
             if self._checks and self._order is not None and message.epoch != self._epoch:
                 server = self.cargo.gateway.server
@@ -193,9 +209,17 @@ class Sending:
             self._order = None
         else:
             blocks.staged(self.table, already)
+            if blocks.forgotten(self.table, self._unnamed(message.staged, had)):
+                self._order = None
         self.tid, self._epoch, self.keeps = message.tid, message.epoch, message.keeps
         self._takes_parts = message.parts
         self._up_s = time.monotonic()
+
+    def _unnamed(self, ranges: Sequence[Range], had: bytes) -> Iterator[int]:
+        """Blocks that the other side had, and does not name now: it has lost its data, but not its records."""
+        end = ranges[-1][1] if len(ranges) == MAX_RANGES else len(had)  # there may be more than one message can name
+        gaps = zip([0, *(end for _, end in ranges)], [*(first for first, _ in ranges), end])
+        return (block for gap in gaps for block in range(*gap) if had[block : block + 1] == b"\1")
 
     def damaged(self, way: Way, message: Opened, control: Channel) -> None:
         """The router found that blocks are not what the manifest says; each route hears it, one is enough."""

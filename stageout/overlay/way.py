@@ -46,7 +46,10 @@ _BEATS = itertools.count(1)
 
 
 class Way:
-    """One route: its control connection, in a thread, and those that carry blocks, each in one."""
+    """One route: its control connection, in a thread, and those that carry blocks, each in one.
+
+    :ivar had: what the other side had said that it has when it was asked by this route.
+    """
 
     def __init__(self, sending: Sending, route: Route, is_one_of_several: bool) -> None:
         self._sending, self.route, self._several = sending, route, is_one_of_several
@@ -57,6 +60,7 @@ class Way:
         self.sent_bytes = 0
         self.moved_s = self._up_s = 0.0
         self.moved = 0
+        self.had = b""
         self.damages = 0
         self._epoch = ""
         self.sockets = Sockets(sending.cargo.connections, sending.cargo.most_connections)
@@ -253,6 +257,7 @@ class Way:
         self._trips_s = [trip_s]
         self.sockets.note_way(trip_s)
         with self._owned(control):
+            self.had = self._sending.had()
             control.send(self._sending.cargo.ask())
             try:
                 self._listen(control, self._trips_s)

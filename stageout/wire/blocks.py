@@ -204,6 +204,20 @@ def reopened(table: BlockTable, already: Iterable[int]) -> None:
     table.queue, table.urgent = deque(ready(table)), 0
 
 
+def had(table: BlockTable) -> bytes:
+    """A byte for each block: 1 for those that are durable at the other side."""
+    return bytes(state is Block.STAGED for state in table.state)
+
+
+def forgotten(table: BlockTable, indices: Iterable[int]) -> list[int]:
+    """The other side had these blocks, and has not any more: they are READY again. Returns them."""
+    back = [index for index in indices if table.state[index] is Block.STAGED]
+    for index in back:
+        move(table, index, Block.READY)
+    table.queue.extend(back)
+    return back
+
+
 def ready(table: BlockTable) -> list[int]:
     """Blocks that may be sent."""
     return [index for index, state in enumerate(table.state) if state is Block.READY]

@@ -104,6 +104,38 @@ def test_a_file_that_grows_is_sent_as_it_comes_and_published_when_it_is_whole(fi
     assert _published(control)
 
 
+@pytest.mark.parametrize("ranges", [(), ((1, 2),), ((0, 1), (2, 3))])
+def test_blocks_that_a_router_has_lost_go_again(file: int, ranges: tuple[tuple[int, int], ...]) -> None:
+    """Its staging files were lost, its records were not: the same epoch, the same number, and fewer blocks."""
+    sending, (control,) = _sending(file, 3, 1)
+    (way,) = sending.ways
+    assert [_sends(sending, way, 1) for _ in range(3)] == [0, 1, 2]
+    sending.hear(way, Staged(7, ((0, 3),)))
+    assert _published(control)
+    way.control = None
+    sending.down(way, True)
+    way.had = sending.had()
+    sending.hear(way, Opened(7, "epoch", ranges))
+    lost = sorted({0, 1, 2} - {block for first, end in ranges for block in range(first, end)})
+    control = _up(way)
+    sending.repeat(way)
+    assert not _published(control), "not all of it is there"
+    assert [_sends(sending, way, 2) for _ in lost] == lost
+    assert _published(control)
+
+
+def test_blocks_that_were_staged_while_a_route_was_asking_do_not_go_again(file: int) -> None:
+    sending, _ = _sending(file, 2, 2)
+    one, two = sending.ways
+    assert [_sends(sending, one, 1) for _ in range(2)] == [0, 1]
+    sending.hear(one, Staged(7, ((0, 1),)))
+    two.had = sending.had()
+    sending.hear(one, Staged(7, ((1, 2),)))
+    sending.hear(two, Opened(7, "epoch", ((0, 1),)))
+    assert not sending.is_waiting(1)
+    assert sending._order is not None
+
+
 def _published(control: _Control) -> bool:
     return any(isinstance(message, Operation) for message in control.said)
 
