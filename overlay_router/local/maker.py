@@ -24,7 +24,7 @@ from typing import Any
 
 from overlay_router.local import unnamed
 from overlay_router.local.hidden import Directories, Hidden
-from overlay_router.local.tree import Tree
+from overlay_router.local.tree import OWN, Tree
 
 #: What the daemon orders. WRITE, place in the region, sizes, permissions: answered by the inodes. NAME, position of
 #: the first, paths: answered by the errors of those that have none. FORGET: what was written and has no name.
@@ -76,13 +76,23 @@ class Maker:
             return problem.errno or errno.EIO
 
 
+def _tree(root: Path, place: int) -> Tree:
+    """The daemon's tree: it opened its root long ago. :raises SystemExit: another directory has that name by now."""
+    tree = Tree(root)
+    with suppress(FileNotFoundError):
+        if os.path.samestat(tree.status(f"{OWN}/packs"), os.fstat(place)):
+            return tree
+    raise SystemExit(f"{root} is not the directory any more that the router began with: restart the router")
+
+
 def main(argv: list[str]) -> None:
     """Serve until the daemon has gone. Arguments: descriptors of its socket, of the region and the place; the root."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the daemon ends, and this with it
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     region = memoryview(mmap.mmap(int(argv[2]), PARTS * PART_BYTES))
-    maker = Maker(int(argv[3]), Tree(Path(argv[4])), region)
+    place = int(argv[3])
+    maker = Maker(place, _tree(Path(argv[4]), place), region)
     with Connection(socket.socket(fileno=int(argv[1])).detach()) as daemon, suppress(EOFError, ConnectionError):
         daemon.send_bytes(b"")
         while True:

@@ -26,7 +26,7 @@ from overlay_router.local.maker import FORGET, NAME, PART_BYTES, PARTS, WRITE
 from overlay_router.local.tree import NO_ROOM
 from stageout.core import log
 from stageout.core.children import module_command
-from stageout.core.sockets import readable
+from stageout.core.sockets import readable, wait_at_most
 from stageout.wire.packs import PackedFile
 
 #: Fewer are made by the daemon itself.
@@ -37,11 +37,12 @@ _AGAIN_S = 10.0
 #: Whoever worked here before the daemon died needs milliseconds to end.
 _SAID_EVERY_S = 10.0
 _LOOK_S = 0.02
-_AT_MOST_S = 3600.0
+#: One that neither listens nor answers for so long, with a few dozen files to make, stands still.
+_SILENT_S = 120.0
 
 
 class MakerDied(Exception):
-    """A process ended in the middle of a batch. Which of its files have their names, their inodes say."""
+    """A process ended in the middle of a batch, or stands still. Which of its files have names, their inodes say."""
 
 
 class Makers:
@@ -108,7 +109,7 @@ class Makers:
             for _ in range(self._number):
                 self._all.append(_Maker(self._place, self._root))
             log.event("makers", pids=" ".join(str(one.pid) for one in self._all))
-        except OSError as problem:
+        except (OSError, AttributeError) as problem:  # the latter of a Python that was built without memfd_create
             log.error("makers-do-not-start", problem=problem, again_s=_AGAIN_S)
             self.end()
 
@@ -122,6 +123,7 @@ class _Maker:
     def __init__(self, place: int, root: Path) -> None:
         with ExitStack() as stack:
             mine, other = map(stack.enter_context, socket.socketpair())
+            wait_at_most(mine, _SILENT_S)
             memory = os.memfd_create("small-files", os.MFD_CLOEXEC)
             stack.callback(os.close, memory)
             os.ftruncate(memory, PARTS * PART_BYTES)
@@ -282,9 +284,14 @@ class Crew:
         return heard
 
     def _hear(self, heard: list[Heard]) -> None:
-        """Wait for an answer."""
+        """Wait for an answer. :raises MakerDied: there is none for too long; it is ended before anything is decided."""
         by_number = {one.number: one for one in self._all if one.waiting}
-        heard += [by_number[number].answer() for number in readable(by_number, _AT_MOST_S)]
+        answering = readable(by_number, _SILENT_S)
+        if not answering:
+            pids = " ".join(str(one.pid) for one in by_number.values())
+            log.error("makers-stand-still", pids=pids, after_s=_SILENT_S)
+            raise MakerDied
+        heard += [by_number[number].answer() for number in answering]
 
 
 def _parts(files: Sequence[PackedFile]) -> Iterator[tuple[int, int]]:

@@ -11,6 +11,7 @@ import errno
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import NamedTuple
@@ -301,7 +302,8 @@ class SmallFiles:
     def _clean(self) -> None:
         with os.scandir(self._place) as entries:
             for name in [entry.name for entry in entries]:
-                os.unlink(name, dir_fd=self._place)
+                with suppress(FileNotFoundError):  # a process that begins tries out what it can, and takes that back
+                    os.unlink(name, dir_fd=self._place)
 
 
 def _problem(path: str) -> str:

@@ -136,6 +136,65 @@ def test_one_that_dies_loses_no_file(router: Beside, answers: int, monkeypatch: 
     assert execute(router, arrived(1, FILES)) == [told], "others have taken their place"
 
 
+@pytest.mark.parametrize("stopped", [1, 2])
+def test_one_that_stands_still_holds_up_nobody(router: Beside, stopped: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is ended, and only then it is decided what became of its files."""
+    monkeypatch.setattr(makers, "_SILENT_S", 0.3)
+    written = _count(monkeypatch)
+    for one in router.makers._all[:stopped]:
+        os.kill(one.pid, signal.SIGSTOP)
+    (told,) = execute(router, arrived(1, FILES))
+    assert (written[0], told) == (len(FILES), overlay.Packed(ORIGIN, 1, (1,) * len(FILES)))
+    _check(router)
+
+
+def test_orders_that_nobody_hears_are_an_end(router: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(makers, "_SILENT_S", 0.3)
+    router.makers.end()
+    router.wait()
+    one = router.makers._all[0]
+    os.kill(one.pid, signal.SIGSTOP)
+    with pytest.raises(makers.MakerDied):
+        while True:
+            one._say((makers.NAME, 0, ["x" * 4000] * 64))
+
+
+def test_a_root_that_was_moved_is_the_one_that_files_arrive_in(router: Beside) -> None:
+    """No process begins in the directory that has its name now."""
+    moved = router.root.rename(router.root.with_name("moved"))
+    router.root.mkdir()
+    one = makers._Maker(router.place._small._place, router.root)
+    try:
+        with pytest.raises(makers.MakerDied):
+            wait_until(one.is_ready, what="a process that makes files, or its end")
+    finally:
+        one.close()
+    execute(router, arrived(1, FILES))
+    assert {name: (moved / name).read_bytes() for name in FILES} == FILES
+
+
+def test_without_shared_memory_there_are_none(router: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Python may have been built without it."""
+    router.makers.end()
+    monkeypatch.delattr(os, "memfd_create")
+    assert execute(router, arrived(1, FILES)) == [overlay.Packed(ORIGIN, 1, (1,) * len(FILES))]
+
+
+def test_what_is_gone_already_needs_no_cleaning(router: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a process that begins tries out, it takes back itself."""
+    real = os.unlink
+
+    def unlink(name: str, dir_fd: int) -> None:
+        real(name, dir_fd=dir_fd)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+    (router.root / ".stageout/packs/probe1").touch()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", unlink)
+        router.place._small._clean()
+    assert leftovers(router) == []
+
+
 @pytest.mark.parametrize("step", ["write", "give_names"])
 def test_a_full_disk_is_said_and_asked_again(router: Beside, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Data cannot be written; or no name is said to have been given, although all were."""
