@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,11 +42,11 @@ class Fetched:
 class FetchedFiles:
     """All of a gateway.
 
-    :param spool: whose lots they take. :param keep_s: after their last use, in seconds.
+    :param spool: whose lots they take. :param keep_s: after their last use, in seconds; two at least.
     """
 
     def __init__(self, spool: Spool, keep_s: float, clock: Clock) -> None:
-        self._spool, self._keep_s, self._clock = spool, keep_s, clock
+        self._spool, self._keep_s, self._clock = spool, max(keep_s, _LEAST_S), clock
         self._files: dict[Path, Fetched] = {}
         self._lots: set[Path] = set()
 
@@ -88,7 +89,7 @@ class FetchedFiles:
 
     def reap(self, at_once: bool = False) -> None:
         """Remove what nobody reads and was kept for its time. :param at_once: that is a moment only."""
-        now_s = self._clock.monotonic_s() + (max(0.0, self._keep_s - _LEAST_S) if at_once else 0.0)
+        now_s = self._clock.monotonic_s() + (self._keep_s - _LEAST_S if at_once else 0.0)
         for one in [one for one in self._files.values() if one.until_s < now_s]:
             if not _is_read(one.file):
                 self.drop(one.file)
@@ -107,8 +108,10 @@ class FetchedFiles:
 def _is_read(file: Path) -> bool:
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    except FileNotFoundError:
         return False
+    except OSError:  # no descriptor is free, above all: nobody knows
+        return True
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -118,12 +121,17 @@ def _is_read(file: Path) -> bool:
     return False
 
 
-def manifest_of(file: Path, digest_name: str = DIGEST) -> tuple[int, str]:
-    """Size in bytes, and manifest as of a PUBLISH. Reads all of it. :raises OSError: that cannot be."""
+def manifest_of(file: Path, digest_name: str = DIGEST, is_wanted: Callable[[], bool] = lambda: True) -> tuple[int, str]:
+    """Size in bytes, and manifest as of a PUBLISH. Reads all of it.
+
+    :param is_wanted: asked before each block. :raises OSError: that cannot be, or it is wanted no more.
+    """
     digest, made = frames.digests()[digest_name], hashlib.sha256()
     size_bytes = 0
     with file.open("rb", buffering=BLOCK_BYTES) as stream:
         while block := stream.read(BLOCK_BYTES):
+            if not is_wanted():
+                raise InterruptedError("nobody waits for it any more")
             made.update(digest(block))
             size_bytes += len(block)
     return size_bytes, made.hexdigest()

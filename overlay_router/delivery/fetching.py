@@ -46,7 +46,7 @@ _MODE = 0o644
 Equip = Callable[[Target], Awaitable[Kit]]
 
 
-@dataclass
+@dataclass(eq=False)
 class _Round:
     """One fetch of a name. :param waiting: how many want it; without any it is stopped."""
 
@@ -80,6 +80,7 @@ class Fetching:
         self._egress, self._directory, self._most, self._equip, self._on_disk = egress, directory, most, equip, on_disk
         self._files = FetchedFiles(egress.spool, keep_s, egress.clock)
         self._rounds: dict[str, _Round] = {}
+        self._all: set[_Round] = set()  # those, too, for which a later one stands, or nobody waits
         self._threads = ThreadPoolExecutor(max_workers=most, thread_name_prefix="fetching")
         self._places, self._of_target = asyncio.Semaphore(most), dict[Target, asyncio.Semaphore]()
         self._names = (f"{secrets.token_hex(4)}-{number}" for number in itertools.count(1))
@@ -92,10 +93,9 @@ class Fetching:
                 await self._tidied()
                 await asyncio.sleep(_REAP_S)
         finally:
-            rounds = list(self._rounds.values())
-            for one in rounds:
+            for one in self._all:
                 one.stop()
-            await asyncio.gather(*(one.task for one in rounds if one.task), return_exceptions=True)
+            await asyncio.gather(*(one.task for one in self._all if one.task), return_exceptions=True)
             self._threads.shutdown()
 
     async def _tidied(self) -> None:
@@ -141,6 +141,8 @@ class Fetching:
             mine, before = _Round(), mine
             mine.task = asyncio.get_running_loop().create_task(self._carried_out(target, path, mine, before))
             self._rounds[path] = mine
+            self._all.add(mine)
+            mine.task.add_done_callback(lambda task: self._all.discard(mine))
         assert mine.task is not None
         mine.waiting += 1
         try:
@@ -188,7 +190,7 @@ class Fetching:
             if failure is not None:
                 log.warn("not-fetched", path=path, source=target.shown, problem=failure.message, kind=failure.kind.name)
                 return _no(*told(target, failure))
-            fetched = await self._checked(target, path, file)
+            fetched = await self._checked(target, path, file, mine)
             is_kept = isinstance(fetched, Fetched)
             return fetched
         finally:
@@ -220,10 +222,14 @@ class Fetching:
             return answer
         return Failure(ErrorClass.PLUGIN_BROKEN, "the plugin speaks of custody where it was to fetch")
 
-    async def _checked(self, target: Target, path: str, file: Path) -> Fetched | Answer:
+    async def _checked(self, target: Target, path: str, file: Path, mine: _Round) -> Fetched | Answer:
         """A whole file gets its version, and is kept; what this gateway has delivered itself is compared."""
         known = await self._on_disk(lambda: self._egress.delivered(path))
-        size_bytes, manifest = await asyncio.to_thread(manifest_of, file, known.digest if known else DIGEST)
+        kind = known.digest if known else DIGEST
+        # in the thread of the plugin that has ended: large files would take all those that others share
+        size_bytes, manifest = await asyncio.get_running_loop().run_in_executor(
+            self._threads, lambda: manifest_of(file, kind, lambda: not mine.stopped)
+        )
         if not await self._on_disk(lambda: self._files.grow(file, size_bytes)):
             return self._no_room(path)
         fetched = Fetched(path, file, size_bytes, version_of(manifest), known.mode if known else _MODE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import threading
@@ -30,7 +31,7 @@ from stageout.movers.results import Answer as Ended
 from stageout.movers.results import Delivered, Failure
 from stageout.wire import frames
 from stageout.wire.egress import Target, read_targets
-from stageout.wire.overlay import Answer, Get, Heartbeat, decode
+from stageout.wire.overlay import BLOCK_BYTES, Answer, Get, Heartbeat, decode
 from tests.unit.test_overlay_custodian import Clock
 from tests.unit.test_overlay_destination import home
 from tests.unit.test_overlay_egress import ORIGIN, Gate, gate
@@ -207,6 +208,32 @@ def test_a_plugin_for_which_nobody_waits_any_more_is_ended(store: _Store, tmp_pa
     _run(tmp_path, work)
 
 
+def test_a_router_that_stops_ends_the_plugin_that_runs_for_who_asked_before_others(
+    store: _Store, tmp_path: Path
+) -> None:
+    store.hold.clear()
+    asked: list[asyncio.Task[Any]] = []
+
+    async def work(one: Fetching) -> None:
+        asked.append(asyncio.create_task(one.file(Get("out/f"))))
+        await _until(lambda: store.calls == 1)
+        asked.append(asyncio.create_task(one.file(Get("out/f"))))
+        await _until(lambda: not one._rounds["out/f"].begun)
+
+    overdue = threading.Timer(30, store.hold.set)
+    overdue.start()
+    _run(tmp_path, work)
+    overdue.cancel()
+    assert store.stopped == 1
+
+
+def test_a_large_file_for_which_nobody_waits_any_more_is_not_read_to_its_end(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(bytes(3 * BLOCK_BYTES))
+    wanted = iter([True, False])
+    with pytest.raises(OSError, match="nobody waits"):
+        manifest_of(tmp_path / "f", is_wanted=lambda: next(wanted))
+
+
 def test_who_waits_hears_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching, "_GONE_S", 0.001)
 
@@ -276,6 +303,36 @@ def test_copies_leave_half_of_the_spool_and_make_room_for_others(
         assert lots.reserve(spool, "upload", 5000, clock.now_s) is None
     finally:
         os.close(reading)
+
+
+def test_a_copy_that_was_just_told_of_can_be_opened_though_none_is_kept(tmp_path: Path) -> None:
+    clock = Clock()
+    all_of_them = FetchedFiles(Spool(10_000), 0.0, clock)
+    one = _kept(all_of_them, tmp_path / "f", 1000)
+    clock.now_s += 1
+    all_of_them.reap(at_once=True)
+    os.close(all_of_them.open(one).file)
+    clock.now_s += 3
+    all_of_them.reap()
+    assert not one.file.exists()
+
+
+def test_a_copy_of_which_nobody_can_say_whether_it_is_read_keeps_its_room(
+    files: tuple[FetchedFiles, Spool, Clock], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    all_of_them, spool, clock = files
+    one = _kept(all_of_them, tmp_path / "f", 1000)
+    clock.now_s += _KEEP_S + 1
+
+    def none_free(*arguments: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", none_free)
+        all_of_them.reap()
+    assert one.file in spool.lots
+    all_of_them.reap()
+    assert one.file not in spool.lots
 
 
 def test_what_was_delivered_is_remembered_the_newest_of_it(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
