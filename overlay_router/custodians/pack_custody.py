@@ -12,6 +12,7 @@ import os
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,6 +39,10 @@ _FULL_AGAIN_S = 5
 _FORGOTTEN_TOGETHER = 16_384
 _MOST_ORIGINS = 4096
 _REASON_CHARS = 200
+#: That come to their end in one call: their results are in memory together, and take the disk's thread.
+_EXPIRE_AT_ONCE = 1024
+#: Of one origin, behind a gap; beyond that its terminal forgets nothing before it expires.
+_MOST_AHEAD = 1024
 _DAMAGED = "the copy in the custodian's spool was damaged"
 _LATE = "the custodian could not deliver it in time"
 
@@ -87,7 +92,8 @@ class _Done:
 
     def add(self, held: HeldPack) -> None:
         """All files of a pack have arrived, which is recorded here."""
-        self.ahead[held.seq] = held.end
+        if held.seq == self.next or len(self.ahead) < _MOST_AHEAD:
+            self.ahead[held.seq] = held.end
         while self.next in self.ahead:
             self.next = self.ahead.pop(self.next)
 
@@ -190,6 +196,7 @@ class PackCustody:
             return [Reply(held.sender, NoSpace(*held.key, _FULL_AGAIN_S)) for held in taken]
         for held in taken:
             self._add(held)
+            self._line_up(held)
             log.event("custody-take", origin=held.origin, seq=held.seq, path=held.path, terminal=held.terminal,
                       files=held.files, bytes=held.size_bytes, release=held.release)  # fmt: skip
         return [Reply(held.sender, Custody(*held.key, self._name)) for held in taken]
@@ -376,18 +383,24 @@ class PackCustody:
         return [Reply(held.sender, overlay.Result(*held.key, "unknown"))]
 
     def expire(self, busy: Collection[Key]) -> list[Reply]:
-        """End what is beyond its time and not ``busy`` (being delivered)."""
+        """End what is beyond its time and not ``busy`` (being delivered); when it is much, the rest the next time."""
         now = self._clock.wall_s()
-        late = [held for held in self._held.values() if held.expires < now and held.key not in busy]
-        return self.settle((held, [Result(Outcome.EXPIRED, _LATE)] * held.files) for held in late)
+        late = (held for held in self._held.values() if held.expires < now and held.key not in busy)
+        ends = islice(late, _EXPIRE_AT_ONCE)
+        return self.settle([(held, [Result(Outcome.EXPIRED, _LATE)] * held.files) for held in ends])
 
     # ---- the spool ---------------------------------------------------------------------------------------------------
 
     def _recover(self) -> None:
-        """After a restart: lots are as they were, what nobody owns is removed."""
+        """After a restart: lots are as they were, what nobody owns is removed.
+
+        All packs are known before the first may go: a clock that was set back has the later of two come first.
+        """
         for held in self._store.held_packs():
             self._add(held)
             self._spool.lots[_owner(held)] = lots.Lot(held.size_bytes, 0.0, pinned=True)
+        for held in self._held.values():
+            self._line_up(held)
         known = {self._file(key).name for key in self._held}
         for path in self._place.iterdir():
             if path.name not in known:
@@ -401,7 +414,6 @@ class PackCustody:
         known = self._origins.setdefault(held.origin, _Origin())
         known.packs[held.seq] = held
         insort(known.starts, held.seq)
-        self._line_up(held)
 
     def _remove(self, held: HeldPack) -> None:
         del self._held[held.key]

@@ -117,14 +117,21 @@ class PackForwarder:
             self._line_up(held)
         for held in news.cancelled:
             await self._recall(held)
+        while not await self._begin_some():
+            pass
+
+    async def _begin_some(self) -> bool:
+        """Begin those whose turn it is. False when one had ended already: its place is free, and nobody else asks."""
         begins = deque(self._turns.next(self._clock.monotonic_s(), self._clock.wall_s(), self._room))
+        were_there = True
         try:
             while begins:
-                await self._start(begins[0][1])
+                were_there = await self._start(begins[0][1]) and were_there
                 begins.popleft()
         finally:
             for _, held in begins:
                 self._line_up(held)
+        return were_there
 
     def _room(self, lane: Lane) -> int:
         """How many may begin; a router that is away is tried with one pack at a time."""
@@ -139,13 +146,14 @@ class PackForwarder:
     def _lane(self, held: HeldPack) -> Lane:
         return Lane(next_stop(held.terminal)[0], held.key in self._asks)
 
-    async def _start(self, held: HeldPack) -> None:
+    async def _start(self, held: HeldPack) -> bool:
+        """Give it to the process; False when it is not in custody any more."""
         process = await self._carrier()
         facts = await self._on_disk(lambda: self._packs.order(held))
         self._drop(held.key)
         if facts is None:  # it has expired meanwhile, perhaps
             self._forget(held.key)
-            return
+            return False
         one = self._given[held.key] = _Given(next(self._numbers), held, self._lane(held))
         self._keys[one.number] = held.key
         self._load[one.lane] += 1
@@ -153,6 +161,7 @@ class PackForwarder:
             log.event("deliver", origin=held.origin, seq=held.seq, path=held.path, files=held.files,
                       terminal=one.lane.stop)  # fmt: skip
         self._give(process, one, facts)
+        return True
 
     async def _recall(self, held: HeldPack) -> None:
         """A file of a pack is not wanted any more: whoever has the pack hears it now."""

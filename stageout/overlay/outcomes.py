@@ -38,6 +38,6 @@ def failure(answer: Result, path: str, server: str) -> TransferFailure | None:
     word, _, detail = answer.reason.partition(": ")
     told = ErrorClass.from_code(answer.code) if answer.code else None
     kind = told or _OUTCOMES.get(answer.outcome) or _REASONS.get(word, ErrorClass.PERMISSION_DENIED)
-    words = answer.reason if word not in _REASONS else detail or _WORDS[word]
+    words = answer.reason if word not in _WORDS else detail or _WORDS[word]
     text = f"{path}: {answer.outcome}{': ' if words else ''}{words}"
     return TransferFailure(kind, text, server)

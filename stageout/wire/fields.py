@@ -29,7 +29,7 @@ _WORDS = {
     "kind": ("publish", "rename", "delete", "mkdir", "setattr"),
     "outcome": ("done", "failed", "cancelled", "expired", "stale", "lost", "pending", "unknown"),
     "release": ("delivered", "custody"),
-    "outcomes": ("failed", "cancelled", "expired", "stale", "lost"),
+    "outcomes": ("failed", "cancelled", "expired", "stale", "lost", "pending"),
     "action": ("reserve", "renew", "release"),
     "kinds": ("file", "directory", "link", "other"),
     "attributes": ("mode", "size"),

@@ -25,6 +25,7 @@ from overlay_router.waiting import Packs
 from stageout.core.errors import ErrorClass
 from stageout.core.signing import SigningKey
 from stageout.overlay.channel import Gateway
+from stageout.overlay.outcomes import failure as failed
 from stageout.wire import frames, overlay, packs
 from stageout.wire.capability import BadCapability, Credential, allow, issue
 from stageout.wire.fields import MAX_NUMBER
@@ -442,6 +443,15 @@ def test_a_custodian_says_a_pack_again_that_there_was_no_room_for(outcomes: tupl
     way = Way(Gateway("192.0.2.1", 1, "key", b"secret"), told.append)
     way._sent[ORIGIN, 1] = _Sent(7, 2)
     no_space = ErrorClass.NO_SPACE_REMOTE.code
-    way._hear(overlay.Packed(ORIGIN, 1, (1, 0), (1,), outcomes, ("space",), (no_space,)))
+    said = overlay.Packed(ORIGIN, 1, (1, 0), (1,), outcomes, ("space",), (no_space,))
+    meta, _ = frames.decode_meta(frames.encode_meta(overlay.to_meta(said)))
+    heard = overlay.from_meta(frames.Type.PACKED, meta)
+    assert heard == said, "as it travels"
+    way._hear(heard)
     (answer,) = told
+    failure = failed(overlay.Result(ORIGIN, 2, outcomes[0], "space", code=no_space), "f", "t:1")
+    assert failure is not None
+    assert (failure.kind, failure.message) == (
+        ErrorClass.NO_SPACE_REMOTE, f"f: {outcomes[0]}: the router has no room for it now",
+    )  # fmt: skip
     assert (answer.code, len(answer.results)) == ((no_space, 0) if code else (0, 2))

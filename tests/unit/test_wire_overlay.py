@@ -50,7 +50,7 @@ _WORDS = {
     "release": st.sampled_from(("delivered", "custody")),
 }
 _WORDS["attributes"] = st.just(("mode", "size"))
-_WORDS["outcomes"] = st.lists(st.sampled_from(("failed", "stale")), max_size=4).map(tuple)
+_WORDS["outcomes"] = st.lists(st.sampled_from(("failed", "stale", "pending")), max_size=4).map(tuple)
 _WORDS["action"] = st.sampled_from(("reserve", "release"))
 _WORDS["block_bytes"] = st.just(overlay.BLOCK_BYTES)
 _WORDS["kinds"] = st.lists(st.sampled_from(("file", "link")), max_size=4).map(tuple)
