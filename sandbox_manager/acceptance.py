@@ -6,6 +6,7 @@ Custody, as ``intake.py`` asks for it. What is against an offer is in ``admissio
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -78,10 +79,10 @@ class Acceptance:
         :raises Exception: it is not recorded.
         """
         write = asyncio.ensure_future(self._record_ticket(handoff))
-        try:
-            await asyncio.shield(write)
-        except asyncio.CancelledError:
-            await write  # What is recorded is recorded: the files may not be taken away any more.
+        while not write.done():
+            with contextlib.suppress(asyncio.CancelledError):  # may be said again and again
+                await asyncio.wait({write})
+        write.result()  # What is recorded is recorded: the files may not be taken away any more.
         held = ((item.inode, item.size_bytes) for item in handoff.files)
         self._admission.space.add(handoff.ticket, handoff.facts.owner, held)
         self.release(handoff.reservation)

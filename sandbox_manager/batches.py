@@ -203,8 +203,8 @@ class Judged:
     """What becomes of the files of a batch.
 
     :param lost: gone from the spool, and their sandboxes with them.
-    :param unreachable: not one of those that were tried got an answer from the server.
-    :param retry_after_s: that it asked for.
+    :param tried: some of them say something of the server.
+    :param unreachable: not one of these got an answer from it. :param retry_after_s: that it asked for.
     """
 
     delivered: list[FileResult] = field(default_factory=list)
@@ -213,6 +213,7 @@ class Judged:
     lost: list[FileResult] = field(default_factory=list)
     handed_over: list[FileResult] = field(default_factory=list)
     delivered_bytes: int = 0
+    tried: bool = False
     unreachable: bool = False
     retry_after_s: float = 0.0
 
@@ -255,7 +256,8 @@ def judge_batch(
         (judged.failed if verdict.state is FileState.FAILED else judged.waiting).append(result)
     failures = [answer for answer in answers if isinstance(answer, Failure)]
     tried = [answer for answer in answers if not isinstance(answer, OfTheSpool)]
-    judged.unreachable = bool(tried) and all(isinstance(one, Failure) and one.kind in UNREACHABLE for one in tried)
+    judged.tried = bool(tried)
+    judged.unreachable = judged.tried and all(isinstance(one, Failure) and one.kind in UNREACHABLE for one in tried)
     judged.retry_after_s = max((item.retry_after_s for item in failures), default=0.0)
     return judged
 
@@ -273,12 +275,16 @@ def delivered_result(item: FileRow, answer: Gone) -> FileResult:
 
 def mind_breaker(breakers: Breakers, server: str, judged: Judged) -> bool:
     """Tell a server's breaker what a batch saw. True when a server that was away has come back."""
+    if not judged.tried:
+        return False
     if not judged.unreachable:
         back = breakers.reached(server)
         if back:
             log.event("breaker", server=server, circuit="closed")
         return back
-    reason = judged.waiting[0].error if judged.waiting else judged.failed[0].error
+    reason = next(
+        one.error for one in judged.waiting + judged.failed if ErrorClass.from_code(one.error_code) in UNREACHABLE
+    )
     if breakers.unreachable(server, reason, judged.retry_after_s):
         probe_in_s = round(breakers.opens_in_s(server))
         log.warn("breaker", server=server, circuit="open", reason=reason, probe_in_s=probe_in_s)

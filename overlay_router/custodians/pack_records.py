@@ -79,6 +79,12 @@ class PackRecords(Store):
         present = {row[1] for row in self._connection.execute("PRAGMA table_info(packs_held)")}
         for name in _LATER.keys() - present:
             self._connection.execute(f"ALTER TABLE packs_held ADD COLUMN {name} {_LATER[name]}")
+        unnamed = self._connection.execute(  # taken before names were kept
+            "SELECT origin, seq, pack FROM packs_held WHERE NOT EXISTS"
+            " (SELECT 1 FROM pack_names WHERE (origin, seq) = (packs_held.origin, packs_held.seq))"
+        ).fetchall()
+        for origin, seq, text in unnamed:
+            self._name((origin, seq), as_pack(text))
 
     def held_packs(self) -> list[HeldPack]:
         """All packs in custody, oldest first."""
@@ -108,11 +114,14 @@ class PackRecords(Store):
                 )  # fmt: skip
                 marks = ", ".join("?" * len(row))
                 self._connection.execute(f"INSERT INTO packs_held ({_COLUMNS}, pack) VALUES ({marks})", row)
-                sums = b"".join(map(_sum_of, pack.paths))
-                self._connection.execute("INSERT OR REPLACE INTO pack_names VALUES (?, ?, ?)", (*held.key, sums))
+                self._name(held.key, pack)
             self._connection.executemany("INSERT OR IGNORE INTO cancelled VALUES (?, ?)", cancelled)
         for origin, seq in cancelled:
             self.record(origin).cancelled.add(seq)
+
+    def _name(self, key: tuple[str, int], pack: Pack) -> None:
+        sums = b"".join(map(_sum_of, pack.paths))
+        self._connection.execute("INSERT OR REPLACE INTO pack_names VALUES (?, ?, ?)", (*key, sums))
 
     def withdraw_pack(self, key: tuple[str, int]) -> None:
         """A damaged pack whose sender has its files is not in custody any more."""

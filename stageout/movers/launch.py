@@ -5,20 +5,18 @@ the job's user and turns into the plugin. It stays, as the parent of all that th
 PR_SET_CHILD_SUBREAPER), whatever sessions and environments those have, and kills them when the plugin has ended. Then
 it ends as the plugin did. SIGTERM is passed on; what has not ended two seconds later is killed. The kernel kills it
 with the manager, and the plugin with it. Forking and changing the user inside the manager, which has several threads,
-would not be safe. Imports nothing of the product: it must start fast.
+would not be safe. It must start fast: it imports nothing of the product, and little else.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import sys
 import time
-from collections.abc import Iterator
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
-_SIGKILL = 9
+_SIGKILL, _SIGPIPE, _SIGXFSZ = 9, 13, 25
 CANNOT_START = 126
 _TERM_GRACE_S = 2.0
 _REST_S = 5.0
@@ -76,6 +74,8 @@ def _become(parent: int, argv: list[str]) -> None:
         os.setuid(uid)
     os.umask(0o077)
     os.chdir(directory)
+    for number in (_SIGPIPE, _SIGXFSZ):  # Python ignores them, and what is ignored stays so in the plugin
+        ctypes.CDLL(None).signal(number, None)
     if _dies_with(parent):  # after the change of user: that would take the setting back
         os.execv(program[0], program)
 
@@ -108,14 +108,15 @@ def _watch(plugin: int) -> int:
 def _reap(plugin: int) -> int | None:
     """Reap all that have ended. The plugin's wait status when it is among them, or nobody is left."""
     status = None
-    with contextlib.suppress(ChildProcessError):
+    try:
         while True:
             pid, found = os.waitpid(-1, os.WNOHANG)
             if pid == plugin:
                 status = found
             if not pid:
                 return status
-    return CANNOT_START << 8 if status is None else status
+    except ChildProcessError:
+        return CANNOT_START << 8 if status is None else status
 
 
 def _end_rest() -> None:
@@ -127,27 +128,39 @@ def _end_rest() -> None:
                 continue
         except ChildProcessError:
             return
-        with contextlib.suppress(OSError):  # no /proc
-            for pid in _children():
-                with contextlib.suppress(OSError):
-                    os.kill(pid, _SIGKILL)
+        for pid in _children():
+            try:
+                os.kill(pid, _SIGKILL)
+            except OSError:
+                continue  # of another user
         if time.monotonic() > until_s:  # of another user, or the disk keeps it
             return
         time.sleep(_AGAIN_S)
 
 
-def _children() -> Iterator[int]:
+def _children() -> list[int]:
+    """Of this process; none where /proc is missing, or has the numbers of another namespace (pid_namespaces(7))."""
     own = str(os.getpid())
-    for place in os.scandir("/proc"):
-        if place.name.isdigit():
-            with contextlib.suppress(OSError), open(f"{place.path}/stat", encoding="utf-8", errors="replace") as file:
-                if file.read().rpartition(")")[2].split()[1] == own:
-                    yield int(place.name)
+    if _numbers("self")[0] != own:
+        return []
+    return [int(place.name) for place in os.scandir("/proc") if place.name.isdigit() and _numbers(place.name)[1] == own]
+
+
+def _numbers(pid: str) -> tuple[str, str]:
+    """A process's own and its parent's, as proc(5) says them; "" when it has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            text = file.read()
+        return text.partition(" ")[0], text.rpartition(")")[2].split()[1]
+    except (OSError, IndexError):
+        return "", ""
 
 
 def _kill_group(leader: int, how: int) -> None:
-    with contextlib.suppress(OSError):
+    try:
         os.killpg(leader, how)
+    except OSError:
+        return  # it has ended
 
 
 def _end_as(status: int) -> int:

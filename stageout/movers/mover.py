@@ -336,7 +336,7 @@ class Mover:
                 time.sleep(0.02)
             process.kill()
         status = process.wait()
-        if status == -signal.SIGKILL:  # it, or the plugin, was killed: if it was it, nobody has looked after the rest
+        if status < 0:  # it, or the plugin, was killed: if it was it, nobody has looked after the rest
             kill_all(self._batch.directory)
         return status
 

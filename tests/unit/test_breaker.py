@@ -149,6 +149,7 @@ _AWAY, _GONE = Failure(ErrorClass.CONNECT_FAILED, "refused"), Vanished(ErrorClas
         ([_AWAY, _GONE], Circuit.OPEN),
         ([_AWAY, _AWAY], Circuit.OPEN),
         ([_CHANGED, _AWAY], Circuit.OPEN),
+        ([_CHANGED, _CHANGED], Circuit.HALF_OPEN),
         ([_AWAY, Delivered("size")], None),
         ([_AWAY, Failure(ErrorClass.NOT_FOUND, "404")], None),
     ],
@@ -166,3 +167,4 @@ def test_a_file_that_the_spool_lost_says_nothing_of_the_server(answers: list[Ans
     judged = judge_batch(files, answers, RetryRules(5, 20, 1800, 1000), lambda sandbox: clock.wall, clock.wall_s())
     assert mind_breaker(breakers, "s", judged) is (circuit is None)
     assert [one.circuit for one in breakers.troubles()] == ([circuit.value] if circuit else [])
+    assert all(one.reason == "refused" for one in breakers.troubles())

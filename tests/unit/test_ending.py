@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sandbox_manager.acceptance import Acceptance
 from sandbox_manager.intake import Intake
 from sandbox_manager.pipeline import Pipeline
 from stageout.core import ending
@@ -64,3 +65,28 @@ def test_a_manager_ends_although_a_task_loses_its_cancellation(part: str, monkey
         return task.cancelled()
 
     assert asyncio.run(asyncio.wait_for(stops(), 20))
+
+
+def test_a_hand_off_that_is_being_recorded_is_recorded_however_often_it_is_cancelled() -> None:
+    """At the second time its files were discarded, while the ledger's thread recorded them."""
+
+    async def story() -> str:
+        goes_on = asyncio.Event()
+        space = SimpleNamespace(add=lambda *which: None)
+        acceptance: Any = SimpleNamespace(
+            _record_ticket=lambda handoff: goes_on.wait(), _admission=SimpleNamespace(space=space),
+            _manager=SimpleNamespace(name="m", key=""), release=lambda reservation: None,
+        )  # fmt: skip
+        handoff: Any = SimpleNamespace(
+            ticket="t", facts=SimpleNamespace(owner="o"), files=[], reservation=None, size_bytes=0
+        )
+        task = asyncio.ensure_future(Acceptance.accept(acceptance, handoff))
+        for _ in range(3):
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.sleep(0)
+        assert not task.done()
+        goes_on.set()
+        return (await task).ticket
+
+    assert asyncio.run(asyncio.wait_for(story(), 20)) == "t"

@@ -19,6 +19,7 @@ from manager_site import ROOT, UID, Site, made
 
 from stageout.core.errors import ErrorClass
 from stageout.core.sockets import readable
+from stageout.movers import launch
 from stageout.movers.mover import MARK, Batch, Cargo, Mover, Stopped, end_leftovers, unique_names
 from stageout.movers.plugins_table import Plugin, PluginsTable
 from stageout.movers.results import PLUGINS_WORD, Answer, Delivered, Failure
@@ -187,6 +188,21 @@ while [ ! -e pid ]; do sleep 0.01; done
         words = {"in time": "status 0", "killed": f"signal {signal.SIGSEGV.value}"}
         assert words[how] in failure(mover.run()[0]).message
     assert not _is_alive(int(number.read_text()))
+
+
+def test_what_has_no_child_here_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers in a /proc of another namespace are those of other processes."""
+    other = os.getppid()
+    monkeypatch.setattr(os, "getpid", lambda: other)
+    assert launch._children() == []
+
+
+def test_a_plugin_is_ended_by_the_signals_that_end_every_program(site: Site) -> None:
+    """Python, which starts it, ignores some: a plugin that writes into a pipe nobody reads went on for ever."""
+    text = f"#!/bin/sh\ngrep SigIgn /proc/self/status > {site.base}/dest/ignored\n"
+    run(site, "copy://h/ok/a", plugin=Plugin(site.write_script("ignoring_plugin", text), ("copy",), 4))
+    ignored = int((site.base / "dest/ignored").read_text().split()[1], 16)
+    assert not [one for one in (signal.SIGPIPE, signal.SIGXFSZ) if ignored & 1 << one - 1]
 
 
 def test_a_mover_can_be_stopped(site: Site) -> None:

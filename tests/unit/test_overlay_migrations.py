@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from overlay_router.custodians.pack_records import HeldPack
 from overlay_router.custodians.spool import FIRST_TID, CustodyStore
 from overlay_router.local.migrations import VERSION
 from overlay_router.local.store import Store, StoredLot, StoreError
 from overlay_router.rules.states import Outcome, Result
 from stageout.core.errors import ErrorClass
+from stageout.wire.overlay import Pack
 from tests.unit.test_overlay_destination import EXPIRES, ORIGIN, Crash, _dying
 
 #: As the first version made them.
@@ -143,3 +145,17 @@ def test_one_of_a_later_version_is_kept_and_the_way_back_is_said(tmp_path: Path)
     with pytest.raises(StoreError, match=rf"later version .*{VERSION + 1}.*--custody") as caught:
         Store(tmp_path / "db")
     assert "may be removed" not in str(caught.value)
+
+
+def test_packs_that_an_earlier_version_took_are_found_by_their_names(tmp_path: Path) -> None:
+    pack = Pack(ORIGIN, 3, EXPIRES, ("a/b", "a/c"), (1, 1), (0o644, 0o644), "")
+    held = HeldPack(ORIGIN, 3, 5, "a/b", "t:1", "delivered", EXPIRES, "key/x", "xxh3-128", 2, 5)
+    store = CustodyStore(tmp_path / "db")
+    store.take_packs([(held, pack)])
+    store.close()
+    with sqlite3.connect(tmp_path / "db") as connection:
+        connection.execute("DROP TABLE pack_names")
+    connection.close()
+    store = CustodyStore(tmp_path / "db")
+    assert store.packs_with("a/c") == [(ORIGIN, 3)]
+    store.close()
