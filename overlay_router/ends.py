@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from overlay_router.copying.copies import Copies
@@ -157,11 +157,17 @@ class Ends:
         """
         found = self.attach(report.tid) if report.parts else None
         if found is not None:
-            report = self._parts.put_together(report, found)
+            parted = {start // found.transfer.ask.block_bytes for start, _ in report.parts}
+            report = self._parts.put_together(report, found, self._among(report.tid, parted))
         if not report.blocks:
             return report, [], False
         replies = self.staged(report.tid, [(block, bytes.fromhex(digest)) for block, digest in report.blocks])
         return report, replies, self.is_whole(report.tid)
+
+    def _among(self, tid: int, blocks: Collection[int]) -> Collection[int]:
+        """Which of these blocks are recorded where a file ends; a custodian's are checked when they go on."""
+        end = self._holder(tid)
+        return end.among(tid, blocks) if isinstance(end, (Destination, Egress)) else ()
 
     def staged(self, tid: int, blocks: Iterable[tuple[int, bytes]]) -> list[Reply]:
         """Blocks (position, digest) of a transfer whose bytes are on the disk."""

@@ -151,6 +151,10 @@ class Egress(Custodian):
                 return f"files {first} to {one.end - 1} are under way in another pack"
         return ""
 
+    def among(self, tid: int, blocks: Collection[int]) -> Collection[int]:
+        """As :meth:`Store.among`."""
+        return self._store.among(tid, blocks)
+
     def expire(self, busy: Collection[Key]) -> list[Reply]:
         """As of a custodian. Packs of which nothing is here any more (it was damaged, and never came again) go, too."""
         replies = super().expire(busy)

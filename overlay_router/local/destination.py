@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -122,6 +122,10 @@ class Destination:
     def is_whole(self, tid: int) -> bool:
         """As :meth:`Store.is_whole`."""
         return self._store.is_whole(tid)
+
+    def among(self, tid: int, blocks: Collection[int]) -> Collection[int]:
+        """As :meth:`Store.among`."""
+        return self._store.among(tid, blocks)
 
     def whole_of(self, origin: str, seq: int) -> list[int]:
         """As :meth:`Store.whole_of`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,14 +24,16 @@ class Parts:
     def __init__(self) -> None:
         self._have: OrderedDict[int, _Have] = OrderedDict()
 
-    def put_together(self, report: Report, found: Attached) -> Report:
+    def put_together(self, report: Report, found: Attached, recorded: Collection[int] = ()) -> Report:
         """The report with those blocks, too, that are whole with its parts; the same when it is said again.
 
-        :param found: the transfer and its file, which is closed. :raises OSError: they cannot be read.
+        :param found: the transfer and its file, which is closed. :param recorded: blocks that are whole already: what
+            their parts have made of them is found too, for these may have other bytes. :raises OSError: they cannot be
+            read.
         """
         try:
             ask = found.transfer.ask
-            whole = self._whole(report, ask.block_bytes, ask.size_bytes)
+            whole = self._whole(report, ask.block_bytes, ask.size_bytes, recorded)
             blocks = tuple((block, _digest(found.file, block * ask.block_bytes, size_bytes, report.digest))
                            for block, size_bytes in whole)  # fmt: skip
         finally:
@@ -41,8 +44,10 @@ class Parts:
         """A transfer is whole, or its blocks come again."""
         self._have.pop(tid, None)
 
-    def _whole(self, report: Report, block_bytes: int, size_bytes: int) -> list[tuple[int, int]]:
-        """Number and length of blocks that these parts make whole."""
+    def _whole(
+        self, report: Report, block_bytes: int, size_bytes: int, recorded: Collection[int]
+    ) -> list[tuple[int, int]]:
+        """Number and length of blocks that these parts make whole, or change."""
         have = self._have.setdefault(report.tid, OrderedDict())
         self._have.move_to_end(report.tid)
         for start, length in report.parts:
@@ -53,7 +58,11 @@ class Parts:
         _trim(have, _MOST_BLOCKS)
         touched = dict.fromkeys(start // block_bytes for start, _ in report.parts)
         lengths = {block: min(block_bytes, size_bytes - block * block_bytes) for block in touched}
-        return [(block, length) for block, length in lengths.items() if have.get(block) == _mask(0, length)]
+        return [
+            (block, length)
+            for block, length in lengths.items()
+            if have.get(block) == _mask(0, length) or block in recorded
+        ]
 
 
 def _mask(start: int, length: int) -> int:

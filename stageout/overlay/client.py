@@ -222,8 +222,11 @@ class Upload:
     def publish(self, tid: int, channel: Channel) -> Operation:
         """The PUBLISH, when all blocks were read. :raises TransferFailure: the file has changed meanwhile."""
         self.digest_name = channel.digest_name
-        self._digest_rest(channel)
-        self.check_source()
+        try:
+            self._digest_rest(channel)
+            self.check_source()
+        except OSError as problem:
+            raise TransferFailure(ErrorClass.LOCAL_FILE, f"{self.local}: {problem.strerror}") from None
         return replace(self.order, tid=tid, size_bytes=self.size_bytes, blocks=self.blocks, manifest=self.manifest)
 
     @property
@@ -247,7 +250,7 @@ class Upload:
     def _digest_rest(self, control: Channel) -> None:
         """Digests of blocks that an earlier process sent: from what is known, or by reading them again."""
         same = self.known.digests if self.known and self.known.name == control.digest_name else {}
-        file = self.open()
+        file = open_source(self.local)[0]  # by the page cache: nothing here is aligned as the disk wants it
         try:
             for block in range(self.blocks):
                 if block not in self.digests:

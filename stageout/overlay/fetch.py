@@ -184,7 +184,7 @@ def _into(fetch: _Fetch, file: int, progress: Progress) -> int:
     while True:
         try:
             for part in fetch.parts(buffer):
-                os.pwrite(file, part, fetch.received_bytes)
+                _write(file, part, fetch.received_bytes)
                 progress(fetch.received_bytes + len(part))
             break
         except TransferFailure as failure:
@@ -196,6 +196,13 @@ def _into(fetch: _Fetch, file: int, progress: Progress) -> int:
     assert fetch.found is not None
     os.ftruncate(file, fetch.found.size_bytes)
     return fetch.found.size_bytes
+
+
+def _write(file: int, data: memoryview, offset: int) -> None:
+    """All of it: a disk that is nearly full takes a part, and says why only when it is asked again."""
+    while data:
+        written = os.pwrite(file, data, offset)
+        data, offset = data[written:], offset + written
 
 
 class _Patience:

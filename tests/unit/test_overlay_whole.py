@@ -1,0 +1,101 @@
+"""What ends under a name is what was sent, whatever disks do and whoever sends parts late."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from overlay_router.custodians.spooled import Growth, Spooled
+from overlay_router.data.worker import Report
+from overlay_router.ends import Ends
+from overlay_router.local.destination import Destination
+from overlay_router.local.store import Store
+from overlay_router.local.tree import Tree
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay import fetch
+from stageout.overlay.channel import Channel, Gateway
+from stageout.overlay.client import Upload
+from stageout.wire.blocks import PART_BYTES
+from stageout.wire.frames import digests
+from stageout.wire.overlay import Found, Open, Opened, Operation
+
+GATEWAY = Gateway("host", 1, "key", b"secret")
+ORDER = Operation("0a" * 16, 1, "publish", "f", 99)
+BLAKE = digests()["blake2b-128"]
+
+
+def _sha(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()[:16]
+
+
+CHANNEL = cast(Channel, SimpleNamespace(digest_name="other", digest=_sha))
+
+
+def test_a_block_that_the_next_hop_has_already_gets_the_digest_that_it_wants(tmp_path: Path) -> None:
+    """The file is open past the page cache, which takes no reading to just anywhere."""
+    spool, data = tmp_path / "spool", os.urandom(5000)
+    spool.write_bytes(data)
+    order = Operation("0a" * 16, 1, "publish", "f", 99, size_bytes=len(data), blocks=1)
+    growth = Growth({0: BLAKE(data)}, order)
+    said = Spooled(GATEWAY, spool, order, growth, "blake2b-128", None, 1).publish(7, CHANNEL)
+    assert said.manifest == hashlib.sha256(_sha(data)).hexdigest()
+
+
+def test_a_block_that_cannot_be_read_again_is_a_matter_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    local = tmp_path / "file"
+    local.write_bytes(b"sent by an earlier process")
+    upload = Upload(GATEWAY, local, ORDER, 1, lambda sent_bytes: None)
+    monkeypatch.setattr(os, "pread", broken)
+    with pytest.raises(TransferFailure, match="Input/output") as failure:
+        upload.publish(7, CHANNEL)
+    assert failure.value.kind is ErrorClass.LOCAL_FILE
+
+
+def test_what_a_disk_takes_in_pieces_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, write = os.urandom(5000), os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda file, part, offset: write(file, part[:999], offset))
+    asked = fetch._Fetch(GATEWAY, "f", 0, -1, found=Found(len(data), 1 << 20, 1, 0o644))
+    cast(Any, asked).parts = lambda buffer: iter([memoryview(data)])
+    with (tmp_path / "file").open("w+b") as file:
+        fetch._into(asked, file.fileno(), lambda received_bytes: None)
+    assert (tmp_path / "file").read_bytes() == data
+
+
+def test_a_part_over_a_block_that_is_there_already_is_seen(tmp_path: Path) -> None:
+    """A signed manifest holds against forged blocks, also when they are forged late and in parts."""
+    (tmp_path / "root").mkdir()
+    good, evil = os.urandom(2 * PART_BYTES), b"e" * PART_BYTES
+    store, tree = Store(tmp_path / "store"), Tree(tmp_path / "root")
+    place = Destination(store, tree, lambda: 0)
+    ends = Ends(place)
+    try:
+        opened = place.open(Open("0a" * 16, 1, "f", 2 * len(good), len(good), 99), "site").message
+        assert isinstance(opened, Opened)
+
+        def write(data: bytes, report: Report) -> Report:
+            found = place.attach(opened.tid)
+            assert found is not None
+            os.pwrite(found.file, data, 0)
+            os.close(found.file)
+            return ends.record(report)[0]
+
+        write(good, Report(opened.tid, ((0, BLAKE(good).hex()),)))
+        told = write(evil, Report(opened.tid, (), ((0, len(evil)),), "blake2b-128"))
+        mixed = BLAKE(evil + good[len(evil) :])
+        assert told.blocks == ((0, mixed.hex()),)
+        assert store.staged(opened.tid) == [(0, mixed)]
+    finally:
+        place.close()
+        store.close()
+        tree.close()
