@@ -66,11 +66,15 @@ class Maker:
         self._begin()
 
     def answer(self, what: int, *facts: Any) -> list[int] | dict[int, int] | int | None:
-        """What the daemon hears: the answer, the error that ended it, or nothing."""
+        """What the daemon hears: the answer, the error that ended it, or nothing.
+
+        :raises OSError: a batch cannot be forgotten. Nobody waits for that answer, and no file may be taken for one of
+            the next batch: the process ends.
+        """
+        if what == FORGET:
+            self.forget()
+            return None
         try:
-            if what == FORGET:
-                self.forget()
-                return None
             return self.write(*facts) if what == WRITE else self.name(*facts)
         except OSError as problem:
             return problem.errno or errno.EIO

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from overlay_router.local import makers
+from overlay_router.local import maker, makers
 from overlay_router.local.destination import Destination
 from overlay_router.local.makers import MANY, Heard, Makers
 from overlay_router.local.store import Store
@@ -193,6 +193,17 @@ def test_what_is_gone_already_needs_no_cleaning(router: Beside, monkeypatch: pyt
         patch.setattr(os, "unlink", unlink)
         router.place._small._clean()
     assert leftovers(router) == []
+
+
+def test_what_cannot_be_forgotten_is_the_end_of_a_process(router: Beside) -> None:
+    """An answer that nobody waits for would be taken for the next one."""
+    place = os.open(router.root / ".stageout/packs", os.O_RDONLY)
+    one = maker.Maker(place, router.tree, memoryview(bytearray(b"data")))
+    one.write(0, [4], [0o600])
+    os.close(one._hidden._open[0])
+    with pytest.raises(OSError):
+        one.answer(maker.FORGET)
+    os.close(place)
 
 
 @pytest.mark.parametrize("step", ["write", "give_names"])
