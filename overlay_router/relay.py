@@ -42,7 +42,7 @@ from overlay_router.peers.cover import Cover, Wire, begins_with_tls, covered
 from overlay_router.peers.greeting import Peer, Unwelcome, connect, greet, refuse
 from overlay_router.peers.keys import Key, Keys
 from overlay_router.peers.limits import Complaints, Limits, TooMany
-from overlay_router.peers.rights import Rights, outside_of
+from overlay_router.peers.rights import Rights, outside_of, too_late
 from overlay_router.questions import Questions
 from overlay_router.report import Reporting
 from overlay_router.routing.neighbours import Neighbourhood
@@ -464,16 +464,16 @@ class Router:
 
     def _refusal(self, key: Key, message: Message) -> str:
         """Why a peer may not ask for this; what goes on with a capability is for its terminal to judge."""
-        if isinstance(message, overlay.Copy):
-            return ""  # judged when it is known whether it is a new one
+        late = too_late(message, now := int(time.time()))
+        if late or isinstance(message, overlay.Copy):
+            return late  # a copy is judged when it is known whether it is a new one
         if isinstance(message, (overlay.Open, overlay.Operation)) and message.warrant and not message.terminal:
-            now = int(time.time())
             if self._ends.destination is None:
                 return "this router has no tree of its own"
             return warrants.refusal(message, key, self.keys, self.rights, self._destination.epoch, now)
         if isinstance(message, (overlay.Open, overlay.Operation, overlay.Pack)) and message.terminal:
             return "" if message.capability else outside_of(key, message)
-        return self.rights.refusal(key, message, int(time.time()))
+        return self.rights.refusal(key, message, now)
 
     def _look_for_deliveries(self) -> None:
         for one in (self._forwarder, self._pack_forwarder, self._copier, self._outflow):

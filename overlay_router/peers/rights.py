@@ -15,7 +15,8 @@ from typing import NamedTuple
 from overlay_router.local.store import Transfer
 from overlay_router.peers.keys import BadKeys, Key
 from stageout.wire.capability import BadCapability, Capability, Look, allow, read
-from stageout.wire.overlay import Get, List, Message, Open, Operation, Pack, Stat
+from stageout.wire.deposits import MOST_EXPIRES_AFTER_S
+from stageout.wire.overlay import MAX_CLOCK_SKEW_S, Get, List, Message, Open, Operation, Pack, Stat
 
 
 class Lot(NamedTuple):
@@ -115,6 +116,16 @@ class Rights:
         if not message.capability:
             raise BadCapability("this router takes nothing without a capability: ask its administrator for one")
         return allow(message, self.issuers, now)
+
+
+def too_late(message: Message, now: int) -> str:
+    """Why an operation may not go on for so long, "" if it may: what nobody ends must end by itself.
+
+    :param now: Unix time; the sender's may differ by as much as a greeting lets pass.
+    """
+    if getattr(message, "expires", 0) <= now + MOST_EXPIRES_AFTER_S + MAX_CLOCK_SKEW_S:
+        return ""
+    return f"it expires more than {MOST_EXPIRES_AFTER_S // 86400} days from now: let it expire earlier"
 
 
 def outside_of(key: Key, message: Message) -> str:

@@ -67,6 +67,12 @@ class _Reader(io.RawIOBase):
         self._size_bytes, self._generation = entry.size_bytes, entry.generation
         self._position, self._rest = 0, memoryview(b"")
         self._parts: Iterator[bytes] | None = None
+        self._failure: TransferFailure | None = None
+
+    def close(self) -> None:
+        """Let go of the connection, of which something may still be under way."""
+        self._parts, self._rest = None, memoryview(b"")
+        super().close()
 
     def readable(self) -> bool:
         """It is."""
@@ -81,16 +87,22 @@ class _Reader(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Go on there. :raises ValueError: in front of the beginning."""
+        """Go on there, also after a failure. :raises ValueError: in front of the beginning."""
         position = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size_bytes}[whence] + offset
         if position < 0:
             raise ValueError(f"{position} is in front of the beginning")
-        if position != self._position:
+        if position != self._position or self._failure is not None:
+            self._failure = None
             self._position, self._parts, self._rest = position, None, memoryview(b"")
         return position
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        """Some bytes, at least one unless it is the end. :raises TransferFailure: classified."""
+        """Some bytes, at least one unless it is the end.
+
+        :raises TransferFailure: classified; the same from then on, until somebody seeks: what was read may be lost.
+        """
+        if self._failure is not None:
+            raise self._failure
         if self._position >= self._size_bytes:
             return 0
         if self._parts is None:
@@ -98,7 +110,14 @@ class _Reader(io.RawIOBase):
                 self._gateway, self._path, self._position, generation=self._generation, routes=self._routes
             )
         view = memoryview(buffer).cast("B")
-        self._rest = self._rest or memoryview(next(self._parts, b""))
+        try:
+            self._rest = self._rest or memoryview(next(self._parts, b""))
+            if not self._rest:
+                text = f"{self._path}: it ended before its {self._size_bytes} bytes had come"
+                raise TransferFailure(ErrorClass.CONTENT_MISMATCH, text, self._gateway.server)
+        except TransferFailure as failure:
+            self._failure = failure
+            raise
         count = min(len(view), len(self._rest))
         view[:count] = self._rest[:count]
         self._position, self._rest = self._position + count, self._rest[count:]

@@ -205,6 +205,7 @@ class Sending:
             if self._checks and self._order is not None and message.epoch != self._epoch:
                 server = self.cargo.gateway.server
                 self.fail(RecordsLost(ErrorClass.SERVER_ERROR, f"{server} has lost its records", server))
+                return  # what was said stands, and is not said again: to these records it would be new
             blocks.reopened(self.table, already)
             self._order = None
         else:
@@ -336,6 +337,8 @@ class Sending:
 
     def repeat(self, way: Way) -> None:
         """A route came up: it hears the PUBLISH too."""
+        if self._failure is not None:
+            return
         if self._order is not None:
             way.say(self._order)
         else:

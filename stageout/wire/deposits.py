@@ -18,6 +18,8 @@ from stageout.wire.address import is_address
 
 #: An operation is tried for so long (s), by its sender and by custodians.
 EXPIRES_AFTER_S = 24 * 3600
+#: A router takes nothing that is to be tried for longer (s).
+MOST_EXPIRES_AFTER_S = 7 * 24 * 3600
 _SEED_CHARS = 32
 _NONCE_BYTES = 8
 _MOST = 1_000_000

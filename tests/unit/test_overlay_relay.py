@@ -44,9 +44,11 @@ from stageout.core.sockets import notice_death
 from stageout.movers.mover import Equipment
 from stageout.overlay.channel import Channel, Gateway
 from stageout.wire import frames, overlay, warrant
+from stageout.wire.deposits import MOST_EXPIRES_AFTER_S
+from stageout.wire.fields import MAX_NUMBER
 from stageout.wire.frames import Decoder
 from stageout.wire.greeting import WrongKey, accept, offer
-from stageout.wire.overlay import Answer, Attach, List, Low, Message, Open, Pack, Status, Welcome
+from stageout.wire.overlay import Answer, Attach, List, Low, Message, Open, Operation, Pack, Result, Status, Welcome
 from stageout.wire.warrant import Warrant
 
 SECRET = b"0123456789abcdef0123456789abcdef"
@@ -374,3 +376,26 @@ def test_a_low_that_waits_for_the_disk_holds_up_nothing_and_keeps_its_turn() -> 
         disk.shutdown()
     assert ([one for one in done if one != "settled"], closed) == (["low", "behind it"], ["line"])
     assert done.count("settled") == 1
+
+
+def test_nothing_is_taken_that_would_stay_for_ever(end: _End) -> None:
+    """What its sender never ends, ends by its time."""
+    last = int(time.time()) + MOST_EXPIRES_AFTER_S
+    key = Key("site", SECRET, "")
+
+    async def work(router: Router, gateway: Gateway) -> None:
+        for message in (
+            ASK,
+            Operation(ORIGIN, 1, "mkdir", "d", 1),
+            Pack(ORIGIN, 1, 1, ("a",), (1,), (0,), ""),
+            replace(ASK, terminal="t:1", capability="x.y"),
+            overlay.Copy(ORIGIN, 1, "f", 1, "t:1", "f", 1, 0o644, 1, "w"),
+        ):
+            far = replace(message, expires=last + 3600)
+            assert "more than 7 days" in router._refusal(key, far)
+            assert not router._refusal(key, replace(message, expires=last))
+        told = await asyncio.to_thread(ask, gateway, replace(ASK, block_bytes=overlay.BLOCK_BYTES, expires=MAX_NUMBER))
+        assert isinstance(told, Result)
+        assert (told.outcome, "more than 7 days" in told.reason) == ("failed", True)
+
+    serving(end, work)

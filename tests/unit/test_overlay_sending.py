@@ -11,7 +11,7 @@ import pytest
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.links import Claim
-from stageout.overlay.sending import Sending
+from stageout.overlay.sending import RecordsLost, Sending
 from stageout.overlay.way import Way
 from stageout.wire.overlay import Message, Open, Opened, Operation, Result, Staged
 
@@ -236,3 +236,15 @@ def test_a_connection_that_is_one_too_many_is_not_tried_again(file: int, monkeyp
     way._carry(control, 1)
     assert len(tried) == 1
     assert way._manned == {0}
+
+
+def test_nothing_is_published_again_where_the_records_were_lost(file: int) -> None:
+    """Not even an empty file, of which nothing has to come again."""
+    sending, (first, second) = _sending(file, 0, routes=2)
+    sending._checks = True
+    sending.publish()
+    for way in sending.ways:
+        sending.hear(way, Opened(7, "another epoch"))
+        sending.repeat(way)
+    assert isinstance(sending._failure, RecordsLost)
+    assert [len(control.said) for control in (first, second)] == [1, 1]
