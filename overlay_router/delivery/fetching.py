@@ -41,6 +41,8 @@ _LOOK_S = 0.1
 _REAP_S = 5.0
 _GONE_S = 1.0
 _AWAKE_TURNS = 10
+#: What an earlier router has left is gone within this time, or something is wrong there.
+_READY_S = 60.0
 _AHEAD_BYTES = 64 * 1024 * 1024
 _MODE = 0o644
 Equip = Callable[[Target], Awaitable[Kit]]
@@ -115,7 +117,11 @@ class Fetching:
             return refusal(ask.path, problem)
         if target is None:
             return _no(ErrorClass.NOT_SUPPORTED, f"{ask.path}: only what is below it is delivered: name a file")
-        await self._is_ready.wait()
+        try:
+            await asyncio.wait_for(self._is_ready.wait(), _READY_S)
+        except asyncio.TimeoutError:
+            text = f"{ask.path}: this gateway's spool cannot be used yet; its administrator finds the reason in the log"
+            return _no(ErrorClass.SERVER_BUSY, text)
         kept = await self._on_disk(lambda: self._files.find(ask.path, ask.generation)) if ask.generation > 0 else None
         found = kept or await self._fetched(target, ask.path)
         if isinstance(found, Answer):

@@ -396,12 +396,17 @@ def unique_names(names: Sequence[str]) -> list[str]:
     for index, name in enumerate(names):
         base = name.rpartition("/")[2]
         plain = base and not base.startswith(".") and base not in used and len(os.fsencode(base)) < 240
-        pick = base if plain else f"{index}.{base.lstrip('.')[:100]}"
+        pick = base if plain else f"{index}.{_beginning(base.lstrip('.'))}"
         while pick in used:
             pick = f"{index}.{pick}"
         used.add(pick)
         chosen.append(pick)
     return chosen
+
+
+def _beginning(name: str) -> str:
+    """Of a name that is too long with a number before it: filesystems count bytes."""
+    return os.fsencode(name)[:100].decode("utf-8", "ignore")
 
 
 def plugin_environment(ours: Mapping[str, str], batch: Batch) -> dict[str, str]:

@@ -265,6 +265,7 @@ def test_a_file_is_fetched(site: Site, protocol: int, writes: str) -> None:
 
 
 def test_odd_names_do_not_meet(site: Site) -> None:
+    assert all(len(os.fsencode(name)) < 240 for name in unique_names(["あ" * 85, "あ" * 300, "\udcff" * 250]))
     names = unique_names(["out", "d/out", "", ".copy_plugin.in", "x" * 300, "1.out"])
     assert len(set(names)) == 6
     assert all(name and "/" not in name and not name.startswith(".") for name in names)

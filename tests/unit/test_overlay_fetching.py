@@ -227,6 +227,19 @@ def test_a_router_that_stops_ends_the_plugin_that_runs_for_who_asked_before_othe
     assert store.stopped == 1
 
 
+def test_who_asks_hears_it_when_the_spool_cannot_be_used(
+    store: _Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "_READY_S", 0.05)
+
+    async def work(one: Fetching) -> None:
+        answer = await asyncio.wait_for(one.file(Get("out/f")), 20)
+        assert isinstance(answer, Answer)
+        assert answer.code == ErrorClass.SERVER_BUSY.code
+
+    _run(tmp_path / "missing", work)
+
+
 def test_a_large_file_for_which_nobody_waits_any_more_is_not_read_to_its_end(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(bytes(3 * BLOCK_BYTES))
     wanted = iter([True, False])
