@@ -74,11 +74,15 @@ class Answer:
 
 @dataclass(frozen=True)
 class _Sent:
-    """A pack that was sent, or asked about. :param damaged: positions of files that were damaged in the spool."""
+    """A pack that was sent, or asked about. :param damaged: positions of files that were damaged in the spool.
+
+    :param told: numbers of files that are not wanted, as the other side has heard behind it.
+    """
 
     number: int
     files: int
     damaged: list[int] = field(default_factory=list)
+    told: set[int] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -201,8 +205,10 @@ class Way:
         channel = self._connected()
         self._origins.add(pack.origin)
         channel.send(Low(pack.origin, order.low))
-        for seq in order.cancelled:
+        told = self._sent[key].told  # who cancels all files of a pack says so file by file
+        for seq in (seq for seq in order.cancelled if seq not in told):
             channel.send(Cancel(pack.origin, seq))
+        told.update(order.cancelled)
         if not has_no_answer:
             channel.send(Status(pack.origin, pack.seq, len(pack.paths)))
 

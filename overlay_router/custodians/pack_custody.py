@@ -250,7 +250,8 @@ class PackCustody:
             return None
         if held.sender.partition("/")[0] == peer.partition("/")[0]:
             self._store.cancel(*key)
-            self._news.cancelled.append(held)
+            if held not in self._news.cancelled:
+                self._news.cancelled.append(held)
         else:
             log.warn("cancel-refused", origin=key[0], reason="it was deposited with another")
         return Custody(*key, self._name)

@@ -362,7 +362,9 @@ class Store:
         return found
 
     def cancel(self, origin: str, seq: int) -> None:
-        """Somebody asked for the cancellation of an operation."""
+        """Somebody asked for the cancellation of an operation; once that is known it costs nothing."""
+        if seq in self.record(origin).cancelled:
+            return
         with self._transaction("overlay-cancel"):
             self._connection.execute("INSERT OR IGNORE INTO cancelled VALUES (?, ?)", (origin, seq))
         self.record(origin).cancelled.add(seq)
