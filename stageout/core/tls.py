@@ -7,11 +7,14 @@ as an end: protocols inside say themselves how much there is.
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import ssl
 import threading
 
 _PART_BYTES = 256 * 1024
+#: For a peer to close, too, when nobody reads any more what it says.
+_CLOSES_S = 10.0
 #: First byte of a TLS handshake, and of an alert.
 _OF_TLS = (0x16, 0x15)
 CLIENT_HELLO = 0x16
@@ -29,6 +32,7 @@ class Tunnel:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, not host, host or None)
         self._turn, self._sending = threading.Lock(), threading.Lock()
+        self._said_all = threading.Event()
         self.answered_plainly = False
 
     def handshake(self, timeout_s: float) -> None:
@@ -60,10 +64,14 @@ class Tunnel:
         self._raw.settimeout(None)
 
     def run(self) -> None:
-        """Pass bytes on until both directions have ended; then both sockets are closed."""
+        """Pass bytes on until both directions have ended; then both sockets are closed.
+
+        A peer that goes on, or is silent, is cut off ten seconds after the other end of the plain side was closed.
+        """
         outwards = threading.Thread(target=self._outwards, daemon=True)
         outwards.start()
         self._inwards()
+        self._said_all.set()
         outwards.join()
         for sock in (self._raw, self._plain):
             sock.close()
@@ -106,6 +114,11 @@ class Tunnel:
                     self._send(data)
             self._raw.shutdown(socket.SHUT_WR)
         except OSError:
+            self._end()
+        closed = select.poll()
+        closed.register(self._plain, 0)
+        closed.poll()  # not only that it says no more: nobody hears it any more, or the peer has said all
+        if not self._said_all.wait(_CLOSES_S):
             self._end()
 
     def _send(self, data: bytes) -> None:
