@@ -162,6 +162,7 @@ class Ends:
         if not report.blocks:
             return report, [], False
         replies = self.staged(report.tid, [(block, bytes.fromhex(digest)) for block, digest in report.blocks])
+        self._parts.recorded(report.tid, (block for block, _ in report.blocks))
         return report, replies, self.is_whole(report.tid)
 
     def _among(self, tid: int, blocks: Collection[int]) -> Collection[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,6 +39,16 @@ class Parts:
         finally:
             os.close(found.file)
         return replace(report, blocks=report.blocks + blocks)
+
+    def recorded(self, tid: int, blocks: Iterable[int]) -> None:
+        """These blocks are whole and recorded. Should one have to come again, all of its parts must."""
+        have = self._have.get(tid)
+        if have is None:
+            return
+        for block in blocks:
+            have.pop(block, None)
+        if not have:
+            del self._have[tid]
 
     def forget(self, tid: int) -> None:
         """A transfer is whole, or its blocks come again."""

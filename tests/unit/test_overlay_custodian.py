@@ -22,6 +22,8 @@ from overlay_router.custodians.custodian import Custodian
 from overlay_router.custodians.finding import Finding
 from overlay_router.custodians.forwarder import Forwarder
 from overlay_router.custodians.spool import CustodyStore
+from overlay_router.data.worker import Report
+from overlay_router.ends import Ends
 from overlay_router.local.destination import Reply
 from overlay_router.local.tree import Tree
 from overlay_router.peers.deposits import Terminals, read_terminals
@@ -31,7 +33,8 @@ from overlay_router.rules.states import Outcome, Result
 from stageout.core import durable
 from stageout.core.clock import SystemClock
 from stageout.core.config import ConfigError
-from stageout.wire import overlay
+from stageout.wire import frames, overlay, packs
+from stageout.wire.blocks import PART_BYTES
 from stageout.wire.overlay import Custody, NoSpace, Open, Opened, Operation, Staged
 
 ORIGIN, PEER, BLOCK, EXPIRES, TERMINAL = "0a" * 16, "site/" + "0a" * 16, 4, 1000, "t:1"
@@ -498,6 +501,32 @@ def test_nothing_is_passed_of_what_its_sender_frees(spooling: Spooling) -> None:
     coming = spooling.one.begin(opened.tid)
     assert coming is not None
     assert not coming.passes
+
+
+def test_of_a_cut_block_that_was_damaged_all_parts_must_come_again(spooling: Spooling) -> None:
+    block_bytes, half, spooling.spool.size_bytes = 2 * PART_BYTES, PART_BYTES, 8 * PART_BYTES
+    ask = Open(ORIGIN, 1, "f1", 2 * block_bytes, block_bytes, EXPIRES, TERMINAL, release="delivered")
+    ends, opened = Ends(custodian=spooling.one), spooling.one.open(ask, PEER, "blake2b-128").message
+    assert isinstance(opened, Opened)
+    tid, file = opened.tid, spooling.tree.staging(opened.tid)
+    halves = [Report(tid, parts=((start * half, half),), digest="blake2b-128") for start in (2, 3)]
+    good = frames.digests()["blake2b-128"](b"g" * block_bytes)
+
+    def write(data: bytes, start: int) -> None:
+        with file.open("r+b") as staging:
+            os.pwrite(staging.fileno(), data, start)
+
+    def come(report: Report) -> tuple[tuple[int, str], ...]:
+        write(b"g" * half, report.parts[0][0])
+        return ends.record(report)[0].blocks
+
+    assert [come(report) for report in halves] == [(), ((1, good.hex()),)]
+    assert spooling.one.passed(tid, {0: b"d" * 16})
+    operation = replace(publish(), size_bytes=ask.size_bytes, blocks=2, manifest=packs.manifest([b"d" * 16, good]))
+    assert isinstance(spooling.one.operate(operation, PEER, "blake2b-128")[0].message, Custody)
+    write(b"bad", block_bytes + half)
+    spooling.one.damaged((ORIGIN, 1), [1])
+    assert [come(report) for report in halves] == [(), ((1, good.hex()),)]
 
 
 class _Death(BaseException):
