@@ -190,7 +190,8 @@ class Session:
         self._seq = operation.seq
         with contextlib.suppress(TransferFailure):  # said again when the results are waited for
             channel = self._connected()
-            self._unsettled[operation.seq] = operation
+            after = tuple(seq for seq in operation.after if seq in self._unsettled)  # others were lost just now
+            operation = self._unsettled[operation.seq] = replace(operation, after=after)
             channel.send(operation)
         self._unsettled[operation.seq] = operation
         return operation.seq
