@@ -237,6 +237,8 @@ class Way:
         for _ in range(number):
             future: Future[Channel] = Future()
             with self._lock:
+                if self._sending.over:
+                    return  # nobody would take it, or close it
                 self._coming.append(future)
             threading.Thread(target=connect, args=(future,), daemon=True).start()
 

@@ -248,3 +248,11 @@ def test_nothing_is_published_again_where_the_records_were_lost(file: int) -> No
         sending.repeat(way)
     assert isinstance(sending._failure, RecordsLost)
     assert [len(control.said) for control in (first, second)] == [1, 1]
+
+
+def test_no_connection_is_made_ahead_when_all_is_over(file: int) -> None:
+    sending, _ = _sending(file, 2, 1)
+    sending.over = True
+    (way,) = sending.ways
+    way._make_ahead(2)
+    assert not way._coming
