@@ -84,6 +84,14 @@ class Passed:
         self._turns.pop(tid, None)
 
 
+class NonePassed(Passed):
+    """Where all is on the disk: nothing is lost with the process, so the epoch is that of the store."""
+
+    def epoch(self, store: str, tid: int) -> str:
+        """As of :class:`Passed`."""
+        return store
+
+
 def may_be_passed(operation: Operation) -> bool:
     """Whether the sender of an operation keeps its bytes until the result."""
     return operation.release == "delivered" and operation.copies < 2 and not operation.standby_s

@@ -14,6 +14,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from overlay_router.custodians.custodian import MOST_OPERATIONS, Custodian, same_key
+from overlay_router.custodians.passing import NonePassed
 from overlay_router.custodians.spool import EgressStore, Held, Key, Sent
 from overlay_router.delivery.fetched import version_of
 from overlay_router.local.destination import Reply
@@ -61,6 +62,7 @@ class Egress(Custodian):
     def __init__(self, store: EgressStore, tree: Tree, spool: Spool, targets: Targets, clock: Clock) -> None:
         super().__init__(store, tree, spool, _Anybody({}), "", clock)
         self.targets, self.spool, self.clock = targets, spool, clock
+        self._passed = NonePassed()
         self._gathered: dict[str, dict[int, _Gathered]] = {}
         self._egress_store = store
 

@@ -154,6 +154,15 @@ def test_a_file_is_answered_when_it_was_delivered_and_then_its_space_is_free(gat
     assert gate.put(1, "out/f") == "done"
 
 
+def test_a_restart_loses_no_records_and_says_so(gate: Gate) -> None:
+    """Another epoch would have its sender look whether the file is there already."""
+    gate.put(1, "out/a")
+    ask = Open(ORIGIN, 1, "out/a", 4, BLOCK_BYTES, EXPIRES, release="delivered")
+    before = gate.one.open(ask, PEER).message
+    gate.restart()
+    assert gate.one.open(ask, PEER).message == before
+
+
 def test_files_of_one_name_go_one_after_the_other(gate: Gate) -> None:
     gate.put(1, "out/f")
     gate.clock.now_s = 5
