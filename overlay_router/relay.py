@@ -137,7 +137,7 @@ class Router:
         if ends.egress is not None and means is not None:
             self._outflow = Outflow(ends.egress, means, self._on_disk, self._deliver, SystemClock())
             self._sent_out = Reporting(means.report, ends.egress, [self._outflow], self._on_disk)
-        bearer = self._copier.key[0] if self._copier else ""
+        bearer = self._copier.bearer if self._copier else ""
         fetching = self._outflow.fetching if self._outflow else None
         self._questions = Questions(node, ends, rights, self._on_disk, leases, bearer, fetching)
 

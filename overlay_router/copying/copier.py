@@ -20,6 +20,7 @@ from overlay_router.rules.states import Outcome, Result
 from stageout.core import log
 from stageout.core.children import module_command
 from stageout.core.errors import ErrorClass
+from stageout.wire import token
 from stageout.wire.overlay import Answer, Copy
 from stageout.wire.route import Route
 
@@ -78,6 +79,11 @@ class Copier:
     def busy(self) -> frozenset[Key]:
         """What is being carried out."""
         return frozenset(key for key, one in self._tries.items() if one.task is not None)
+
+    @property
+    def bearer(self) -> str:
+        """Name by which other routers know this one's key, once it is proved: a warrant is for that."""
+        return token.known_as(self.key[0])
 
     async def reason_against(self, ask: Copy, unreadable: str) -> str:
         """Why a copy is not taken on, "" if it is: what may be written is for the other router to judge.

@@ -71,6 +71,17 @@ def claims(name: str, now_s: float) -> Claims:
     return Claims(identity, key)
 
 
+def known_as(name: str) -> str:
+    """What a router that has proved the key of a name calls it: ``token:KEY:IDENTITY`` of a token, else the same."""
+    if not name.startswith(MARK):
+        return name
+    try:
+        said = claims(name, 0.0)
+    except BadToken:
+        return name
+    return f"{MARK}{said.key}:{said.identity}"
+
+
 def secret(name: str, key: str, file: bytes) -> bytes:
     """The signature that the token behind the name of a key must have.
 

@@ -84,6 +84,7 @@ def test_the_signature_of_a_token_is_the_secret_and_is_not_said(tmp_path: Path, 
     keys = _tokens(tmp_path, f"site {_SECRET} /", f"token:*@pool.example.org @{line} pilots")
     assert keys.get(name) == Key(f"token:{line}:alice@pool.example.org", secret, "pilots")
     assert keys.proved(keys[name].name) == Key(keys[name].name, b"", "pilots")
+    assert [token.known_as(one) for one in (name, "site", "token:x")] == [keys[name].name, "site", "token:x"]
     assert keys.get(keys[name].name) is None, "the name alone proves nothing"
     assert keys.get("site") == keys.proved("site")
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import errno
 import itertools
+import json
 import os
 import socket
 import sqlite3
@@ -35,7 +37,7 @@ from overlay_router.local.store import Transfer
 from overlay_router.pauses import Pause
 from overlay_router.peers.circuits import Neighbours
 from overlay_router.peers.cover import Cover
-from overlay_router.peers.keys import Key, Keys
+from overlay_router.peers.keys import Key, Keys, Signed
 from overlay_router.peers.rights import Rights
 from overlay_router.relay import Router
 from overlay_router.waiting import Packs
@@ -399,3 +401,13 @@ def test_nothing_is_taken_that_would_stay_for_ever(end: _End) -> None:
         assert (told.outcome, "more than 7 days" in told.reason) == ("failed", True)
 
     serving(end, work)
+
+
+def test_a_router_with_a_token_is_called_by_its_identity_in_warrants() -> None:
+    """The other router knows no other name for it once it has proved the token."""
+    said = [base64.urlsafe_b64encode(json.dumps(one).encode()).decode().rstrip("=") for one in (
+        {"alg": "HS256", "kid": "overlay"}, {"sub": "r1@pool.example.org"},
+    )]  # fmt: skip
+    key = Signed("*", "overlay", SECRET, "-", True).named("r1@pool.example.org")
+    copier = Copier(*[cast(Any, None)] * 5, (f"token:{'.'.join(said)}", SECRET), 1)
+    assert copier.bearer == key.name == "token:overlay:r1@pool.example.org"
