@@ -155,7 +155,7 @@ class Custodian:
     def gone(self, tid: int, blocks: Collection[int]) -> list[Reply]:
         """These blocks must come again; so must all that is not known to be on a disk. What is in custody waits."""
         transfer = self._store.transfer(tid)
-        was_passed = self._passed.drop(tid, blocks)
+        was_passed = not self._passed.of(tid).keys().isdisjoint(blocks)
         held = transfer and self._held.get(_key_of(transfer))
         if transfer is None or (held and not held.damaged and not was_passed):
             return []
@@ -163,7 +163,7 @@ class Custodian:
             log.warn("passed-lost", path=transfer.ask.path, reason="the next hop does not have them any more")
             self._store.withdraw(held.key, tid, ())
             self._held[held.key] = replace(held, damaged=True)
-        self._passed.begin_anew(tid)
+        self._passed.begin_anew(tid, blocks)
         return [self._opened(transfer, transfer.sender)]
 
     def is_whole(self, tid: int) -> bool:

@@ -64,18 +64,19 @@ class Passed:
         """The next hop has said STAGED of them."""
         self._blocks.setdefault(tid, {}).update(blocks)
 
-    def drop(self, tid: int, blocks: Iterable[int]) -> bool:
-        """They are on the disk here, or gone. Whether one of them was passed."""
+    def drop(self, tid: int, blocks: Iterable[int]) -> None:
+        """They are on the disk here, or gone."""
         mine = self._blocks.get(tid, {})
-        found = [block for block in blocks if mine.pop(block, None) is not None]
-        return bool(found)
+        for block in blocks:
+            mine.pop(block, None)
 
     def epoch(self, store: str, tid: int) -> str:
         """Of the next OPENED. :param store: epoch of the store."""
         return f"{store}.{self._process}.{self._turns[tid]}"
 
-    def begin_anew(self, tid: int) -> None:
-        """Another epoch: what its next OPENED does not list is not here."""
+    def begin_anew(self, tid: int, gone: Iterable[int]) -> None:
+        """Another epoch: what its next OPENED does not list is not here, nor is what is gone."""
+        self.drop(tid, gone)
         self._turns[tid] += 1
 
     def forget(self, tid: int) -> None:
