@@ -225,8 +225,12 @@ def _given(file: str) -> Iterator[Path]:
     umask = os.umask(0o022)
     os.umask(umask)
     with tempfile.NamedTemporaryFile(prefix="stageout-") as gathered:
-        shutil.copyfileobj(sys.stdin.buffer, gathered)
-        gathered.flush()
+        try:
+            shutil.copyfileobj(sys.stdin.buffer, gathered)
+            gathered.flush()
+        except OSError as problem:
+            place = f"{tempfile.gettempdir()} (TMPDIR names another place)"
+            raise CommandError(f"standard input is gathered in {place}: {problem.strerror}") from None
         os.fchmod(gathered.fileno(), 0o666 & ~umask)
         yield Path(gathered.name)
 
@@ -240,8 +244,13 @@ def _print(gateway: Gateway, path: str, options: argparse.Namespace) -> int:
     if options.through:
         raise UsageError("--through is for files: name one in place of -")
     with open_file(gateway, path, routes=routes_of(options.routes, gateway)) as file:
-        shutil.copyfileobj(file, sys.stdout.buffer)
-    sys.stdout.buffer.flush()
+        try:
+            shutil.copyfileobj(file, sys.stdout.buffer)
+            sys.stdout.buffer.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as problem:
+            raise CommandError(f"standard output: {problem.strerror}") from None
     return int(Exit.OK)
 
 

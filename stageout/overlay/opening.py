@@ -49,9 +49,12 @@ def open_file(
 
     :param path: below the router's root. :param routes: ways to the router, as of :func:`stageout.overlay.fetch.get`.
     :param permissions: of a new file. :raises TransferFailure: classified; later, CONFLICT when it was replaced.
+    :raises ValueError: another mode.
     """
     if mode == "wb":
         return Writer(gateway, path, routes, permissions)
+    if mode != "rb":
+        raise ValueError(f"mode {mode!r}: files at routers are opened with 'rb', or with 'wb' to be written anew")
     return io.BufferedReader(_Reader(gateway, path, routes), BLOCK_BYTES)
 
 

@@ -256,6 +256,11 @@ class Sending:
             way.carriers.add(self._carriers)
             return self._carriers
 
+    def has_under_way(self, carrier: int) -> bool:
+        """Whether something that went with a connection is not yet STAGED."""
+        with self.changed:
+            return blocks.under_way(self.table, (carrier,)) > 0
+
     def take(self, way: Way, carrier: int, prompt_bytes: int = BLOCK_BYTES) -> Part | None:
         """A block, or a part of one, for a connection that has nothing to send; None when there is none for now.
 

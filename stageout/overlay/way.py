@@ -408,6 +408,7 @@ class Way:
                 buffer = memoryview(mmap.mmap(-1, sending.cargo.ask().block_bytes))  # the kernel copies faster to pages
                 while self.control is control and not sending.over:
                     if self._leaves(control, place):
+                        self._await_staged(control, channel, number)
                         return True
                     part = self._next(channel, number)
                     if part is not None:
@@ -419,6 +420,15 @@ class Way:
                     if channel not in self._left:
                         self._acked_bytes += channel.acked_bytes
         return False
+
+    def _await_staged(self, control: Channel, channel: Channel, number: int) -> None:
+        """Who went before its blocks are STAGED would not hear that one of them was refused, or that its end has died.
+
+        :raises TransferFailure: that is so; they are sent again by others.
+        """
+        while self.control is control and not self._sending.over and self._sending.has_under_way(number):
+            if channel.has_more(FIRST_PAUSE_S):
+                channel.receive()
 
     def _next(self, channel: Channel, number: int) -> Part | None:
         """A block, or a part of one, for a connection; while there is none, it may be left to the next file."""

@@ -58,6 +58,12 @@ def test_put_and_get(router: RouterProcess, tmp_path: Path, capsys: pytest.Captu
     assert (router.root / "piped").read_bytes() == b"data"
     told = subprocess.run([*command, "get", _url(router, "piped"), "-", *key], capture_output=True, timeout=60)
     assert (told.returncode, told.stdout) == (0, b"data")
+    with open("/dev/full", "wb") as full:
+        told = subprocess.run(
+            [*command, "get", _url(router, "piped"), "-", *key], stdout=full, stderr=subprocess.PIPE, timeout=60
+        )
+    assert told.returncode != 0
+    assert told.stderr == b"stageout: standard output: No space left on device\n"
 
 
 def test_what_the_commands_refuse(router: RouterProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import responses
@@ -14,9 +21,10 @@ from hypothesis import strategies as st
 
 from stageout.core.config import ConfigError, environment_settings, mapping_settings, tool_settings
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.plugin.api import Request, Transfer
+from stageout.plugin.api import Context, Request, Transfer
 from stageout.protocols.globusonline import failures, plan
 from stageout.protocols.globusonline.address import Address, address_of
+from stageout.protocols.globusonline.direct import Direct
 from stageout.protocols.globusonline.service import Life, Pace, Service
 from stageout.protocols.globusonline.settings import (
     GlobusSettings,
@@ -308,3 +316,23 @@ def test_a_login_that_is_not_fresh_enough_says_what_is_wanted() -> None:
     failure = failures.request_failure(_refused(403, "PermissionDenied", authorization_parameters=wanted), "asking")
     assert failure.kind is ErrorClass.CREDENTIAL_REFUSED
     assert "example.org" in str(failure)
+
+
+def test_a_disk_that_takes_a_part_of_a_piece_leaves_no_hole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, whole = bytes(range(256)) * 4, os.pwrite
+
+    class Half(Direct):
+        """Of a collection with one file."""
+
+        def __init__(self) -> None:
+            self._address, self._lock, self._moved_bytes = Address(UUID, "/f", False, "", "", "f"), threading.Lock(), 0
+            self._context = cast(Context, SimpleNamespace(progress=lambda moved_bytes: None))
+
+        @contextlib.contextmanager
+        def _exchange(self, *_: object) -> Iterator[Any]:
+            yield SimpleNamespace(status=200, read=io.BytesIO(data).read)
+
+    monkeypatch.setattr(os, "pwrite", lambda file, piece, at: whole(file, piece[: max(1, len(piece) // 2)], at))
+    with (tmp_path / "f").open("w+b") as file:
+        Half()._range(file.fileno(), 0, len(data))
+        assert file.read() == data

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -71,3 +71,8 @@ def test_a_file_that_is_closed_early_lets_go_of_its_connection(ends: list[int]) 
     assert not ends
     file.close()
     assert ends
+
+
+def test_another_mode_is_refused() -> None:
+    with pytest.raises(ValueError, match="'rb', or with 'wb'"):
+        open_file(Gateway("192.0.2.1", 1, "key", b""), "f", cast(Any, "w"))

@@ -256,3 +256,31 @@ def test_no_connection_is_made_ahead_when_all_is_over(file: int) -> None:
     (way,) = sending.ways
     way._make_ahead(2)
     assert not way._coming
+
+
+class _Leaving:
+    """A connection that is one too many: its end closes it at the second look, when what it sent turned out wrong."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def has_more(self, within_s: float) -> bool:
+        self.looks += 1
+        return self.looks == 2
+
+    def receive(self) -> Message:
+        raise TransferFailure(ErrorClass.CONNECTION_LOST, "reset")
+
+
+def test_a_connection_that_is_one_too_many_stays_until_its_blocks_are_staged(file: int) -> None:
+    sending, (control,) = _sending(file, 2, 1)
+    (way,) = sending.ways
+    for number in (1, 2):
+        assert sending.carrier(way) == number
+    assert [_sends(sending, way, 1), _sends(sending, way, 2)] == [0, 1]
+    with pytest.raises(TransferFailure, match="reset"):
+        way._await_staged(cast(Channel, control), cast(Channel, _Leaving()), 1)
+    sending.hear(way, Staged(7, ((0, 1),)))
+    unheard = _Leaving()
+    way._await_staged(cast(Channel, control), cast(Channel, unheard), 1)
+    assert unheard.looks == 0

@@ -147,9 +147,10 @@ class Direct:
                 if response.status != 206 and not (response.status == 200 and position == 0):
                     raise self._refusal(response)
                 while position < end and (piece := response.read(min(_PIECE_BYTES, end - position))):
-                    os.pwrite(descriptor, piece, position)
-                    position += len(piece)
                     self._count(len(piece))
+                    while piece:  # a disk that is nearly full takes a part, and says why only when it is asked again
+                        written = os.pwrite(descriptor, piece, position)
+                        position, piece = position + written, piece[written:]
             if position < end:
                 raise self._failure(ErrorClass.CONNECTION_LOST, "the connection ended early")
 
