@@ -25,9 +25,9 @@ print(urllib.request.urlopen(request, timeout=20).read().decode())
 """
 
 
-def _ask(node: Node, method: str, path: str, body: dict[str, Any] | None = None) -> str:
+def _ask(node: Node, method: str, path: str, body: dict[str, Any] | None = None, port: int = PORT) -> str:
     """Talk to the service from inside its machine; "" while it does not answer."""
-    program = _ASK.format(port=PORT)
+    program = _ASK.format(port=port)
     question = json.dumps([method, path, body, TOKEN])
     done = node.run(["/opt/stageout/bin/python", "-c", program], stdin=question, check=False)
     return done.stdout if done.returncode == 0 else ""

@@ -16,18 +16,22 @@ import pytest
 from stageout.testing.narrow_destination import NarrowDestination
 from stageout.testing.pool import Node
 from stageout.testing.pool.install import find_checkout, fragments
+from stageout.testing.pool.pool import free_port
 from stageout.testing.pool.pytest_plugin import keep_logs
 from stageout.testing.pool.waiting import wait_until
 from tests.pool.conftest import QUICK_AP, QUICK_EP, Site, open_directory
-from tests.pool.test_policy_pool import PORT, TOKEN, _ask
+from tests.pool.test_policy_pool import TOKEN, _ask
 
 pytestmark = pytest.mark.pool
 
 MOST = 6
+#: Of its own: another worker may run test_policy_pool, on the usual one, at the same time.
+PORT = free_port()
 JOBS, OUTPUTS = 12, ("a", "b", "c")
 _AP = f"""
 STAGEOUT_BIN = /opt/stageout/bin
 STAGEOUT_POLICY_TOKENS = $(LOCAL_DIR)/policy.tokens
+STAGEOUT_POLICY_PORT = {PORT}
 STAGEOUT_POLICY_MAX_PAIR = {MOST}
 STAGEOUT_POLICY_MAX_CLIENT = 4
 STAGEOUT_POLICY_INITIAL = 2
@@ -47,7 +51,7 @@ def _start_service(node: Node) -> None:
     tokens = node.home / "policy.tokens"
     node.run(["sh", "-c", f"umask 077; cat > {tokens}; chown condor {tokens}"], stdin=f"cms {TOKEN}\n")
     node.run(["condor_on", "-daemon", "STAGEOUT_POLICY_SERVICE"])
-    wait_until(lambda: _ask(node, "GET", "/metrics"), what="the service answers")
+    wait_until(lambda: _ask(node, "GET", "/metrics", port=PORT), what="the service answers")
 
 
 @contextmanager
@@ -58,7 +62,7 @@ def _watched(node: Node) -> Iterator[list[tuple[int, list[Any]]]]:
 
     def look() -> None:
         while not end.wait(0.3):
-            metrics, leases = _ask(node, "GET", "/metrics"), _ask(node, "GET", "/v1/leases")
+            metrics, leases = _ask(node, "GET", "/metrics", port=PORT), _ask(node, "GET", "/v1/leases", port=PORT)
             if metrics and leases:
                 granted = re.findall(r"^stageout_policy_streams_granted\{.*\} (\d+)$", metrics, re.M)
                 seen.append((sum(map(int, granted)), json.loads(leases)["leases"]))
