@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from overlay_router.copying.copies import Copies
 from overlay_router.custodians.custodian import Custodian
 from overlay_router.custodians.spool import FIRST_EGRESS_TID, FIRST_TID
-from overlay_router.data.worker import Report
+from overlay_router.data.jobs import Report
 from overlay_router.delivery.egress import Egress
 from overlay_router.local.destination import Attached, Destination, Reply
 from overlay_router.local.parts import Parts

@@ -27,8 +27,8 @@ from overlay_router.copying import warrants
 from overlay_router.copying.copier import Copier
 from overlay_router.custodians.forwarder import Forwarder, Forwarding
 from overlay_router.custodians.pack_forwarder import PackForwarder
+from overlay_router.data.jobs import Again, Job, Report
 from overlay_router.data.pool import Pool
-from overlay_router.data.worker import Again, Job, Report
 from overlay_router.delivery.leases import Leases
 from overlay_router.delivery.outflow import Means, Outflow
 from overlay_router.ends import Ends

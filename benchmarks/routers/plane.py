@@ -18,8 +18,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from overlay_router.data.jobs import Job, Report
+from overlay_router.data.receiving import Gate, Receiver
 from overlay_router.data.splice import Circuit
-from overlay_router.data.worker import Gate, Job, Receiver, Report
 from stageout.core.sockets import send_both, wait_at_most
 from stageout.overlay.channel import as_a_client
 from stageout.wire import frames

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 
-from overlay_router.data.worker import Again, Job, Report
+from overlay_router.data.jobs import Again, Job, Report
 from stageout.core import log
 
 _MESSAGE_BYTES = 256 * 1024

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from overlay_router.data.worker import Report
+from overlay_router.data.jobs import Report
 from overlay_router.local.destination import Attached
 from stageout.wire import frames
 from stageout.wire.blocks import PART_BYTES

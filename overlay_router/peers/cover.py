@@ -7,8 +7,8 @@ import contextlib
 import socket
 from dataclasses import dataclass
 
+from overlay_router.data.jobs import Job
 from overlay_router.data.pool import Pool
-from overlay_router.data.worker import Job
 from overlay_router.peers.greeting import Unwelcome
 from stageout.core.tls import CLIENT_HELLO
 from stageout.wire.address import split_address

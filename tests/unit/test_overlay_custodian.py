@@ -22,7 +22,7 @@ from overlay_router.custodians.custodian import Custodian
 from overlay_router.custodians.finding import Finding
 from overlay_router.custodians.forwarder import Forwarder
 from overlay_router.custodians.spool import CustodyStore
-from overlay_router.data.worker import Report
+from overlay_router.data.jobs import Report
 from overlay_router.ends import Ends
 from overlay_router.local.destination import Reply
 from overlay_router.local.tree import Tree

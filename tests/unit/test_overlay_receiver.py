@@ -24,9 +24,11 @@ import pytest
 import trustme
 
 from overlay_router.data import tunnels, worker
+from overlay_router.data.jobs import Job, Report
+from overlay_router.data.receiving import Gate, Receiver
 from overlay_router.data.ring import Piece, Rings, Shelf
 from overlay_router.data.splice import Circuit
-from overlay_router.data.worker import Gate, Job, Receiver, Report, Reporter
+from overlay_router.data.worker import Reporter
 from overlay_router.local.destination import Attached
 from overlay_router.local.parts import Parts
 from overlay_router.local.store import Transfer

@@ -28,7 +28,7 @@ from overlay_router.copying.copier import Copier, _Try
 from overlay_router.copying.warrants import refusal
 from overlay_router.custodians import carrier, pack_carrier
 from overlay_router.custodians.forwarder import Forwarding
-from overlay_router.data.worker import Report
+from overlay_router.data.jobs import Report
 from overlay_router.delivery.call import Kit
 from overlay_router.ends import Ends
 from overlay_router.line import Line

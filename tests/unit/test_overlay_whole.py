@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from overlay_router.custodians.spooled import Growth, Spooled
-from overlay_router.data.worker import Report
+from overlay_router.data.jobs import Report
 from overlay_router.ends import Ends
 from overlay_router.local.destination import Destination
 from overlay_router.local.store import Store

@@ -1,0 +1,82 @@
+"""What the daemon and a worker tell each other of connections."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to do with a connection.
+
+    :param kind: "receive", "send", or "relay" between two connections; "close", without any: nothing more of that
+        transfer is written; "share", with the connection to a carrier: it sees what comes. :param tid: of what is
+        received.
+    :param size_bytes: of the file.
+    :param block: the first one to send. :param blocks: how many at most, 0: all.
+    :param generation: of the file that is sent. :param mode: of that file.
+    :param hop: address of the router that a relay passes on to. :param peer: name of the peer's key.
+    :param cert: file of the certificate, of "tls" between a connection and a plain one. :param cert_key: of its key.
+    :param host: of the other side, on the side that connects: then ``cert`` has the certificates that it trusts.
+    :param flow: transfer that a relay passes on, with its owner, priority and deadline; of "send" the last two count.
+    :param to: address that files go to on this connection; of "relay": that comes back, and what ``flow`` says is for.
+    :param nonce: of this router's WELCOME on the connection.
+    """
+
+    kind: str
+    tid: int = 0
+    checksum: str = "crc32"
+    digest: str = ""
+    block_bytes: int = 0
+    size_bytes: int = 0
+    block: int = 0
+    generation: int = 0
+    mode: int = 0
+    hop: str = ""
+    peer: str = ""
+    cert: str = ""
+    cert_key: str = ""
+    host: str = ""
+    blocks: int = 0
+    flow: str = ""
+    owner: str = ""
+    priority: int = 0
+    deadline: int = 0
+    nonce: str = ""
+    to: str = ""
+
+
+@dataclass(frozen=True)
+class Again:
+    """What a connection is wanted for when its job is done. :param peer: name of its key. :param nonce: of its WELCOME.
+
+    :param host: that it comes from. :param frame: the ATTACH or GET that came, in hexadecimal digits.
+    """
+
+    peer: str
+    checksum: str
+    digest: str
+    nonce: str
+    frame: str
+    host: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Blocks whose bytes are on the disk: position and digest in hexadecimal digits; or why it ended; or what a relay
+    has passed on to a hop; or that a connection of a peer has ended; or that nothing more of a transfer is written.
+
+    :param parts: of blocks, on the disk too: where each begins in the file, and its length.
+    :param digest: the kind that their blocks are to have.
+    """
+
+    tid: int
+    blocks: tuple[tuple[int, str], ...] = ()
+    parts: tuple[tuple[int, int], ...] = ()
+    digest: str = ""
+    problem: str = ""
+    errno: int = 0
+    hop: str = ""
+    moved_bytes: int = 0
+    ended: str = ""
+    closed: bool = False
