@@ -58,92 +58,105 @@ def put_many(
     :param most_connections: of large files, as there.
     :param at_once: large files. :param progress: of large files.
     """
+    end = _one_at_a_time(ended)
+    send = partial(
+        deposit if custody else put, gateway, connections=connections, routes=routes, terminal=terminal,
+        expires_after_s=expires_after_s, priority=priority, deadline=deadline, most_connections=most_connections,
+    )  # fmt: skip
+    with Crew(at_once) as crew:
+        mixed = _Mixed(end, _Large(send, crew, end, progress))
+        packer = Packer(
+            gateway, mixed.ended, routes, terminal=terminal, custody=custody, expires_after_s=expires_after_s,
+            most_connections=max(connections, most_connections), priority=allowed(gateway, priority),
+            deadline=min(deadline, MAX_NUMBER),
+        )  # fmt: skip
+        with _Small(packer, mixed.ended) as small:
+            mixed.send(files, small)
+
+
+def _one_at_a_time(ended: Ended[Key]) -> Ended[Key]:
     lock = threading.Lock()
 
     def end(key: Key, result: Put | SmallPut | TransferFailure) -> None:
         with lock:
             ended(key, result)
 
-    def put_large(key: Key, place: AnyPath, path: str) -> None:
+    return end
+
+
+class _Large(Generic[Key]):
+    """Files that leave by themselves, several side by side. :param send: :func:`~stageout.overlay.client.put`, say."""
+
+    def __init__(
+        self, send: Callable[..., Put], crew: Crew, ended: Ended[Key], progress: Callable[[Key, int], None]
+    ) -> None:
+        self._send, self._crew, self._ended, self._progress = send, crew, ended, progress
+
+    def add(self, file: _File[Key]) -> None:
+        """Send a file when its turn comes."""
+        self._crew.do(partial(self._put, *file))
+
+    def _put(self, key: Key, place: AnyPath, path: str) -> None:
         local = Path(place)
         try:
-            done = (deposit if custody else put)(
-                gateway, local, path, mode=local.stat().st_mode & 0o777, connections=connections, routes=routes,
-                terminal=terminal, expires_after_s=expires_after_s, priority=priority, deadline=deadline,
-                most_connections=most_connections, progress=lambda sent_bytes: progress(key, sent_bytes),
-            )  # fmt: skip
+            mode = local.stat().st_mode & 0o777
+            done = self._send(local, path, mode=mode, progress=partial(self._progress, key))
         except TransferFailure as failure:
-            end(key, failure)
+            self._ended(key, failure)
         except OSError as problem:
-            end(key, TransferFailure(ErrorClass.LOCAL_FILE, f"{local}: {problem.strerror}"))
+            self._ended(key, TransferFailure(ErrorClass.LOCAL_FILE, f"{local}: {problem.strerror}"))
         else:
-            end(key, done)
-
-    mixed = _Mixed[Key]()
-
-    def end_small(key: Key, result: Put | SmallPut | TransferFailure) -> None:
-        found = mixed.ended(key)
-        refused = isinstance(result, TransferFailure) and result.kind is ErrorClass.NOT_SUPPORTED
-        if found is None or not refused:
-            end(key, result)
-        elif found[1]:
-            mixed.again(found[0])
-        else:
-            crew.do(partial(put_large, *found[0]))
-
-    packer = Packer(
-        gateway, end_small, routes, terminal=terminal, custody=custody, expires_after_s=expires_after_s,
-        most_connections=max(connections, most_connections), priority=allowed(gateway, priority),
-        deadline=min(deadline, MAX_NUMBER),
-    )  # fmt: skip
-    with Crew(at_once) as crew, _Small(packer, end_small) as small:
-
-        def send(file: _File[Key], is_first: bool) -> None:
-            if mixed.begin(file, is_first):
-                small.cut()
-            if not small.add(*file):
-                mixed.ended(file[0])
-                crew.do(partial(put_large, *file))
-
-        for file in files:
-            send(file, True)
-            for refused in mixed.taken():
-                send(refused, False)
-        small.finish()
-        while again := mixed.taken():
-            for file in again:
-                send(file, False)
-            small.finish()
+            self._ended(key, done)
 
 
 class _Mixed(Generic[Key]):
-    """Files of packs that a router takes only if all of them end alike: in its tree, or with a plugin.
+    """Small files in packs, the others by themselves. A pack may be refused because it is mixed.
 
-    Those of one directory do. Once a pack was refused, each pack is of one directory, and the files that were refused
-    come again in such packs.
+    A router takes a pack only if all of its files end alike: in its tree, or with a plugin. Those of one directory do.
+    Once a pack was refused, each pack is of one directory, and the files that were refused come again in such packs;
+    one that is refused again goes by itself.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ended: Ended[Key], large: _Large[Key]) -> None:
+        self._ended, self._large = ended, large
         self._under_way: dict[int, tuple[_File[Key], bool]] = {}  # by identity: a key need not have a hash
         self._again: list[_File[Key]] = []
         self._apart, self._directory = False, ""
 
-    def begin(self, file: _File[Key], is_first: bool) -> bool:
-        """A file is about to be sent; whether it must not be in a pack with the one before."""
+    def send(self, files: Iterable[_File[Key]], small: _Small[Key]) -> None:
+        """On return all small ones have ended, and the others wait for their turn at least."""
+        for file in files:
+            self._send(file, small, is_first=True)
+            for refused in self._taken():
+                self._send(refused, small, is_first=False)
+        small.finish()
+        while again := self._taken():
+            for file in again:
+                self._send(file, small, is_first=False)
+            small.finish()
+
+    def _send(self, file: _File[Key], small: _Small[Key], is_first: bool) -> None:
         before, self._directory = self._directory, _directory(file)
         self._under_way[id(file[0])] = file, is_first
-        return self._apart and self._directory != before
+        if self._apart and self._directory != before:
+            small.cut()
+        if not small.add(*file):
+            self._under_way.pop(id(file[0]), None)
+            self._large.add(file)
 
-    def ended(self, key: Key) -> tuple[_File[Key], bool] | None:
-        """A file that was under way, and whether for the first time."""
-        return self._under_way.pop(id(key), None)
+    def ended(self, key: Key, result: Put | SmallPut | TransferFailure) -> None:
+        """A file that was in a pack, or was to be in one, has ended, unless it is to be sent once more."""
+        file, is_first = self._under_way.pop(id(key), (None, False))
+        refused = isinstance(result, TransferFailure) and result.kind is ErrorClass.NOT_SUPPORTED
+        if file is None or not refused:
+            self._ended(key, result)
+        elif is_first:
+            self._apart = True
+            self._again.append(file)
+        else:
+            self._large.add(file)
 
-    def again(self, file: _File[Key]) -> None:
-        """A file was refused: it is to be sent once more."""
-        self._apart = True
-        self._again.append(file)
-
-    def taken(self) -> list[_File[Key]]:
+    def _taken(self) -> list[_File[Key]]:
         """Those that are to be sent once more, by directory."""
         taken, self._again = self._again, []
         return sorted(taken, key=_directory)
