@@ -34,7 +34,7 @@ from overlay_router.local.tree import Tree
 from overlay_router.peers.circuits import Neighbours
 from overlay_router.peers.cover import Cover
 from overlay_router.peers.deposits import Terminals, read_terminals
-from overlay_router.peers.keys import read_keys, read_own_key
+from overlay_router.peers.keys import Credential, OwnCredential, read_credential, read_keys
 from overlay_router.peers.rights import Rights, read_issuers
 from overlay_router.relay import Router
 from overlay_router.routing.book import Book
@@ -49,7 +49,7 @@ from stageout.core.config import ConfigError, Settings, condor_settings, environ
 from stageout.core.ending import end
 from stageout.core.errors import StageoutError
 from stageout.movers.plugins_table import PLUGIN_LIFETIME_S
-from stageout.overlay.channel import Gateway, read_ca
+from stageout.overlay.channel import Gateway
 from stageout.wire.egress import BadEgress, read_targets
 from stageout.wire.fields import MAX_LINKS
 from stageout.wire.route import BadRoute, address, addresses, written
@@ -93,19 +93,24 @@ def home_of(settings: Settings) -> Path:
     return Path(text)
 
 
-def neighbours_of(settings: Settings) -> Neighbours:
-    """Whom circuits are passed on to. :raises StageoutError: an address or this router's key cannot be used."""
+def credential_of(settings: Settings) -> Credential:
+    """What this router shows to others; nothing where it connects to nobody. :raises BadKeys: it cannot be used."""
+    others = ("STAGEOUT_ROUTER_NEIGHBOURS", "STAGEOUT_ROUTER_TERMINALS", "STAGEOUT_ROUTER_EGRESS_LEASES")
+    if not any(settings.text(name) for name in others):
+        return Credential()
+    return read_credential(Path(settings.text("STAGEOUT_ROUTER_KEY")))
+
+
+def neighbours_of(settings: Settings, own: OwnCredential) -> Neighbours:
+    """Whom circuits are passed on to. :raises ConfigError: an address cannot be used, or there are too many."""
     words = settings.text("STAGEOUT_ROUTER_NEIGHBOURS").replace(",", " ").split()
     try:
         allowed = addresses(" ".join(word for word in words if word != _FOUND))
     except BadRoute as problem:
         raise ConfigError(f"STAGEOUT_ROUTER_NEIGHBOURS: {problem}") from None
-    if not words:
-        return Neighbours()
     if len(allowed) > MAX_LINKS:
         raise ConfigError(f"STAGEOUT_ROUTER_NEIGHBOURS has more than {MAX_LINKS} addresses: use routers in between")
-    own = Path(settings.text("STAGEOUT_ROUTER_KEY"))
-    return Neighbours(frozenset(allowed), read_own_key(own), finds=_FOUND in words, ca=read_ca(own))
+    return Neighbours(frozenset(allowed), own, finds=_FOUND in words)
 
 
 def address_of(settings: Settings, node: str, port: int) -> str:
@@ -126,7 +131,7 @@ def links_of(settings: Settings, node: str, port: int, neighbours: Neighbours) -
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     key, incarnation = identity(home)
     book = Book(address_of(settings, node, port), key, incarnation, INTERVALS_TO_AGE * interval_s)
-    return Neighbourhood(node, book, neighbours.key, interval_s, neighbours.allowed), incarnation
+    return Neighbourhood(node, book, neighbours.own, interval_s, neighbours.allowed), incarnation
 
 
 def rights_of(settings: Settings) -> Rights:
@@ -163,14 +168,15 @@ def listen(settings: Settings) -> socket.socket:
 
 
 async def run(load: Callable[[], Settings], local_name: str | None = None) -> None:
-    """Serve until SIGTERM, SIGINT or SIGQUIT; SIGHUP reads keys and neighbours again.
+    """Serve until SIGTERM, SIGINT or SIGQUIT; SIGHUP reads keys (its own, too) and neighbours again.
 
     :param local_name: as HTCondor's daemon, whose collector knows other routers; None without HTCondor.
     :raises StageoutError: settings, keys or database cannot be used.
     """
     settings = load()
     place, keys = place_of(settings), read_keys(Path(settings.text("STAGEOUT_ROUTER_KEYS")))
-    neighbours = neighbours_of(settings)
+    own = OwnCredential(credential_of(settings))
+    neighbours = neighbours_of(settings, own)
     node = settings.condor("FULL_HOSTNAME") or socket.getfqdn()
     with contextlib.ExitStack() as stack:
         destination = _destination(place, settings.count("STAGEOUT_ROUTER_WORKERS"), stack) if place else None
@@ -179,7 +185,7 @@ async def run(load: Callable[[], Settings], local_name: str | None = None) -> No
         links, incarnation = links_of(settings, node, port, neighbours)
         terminals = read_terminals(settings.text("STAGEOUT_ROUTER_TERMINALS"))
         custodian = _custodian(settings, terminals, address_of(settings, node, port), stack) if terminals else None
-        goes_out = bool(neighbours.key[0] or terminals)
+        goes_out = bool(neighbours.allowed or neighbours.finds or terminals)
         copies = _copies(settings, address_of(settings, node, port), stack) if place and goes_out else None
         egress = _egress(settings, stack)
         ends, rights = Ends(destination, custodian, egress, copies), rights_of(settings)
@@ -188,15 +194,15 @@ async def run(load: Callable[[], Settings], local_name: str | None = None) -> No
             node, ends, keys, settings.count("STAGEOUT_ROUTER_WORKERS"), neighbours, links, rights,
             settings.count("STAGEOUT_ROUTER_PEER_CONNECTIONS"), settings.number("STAGEOUT_ROUTER_PEER_MESSAGES"),
             cover_of(settings),
-            forwarding_of(settings) if custodian or copies else None,
-            means_of(settings, links.address) if egress else None,
+            forwarding_of(settings, own) if custodian or copies else None,
+            means_of(settings, links.address, own) if egress else None,
             Leases(home_of(settings) / "lessor", boot_clock_s()),
         )  # fmt: skip
         log.event("started", pid=os.getpid(), port=port, root=place.root if place else "")
         collector = None if local_name is None else CollectorChild(local_name)
         directory = Directory(collector, links.address, router.meet) if collector else None
         beside = [keep(home_of(settings), incarnation), *([directory.run()] if directory else [])]
-        await _until_stopped(router, beside, listening, load)
+        await _until_stopped(router, beside, listening, lambda: _reconfigure(router, own, load))
         log.event("stopped")
 
 
@@ -208,24 +214,30 @@ def _destination(place: Place, makers: int, stack: contextlib.ExitStack) -> Dest
     return stack.enter_context(contextlib.closing(destination))
 
 
-def forwarding_of(settings: Settings) -> Forwarding:
-    """How a custodian delivers. :raises StageoutError: this router's key cannot be used."""
-    key = read_own_key(Path(settings.text("STAGEOUT_ROUTER_KEY")))
-    ca = read_ca(Path(settings.text("STAGEOUT_ROUTER_KEY")))
-    return Forwarding(key, settings.count("STAGEOUT_ROUTER_DELIVERIES"), home_of(settings) / report.NAME, ca)
+def forwarding_of(settings: Settings, own: OwnCredential) -> Forwarding:
+    """How a custodian delivers. :raises ConfigError: a setting cannot be used."""
+    return Forwarding(own, settings.count("STAGEOUT_ROUTER_DELIVERIES"), home_of(settings) / report.NAME)
 
 
-def means_of(settings: Settings, here: str) -> Means:
-    """What plugins are run with. :raises StageoutError: the router that gives leases, or the own key, is unusable."""
-    lessor, lessee = settings.text("STAGEOUT_ROUTER_EGRESS_LEASES"), None
-    if lessor:
-        try:
-            host, port = address(lessor)
-        except BadRoute as problem:
-            raise ConfigError(f"STAGEOUT_ROUTER_EGRESS_LEASES: {problem}") from None
-        own = Path(settings.text("STAGEOUT_ROUTER_KEY"))
-        gateway = Gateway(host, port, *read_own_key(own), timeout_s=_LESSOR_SILENCE_S, ca=read_ca(own))
-        lessee = Lessee(gateway, here)
+def lessee_of(settings: Settings, here: str, own: OwnCredential) -> Lessee | None:
+    """Who asks for leases, None where nobody gives them. :raises ConfigError: the router that gives them is none."""
+    lessor = settings.text("STAGEOUT_ROUTER_EGRESS_LEASES")
+    if not lessor:
+        return None
+    try:
+        host, port = address(lessor)
+    except BadRoute as problem:
+        raise ConfigError(f"STAGEOUT_ROUTER_EGRESS_LEASES: {problem}") from None
+
+    def reached() -> Gateway:
+        now = own.now
+        return Gateway(host, port, *now.key, timeout_s=_LESSOR_SILENCE_S, ca=now.ca)
+
+    return Lessee(reached, here)
+
+
+def means_of(settings: Settings, here: str, own: OwnCredential) -> Means:
+    """What plugins are run with. :raises ConfigError: the router that gives leases is unusable."""
     credentials = settings.text("STAGEOUT_ROUTER_EGRESS_CREDENTIALS")
     lifetime = settings.condor("MAX_FILE_TRANSFER_PLUGIN_LIFETIME")
     return Means(
@@ -236,7 +248,7 @@ def means_of(settings: Settings, here: str) -> Means:
         settings.count("STAGEOUT_ROUTER_DELIVERIES"),
         float(lifetime) if lifetime.isdigit() else PLUGIN_LIFETIME_S,
         Path(credentials) if credentials else None,
-        lessee,
+        lessee_of(settings, here, own),
         settings.number("STAGEOUT_ROUTER_EGRESS_KEEP"),
     )
 
@@ -277,12 +289,12 @@ def _copies(settings: Settings, name: str, stack: contextlib.ExitStack) -> Copie
 
 
 async def _until_stopped(
-    router: Router, beside: Sequence[Coroutine[Any, Any, None]], listening: socket.socket, load: Callable[[], Settings]
+    router: Router, beside: Sequence[Coroutine[Any, Any, None]], listening: socket.socket, reload: Callable[[], None]
 ) -> None:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
         loop.add_signal_handler(number, stop.set)
-    loop.add_signal_handler(signal.SIGHUP, _reconfigure, router, load)
+    loop.add_signal_handler(signal.SIGHUP, reload)
     serving = asyncio.ensure_future(router.serve(listening))
     waiting = asyncio.ensure_future(stop.wait())
     others = [asyncio.ensure_future(work) for work in beside]
@@ -293,15 +305,16 @@ async def _until_stopped(
         raise problem
 
 
-def _reconfigure(router: Router, load: Callable[[], Settings]) -> None:
+def _reconfigure(router: Router, own: OwnCredential, load: Callable[[], Settings]) -> None:
     try:
         settings = load()
-        keys, neighbours = read_keys(Path(settings.text("STAGEOUT_ROUTER_KEYS"))), neighbours_of(settings)
+        keys, neighbours = read_keys(Path(settings.text("STAGEOUT_ROUTER_KEYS"))), neighbours_of(settings, own)
+        credential = credential_of(settings)
         rights, cover = rights_of(settings), cover_of(settings)
     except StageoutError as problem:
         log.error("reconfigured", problem=f"{problem}; the old keys and neighbours stay")
         return
-    router.keys, router.cover = keys, cover
+    router.keys, router.cover, own.now = keys, cover, credential
     router.rights.become(rights)
     router.have_neighbours(neighbours)
     log.event("reconfigured", keys=len(keys), neighbours=len(router.neighbours.allowed))

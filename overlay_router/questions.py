@@ -7,6 +7,7 @@ import socket
 import time
 from dataclasses import replace
 
+from overlay_router.copying.copier import Copier
 from overlay_router.custodians.finding import Finding
 from overlay_router.custodians.forwarder import OnDisk
 from overlay_router.delivery.fetching import Fetching, awake
@@ -31,7 +32,7 @@ class Questions:
 
     :param node: its name. :param ends: where operations end. :param rights: who may look at what.
     :param on_disk: runs a call in the thread that owns the disk. :param leases: that it gives, None for none.
-    :param bearer: name of the key that it shows when it carries out copies, "" if it does not.
+    :param copier: that carries out copies, None where there is none.
     :param fetching: what plugins deliver, on its way back; None where there is nothing of the kind.
     """
 
@@ -42,11 +43,11 @@ class Questions:
         rights: Rights,
         on_disk: OnDisk,
         leases: Leases | None,
-        bearer: str,
+        copier: Copier | None,
         fetching: Fetching | None = None,
     ) -> None:
         self._node, self._ends, self._rights, self._on_disk = node, ends, rights, on_disk
-        self._leases, self._bearer, self._fetching = leases, bearer, fetching
+        self._leases, self._copier, self._fetching = leases, copier, fetching
         self._finding = Finding(ends.custodian, on_disk)
 
     def tree(self, peer: Peer) -> Destination:
@@ -84,7 +85,7 @@ class Questions:
         elif isinstance(ask, Stat):
             tree, asked = self.tree(line.peer), ask
             found = await self._on_disk(lambda: tree.look_up(asked))
-            line.send(replace(found, bearer=self._bearer))
+            line.send(replace(found, bearer=self._copier.bearer if self._copier else ""))
         else:
             pages = self.tree(line.peer).entries(ask)
             while (page := await asyncio.to_thread(next, pages, None)) is not None:

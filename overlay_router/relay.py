@@ -119,27 +119,25 @@ class Router:
         self._pack_forwarder: PackForwarder | None = None
         if ends.custodian is not None and forwarding is not None:
             self._forwarder = Forwarder(
-                ends.custodian, self._on_disk, self._deliver, forwarding.key, forwarding.most, SystemClock(),
-                forwarding.ca, self._pool.share_with,
+                ends.custodian, self._on_disk, self._deliver, forwarding.own, forwarding.most, SystemClock(),
+                self._pool.share_with,
             )  # fmt: skip
             self._pack_forwarder = PackForwarder(
-                ends.custodian.packs, self._on_disk, self._deliver, forwarding.key, SystemClock(), forwarding.ca
+                ends.custodian.packs, self._on_disk, self._deliver, forwarding.own, SystemClock()
             )
             deliveries = self._forwarder, self._pack_forwarder
             self._reporting = Reporting(forwarding.report, ends.custodian, deliveries, self._on_disk)
         self._copier: Copier | None = None
         if ends.copies is not None and ends.destination is not None and forwarding is not None:
             self._copier = Copier(
-                ends.copies, ends.destination, self._on_disk, self._deliver, self._ways, forwarding.key,
-                forwarding.most, forwarding.ca,
-            )  # fmt: skip
+                ends.copies, ends.destination, self._on_disk, self._deliver, self._ways, forwarding.own, forwarding.most
+            )
         self._outflow: Outflow | None = None
         if ends.egress is not None and means is not None:
             self._outflow = Outflow(ends.egress, means, self._on_disk, self._deliver, SystemClock())
             self._sent_out = Reporting(means.report, ends.egress, [self._outflow], self._on_disk)
-        bearer = self._copier.bearer if self._copier else ""
         fetching = self._outflow.fetching if self._outflow else None
-        self._questions = Questions(node, ends, rights, self._on_disk, leases, bearer, fetching)
+        self._questions = Questions(node, ends, rights, self._on_disk, leases, self._copier, fetching)
 
     def have_neighbours(self, neighbours: Neighbours) -> None:
         """From now on these are configured."""
@@ -253,7 +251,7 @@ class Router:
     async def _pass_on(self, sock: socket.socket, peer: Peer, ask: overlay.Via) -> None:
         ask = replace(ask, owner=ask.owner if peer.key.is_router else peer.key.name)
         # what is in TLS to its end needs no more of it, and is spliced
-        plainly = not self.neighbours.ca or await begins_with_tls(sock)
+        plainly = not self.neighbours.own.now.ca or await begins_with_tls(sock)
         with await onward(self._node, ask, self.neighbours, connect if plainly else self._dial) as far:
             job = Job(
                 "relay", hop=ask.route[0], peer=peer.key.name, to=peer.host if ask.back else "",
@@ -263,7 +261,7 @@ class Router:
 
     async def _dial(self, address: str) -> socket.socket:
         """A connection to a neighbour, in TLS where this router trusts somebody's certificates."""
-        sock, ca = await connect(address), self.neighbours.ca
+        sock, ca = await connect(address), self.neighbours.own.now.ca
         return covered(sock, address, ca, self._pool) if ca else sock
 
     async def _serve(self, sock: socket.socket, peer: Peer, first: Message) -> None:

@@ -16,6 +16,7 @@ from overlay_router.copying.copyist import Order
 from overlay_router.custodians.forwarder import OnDisk
 from overlay_router.local.destination import Destination, Reply
 from overlay_router.pauses import growing_s
+from overlay_router.peers.keys import OwnCredential
 from overlay_router.rules.states import Outcome, Result
 from stageout.core import log
 from stageout.core.children import module_command
@@ -49,8 +50,7 @@ class Copier:
     """Carries out what was commanded. :meth:`run` beside everything.
 
     :param on_disk: runs a call in the thread that owns copies and destination. :param tell: sends replies.
-    :param ways: routes to a router. :param key: name and secret that other routers know this one by.
-    :param most: copies at once. :param ca: file of certificates: routers are reached with TLS, "" for none.
+    :param ways: routes to a router. :param own: what this router shows to others. :param most: copies at once.
     """
 
     def __init__(
@@ -60,9 +60,8 @@ class Copier:
         on_disk: OnDisk,
         tell: Callable[[list[Reply]], None],
         ways: Ways,
-        key: tuple[str, bytes],
+        own: OwnCredential,
         most: int,
-        ca: str = "",
     ) -> None:
         self._copies, self._destination, self._on_disk, self._tell, self._ways = (
             copies,
@@ -71,7 +70,7 @@ class Copier:
             tell,
             ways,
         )
-        self.key, self._most, self._ca = key, most, ca
+        self._own, self._most = own, most
         self._tries: dict[Key, _Try] = {}
         self.wake = asyncio.Event()
 
@@ -83,7 +82,7 @@ class Copier:
     @property
     def bearer(self) -> str:
         """Name by which other routers know this one's key, once it is proved: a warrant is for that."""
-        return token.known_as(self.key[0])
+        return token.known_as(self._own.now.key[0])
 
     async def reason_against(self, ask: Copy, unreadable: str) -> str:
         """Why a copy is not taken on, "" if it is: what may be written is for the other router to judge.
@@ -169,8 +168,9 @@ class Copier:
             if not routes:
                 words = f"no route to {copy.terminal} is known here"
                 return {"problem": words, "code": ErrorClass.CONNECT_FAILED.code, "again": True}
-            name, secret = self.key
-            order = Order(copy, f"/proc/self/fd/{file}", name, secret.hex(), routes, self._ca, cancel)
+            own = self._own.now
+            name, secret = own.key
+            order = Order(copy, f"/proc/self/fd/{file}", name, secret.hex(), routes, own.ca, cancel)
             return await self._run(order, file, commanded.key, one)
         finally:
             if file >= 0:

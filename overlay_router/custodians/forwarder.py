@@ -21,6 +21,7 @@ from overlay_router.custodians.passing import Coming
 from overlay_router.custodians.spool import FIRST_TID, Begun, Held, Key
 from overlay_router.local.destination import Reply
 from overlay_router.pauses import FIRST_S, Pause
+from overlay_router.peers.keys import OwnCredential
 from overlay_router.rules.states import Outcome, Result
 from stageout.core import log
 from stageout.core.children import module_command
@@ -86,24 +87,21 @@ class _Early:
 
 @dataclass(frozen=True)
 class Forwarding:
-    """How a custodian delivers. :param key: name and secret that terminals know this router by.
+    """How a custodian delivers. :param own: what this router shows to terminals.
 
     :param most: deliveries at once. :param report: file that says what is in custody.
-    :param ca: certificates of terminals that are reached with TLS, "" for none.
     """
 
-    key: tuple[str, bytes] = field(repr=False)
+    own: OwnCredential
     most: int
     report: Path
-    ca: str = ""
 
 
 class Forwarder:
     """Delivers what a custodian holds. :meth:`run` beside everything.
 
     :param on_disk: runs a call in the thread that owns the custodian. :param tell: sends replies.
-    :param key: name and secret that the terminals know this router by. :param most: deliveries at once.
-    :param ca: file of certificates: terminals are reached with TLS, "" for none.
+    :param own: what this router shows to the terminals. :param most: deliveries at once.
     :param share_with: has whoever receives share blocks with the process that delivers, by that socket.
     """
 
@@ -112,14 +110,13 @@ class Forwarder:
         custodian: Custodian,
         on_disk: OnDisk,
         tell: Callable[[list[Reply]], None],
-        key: tuple[str, bytes],
+        own: OwnCredential,
         most: int,
         clock: Clock,
-        ca: str = "",
         share_with: Callable[[socket.socket], None] = socket.socket.close,
     ) -> None:
         self._custodian, self._on_disk, self._tell, self._clock = custodian, on_disk, tell, clock
-        self._key, self._most, self._ca, self._share_with = key, most, ca, share_with
+        self._own, self._most, self._share_with = own, most, share_with
         self._numbers = itertools.count(1)
         self._orders: dict[int, _Order] = {}
         self._early: dict[int, _Early] = {}
@@ -317,12 +314,13 @@ class Forwarder:
             self._give(_Order(stray.key, stray.path, _stop(stray), 0, drops=True), operation, cancel="data")
 
     def _give(self, order: _Order, operation: Operation, **further: Any) -> None:
-        number, (name, secret) = next(self._numbers), self._key
+        number, own = next(self._numbers), self._own.now
+        name, secret = own.key
         text = json.dumps(asdict(operation))
         self._orders[number] = order
         log.event("drop" if order.drops else "deliver", origin=order.key[0], seq=order.key[1], path=order.path,
                   terminal=order.terminal, early=order.held is None and not order.drops)  # fmt: skip
-        self._write(asdict(Order(number, order.terminal, name, secret.hex(), text, ca=self._ca, **further)))
+        self._write(asdict(Order(number, order.terminal, name, secret.hex(), text, ca=own.ca, **further)))
 
     def _data(self, held: Held) -> tuple[str, list[Digested], list[Digested]]:
         return (self._custodian.file(held), *self._custodian.blocks(held))

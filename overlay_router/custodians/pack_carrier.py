@@ -129,10 +129,13 @@ def load(order: Order) -> _Load:
 
 
 class Way:
-    """The connection to one terminal. :param answer: called with each :class:`Answer`, from a thread of its own."""
+    """The connection to one terminal. :param answer: called with each :class:`Answer`, from a thread of its own.
+
+    :ivar gateway: how it is made when it must be made the next time.
+    """
 
     def __init__(self, gateway: Gateway, answer: Callable[[Answer], None]) -> None:
-        self._gateway, self._answer = gateway, answer
+        self.gateway, self._answer = gateway, answer
         self._todo: SimpleQueue[Order] = SimpleQueue()
         self._wake, self._woken = os.pipe()
         self._sent: dict[tuple[str, int], _Sent] = {}
@@ -162,7 +165,7 @@ class Way:
             self._close()
         while not self._todo.empty() and len(self._origins) < _MOST_ORIGINS:
             self._begin(self._todo.get())
-        silence_s = self._gateway.timeout_s
+        silence_s = self.gateway.timeout_s
         sources = [self._wake] if self._channel is None else [self._wake, self._channel.fileno()]
         ready = readable(sources, min(_ASK_EVERY_S, silence_s / 2) if self._sent else silence_s)
         if self._wake in ready:
@@ -214,7 +217,7 @@ class Way:
 
     def _connected(self) -> Channel:
         if self._channel is None:
-            self._channel = Channel(self._gateway)
+            self._channel = Channel(self.gateway)
             self._heard_s = time.monotonic()
         return self._channel
 
@@ -234,10 +237,10 @@ class Way:
         if one is None:
             return
         if isinstance(message, Packed) and len(message.generations) != one.files:
-            text = f"{self._gateway.server} has answered for {len(message.generations)} of {one.files} files"
+            text = f"{self.gateway.server} has answered for {len(message.generations)} of {one.files} files"
             self._failed(key, TransferFailure(ErrorClass.UNKNOWN, text))
         elif isinstance(message, NoSpace) or (isinstance(message, Packed) and "pending" in message.outcomes):
-            text = f"{self._gateway.server} has no room"
+            text = f"{self.gateway.server} has no room"
             again_s = float(message.retry_after_s) if isinstance(message, NoSpace) else 0.0
             self._failed(key, TransferFailure(ErrorClass.NO_SPACE_REMOTE, text, retry_after_s=again_s))
         elif isinstance(message, Packed):
@@ -247,7 +250,7 @@ class Way:
             self._waits[key] = self._sent.pop(key)
             self._answer(Answer(one.number, damaged=one.damaged, waits=True))
         elif isinstance(message, Result) and message.outcome == "unknown":
-            self._failed(key, TransferFailure(ErrorClass.CONNECTION_LOST, f"{self._gateway.server} does not have it"))
+            self._failed(key, TransferFailure(ErrorClass.CONNECTION_LOST, f"{self.gateway.server} does not have it"))
 
     def _forget(self, key: tuple[str, int]) -> None:
         self._sent.pop(key, None)
@@ -255,8 +258,8 @@ class Way:
 
     def _ask(self, channel: Channel) -> None:
         """Nothing was heard for a while."""
-        if time.monotonic() - self._heard_s > self._gateway.timeout_s:
-            raise channel.failure(ErrorClass.STALLED, f"silent for {self._gateway.timeout_s:.0f} s")
+        if time.monotonic() - self._heard_s > self.gateway.timeout_s:
+            raise channel.failure(ErrorClass.STALLED, f"silent for {self.gateway.timeout_s:.0f} s")
         for (origin, seq), one in self._sent.items():
             channel.send(Status(origin, seq, one.files))
 
@@ -309,11 +312,12 @@ def main() -> None:
         order = Order(**json.loads(line))
         # what its origin has signed stands as it is: with its kind of digests
         digest = order.digest if as_pack(order.pack).capability else ""
+        host, port = address(order.terminal)
+        gateway = Gateway(host, port, order.key_name, bytes.fromhex(order.secret), ca=order.ca, digest=digest)
         way = ways.get((order.terminal, digest))
         if way is None:
-            host, port = address(order.terminal)
-            gateway = Gateway(host, port, order.key_name, bytes.fromhex(order.secret), ca=order.ca, digest=digest)
             way = ways[order.terminal, digest] = Way(gateway, answer)
+        way.gateway = gateway
         way.take(order)
     os._exit(0)
 

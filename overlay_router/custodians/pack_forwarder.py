@@ -19,6 +19,7 @@ from overlay_router.custodians.pack_records import HeldPack
 from overlay_router.custodians.pack_turns import Lane, Turns
 from overlay_router.local.destination import Reply
 from overlay_router.pauses import FIRST_S, Pause
+from overlay_router.peers.keys import OwnCredential
 from overlay_router.rules.states import Outcome, Result
 from stageout.core import log
 from stageout.core.children import module_command
@@ -51,8 +52,7 @@ class PackForwarder:
     both, and in ``_asks``: its results come by themselves, or it is asked about.
 
     :param on_disk: runs a call in the thread that owns the custodian. :param tell: sends replies.
-    :param key: name and secret that the terminals know this router by.
-    :param ca: file of certificates: terminals are reached with TLS, "" for none.
+    :param own: what this router shows to the terminals.
     """
 
     def __init__(
@@ -60,12 +60,11 @@ class PackForwarder:
         packs: PackCustody,
         on_disk: OnDisk,
         tell: Callable[[list[Reply]], None],
-        key: tuple[str, bytes],
+        own: OwnCredential,
         clock: Clock,
-        ca: str = "",
     ) -> None:
         self._packs, self._on_disk, self._tell, self._clock = packs, on_disk, tell, clock
-        self._key, self._ca = key, ca
+        self._own = own
         self._numbers = itertools.count(1)
         self._turns = Turns()
         self._given: dict[Key, _Given] = {}
@@ -222,9 +221,10 @@ class PackForwarder:
     def _give(
         self, process: asyncio.subprocess.Process, one: _Given, facts: dict[str, Any], asks: bool = False
     ) -> None:
-        name, secret = self._key
+        own = self._own.now
+        name, secret = own.key
         stop, asks = one.lane.stop, asks or one.lane.asks
-        order = Order(one.number, stop, name, secret.hex(), ca=self._ca, asks=asks, **facts)
+        order = Order(one.number, stop, name, secret.hex(), ca=own.ca, asks=asks, **facts)
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             process.stdin.write(json.dumps(asdict(order)).encode() + b"\n")

@@ -26,11 +26,13 @@ class NotLeased(Exception):
 class Lessee:
     """Asks one router for leases. Its calls block; use from any thread.
 
-    :param lessor: who gives them. :param holder: this gateway, the same after its restarts: its plugins of before do
-        not run any more. :param lease_s: their time, as the lessor has it.
+    :param lessor: gives who gives them, as it is reached now. :param holder: this gateway, the same after its restarts:
+        its plugins of before do not run any more. :param lease_s: their time, as the lessor has it.
     """
 
-    def __init__(self, lessor: Gateway, holder: str, lease_s: float = LEASE_S, kept_s: float = KEPT_S) -> None:
+    def __init__(
+        self, lessor: Callable[[], Gateway], holder: str, lease_s: float = LEASE_S, kept_s: float = KEPT_S
+    ) -> None:
         self._lessor, self._holder, self._lease_s, self._kept_s = lessor, holder, lease_s, kept_s
 
     @contextlib.contextmanager
@@ -66,7 +68,7 @@ class Lessee:
     def ask(self, places: tuple[str, ...], held: bool) -> Leased:
         """One question to the lessor. :raises NotLeased: it does not answer, or refuses."""
         try:
-            with Channel(self._lessor) as channel:
+            with Channel(self._lessor()) as channel:
                 channel.send(Lease(self._holder, places, int(self._lease_s), held))
                 answer = channel.receive()
         except TransferFailure as failure:
@@ -76,7 +78,7 @@ class Lessee:
         return answer
 
     def _give_back(self, places: tuple[str, ...]) -> None:
-        with contextlib.suppress(TransferFailure), Channel(self._lessor) as channel:
+        with contextlib.suppress(TransferFailure), Channel(self._lessor()) as channel:
             channel.send(Lease(self._holder, places, 0))
             channel.receive()
 

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 from overlay_router.peers.greeting import Unwelcome, introduce
+from overlay_router.peers.keys import OwnCredential
 from stageout.wire import frames, overlay
 from stageout.wire.frames import BadFrame
 from stageout.wire.greeting import WrongKey
@@ -28,15 +29,13 @@ _AGAIN_S = 5
 class Neighbours:
     """Whom this router may pass circuits on to.
 
-    :param allowed: addresses in their one form. :param key: name and secret that they know this router by.
+    :param allowed: addresses in their one form. :param own: what this router shows to them.
     :param finds: routers that are found through the collector are allowed, too.
-    :param ca: file of certificates, one of which each of them has: connections to them are in TLS. "" for none.
     """
 
     allowed: frozenset[str] = frozenset()
-    key: tuple[str, bytes] = field(default=("", b""), repr=False)
+    own: OwnCredential = field(default_factory=OwnCredential)
     finds: bool = False
-    ca: str = ""
 
 
 Dial = Callable[[str], Awaitable[socket.socket]]
@@ -77,7 +76,7 @@ def _words(problem: Exception) -> str:
 async def _made(node: str, ask: Via, neighbours: Neighbours, dial: Dial) -> socket.socket:
     sock = await dial(ask.route[0])
     try:
-        await _greet(sock, node, ask, neighbours.key)
+        await _greet(sock, node, ask, neighbours.own.now.key)
     except BaseException:
         sock.close()
         raise

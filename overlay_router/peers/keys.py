@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stageout.core.errors import StageoutError
+from stageout.overlay.channel import read_ca
 from stageout.wire import token
 from stageout.wire.token import MARK, BadToken
 
@@ -156,6 +157,32 @@ def read_own_key(path: Path) -> tuple[str, bytes]:
     if len(words) < 2:
         raise BadKeys(f"{path}: write 'NAME SECRET', the key that the neighbours know this router by")
     return words[0], words[1].encode()
+
+
+@dataclass(frozen=True)
+class Credential:
+    """What this router shows to others. :param key: name and secret that they know it by, ("", b"") for none.
+
+    :param ca: file of certificates, one of which each of them has: connections to them are in TLS. "" for none.
+    """
+
+    key: tuple[str, bytes] = field(default=("", b""), repr=False)
+    ca: str = ""
+
+
+@dataclass
+class OwnCredential:
+    """The one that all parts of this router share, and look up for each connection that they make.
+
+    :ivar now: replaced as a whole when the router is reconfigured; any thread may read it.
+    """
+
+    now: Credential = field(default_factory=Credential)
+
+
+def read_credential(path: Path) -> Credential:
+    """This router's own key file. :raises BadKeys: it cannot be used."""
+    return Credential(read_own_key(path), read_ca(path))
 
 
 def _key(words: list[str], place: str) -> Key:

@@ -20,6 +20,7 @@ from typing import TypeVar
 
 from overlay_router.peers.circuits import Dial
 from overlay_router.peers.greeting import Peer, Unwelcome, connect, introduce, receive_frame
+from overlay_router.peers.keys import OwnCredential
 from overlay_router.peers.limits import Allowance, Complaints
 from overlay_router.routing.book import Book
 from overlay_router.routing.chooser import Chooser
@@ -71,17 +72,15 @@ class _Line:
 class Neighbourhood:
     """All lines of one router, and what it learns by them.
 
-    :param node: its name. :param book: of links. :param credential: name and secret of its key at the neighbours.
+    :param node: its name. :param book: of links. :param own: what it shows to the neighbours.
     :param interval_s: between announcements; a router that is silent for six of them has gone.
     :param targets: addresses of the neighbours to connect to. :ivar dial: makes the connections.
     """
 
-    def __init__(
-        self, node: str, book: Book, credential: tuple[str, bytes], interval_s: float, targets: Iterable[str]
-    ) -> None:
+    def __init__(self, node: str, book: Book, own: OwnCredential, interval_s: float, targets: Iterable[str]) -> None:
         self._wanted = targets
         self.dial: Dial = connect
-        self._node, self._book, self._credential, self._interval_s = node, book, credential, interval_s
+        self._node, self._book, self._own, self._interval_s = node, book, own, interval_s
         self._chooser = Chooser(book.address)
         self._thinking = ThreadPoolExecutor(max_workers=1, thread_name_prefix="routes")
         self._targets: dict[str, asyncio.Task[None]] = {}
@@ -182,7 +181,7 @@ class Neighbourhood:
 
     async def _dial(self, target: str) -> None:
         with await self.dial(target) as sock:
-            peer = await introduce(sock, self._node, *self._credential)
+            peer = await introduce(sock, self._node, *self._own.now.key)
             reader, writer = await asyncio.open_connection(sock=sock.dup())
         meter = Meter(PROBE_EVERY_INTERVALS * self._interval_s)
         line = _Line(target, peer, writer, meter)
@@ -307,7 +306,7 @@ class Neighbourhood:
         """Bytes a second that one probe came to."""
         loop = asyncio.get_running_loop()
         with await self.dial(target) as sock:
-            peer = await introduce(sock, self._node, *self._credential)
+            peer = await introduce(sock, self._node, *self._own.now.key)
             checksum = frames.checksums()[peer.checksum]
             await loop.sock_sendall(sock, overlay.encode(Probe(size_bytes), checksum))
             noise = os.urandom(1 << 16)

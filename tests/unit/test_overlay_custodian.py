@@ -27,7 +27,7 @@ from overlay_router.ends import Ends
 from overlay_router.local.destination import Reply
 from overlay_router.local.tree import Tree
 from overlay_router.peers.deposits import Terminals, read_terminals
-from overlay_router.peers.keys import Key
+from overlay_router.peers.keys import Key, OwnCredential
 from overlay_router.rules import lots
 from overlay_router.rules.states import Outcome, Result
 from stageout.core import durable
@@ -372,7 +372,7 @@ def test_without_a_process_deliveries_wait_for_one(spooling: Spooling, monkeypat
         async def on_disk(work: Callable[[], Any]) -> Any:
             return work()
 
-        forwarder = Forwarder(spooling.one, on_disk, lambda replies: None, ("k", b""), 1, SystemClock())
+        forwarder = Forwarder(spooling.one, on_disk, lambda replies: None, OwnCredential(), 1, SystemClock())
         monkeypatch.setattr(forwarder, "_start", start)
         task, waiting = asyncio.ensure_future(forwarder.run()), asyncio.ensure_future(again.wait())
         await asyncio.wait({task, waiting}, timeout=30, return_when=asyncio.FIRST_COMPLETED)

@@ -404,7 +404,7 @@ class _Lessor:
 
 
 def _lessee(lessor: _Lessor, monkeypatch: pytest.MonkeyPatch) -> Lessee:
-    lessee = Lessee(Gateway("127.0.0.1", 1, "k", b"", timeout_s=0.1), "me:1", lease_s=0.4, kept_s=0.1)
+    lessee = Lessee(lambda: Gateway("127.0.0.1", 1, "k", b"", timeout_s=0.1), "me:1", lease_s=0.4, kept_s=0.1)
     monkeypatch.setattr(lessee, "ask", lessor)
     return lessee
 

@@ -21,6 +21,7 @@ from overlay_router.custodians.pack_records import HeldPack, as_pack
 from overlay_router.custodians.pack_turns import Lane, Turns
 from overlay_router.local.destination import Reply
 from overlay_router.local.small_files import Arrived
+from overlay_router.peers.keys import OwnCredential
 from overlay_router.report import Reporting, shown
 from overlay_router.rules import lots
 from overlay_router.rules.states import Outcome, Result
@@ -239,7 +240,7 @@ def test_one_damaged_file_is_lost_and_the_others_are_what_the_terminal_says(spoo
         async def on_disk(work):  # type: ignore[no-untyped-def]
             return work()
 
-        forwarder = PackForwarder(spooling.one.packs, on_disk, told.extend, ("k", b""), spooling.clock)
+        forwarder = PackForwarder(spooling.one.packs, on_disk, told.extend, OwnCredential(), spooling.clock)
         spooling.one.packs.take([pack(release="custody")])
         (held,) = spooling.one.packs.held()
         give(forwarder, held)
@@ -258,7 +259,7 @@ def test_a_pack_is_shown_with_why_it_is_not_there(spooling: Spooling, tmp_path: 
         async def on_disk(work):  # type: ignore[no-untyped-def]
             return work()
 
-        forwarder = PackForwarder(spooling.one.packs, on_disk, lambda replies: None, ("k", b""), spooling.clock)
+        forwarder = PackForwarder(spooling.one.packs, on_disk, lambda replies: None, OwnCredential(), spooling.clock)
         spooling.one.packs.take([pack(release="custody")])
         (held,) = spooling.one.packs.held()
         forwarder._failed(held, Answer(1, failure="nobody listens", code=ErrorClass.CONNECT_FAILED.code))
@@ -278,7 +279,7 @@ def test_a_process_that_is_not_understood_is_replaced(spooling: Spooling) -> Non
         async def on_disk(work):  # type: ignore[no-untyped-def]
             return work()
 
-        forwarder = PackForwarder(spooling.one.packs, on_disk, lambda replies: None, ("k", b""), spooling.clock)
+        forwarder = PackForwarder(spooling.one.packs, on_disk, lambda replies: None, OwnCredential(), spooling.clock)
         process = await asyncio.create_subprocess_exec(
             "sh", "-c", 'echo "{}"; exec sleep 600', stdout=asyncio.subprocess.PIPE
         )
@@ -317,7 +318,7 @@ class Delivering:
 
         self.told: list[Reply] = []
         self.process = _Process()
-        self.one = PackForwarder(spooling.one.packs, on_disk, self.told.extend, ("k", b""), spooling.clock)
+        self.one = PackForwarder(spooling.one.packs, on_disk, self.told.extend, OwnCredential(), spooling.clock)
         self.one._process = self.process  # type: ignore[assignment]
 
     def step(self, *answers: Answer) -> list[tuple[int, bool]]:

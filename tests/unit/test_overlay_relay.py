@@ -37,7 +37,7 @@ from overlay_router.local.store import Transfer
 from overlay_router.pauses import Pause
 from overlay_router.peers.circuits import Neighbours
 from overlay_router.peers.cover import Cover
-from overlay_router.peers.keys import Key, Keys, Signed
+from overlay_router.peers.keys import Credential, Key, Keys, OwnCredential, Signed
 from overlay_router.peers.rights import Rights
 from overlay_router.relay import Router
 from overlay_router.waiting import Packs
@@ -265,7 +265,7 @@ def test_a_copy_that_fails_in_an_unknown_way_waits_like_any_other() -> None:
             raise KeyError(terminal)
 
         copies: Any = SimpleNamespace(cancelled=frozenset())
-        copier = Copier(copies, cast(Any, None), on_disk, lambda replies: None, no_ways, ("k", b""), 1)
+        copier = Copier(copies, cast(Any, None), on_disk, lambda replies: None, no_ways, OwnCredential(), 1)
         one = _Try()
         commanded: Any = SimpleNamespace(key=(ORIGIN, 1), reached=True, copy=SimpleNamespace(terminal="t:1"))
         copies.cancelled = {commanded.key}
@@ -340,12 +340,12 @@ def test_a_cancel_is_remembered_where_its_pack_goes(terminal: str) -> None:
 
 
 def test_secrets_are_not_shown_with_what_has_them() -> None:
-    text, key = SECRET.decode(), ("me", SECRET)
+    text, own = SECRET.decode(), OwnCredential(Credential(("me", SECRET)))
     shown = [
         Key("k", SECRET, ""),
         Gateway("h", 1, "k", SECRET),
-        Neighbours(key=key),
-        Forwarding(key, 1, Path("r")),
+        Neighbours(own=own),
+        Forwarding(own, 1, Path("r")),
         carrier.Order(1, "t:1", "k", text, "{}"),
         pack_carrier.Order(1, "t:1", "k", text, "{}", "f", "d"),
         copyist.Order(cast(Any, None), "f", "k", text),
@@ -409,5 +409,6 @@ def test_a_router_with_a_token_is_called_by_its_identity_in_warrants() -> None:
         {"alg": "HS256", "kid": "overlay"}, {"sub": "r1@pool.example.org"},
     )]  # fmt: skip
     key = Signed("*", "overlay", SECRET, "-", True).named("r1@pool.example.org")
-    copier = Copier(*[cast(Any, None)] * 5, (f"token:{'.'.join(said)}", SECRET), 1)
+    own = OwnCredential(Credential((f"token:{'.'.join(said)}", SECRET)))
+    copier = Copier(*[cast(Any, None)] * 5, own, 1)
     assert copier.bearer == key.name == "token:overlay:r1@pool.example.org"

@@ -1,0 +1,185 @@
+"""A router's own key, or token, that was renewed: every part that connects to others shows the new one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from pathlib import Path
+from queue import Queue
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from overlay_router import daemon
+from overlay_router.copying import copier as copying
+from overlay_router.custodians import forwarder, pack_carrier, pack_forwarder
+from overlay_router.custodians.pack_turns import Lane
+from overlay_router.delivery import lessee as leasing
+from overlay_router.peers import circuits
+from overlay_router.peers.keys import Credential, OwnCredential
+from overlay_router.routing import neighbours as links
+from stageout.core.clock import SystemClock
+from stageout.core.config import mapping_settings
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay.channel import Gateway
+from stageout.wire.overlay import Operation, Via
+
+OLD, NEW = (
+    Credential(("old", b"old-secret-of-this-router")),
+    Credential(("new", b"new-secret-of-this-router"), "/new.ca"),
+)
+KEY = ("0a" * 16, 1)
+NOBODY = cast(Any, None)
+
+
+class _Stop(Exception):
+    """What is looked at has been seen."""
+
+
+@pytest.fixture
+def own() -> OwnCredential:
+    return OwnCredential(OLD)
+
+
+def _shown(order: dict[str, Any]) -> Credential:
+    return Credential((order["key_name"], bytes.fromhex(order["secret"])), order["ca"])
+
+
+class _Process:
+    """Takes orders, and does nothing."""
+
+    def __init__(self) -> None:
+        self.stdin, self.orders = self, list[dict[str, Any]]()
+
+    def write(self, line: bytes) -> None:
+        self.orders.append(json.loads(line))
+
+
+@pytest.mark.parametrize(
+    "named", ["STAGEOUT_ROUTER_NEIGHBOURS", "STAGEOUT_ROUTER_TERMINALS", "STAGEOUT_ROUTER_EGRESS_LEASES"]
+)
+def test_sighup_reads_the_own_key_again(tmp_path: Path, named: str, own: OwnCredential) -> None:
+    keys, key, ca = tmp_path / "keys", tmp_path / "own.key", tmp_path / "ca"
+    keys.write_text("site a-secret-that-is-long-enough /\n")
+    keys.chmod(0o600)
+    settings = mapping_settings(
+        {"STAGEOUT_ROUTER_KEYS": str(keys), "STAGEOUT_ROUTER_KEY": str(key), named: "other.example.org:9621"}
+    )
+    router: Any = SimpleNamespace(have_neighbours=lambda them: setattr(router, "neighbours", them))
+    router.rights, router.neighbours = SimpleNamespace(become=lambda rights: None), circuits.Neighbours()
+    key.write_text(f"new new-secret-of-this-router\nca {ca}\n")
+    daemon._reconfigure(router, own, lambda: settings)
+    assert own.now == Credential(NEW.key, str(ca))
+    key.write_text("half-a-line\n")
+    daemon._reconfigure(router, own, lambda: settings)
+    assert own.now == Credential(NEW.key, str(ca)), "what cannot be used changes nothing"
+
+
+def test_who_connects_to_nobody_needs_no_key_of_its_own() -> None:
+    assert daemon.credential_of(mapping_settings({"STAGEOUT_ROUTER_KEY": "/nowhere"})) == Credential()
+
+
+def test_files_in_custody_are_delivered_with_it(own: OwnCredential) -> None:
+    one = forwarder.Forwarder(NOBODY, NOBODY, NOBODY, own, 1, SystemClock())
+    one._process = process = cast(Any, _Process())
+    for own.now in (OLD, NEW):
+        one._give(forwarder._Order(KEY, "f", "t:1", 1), Operation(*KEY, "publish", "f", 1))
+    assert [_shown(order) for order in process.orders] == [OLD, NEW]
+
+
+def test_packs_in_custody_are_delivered_with_it(own: OwnCredential) -> None:
+    one = pack_forwarder.PackForwarder(NOBODY, NOBODY, NOBODY, own, SystemClock())
+    process: Any = _Process()
+    given = pack_forwarder._Given(1, NOBODY, Lane("t:1", False))
+    for own.now in (OLD, NEW):
+        one._give(process, given, {"pack": "{}", "file": "f", "digest": "d"})
+    assert [_shown(order) for order in process.orders] == [OLD, NEW]
+
+
+def test_the_next_connection_for_packs_is_made_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that delivers them lives as long as the router."""
+    seen, answers = list[tuple[str, bytes]](), Queue[pack_carrier.Answer]()
+
+    def refused(gateway: Gateway) -> None:
+        seen.append((gateway.key_name, gateway.secret))
+        raise TransferFailure(ErrorClass.CREDENTIAL_REFUSED, "no such key")
+
+    monkeypatch.setattr(pack_carrier, "Channel", refused)
+    monkeypatch.setattr(pack_carrier, "as_pack", lambda text: SimpleNamespace(origin=KEY[0], seq=1, paths=("f",)))
+    gateways = [Gateway("t", 1, *one.key) for one in (OLD, NEW)]
+    way = pack_carrier.Way(gateways[0], answers.put)
+    for gateway in gateways:
+        way.gateway = gateway
+        way.take(pack_carrier.Order(1, "t:1", gateway.key_name, "", "{}", "f", "d", asks=True))
+        assert answers.get(timeout=60).code == ErrorClass.CREDENTIAL_REFUSED.code
+    assert seen == [OLD.key, NEW.key]
+
+
+def test_files_are_copied_with_it_and_its_name_is_told(own: OwnCredential, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async def ways(terminal: str) -> Any:
+            return ((),)
+
+        async def ordered(order: copying.Order, *rest: object) -> dict[str, Any]:
+            seen.append(Credential((order.key_name, bytes.fromhex(order.secret)), order.ca))
+            return {}
+
+        seen = list[Credential]()
+        copies: Any = SimpleNamespace(cancelled={KEY})
+        one = copying.Copier(copies, NOBODY, NOBODY, NOBODY, ways, own, 1)
+        monkeypatch.setattr(one, "_run", ordered)
+        commanded: Any = SimpleNamespace(key=KEY, reached=True, copy=SimpleNamespace(terminal="t:1"))
+        for own.now in (OLD, NEW):
+            await one._carried_out(commanded, copying._Try())
+            assert one.bearer == own.now.key[0]
+        assert seen == [OLD, NEW]
+
+    asyncio.run(run())
+
+
+def test_leases_are_asked_for_with_it(own: OwnCredential, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Gateway] = []
+
+    def channel(gateway: Gateway) -> None:
+        seen.append(gateway)
+        raise TransferFailure(ErrorClass.CONNECT_FAILED, "away")
+
+    monkeypatch.setattr(leasing, "Channel", channel)
+    lessee = daemon.lessee_of(mapping_settings({"STAGEOUT_ROUTER_EGRESS_LEASES": "r.example.org:9621"}), "me:1", own)
+    assert lessee is not None
+    for own.now in (OLD, NEW):
+        with pytest.raises(leasing.NotLeased):
+            lessee.ask(("u",), held=True)
+    assert [Credential((one.key_name, one.secret), one.ca) for one in seen] == [OLD, NEW]
+
+
+def test_neighbours_see_it(own: OwnCredential, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[tuple[object, ...]]()
+
+    async def introduced(sock: socket.socket, node: str, *key: object) -> None:
+        seen.append(key)
+        raise _Stop
+
+    async def dial(address: str) -> socket.socket:
+        return socket.socket()
+
+    async def run() -> None:
+        book: Any = SimpleNamespace(address="me:1")
+        around = links.Neighbourhood("me", book, own, 1.0, ())
+        around.dial = dial
+        allowed = circuits.Neighbours(frozenset({"r:1"}), own)
+        for own.now in (OLD, NEW):
+            for made in (
+                around._dial("r:1"),
+                around._probed("r:1", 1),
+                circuits.onward("me", Via(("r:1", "t:1")), allowed, dial),
+            ):
+                with pytest.raises(_Stop):
+                    await made
+
+    for module in (links, circuits):
+        monkeypatch.setattr(module, "introduce", introduced)
+    asyncio.run(run())
+    assert seen == [OLD.key] * 3 + [NEW.key] * 3
