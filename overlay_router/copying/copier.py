@@ -143,8 +143,9 @@ class Copier:
 
     async def _try(self, commanded: Commanded, one: _Try) -> None:
         try:
-            end = await self._carried_out(commanded, one)
-            await self._record(commanded, one, end)
+            if await self._on_disk(lambda: self._copies.has(commanded)):
+                end = await self._carried_out(commanded, one)
+                await self._record(commanded, one, end)
         except Exception as problem:  # not recorded, or no process: tried again, but not at once
             log.error("copy-not-recorded", origin=commanded.key[0], problem=repr(problem))
             self._later(one)

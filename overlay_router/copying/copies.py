@@ -112,6 +112,10 @@ class Copies:
         """Whether it is, or was, commanded here."""
         return (origin, seq) in self._commanded or recorded(self._store, origin, seq) is not None
 
+    def has(self, commanded: Commanded) -> bool:
+        """Whether it is still to be carried out."""
+        return self._commanded.get(commanded.key) is commanded
+
     def status(self, ask: overlay.Status, peer: str) -> list[Reply]:
         """RESULT; or CUSTODY, and COPYING behind it."""
         final = recorded(self._store, ask.origin, ask.seq)

@@ -411,9 +411,12 @@ class Custodian:
         return [
             held
             for held in self._in_turn
-            if self._held.get(held.key) is held
-            and not any(self._is_held(held.key[0], seq) for seq in held.operation.after)
+            if self.has(held) and not any(self._is_held(held.key[0], seq) for seq in held.operation.after)
         ]
+
+    def has(self, held: Held) -> bool:
+        """Whether it is in custody still, and as it was."""
+        return self._held.get(held.key) is held
 
     def _is_held(self, origin: str, seq: int) -> bool:
         return (origin, seq) in self._held or self.packs.covers(origin, seq)

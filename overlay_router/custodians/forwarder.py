@@ -119,7 +119,11 @@ class Forwarder:
         self._own, self._most, self._share_with = own, most, share_with
         self._numbers = itertools.count(1)
         self._orders: dict[int, _Order] = {}
+        #: Whose data are looked up now, for an order.
+        self._beginning: frozenset[Key] = frozenset()
         self._early: dict[int, _Early] = {}
+        #: Data that a dead carrier sent on: it is not said yet what of them must come again.
+        self._untold: set[int] = set()
         self._pauses: dict[Key | str, Pause] = {}
         self._problems: dict[str, str] = {}
         self._process: asyncio.subprocess.Process | None = None
@@ -128,8 +132,8 @@ class Forwarder:
 
     @property
     def busy(self) -> frozenset[Key]:
-        """What is being delivered."""
-        return frozenset(order.key for order in self._orders.values())
+        """What is being delivered, or about to be: it must not come to its end here."""
+        return self._beginning.union(order.key for order in self._orders.values())
 
     @property
     def problems(self) -> dict[str, str]:
@@ -189,12 +193,25 @@ class Forwarder:
         if self._listening is not None:
             await self._listening
             log.error("carrier-died", deliveries=len(self._orders))
-            lost, self._orders = self._orders, {}
-            for order in lost.values():
-                if order.passes:  # what it had sent from memory, and is not known to have arrived, is nowhere
-                    self._tell(await self._on_disk(lambda tid=order.tid: self._custodian.gone(tid, ())))  # type: ignore[misc]
+            self._untold.update(order.tid for order in self._orders.values() if order.passes)
+            self._orders = {}
+            await self._ask_again()
             await asyncio.sleep(FIRST_S)
         self._process = await self._start()
+
+    async def _ask_again(self) -> None:
+        """What a dead carrier had sent from memory, and is not known to have arrived, is nowhere: it must come again.
+
+        One file for which that cannot be recorded holds up no other one; it is tried again.
+        """
+        for tid in list(self._untold):
+            try:
+                replies = await self._on_disk(lambda one=tid: self._custodian.gone(one, ()))  # type: ignore[misc]
+            except (OSError, sqlite3.Error) as problem:
+                log.error("not-asked-again", tid=tid, problem=problem, advice="look at the disk of the spool")
+                continue
+            self._untold.discard(tid)
+            self._tell(replies)
 
     async def _start(self) -> asyncio.subprocess.Process:
         mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -232,6 +249,7 @@ class Forwarder:
             await asyncio.sleep(FIRST_S)
 
     async def _begin(self) -> None:
+        await self._ask_again()
         due = await self._on_disk(self._custodian.due)
         self._complete(due)
         for held in self._next(due):
@@ -240,7 +258,15 @@ class Forwarder:
         await self._clean()
 
     async def _deliver(self, held: Held) -> None:
-        file, blocks, passed = await self._on_disk(lambda: self._data(held))
+        self._beginning = frozenset({held.key})
+        try:
+            data = await self._on_disk(lambda: self._data(held))
+            if data is not None:
+                self._order(held, *data)
+        finally:
+            self._beginning = frozenset()
+
+    def _order(self, held: Held, file: str, blocks: list[Digested], passed: list[Digested]) -> None:
         order = _Order(held.key, held.operation.path, _stop(held.operation), held.tid, held, passes=bool(passed))
         cancel = "all" if held.key in self._custodian.cancelled else ""
         known: dict[str, Any] = {"digests": b"".join(digest for _, digest in blocks).hex()}
@@ -322,8 +348,9 @@ class Forwarder:
                   terminal=order.terminal, early=order.held is None and not order.drops)  # fmt: skip
         self._write(asdict(Order(number, order.terminal, name, secret.hex(), text, ca=own.ca, **further)))
 
-    def _data(self, held: Held) -> tuple[str, list[Digested], list[Digested]]:
-        return (self._custodian.file(held), *self._custodian.blocks(held))
+    def _data(self, held: Held) -> tuple[str, list[Digested], list[Digested]] | None:
+        """Its file and blocks; None when it has ended meanwhile."""
+        return (self._custodian.file(held), *self._custodian.blocks(held)) if self._custodian.has(held) else None
 
     def _next(self, due: list[Held]) -> list[Held]:
         """What begins now: no terminal takes all places, and one that is away is tried with one file at a time."""

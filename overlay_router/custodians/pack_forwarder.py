@@ -69,6 +69,8 @@ class PackForwarder:
         self._turns = Turns()
         self._given: dict[Key, _Given] = {}
         self._keys: dict[int, Key] = {}
+        #: Whose facts are looked up now, for an order.
+        self._beginning: frozenset[Key] = frozenset()
         self._load: Counter[Lane] = Counter()
         #: Positions of files that were damaged here, of packs that the next custodian has.
         self._asks: dict[Key, list[int]] = {}
@@ -82,8 +84,8 @@ class PackForwarder:
 
     @property
     def busy(self) -> frozenset[Key]:
-        """What is being delivered, here or at the next custodian."""
-        return frozenset(self._given)
+        """What is being delivered, here or at the next custodian, or about to be: it must not come to its end here."""
+        return self._beginning.union(self._given)
 
     @property
     def problems(self) -> dict[str, str]:
@@ -148,7 +150,14 @@ class PackForwarder:
     async def _start(self, held: HeldPack) -> bool:
         """Give it to the process; False when it is not in custody any more."""
         process = await self._carrier()
-        facts = await self._on_disk(lambda: self._packs.order(held))
+        self._beginning = frozenset({held.key})
+        try:
+            facts = await self._on_disk(lambda: self._packs.order(held))
+            return self._order(process, held, facts)
+        finally:
+            self._beginning = frozenset()
+
+    def _order(self, process: asyncio.subprocess.Process, held: HeldPack, facts: dict[str, Any] | None) -> bool:
         self._drop(held.key)
         if facts is None:  # it has expired meanwhile, perhaps
             self._forget(held.key)
@@ -230,7 +239,11 @@ class PackForwarder:
             process.stdin.write(json.dumps(asdict(order)).encode() + b"\n")
 
     async def _settle(self) -> None:
-        """Record the answers that have come, all together; when that fails, they are asked for again."""
+        """Record the answers that have come, all together; when that fails, they are asked for again.
+
+        Between the end of an order and the record of its results nothing else is done on the disk: no pack expires
+        whose files have arrived.
+        """
         ended = _Ended()
         answers, self._answers = self._answers, []
         for answer in answers:
@@ -238,10 +251,10 @@ class PackForwarder:
             if one is not None:
                 self._sort(one, answer, ended)
         try:
-            for held in ended.damaged:
-                self._tell(await self._on_disk(lambda held=held: self._packs.damaged(held)))  # type: ignore[misc]
             if ended.settled:
                 self._tell(await self._on_disk(lambda: self._packs.settle(ended.settled)))
+            for held in ended.damaged:
+                self._tell(await self._on_disk(lambda held=held: self._packs.damaged(held)))  # type: ignore[misc]
         except BaseException:
             for held in ended.packs():
                 self._line_up(held)

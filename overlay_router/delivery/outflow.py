@@ -87,6 +87,8 @@ class Outflow:
         self._table = PluginsTable(asks_as_itself=True)
         self._threads = ThreadPoolExecutor(max_workers=means.most, thread_name_prefix="egress")
         self._calls: dict[Call, asyncio.Task[None]] = {}
+        #: Whose data are looked up now, for a call.
+        self._beginning: frozenset[Key] = frozenset()
         self._pauses: dict[Key | str, Pause] = {}
         self._problems: dict[str, str] = {}
         # Never those of an earlier router: its guards may still look for what runs for them.
@@ -96,8 +98,8 @@ class Outflow:
 
     @property
     def busy(self) -> frozenset[Key]:
-        """What is being delivered."""
-        return frozenset(file.held.key for call in self._calls for file in call.files)
+        """What is being delivered, or about to be: it must not come to its end here."""
+        return self._beginning.union(file.held.key for call in self._calls for file in call.files)
 
     @property
     def problems(self) -> dict[str, str]:
@@ -150,7 +152,8 @@ class Outflow:
             await asyncio.sleep(FIRST_S)
 
     async def _begin(self) -> None:
-        ready, replies = await self._on_disk(lambda: self._egress.ready(self.busy))
+        busy = self.busy
+        ready, replies = await self._on_disk(lambda: self._egress.ready(busy))
         self._tell(replies)
         for target, some in self._batches(ready):
             plugin = self._table.find("", target.scheme)
@@ -166,9 +169,18 @@ class Outflow:
                 advice = "see STAGEOUT_ROUTER_EGRESS_CREDENTIALS"
                 self._pause(target, target.url, 0.0, f"credentials: {problem}", advice=advice)
                 continue
-            files = await self._on_disk(lambda some=some: [self._file(held) for held in some])  # type: ignore[misc]
-            call = Call(target, files, kit)
-            self._calls[call] = asyncio.get_running_loop().create_task(self._carry_out(call))
+            await self._call(target, some, kit)
+
+    async def _call(self, target: Target, some: list[Held], kit: Kit) -> None:
+        """Begin a call, without files that have ended meanwhile."""
+        self._beginning = frozenset(held.key for held in some)
+        try:
+            files = await self._on_disk(lambda: [self._file(held) for held in some if self._egress.has(held)])
+            if files:
+                call = Call(target, files, kit)
+                self._calls[call] = asyncio.get_running_loop().create_task(self._carry_out(call))
+        finally:
+            self._beginning = frozenset()
 
     def _batches(self, ready: Sequence[Held]) -> list[tuple[Target, list[Held]]]:
         """What begins now: a target never takes all places, and one that is away is tried with one file at a time."""

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from overlay_router.custodians import forwarder
+from overlay_router.custodians.forwarder import Forwarder, _Order
+from overlay_router.local.destination import Reply
 from stageout.wire.overlay import Opened
-from tests.unit.test_overlay_custodian import PEER, Spooling, passing, spooling
+from tests.unit.test_overlay_custodian import ORIGIN, PEER, TERMINAL, Clock, Spooling, passing, spooling
 
 __all__ = ["spooling"]
 
@@ -30,3 +36,38 @@ def test_what_is_gone_is_asked_for_when_the_database_has_room_again(
     (reply,) = spooling.one.gone(tid, [1])
     assert isinstance(reply.message, Opened)
     assert reply.message.staged == ((0, 1),)
+
+
+def test_after_the_death_of_its_process_every_sender_hears_what_must_come_again(
+    spooling: Spooling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forwarder, "FIRST_S", 0.0)
+    asked: list[int] = []
+    told: list[str] = []
+
+    def gone(tid: int, blocks: object) -> list[Reply]:
+        asked.append(tid)
+        if tid == 1 and asked.count(1) == 1:
+            raise sqlite3.OperationalError("disk I/O error")
+        return [Reply(f"peer-{tid}", Opened(tid, "e"))]
+
+    async def on_disk(work: Callable[[], Any]) -> Any:
+        return work()
+
+    async def dead() -> Any:
+        return SimpleNamespace(returncode=None)
+
+    async def run() -> None:
+        one = Forwarder(
+            spooling.one, on_disk, lambda replies: told.extend(reply.to for reply in replies), ("k", b""), 1, Clock()
+        )
+        monkeypatch.setattr(spooling.one, "gone", gone)
+        monkeypatch.setattr(one, "_start", dead)
+        one._listening = asyncio.ensure_future(asyncio.sleep(0))
+        for tid in (1, 2, 3):
+            one._orders[tid] = _Order((ORIGIN, tid), f"f{tid}", TERMINAL, tid, passes=tid != 3)
+        await one._try_to_begin()
+        assert sorted(told) == ["peer-1", "peer-2"], "once each, and of what is all on the disk nothing"
+        assert not one.busy
+
+    asyncio.run(run())

@@ -264,7 +264,7 @@ def test_a_copy_that_fails_in_an_unknown_way_waits_like_any_other() -> None:
         async def no_ways(terminal: str) -> Any:
             raise KeyError(terminal)
 
-        copies: Any = SimpleNamespace(cancelled=frozenset())
+        copies: Any = SimpleNamespace(cancelled=frozenset(), has=lambda one: True)
         copier = Copier(copies, cast(Any, None), on_disk, lambda replies: None, no_ways, OwnCredential(), 1)
         one = _Try()
         commanded: Any = SimpleNamespace(key=(ORIGIN, 1), reached=True, copy=SimpleNamespace(terminal="t:1"))
