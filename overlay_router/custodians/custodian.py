@@ -24,7 +24,7 @@ from overlay_router.local.destination import Attached, Reply
 from overlay_router.local.staging import as_result, ranges, recorded, recorded_pack, whole
 from overlay_router.local.store import Transfer
 from overlay_router.local.tree import BadPath, Tree, checked, no_room
-from overlay_router.peers.deposits import Terminals
+from overlay_router.peers.deposits import Terminals, same_key
 from overlay_router.rules import custody, lots
 from overlay_router.rules.lots import Spool
 from overlay_router.rules.states import Outcome, Release, Result
@@ -591,11 +591,6 @@ def _owner(transfer: Transfer) -> tuple[str, int, str]:
 
 def _key_of(transfer: Transfer) -> Key:
     return transfer.ask.origin, transfer.ask.seq
-
-
-def same_key(one: str, other: str) -> bool:
-    """Whether two senders have shown the same key."""
-    return one.partition("/")[0] == other.partition("/")[0]
 
 
 def _not_yours(origin: str, seq: int) -> overlay.Result:

@@ -22,7 +22,7 @@ from overlay_router.local.small_files import Arrived
 from overlay_router.local.staging import as_packed, recorded_pack
 from overlay_router.local.store import PackResults
 from overlay_router.local.tree import OWN, SYNC_ALL_FROM, no_room, sync_filesystem
-from overlay_router.peers.deposits import Terminals
+from overlay_router.peers.deposits import Terminals, same_key
 from overlay_router.rules import custody, lots
 from overlay_router.rules.lots import Spool
 from overlay_router.rules.states import Outcome, Release, Result
@@ -161,7 +161,7 @@ class PackCustody:
         return packs.refused(pack, reason[:_REASON_CHARS]) if reason else None
 
     def _again(self, held: HeldPack, arrived: Arrived) -> Custody | Packed:
-        if held.sender.partition("/")[0] != arrived.peer.partition("/")[0]:
+        if not same_key(held.sender, arrived.peer):
             return packs.refused(arrived.pack, "it was deposited with another key")
         if (held.files, held.size_bytes) != (len(arrived.files), _size_bytes(arrived)):
             return packs.refused(arrived.pack, "these numbers are in custody for another pack")
@@ -248,7 +248,7 @@ class PackCustody:
         held = self._pack_of(*key)
         if held is None:
             return None
-        if held.sender.partition("/")[0] == peer.partition("/")[0]:
+        if same_key(held.sender, peer):
             self._store.cancel(*key)
             if held not in self._news.cancelled:
                 self._news.cancelled.append(held)

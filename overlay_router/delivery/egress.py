@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from overlay_router.custodians.custodian import MOST_OPERATIONS, Custodian, same_key
+from overlay_router.custodians.custodian import MOST_OPERATIONS, Custodian
 from overlay_router.custodians.passing import NonePassed
 from overlay_router.custodians.spool import EgressStore, Held, Key, Sent
 from overlay_router.delivery.fetched import version_of
@@ -22,7 +22,7 @@ from overlay_router.local.small_files import Arrived
 from overlay_router.local.staging import as_packed, recorded_pack
 from overlay_router.local.store import Transfer
 from overlay_router.local.tree import SYNC_ALL_FROM, BadPath, Tree, checked, no_room, sync_filesystem
-from overlay_router.peers.deposits import Terminals
+from overlay_router.peers.deposits import Terminals, same_key
 from overlay_router.rules import lots, terminal
 from overlay_router.rules.lots import Spool
 from overlay_router.rules.states import Kind, Op, Outcome, Result

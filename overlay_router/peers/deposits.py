@@ -37,6 +37,11 @@ class Terminals:
         return ""
 
 
+def same_key(one: str, other: str) -> bool:
+    """Whether two senders have shown the same key."""
+    return one.partition("/")[0] == other.partition("/")[0]
+
+
 def read_terminals(text: str) -> Terminals:
     """``HOST[:PORT][=KEY,KEY] ...``. :raises ConfigError: an address cannot be used."""
     found: dict[str, frozenset[str]] = {}
