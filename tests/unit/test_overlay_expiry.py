@@ -21,6 +21,7 @@ from overlay_router.custodians.pack_carrier import Answer
 from overlay_router.custodians.spool import Key
 from overlay_router.delivery.outflow import Outflow
 from overlay_router.local.destination import Reply
+from overlay_router.peers.keys import OwnCredential
 from stageout.wire.overlay import Packed
 from stageout.wire.overlay import Result as Told
 from tests.unit.test_overlay_custodian import EXPIRES, ORIGIN, Spooling
@@ -67,7 +68,7 @@ def test_a_file_that_expires_while_it_is_ordered_is_not_sent(spooling: Spooling,
     spooling.take()
     spooling.clock.now_s = EXPIRES + 1.0
     disk, orders = Disk(spooling.one.expire, late), list[dict[str, Any]]()
-    forwarder = Forwarder(spooling.one, disk, lambda replies: None, ("k", b""), 1, spooling.clock)
+    forwarder = Forwarder(spooling.one, disk, lambda replies: None, OwnCredential(), 1, spooling.clock)
     forwarder._write = orders.append  # type: ignore[method-assign, assignment]
     disk.busy = lambda: forwarder.busy
     asyncio.run(forwarder._begin())
@@ -139,7 +140,9 @@ def test_what_expires_before_its_plugin_is_called_is_not_given_to_it(
 def test_a_copy_that_has_expired_is_not_carried_out() -> None:
     async def run() -> None:
         disk, copies = Disk(lambda busy: [], 0), SimpleNamespace(has=lambda commanded: False)
-        copier = Copier(cast(Any, copies), cast(Any, None), disk, lambda replies: None, cast(Any, None), ("k", b""), 1)
+        copier = Copier(
+            cast(Any, copies), cast(Any, None), disk, lambda replies: None, cast(Any, None), OwnCredential(), 1
+        )
         one = _Try()
         await copier._try(cast(Any, SimpleNamespace(key=(ORIGIN, 1))), one)
         assert one.failures == 0

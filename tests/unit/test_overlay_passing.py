@@ -13,6 +13,7 @@ import pytest
 from overlay_router.custodians import forwarder
 from overlay_router.custodians.forwarder import Forwarder, _Order
 from overlay_router.local.destination import Reply
+from overlay_router.peers.keys import OwnCredential
 from stageout.wire.overlay import Opened
 from tests.unit.test_overlay_custodian import ORIGIN, PEER, TERMINAL, Clock, Spooling, passing, spooling
 
@@ -59,7 +60,12 @@ def test_after_the_death_of_its_process_every_sender_hears_what_must_come_again(
 
     async def run() -> None:
         one = Forwarder(
-            spooling.one, on_disk, lambda replies: told.extend(reply.to for reply in replies), ("k", b""), 1, Clock()
+            spooling.one,
+            on_disk,
+            lambda replies: told.extend(reply.to for reply in replies),
+            OwnCredential(),
+            1,
+            Clock(),
         )
         monkeypatch.setattr(spooling.one, "gone", gone)
         monkeypatch.setattr(one, "_start", dead)
