@@ -165,7 +165,12 @@ class Upload:
         generation = generation_of(
             self.gateway, self.routes, self.order.path, self.size_bytes, self.digest_name, digests
         )
-        return None if generation is None else Result(self.order.origin, self.order.seq, "done", generation=generation)
+        if generation is None:
+            return None
+        # what the router was asked when it told of the loss, and nobody goes on with, would stay until it expires
+        with contextlib.suppress(TransferFailure), Channel(self.gateway, self.routes[0]) as control:
+            control.send(Low(self.order.origin, self.order.seq))
+        return Result(self.order.origin, self.order.seq, "done", generation=generation)
 
     def sending(self, file: int) -> Sending:
         """The sending of this file; ``file`` is a descriptor of it."""

@@ -201,6 +201,7 @@ class Sending:
 
     def _opened(self, way: Way, message: Opened) -> None:
         already, (had, way.had) = self._named(message.staged), (way.had, b"")
+        way.opened = message
         if self.tid and (message.tid, message.epoch) != (self.tid, self._epoch):
             if self._checks and self._order is not None and message.epoch != self._epoch:
                 server = self.cargo.gateway.server
@@ -366,7 +367,16 @@ class Sending:
             for carrier in way.carriers:
                 blocks.carrier_down(self.table, carrier)
             way.carriers.clear()
+            way.opened = None
+            self._believe_others()
             self._notify()
+        self.publish()
+
+    def _believe_others(self) -> None:
+        """What counts was said by a route that is up, if there is one: else it came late, of a router that has died."""
+        told = [(way, way.opened) for way in self.ways if way.opened is not None]
+        if told and all((opened.tid, opened.epoch) != (self.tid, self._epoch) for _, opened in told):
+            self._opened(*told[0])
 
     def duplicate(self) -> int:
         """A descriptor of the file for one thread; -1 when all is over, and the file perhaps closed."""

@@ -49,6 +49,7 @@ class Way:
     """One route: its control connection, in a thread, and those that carry blocks, each in one.
 
     :ivar had: what the other side had said that it has when it was asked by this route.
+    :ivar opened: what it said last by this route, None while that is down.
     """
 
     def __init__(self, sending: Sending, route: Route, is_one_of_several: bool) -> None:
@@ -61,6 +62,7 @@ class Way:
         self.moved_s = self._up_s = 0.0
         self.moved = 0
         self.had = b""
+        self.opened: Opened | None = None
         self.damages = 0
         self._epoch = ""
         self.sockets = Sockets(sending.cargo.connections, sending.cargo.most_connections)

@@ -9,11 +9,12 @@ from typing import Any, cast
 import pytest
 
 from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay import client
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.links import Claim
 from stageout.overlay.sending import RecordsLost, Sending
 from stageout.overlay.way import Way
-from stageout.wire.overlay import Message, Open, Opened, Operation, Result, Staged
+from stageout.wire.overlay import Low, Message, Open, Opened, Operation, Result, Staged
 
 GATEWAY = Gateway("host", 1, "key", b"secret")
 
@@ -248,6 +249,57 @@ def test_nothing_is_published_again_where_the_records_were_lost(file: int) -> No
         sending.repeat(way)
     assert isinstance(sending._failure, RecordsLost)
     assert [len(control.said) for control in (first, second)] == [1, 1]
+
+
+@pytest.mark.parametrize("ranges", [(), ((0, 1),), ((0, 2),)])
+def test_the_late_word_of_a_router_that_has_died_counts_no_longer_than_its_route(
+    file: int, ranges: tuple[tuple[int, int], ...]
+) -> None:
+    """It lost its records; one route heard of it, and then another one what it had said before."""
+    sending, (_, control) = _sending(file, 2, 2)
+    late, live = sending.ways
+    sending.hear(live, Opened(9, "new"))
+    sending.hear(late, Opened(7, "epoch", ranges))
+    sending.down(late, was_up=True)
+    control.said.clear()
+    carrier = sending.carrier(live)
+    assert [_sends(sending, live, carrier) for _ in range(2)] == [0, 1]
+    assert [one.tid for one in control.said if isinstance(one, Operation)] == [9]
+
+
+def test_an_empty_file_is_published_where_the_last_word_counted_no_longer(file: int) -> None:
+    sending, (_, control) = _sending(file, 0, 2)
+    late, live = sending.ways
+    sending.hear(live, Opened(9, "new"))
+    sending.hear(late, Opened(7, "epoch"))
+    sending.down(late, was_up=True)
+    assert [one.tid for one in control.said if isinstance(one, Operation)][-1] == 9
+
+
+def test_a_file_that_was_found_there_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The OPEN that told of the loss of the records would count for the key until it expires."""
+    (tmp_path / "f").write_bytes(b"")
+    said = list[Message]()
+
+    class Connection(_Control):
+        def __init__(self, gateway: Gateway, route: object) -> None:
+            self.said = said
+
+        def __enter__(self) -> Connection:
+            return self
+
+        def __exit__(self, *failure: object) -> None:
+            return
+
+    def lost(sending: Sending) -> None:
+        raise RecordsLost(ErrorClass.SERVER_ERROR, "lost")
+
+    monkeypatch.setattr(Sending, "run", lost)
+    monkeypatch.setattr("stageout.overlay.client.Channel", Connection)
+    monkeypatch.setattr("stageout.overlay.finding.generation_of", lambda *facts: 4)
+    order = Operation("0" * 32, 1, "publish", "f", 99)
+    answer = client.Upload(GATEWAY, tmp_path / "f", order, 1, lambda sent_bytes: None).run()
+    assert (answer, said) == (Result("0" * 32, 1, "done", generation=4), [Low("0" * 32, 1)])
 
 
 def test_no_connection_is_made_ahead_when_all_is_over(file: int) -> None:
