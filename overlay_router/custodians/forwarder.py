@@ -8,7 +8,6 @@ import itertools
 import json
 import socket
 import sqlite3
-import subprocess
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from overlay_router.custodians.carrier import Answer, Note, Order
+from overlay_router.custodians.carrier_process import CarrierProcess, attempt
 from overlay_router.custodians.custodian import Custodian
 from overlay_router.custodians.passing import Coming
 from overlay_router.custodians.spool import FIRST_TID, Begun, Held, Key
@@ -24,7 +24,6 @@ from overlay_router.pauses import FIRST_S, Pause
 from overlay_router.peers.keys import OwnCredential
 from overlay_router.rules.states import Outcome, Result
 from stageout.core import log
-from stageout.core.children import module_command
 from stageout.core.clock import Clock
 from stageout.core.errors import ErrorClass
 from stageout.wire.overlay import Open, Operation
@@ -34,7 +33,6 @@ _COALESCE_S = 0.02
 _IDLE_S = 5.0
 #: Before something is sent on again whose terminal has its result already.
 _REFUSED_S = 120.0
-_LINE_BYTES = 64 * 1024 * 1024
 #: Failures that say something of the terminal, not of one file: everything for it waits.
 AWAY = frozenset(
     {
@@ -126,9 +124,8 @@ class Forwarder:
         self._untold: set[int] = set()
         self._pauses: dict[Key | str, Pause] = {}
         self._problems: dict[str, str] = {}
-        self._process: asyncio.subprocess.Process | None = None
-        self._listening: asyncio.Task[None] | None = None
         self.wake = asyncio.Event()
+        self._carrier = CarrierProcess("overlay_router.custodians.carrier", self._heard, self.wake)
 
     @property
     def busy(self) -> frozenset[Key]:
@@ -146,20 +143,18 @@ class Forwarder:
             while True:
                 self.wake.clear()
                 again_s = self._clock.monotonic_s() + _COALESCE_S
-                await self._try_to_begin()
+                await attempt(self._begin())
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self.wake.wait(), self._until_next_s())
                 await asyncio.sleep(max(0.0, again_s - self._clock.monotonic_s()))
         finally:
-            if self._process is not None and self._process.returncode is None:
-                self._process.kill()
-                await self._process.wait()
+            await self._carrier.end()
 
     def cancelled(self, key: Key) -> None:
         """Somebody does not want it any more: what is sent of it is stopped, and the terminal told."""
         for number, order in self._orders.items():
             if order.key == key and not order.drops:
-                self._write({"stop": number})
+                self._carrier.write({"stop": number})
         self._pauses.pop(key, None)
         self.wake.set()
 
@@ -179,7 +174,7 @@ class Forwarder:
         number = next((number for number, order in self._orders.items() if order.tid == tid), None)
         early = self._early.get(tid)
         if number is not None:
-            self._write({"more": number, "blocks": list(blocks)})
+            self._carrier.write({"more": number, "blocks": list(blocks)})
         elif early is not None:
             early.blocks.update(blocks if early.is_read else ())
         elif not is_whole:
@@ -187,17 +182,16 @@ class Forwarder:
         self.wake.set()
 
     async def _keep_carrier(self) -> None:
-        """Start the process that delivers, or another when it has died: what it was doing begins anew."""
-        if self._process is not None and self._process.returncode is None:
+        """Have the process that delivers, or another when it has died: what it was doing begins anew."""
+        if self._carrier.is_running:
             return
-        if self._listening is not None:
-            await self._listening
+        if await self._carrier.has_died():
             log.error("carrier-died", deliveries=len(self._orders))
             self._untold.update(order.tid for order in self._orders.values() if order.passes)
             self._orders = {}
             await self._ask_again()
             await asyncio.sleep(FIRST_S)
-        self._process = await self._start()
+        await self._start()
 
     async def _ask_again(self) -> None:
         """What a dead carrier had sent from memory, and is not known to have arrived, is nowhere: it must come again.
@@ -213,42 +207,20 @@ class Forwarder:
             self._untold.discard(tid)
             self._tell(replies)
 
-    async def _start(self) -> asyncio.subprocess.Process:
+    async def _start(self) -> None:
         mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with other, contextlib.ExitStack() as unused:
             unused.callback(mine.close)
-            command = module_command("overlay_router.custodians.carrier", str(other.fileno()))
-            process = await asyncio.create_subprocess_exec(
-                *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, limit=_LINE_BYTES, pass_fds=[other.fileno()]
-            )
+            await self._carrier.start(str(other.fileno()), files=(other.fileno(),))
             unused.pop_all()
         mine.setblocking(False)
         self._share_with(mine)
-        self._listening = asyncio.get_running_loop().create_task(self._listen(process))
-        return process
 
-    async def _listen(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None
-        try:
-            while line := await process.stdout.readline():
-                said = json.loads(line)
-                await (self._noted(Note(**said)) if "gone" in said else self._answered(Answer(**said)))
-        except Exception as problem:  # a fault of ours must not end all deliveries: they begin anew
-            log.error("delivery-not-recorded", problem=repr(problem))
-            process.kill()
-        await process.wait()
-        self.wake.set()
-
-    async def _try_to_begin(self) -> None:
-        try:
-            await self._keep_carrier()
-            await self._begin()
-        except Exception as problem:  # a full disk, above all: what leaves makes room; or no process was started
-            advice = "look at the disk of the spool and its database, and at the limit of processes"
-            log.error("custody-not-read", problem=repr(problem), advice=advice)
-            await asyncio.sleep(FIRST_S)
+    async def _heard(self, said: dict[str, Any]) -> None:
+        await (self._noted(Note(**said)) if "gone" in said else self._answered(Answer(**said)))
 
     async def _begin(self) -> None:
+        await self._keep_carrier()
         await self._ask_again()
         due = await self._on_disk(self._custodian.due)
         self._complete(due)
@@ -285,10 +257,10 @@ class Forwarder:
             if number is None or self._orders[number].drops:
                 continue
             if self._orders[number].tid != held.tid or held.key in self._custodian.cancelled:
-                self._write({"stop": number})
+                self._carrier.write({"stop": number})
             else:
                 self._orders[number].held = held
-                self._write({"whole": number, "operation": json.dumps(asdict(_onward(held.operation)))})
+                self._carrier.write({"whole": number, "operation": json.dumps(asdict(_onward(held.operation)))})
 
     async def _send_early(self) -> None:
         """Files that still come in have as many places as those that are whole, and take none from these."""
@@ -329,7 +301,7 @@ class Forwarder:
         for number, order in list(self._orders.items()):
             tid = order.tid if order.held is None and not order.drops else 0
             if tid and not await self._on_disk(lambda one=tid: self._custodian.is_coming(one)):  # type: ignore[misc]
-                self._write({"stop": number})
+                self._carrier.write({"stop": number})
         now_s = self._clock.monotonic_s()
         for stray in await self._on_disk(self._custodian.strays):
             places = (stray.key, _stop(stray))
@@ -346,7 +318,7 @@ class Forwarder:
         self._orders[number] = order
         log.event("drop" if order.drops else "deliver", origin=order.key[0], seq=order.key[1], path=order.path,
                   terminal=order.terminal, early=order.held is None and not order.drops)  # fmt: skip
-        self._write(asdict(Order(number, order.terminal, name, secret.hex(), text, ca=own.ca, **further)))
+        self._carrier.write(asdict(Order(number, order.terminal, name, secret.hex(), text, ca=own.ca, **further)))
 
     def _data(self, held: Held) -> tuple[str, list[Digested], list[Digested]] | None:
         """Its file and blocks; None when it has ended meanwhile."""
@@ -376,11 +348,6 @@ class Forwarder:
         waits = [pause.until_s - now_s for pause in self._pauses.values() if pause.until_s > now_s]
         return min([_IDLE_S, *waits])
 
-    def _write(self, message: dict[str, object]) -> None:
-        if self._process is not None and self._process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                self._process.stdin.write(json.dumps(message).encode() + b"\n")
-
     async def _answered(self, answer: Answer) -> None:
         order = self._orders.get(answer.number)
         if order is None:
@@ -403,7 +370,7 @@ class Forwarder:
         if note.gone:
             self._tell(await self._on_disk(lambda: self._custodian.gone(order.tid, note.gone)))
             if order.held is not None:  # it waits for them
-                self._write({"stop": note.number})
+                self._carrier.write({"stop": note.number})
         self.wake.set()
 
     async def _record(self, order: _Order, answer: Answer) -> list[Reply]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
-import subprocess
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from overlay_router.custodians.carrier_process import CarrierProcess, attempt
 from overlay_router.custodians.forwarder import AWAY, OnDisk
 from overlay_router.custodians.pack_carrier import Answer, Order
 from overlay_router.custodians.pack_custody import Key, PackCustody, lost
@@ -22,7 +21,6 @@ from overlay_router.pauses import FIRST_S, Pause
 from overlay_router.peers.keys import OwnCredential
 from overlay_router.rules.states import Outcome, Result
 from stageout.core import log
-from stageout.core.children import module_command
 from stageout.core.clock import Clock
 from stageout.core.errors import ErrorClass
 from stageout.wire.route import next_stop
@@ -31,7 +29,6 @@ _IDLE_S = 5.0
 _COALESCE_S = 0.002
 #: Packs on their way to one router, without those that it has taken into custody; and as many that it is asked about.
 _UNDER_WAY = 16
-_LINE_BYTES = 64 * 1024 * 1024
 _SETTLED = "its origin has settled it at the terminal already"
 
 
@@ -77,10 +74,9 @@ class PackForwarder:
         self._answers: list[Answer] = []
         self._away: dict[str, Pause] = {}
         self._pauses: dict[Key, Pause] = {}
-        self._process: asyncio.subprocess.Process | None = None
-        self._listening: asyncio.Task[None] | None = None
         self._problems: dict[str, str] = {}
         self.wake = asyncio.Event()
+        self._carrier = CarrierProcess("overlay_router.custodians.pack_carrier", self._heard, self.wake)
 
     @property
     def busy(self) -> frozenset[Key]:
@@ -97,20 +93,16 @@ class PackForwarder:
         try:
             while True:
                 self.wake.clear()
-                try:
-                    await self._settle()
-                    await self._begin()
-                except Exception as problem:  # a full disk, above all: what leaves makes room; or no process
-                    advice = "look at the disk of the spool and its database, and at the limit of processes"
-                    log.error("custody-not-read", problem=repr(problem), advice=advice)
-                    await asyncio.sleep(FIRST_S)
+                await attempt(self._settle_and_begin())
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self.wake.wait(), self._until_next_s())
                 await asyncio.sleep(_COALESCE_S)
         finally:
-            if self._process is not None and self._process.returncode is None:
-                self._process.kill()
-                await self._process.wait()
+            await self._carrier.end()
+
+    async def _settle_and_begin(self) -> None:
+        await self._settle()
+        await self._begin()
 
     async def _begin(self) -> None:
         news = await self._on_disk(self._packs.news)
@@ -149,15 +141,15 @@ class PackForwarder:
 
     async def _start(self, held: HeldPack) -> bool:
         """Give it to the process; False when it is not in custody any more."""
-        process = await self._carrier()
+        await self._keep_carrier()
         self._beginning = frozenset({held.key})
         try:
             facts = await self._on_disk(lambda: self._packs.order(held))
-            return self._order(process, held, facts)
+            return self._order(held, facts)
         finally:
             self._beginning = frozenset()
 
-    def _order(self, process: asyncio.subprocess.Process, held: HeldPack, facts: dict[str, Any] | None) -> bool:
+    def _order(self, held: HeldPack, facts: dict[str, Any] | None) -> bool:
         self._drop(held.key)
         if facts is None:  # it has expired meanwhile, perhaps
             self._forget(held.key)
@@ -168,7 +160,7 @@ class PackForwarder:
         if not one.lane.asks:
             log.event("deliver", origin=held.origin, seq=held.seq, path=held.path, files=held.files,
                       terminal=one.lane.stop)  # fmt: skip
-        self._give(process, one, facts)
+        self._give(one, facts)
         return True
 
     async def _recall(self, held: HeldPack) -> None:
@@ -180,8 +172,8 @@ class PackForwarder:
             self._line_up(held)
             return
         facts = await self._on_disk(lambda: self._packs.order(held))
-        if facts is not None and self._process is not None:
-            self._give(self._process, one, facts, asks=True)
+        if facts is not None:
+            self._give(one, facts, asks=True)
 
     def _drop(self, key: Key) -> _Given | None:
         """The process has it no more."""
@@ -196,47 +188,27 @@ class PackForwarder:
         self._asks.pop(key, None)
         self._pauses.pop(key, None)
 
-    async def _carrier(self) -> asyncio.subprocess.Process:
-        """The process that delivers; another when it has died: what it was doing begins anew."""
-        if self._process is not None and self._process.returncode is None:
-            return self._process
-        if self._listening is not None:
-            await self._listening
+    async def _keep_carrier(self) -> None:
+        """Have the process that delivers, or another when it has died: what it was doing begins anew."""
+        if self._carrier.is_running:
+            return
+        if await self._carrier.has_died():
             await self._settle()
             log.error("carrier-died", packs=len(self._given))
             for one in [one for one in map(self._drop, list(self._given)) if one is not None and not one.waits]:
                 self._line_up(one.held)
             await asyncio.sleep(FIRST_S)
-        command = module_command("overlay_router.custodians.pack_carrier")
-        self._process = await asyncio.create_subprocess_exec(
-            *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, limit=_LINE_BYTES
-        )
-        self._listening = asyncio.get_running_loop().create_task(self._listen(self._process))
-        return self._process
+        await self._carrier.start()
 
-    async def _listen(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None
-        try:
-            while line := await process.stdout.readline():
-                self._answers.append(Answer(**json.loads(line)))
-                self.wake.set()
-        except Exception as problem:  # not understood, and so not heard any more: another one begins anew
-            log.error("delivery-not-recorded", problem=repr(problem))
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-        await process.wait()
+    async def _heard(self, said: dict[str, Any]) -> None:
+        self._answers.append(Answer(**said))
         self.wake.set()
 
-    def _give(
-        self, process: asyncio.subprocess.Process, one: _Given, facts: dict[str, Any], asks: bool = False
-    ) -> None:
+    def _give(self, one: _Given, facts: dict[str, Any], asks: bool = False) -> None:
         own = self._own.now
         name, secret = own.key
         stop, asks = one.lane.stop, asks or one.lane.asks
-        order = Order(one.number, stop, name, secret.hex(), ca=own.ca, asks=asks, **facts)
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            process.stdin.write(json.dumps(asdict(order)).encode() + b"\n")
+        self._carrier.write(asdict(Order(one.number, stop, name, secret.hex(), ca=own.ca, asks=asks, **facts)))
 
     async def _settle(self) -> None:
         """Record the answers that have come, all together; when that fails, they are asked for again.

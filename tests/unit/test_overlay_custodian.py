@@ -357,12 +357,12 @@ LABELS = re.findall(
 
 
 def test_without_a_process_deliveries_wait_for_one(spooling: Spooling, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("overlay_router.custodians.forwarder.FIRST_S", 0.01)
+    monkeypatch.setattr("overlay_router.custodians.carrier_process.FIRST_S", 0.01)
 
     async def run() -> None:
         tries, again = [], asyncio.Event()
 
-        async def start() -> asyncio.subprocess.Process:
+        async def start() -> None:
             tries.append(1)
             if len(tries) > 1:
                 again.set()

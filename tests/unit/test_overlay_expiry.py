@@ -69,7 +69,7 @@ def test_a_file_that_expires_while_it_is_ordered_is_not_sent(spooling: Spooling,
     spooling.clock.now_s = EXPIRES + 1.0
     disk, orders = Disk(spooling.one.expire, late), list[dict[str, Any]]()
     forwarder = Forwarder(spooling.one, disk, lambda replies: None, OwnCredential(), 1, spooling.clock)
-    forwarder._write = orders.append  # type: ignore[method-assign, assignment]
+    forwarder._carrier = cast(Any, SimpleNamespace(is_running=True, write=orders.append))
     disk.busy = lambda: forwarder.busy
     asyncio.run(forwarder._begin())
     assert len(orders) + len(disk.said) == 1

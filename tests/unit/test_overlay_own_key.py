@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 from pathlib import Path
 from queue import Queue
@@ -51,10 +50,10 @@ class _Process:
     """Takes orders, and does nothing."""
 
     def __init__(self) -> None:
-        self.stdin, self.orders = self, list[dict[str, Any]]()
+        self.orders = list[dict[str, Any]]()
 
-    def write(self, line: bytes) -> None:
-        self.orders.append(json.loads(line))
+    def write(self, order: dict[str, Any]) -> None:
+        self.orders.append(order)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +82,7 @@ def test_who_connects_to_nobody_needs_no_key_of_its_own() -> None:
 
 def test_files_in_custody_are_delivered_with_it(own: OwnCredential) -> None:
     one = forwarder.Forwarder(NOBODY, NOBODY, NOBODY, own, 1, SystemClock())
-    one._process = process = cast(Any, _Process())
+    one._carrier = process = cast(Any, _Process())
     for own.now in (OLD, NEW):
         one._give(forwarder._Order(KEY, "f", "t:1", 1), Operation(*KEY, "publish", "f", 1))
     assert [_shown(order) for order in process.orders] == [OLD, NEW]
@@ -91,10 +90,10 @@ def test_files_in_custody_are_delivered_with_it(own: OwnCredential) -> None:
 
 def test_packs_in_custody_are_delivered_with_it(own: OwnCredential) -> None:
     one = pack_forwarder.PackForwarder(NOBODY, NOBODY, NOBODY, own, SystemClock())
-    process: Any = _Process()
+    one._carrier = process = cast(Any, _Process())
     given = pack_forwarder._Given(1, NOBODY, Lane("t:1", False))
     for own.now in (OLD, NEW):
-        one._give(process, given, {"pack": "{}", "file": "f", "digest": "d"})
+        one._give(given, {"pack": "{}", "file": "f", "digest": "d"})
     assert [_shown(order) for order in process.orders] == [OLD, NEW]
 
 

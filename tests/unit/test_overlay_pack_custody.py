@@ -11,10 +11,12 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from overlay_router.custodians import pack_custody, pack_turns
+from overlay_router.custodians.carrier_process import CarrierProcess
 from overlay_router.custodians.pack_carrier import Answer, Gone, Order, Way, _Sent, load
 from overlay_router.custodians.pack_forwarder import PackForwarder, _Given
 from overlay_router.custodians.pack_records import HeldPack, as_pack
@@ -274,34 +276,34 @@ def test_a_pack_is_shown_with_why_it_is_not_there(spooling: Spooling, tmp_path: 
     assert row.endswith(f"{TERMINAL} a and 2 more  (only copy)")
 
 
-def test_a_process_that_is_not_understood_is_replaced(spooling: Spooling) -> None:
-    async def run() -> int:
-        async def on_disk(work):  # type: ignore[no-untyped-def]
-            return work()
+def test_a_process_that_is_not_understood_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["sh", "-c", 'echo "{}"; exec sleep 600']
+    monkeypatch.setattr("overlay_router.custodians.carrier_process.module_command", lambda module: words)
 
-        forwarder = PackForwarder(spooling.one.packs, on_disk, lambda replies: None, OwnCredential(), spooling.clock)
-        process = await asyncio.create_subprocess_exec(
-            "sh", "-c", 'echo "{}"; exec sleep 600', stdout=asyncio.subprocess.PIPE
-        )
-        await asyncio.wait_for(forwarder._listen(process), 60)
-        assert forwarder.wake.is_set()
-        assert process.returncode is not None
-        return process.returncode
+    async def run() -> None:
+        async def heard(said: dict[str, object]) -> None:
+            raise TypeError("planned")
 
-    assert asyncio.run(run()) < 0
+        carrier = CarrierProcess("", heard, wake := asyncio.Event())
+        assert not await carrier.has_died()
+        await carrier.start()
+        await asyncio.wait_for(wake.wait(), 60)
+        assert not carrier.is_running
+        assert await carrier.has_died()
+
+    asyncio.run(run())
 
 
 class _Process:
     """Takes orders and does nothing."""
 
-    returncode = None
+    is_running = True
 
     def __init__(self) -> None:
         self.orders: list[Order] = []
-        self.stdin = self
 
-    def write(self, line: bytes) -> None:
-        self.orders.append(Order(**json.loads(line)))
+    def write(self, order: dict[str, Any]) -> None:
+        self.orders.append(Order(**json.loads(json.dumps(order))))
 
     def given(self) -> list[tuple[int, bool]]:
         """Which packs, and whether only to ask; then they are forgotten."""
@@ -319,7 +321,7 @@ class Delivering:
         self.told: list[Reply] = []
         self.process = _Process()
         self.one = PackForwarder(spooling.one.packs, on_disk, self.told.extend, OwnCredential(), spooling.clock)
-        self.one._process = self.process  # type: ignore[assignment]
+        self.one._carrier = self.process  # type: ignore[assignment]
 
     def step(self, *answers: Answer) -> list[tuple[int, bool]]:
         """What it gives when these answers have come."""

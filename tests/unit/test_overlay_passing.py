@@ -6,7 +6,7 @@ import asyncio
 import sqlite3
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -55,8 +55,11 @@ def test_after_the_death_of_its_process_every_sender_hears_what_must_come_again(
     async def on_disk(work: Callable[[], Any]) -> Any:
         return work()
 
-    async def dead() -> Any:
-        return SimpleNamespace(returncode=None)
+    async def nothing() -> None:
+        pass
+
+    async def died() -> bool:
+        return True
 
     async def run() -> None:
         one = Forwarder(
@@ -68,11 +71,11 @@ def test_after_the_death_of_its_process_every_sender_hears_what_must_come_again(
             Clock(),
         )
         monkeypatch.setattr(spooling.one, "gone", gone)
-        monkeypatch.setattr(one, "_start", dead)
-        one._listening = asyncio.ensure_future(asyncio.sleep(0))
+        monkeypatch.setattr(one, "_start", nothing)
+        one._carrier = cast(Any, SimpleNamespace(is_running=False, has_died=died))
         for tid in (1, 2, 3):
             one._orders[tid] = _Order((ORIGIN, tid), f"f{tid}", TERMINAL, tid, passes=tid != 3)
-        await one._try_to_begin()
+        await one._begin()
         assert sorted(told) == ["peer-1", "peer-2"], "once each, and of what is all on the disk nothing"
         assert not one.busy
 
