@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from stageout.core.signing import BadSignature, SigningKey, Vouch, check
 from stageout.core.states import State
+from stageout.wire.typed import IllTyped, built
 
 MANAGER_AD = "StageOutManager"
 AGENT_AD = "StageOutAgent"
@@ -290,45 +291,35 @@ def _envelope(my_type: str, name: str, text: str, sent_at: int, key: SigningKey 
 
 def read_report(payload: str) -> Report:
     """Parse a manager's payload. :raises BadPayload: not a report."""
-    data = _object(payload)
     try:
-        boxes = tuple(sandbox_of(item) for item in data.pop("sandboxes"))
-        servers = tuple(ServerReport(**item) for item in data.pop("servers"))
-        unleased = tuple(map(str, data.pop("unleased", ())))
-        known = {"acknowledged": dict(data["acknowledged"]), "sandboxes": boxes, "servers": servers}
-        return Report(**{**data, **known, "unleased": unleased})
-    except (TypeError, KeyError, AttributeError, ValueError) as problem:
+        report = built(Report, _object(payload))
+        for box in report.sandboxes:
+            State(box.state)
+    except ValueError as problem:
         raise BadPayload(f"not a report: {problem}") from None
+    return report
 
 
-def sandbox_of(item: dict[str, Any]) -> SandboxReport:
-    """A sandbox out of its fields. :raises TypeError, KeyError, ValueError: they are not those of one."""
-    files = tuple(FileReport(**row) for row in item.pop("files"))
-    State(item["state"])
-    texts = {name: tuple(map(str, item.pop(name, ()))) for name in ("custody", "holdings")}
-    return SandboxReport(**{**item, "tickets": tuple(item["tickets"]), "files": files, **texts})
+def sandbox_of(item: object) -> SandboxReport:
+    """A sandbox out of its fields. :raises ValueError: they are not those of one."""
+    found = built(SandboxReport, item)
+    State(found.state)
+    return found
 
 
 def read_orders(payload: str) -> OrderSheet:
     """Parse an agent's order payload. :raises BadPayload: not an order sheet."""
-    data = _object(payload)
     try:
-        orders = tuple(
-            Order(**{**row, "action": Action(row["action"]), "tickets": tuple(row["tickets"])})
-            for row in data.pop("orders")
-        )
-        return OrderSheet(**data, orders=orders)
-    except (TypeError, KeyError, AttributeError, ValueError) as problem:
+        return built(OrderSheet, _object(payload))
+    except IllTyped as problem:
         raise BadPayload(f"not an order sheet: {problem}") from None
 
 
 def read_notice(payload: str) -> AgentNotice:
     """Parse an agent's own payload. :raises BadPayload: not a notice."""
     try:
-        data = _object(payload)
-        vouches = tuple(Vouch(*map(str, row)) for row in data.pop("vouches", ()))
-        return AgentNotice(**data, vouches=vouches)
-    except TypeError as problem:
+        return built(AgentNotice, _object(payload))
+    except IllTyped as problem:
         raise BadPayload(f"not an agent's notice: {problem}") from None
 
 
@@ -352,7 +343,7 @@ def check_signature(kind: str, ad: Mapping[str, Any], key: str) -> None:
 def _object(payload: str) -> dict[str, Any]:
     try:
         data = json.loads(payload)
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise BadPayload(f"not JSON: {problem}") from None
     if not isinstance(data, dict):
         raise BadPayload("the payload is not an object")

@@ -63,9 +63,13 @@ def read_targets(text: str) -> Targets:
     for word in text.split():
         path, mark, url = word.partition("=")
         prefix = path.strip("/")
+        try:
+            parts = urlsplit(url)
+        except ValueError as problem:
+            raise BadEgress(f"{word!r}: {problem}") from None
         if not mark or not path.startswith("/") or not _URL.fullmatch(url):
             raise BadEgress(f"{word!r}: write /PATH=SCHEME://HOST/PATH, apart by blanks")
-        if urlsplit(url).query or urlsplit(url).fragment:
+        if parts.query or parts.fragment:
             raise BadEgress(f"{path}: names go behind the URL, so it can have no ? and no #")
         if prefix and not _NO_NAMES.isdisjoint(prefix.split("/")):
             raise BadEgress(f"{path}: write names joined by single slashes, no . and no ..")

@@ -181,7 +181,7 @@ def decode_body(body: bytes) -> dict[str, Any]:
     """The message in a frame's body."""
     try:
         message = json.loads(body)
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise BadMessage(f"not JSON: {problem}") from None
     if not isinstance(message, dict) or not isinstance(message.get("op"), str):
         raise BadMessage("a message is an object with a string 'op'")

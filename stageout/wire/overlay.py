@@ -584,4 +584,5 @@ def from_meta(kind: Type, meta: Mapping[str, Any]) -> Message:
 def proof(key: bytes, side: str, hello: Hello, welcome: Welcome) -> str:
     """What shows that a side ("welcome", or "hello" for its answer) has the key: bound to both nonces and choices."""
     parts = (side, hello.node, hello.nonce, hello.key, welcome.node, welcome.nonce, welcome.checksum, welcome.digest)
-    return hmac.new(key, "\0".join(parts).encode(), "sha256").hexdigest()
+    said = "\0".join(parts).encode(errors="surrogatepass")  # whatever a stranger calls itself is no error here
+    return hmac.new(key, said, "sha256").hexdigest()

@@ -8,7 +8,6 @@ it is sent by mistake can use it. Credentials stand in the answer only.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -122,7 +121,7 @@ def _answer(row: Any) -> Answer:
         raise BadRenewal("a row of an answer has content and reason")
     try:
         return Answer(None if content is None else base64.b64decode(content, validate=True), reason)
-    except binascii.Error:
+    except ValueError:  # other characters than those of ASCII are no binascii.Error
         raise BadRenewal("a content is not base64") from None
 
 

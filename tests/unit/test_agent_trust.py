@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from schedd_agent.model import Past, Status
 from stageout.core.config import mapping_settings
 from stageout.core.signing import KeyUnusable, SigningKey, load_key, succeeds
 from stageout.core.states import State
-from stageout.wire.custody import AGENT_AD, ORDERS_AD, Action, check_signature, read_notice
+from stageout.wire.custody import AGENT_AD, MANAGER_AD, ORDERS_AD, Action, check_signature, read_notice
 
 FORGED = [State.DELIVERED, State.RELEASED, State.FAILED, State.LOST, State.CANCELLED, State.SUPERSEDED, State.MOVING]
 
@@ -72,6 +73,23 @@ def test_nobody_else_can_end_a_job(site: Site, state: State, place: str, key: Si
     site.report(State.DELIVERED, key=MANAGER_KEY)
     site.passes()
     assert site.queue.left[JOB] == Past(Status.COMPLETED, 1)
+
+
+@pytest.mark.parametrize("field", ["number", "manager", "acknowledged", "sandboxes"])
+def test_a_report_of_other_types_is_refused_and_the_others_are_read(site: Site, field: str) -> None:
+    """Whoever may advertise can sign one with a key of his own: the agent must not end by it."""
+    site.complete(key=MANAGER_KEY.public)
+    site.report(State.ACCEPTED, key=OTHER_KEY, place="slot1@evil")
+    evil = site.collector.ads["StageOutManager", "slot1@evil"]
+    changed = json.dumps({**json.loads(evil["StageOutPayload"]), field: [["x"]]})
+    signature = OTHER_KEY.sign(MANAGER_AD, changed)
+    site.collector.ads["StageOutManager", "slot1@evil"] = {
+        **evil, "StageOutPayload": changed, "StageOutSignature": signature, "MyType": MANAGER_AD
+    }  # fmt: skip
+    site.report(State.ACCEPTED, key=MANAGER_KEY)
+    site.passes()
+    assert [order.action for order in site.orders_for(MANAGER_KEY.public)] == [Action.CONFIRM]
+    assert f"not a report: {field}" in refused(site)
 
 
 @pytest.mark.parametrize("state", [State.DELIVERED, State.FAILED, State.LOST])
