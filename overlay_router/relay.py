@@ -552,6 +552,7 @@ class Router:
             self._settled(reply.message)
             if isinstance(reply.message, overlay.Opened):
                 self._whole.pop(reply.message.tid, None)  # its blocks were not right, and come again
+                self._pool.hang_up(reply.message.tid)
             for line in self._lines.get(reply.to, ()):  # one that is not here asks again when it is back
                 line.send(reply.message)
 

@@ -10,8 +10,8 @@ class Job:
     """What to do with a connection.
 
     :param kind: "receive", "send", or "relay" between two connections; "close", without any: nothing more of that
-        transfer is written; "share", with the connection to a carrier: it sees what comes. :param tid: of what is
-        received.
+        transfer is written; "hang-up": connections by which nothing more of it is written end; "share", with the
+        connection to a carrier: it sees what comes. :param tid: of what is received.
     :param size_bytes: of the file.
     :param block: the first one to send. :param blocks: how many at most, 0: all.
     :param generation: of the file that is sent. :param mode: of that file.

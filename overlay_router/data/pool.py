@@ -61,6 +61,10 @@ class Worker:
         socket.send_fds(self._socket, [json.dumps(asdict(Job("close", tid))).encode()], [])
         return done
 
+    def hang_up(self, tid: int) -> None:
+        """As of the pool."""
+        socket.send_fds(self._socket, [json.dumps(asdict(Job("hang-up", tid))).encode()], [])
+
     def _closed(self, tid: int) -> None:
         for done in self._closing.pop(tid, ()):
             if not done.done():
@@ -146,6 +150,16 @@ class Pool:
     async def no_more(self, tid: int) -> None:
         """On return no worker writes anything of a transfer any more."""
         await asyncio.gather(*(worker.ask_to_close(tid) for worker in self._workers))
+
+    def hang_up(self, tid: int) -> None:
+        """End the connections by which nothing more of a transfer is written: what comes again must come by others.
+
+        Who sends by them could not know that it is dropped. Where that cannot be said to a worker, they end when they
+        have been idle for long enough.
+        """
+        for worker in self._workers:
+            with contextlib.suppress(OSError):
+                worker.hang_up(tid)
 
     def close(self) -> None:
         """End all."""

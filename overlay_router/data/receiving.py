@@ -45,20 +45,20 @@ class Gates:
     """Those of all connections of this process, by transfer number."""
 
     def __init__(self) -> None:
-        self._gates: dict[int, set[Gate]] = {}
+        self._gates: dict[int, dict[Gate, socket.socket]] = {}
         self._lock = threading.Lock()
 
-    def add(self, tid: int) -> Gate:
+    def add(self, tid: int, connection: socket.socket) -> Gate:
         """One for a new connection."""
         gate = Gate()
         with self._lock:
-            self._gates.setdefault(tid, set()).add(gate)
+            self._gates.setdefault(tid, {})[gate] = connection
         return gate
 
     def remove(self, tid: int, gate: Gate) -> None:
         """Its connection has ended."""
         with self._lock:
-            self._gates[tid].discard(gate)
+            del self._gates[tid][gate]
             if not self._gates[tid]:
                 del self._gates[tid]
 
@@ -69,6 +69,14 @@ class Gates:
         for gate in gates:
             with gate.lock:
                 gate.closed = True
+
+    def hang_up(self, tid: int) -> None:
+        """End the connections of this transfer that may not write any more."""
+        with self._lock:  # none of these is closed meanwhile, so the descriptor is its own
+            for gate, connection in self._gates.get(tid, {}).items():
+                if gate.closed:
+                    with contextlib.suppress(OSError):  # it has ended
+                        connection.shutdown(socket.SHUT_RDWR)
 
 
 class Syncing:

@@ -207,6 +207,9 @@ def main(argv: list[str]) -> None:
             gates.close(job.tid)
             report(Report(job.tid, closed=True))
             continue
+        if job.kind == "hang-up":
+            gates.hang_up(job.tid)
+            continue
         if job.kind == "share":
             for descriptor in descriptors:
                 shelf.connect(socket.socket(fileno=descriptor))
@@ -219,7 +222,7 @@ def main(argv: list[str]) -> None:
             report(Report(0, ended=job.peer))
             continue
         connection = socket.socket(fileno=descriptors[0])
-        arguments = (job, connection, descriptors[1], report, gates.add(job.tid), gates, shelf)
+        arguments = (job, connection, descriptors[1], report, gates.add(job.tid, connection), gates, shelf)
         threading.Thread(target=_serve_to_its_end, args=arguments, daemon=True).start()
 
 

@@ -207,6 +207,33 @@ def test_late_copies_do_not_reach_a_file_that_has_its_name(terminal: RouterProce
     _settled(lambda: (terminal.root / "named").read_bytes(), right)
 
 
+def test_after_a_wrong_manifest_blocks_come_again_at_once(terminal: RouterProcess, gateway: Gateway) -> None:
+    origin, expires = os.urandom(16).hex(), int(time.time()) + 60
+    right, wrong = b"right" * 1000, b"wrong" * 1000
+    with Channel(gateway) as control, Channel(gateway) as one:
+        control.send(Open(origin, 1, "mended", len(right), BLOCK_BYTES, expires))
+        opened = control.receive()
+        assert isinstance(opened, Opened)
+        one.send(Attach(opened.tid))
+        one.send_block(opened.tid, 0, wrong)
+        assert isinstance(control.receive(), Staged)
+        order = Operation(origin, 1, "publish", "mended", expires, tid=opened.tid, size_bytes=5000, blocks=1,
+                          manifest=hashlib.sha256(control.digest(right)).hexdigest())  # fmt: skip
+        control.send(order)
+        assert control.receive() == opened
+        assert one.has_more(30), "what is sent by this connection is dropped: it must end long before it is idle"
+        with pytest.raises(TransferFailure):
+            one.receive()
+        with Channel(gateway) as other:
+            other.send(Attach(opened.tid))
+            other.send_block(opened.tid, 0, right)
+            assert isinstance(control.receive(), Staged)
+            answer = control.receive()
+        assert isinstance(answer, Result)
+        assert answer.outcome == "done"
+    assert (terminal.root / "mended").read_bytes() == right
+
+
 def _settled(look: Callable[[], bytes], wanted: bytes) -> None:
     """It is, and stays so while late bytes would arrive."""
     end_s = time.monotonic() + 0.3
