@@ -14,7 +14,7 @@ from stageout.core.sockets import wait_at_most
 from stageout.core.tls import Tunnel
 from stageout.wire.overlay import Refuse, encode
 
-_HANDSHAKE_S = 10.0
+_HANDSHAKE_S = 20.0
 _READ_BYTES = 4096
 
 

@@ -34,9 +34,17 @@ def wait_at_most(sock: socket.socket, seconds: float) -> None:
     ``settimeout`` does the same with a ``poll`` before each part, and wakes for the first byte of it.
     """
     sock.settimeout(None)
-    time = _TIME.pack(*divmod(int(seconds * 1e6), 10**6))
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, time)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, time)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _time(seconds))
+    send_at_most(sock, seconds)
+
+
+def send_at_most(sock: socket.socket, seconds: float) -> None:
+    """From now on ``send`` on this blocking socket raises BlockingIOError when nothing can be sent for that long."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _time(seconds))
+
+
+def _time(seconds: float) -> bytes:
+    return _TIME.pack(*divmod(int(seconds * 1e6), 10**6))
 
 
 def notice_death(sock: socket.socket) -> None:

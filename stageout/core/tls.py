@@ -11,10 +11,15 @@ import select
 import socket
 import ssl
 import threading
+import time
+
+from stageout.core.sockets import send_at_most
 
 _PART_BYTES = 256 * 1024
 #: For a peer to close, too, when nobody reads any more what it says.
 _CLOSES_S = 10.0
+#: A socket that would not wait at all is another kind of socket.
+_LEAST_S = 0.001
 #: First byte of a TLS handshake, and of an alert.
 _OF_TLS = (0x16, 0x15)
 CLIENT_HELLO = 0x16
@@ -40,12 +45,12 @@ class Tunnel:
 
         A peer that does not speak TLS is passed on as it is, what it says only (``answered_plainly``): it may say why.
 
-        :param timeout_s: for each answer. :raises ssl.SSLError: certificate or choices do not fit.
-        :raises OSError: the connection is lost.
+        :param timeout_s: for all of it, however often something comes. :raises ssl.SSLError: certificate or choices do
+            not fit. :raises OSError: the connection is lost, or it took too long.
         """
-        self._raw.settimeout(timeout_s)
-        first = True
+        end_s, first = time.monotonic() + timeout_s, True
         while True:
+            self._raw.settimeout(max(_LEAST_S, end_s - time.monotonic()))
             try:
                 self._tls.do_handshake()
                 break
@@ -54,6 +59,8 @@ class Tunnel:
             data = self._raw.recv(_PART_BYTES)
             if not data:
                 raise ConnectionResetError("the other side ended the TLS handshake")
+            if time.monotonic() > end_s:
+                raise TimeoutError(f"the TLS handshake was not over within {timeout_s:.0f} s")
             if first and data[0] not in _OF_TLS:
                 self.answered_plainly = True
                 self._plain.sendall(data)
@@ -61,13 +68,15 @@ class Tunnel:
             first = False
             self._incoming.write(data)
         self._flush()
-        self._raw.settimeout(None)
 
     def run(self) -> None:
         """Pass bytes on until both directions have ended; then both sockets are closed.
 
-        A peer that goes on, or is silent, is cut off ten seconds after the other end of the plain side was closed.
+        A peer that goes on, is silent or reads nothing is cut off ten seconds after the other end of the plain side
+        was closed; one that still takes some of what was said before gets all of it.
         """
+        self._raw.settimeout(None)
+        send_at_most(self._raw, _CLOSES_S)
         outwards = threading.Thread(target=self._outwards, daemon=True)
         outwards.start()
         self._inwards()
@@ -126,13 +135,29 @@ class Tunnel:
             with self._turn:
                 self._tls.write(data)
                 sealed = self._outgoing.read()
-            self._raw.sendall(sealed)
+            self._push(sealed)
 
     def _flush(self) -> None:
         with self._sending:
             with self._turn:
                 sealed = self._outgoing.read()
-            self._raw.sendall(sealed)
+            self._push(sealed)
+
+    def _push(self, sealed: bytes) -> None:
+        """Send all of it. :raises OSError: the connection is lost, or the peer takes nothing and nobody waits for it."""
+        left = memoryview(sealed)
+        while left:
+            try:
+                left = left[self._raw.send(left) :]
+            except BlockingIOError:
+                if self._is_left():
+                    raise
+
+    def _is_left(self) -> bool:
+        """Whether the other end of the plain side was closed, and not only says no more."""
+        closed = select.poll()
+        closed.register(self._plain, 0)
+        return bool(closed.poll(0))
 
     def _end(self) -> None:
         for sock in (self._raw, self._plain):
