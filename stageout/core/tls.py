@@ -144,7 +144,7 @@ class Tunnel:
             self._push(sealed)
 
     def _push(self, sealed: bytes) -> None:
-        """Send all of it. :raises OSError: the connection is lost, or the peer takes nothing and nobody waits for it."""
+        """Send all of it. :raises OSError: the connection is lost, or nothing is taken and nobody waits for that."""
         left = memoryview(sealed)
         while left:
             try:
