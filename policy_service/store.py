@@ -9,6 +9,7 @@ from pathlib import Path
 
 from policy_service.model import Lease
 from stageout.core import durable
+from stageout.core.databases import open_alone
 from stageout.core.errors import StageoutError
 
 _VERSION = 1
@@ -35,21 +36,16 @@ class Store:
     def __init__(self, path: Path) -> None:
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._connection = sqlite3.connect(path, timeout=0.5, isolation_level=None, check_same_thread=False)
-            self._open()
+            self._connection, version = open_alone(path)
+            self._bring_up(version)
         except (OSError, sqlite3.Error) as problem:
             raise StoreError(
                 f"{path}: {problem}. Stop the service that uses it, or mend its directory; a damaged file may be"
                 " removed: clients then ask for streams anew"
             ) from problem
 
-    def _open(self) -> None:
+    def _bring_up(self, version: int) -> None:
         run = self._connection.execute
-        run("PRAGMA locking_mode=EXCLUSIVE")
-        run("PRAGMA journal_mode=WAL")
-        run("PRAGMA synchronous=FULL")
-        run("BEGIN IMMEDIATE")
-        [version] = run("PRAGMA user_version").fetchone()
         if version == 0:
             run(_SCHEMA)
             run(f"PRAGMA user_version={_VERSION}")

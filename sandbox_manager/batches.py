@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from stageout.core import log
 from stageout.core.classads import ClassAd, parse_ad
 from stageout.core.errors import Advice, ErrorClass
 from stageout.core.states import State
-from stageout.movers.mover import Batch, Cargo, Equipment, Mover, Stopped
+from stageout.movers.mover import Batch, Cargo, Equipment, StoppableMover, Stopped
 from stageout.movers.plugins_table import PluginsTable
 from stageout.movers.results import CUSTODY, Answer, Delivered, Failure, Gone, InCustody
 from stageout.movers.schemes import method_of
@@ -85,16 +84,11 @@ class BatchRun:
         self._directory = directory
         self._lifetime_s = lifetime_s
         self._settings = settings
-        self._lock = threading.Lock()
-        self._mover: Mover | None = None
-        self._stopped = False
+        self._mover = StoppableMover()
 
     def stop(self) -> None:
         """Kill the plugin; :meth:`run` then raises Stopped. From any thread."""
-        with self._lock:
-            self._stopped = True
-            if self._mover is not None:
-                self._mover.stop()
+        self._mover.stop()
 
     def run(self) -> list[Answer]:
         """Send the files that are still what was accepted. One answer per file.
@@ -134,17 +128,11 @@ class BatchRun:
         cargo = tuple(
             Cargo(self._spool.path(item.ticket, item.position), item.url, item.name, item.size_bytes) for item in files
         )
-        with self._lock:
-            if self._stopped:
-                raise Stopped
-            settings = {**self._settings, "STAGEOUT_STATE_DIR": str(self._spool.state_of(*self._user))}
-            group = self._spool.group_of(*self._user)
-            batch = Batch(
-                self._directory, self._plugin, *self._user, cargo, self._lifetime_s, equipment, settings, group
-            )
-            self._mover = Mover(batch)
+        settings = {**self._settings, "STAGEOUT_STATE_DIR": str(self._spool.state_of(*self._user))}
+        group = self._spool.group_of(*self._user)
+        batch = Batch(self._directory, self._plugin, *self._user, cargo, self._lifetime_s, equipment, settings, group)
         self.asked = True
-        return self._mover.run()
+        return self._mover.run(batch)
 
     def _equipment(self) -> Equipment:
         held = self._held

@@ -72,8 +72,8 @@ class HeldPack:
 class PackRecords(Store):
     """The part of a spool's database that is about packs. Each method is one transaction and durable on return."""
 
-    def _open(self) -> None:
-        super()._open()
+    def _bring_up(self, version: int) -> None:
+        super()._bring_up(version)
         self._connection.execute(_TABLE)
         self._connection.execute(_NAMES)
         present = {row[1] for row in self._connection.execute("PRAGMA table_info(packs_held)")}

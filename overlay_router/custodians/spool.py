@@ -88,8 +88,8 @@ class CustodyStore(PackRecords):
     def _made(self) -> None:
         self._connection.execute("INSERT INTO sqlite_sequence VALUES ('transfers', ?)", (self.first_tid,))
 
-    def _open(self) -> None:
-        super()._open()
+    def _bring_up(self, version: int) -> None:
+        super()._bring_up(version)
         self._connection.execute(_LATER)
 
     def begun(self) -> list[Begun]:
@@ -203,8 +203,8 @@ class EgressStore(CustodyStore):
 
     first_tid = FIRST_EGRESS_TID
 
-    def _open(self) -> None:
-        super()._open()
+    def _bring_up(self, version: int) -> None:
+        super()._bring_up(version)
         self._connection.execute(_DELIVERED)
 
     def sent(self, path: str) -> Sent | None:

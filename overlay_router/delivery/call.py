@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ from overlay_router.custodians.spool import Held
 from overlay_router.delivery.guard import Guard
 from overlay_router.delivery.lessee import Lessee, NotLeased
 from stageout.core.errors import Advice, ErrorClass
-from stageout.movers.mover import Batch, Cargo, Equipment, Mover, Stopped
+from stageout.movers.mover import Batch, Cargo, Equipment, StoppableMover, Stopped
 from stageout.movers.plugins_table import Plugin
 from stageout.movers.results import Delivered, Failure, InCustody
 from stageout.wire import frames
@@ -78,16 +77,11 @@ class Call:
 
     def __init__(self, target: Target, files: Sequence[File], kit: Kit) -> None:
         self.target, self.files, self._kit = target, tuple(files), kit
-        self._lock = threading.Lock()
-        self._mover: Mover | None = None
-        self._stopped = False
+        self._mover = StoppableMover()
 
     def stop(self) -> None:
         """Kill the plugin; what it has verified by then counts."""
-        with self._lock:
-            self._stopped = True
-            if self._mover is not None:
-                self._mover.stop()
+        self._mover.stop()
 
     def run(self) -> list[End]:
         """One end for each file, in their order. :raises OSError: the work directory cannot be made."""
@@ -122,12 +116,8 @@ class Call:
         batch = Batch(
             kit.directory, kit.plugin, os.geteuid(), os.getegid(), cargo, kit.lifetime_s, Equipment(kit.credentials)
         )
-        with self._lock:
-            if self._stopped or not may_begin():
-                return [Again("stopped")] * len(cargo)
-            self._mover = Mover(batch)
         try:
-            answers = self._mover.run()
+            answers = self._mover.run(batch, may_begin)
         except Stopped as stopped:
             found = [stopped.delivered.get(number) for number in range(len(cargo))]
             return [one if isinstance(one, Delivered) else Again("the plugin was stopped") for one in found]

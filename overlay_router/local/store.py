@@ -19,6 +19,7 @@ from overlay_router.local.tree import no_room
 from overlay_router.rules.states import Outcome, Result
 from overlay_router.rules.terminal import OriginRecord, raise_low
 from stageout.core import durable
+from stageout.core.databases import open_alone
 from stageout.core.errors import StageoutError
 from stageout.wire.overlay import Open, Operation
 
@@ -137,8 +138,8 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         try:
-            self._connection = sqlite3.connect(path, timeout=0.5, isolation_level=None, check_same_thread=False)
-            self._open_or_close()
+            self._connection, version = open_alone(path)
+            self._bring_up_or_close(version)
         except Later as problem:
             raise StoreError(f"{path}: {problem}") from None
         except sqlite3.Error as problem:
@@ -409,20 +410,15 @@ class Store:
                 run(f"DELETE FROM {table} WHERE origin = ?", (origin,))
         return old
 
-    def _open_or_close(self) -> None:
+    def _bring_up_or_close(self, version: int) -> None:
         try:
-            self._open()
+            self._bring_up(version)
         except BaseException:
             self._connection.close()
             raise
 
-    def _open(self) -> None:
+    def _bring_up(self, version: int) -> None:
         run = self._connection.execute
-        run("PRAGMA locking_mode=EXCLUSIVE")
-        run("PRAGMA journal_mode=WAL")
-        run("PRAGMA synchronous=FULL")
-        run("BEGIN IMMEDIATE")
-        [version] = run("PRAGMA user_version").fetchone()
         if version == 0:
             for statement in self.schema.split(";\n"):
                 run(statement)

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -120,6 +120,37 @@ class Stopped(Exception):
     def __init__(self, delivered: Mapping[int, Gone] | None = None) -> None:
         super().__init__()
         self.delivered = delivered or {}
+
+
+class StoppableMover:
+    """A place for one mover, which may be stopped before there is one.
+
+    :meth:`run` blocks and belongs into a thread; :meth:`stop` may come from any other.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._mover: Mover | None = None
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Kill the plugin; one that has not been started is not started any more."""
+        with self._lock:
+            self._stopped = True
+            if self._mover is not None:
+                self._mover.stop()
+
+    def run(self, batch: Batch, may_begin: Callable[[], bool] = lambda: True) -> list[Answer]:
+        """As :meth:`Mover.run`. :param may_begin: asked at the last moment; False is as :meth:`stop`.
+
+        :raises Stopped: by :meth:`stop`, before or after it began. :raises OSError: the work directory could not be
+            made.
+        """
+        with self._lock:
+            if self._stopped or not may_begin():
+                raise Stopped
+            self._mover = Mover(batch)
+        return self._mover.run()
 
 
 class Mover:
