@@ -39,6 +39,12 @@ _SAID_EVERY_S = 10.0
 _LOOK_S = 0.02
 #: One that neither listens nor answers for so long, with a few dozen files to make, stands still.
 _SILENT_S = 120.0
+#: It should take milliseconds: after so long it is looked what keeps them. Whom somebody has stopped is not waited for.
+_SLOW_S = 5.0
+_STOPPED = "T"
+
+
+_ADVICE = "D behind a number: see the disk of STAGEOUT_ROUTER_ROOT; T: somebody has stopped it (SIGSTOP)"
 
 
 class MakerDied(Exception):
@@ -194,10 +200,23 @@ class _Maker:
         except (EOFError, OSError):
             raise MakerDied from None
 
+    @property
+    def state(self) -> str:
+        """Of the process, as proc(5) writes it: T is stopped, D waits for a disk. "" where nobody can say."""
+        try:
+            return Path(f"/proc/{self.pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+        except (OSError, IndexError):
+            return ""
+
     def close(self) -> None:
-        """End the process and wait for it."""
+        """End the process and wait for it, however long the kernel needs to end it: that is said."""
         self._process.kill()
-        self._process.wait()
+        while True:
+            try:
+                self._process.wait(_SAID_EVERY_S)
+                break
+            except subprocess.TimeoutExpired:
+                log.error("maker-does-not-end", pid=self.pid, state=self.state, advice=_ADVICE)
         self._connection.close()
 
 
@@ -286,11 +305,16 @@ class Crew:
     def _hear(self, heard: list[Heard]) -> None:
         """Wait for an answer. :raises MakerDied: there is none for too long; it is ended before anything is decided."""
         by_number = {one.number: one for one in self._all if one.waiting}
-        answering = readable(by_number, _SILENT_S)
-        if not answering:
-            pids = " ".join(str(one.pid) for one in by_number.values())
-            log.error("makers-stand-still", pids=pids, after_s=_SILENT_S)
-            raise MakerDied
+        began_s, limit_s = time.monotonic(), _SLOW_S
+        while not (answering := readable(by_number, limit_s)):
+            states = {one.pid: one.state for one in by_number.values()}
+            shown = " ".join(f"{pid}:{state}" for pid, state in states.items())
+            after_s = round(time.monotonic() - began_s, 1)
+            if _STOPPED in states.values() or after_s >= _SILENT_S:
+                log.error("makers-stand-still", pids=shown, after_s=after_s, advice=_ADVICE)
+                raise MakerDied
+            log.warn("makers-are-slow", pids=shown, after_s=after_s, advice=_ADVICE)
+            limit_s = min(2 * limit_s, _SILENT_S)
         heard += [by_number[number].answer() for number in answering]
 
 

@@ -131,7 +131,8 @@ class Store:
     """The open database.
 
     :param path: made when it is missing. A new one has a new epoch: transfer numbers of another are unknown to it.
-    :raises StoreError: another process has it, it is damaged, or was made by a later version.
+    :raises StoreError: another process has it, its disk is full, it is damaged, or was made by a later version. It is
+        as it was then.
     """
 
     schema = SCHEMA
@@ -142,10 +143,12 @@ class Store:
             self._bring_up_or_close(version)
         except Later as problem:
             raise StoreError(f"{path}: {problem}") from None
-        except sqlite3.Error as problem:
+        except sqlite3.OperationalError as problem:
+            raise StoreError(f"{path}: {problem}. {_what_to_do(problem)}") from problem
+        except (sqlite3.Error, ValueError) as problem:
             raise StoreError(
-                f"{path}: {problem}. Stop the router that uses it; a damaged one may be removed: origins then check"
-                " by size and digest what has arrived"
+                f"{path}: {problem}. It is damaged, and may be removed: origins then check by size and digest what has"
+                " arrived"
             ) from problem
         self.epoch = self._meta("epoch")
         self._records: dict[str, OriginRecord] = {}
@@ -515,6 +518,17 @@ class Store:
         found.update(self._read_packed(origin))
         cancelled = {seq for (seq,) in run("SELECT seq FROM cancelled WHERE origin = ?", (origin,))}
         return OriginRecord(row[0] if row else 0, found, cancelled)
+
+
+def _what_to_do(problem: sqlite3.OperationalError) -> str:
+    """Advice for a database that could not be opened, or brought to this version, now."""
+    room = "Make room on its disk, as much again as it has itself, and start the router again"
+    other = "Stop the router that uses it, or let this user write it, and see whether its disk is sound"
+    if not hasattr(problem, "sqlite_errorcode"):  # before Python 3.11 nobody says which of them it is
+        advice = f"{other}; or, if that is full: {room}"
+    else:
+        advice = room if no_room(problem) else other
+    return f"{advice}. Nothing in it is lost, so do not remove it: it is as the last router left it"
 
 
 def as_operation(text: str) -> Operation:

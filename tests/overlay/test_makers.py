@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -139,13 +139,35 @@ def test_one_that_dies_loses_no_file(router: Beside, answers: int, monkeypatch: 
 @pytest.mark.parametrize("stopped", [1, 2])
 def test_one_that_stands_still_holds_up_nobody(router: Beside, stopped: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is ended, and only then it is decided what became of its files."""
-    monkeypatch.setattr(makers, "_SILENT_S", 0.3)
-    written = _count(monkeypatch)
+    monkeypatch.setattr(makers, "_SLOW_S", 0.3)
+    written, said = _count(monkeypatch), dict[str, str]()
+    monkeypatch.setattr(makers.log, "error", lambda event, **facts: said.update({event: str(facts.get("pids"))}))
     for one in router.makers._all[:stopped]:
         os.kill(one.pid, signal.SIGSTOP)
     (told,) = execute(router, arrived(1, FILES))
     assert (written[0], told) == (len(FILES), overlay.Packed(ORIGIN, 1, (1,) * len(FILES)))
+    assert ":T" in said["makers-stand-still"], "who stopped it need not be waited for"
     _check(router)
+
+
+def test_one_that_waits_for_the_disk_is_waited_for_and_that_is_said(
+    router: Beside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ending it would not make it faster: nothing can be decided before it has ended."""
+    real, waits, said = makers.readable, [makers._SLOW_S, 2 * makers._SLOW_S], list[str]()
+
+    def readable(numbers: Iterable[int], within_s: float) -> list[int]:
+        if waits[:1] == [within_s]:
+            del waits[0]
+            return []
+        return real(numbers, within_s)
+
+    monkeypatch.setattr(makers, "readable", readable)
+    monkeypatch.setattr(makers.log, "warn", lambda event, **facts: said.append(event))
+    written = _count(monkeypatch)
+    (told,) = execute(router, arrived(1, FILES))
+    assert told == overlay.Packed(ORIGIN, 1, (1,) * len(FILES))
+    assert (written[0], said) == (len(FILES), ["makers-are-slow"] * 2)
 
 
 def test_orders_that_nobody_hears_are_an_end(router: Beside, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -135,6 +136,47 @@ def test_a_death_while_it_is_brought_up_leaves_the_old_one(tmp_path: Path) -> No
         assert connection.execute("PRAGMA user_version").fetchone() == (2,)
     connection.close()
     Store(tmp_path / "db").close()
+
+
+@pytest.mark.parametrize("version", [1, 3])
+def test_a_full_disk_while_it_is_brought_up_is_said_and_the_old_one_can_be_used(
+    version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was called damaged, and its removal advised: what is in custody would have been lost."""
+    _old(tmp_path / "db", version)
+    connect = sqlite3.connect
+
+    def full(*arguments: Any, **more: Any) -> sqlite3.Connection:
+        connection = connect(*arguments, **more)
+        [pages] = connection.execute("PRAGMA page_count").fetchone()
+        connection.execute(f"PRAGMA max_page_count={pages}")
+        return connection
+
+    with monkeypatch.context() as patches:
+        patches.setattr(sqlite3, "connect", full)
+        if version == 3:
+            patches.setattr("overlay_router.local.store.migrate", _writes_much)
+        with pytest.raises(StoreError, match=r"full.* Make room on its disk.*Nothing in it is lost") as caught:
+            Store(tmp_path / "db")
+    assert "may be removed" not in str(caught.value)
+    with sqlite3.connect(tmp_path / "db") as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (version,)
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    connection.close()
+    store = Store(tmp_path / "db")
+    assert (store.epoch, [one.tid for one in store.transfers()]) == ("the epoch", [7])
+    store.close()
+
+
+def _writes_much(connection: sqlite3.Connection, version: int) -> None:
+    connection.execute("CREATE TABLE much (data BLOB)")
+    connection.execute("INSERT INTO much VALUES (zeroblob(1000000))")
+
+
+def test_a_damaged_one_is_called_so(tmp_path: Path) -> None:
+    (tmp_path / "db").write_bytes(b"no database" * 100)
+    with pytest.raises(StoreError, match=r"damaged, and may be removed"):
+        Store(tmp_path / "db")
 
 
 def test_one_of_a_later_version_is_kept_and_the_way_back_is_said(tmp_path: Path) -> None:
