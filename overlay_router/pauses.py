@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stageout.core.pauses import growing_s
+
 FIRST_S = 1.0
 _LONGEST_S = 120.0
-#: Enough to come to the longest pause from any first one; without it the number itself grows too large one day.
-_DOUBLINGS = 30
-
-
-def growing_s(first_s: float, longest_s: float, failures: int) -> float:
-    """The pause behind so many failures in a row: doubled each time, at most the longest."""
-    return min(longest_s, first_s * 2.0 ** min(failures - 1, _DOUBLINGS))
 
 
 @dataclass

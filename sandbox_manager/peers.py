@@ -77,14 +77,12 @@ class Process(NamedTuple):
     """A line of the process table.
 
     :param started_ticks: clock ticks between boot and its start. :param real_uid: not changed by condor's switching.
-    :param effective_uid: as whom it acts now.
     """
 
     pid: int
     parent: int
     started_ticks: int
     real_uid: int
-    effective_uid: int
     argv: tuple[str, ...]
     program: str
 
@@ -119,7 +117,7 @@ def read_kinship(pid: int) -> Process:
     except OSError:
         raise NotIdentified(f"process {pid} has ended") from None
     fields = stat[stat.rindex(b")") + 2 :].split()
-    return Process(pid, int(fields[1]), int(fields[19]), -1, -1, (), "")
+    return Process(pid, int(fields[1]), int(fields[19]), -1, (), "")
 
 
 def described(known: Process) -> Process:
@@ -131,10 +129,8 @@ def described(known: Process) -> Process:
         raise NotIdentified(f"process {known.pid} has ended") from None
     argv = tuple(os.fsdecode(word) for word in command.split(b"\0")[:-1])
     start = status.index(b"\nUid:") + 5
-    real, effective = status[start : status.index(b"\n", start)].split()[:2]
-    return known._replace(
-        real_uid=int(real), effective_uid=int(effective), argv=argv, program=_program(place, argv)
-    )  # fmt: skip
+    real = status[start : status.index(b"\n", start)].split()[0]
+    return known._replace(real_uid=int(real), argv=argv, program=_program(place, argv))
 
 
 def _read(path: str) -> bytes:

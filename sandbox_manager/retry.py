@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from sandbox_manager.breaker import PROBE_LONGEST_S
 from sandbox_manager.sandbox import FileState
 from stageout.core.errors import Advice, ErrorClass
+from stageout.core.pauses import growing_s
 from stageout.movers.results import Failure
 
 #: The server was not reached, or it takes nothing now: no file's fault.
@@ -96,4 +97,4 @@ def judge(
 
 def backoff_s(rules: RetryRules, attempts: int) -> float:
     """Wait after so many earlier attempts: doubles from ``first_s`` up to ``longest_s``."""
-    return float(min(rules.longest_s, rules.first_s * 2 ** min(attempts, 30)))
+    return growing_s(rules.first_s, rules.longest_s, attempts + 1)

@@ -15,12 +15,12 @@ from overlay_router.copying.copies import Commanded, Copies, Key
 from overlay_router.copying.copyist import Order
 from overlay_router.custodians.forwarder import OnDisk
 from overlay_router.local.destination import Destination, Reply
-from overlay_router.pauses import growing_s
 from overlay_router.peers.keys import OwnCredential
 from overlay_router.rules.states import Outcome, Result
 from stageout.core import log
 from stageout.core.children import module_command
 from stageout.core.errors import ErrorClass
+from stageout.core.pauses import growing_s
 from stageout.wire import token
 from stageout.wire.overlay import Answer, Copy
 from stageout.wire.route import Route

@@ -27,11 +27,6 @@ def ranges(blocks: Iterable[int]) -> tuple[Range, ...]:
     return tuple(found[: overlay.MAX_RANGES])
 
 
-def ranges_of(store: Store, tid: int) -> tuple[Range, ...]:
-    """Blocks of a transfer that are on the disk, as STAGED says them."""
-    return ranges(block for block, _ in store.staged(tid))
-
-
 def whole(
     store: Store,
     tree: Tree,

@@ -15,7 +15,7 @@ _JOB_ID = re.compile(r"(\d{1,10})(?:\.(\d{1,10}))?\Z", re.A)
 
 #: Attributes that :meth:`Job.from_ad` reads.
 ATTRIBUTES = (
-    "ClusterId", "ProcId", "GlobalJobId", "Owner", "JobStatus", "EnteredCurrentStatus", "CompletionDate",
+    "ClusterId", "ProcId", "GlobalJobId", "Owner", "JobStatus", "CompletionDate",
     "NumShadowStarts", "TransferOutputStats", "DAGManJobId", "HoldReason", "HoldReasonCode", "HoldReasonSubCode",
     "RemoveReason", "StageOutGuard", "StageOutState", "StageOutRun", "StageOutReason", "StageOutBytesLeft",
     "StageOutFilesLeft", "StageOutAttempts", "StageOutNextAttempt", "StageOutManager", "StageOutKeys", "StageOutReruns",
@@ -112,7 +112,6 @@ class Job:
     hold_subcode: int
     hold_reason: str
     remove_reason: str
-    status_since: int
     completed_at: int
     request: str
     stats: Mapping[str, Any]
@@ -148,7 +147,6 @@ class Job:
             hold_subcode=ad.integer("HoldReasonSubCode"),
             hold_reason=ad.text("HoldReason"),
             remove_reason=ad.text("RemoveReason"),
-            status_since=ad.integer("EnteredCurrentStatus"),
             completed_at=ad.integer("CompletionDate"),
             request=ad.text("StageOutRequest"),
             stats=dict(stats) if isinstance(stats, ClassAd) else {},

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.core.pauses import growing_s
 from stageout.overlay import outcomes
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.links import Claim
@@ -196,7 +197,7 @@ class Upload:
             except TransferFailure as failure:
                 if not failure.kind.retryable or time.time() >= self.order.expires:
                     raise
-                time.sleep(min(_PAUSE_MAX_S, 0.25 * 2 ** min(attempt, 10)))
+                time.sleep(growing_s(0.25, _PAUSE_MAX_S, attempt + 1))
         raise AssertionError("unreachable")
 
     def ask(self) -> Open:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.core.pauses import growing_s
 from stageout.overlay import outcomes
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.fetch import read
@@ -298,7 +299,7 @@ def _followed(given: Commanded, progress: Progress) -> Result:
         except TransferFailure as failure:
             if not failure.kind.retryable or time.time() >= given.expires:
                 raise
-            time.sleep(min(_PAUSE_MAX_S, 0.25 * 2 ** min(attempt, 10)))
+            time.sleep(growing_s(0.25, _PAUSE_MAX_S, attempt + 1))
             attempt += 1
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.core.pauses import growing_s
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import allowed
 from stageout.overlay.kept import Circuit, Place, Room, kept, place
@@ -221,4 +222,4 @@ class _Patience:
         self._spent += 1
         rounds, rest = divmod(self._spent, self._routes)
         if not rest:
-            time.sleep(min(4.0, 0.125 * 2**rounds))
+            time.sleep(growing_s(0.25, 4.0, rounds))

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.core.pauses import growing_s
 from stageout.overlay import outcomes
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.kept import Room
@@ -209,7 +210,7 @@ class Session:
                 if failure.kind not in _RESUMABLE or attempt == _RESUMES * len(self._routes):
                     raise
                 if attempt % len(self._routes) == len(self._routes) - 1:
-                    time.sleep(min(4.0, 0.25 * 2 ** (attempt // len(self._routes))))
+                    time.sleep(growing_s(0.25, 4.0, attempt // len(self._routes) + 1))
                 attempt += 1
                 self.close()
 

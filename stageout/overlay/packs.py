@@ -18,6 +18,7 @@ from itertools import accumulate
 from typing import Generic, NamedTuple, TypeVar, Union
 
 from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.core.pauses import growing_s
 from stageout.overlay import outcomes
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.helpers import MOST, Helpers, Parcel
@@ -268,7 +269,7 @@ class Packer(Generic[Key]):
             is_resumable = failure.kind in _RESUMABLE or is_busy
             if not is_resumable or (self._attempts >= self._most_attempts and not self._is_patient()):
                 raise
-            time.sleep(min(4.0, 0.25 * 2 ** min(4, self._attempts // len(self._routes))))
+            time.sleep(growing_s(0.25, 4.0, self._attempts // len(self._routes) + 1))
             self._attempts += 1
 
     @property

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.core.pauses import growing_s
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import Deposit, allowed, deposit_order, give
 from stageout.wire.deposits import EXPIRES_AFTER_S
@@ -90,8 +91,8 @@ class _Search:
 
     def _failed(self, candidate: _Candidate, failure: TransferFailure) -> None:
         now_s = time.monotonic()
-        candidate.due_s = now_s + min(_PAUSE_MAX_S, _FIRST_PAUSE_S * 2 ** min(candidate.failures, 10))
         candidate.failures += 1
+        candidate.due_s = now_s + growing_s(_FIRST_PAUSE_S, _PAUSE_MAX_S, candidate.failures)
         with self._lock:
             self.problems[candidate.custodian.gateway.server] = failure
             if failure.kind.retryable and candidate.due_s < self.until_s:

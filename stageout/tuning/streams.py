@@ -39,12 +39,6 @@ class StreamModel:
         square = self.a * streams**self.c + self.b
         return streams / math.sqrt(square) if square > 0 else math.inf
 
-    def peak(self) -> float:
-        """Number of streams at which the curve is highest; infinite when it only rises."""
-        if self.a <= 0 or self.b <= 0 or self.c <= 2:
-            return math.inf
-        return float((2 * self.b / (self.a * (self.c - 2))) ** (1 / self.c))
-
 
 def next_level(samples: Mapping[int, float], most: int, slow: float = 0.02) -> int | None:
     """Number of streams to sample next; None when sampling is over.

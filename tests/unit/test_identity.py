@@ -45,7 +45,7 @@ MASTER = 10
 
 
 def process(pid: int, parent: int, program: str, uid: int = 0, started: int = 0, *argv: str) -> Process:
-    return Process(pid, parent, started or pid, uid, uid, argv or (program,), program)
+    return Process(pid, parent, started or pid, uid, argv or (program,), program)
 
 
 STARTD = process(20, MASTER, "condor_startd")

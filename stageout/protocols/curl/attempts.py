@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from stageout.core.errors import Advice, ErrorClass, TransferFailure
+from stageout.core.pauses import growing_s
 from stageout.plugin.api import Outcome
 from stageout.protocols.curl.task import Task
 
@@ -74,7 +75,7 @@ class _Patience:
         asked_s = failure.retry_after_s if isinstance(failure, TransferFailure) else None
         if asked_s is not None:
             return asked_s + random.random()
-        longest_s = min(_FIRST_WAIT_S * 2 ** (self._failures - 1), _LONGEST_WAIT_S)
+        longest_s = growing_s(_FIRST_WAIT_S, _LONGEST_WAIT_S, self._failures)
         return random.uniform(longest_s / 2, longest_s)
 
     def sleep(self, duration_s: float) -> None:

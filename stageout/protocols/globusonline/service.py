@@ -19,6 +19,7 @@ from globus_sdk.authorizers import GlobusAuthorizer  # noqa: E402
 from globus_sdk.transport import RequestsTransport, RetryConfig  # noqa: E402
 
 from stageout.core.errors import ErrorClass, TransferFailure  # noqa: E402
+from stageout.core.pauses import growing_s  # noqa: E402
 from stageout.plugin.api import Context  # noqa: E402
 from stageout.protocols.globusonline import failures  # noqa: E402
 from stageout.protocols.globusonline.tokens import TRANSFER, Tokens  # noqa: E402
@@ -149,7 +150,7 @@ class Service:
 
     def _wait_s(self, error: GlobusError, attempt: int, token: str) -> float | None:
         """Seconds until the next attempt; None when there should be none."""
-        backoff_s: float = min(15.0, 0.25 * 2 ** min(attempt, 10)) * random.uniform(0.8, 1.2)
+        backoff_s = growing_s(0.25, 15.0, attempt + 1) * random.uniform(0.8, 1.2)
         if isinstance(error, NetworkError):
             return backoff_s
         if not isinstance(error, GlobusAPIError):

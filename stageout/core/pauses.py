@@ -1,0 +1,11 @@
+"""How long to wait before something that failed is tried again."""
+
+from __future__ import annotations
+
+#: Enough to come to the longest pause from any first one; without it the number itself grows too large one day.
+_DOUBLINGS = 30
+
+
+def growing_s(first_s: float, longest_s: float, failures: int) -> float:
+    """The pause behind so many failures in a row, from one on: doubled each time, at most the longest."""
+    return min(longest_s, first_s * 2.0 ** min(failures - 1, _DOUBLINGS))
