@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from stageout.wire.overlay import BLOCK_BYTES, Cancel, Custody, Open, Operation,
 from stageout.wire.route import address
 
 _PATIENCE_S = 60.0
+_LOST = "whether it has happened is not known, for {} has lost its records: look before you do it again"
 #: As in a worker: a thread that has data does not wait long for one that computes.
 _SWITCH_INTERVAL_S = 0.0002
 
@@ -38,6 +39,7 @@ class Order:
     :param digest: their kind. :param opening: the sender's OPEN, as JSON. :param comes: number by which the
         file still comes in: ``blocks`` are here, more are told, or shown by those who receive them, and ``operation``
         only says what they are for until it is told too; 0: all of it is here.
+    :param said_to: the terminal was asked before, with these records, and has not answered.
     :param passes: what was sent from memory need not be on the disk. :param passed: blocks that only the next hop has.
     :param ca: certificates of the terminal, "" without TLS. :param cancel: tell the terminal to cancel it instead;
         "data": only to drop its data. :param asks: only whether another custodian has delivered it.
@@ -60,6 +62,7 @@ class Order:
     blocks: list[list[Any]] = field(default_factory=list)
     passed: list[list[Any]] = field(default_factory=list)
     passes: bool = False
+    said_to: str = ""
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ class Answer:
     """What became of an order: an outcome of the protocol, blocks that are damaged, or a failure ("" for none).
 
     :param code: class of the failure, also of one that the terminal has recorded. :param waits: nobody has delivered it
-        yet, which was asked.
+        yet, which was asked. :param said_to: records of the terminal that was asked and has, perhaps, not answered.
     """
 
     number: int
@@ -92,6 +95,7 @@ class Answer:
     code: int = 0
     retry_after_s: float = 0.0
     waits: bool = False
+    said_to: str = ""
 
 
 def deliver(order: Order, growth: Growth) -> Answer:
@@ -107,7 +111,7 @@ def deliver(order: Order, growth: Growth) -> Answer:
         if order.asks and not order.cancel:
             return _asked(gateway, operation, order.number)
         if order.cancel or not order.file:
-            result = _execute(gateway, operation, bool(order.cancel), growth)
+            result = _execute(gateway, operation, order, growth)
         else:
             result = _send(gateway, operation, order, growth, opening)
     except Undigested as problem:
@@ -129,7 +133,8 @@ def _send(gateway: Gateway, operation: Operation, order: Order, growth: Growth, 
     upload = Spooled(gateway, Path(order.file), operation, growth, order.digest, opening, order.connections)
     if upload.size_bytes != operation.size_bytes:
         raise Damaged(ErrorClass.SOURCE_CHANGED, f"{order.file} has {upload.size_bytes} bytes")
-    return _final(upload.run(keep_result=True))
+    found = upload.found_before(order.said_to) if order.said_to else None
+    return found or _final(upload.run(keep_result=True))
 
 
 def _asked(gateway: Gateway, operation: Operation, number: int) -> Answer:
@@ -149,11 +154,19 @@ def _drop(gateway: Gateway, order: Order, operation: Operation) -> Answer:
     return Answer(order.number, outcome="dropped")
 
 
-def _execute(gateway: Gateway, operation: Operation, cancel: bool, growth: Growth) -> Result:
-    """An operation without data, or the end of one that is not wanted any more."""
+def _execute(gateway: Gateway, operation: Operation, order: Order, growth: Growth) -> Result:
+    """An operation without data, or the end of one that is not wanted any more.
+
+    It is not said again to a terminal that has lost its records, which would execute it once more.
+    """
     with Channel(gateway) as control:
-        if cancel:
+        is_lost = order.said_to not in ("", control.store) and control.store and not operation.terminal
+        if is_lost and not order.file and not operation.may_exist:
+            text = _LOST.format(gateway.server)
+            return Result(operation.origin, operation.seq, "failed", text, code=ErrorClass.CONFLICT.code)
+        if order.cancel:
             control.send(Cancel(operation.origin, operation.seq))
+        growth.said_to = control.store
         control.send(operation)
         answer = answer_to(control, operation, _PATIENCE_S)
         while isinstance(answer, Custody) and not growth.is_stopped:  # of the next custodian, who will say more
@@ -244,7 +257,7 @@ class Carrier:
         self._rings.drop(order.comes, growth.shown)
         growth.close()
         self._growing.pop(order.number, None)
-        self._say(answer)
+        self._say(replace(answer, said_to=growth.said_to or order.said_to))
 
     def _note(self, number: int, passed: Mapping[int, bytes], gone: Sequence[int]) -> None:
         self._say(Note(number, [[block, digest.hex()] for block, digest in passed.items()], list(gone)))

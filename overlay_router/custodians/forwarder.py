@@ -122,6 +122,8 @@ class Forwarder:
         self._early: dict[int, _Early] = {}
         #: Data that a dead carrier sent on: it is not said yet what of them must come again.
         self._untold: set[int] = set()
+        #: What a terminal was asked for, without an answer: by which of its records.
+        self._said_to: dict[Key, str] = {}
         self._pauses: dict[Key | str, Pause] = {}
         self._problems: dict[str, str] = {}
         self.wake = asyncio.Event()
@@ -246,7 +248,7 @@ class Forwarder:
             known = {"blocks": _named(blocks), "passed": _named(passed), "passes": True}
         self._give(
             order, _onward(held.operation), file=file, digest=held.digest, opening=_opening(held.asked), cancel=cancel,
-            asks=held.stands_by(self._clock.wall_s()), **known,
+            asks=held.stands_by(self._clock.wall_s()), said_to=self._said_to.get(held.key, ""), **known,
         )  # fmt: skip
 
     def _complete(self, due: Iterable[Held]) -> None:
@@ -376,6 +378,8 @@ class Forwarder:
     async def _record(self, order: _Order, answer: Answer) -> list[Reply]:
         if answer.outcome:
             self._reached(order.key, order.terminal)
+        elif answer.said_to:
+            self._said_to[order.key] = answer.said_to
         held = order.held
         if held is None:
             return await self._record_early(order, answer)
@@ -404,6 +408,7 @@ class Forwarder:
     def _reached(self, key: Key, terminal: str) -> None:
         self._pauses.pop(terminal, None)
         self._pauses.pop(key, None)
+        self._said_to.pop(key, None)
         self._problems.pop(terminal, None)
 
     def _failed(self, order: _Order, answer: Answer) -> None:

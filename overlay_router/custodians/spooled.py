@@ -6,6 +6,7 @@ was written: through the cache it would cost several times the processor's time.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import threading
@@ -18,7 +19,7 @@ from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import Damaged, Known, Upload
 from stageout.overlay.sending import Sending
 from stageout.overlay.way import Way
-from stageout.wire.overlay import BLOCK_BYTES, Message, Open, Operation
+from stageout.wire.overlay import BLOCK_BYTES, Cancel, Message, Open, Operation, Result
 from stageout.wire.route import Route
 
 _PAGE_BYTES = 4096
@@ -52,6 +53,8 @@ class Growth:
         self._pieces: dict[int, Piece] = {}
         self._lent: set[Piece] = set()
         self._stopped: TransferFailure | None = None
+        #: The records of the terminal that has heard the PUBLISH, as WELCOME names them.
+        self.said_to = ""
         self._ended = False
         self._sending: Sending | None = None
         self._lock = threading.Lock()
@@ -261,7 +264,8 @@ class Spooled(Upload):
 
     def sending(self, file: int) -> Sending:
         """It sends what is here, and goes on as more comes."""
-        made = _Sending(self, file, self.routes, self.gateway.timeout_s, grows=True)
+        checks = not self.ask().terminal  # another custodian cannot say what it has delivered
+        made = _Sending(self, file, self.routes, self.gateway.timeout_s, grows=True, checks=checks)
         made.growth = self._growth
         self._growth.follow(made)
         return made
@@ -310,8 +314,33 @@ class Spooled(Upload):
                 self.digests.setdefault(block, digest)
         elif not self._growth.passed <= self.digests.keys():
             raise Undigested(ErrorClass.SERVER_BUSY, "the next hop wants digests of blocks that only it has")
-        self.order = self._growth.operation
+        self.order, self._growth.said_to = self._growth.operation, channel.store
         return super().publish(tid, channel)
+
+    def found_before(self, said_to: str) -> Result | None:
+        """DONE, if the terminal has lost the records that were asked to publish it, and just this file is there.
+
+        :param said_to: those records. :raises TransferFailure: it is not reached.
+        """
+        with Channel(self.gateway, self.routes[0]) as channel:
+            is_known = channel.store in ("", said_to)
+        return None if is_known or self.ask().terminal else self.found()
+
+    def found(self) -> Result | None:
+        """As :class:`Upload`, by the digests that its sender knows it by. Other operations of its origin go on."""
+        from stageout.overlay.finding import generation_of
+
+        order, known = self.order, self._growth.digests.copy()
+        if len(known) < self.blocks:
+            return None
+        digests = [known[block] for block in range(self.blocks)]
+        generation = generation_of(self.gateway, self.routes, order.path, self.size_bytes, self._kind, digests)
+        if generation is None:
+            return None
+        with contextlib.suppress(TransferFailure), Channel(self.gateway, self.routes[0]) as control:
+            control.send(Cancel(order.origin, order.seq, data_only=True))
+            control.receive()
+        return Result(order.origin, order.seq, "done", generation=generation)
 
     def count(self, size_bytes: int) -> None:
         """A block has left: its memory is free."""

@@ -148,7 +148,7 @@ class Upload:
             try:
                 answer = sending.run()
             except RecordsLost:
-                return self._found()
+                return self.found()
             if isinstance(answer, Result) and answer.outcome == "done" and not keep_result:
                 sending.say(Low(self.order.origin, self.order.seq))
         finally:
@@ -158,7 +158,7 @@ class Upload:
             self.shares = sending.shares()
         return answer
 
-    def _found(self) -> Result | None:
+    def found(self) -> Result | None:
         """After a loss of the router's records: DONE if the whole file is there, so that it is not published twice."""
         from stageout.overlay.finding import generation_of
 

@@ -24,6 +24,7 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway, read_key
 from stageout.overlay.client import Deposit, Put, put
 from stageout.overlay.copying import state
+from stageout.overlay.operations import Session
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess, custodian_for
 from stageout.wire.deposits import name_of, origin_of, read_receipt
@@ -375,6 +376,36 @@ def test_a_lost_disk_costs_a_resend_or_is_a_loss_that_can_be_seen(
     assert isinstance(sending.result, Put), sending.result
     assert (terminal.root / "some/where").read_bytes() == source.read_bytes()
     assert not (terminal.root / "deposited").exists()
+
+
+def _die_without_records(terminal: RouterProcess) -> None:
+    """What a terminal was about to answer when it died is not known to the one that comes after it."""
+    terminal.wait_for_end()
+    for path in (terminal.home / "records").glob("*.sqlite*"):
+        path.unlink()
+
+
+def test_nothing_is_done_twice_at_a_terminal_that_has_lost_its_records(tmp_path: Path, source: Path) -> None:
+    armed, faults = tmp_path / "armed", {"STAGEOUT_FAULTS": f"overlay-settle=kill-after@{tmp_path / 'armed'}"}
+    running = RouterProcess(tmp_path / "terminal", faults)
+    with running as terminal, custodian_for(tmp_path / "custodian", [terminal]) as custodian:
+        armed.touch()
+        given = deposit(gateway_of(custodian), source, "f", terminal.address)
+        _die_without_records(terminal)
+        inode = (terminal.root / "f").stat().st_ino
+        terminal.start()
+        wait_until(lambda: said(custodian, given) == "done", what="the file to be found")
+        assert (terminal.root / "f").stat().st_ino == inode
+        assert not any((terminal.root / ".stageout/staging").iterdir())
+        with Session(gateway_of(terminal), through=gateway_of(custodian)) as session:
+            armed.touch()
+            session.delete("f")
+            _die_without_records(terminal)
+            (terminal.root / "f").write_bytes(b"of somebody else")
+            terminal.start()
+            with pytest.raises(TransferFailure, match="whether it has happened is not known"):
+                session.push()
+        assert (terminal.root / "f").read_bytes() == b"of somebody else"
 
 
 def test_cancelled_in_custody(terminal: RouterProcess, custodian: RouterProcess, source: Path) -> None:

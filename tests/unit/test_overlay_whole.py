@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from overlay_router.custodians import spooled
 from overlay_router.custodians.spooled import Growth, Spooled
 from overlay_router.data.jobs import Report
 from overlay_router.ends import Ends
@@ -18,12 +20,12 @@ from overlay_router.local.destination import Destination
 from overlay_router.local.store import Store
 from overlay_router.local.tree import Tree
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.overlay import fetch
+from stageout.overlay import fetch, finding
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import Upload
 from stageout.wire.blocks import PART_BYTES
 from stageout.wire.frames import digests
-from stageout.wire.overlay import Found, Open, Opened, Operation
+from stageout.wire.overlay import Cancel, Found, Message, Open, Opened, Operation
 
 GATEWAY = Gateway("host", 1, "key", b"secret")
 ORDER = Operation("0a" * 16, 1, "publish", "f", 99)
@@ -34,7 +36,7 @@ def _sha(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()[:16]
 
 
-CHANNEL = cast(Channel, SimpleNamespace(digest_name="other", digest=_sha))
+CHANNEL = cast(Channel, SimpleNamespace(digest_name="other", digest=_sha, store="new"))
 
 
 def test_a_block_that_the_next_hop_has_already_gets_the_digest_that_it_wants(tmp_path: Path) -> None:
@@ -45,6 +47,26 @@ def test_a_block_that_the_next_hop_has_already_gets_the_digest_that_it_wants(tmp
     growth = Growth({0: BLAKE(data)}, order)
     said = Spooled(GATEWAY, spool, order, growth, "blake2b-128", None, 1).publish(7, CHANNEL)
     assert said.manifest == hashlib.sha256(_sha(data)).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("said_to", "onward", "generation", "is_found"),
+    [("old", "", 3, True), ("old", "", None, False), ("new", "", 3, False), ("old", "t:1", 3, False)],
+)
+def test_a_custodian_asks_a_terminal_with_other_records_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said_to: str, onward: str, generation: int | None, is_found: bool
+) -> None:
+    spool, asked, said = tmp_path / "spool", list[object](), list[Message]()
+    spool.write_bytes(b"data")
+    control = SimpleNamespace(store="new", send=said.append, receive=lambda: None)
+    monkeypatch.setattr(spooled, "Channel", lambda *place: nullcontext(control))
+    monkeypatch.setattr(finding, "generation_of", lambda *facts: asked.append(facts[2:]) or generation)
+    order = Operation("0a" * 16, 5, "publish", "f", 99, size_bytes=4, blocks=1, terminal=onward)
+    upload = Spooled(GATEWAY, spool, order, Growth({0: BLAKE(b"data")}, order), "blake2b-128", None, 1)
+    found = upload.found_before(said_to)
+    assert (found is not None) == is_found
+    assert said == ([Cancel("0a" * 16, 5, data_only=True)] if is_found else []), "others of its origin go on"
+    assert asked == ([("f", 4, "blake2b-128", [BLAKE(b"data")])] if said_to == "old" and not onward else [])
 
 
 def test_a_block_that_cannot_be_read_again_is_a_matter_of_the_file(
