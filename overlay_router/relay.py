@@ -6,7 +6,8 @@ connections carry the messages of :mod:`overlay_router.local.destination` and
 :mod:`overlay_router.custodians.custodian`, which are answered one
 after the other by the thread that owns the disk; what changes no file is answered by :mod:`overlay_router.questions`.
 Connections that carry data go to a worker process together with the file, or with the next hop. Blocks that a worker
-reports are recorded, and only then said to their sender.
+reports are recorded, and only then said to their sender. What the router then sends by itself (custody, copies,
+deliveries by plugins) leaves through :mod:`overlay_router.outgoing`.
 """
 
 from __future__ import annotations
@@ -24,19 +25,18 @@ from functools import partial
 from typing import Any, TypeVar
 
 from overlay_router.copying import warrants
-from overlay_router.copying.copier import Copier
-from overlay_router.custodians.forwarder import Forwarder, Forwarding
-from overlay_router.custodians.pack_forwarder import PackForwarder
+from overlay_router.custodians.forwarder import Forwarding
 from overlay_router.data.jobs import Again, Job, Report
 from overlay_router.data.pool import Pool
 from overlay_router.delivery.leases import Leases
-from overlay_router.delivery.outflow import Means, Outflow
+from overlay_router.delivery.outflow import Means
 from overlay_router.ends import Ends
 from overlay_router.incoming import listen_on
 from overlay_router.line import Line
 from overlay_router.local.destination import Destination, Reply
 from overlay_router.local.small_files import Arrived
 from overlay_router.local.tree import no_room
+from overlay_router.outgoing import Outgoing
 from overlay_router.peers.circuits import Neighbours, onward
 from overlay_router.peers.cover import Cover, Wire, begins_with_tls, covered
 from overlay_router.peers.greeting import Peer, Unwelcome, connect, greet, refuse
@@ -44,11 +44,9 @@ from overlay_router.peers.keys import Key, Keys
 from overlay_router.peers.limits import Complaints, Limits, TooMany
 from overlay_router.peers.rights import Rights, outside_of, too_late
 from overlay_router.questions import Questions
-from overlay_router.report import Reporting
 from overlay_router.routing.neighbours import Neighbourhood
 from overlay_router.waiting import TOGETHER, Changes, Packs
 from stageout.core import log
-from stageout.core.clock import SystemClock
 from stageout.core.ending import end
 from stageout.core.sockets import notice_death
 from stageout.wire import frames, overlay, packs
@@ -69,8 +67,6 @@ _ACCEPT_AGAIN_S = 0.1
 _GREETING_S = 30.0
 _NOT_FINAL = ("pending", "unknown")
 _REASON_CHARS = 200
-#: A file that a custodian sends on when the first of it is there, not before: most of these are whole by then.
-_SMALL_BYTES = 8 * overlay.BLOCK_BYTES
 T = TypeVar("T")
 
 
@@ -115,29 +111,12 @@ class Router:
         links.dial = self._dial
         self.complaints = Complaints()
         self.limits = Limits(self._pool.connections, most_connections, messages_per_s)
-        self._forwarder: Forwarder | None = None
-        self._pack_forwarder: PackForwarder | None = None
-        if ends.custodian is not None and forwarding is not None:
-            self._forwarder = Forwarder(
-                ends.custodian, self._on_disk, self._deliver, forwarding.own, forwarding.most, SystemClock(),
-                self._pool.share_with,
-            )  # fmt: skip
-            self._pack_forwarder = PackForwarder(
-                ends.custodian.packs, self._on_disk, self._deliver, forwarding.own, SystemClock()
-            )
-            deliveries = self._forwarder, self._pack_forwarder
-            self._reporting = Reporting(forwarding.report, ends.custodian, deliveries, self._on_disk)
-        self._copier: Copier | None = None
-        if ends.copies is not None and ends.destination is not None and forwarding is not None:
-            self._copier = Copier(
-                ends.copies, ends.destination, self._on_disk, self._deliver, self._ways, forwarding.own, forwarding.most
-            )
-        self._outflow: Outflow | None = None
-        if ends.egress is not None and means is not None:
-            self._outflow = Outflow(ends.egress, means, self._on_disk, self._deliver, SystemClock())
-            self._sent_out = Reporting(means.report, ends.egress, [self._outflow], self._on_disk)
-        fetching = self._outflow.fetching if self._outflow else None
-        self._questions = Questions(node, ends, rights, self._on_disk, leases, self._copier, fetching)
+        self._outgoing = Outgoing(
+            ends, self._on_disk, self._deliver, self._ways, self._pool.share_with, forwarding, means
+        )
+        copier, outflow = self._outgoing.copier, self._outgoing.outflow
+        fetching = outflow.fetching if outflow else None
+        self._questions = Questions(node, ends, rights, self._on_disk, leases, copier, fetching)
 
     def have_neighbours(self, neighbours: Neighbours) -> None:
         """From now on these are configured."""
@@ -159,16 +138,8 @@ class Router:
         self._start(self.links.run())
         self._start(self._packs.run(self._execute_packs, self._ends.apart))
         self._start(self._changes.run(self._change_names))
-        if self._forwarder is not None:
-            self._start(self._forwarder.run())
-            self._start(self._reporting.run())
-        if self._pack_forwarder is not None:
-            self._start(self._pack_forwarder.run())
-        if self._copier is not None:
-            self._start(self._copier.run())
-        if self._outflow is not None:
-            for work in (self._outflow.run(), self._outflow.fetching.run(), self._sent_out.run()):
-                self._start(work)
+        for work in self._outgoing.works():
+            self._start(work)
         try:
             while True:
                 try:
@@ -363,7 +334,7 @@ class Router:
 
     def _packs_executed(self, replies: list[Reply]) -> None:
         self._deliver(replies)
-        self._look_for_deliveries()
+        self._outgoing.look()
 
     async def _change_names(self, asked: list[tuple[overlay.Operation, str]]) -> None:
         self._deliver(await self._on_disk(lambda: self._destination.operate_all(asked)))
@@ -407,9 +378,9 @@ class Router:
             if self._ends.is_change(operation):
                 self._changes.put(line, operation, name)
                 return
-        if isinstance(message, overlay.Copy) and self._copier is not None:
+        if isinstance(message, overlay.Copy) and self._outgoing.copier is not None:
             read = overlay.Get(message.source, capability=message.read_capability, signature=message.read_signature)
-            refusal = await self._copier.reason_against(message, self._questions.refusal(line.peer, read))
+            refusal = await self._outgoing.copier.reason_against(message, self._questions.refusal(line.peer, read))
             if refusal:
                 line.send(overlay.Result(origin, message.seq, "failed", refusal))
                 return
@@ -421,16 +392,15 @@ class Router:
             await line.lower(self._disk, partial(self._ends.decide, message, name, digest), settled)
             return
         self._deliver(await self._on_disk(lambda: self._ends.decide(message, name, digest)))
-        self._look_for_deliveries()
+        self._outgoing.look()
         if isinstance(message, overlay.Cancel):
             self._cancelled(message)
 
     def _cancelled(self, message: overlay.Cancel) -> None:
         if message.data_only:
             self.rights.release(message.origin, message.seq)
-        for one in (self._forwarder, self._copier, self._outflow):
-            if one is not None and not message.data_only:
-                one.cancelled((message.origin, message.seq))
+        else:
+            self._outgoing.cancelled((message.origin, message.seq))
 
     async def _open(self, line: Line, ask: overlay.Open, name: str) -> None:
         """Each connection is told for itself what there is."""
@@ -473,11 +443,6 @@ class Router:
             return "" if message.capability else outside_of(key, message)
         return self.rights.refusal(key, message, now)
 
-    def _look_for_deliveries(self) -> None:
-        for one in (self._forwarder, self._pack_forwarder, self._copier, self._outflow):
-            if one is not None:
-                one.wake.set()
-
     async def _attach(self, sock: socket.socket, peer: Peer, ask: overlay.Attach) -> None:
         found = await self._on_disk(lambda: self._ends.attach(ask.tid))
         if found is None or not found.transfer.sender.startswith(f"{peer.key.name}/"):
@@ -493,8 +458,7 @@ class Router:
             peer=peer.key.name, nonce=peer.nonce, to=peer.host,
         )  # fmt: skip
         self._give(job, sock, found.file)
-        if self._forwarder is not None and ask_open.size_bytes > _SMALL_BYTES:
-            self._forwarder.opened(ask.tid)
+        self._outgoing.opened(ask.tid, ask_open.size_bytes)
 
     async def _get(self, sock: socket.socket, peer: Peer, ask: overlay.Get) -> None:
         found = await self._questions.file(peer, ask, sock)
@@ -533,12 +497,11 @@ class Router:
         # In one: what takes them into custody, or sends them on, may come right behind, and must not know more.
         report, replies, is_whole = await self._on_disk(lambda: self._ends.record(came))
         self._deliver(replies)
-        if self._forwarder is not None:
-            self._forwarder.staged(report.tid, report.blocks, is_whole)
+        self._outgoing.staged(report.tid, report.blocks, is_whole)
         if is_whole:
             await self._close(report.tid)
             self._deliver(await self._on_disk(lambda: self._ends.whole(report.tid)))
-            self._look_for_deliveries()
+            self._outgoing.look()
 
     async def _close(self, tid: int) -> None:
         """Late copies of blocks must not reach a file that has its name: nobody writes to a whole one any more."""
@@ -576,13 +539,7 @@ class Router:
     async def _expire_once(self) -> None:
         if self._ends.destination is not None:
             self._deliver(await self._on_disk(self._ends.destination.expire))
-        if self._ends.custodian is not None and self._forwarder is not None and self._pack_forwarder is not None:
-            busy = self._forwarder.busy | self._pack_forwarder.busy
-            self._deliver(await self._on_disk(partial(self._ends.custodian.expire, busy)))
-        if self._ends.copies is not None and self._copier is not None:
-            self._deliver(await self._on_disk(partial(self._ends.copies.expire, self._copier.busy)))
-        if self._ends.egress is not None and self._outflow is not None:
-            self._deliver(await self._on_disk(partial(self._ends.egress.expire, self._outflow.busy)))
+        await self._outgoing.expire()
         self.rights.expire(int(time.time()))
 
     async def _on_disk(self, work: Callable[[], T]) -> T:

@@ -46,6 +46,7 @@ AWAY = frozenset(
 _Block = tuple[int, str]
 Digested = tuple[int, bytes]
 T = TypeVar("T")
+ShareWith = Callable[[socket.socket], None]
 
 
 class OnDisk(Protocol):
@@ -111,7 +112,7 @@ class Forwarder:
         own: OwnCredential,
         most: int,
         clock: Clock,
-        share_with: Callable[[socket.socket], None] = socket.socket.close,
+        share_with: ShareWith = socket.socket.close,
     ) -> None:
         self._custodian, self._on_disk, self._tell, self._clock = custodian, on_disk, tell, clock
         self._own, self._most, self._share_with = own, most, share_with

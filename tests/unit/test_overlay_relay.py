@@ -143,7 +143,7 @@ def test_who_sends_on_knows_of_a_block_before_whatever_comes_behind_its_record(e
 
     async def work(router: Router, gateway: Gateway) -> None:
         cast(Any, end).staged, cast(Any, end).is_whole = lambda tid, blocks: [], lambda tid: False
-        router._forwarder = cast(Any, SimpleNamespace(staged=lambda tid, blocks, is_whole: told.append(tid)))
+        router._outgoing = cast(Any, SimpleNamespace(staged=lambda tid, blocks, is_whole: told.append(tid)))
         recorded = asyncio.ensure_future(router._recorded(Report(1, ((0, "00"),))))
         await asyncio.sleep(0)
         await router._on_disk(lambda: None)
