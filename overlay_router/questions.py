@@ -104,7 +104,7 @@ class Questions:
             found = await self._finding.file(peer.key, ask)
         elif self._fetching is not None and self._ends.goes_out(ask.path):
             checksum = frames.checksums()[peer.checksum]
-            found = await awake(sock, checksum, ask.waits, self._fetching.file(ask))
+            found = await awake(sock, checksum, ask.waits, self._fetching.file(ask, peer.key.name))
         else:
             tree = self.tree(peer)
             found = await self._on_disk(lambda: tree.published(ask.path, ask.generation))

@@ -15,7 +15,7 @@ import os
 import secrets
 import shutil
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from overlay_router.custodians.forwarder import OnDisk
 from overlay_router.delivery.call import Kit, told
 from overlay_router.delivery.egress import Egress
 from overlay_router.delivery.fetched import DIGEST, Fetched, FetchedFiles, manifest_of, version_of
+from overlay_router.delivery.turns import Turns, Wish
 from overlay_router.local.destination import Published
 from overlay_router.local.lookups import refusal
 from overlay_router.local.tree import BadPath, checked
@@ -50,11 +51,11 @@ Equip = Callable[[Target], Awaitable[Kit]]
 
 @dataclass(eq=False)
 class _Round:
-    """One fetch of a name. :param waiting: how many want it; without any it is stopped."""
+    """One fetch of a name. :param wish: has a key for each who waits for it; without any it is stopped."""
 
+    wish: Wish
     task: asyncio.Task[Fetched | Answer] | None = None
     begun: bool = False
-    waiting: int = 0
     mover: Mover | None = None
     stopped: bool = False
 
@@ -70,21 +71,21 @@ class _Round:
 class Fetching:
     """All that comes back to one gateway. :meth:`run` beside everything.
 
-    :param directory: of the spool, for what is fetched. :param most: plugins at once; one target never takes all.
-    :param keep_s: how long a copy is kept after its last use. :param equip: says what a plugin is run with; raises
-        OSError where there is none, or its credentials cannot be read. :param on_disk: runs a call in the thread that
-        owns the egress.
+    :param directory: of the spool, for what is fetched. :param most: plugins at once; whose they are is a matter of
+        :mod:`overlay_router.delivery.turns`. :param keep_s: how long a copy is kept after its last use.
+    :param equip: says what a plugin is run with; raises OSError where there is none, or its credentials cannot be
+        read. :param on_disk: runs a call in the thread that owns the egress.
     """
 
     def __init__(
         self, egress: Egress, directory: Path, most: int, keep_s: float, equip: Equip, on_disk: OnDisk
     ) -> None:
-        self._egress, self._directory, self._most, self._equip, self._on_disk = egress, directory, most, equip, on_disk
+        self._egress, self._directory, self._equip, self._on_disk = egress, directory, equip, on_disk
         self._files = FetchedFiles(egress.spool, keep_s, egress.clock)
         self._rounds: dict[str, _Round] = {}
         self._all: set[_Round] = set()  # those, too, for which a later one stands, or nobody waits
         self._threads = ThreadPoolExecutor(max_workers=most, thread_name_prefix="fetching")
-        self._places, self._of_target = asyncio.Semaphore(most), dict[Target, asyncio.Semaphore]()
+        self._turns, self._granted = Turns(most), dict[Wish, asyncio.Future[None]]()
         self._names = (f"{secrets.token_hex(4)}-{number}" for number in itertools.count(1))
         self._is_ready = asyncio.Event()
 
@@ -109,8 +110,8 @@ class Fetching:
         except OSError as problem:
             log.error("fetched-not-removed", problem=problem, advice=f"look at {self._directory} and at the processes")
 
-    async def file(self, ask: Get) -> Published | Answer:
-        """The open file for a GET, which is the caller's to close; or why there is none."""
+    async def file(self, ask: Get, key: str) -> Published | Answer:
+        """The open file for a GET, which is the caller's to close; or why there is none. :param key: of who asks."""
         try:
             target = self._egress.targets.find(checked(ask.path))
         except BadPath as problem:
@@ -123,7 +124,7 @@ class Fetching:
             text = f"{ask.path}: this gateway's spool cannot be used yet; its administrator finds the reason in the log"
             return _no(ErrorClass.SERVER_BUSY, text)
         kept = await self._on_disk(lambda: self._files.find(ask.path, ask.generation)) if ask.generation > 0 else None
-        found = kept or await self._fetched(target, ask.path)
+        found = kept or await self._fetched(target, ask.path, key)
         if isinstance(found, Answer):
             return found
         if ask.generation >= 0 and found.version != ask.generation:
@@ -140,22 +141,23 @@ class Fetching:
         except OSError as problem:
             return _no(ErrorClass.SERVER_ERROR, f"{found.path}: {problem.strerror}")
 
-    async def _fetched(self, target: Target, path: str) -> Fetched | Answer:
+    async def _fetched(self, target: Target, path: str, key: str) -> Fetched | Answer:
         """With all who asked since the last fetch of that name began."""
         mine, before = self._rounds.get(path), None
         if mine is None or mine.begun:
-            mine, before = _Round(), mine
+            mine, before = _Round(Wish(target)), mine
             mine.task = asyncio.get_running_loop().create_task(self._carried_out(target, path, mine, before))
             self._rounds[path] = mine
             self._all.add(mine)
             mine.task.add_done_callback(lambda task: self._all.discard(mine))
         assert mine.task is not None
-        mine.waiting += 1
+        mine.wish.keys.append(key)
+        self._begin_next()
         try:
             return await asyncio.shield(mine.task)
         finally:
-            mine.waiting -= 1
-            if not mine.waiting and not mine.task.done():
+            mine.wish.keys.remove(key)
+            if not mine.wish.keys and not mine.task.done():
                 self._forget(path, mine)
                 mine.stop()
 
@@ -164,19 +166,38 @@ class Fetching:
             del self._rounds[path]
 
     async def _carried_out(self, target: Target, path: str, mine: _Round, before: _Round | None) -> Fetched | Answer:
-        """Never more than one fetch of a name at once, and not all of them of one target."""
+        """Never more than one fetch of a name at once, and each in its turn."""
         try:
             if before is not None and before.task is not None:
                 await asyncio.wait([before.task])
             await asyncio.sleep(_COALESCE_S)
-            some = self._of_target.setdefault(target, asyncio.Semaphore(max(1, self._most - 1)))
-            async with some, self._places:
+            async with self._place(mine.wish):
                 mine.begun = True
                 return await self._fetch(target, path, mine)
         except OSError as problem:
             return _no(ErrorClass.SERVER_ERROR, f"{target.shown}: {problem}")
         finally:
             self._forget(path, mine)
+
+    @contextlib.asynccontextmanager
+    async def _place(self, wish: Wish) -> AsyncIterator[None]:
+        """While it lasts, one of the places; its turn is waited for."""
+        granted = self._granted[wish] = asyncio.get_running_loop().create_future()
+        self._turns.ask(wish)
+        try:
+            self._begin_next()
+            await granted
+            yield
+        finally:
+            del self._granted[wish]
+            self._turns.leave(wish)
+            self._begin_next()
+
+    def _begin_next(self) -> None:
+        """All whose turn it is; one that is not wanted any more leaves by itself."""
+        while (wish := self._turns.next()) is not None:
+            if not self._granted[wish].done():
+                self._granted[wish].set_result(None)
 
     async def _fetch(self, target: Target, path: str, mine: _Round) -> Fetched | Answer:
         """:raises OSError: the spool fails, or there is no plugin for it."""

@@ -85,7 +85,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> _Store:
     return made
 
 
-def _run(home: Path, work: Callable[[Fetching], Any], room: Spool | None = None) -> None:
+def _run(home: Path, work: Callable[[Fetching], Any], room: Spool | None = None, most: int = 2) -> None:
     async def on_disk(call: Callable[[], Any]) -> Any:
         return call()
 
@@ -97,7 +97,7 @@ def _run(home: Path, work: Callable[[Fetching], Any], room: Spool | None = None)
             spool=room or Spool(1 << 30), clock=Clock(), targets=read_targets("/out=https://s.example/base"),
             delivered=lambda path: None,
         )  # fmt: skip
-        one = Fetching(egress, home / "fetched", 2, _KEEP_S, equip, on_disk)
+        one = Fetching(egress, home / "fetched", most, _KEEP_S, equip, on_disk)
         running = asyncio.create_task(one.run())
         try:
             await asyncio.wait_for(work(one), 60)
@@ -109,7 +109,7 @@ def _run(home: Path, work: Callable[[Fetching], Any], room: Spool | None = None)
 
 
 async def _read(one: Fetching, generation: int = -1) -> tuple[bytes, int]:
-    found = await one.file(Get("out/f", generation=generation))
+    found = await one.file(Get("out/f", generation=generation), "key")
     assert isinstance(found, Published), found
     try:
         return os.pread(found.file, 100, 0), found.generation
@@ -143,9 +143,28 @@ def test_nobody_gets_bytes_from_before_he_asked_but_by_their_number(store: _Stor
     _run(tmp_path, work)
 
 
+def test_a_key_whose_servers_are_slow_does_not_hold_up_another_one(store: _Store, tmp_path: Path) -> None:
+    """It had all places but one, and whoever came behind its files waited for these."""
+    store.hold.clear()
+
+    async def work(one: Fetching) -> None:
+        slow = [asyncio.create_task(one.file(Get(f"out/{number}"), "tarpit")) for number in range(5)]
+        await _until(lambda: store.calls == 1)
+        await _until(lambda: len(one._granted) == 5)
+        waits = asyncio.create_task(one.file(Get("out/4"), "other"))
+        await _until(lambda: one._rounds["out/4"].begun)
+        assert [one._rounds[f"out/{number}"].begun for number in range(5)] == [True, False, False, False, True]
+        slow[1].cancel()
+        await asyncio.wait([slow[1]])
+        store.hold.set()
+        assert {type(found) for found in await asyncio.gather(waits, slow[0], *slow[2:])} == {Published}
+
+    _run(tmp_path, work, most=3)
+
+
 def test_another_version_is_said_to_be_one(store: _Store, tmp_path: Path) -> None:
     async def work(one: Fetching) -> None:
-        answer = await one.file(Get("out/f", generation=7))
+        answer = await one.file(Get("out/f", generation=7), "key")
         assert isinstance(answer, Answer)
         assert answer.code == ErrorClass.CONFLICT.code
 
@@ -155,7 +174,7 @@ def test_another_version_is_said_to_be_one(store: _Store, tmp_path: Path) -> Non
 @pytest.mark.parametrize("path", ["out", "out/../f"])
 def test_what_is_no_file_there_is_refused(store: _Store, tmp_path: Path, path: str) -> None:
     async def work(one: Fetching) -> None:
-        answer = await one.file(Get(path))
+        answer = await one.file(Get(path), "key")
         assert isinstance(answer, Answer)
         assert answer.code
 
@@ -167,7 +186,7 @@ def test_a_failure_is_told_in_the_plugins_words_and_leaves_no_lot(store: _Store,
     spool, store.content = Spool(1 << 30), b""
 
     async def work(one: Fetching) -> None:
-        answer = await one.file(Get("out/f"))
+        answer = await one.file(Get("out/f"), "key")
         assert isinstance(answer, Answer)
         assert (answer.code, answer.message) == (ErrorClass.NOT_FOUND.code, "https://s.example/base: 404")
         assert not spool.lots
@@ -180,7 +199,7 @@ def test_a_file_that_finds_no_room_is_given_up(store: _Store, tmp_path: Path) ->
     store.hold.clear()
 
     async def work(one: Fetching) -> None:
-        answer = await one.file(Get("out/f"))
+        answer = await one.file(Get("out/f"), "key")
         assert isinstance(answer, Answer)
         assert answer.code == ErrorClass.NO_SPACE_REMOTE.code
         assert "4750 bytes are for what comes back" in answer.message
@@ -195,7 +214,7 @@ def test_a_plugin_for_which_nobody_waits_any_more_is_ended(store: _Store, tmp_pa
     async def work(one: Fetching) -> None:
         mine, other = socket.socketpair()
         mine.setblocking(False)
-        asking = asyncio.create_task(awake(mine, zlib.crc32, True, one.file(Get("out/f"))))
+        asking = asyncio.create_task(awake(mine, zlib.crc32, True, one.file(Get("out/f"), "key")))
         await _until(lambda: store.calls == 1)
         other.close()
         with pytest.raises(ConnectionError):
@@ -215,9 +234,9 @@ def test_a_router_that_stops_ends_the_plugin_that_runs_for_who_asked_before_othe
     asked: list[asyncio.Task[Any]] = []
 
     async def work(one: Fetching) -> None:
-        asked.append(asyncio.create_task(one.file(Get("out/f"))))
+        asked.append(asyncio.create_task(one.file(Get("out/f"), "key")))
         await _until(lambda: store.calls == 1)
-        asked.append(asyncio.create_task(one.file(Get("out/f"))))
+        asked.append(asyncio.create_task(one.file(Get("out/f"), "key")))
         await _until(lambda: not one._rounds["out/f"].begun)
 
     overdue = threading.Timer(30, store.hold.set)
@@ -233,7 +252,7 @@ def test_who_asks_hears_it_when_the_spool_cannot_be_used(
     monkeypatch.setattr(fetching, "_READY_S", 0.05)
 
     async def work(one: Fetching) -> None:
-        answer = await asyncio.wait_for(one.file(Get("out/f")), 20)
+        answer = await asyncio.wait_for(one.file(Get("out/f"), "key"), 20)
         assert isinstance(answer, Answer)
         assert answer.code == ErrorClass.SERVER_BUSY.code
 
