@@ -6,8 +6,8 @@ import asyncio
 import heapq
 import json
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ from overlay_router.custodians.custodian import Custodian
 from overlay_router.custodians.forwarder import OnDisk
 from overlay_router.custodians.pack_records import HeldPack
 from overlay_router.custodians.spool import Held
+from overlay_router.rules.states import Release
 from stageout.core import log
 from stageout.core.errors import StageoutError
 
@@ -24,6 +25,33 @@ EGRESS_NAME = "egress.json"
 _LOOK_S = 2.0
 _LOG_S = 60.0
 _NAMED = 200
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What is in custody. :param single: files whose only copy is here. :param oldest_s: since the first was taken."""
+
+    files: int
+    size_bytes: int
+    single: int
+    single_bytes: int
+    damaged: int
+    oldest_s: int
+
+
+def summary(files: Collection[Held], packs: Collection[HeldPack], now: float) -> Summary:
+    """Of all that a custodian has."""
+    single = [one.operation.size_bytes for one in files if one.release is Release.CUSTODY and one.operation.copies < 2]
+    freed = [pack for pack in packs if pack.is_single]
+    taken_at = [*(one.taken_at for one in files), *(pack.taken_at for pack in packs)]
+    return Summary(
+        len(files) + sum(pack.files for pack in packs),
+        sum(one.operation.size_bytes for one in files) + sum(pack.size_bytes for pack in packs),
+        len(single) + sum(pack.files for pack in freed),
+        sum(single) + sum(pack.size_bytes for pack in freed),
+        sum(one.damaged for one in files),
+        max(0, int(now) - min(taken_at, default=int(now))),
+    )
 
 
 class Deliveries(Protocol):
@@ -52,17 +80,18 @@ class Reporting:
                     last = facts
                 except OSError as problem:
                     log.error("report-not-written", path=self._path, problem=problem)
-            summary = facts["summary"]
-            if summary["files"] and time.monotonic() - logged_s >= _LOG_S:
+            known = facts["summary"]
+            if known["files"] and time.monotonic() - logged_s >= _LOG_S:
                 logged_s = time.monotonic()
-                log.event("in-custody", **summary)
+                log.event("in-custody", **known)
             await asyncio.sleep(_LOOK_S)
 
     def _facts(self) -> dict[str, Any]:
-        everything: list[Held | HeldPack] = [*self._custodian.held(), *self._custodian.packs.held()]
+        files, packs = self._custodian.held(), self._custodian.packs.held()
+        everything: list[Held | HeldPack] = [*files, *packs]
         oldest = heapq.nsmallest(_NAMED, everything, key=lambda one: one.taken_at)
         return {
-            "summary": asdict(self._custodian.summary()),
+            "summary": asdict(summary(files, packs, time.time())),
             "problems": {place: why for one in self._deliveries for place, why in one.problems.items()},
             "oldest": [_row(one) for one in oldest],
         }
@@ -103,10 +132,10 @@ def shown(path: Path, now: float) -> str:
         raise StageoutError(
             f"{path}: {problem}. Does a router with STAGEOUT_ROUTER_TERMINALS or _EGRESS run here?"
         ) from None
-    summary = facts["summary"]
+    known = facts["summary"]
     lines = [
-        f"{summary['files']} files, {summary['size_bytes']} bytes in custody; of these {summary['single']} files,"
-        f" {summary['single_bytes']} bytes with this as their only copy; {summary['damaged']} wait for their data"
+        f"{known['files']} files, {known['size_bytes']} bytes in custody; of these {known['single']} files,"
+        f" {known['single_bytes']} bytes with this as their only copy; {known['damaged']} wait for their data"
     ]
     lines += [f"{terminal}: {problem}" for terminal, problem in facts["problems"].items()]
     for row in facts["oldest"]:

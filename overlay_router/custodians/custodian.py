@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from overlay_router.custodians.pack_custody import PackCustody
-from overlay_router.custodians.passing import Coming, Passed, may_be_passed
+from overlay_router.custodians.passing import Coming, Passed, SentOn, may_be_passed
 from overlay_router.custodians.spool import Begun, CustodyStore, Held, Key
 from overlay_router.local.destination import Attached, Reply
 from overlay_router.local.staging import as_result, ranges, recorded, recorded_pack, whole
@@ -78,7 +78,7 @@ class Custodian:
         self.packs = PackCustody(store, tree.root, spool, terminals, name, clock, self._held)
         self._waiting: dict[Key, _Waiting] = {}
         self._asked: dict[Key, _Asked] = {}
-        self._begun = {begun.key: begun for begun in store.begun()}
+        self._sent_on = SentOn(store)
         self._passed = Passed()
         self._in_turn: list[Held] = []
         self._in_turn_s = float("-inf")
@@ -310,24 +310,6 @@ class Custodian:
         self._store.raise_low(ask.origin, ask.seq)
         self._free(gone)
 
-    def summary(self) -> custody.Summary:
-        """What is in custody now."""
-        held, packs = list(self._held.values()), self.packs.held()
-        single = [
-            item.operation.size_bytes for item in held if item.release is Release.CUSTODY and item.operation.copies < 2
-        ]
-        freed = [pack for pack in packs if pack.is_single]
-        taken_at = [*(item.taken_at for item in held), *(pack.taken_at for pack in packs)]
-        oldest = min(taken_at, default=int(self._clock.wall_s()))
-        return custody.Summary(
-            len(held) + sum(pack.files for pack in packs),
-            sum(item.operation.size_bytes for item in held) + sum(pack.size_bytes for pack in packs),
-            len(single) + sum(pack.files for pack in freed),
-            sum(single) + sum(pack.size_bytes for pack in freed),
-            sum(item.damaged for item in held),
-            max(0, int(self._clock.wall_s()) - oldest),
-        )
-
     def packed(self, ask: overlay.Status) -> overlay.Packed | None:
         """The results of a pack's files; None unless all of them are final."""
         return recorded_pack(self._store, ask.origin, ask.seq, ask.files)
@@ -354,10 +336,7 @@ class Custodian:
         ask = asked.ask
         if ask.standby_s:  # another custodian has it, too, and begins
             return None
-        begun = Begun(_key_of(transfer), ask.terminal, ask.path, ask.expires)
-        if self._begun.get(begun.key) != begun:
-            self._store.begin(begun)
-            self._begun[begun.key] = begun
+        self._sent_on.begin(Begun(_key_of(transfer), ask.terminal, ask.path, ask.expires))
         return Coming(tid, ask, asked.digest, blocks, str(self._tree.staging(tid)), [*self._passed.of(tid).items()])
 
     def is_coming(self, tid: int) -> bool:
@@ -375,17 +354,13 @@ class Custodian:
 
     def strays(self) -> list[Begun]:
         """What may lie at terminals although nobody here goes on with it."""
-        now = self._clock.wall_s()
-        found = [one for one in self._begun.values() if one.key not in self._held]
-        found = [one for one in found if not self._store.transfers_of(*one.key)]
-        for one in [one for one in found if one.expires < now]:
-            self.dropped(one.key)
-        return [one for one in found if one.expires >= now]
+        return self._sent_on.strays(
+            lambda key: key in self._held or bool(self._store.transfers_of(*key)), self._clock.wall_s()
+        )
 
     def dropped(self, key: Key) -> None:
         """The terminal has dropped them."""
-        self._store.dropped(key)
-        self._begun.pop(key, None)
+        self._sent_on.dropped(key)
 
     # ---- delivered ---------------------------------------------------------------------------------------------------
 
@@ -446,7 +421,7 @@ class Custodian:
         if held is None:
             return []
         outcome = custody.verdict_at_expiry(held.release, 1, result.outcome)
-        self._begun.pop(key, None)
+        self._sent_on.answered(key)
         return self._end(held.operation, held.sender, result._replace(outcome=outcome))
 
     def damaged(self, key: Key, blocks: Collection[int]) -> list[Reply]:
@@ -459,7 +434,7 @@ class Custodian:
         if held.release is Release.CUSTODY:
             operation = held.operation
             if operation.terminal:
-                self._begun[key] = Begun(key, operation.terminal, operation.path, operation.expires)
+                self._sent_on.keep(Begun(key, operation.terminal, operation.path, operation.expires))
             return self._end(held.operation, held.sender, Result(Outcome.LOST, _DAMAGED))
         self._store.withdraw(key, held.tid, blocks)
         self._held[key] = replace(held, damaged=True)
@@ -503,7 +478,7 @@ class Custodian:
     def _end(self, operation: Operation, sender: str, result: Result) -> list[Reply]:
         key = (operation.origin, operation.seq)
         gone = self._store.transfers_of(*key)
-        self._store.conclude(operation, result, self._begun.get(key))
+        self._store.conclude(operation, result, self._sent_on.find(key))
         self._held.pop(key, None)
         self._waiting.pop(key, None)
         self.cancelled.discard(key)

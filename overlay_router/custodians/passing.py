@@ -1,5 +1,6 @@
-"""Blocks that the next hop has on its disk, and this custodian has not: they were sent from memory and never written.
+"""What a custodian sends on while it comes in.
 
+Blocks that the next hop has on its disk, and this custodian has not, were *passed*: sent from memory and never written.
 Their sender keeps its bytes until the result (``release = delivered``), so they are nobody's only copy. Four rules:
 
 1. STAGED is said of such a block only behind the STAGED of the next hop.
@@ -13,10 +14,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from overlay_router.custodians.spool import Key
+from overlay_router.custodians.spool import Begun, CustodyStore, Key
 from stageout.wire.overlay import Open, Operation
 
 _NOTHING: Mapping[int, bytes] = {}
@@ -91,6 +92,44 @@ class NonePassed(Passed):
     def epoch(self, store: str, tid: int) -> str:
         """As of :class:`Passed`."""
         return store
+
+
+class SentOn:
+    """What went on to terminals, so that data of it may lie there although nobody goes on with it."""
+
+    def __init__(self, store: CustodyStore) -> None:
+        self._store = store
+        self._begun = {begun.key: begun for begun in store.begun()}
+
+    def find(self, key: Key) -> Begun | None:
+        """What may lie at a terminal of an operation."""
+        return self._begun.get(key)
+
+    def begin(self, one: Begun) -> None:
+        """Before the first OPEN there: durable on return."""
+        if self._begun.get(one.key) != one:
+            self._store.begin(one)
+            self.keep(one)
+
+    def keep(self, one: Begun) -> None:
+        """It is recorded with the end of its operation (:meth:`CustodyStore.conclude`)."""
+        self._begun[one.key] = one
+
+    def answered(self, key: Key) -> None:
+        """The terminal has the end of that operation, and no data of it."""
+        self._begun.pop(key, None)
+
+    def dropped(self, key: Key) -> None:
+        """The terminal has dropped them: durable on return."""
+        self._store.dropped(key)
+        self.answered(key)
+
+    def strays(self, is_live: Callable[[Key], bool], now: float) -> list[Begun]:
+        """What nobody goes on with. What has expired is forgotten: the terminal does so by itself."""
+        found = [one for one in self._begun.values() if not is_live(one.key)]
+        for one in [one for one in found if one.expires < now]:
+            self.dropped(one.key)
+        return [one for one in found if one.expires >= now]
 
 
 def may_be_passed(operation: Operation) -> bool:

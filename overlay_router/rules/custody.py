@@ -3,21 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from overlay_router.rules.states import Outcome, Release
-
-
-@dataclass(frozen=True)
-class Summary:
-    """What is in custody. Sizes in bytes. :param single: files whose only copy is here."""
-
-    files: int = 0
-    size_bytes: int = 0
-    single: int = 0
-    single_bytes: int = 0
-    damaged: int = 0
-    oldest_s: int = 0
 
 
 def may_grant(blocks: int, staged: Collection[int], op_durable: bool, has_lot: bool) -> bool:

@@ -24,7 +24,7 @@ from overlay_router.custodians.pack_turns import Lane, Turns
 from overlay_router.local.destination import Reply
 from overlay_router.local.small_files import Arrived
 from overlay_router.peers.keys import OwnCredential
-from overlay_router.report import Reporting, shown
+from overlay_router.report import Reporting, shown, summary
 from overlay_router.rules import lots
 from overlay_router.rules.states import Outcome, Result
 from stageout.core.errors import ErrorClass, TransferFailure
@@ -116,8 +116,8 @@ def test_taken_once_kept_over_a_restart_and_sent_as_it_came(spooling: Spooling) 
     before = lots.reserved_bytes(spooling.spool)
     spooling.restart()
     assert lots.reserved_bytes(spooling.spool) == before > 0
-    summary = spooling.one.summary()
-    assert (summary.files, summary.single, summary.single_bytes) == (3, 3, summary.size_bytes)
+    known = summary(spooling.one.held(), spooling.one.packs.held(), 0.0)
+    assert (known.files, known.single, known.single_bytes) == (3, 3, known.size_bytes)
     loaded = load(order(spooling))
     assert (loaded.pack, loaded.data, loaded.damaged) == (one.pack, list(FILES.values()), [])
     assert order(spooling).cancelled == [2]
@@ -269,8 +269,8 @@ def test_a_pack_is_shown_with_why_it_is_not_there(spooling: Spooling, tmp_path: 
         reporting._write(reporting._facts())
         return shown(tmp_path / "custody.json", held.taken_at + 7)
 
-    summary, problem, row = asyncio.run(run()).splitlines()
-    assert summary.startswith("3 files,")
+    first, problem, row = asyncio.run(run()).splitlines()
+    assert first.startswith("3 files,")
     assert problem == f"{TERMINAL}: nobody listens"
     assert row.split()[0] == "7"
     assert row.endswith(f"{TERMINAL} a and 2 more  (only copy)")
