@@ -94,7 +94,7 @@ class Ends:
             found = end.packed(ask)
             if found is not None:
                 return found
-        held = self.custodian.packs.custody(ask.origin, ask.seq) if self.custodian is not None else None
+        held = self.custodian.packs.custody(ask.origin, ask.seq, ask.files) if self.custodian is not None else None
         waits = self.egress is not None and self.egress.gathers(ask.origin, ask.seq)
         return held or overlay.Result(ask.origin, ask.seq, "pending" if waits else "unknown")
 

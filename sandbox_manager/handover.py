@@ -8,8 +8,11 @@ from sandbox_manager.lookups import FileRow
 from sandbox_manager.sandbox import Destination
 from stageout.movers.schemes import method_of
 from stageout.wire.deposits import EXPIRES_AFTER_S, Receipt, joined, new_seed, written_numbers
+from stageout.wire.packs import MAX_FILE_BYTES
 
 METHOD = "overlay"
+#: In one call of the plugin: many small files take no longer than a few. Their numbers travel in its environment.
+BATCH_FILES = 5000
 
 
 class HandOver:
@@ -31,9 +34,11 @@ class HandOver:
 
     def begin(self, files: Iterable[FileRow], now: int) -> dict[str, str]:
         """Settings for a plugin that hands over these files, in the order in which it is told of them."""
-        numbers = []
-        for file in files:
-            number = self._numbers.setdefault((file.ticket_id, file.position), len(self._numbers) + 1)
+        listed, numbers = list(files), []
+        for file in sorted(listed, key=_packed_with):
+            self._numbers.setdefault((file.ticket_id, file.position), len(self._numbers) + 1)
+        for file in listed:
+            number = self._numbers[file.ticket_id, file.position]
             receipt = Receipt(self.router, self._seed, number, number, now + EXPIRES_AFTER_S)
             self._begun.setdefault(file.sandbox, {})[number] = receipt
             numbers.append(number)
@@ -50,3 +55,8 @@ class HandOver:
         Whoever runs the job again must have this cancelled, or old output could come after the new.
         """
         return tuple(map(str, joined(self._begun.get(sandbox, {}).values())))
+
+
+def _packed_with(file: FileRow) -> tuple[bool, int, str]:
+    """Files that may be in one pack get numbers behind each other."""
+    return file.size_bytes > MAX_FILE_BYTES, file.sandbox, file.url.rpartition("/")[0]

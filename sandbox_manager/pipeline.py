@@ -36,7 +36,7 @@ from sandbox_manager.book import Book
 from sandbox_manager.breaker import Breakers, Flow
 from sandbox_manager.credentials import HeldSurroundings
 from sandbox_manager.grants import Grants
-from sandbox_manager.handover import HandOver
+from sandbox_manager.handover import BATCH_FILES, HandOver
 from sandbox_manager.leases import Leases
 from sandbox_manager.ledger import Ledger, get_meta, set_meta
 from sandbox_manager.pilot_end import PilotEnd
@@ -212,7 +212,7 @@ class Pipeline:
         places = Places(registry.occupying(), limits)
         scene = Scene(
             registry.destinations, places, limits, self._load, flow, lambda owner: self._shares.of(owner, now_s),
-            self._now(), lambda place: self._table.batch_files(place.plugin, place.scheme), self._room, self._may_send,
+            self._now(), self._batch_files, self._room, self._may_send,
         )  # fmt: skip
         self._tell_tuner()
         batches = plan(registry.backlog, scene)
@@ -235,6 +235,12 @@ class Pipeline:
         """Files that a further batch of an owner may move at once to a destination."""
         planned = self._load.by_server[place.server] - self.tuner.flights(place.server)
         return self.tuner.room(self._target(place), owner, planned)
+
+    def _batch_files(self, place: Destination) -> int:
+        """Files that a call of a destination's plugin would rather have than the limit, 0 for no wish."""
+        if self.hand_over_to is not None and self.hand_over_to.takes(place):
+            return BATCH_FILES
+        return self._table.batch_files(place.plugin, place.scheme)
 
     def _target(self, place: Destination) -> Target:
         plugin = self._table.find(place.plugin, place.scheme)

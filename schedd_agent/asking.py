@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stageout.core.config import ConfigError, Settings
 from stageout.overlay.channel import Channel, gateway_of
-from stageout.wire.deposits import origin_of
+from stageout.wire.deposits import operation_of
 from stageout.wire.overlay import Cancel, Custody, Result, Status
 from stageout.wire.route import BadRoute, address, addresses
 
@@ -27,26 +27,25 @@ class Asker:
         :raises TransferFailure: it was not reached, or the key cannot be read.
         """
         gateway = gateway_of(*address(custodian), self._key)
-        by_origin = {origin_of(name, gateway.secret): name for name in names}
-        origins = list(by_origin)
-        found: dict[str, tuple[str, str]] = {}
-        for start in range(0, len(origins), _AT_ONCE):
-            part = origins[start : start + _AT_ONCE]
+        by_key = {operation_of(name, gateway.secret): name for name in names}
+        keys = list(by_key)
+        found: dict[tuple[str, int], tuple[str, str]] = {}
+        for start in range(0, len(keys), _AT_ONCE):
             with Channel(gateway) as channel:
-                for origin in part:
+                for key in keys[start : start + _AT_ONCE]:
                     if cancel:
-                        channel.send(Cancel(origin, 1))
-                    channel.send(Status(origin, 1))
-                last = secrets.token_hex(16)  # answers come in order, and not each question has one that names it
-                channel.send(Status(last, 1))
+                        channel.send(Cancel(*key))
+                    channel.send(Status(*key))
+                last = secrets.token_hex(16), 1  # answers come in order, and not each question has one that names it
+                channel.send(Status(*last))
                 while last not in found:
                     answer = channel.receive()
                     if isinstance(answer, Custody):
-                        found.setdefault(answer.origin, ("custody", ""))
+                        found.setdefault((answer.origin, answer.seq), ("custody", ""))
                     elif isinstance(answer, Result):
-                        found[answer.origin] = (answer.outcome, answer.reason)
+                        found[answer.origin, answer.seq] = (answer.outcome, answer.reason)
                 del found[last]
-        return {by_origin[origin]: answer for origin, answer in found.items()}
+        return {by_key[key]: answer for key, answer in found.items()}
 
 
 def custodians_of(settings: Settings) -> tuple[str, ...]:

@@ -98,6 +98,8 @@ class Custodian:
         held = self._held.get((ask.origin, ask.seq))
         if held is not None and not held.damaged:
             return self._in_custody(held, peer)
+        if self.packs.has(ask.origin, ask.seq, [(ask.path, ask.size_bytes)], peer):
+            return Reply(peer, overlay.Custody(ask.origin, ask.seq, self._name))
         self._asked[ask.origin, ask.seq] = _Asked(ask, digest)
         owner = (ask.origin, ask.seq, peer)
         again_s = lots.reserve(self._spool, owner, ask.size_bytes, self._clock.monotonic_s())

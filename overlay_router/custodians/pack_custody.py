@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from overlay_router.custodians.pack_records import HeldPack, PackRecords, pack_text
 from overlay_router.local.destination import Reply
-from overlay_router.local.small_files import Arrived
+from overlay_router.local.small_files import Arrived, overlap
 from overlay_router.local.staging import as_packed, recorded_pack
 from overlay_router.local.store import PackResults
 from overlay_router.local.tree import OWN, SYNC_ALL_FROM, no_room, sync_filesystem
@@ -44,6 +44,7 @@ _EXPIRE_AT_ONCE = 1024
 #: Of one origin, behind a gap; beyond that its terminal forgets nothing before it expires.
 _MOST_AHEAD = 1024
 _DAMAGED = "the copy in the custodian's spool was damaged"
+_SHARED = "unpacked: some of its files are in custody in another pack, or have their end: send each by itself"
 _LATE = "the custodian could not deliver it in time"
 
 
@@ -137,35 +138,31 @@ class PackCustody:
         new: dict[Key, Arrived] = {}
         for arrived in batch:
             key = arrived.pack.origin, arrived.pack.seq
-            answer = None if key in new else self._known(arrived) or self._full(arrived)
+            answer = None if key in new else self._known(arrived, new.values()) or self._full(arrived)
             if answer is not None:
                 replies.append(Reply(arrived.peer, answer))
             else:
                 new.setdefault(key, arrived)
         return replies + self._keep(list(new.values())) if new else replies
 
-    def _known(self, arrived: Arrived) -> Custody | Packed | None:
-        """The answer for what is here already, or may not be."""
+    def _known(self, arrived: Arrived, others: Iterable[Arrived]) -> Custody | Packed | None:
+        """The answer for what is here already, or may not be. :param others: that are about to be taken."""
         pack = arrived.pack
-        held = self._held.get((pack.origin, pack.seq))
-        if held is not None:
-            return self._again(held, arrived)
+        if self.has(pack.origin, pack.seq, list(zip(pack.paths, pack.sizes_bytes)), arrived.peer):
+            return Custody(pack.origin, pack.seq, self._name)
         known = recorded_pack(self._store, pack.origin, pack.seq, len(pack.paths))
         if known is not None:
             return known
         if self._clock.wall_s() > pack.expires:
             return as_packed(pack.origin, pack.seq, [Result(Outcome.EXPIRED)] * len(pack.paths))
         reason = self._terminals.reason_against(pack.terminal, arrived.peer.partition("/")[0])
+        if not reason:
+            reason = self._shared(pack, arrived.peer)
+        if not reason and any(overlap(pack, other.pack) for other in others):
+            reason = _SHARED
         if not reason and any(arrived.digest(file.data) != file.digest for file in arrived.files):
             reason = "digest"
         return packs.refused(pack, reason[:_REASON_CHARS]) if reason else None
-
-    def _again(self, held: HeldPack, arrived: Arrived) -> Custody | Packed:
-        if not same_key(held.sender, arrived.peer):
-            return packs.refused(arrived.pack, "it was deposited with another key")
-        if (held.files, held.size_bytes) != (len(arrived.files), _size_bytes(arrived)):
-            return packs.refused(arrived.pack, "these numbers are in custody for another pack")
-        return Custody(*held.key, self._name)
 
     def _full(self, arrived: Arrived) -> NoSpace | None:
         """Reserve a lot for a pack; or when to ask again."""
@@ -231,9 +228,10 @@ class PackCustody:
 
     # ---- asked about -------------------------------------------------------------------------------------------------
 
-    def custody(self, origin: str, seq: int) -> Custody | None:
-        """CUSTODY, where a file of that number is in a pack in custody."""
-        return Custody(origin, seq, self._name) if self.covers(origin, seq) else None
+    def custody(self, origin: str, seq: int, files: int = 1) -> Custody | None:
+        """CUSTODY, where all files with so many numbers from that on are in one pack in custody."""
+        held = self._pack_of(origin, seq)
+        return Custody(origin, seq, self._name) if held is not None and seq + files <= held.end else None
 
     def covers(self, origin: str, seq: int) -> bool:
         """Whether a file of that number is in a pack in custody."""
@@ -242,6 +240,23 @@ class PackCustody:
     def _pack_of(self, origin: str, seq: int) -> HeldPack | None:
         known = self._origins.get(origin)
         return known.of(seq) if known is not None else None
+
+    def has(self, origin: str, seq: int, files: Sequence[tuple[str, int]], peer: str) -> bool:
+        """Whether these files (path, size) have these numbers in one pack in custody, which came with the same key."""
+        held = self._pack_of(origin, seq)
+        if held is None or not same_key(held.sender, peer) or seq + len(files) > held.end:
+            return False
+        pack, first = self._store.pack(held.key), seq - held.seq
+        return list(zip(pack.paths, pack.sizes_bytes))[first : first + len(files)] == list(files)
+
+    def _shared(self, pack: overlay.Pack, peer: str) -> str:
+        """Why a pack is refused of which some numbers are in custody, or final: a number is never in two packs here."""
+        end, known = pack.seq + len(pack.paths), self._origins.get(pack.origin)
+        before = bisect_left(known.starts, end) if known is not None else 0
+        held = known.packs[known.starts[before - 1]] if known is not None and before else None
+        if held is not None and held.end > pack.seq:
+            return _SHARED if same_key(held.sender, peer) else "it was deposited with another key"
+        return _SHARED if self._store.results_of(pack.origin, range(pack.seq, end)) else ""
 
     def cancel(self, key: Key, peer: str) -> Custody | None:
         """Remember that a file of a pack is not wanted: its terminal hears it. None for a number that is in no pack."""

@@ -338,7 +338,7 @@ def apart(batch: Sequence[Arrived]) -> Iterator[list[Arrived]]:
     """The same packs in their order, in groups in which no operation comes twice: a sender may have said one again."""
     group: list[Arrived] = []
     for arrived in batch:
-        if any(_overlap(arrived.pack, other.pack) for other in group):
+        if any(overlap(arrived.pack, other.pack) for other in group):
             yield group
             group = []
         group.append(arrived)
@@ -356,7 +356,8 @@ def _are_apart(files: Sequence[PackedFile]) -> bool:
     return len(paths) == len(files) and paths.isdisjoint(above)
 
 
-def _overlap(one: overlay.Pack, other: overlay.Pack) -> bool:
+def overlap(one: overlay.Pack, other: overlay.Pack) -> bool:
+    """Whether some operation is in both."""
     if one.origin != other.origin:
         return False
     return one.seq < other.seq + len(other.paths) and other.seq < one.seq + len(one.paths)

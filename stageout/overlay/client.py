@@ -381,14 +381,14 @@ def _cancelled(upload: Upload) -> Result | Custody | None:
 
 
 def deposit_order(
-    path: str, terminal: str, mode: int, expires_after_s: float, priority: int, deadline: int, origin: str
+    path: str, terminal: str, mode: int, expires_after_s: float, priority: int, deadline: int, origin: str, seq: int = 1
 ) -> Operation:
     """The operation of a deposit: a custodian is to deliver the file to ``terminal``; parameters as of :func:`put`.
 
-    :param origin: for this file only, 32 hexadecimal digits; "" for a random one.
+    :param origin: and ``seq``, its number there: for this file only. 32 hexadecimal digits; "" for a random one.
     """
     order = replace(_order(path, mode, terminal, expires_after_s, priority, deadline), release="custody")
-    return replace(order, origin=origin or order.origin)
+    return replace(order, origin=origin or order.origin, seq=seq)
 
 
 def give(

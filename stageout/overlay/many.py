@@ -70,7 +70,7 @@ def put_many(
             most_connections=max(connections, most_connections), priority=allowed(gateway, priority),
             deadline=min(deadline, MAX_NUMBER),
         )  # fmt: skip
-        with _Small(packer, mixed.ended) as small:
+        with Singly(packer, mixed.ended) as small:
             mixed.send(files, small)
 
 
@@ -123,7 +123,7 @@ class _Mixed(Generic[Key]):
         self._again: list[_File[Key]] = []
         self._apart, self._directory = False, ""
 
-    def send(self, files: Iterable[_File[Key]], small: _Small[Key]) -> None:
+    def send(self, files: Iterable[_File[Key]], small: Singly[Key]) -> None:
         """On return all small ones have ended, and the others wait for their turn at least."""
         for file in files:
             self._send(file, small, is_first=True)
@@ -135,7 +135,7 @@ class _Mixed(Generic[Key]):
                 self._send(file, small, is_first=False)
             small.finish()
 
-    def _send(self, file: _File[Key], small: _Small[Key], is_first: bool) -> None:
+    def _send(self, file: _File[Key], small: Singly[Key], is_first: bool) -> None:
         before, self._directory = self._directory, _directory(file)
         self._under_way[id(file[0])] = file, is_first
         if self._apart and self._directory != before:
@@ -198,26 +198,26 @@ class Crew:
             work()
 
 
-class _Small(Generic[Key]):
+class Singly(Generic[Key]):
     """A packer that fails file by file."""
 
     def __init__(self, packer: Packer[Key], ended: Ended[Key]) -> None:
         self._ended, self._packer = ended, packer
         self._failure: TransferFailure | None = None
 
-    def __enter__(self) -> _Small[Key]:
+    def __enter__(self) -> Singly[Key]:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._packer.close()
 
-    def add(self, key: Key, local: AnyPath, path: str) -> bool:
-        """Send a file; False for one that is too large."""
+    def add(self, key: Key, local: AnyPath, path: str, seq: int = 0) -> bool:
+        """Send a file; False for one that is too large. :param seq: as of :meth:`Packer.add`."""
         if self._failure:
             self._ended(key, self._failure)
             return True
         try:
-            return self._packer.add(key, local, path)
+            return self._packer.add(key, local, path, seq)
         except TransferFailure as failure:
             self._fail(failure, key)
             return True

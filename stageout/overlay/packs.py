@@ -1,9 +1,9 @@
 """Small files to a router, many in one frame.
 
-A :class:`Packer` is one origin. Files are read, packed and sent while earlier packs are being executed; a few packs are
-under way at once, and kept until their results are here. A lost connection costs nothing: packs without results are
-said again under the same numbers, and each file is executed once. Through a custodian it is the same; it can also be
-enough that the custodian has them.
+A :class:`Packer` is one origin, or a part of one. Files are read, packed and sent while earlier packs are executed;
+a few packs are under way at once, and kept until their results are here. A lost connection costs nothing: packs without
+results are said again under the same numbers, and each file is executed once. Through a custodian it is the same; it
+can also be enough that the custodian has them.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class SmallPut(NamedTuple):
     """A small file that is at its destination; or that a custodian has, where that was enough.
 
     :param origin: in custody: what the custodian knows it by, with ``seq``. "" for a file that has arrived.
+    :param router: what that custodian calls itself.
     """
 
     size_bytes: int
@@ -56,6 +57,7 @@ class SmallPut(NamedTuple):
     generation: int
     origin: str = ""
     seq: int = 0
+    router: str = ""
 
 
 End = Union[SmallPut, TransferFailure]
@@ -81,6 +83,11 @@ class _Load(Generic[Key]):
     head: Pack | None = None
     in_custody: bool = False
     after: set[int] = field(default_factory=set)
+
+    @property
+    def next(self) -> int:
+        """The number of a file that is added."""
+        return self.first + len(self.paths)
 
     def has_room(self, path_bytes: int) -> bool:
         """Whether there is one more path in it."""
@@ -127,6 +134,7 @@ class Packer(Generic[Key]):
     :param expires_after_s: the time after which nobody tries to deliver them any more.
     :param most_connections: over a long way; else there is one.
     :param priority: :param deadline: in a custodian, as of :func:`~stageout.overlay.client.put`.
+    :param origin: 32 hexadecimal digits, for whoever says the number of each file; "" for a random one.
     """
 
     def __init__(
@@ -141,15 +149,16 @@ class Packer(Generic[Key]):
         most_connections: int = 1,
         priority: int = 0,
         deadline: int = 0,
+        origin: str = "",
     ) -> None:
         self._most_connections = min(most_connections, MOST)
         self._helpers: Helpers | None = None
         self._was_helped, self._room = False, Room()
         self.gateway, self._ended, self._routes = gateway, ended, tuple(routes) or ((),)
-        self._custody, self.origin = custody, secrets.token_hex(16)
-        self._expires = int(time.time() + expires_after_s)
+        self._custody, self.origin = custody, origin or secrets.token_hex(16)
+        self.expires = int(time.time() + expires_after_s)
         self._like = Pack(
-            self.origin, 0, self._expires, (), (), (), "", terminal=terminal, priority=priority, deadline=deadline,
+            self.origin, 0, self.expires, (), (), (), "", terminal=terminal, priority=priority, deadline=deadline,
             release="custody" if custody else "delivered",
         )  # fmt: skip
         self._channel: Channel | None = None
@@ -186,16 +195,20 @@ class Packer(Generic[Key]):
         """Whether a custodian has files that have not ended."""
         return any(load.in_custody for load in self._waiting)
 
-    def add(self, key: Key, local: AnyPath, path: str) -> bool:
+    def add(self, key: Key, local: AnyPath, path: str, seq: int = 0) -> bool:
         """Send a file; it is read now. One whose name is under way waits until that has ended.
 
         :param key: ``ended`` is called with it, sooner or later. :param path: below the router's root.
+        :param seq: its number, 0 for the next one. A pack has numbers without a gap: behind one, another pack begins.
         :returns: False for a file of more than 64 KiB, which is not sent.
         :raises TransferFailure: the router cannot be reached; no file that has not ended will.
         """
         path_bytes = len(path) * (_ESCAPED if path.isascii() else 2 * _ESCAPED) + 3
         if path in self._names:
             self.finish()
+        if seq and seq != self._load.next:
+            self.cut()
+            self._load.first = seq
         earlier = self._kept.get(hash(path))
         if not self._load.has_room(path_bytes):
             self._send_full()
@@ -250,7 +263,7 @@ class Packer(Generic[Key]):
             self._trying(self._take)
         load = self._load
         load.close(self._like)
-        self._load = self._new(load.first + len(load.paths))
+        self._load = self._new(load.next)
         self._trying(lambda: self._say(load))
         while self._waiting and self._channel is not None and self._channel.has_more(0):
             self._trying(self._take)
@@ -279,7 +292,7 @@ class Packer(Generic[Key]):
     def _is_patient(self) -> bool:
         """A router that was there may be starting again; a custodian will say what became of what it has."""
         if self.may_arrive:
-            return time.time() < self._expires
+            return time.time() < self.expires
         return time.monotonic() < self._patient_until_s
 
     def _say(self, load: _Load[Key]) -> None:
@@ -337,7 +350,8 @@ class Packer(Generic[Key]):
             self._kept.update((hash(path), load.first) for path in load.paths)
             columns = zip(load.keys, load.sizes_bytes, load.digests)
             for seq, (key, size_bytes, digest) in enumerate(columns, load.first):
-                self._ended(key, SmallPut(size_bytes, channel.digest_name, digest.hex(), 0, self.origin, seq))
+                given = SmallPut(size_bytes, channel.digest_name, digest.hex(), 0, self.origin, seq, answer.router)
+                self._ended(key, given)
         else:
             self._tell(channel, load, answer)
             if not self._custody:

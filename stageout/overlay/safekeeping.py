@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -102,8 +102,7 @@ class _Search:
         with self._lock:
             server = candidate.custodian.gateway.server
             if given.router and given.router in {one.router for one in self.kept}:
-                text = f"{server} is the same router as one that has it already"
-                self.problems[server] = TransferFailure(ErrorClass.BAD_REQUEST, text, server)
+                self.problems[server] = the_same(server)
                 return False
             self.kept.append(given)
             return True
@@ -122,6 +121,7 @@ def deposit_copies(
     expires_after_s: float = EXPIRES_AFTER_S,
     routes: Sequence[Route] = ((),),
     origin: str = "",
+    seq: int = 1,
     priority: int = 0,
     deadline: int = 0,
     most_connections: int = 0,
@@ -131,14 +131,14 @@ def deposit_copies(
     The first ones are asked first; where one fails, the next is. Further parameters as of
     :func:`stageout.overlay.client.put`.
 
-    :param origin: for this file only, 32 hexadecimal digits; "" for a random one.
+    :param origin: and ``seq``, its number there: for this file only. 32 hexadecimal digits; "" for a random one.
     :param wait_s: how long to go on asking when there are not enough. :param progress: called with bytes of one copy.
     :raises TransferFailure: not enough have taken it, and the file must be kept. Those that did were asked to give it
         up; with an ``origin``, which can be repeated, they keep it.
     """
     first = custodians[0]
     order = deposit_order(
-        path, first.terminal, mode, expires_after_s, allowed(first.gateway, priority), deadline, origin
+        path, first.terminal, mode, expires_after_s, allowed(first.gateway, priority), deadline, origin, seq
     )
     order = replace(order, copies=copies)
     sent = _Sent(progress, copies)
@@ -155,8 +155,14 @@ def deposit_copies(
     if len(search.kept) < copies:
         for given in search.kept if not origin else ():
             _give_up(next(item.gateway for item in custodians if item.gateway.server == given.custodian), order)
-        raise _too_few(search, path)
+        raise too_few(path, len(search.kept), copies, search.problems)
     return tuple(search.kept)
+
+
+def the_same(server: str) -> TransferFailure:
+    """What is wrong with a second copy at one router."""
+    text = f"{server} is the same router as one that has it already"
+    return TransferFailure(ErrorClass.BAD_REQUEST, text, server)
 
 
 class _Sent:
@@ -183,11 +189,12 @@ def _give_up(gateway: Gateway, order: Operation) -> None:
         channel.receive()
 
 
-def _too_few(search: _Search, path: str) -> TransferFailure:
-    failures = list(search.problems.values())
+def too_few(path: str, kept: int, copies: int, problems: Mapping[str, TransferFailure]) -> TransferFailure:
+    """Why a file must be kept. :param kept: custodians that have it. :param problems: of the others, by their name."""
+    failures = list(problems.values())
     worst = next((one for one in failures if not one.kind.retryable), failures[0] if failures else None)
     reasons = "; ".join(str(one) for one in failures) or "no more of them are named"
-    text = f"{path}: {len(search.kept)} of {search.copies} custodians could be had, so none keeps it: {reasons}"
+    text = f"{path}: {kept} of {copies} custodians could be had, so none keeps it: {reasons}"
     if worst is None:
         return TransferFailure(ErrorClass.BAD_REQUEST, text)
     return TransferFailure(worst.kind, text, worst.server, worst.retry_after_s)

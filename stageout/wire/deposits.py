@@ -1,9 +1,9 @@
 """Receipts of deposits: what a pilot leaves behind, so that somebody else can ask a custodian what became of its files.
 
-One call of a plugin deposits many files. Their names are one random seed and a number each, so the receipts of a whole
-sandbox are a few short texts, ``HOST:PORT[,HOST:PORT] SEED FIRST-LAST EXPIRES``. Everybody can read them in reports,
-and whoever knows an origin could speak in its name: so that is derived with the key that the custodian knows depositors
-by.
+One call of a plugin deposits many files. Their names are one random seed and a number each, from 1 on, so the receipts
+of a whole sandbox are a few short texts, ``HOST:PORT[,HOST:PORT] SEED FIRST-LAST EXPIRES``. Everybody can read them in
+reports, and whoever knows an origin could speak in its name: so that is derived with the key that the custodian knows
+depositors by.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ MOST_EXPIRES_AFTER_S = 7 * 24 * 3600
 _SEED_CHARS = 32
 _NONCE_BYTES = 8
 _MOST = 1_000_000
+#: Deposits of one origin. A custodian has the terminal forget results when it has delivered 16,384 of an origin;
+#: another custodian that has one of these would hear STALE of it.
+_PER_ORIGIN = 8192
 
 
 class BadReceipt(ValueError):
@@ -52,7 +55,7 @@ class Receipt:
         return tuple(self.custodian.split(","))
 
     def names(self) -> Iterator[str]:
-        """The name of each deposit, for :func:`origin_of`."""
+        """The name of each deposit, for :func:`operation_of`."""
         return (name_of(self.seed, number) for number in range(self.first, self.last + 1))
 
 
@@ -125,9 +128,17 @@ def name_of(seed: str, number: int) -> str:
     return f"{seed}/{number}"
 
 
-def origin_of(name: str, secret: bytes) -> str:
-    """Origin of one deposit, 32 hexadecimal digits; its only operation has the number 1. :param secret: of the key."""
-    return hmac.new(secret, name.encode(), hashlib.sha256).hexdigest()[:32]
+def operation_of(name: str, secret: bytes) -> tuple[str, int]:
+    """What a custodian knows a deposit by: its origin, 32 hexadecimal digits, and its number there.
+
+    Deposits of one seed with numbers near each other have one origin, so they can go in one pack; and each is the same
+    operation by itself, or in whichever pack.
+
+    :param name: of :func:`name_of`. :param secret: of the key.
+    """
+    seed, _, number = name.rpartition("/")
+    place = f"{seed}/{int(number) // _PER_ORIGIN}"
+    return hmac.new(secret, place.encode(), hashlib.sha256).hexdigest()[:32], int(number)
 
 
 def written_numbers(numbers: Iterable[int]) -> str:

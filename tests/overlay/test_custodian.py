@@ -27,7 +27,7 @@ from stageout.overlay.copying import state
 from stageout.overlay.operations import Session
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess, custodian_for
-from stageout.wire.deposits import name_of, origin_of, read_receipt
+from stageout.wire.deposits import name_of, operation_of, read_receipt
 from stageout.wire.overlay import (
     BLOCK_BYTES,
     Attach,
@@ -124,10 +124,10 @@ def test_an_access_point_is_answered_about_the_others_when_one_has_only_begun(
     terminal: RouterProcess, custodian: RouterProcess, source: Path
 ) -> None:
     gateway, secret = gateway_of(custodian), gateway_of(custodian).secret
-    done = deposit(gateway, source, "some/where", terminal.address, origin=origin_of(name_of("s", 1), secret))
-    begun = origin_of(name_of("s", 2), secret)
+    (origin, one), (_, two) = (operation_of(name_of("s", number), secret) for number in (1, 2))
+    done = deposit(gateway, source, "some/where", terminal.address, origin=origin, seq=one)
     with Channel(gateway_of(custodian)) as channel:
-        channel.send(Open(begun, 1, "else/where", BLOCK_BYTES, BLOCK_BYTES, done.expires, terminal=terminal.address))
+        channel.send(Open(origin, two, "else/where", 1, BLOCK_BYTES, done.expires, terminal=terminal.address))
         assert isinstance(channel.receive(), Opened)
         found = Asker(custodian.key_file("site"))(custodian.address, ["s/1", "s/2"], False)
     assert set(found) == {"s/1"}
@@ -515,33 +515,57 @@ def test_the_command_and_the_plugin_go_through_a_custodian(
 
 def _upload(source: Path, url: str, home: Path, environment: dict[str, str]) -> str:
     """The plugin's result ads."""
-    (home / "in").write_text(f'[ Url = "{url}"; LocalFileName = "{source}" ]')
+    return _upload_all([(source, url)], home, environment)
+
+
+def _upload_all(files: list[tuple[Path, str]], home: Path, environment: dict[str, str]) -> str:
+    """The plugin's result ads."""
+    (home / "in").write_text("\n".join(f'[ Url = "{url}"; LocalFileName = "{local}" ]' for local, url in files))
     command = [str(PLUGIN), "-infile", str(home / "in"), "-outfile", str(home / "out"), "-upload"]
     root = str(PLUGIN.parents[1])
     subprocess.run([sys.executable, *command], env={**os.environ, "PYTHONPATH": root, **environment}, check=True)
     return (home / "out").read_text()
 
 
-def test_a_pilots_plugin_leaves_a_receipt_that_the_access_point_asks_with(
+def test_a_pilots_plugin_leaves_receipts_that_the_access_point_asks_with(
     terminal: RouterProcess, custodian: RouterProcess, source: Path, tmp_path: Path
 ) -> None:
+    """Small files go in packs, of one directory each; one that is given again, in whichever pack, is the same."""
     terminal.stop()
     key, seed = custodian.key_file("site"), "0c" * 16
     given = {
         "STAGEOUT_OVERLAY_KEY": str(key),
         "STAGEOUT_OVERLAY_HANDOVER": custodian.address,
         "STAGEOUT_OVERLAY_SEED": seed,
+        "STAGEOUT_OVERLAY_NUMBERS": "7,1-6",
     }
-    outfile = _upload(source, f"overlay://{terminal.address}/f", tmp_path, given)
-    assert 'StageOutVerified = ""' in outfile
-    found = re.search(r'StageOutCustody = "([^"]+)"', outfile)
-    assert found, outfile
-    receipt = read_receipt(found[1])
-    assert (receipt.custodian, receipt.seed, receipt.first, receipt.last) == (custodian.address, seed, 1, 1)
-    (name,) = receipt.names()
+    names = [f"{'xy'[place // 3]}/s{place}" for place in range(6)]
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(name.encode() * 100)
+    files = [(tmp_path / name, f"overlay://{terminal.address}/{name}") for name in names]
+    outfile = _upload_all([(source, f"overlay://{terminal.address}/f"), *files], tmp_path, given)
+    assert outfile.count('StageOutVerified = ""') == 7
+    receipts = [read_receipt(text) for text in re.findall(r'StageOutCustody = "([^"]+)"', outfile)]
+    assert {(one.custodian, one.seed) for one in receipts} == {(custodian.address, seed)}
+    assert sorted((one.first, one.last) for one in receipts) == [(number, number) for number in range(1, 8)]
+    assert re.findall(r"custody-take .*files=(\d)", custodian.log) == ["3", "3"]
+    # another call knows nothing of the first; 3 and 4 are of two packs, and 8 is new
+    (tmp_path / "y/s8").write_bytes(b"8")
+    later = [*files[1:4], (tmp_path / "y/s8", f"overlay://{terminal.address}/y/s8")]
+    outfile = _upload_all(later, tmp_path, {**given, "STAGEOUT_OVERLAY_NUMBERS": "2-4,8"})
+    assert outfile.count("StageOutCustody") == 4
+    assert re.findall(r"custody-take .*files=(\d)", custodian.log) == ["3", "3", "1"]
+    deposits = {number: name_of(seed, number) for number in range(1, 9)}
     ask = Asker(key)
-    assert ask(custodian.address, [name, "other"], False) == {name: ("custody", ""), "other": ("unknown", "")}
-    assert ask(custodian.address, [name], True)[name][0] in ("custody", "cancelled")
+    said = ask(custodian.address, [*deposits.values(), "other/1"], False)
+    assert said == {**dict.fromkeys(deposits.values(), ("custody", "")), "other/1": ("unknown", "")}
+    for number in (2, 7):
+        assert ask(custodian.address, [deposits[number]], True)[deposits[number]][0] in ("custody", "cancelled")
     terminal.start()
-    wait_until(lambda: ask(custodian.address, [name], False)[name] == ("cancelled", ""), what="the cancellation")
+    cancelled = {deposits[number]: ("cancelled", "") for number in (2, 7)}
+    expected = {**dict.fromkeys(deposits.values(), ("done", "")), **cancelled}
+    wait_until(lambda: ask(custodian.address, [*expected], False) == expected, what="the end of all")
+    there = {path.relative_to(terminal.root).as_posix() for path in terminal.root.glob("[xy]/*")}
+    assert there == {*names, "y/s8"} - {names[1]}
     assert not (terminal.root / "f").exists()

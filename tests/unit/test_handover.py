@@ -33,6 +33,7 @@ from stageout.wire.deposits import (
     Receipt,
     joined,
     name_of,
+    operation_of,
     read_holdings,
     read_numbers,
     read_receipt,
@@ -189,6 +190,27 @@ def test_a_file_that_is_given_away_again_is_the_same_deposit(site: Site) -> None
             assert (receipt.first, receipt.last, receipt.custodian) == (1, 2, ROUTER)
 
     run(story())
+
+
+def test_files_that_may_be_in_one_pack_have_numbers_behind_each_other(site: Site) -> None:
+    async def story() -> None:
+        async with site.manager(moving=False) as node:
+            files = {"x/a": b"1", "l": b"l" * 70_000, "y/b": b"2", "x/c": b""}
+            await handed_off(node, "1.0", {f"overlay://h/{name}": data for name, data in files.items()})
+            box = node.box(node.facts("1.0"))
+            assert box is not None
+            rows = await node.pipeline.book.ledger.read(lambda db: list(lookups.all_files(db, box.id)))
+            assert HandOver(ROUTER, "").begin(rows, 0)["STAGEOUT_OVERLAY_NUMBERS"] == "1,4,3,2"
+
+    run(story())
+
+
+@given(st.integers(1, 10**6), st.integers(1, 10**6))
+def test_each_deposit_is_another_operation(one: int, other: int) -> None:
+    found = [operation_of(name_of(SEED, number), b"secret") for number in (one, other)]
+    assert (found[0] == found[1]) == (one == other)
+    assert [seq for _, seq in found] == [one, other]
+    assert operation_of(name_of(SEED, one), b"other")[0] != found[0][0]
 
 
 @given(st.lists(st.integers(0, 30)))

@@ -74,6 +74,17 @@ def test_packs_that_ended_in_another_order_are_all_settled() -> None:
     assert said == [Low(packer.origin, 8)]
 
 
+def test_a_gap_between_numbers_begins_another_pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that cannot be read leaves its number to nobody."""
+    (tmp_path / "f").write_bytes(b"data")
+    packer, sent = Packer(GATEWAY, print, origin="0d" * 16), []
+    monkeypatch.setattr(packer, "_say", lambda load: sent.append((load.head.origin, load.head.seq, load.keys)))
+    for seq, name in ((5, "f"), (6, "f"), (7, "none"), (8, "f"), (3, "f")):
+        packer.add(seq, tmp_path / name, f"p{seq}", seq)
+    packer.cut()
+    assert sent == [("0d" * 16, 5, [5, 6]), ("0d" * 16, 8, [8]), ("0d" * 16, 3, [3])]
+
+
 def test_results_must_be_those_of_all_files() -> None:
     assert packs._answers(Packed("", 1, (1, 0), (1,), ("failed",)), "ab")
     assert not packs._answers(Packed("", 1, (1,)), "ab")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from urllib.parse import unquote_to_bytes, urlsplit
@@ -18,15 +18,19 @@ from stageout.overlay.packs import SmallPut
 from stageout.overlay.safekeeping import Custodian, deposit_copies
 from stageout.overlay.sending import report
 from stageout.overlay.settings import congestion_of, connections_of, routes_of
+from stageout.overlay.small_deposits import Small, deposit_small
 from stageout.plugin.api import BatchProtocol, Context, Outcome, Transfer
 from stageout.plugin.urls import as_written, safe_url
-from stageout.wire.deposits import EXPIRES_AFTER_S, BadReceipt, Receipt, name_of, origin_of, read_numbers
+from stageout.wire.deposits import EXPIRES_AFTER_S, BadReceipt, Receipt, name_of, operation_of, read_numbers
 from stageout.wire.overlay import MAX_CLOCK_SKEW_S
+from stageout.wire.packs import MAX_FILE_BYTES
 from stageout.wire.route import DEFAULT_PORT, BadRoute, address, written
 
 _KEY = "/etc/condor/stageout-overlay.key"
 _SILENCE_S = 60.0
 _LEAST_S = 1.0
+#: A custodian that says nothing for so long is given up for another one.
+_NEXT_AFTER_S = 10.0
 
 
 class OverlayProtocol(BatchProtocol):
@@ -41,9 +45,7 @@ class OverlayProtocol(BatchProtocol):
             return
         custodians = transfers[0].context.setting("OVERLAY_HANDOVER", "") if transfers else ""
         if custodians:
-            with Crew(concurrency) as crew:
-                for transfer in transfers:
-                    crew.do(partial(_hand_over, transfer, custodians.split(",")))
+            _hand_over(transfers, custodians.split(","), concurrency)
             return
         for (host, port), group in _by_router(transfers).items():
             _upload(host, port, group, concurrency)
@@ -101,40 +103,135 @@ def _upload(host: str, port: int, group: list[tuple[Transfer, str]], concurrency
     )  # fmt: skip
 
 
-def _deposit_number(transfer: Transfer) -> int:
-    """Of the deposit: the one that the manager has for this file, also when it is given away again."""
-    text, index = transfer.context.setting("OVERLAY_NUMBERS", ""), transfer.request.index
-    try:
-        return read_numbers(text)[index] if text else index + 1
-    except (BadReceipt, IndexError):
-        words = f"STAGEOUT_OVERLAY_NUMBERS = {text[:100]} has no number for file {index + 1}"
-        raise TransferFailure(ErrorClass.BAD_REQUEST, words) from None
+@dataclass(frozen=True)
+class _Deposit:
+    """A file to be handed over. :param name: of the deposit, as in its receipt. :param gateway: its destination."""
+
+    transfer: Transfer
+    gateway: Gateway
+    path: str
+    name: str
+
+    @property
+    def operation(self) -> tuple[str, int]:
+        """Its origin and number: the same whenever and however it is given away."""
+        return operation_of(self.name, self.gateway.secret)
+
+    def finish(self, custodians: Sequence[str], expires: int, size_bytes: int, sent_bytes: int) -> None:
+        """It is durable at these: not at its destination, and the result does not say so."""
+        seed, _, number = self.name.rpartition("/")
+        receipt = Receipt(",".join(custodians), seed, int(number), int(number), expires)
+        self.transfer.finish(Outcome(size_bytes, sent_bytes, developer={"StageOutCustody": str(receipt)}))
 
 
-def _hand_over(transfer: Transfer, custodians: Sequence[str]) -> None:
-    """Give a file to custodians for good: it is not at its destination, and the result does not say so."""
-    request, context = transfer.request, transfer.context
+def _hand_over(transfers: Sequence[Transfer], custodians: Sequence[str], concurrency: int) -> None:
+    """Give files to custodians for good: small ones in packs, large ones side by side."""
+    small: dict[tuple[str, int], list[_Deposit]] = {}
+    with Crew(concurrency) as crew:
+        for deposit in _deposits(transfers):
+            if _is_small(deposit):
+                small.setdefault((deposit.gateway.host, deposit.gateway.port), []).append(deposit)
+            else:
+                crew.do(partial(_give, deposit, custodians))
+        for group in small.values():
+            _give_packed(group, custodians, lambda deposit: crew.do(partial(_give, deposit, custodians)))
+
+
+def _deposits(transfers: Sequence[Transfer]) -> Iterator[_Deposit]:
+    """Files with the numbers of their deposits: those that the manager has for them, also when they are given again.
+
+    A file that goes nowhere has failed already.
+    """
+    context = transfers[0].context
+    text, seed = context.setting("OVERLAY_NUMBERS", ""), context.setting("OVERLAY_SEED", "")
+    numbers = _numbers(text)
+    for transfer in transfers:
+        index = transfer.request.index
+        try:
+            if text and index >= len(numbers):
+                words = f"STAGEOUT_OVERLAY_NUMBERS = {text[:100]} has no number for file {index + 1}"
+                raise TransferFailure(ErrorClass.BAD_REQUEST, words)
+            host, port, path = _place(transfer.request.encoded_url)
+            gateway = _gateway(host, port, context)
+        except TransferFailure as failure:
+            transfer.finish(failure)
+        else:
+            yield _Deposit(transfer, gateway, path, name_of(seed, numbers[index] if text else index + 1))
+
+
+def _numbers(text: str) -> list[int]:
     try:
-        host, port, path = _place(request.encoded_url)
-        end = _gateway(host, port, context)
-        places = [Custodian(*_through(end, custodian)) for custodian in custodians]
-        local, seed = Path(request.local_path), context.setting("OVERLAY_SEED", "")
-        number = _deposit_number(transfer)
+        return read_numbers(text)
+    except BadReceipt:
+        return []
+
+
+def _is_small(deposit: _Deposit) -> bool:
+    try:
+        return Path(deposit.transfer.request.local_path).stat().st_size <= MAX_FILE_BYTES
+    except OSError:
+        return False  # what is wrong is said when it is opened
+
+
+def _give_packed(group: Sequence[_Deposit], custodians: Sequence[str], by_itself: Callable[[_Deposit], None]) -> None:
+    """Give small files for one router to custodians. :param by_itself: has one given that is taken in no pack."""
+    context, end = group[0].transfer.context, group[0].gateway
+
+    def ended(file: Small[_Deposit], failure: TransferFailure | None) -> None:
+        if failure is not None and failure.kind is ErrorClass.NOT_SUPPORTED:
+            by_itself(file.key)
+        elif failure is not None:
+            file.key.transfer.finish(failure)
+        else:
+            kept = file.kept
+            sent_bytes = sum(one.size_bytes for one in kept)
+            file.key.finish([one.custodian for one in kept], kept[0].expires, kept[0].size_bytes, sent_bytes)
+
+    try:
+        places, copies, wait_s = _custodians(end, custodians, context)
+        (_, most), (priority, deadline) = _connections(context), _wishes(context)
+    except TransferFailure as failure:
+        for deposit in group:
+            deposit.transfer.finish(failure)
+        return
+    files = [
+        Small(one, one.transfer.request.local_path, one.path, *one.operation) for one in group
+    ]  # fmt: skip
+    deposit_small(
+        places, files, ended, copies=copies, wait_s=wait_s, priority=priority, deadline=deadline, most_connections=most
+    )
+
+
+def _custodians(end: Gateway, custodians: Sequence[str], context: Context) -> tuple[list[Custodian], int, float]:
+    """Who may be asked, how many must have a file, and how long to go on asking (s). Where there are several, one that
+    is silent holds up the others for seconds only: the pilot has no more.
+    """
+    if len(custodians) > 1:
+        end = replace(end, timeout_s=min(end.timeout_s, _NEXT_AFTER_S))
+    copies = int(context.setting("OVERLAY_COPIES", "1"))
+    places = [Custodian(*_through(end, custodian)) for custodian in custodians]
+    return places, copies, context.remaining_s / 2 if copies > 1 else 0.0
+
+
+def _give(deposit: _Deposit, custodians: Sequence[str]) -> None:
+    """Give a file to custodians by itself."""
+    request, context = deposit.transfer.request, deposit.transfer.context
+    try:
+        places, copies, wait_s = _custodians(deposit.gateway, custodians, context)
         (connections, most), (priority, deadline) = _connections(context), _wishes(context)
-        copies = int(context.setting("OVERLAY_COPIES", "1"))
+        local, (origin, seq) = Path(request.local_path), deposit.operation
         given = deposit_copies(
-            places, local, path, copies=copies, wait_s=context.remaining_s / 2 if copies > 1 else 0.0,
-            mode=local.stat().st_mode & 0o777, connections=connections, most_connections=most, priority=priority,
-            deadline=deadline, progress=context.progress, origin=origin_of(name_of(seed, number), end.secret),
+            places, local, deposit.path, copies=copies, wait_s=wait_s, mode=local.stat().st_mode & 0o777,
+            connections=connections, most_connections=most, priority=priority, deadline=deadline,
+            progress=context.progress, origin=origin, seq=seq,
         )  # fmt: skip
     except TransferFailure as failure:
-        transfer.finish(failure)
+        deposit.transfer.finish(failure)
     except OSError as problem:
-        transfer.finish(TransferFailure(ErrorClass.LOCAL_FILE, f"{request.local_path}: {problem.strerror}"))
+        deposit.transfer.finish(TransferFailure(ErrorClass.LOCAL_FILE, f"{request.local_path}: {problem.strerror}"))
     else:
-        receipt = Receipt(",".join(one.custodian for one in given), seed, number, number, given[0].expires)
         sent_bytes = sum(one.sent_bytes for one in given)
-        transfer.finish(Outcome(given[0].size_bytes, sent_bytes, developer={"StageOutCustody": str(receipt)}))
+        deposit.finish([one.custodian for one in given], given[0].expires, given[0].size_bytes, sent_bytes)
 
 
 def _connections(context: Context, routes: int = 1) -> tuple[int, int]:

@@ -1,0 +1,153 @@
+"""Small files that custodians get for good, many in one pack.
+
+Whoever gives them names each file's operation. So a file is one operation however often it is given, in whichever
+packs, and to whichever custodians; its terminal executes it once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Generic, NamedTuple, TypeVar, Union
+
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay.client import Put, allowed
+from stageout.overlay.many import Singly
+from stageout.overlay.packs import Packer, SmallPut
+from stageout.overlay.safekeeping import Custodian, the_same, too_few
+from stageout.overlay.sources import AnyPath
+from stageout.wire.deposits import EXPIRES_AFTER_S
+from stageout.wire.fields import MAX_NUMBER
+
+_FIRST_PAUSE_S, _PAUSE_MAX_S = 0.5, 15.0
+Key = TypeVar("Key")
+
+
+class Kept(NamedTuple):
+    """A file that a custodian has. :param router: what it calls itself, "" when the file had arrived already.
+
+    :param expires: Unix time in seconds.
+    """
+
+    custodian: str
+    router: str
+    size_bytes: int
+    expires: int
+
+
+@dataclass(eq=False)
+class Small(Generic[Key]):
+    """A file to be given.
+
+    :param key: what its owner knows it by. :param path: below the root of its terminal.
+    :param origin: and ``seq``, its number there: its operation.
+    """
+
+    key: Key
+    local: AnyPath
+    path: str
+    origin: str
+    seq: int
+    kept: list[Kept] = field(default_factory=list)
+    problems: dict[str, TransferFailure] = field(default_factory=dict)
+    is_over: bool = False
+
+    @property
+    def may_be_kept(self) -> bool:
+        """Whether another try may find a custodian for it."""
+        return not self.is_over and any(one.kind.retryable for one in self.problems.values())
+
+    def lacks(self, server: str) -> bool:
+        """Whether a custodian is to be asked to take it."""
+        failed = self.problems.get(server)
+        has_it = server in {one.custodian for one in self.kept}
+        return not self.is_over and not has_it and (failed is None or failed.kind.retryable)
+
+
+class _Wishes(NamedTuple):
+    """Parameters of :func:`deposit_small`."""
+
+    expires_after_s: float
+    priority: int
+    deadline: int
+    most_connections: int
+
+
+Ended = Callable[[Small[Key], Union[TransferFailure, None]], None]
+
+
+def deposit_small(
+    custodians: Sequence[Custodian],
+    files: Iterable[Small[Key]],
+    ended: Ended[Key],
+    *,
+    copies: int = 1,
+    wait_s: float = 0.0,
+    expires_after_s: float = EXPIRES_AFTER_S,
+    priority: int = 0,
+    deadline: int = 0,
+    most_connections: int = 1,
+) -> None:
+    """Give small files to so many of the custodians, each another router. On return each file has ended.
+
+    Files of one directory go in packs of their own: a terminal takes a pack only if all of it ends alike. So those with
+    numbers behind each other should be of one directory.
+
+    :param ended: called once for each, as soon as so many have it durably, as :attr:`Small.kept` says; or with why it
+        must be kept. NOT_SUPPORTED: it may be given by itself, as the same operation.
+    :param wait_s: how long to go on asking when there are not enough. :param priority: :param deadline: as of
+        :func:`~stageout.overlay.client.put`. :param most_connections: to a custodian far away.
+    """
+    todo = sorted(files, key=lambda file: (file.origin, file.seq))
+    wishes = _Wishes(expires_after_s, priority, deadline, most_connections)
+    until_s, pause_s = time.monotonic() + wait_s, _FIRST_PAUSE_S
+    while True:
+        for custodian in custodians:
+            wanted = [file for file in todo if file.lacks(custodian.gateway.server)]
+            for _, some in groupby(wanted, key=lambda file: file.origin):
+                _give(custodian, list(some), copies, ended, wishes)
+        if not any(file.may_be_kept for file in todo) or time.monotonic() + pause_s >= until_s:
+            break
+        time.sleep(pause_s)
+        pause_s = min(_PAUSE_MAX_S, 2 * pause_s)
+    for file in todo:
+        if not file.is_over:
+            file.is_over = True
+            ended(file, too_few(file.path, len(file.kept), copies, file.problems))
+
+
+def _give(custodian: Custodian, files: Sequence[Small[Key]], copies: int, ended: Ended[Key], wishes: _Wishes) -> None:
+    """Give files of one origin to a custodian, each directory in packs of its own."""
+    gateway, server = custodian.gateway, custodian.gateway.server
+
+    def take(file: Small[Key], result: Put | SmallPut | TransferFailure) -> None:
+        if isinstance(result, TransferFailure):
+            file.problems[server] = result
+            file.is_over = result.kind is ErrorClass.NOT_SUPPORTED
+        elif isinstance(result, SmallPut) and result.router in {one.router for one in file.kept if one.router}:
+            file.problems[server] = the_same(server)
+        else:
+            router = result.router if isinstance(result, SmallPut) else ""
+            file.kept.append(Kept(server, router, result.size_bytes, packer.expires))
+            file.is_over = len(file.kept) == copies
+        if file.is_over:
+            ended(file, result if isinstance(result, TransferFailure) else None)
+
+    packer = Packer(
+        gateway, take, terminal=custodian.terminal, custody=True, origin=files[0].origin,
+        expires_after_s=wishes.expires_after_s, most_connections=wishes.most_connections,
+        priority=allowed(gateway, wishes.priority), deadline=min(wishes.deadline, MAX_NUMBER),
+    )  # fmt: skip
+    with Singly(packer, take) as small:
+        for before, file in zip([files[0], *files], files):
+            if _directory(before.path) != _directory(file.path):
+                small.cut()
+            if not small.add(file, file.local, file.path, file.seq):
+                take(file, TransferFailure(ErrorClass.NOT_SUPPORTED, f"{file.path} is too large for a pack"))
+        small.finish()
+
+
+def _directory(path: str) -> str:
+    return path.rpartition("/")[0]
