@@ -27,7 +27,7 @@ from stageout.core import log
 from stageout.core.clock import Clock
 from stageout.core.errors import ErrorClass
 from stageout.wire.overlay import Open, Operation
-from stageout.wire.route import next_stop
+from stageout.wire.route import next_hop
 
 _COALESCE_S = 0.02
 _IDLE_S = 5.0
@@ -242,7 +242,7 @@ class Forwarder:
             self._beginning = frozenset()
 
     def _order(self, held: Held, file: str, blocks: list[Digested], passed: list[Digested]) -> None:
-        order = _Order(held.key, held.operation.path, _stop(held.operation), held.tid, held, passes=bool(passed))
+        order = _Order(held.key, held.operation.path, _hop(held.operation), held.tid, held, passes=bool(passed))
         cancel = "all" if held.key in self._custodian.cancelled else ""
         known: dict[str, Any] = {"digests": b"".join(digest for _, digest in blocks).hex()}
         if passed:
@@ -278,7 +278,7 @@ class Forwarder:
             if coming is None:
                 self._early.pop(tid, None)
                 continue
-            early.places = (coming.key, _stop(coming.asked))
+            early.places = (coming.key, _hop(coming.asked))
             if self._is_open_for(early):
                 self._give_early(coming, self._early.pop(tid).blocks)
 
@@ -293,7 +293,7 @@ class Forwarder:
         blocks = {block: digest.hex() for block, digest in coming.blocks} | dict(more)
         operation = Operation(*coming.key, "publish", ask.path, ask.expires, size_bytes=ask.size_bytes)
         self._give(
-            _Order(coming.key, ask.path, _stop(ask), coming.tid, passes=coming.passes), operation, file=coming.file,
+            _Order(coming.key, ask.path, _hop(ask), coming.tid, passes=coming.passes), operation, file=coming.file,
             digest=coming.digest, opening=_opening(ask), comes=coming.tid, blocks=[*map(list, blocks.items())],
             passed=_named((block, digest) for block, digest in coming.passed if block not in blocks),
             passes=coming.passes,
@@ -307,12 +307,12 @@ class Forwarder:
                 self._carrier.write({"stop": number})
         now_s = self._clock.monotonic_s()
         for stray in await self._on_disk(self._custodian.strays):
-            places = (stray.key, _stop(stray))
+            places = (stray.key, _hop(stray))
             paused = any(self._pauses.get(place, Pause()).until_s > now_s for place in places)
             if paused or stray.key in self.busy or len(self._orders) >= 2 * self._most:
                 continue
             operation = Operation(*stray.key, "publish", stray.path, stray.expires)
-            self._give(_Order(stray.key, stray.path, _stop(stray), 0, drops=True), operation, cancel="data")
+            self._give(_Order(stray.key, stray.path, _hop(stray), 0, drops=True), operation, cancel="data")
 
     def _give(self, order: _Order, operation: Operation, **further: Any) -> None:
         number, own = next(self._numbers), self._own.now
@@ -334,7 +334,7 @@ class Forwarder:
         load = Counter(order.terminal for order in whole)
         chosen: list[Held] = []
         for held in due:
-            terminal = _stop(held.operation)
+            terminal = _hop(held.operation)
             away = self._pauses.get(terminal, Pause())
             most = 1 if away.failures else max(1, self._most - 1)
             if len(whole) + len(chosen) >= self._most:
@@ -422,23 +422,23 @@ class Forwarder:
 
 
 def _onward(operation: Operation) -> Operation:
-    """As the next stop hears it."""
-    terminal = next_stop(operation.terminal)[1]
+    """As the next hop hears it."""
+    terminal = next_hop(operation.terminal)[1]
     return replace(operation, terminal=terminal, release="delivered", tid=0, standby_s=0, copies=1)
 
 
 def _opening(asked: Open | None) -> str:
     if asked is None:
         return ""
-    return json.dumps(asdict(replace(asked, terminal=next_stop(asked.terminal)[1], standby_s=0, release="delivered")))
+    return json.dumps(asdict(replace(asked, terminal=next_hop(asked.terminal)[1], standby_s=0, release="delivered")))
 
 
 def _named(blocks: Iterable[Digested]) -> list[list[Any]]:
     return [[block, digest.hex()] for block, digest in blocks]
 
 
-def _stop(message: Open | Operation | Begun) -> str:
-    return next_stop(message.terminal)[0]
+def _hop(message: Open | Operation | Begun) -> str:
+    return next_hop(message.terminal)[0]
 
 
 def result_of(answer: Answer) -> Result:

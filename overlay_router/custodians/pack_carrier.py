@@ -26,7 +26,7 @@ from stageout.overlay.channel import Channel, Gateway
 from stageout.wire import frames, packs
 from stageout.wire.overlay import Cancel, Custody, Low, Message, NoSpace, Pack, Packed, Result, Status
 from stageout.wire.packs import DIGEST_BYTES
-from stageout.wire.route import address, next_stop
+from stageout.wire.route import address, next_hop
 
 _ASK_EVERY_S = 10.0
 #: One connection may speak of so many origins; then it is made anew.
@@ -226,7 +226,7 @@ class Way:
         self._origins.add(origin)
         channel.send(Low(origin, one.order.low))  # and a PACK is never the first message
         onward = replace(
-            one.pack, terminal=next_stop(one.pack.terminal)[1], release="delivered", after=(),
+            one.pack, terminal=next_hop(one.pack.terminal)[1], release="delivered", after=(),
             cancelled=tuple(one.order.cancelled),
         )  # fmt: skip
         channel.send_pack(onward, one.digests_by(channel), one.data)

@@ -23,7 +23,7 @@ from overlay_router.rules.states import Outcome, Result
 from stageout.core import log
 from stageout.core.clock import Clock
 from stageout.core.errors import ErrorClass
-from stageout.wire.route import next_stop
+from stageout.wire.route import next_hop
 
 _IDLE_S = 5.0
 _COALESCE_S = 0.002
@@ -128,7 +128,7 @@ class PackForwarder:
 
     def _room(self, lane: Lane) -> int:
         """How many may begin; a router that is away is tried with one pack at a time."""
-        away = self._away.get(lane.stop, Pause())
+        away = self._away.get(lane.hop, Pause())
         if away.until_s > self._clock.monotonic_s():
             return 0
         return max(0, (1 if away.failures else _UNDER_WAY) - self._load[lane])
@@ -137,7 +137,7 @@ class PackForwarder:
         self._turns.add(self._lane(held), held, self._clock.wall_s())
 
     def _lane(self, held: HeldPack) -> Lane:
-        return Lane(next_stop(held.terminal)[0], held.key in self._asks)
+        return Lane(next_hop(held.terminal)[0], held.key in self._asks)
 
     async def _start(self, held: HeldPack) -> bool:
         """Give it to the process; False when it is not in custody any more."""
@@ -159,7 +159,7 @@ class PackForwarder:
         self._load[one.lane] += 1
         if not one.lane.asks:
             log.event("deliver", origin=held.origin, seq=held.seq, path=held.path, files=held.files,
-                      terminal=one.lane.stop)  # fmt: skip
+                      terminal=one.lane.hop)  # fmt: skip
         self._give(one, facts)
         return True
 
@@ -207,8 +207,8 @@ class PackForwarder:
     def _give(self, one: _Given, facts: dict[str, Any], asks: bool = False) -> None:
         own = self._own.now
         name, secret = own.key
-        stop, asks = one.lane.stop, asks or one.lane.asks
-        self._carrier.write(asdict(Order(one.number, stop, name, secret.hex(), ca=own.ca, asks=asks, **facts)))
+        hop, asks = one.lane.hop, asks or one.lane.asks
+        self._carrier.write(asdict(Order(one.number, hop, name, secret.hex(), ca=own.ca, asks=asks, **facts)))
 
     async def _settle(self) -> None:
         """Record the answers that have come, all together; when that fails, they are asked for again.
@@ -239,7 +239,7 @@ class PackForwarder:
             return
         self._drop(held.key)
         if answer.results:
-            self._reached(one.lane.stop)
+            self._reached(one.lane.hop)
             ended.settled.append((held, _judged(answer, self._asks.get(held.key, []))))
             self._forget(held.key)
         elif answer.damaged:
@@ -251,7 +251,7 @@ class PackForwarder:
     def _waits(self, one: _Given, answer: Answer) -> None:
         """The next custodian has it: others may go, and it is asked ever more seldom what became of this one."""
         held = one.held
-        self._reached(one.lane.stop)
+        self._reached(one.lane.hop)
         if not one.waits:
             one.waits = True
             self._load[one.lane] -= 1
@@ -261,22 +261,22 @@ class PackForwarder:
         pause.more(now_s, 0.0)
         self._turns.later(self._lane(held), held, pause.until_s)
 
-    def _reached(self, stop: str) -> None:
-        self._away.pop(stop, None)
-        self._problems.pop(stop, None)
+    def _reached(self, hop: str) -> None:
+        self._away.pop(hop, None)
+        self._problems.pop(hop, None)
 
     def _failed(self, held: HeldPack, answer: Answer) -> None:
-        stop, now_s = self._lane(held).stop, self._clock.monotonic_s()
+        hop, now_s = self._lane(held).hop, self._clock.monotonic_s()
         if ErrorClass.from_code(answer.code) in AWAY:
-            pause = self._away.setdefault(stop, Pause())
+            pause = self._away.setdefault(hop, Pause())
         else:
             self._asks.pop(held.key, None)  # the next custodian does not know it any more, perhaps
             pause = self._pauses.setdefault(held.key, Pause())
         if pause.until_s <= now_s:  # several packs are lost with one connection
             pause.more(now_s, answer.retry_after_s)
         self._turns.later(self._lane(held), held, pause.until_s)
-        self._problems[stop] = answer.failure
-        log.warn("not-delivered", origin=held.origin, seq=held.seq, path=held.path, terminal=stop,
+        self._problems[hop] = answer.failure
+        log.warn("not-delivered", origin=held.origin, seq=held.seq, path=held.path, terminal=hop,
                  problem=answer.failure, again_s=round(pause.until_s - now_s))  # fmt: skip
 
     def _until_next_s(self) -> float:

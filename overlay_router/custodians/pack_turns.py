@@ -19,9 +19,9 @@ Rank = tuple[float, float, float]
 
 
 class Lane(NamedTuple):
-    """What shares places. :param stop: the next router. :param asks: it has the pack already, and is only asked."""
+    """What shares places. :param hop: the next router. :param asks: it has the pack already, and is only asked."""
 
-    stop: str
+    hop: str
     asks: bool = False
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from stageout.core.config import ConfigError
-from stageout.wire.route import BadRoute, address, next_stop, written
+from stageout.wire.route import BadRoute, address, next_hop, written
 
 _NAME = "STAGEOUT_ROUTER_TERMINALS"
 
@@ -28,7 +28,7 @@ class Terminals:
 
     def reason_against(self, terminal: str, key: str) -> str:
         """Why a deposit with that key is refused; "" when it is not."""
-        terminal, _ = next_stop(terminal)
+        terminal, _ = next_hop(terminal)
         allowed = self._keys.get(terminal)
         if allowed is None:
             return f"this router takes nothing into custody for {terminal}: {_NAME} does not name it"

@@ -58,8 +58,8 @@ def check(route: Route) -> None:
         raise BadRoute(f"a route passes each router once: {shown(route)}")
 
 
-def next_stop(terminal: str) -> tuple[str, str]:
-    """Where a custodian takes a file next, and the terminal as it is said there: the rest of ``STOP,STOP,TERMINAL``."""
+def next_hop(terminal: str) -> tuple[str, str]:
+    """Where a custodian takes a file next, and the terminal as it is said there: the rest of ``HOP,HOP,TERMINAL``."""
     first, _, rest = terminal.partition(",")
     return first, rest
 
