@@ -1,10 +1,15 @@
-"""Child processes that run a module of the product."""
+"""Child processes that run a module of the product, and those that are known by their environment."""
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+#: In the environment of all that a plugin starts: the directory that its call has as long as it lasts.
+MOVER_MARK = "STAGEOUT_MOVER_DIR"
 _ROOT = str(Path(__file__).resolve().parents[2])
 
 
@@ -15,3 +20,14 @@ def module_command(module: str, *arguments: str) -> list[str]:
     """
     code = f"import runpy, sys; sys.path.insert(0, {_ROOT!r}); runpy.run_module({module!r}, None, '__main__', True)"
     return [sys.executable, "-c", code, *arguments]
+
+
+def having(variable: str) -> Iterator[tuple[int, str]]:
+    """Other processes that were given an environment variable, as far as this user may see: number and value."""
+    mark = os.fsencode(f"{variable}=")
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with suppress(OSError):
+                for item in (entry / "environ").read_bytes().split(b"\0"):
+                    if item.startswith(mark):
+                        yield int(entry.name), os.fsdecode(item[len(mark) :])

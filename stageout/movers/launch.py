@@ -1,11 +1,12 @@
 """Start and end of one plugin: a process of its own between the manager and the plugin's program.
 
-Run as ``python -I -S launch.py MANAGER_PID UID GID GROUPS NICENESS DIRECTORY PROGRAM ARGUMENTS...``. Its child becomes
-the job's user and turns into the plugin. It stays, as the parent of all that the plugin leaves behind (prctl(2),
-PR_SET_CHILD_SUBREAPER), whatever sessions and environments those have, and kills them when the plugin has ended. Then
-it ends as the plugin did. SIGTERM is passed on; what has not ended two seconds later is killed. The kernel kills it
-with the manager, and the plugin with it. Forking and changing the user inside the manager, which has several threads,
-would not be safe. It must start fast: it imports nothing of the product, and little else.
+Run as ``python -I -S launch.py MANAGER_PID UID GID GROUPS NICENESS NOTE DIRECTORY PROGRAM ARGUMENTS...``. Its child
+becomes the job's user and turns into the plugin. It stays, as the parent of all that the plugin leaves behind
+(prctl(2), PR_SET_CHILD_SUBREAPER), whatever sessions and environments those have, and kills them when the plugin has
+ended; those that do not end it names in the descriptor NOTE (-1: nowhere). Then it ends as the plugin did. SIGTERM is
+passed on; what has not ended two seconds later is killed. The kernel kills it with the manager, and the plugin with it.
+Forking and changing the user inside the manager, which has several threads, would not be safe. It must start fast: it
+imports nothing of the product, and little else.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ _TERM_GRACE_S = 2.0
 _REST_S = 5.0
 _AGAIN_S = 0.02
 _DAY_S = 86400.0
+#: A pipe that nobody reads yet takes their names at once.
+_MOST_NAMED = 100
 
 
 def main(argv: list[str]) -> int:
@@ -39,7 +42,7 @@ def main(argv: list[str]) -> int:
     except OSError as problem:
         return _cannot(problem)
     if plugin:
-        return _end_as(_watch(plugin))
+        return _end_as(_watch(plugin, int(argv[5])))
     try:
         _become(own_pid, argv)
     except OSError as problem:
@@ -66,8 +69,10 @@ def _dies_with(parent: int) -> bool:
 
 def _become(parent: int, argv: list[str]) -> None:
     """Turn into the plugin; returns only when the parent has died."""
-    uid, gid, directory, program = int(argv[1]), int(argv[2]), argv[5], argv[6:]
+    uid, gid, note, directory, program = int(argv[1]), int(argv[2]), int(argv[5]), argv[6], argv[7:]
     os.setsid()
+    if note >= 0:
+        os.set_inheritable(note, False)  # this process only writes it
     if os.geteuid() == 0:
         os.setgroups([int(group) for group in argv[3].split(",") if group])
         os.setgid(gid)
@@ -80,8 +85,11 @@ def _become(parent: int, argv: list[str]) -> None:
         os.execv(program[0], program)
 
 
-def _watch(plugin: int) -> int:
-    """Wait until the plugin has ended, and nothing of it runs any more. Returns its wait status."""
+def _watch(plugin: int, note: int) -> int:
+    """Wait until the plugin has ended, and nothing of it runs any more. Returns its wait status.
+
+    :param note: descriptor for those that cannot be ended.
+    """
     # While the plugin starts: it does not wait for that. A SIGTERM before it ends both of us.
     import signal
 
@@ -101,7 +109,7 @@ def _watch(plugin: int) -> int:
             _kill_group(plugin, _SIGKILL)
             kill_at_s = float("inf")
         status = _reap(plugin)
-    _end_rest()
+    _end_rest(note)
     return status
 
 
@@ -119,8 +127,8 @@ def _reap(plugin: int) -> int | None:
         return CANNOT_START << 8 if status is None else status
 
 
-def _end_rest() -> None:
-    """Kill until there are no children: whose parent is killed becomes one."""
+def _end_rest(note: int) -> None:
+    """Kill until there are no children: whose parent is killed becomes one. Those that stay are written down."""
     until_s = time.monotonic() + _REST_S
     while True:
         try:
@@ -134,6 +142,9 @@ def _end_rest() -> None:
             except OSError:
                 continue  # of another user
         if time.monotonic() > until_s:  # of another user, or the disk keeps it
+            if note >= 0:
+                rest = " ".join(f"{pid}:{_facts(pid)[2]}" for pid in _children()[:_MOST_NAMED])
+                os.write(note, rest.encode() or b"unknown")
             return
         time.sleep(_AGAIN_S)
 
@@ -141,19 +152,20 @@ def _end_rest() -> None:
 def _children() -> list[int]:
     """Of this process; none where /proc is missing, or has the numbers of another namespace (pid_namespaces(7))."""
     own = str(os.getpid())
-    if _numbers("self")[0] != own:
+    if _facts("self")[0] != own:
         return []
-    return [int(place.name) for place in os.scandir("/proc") if place.name.isdigit() and _numbers(place.name)[1] == own]
+    return [int(place.name) for place in os.scandir("/proc") if place.name.isdigit() and _facts(place.name)[1] == own]
 
 
-def _numbers(pid: str) -> tuple[str, str]:
-    """A process's own and its parent's, as proc(5) says them; "" when it has ended."""
+def _facts(pid: int | str) -> tuple[str, str, str]:
+    """A process's number, its parent's and its state, as proc(5) says them; "" when it has ended."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             text = file.read()
-        return text.partition(" ")[0], text.rpartition(")")[2].split()[1]
-    except (OSError, IndexError):
-        return "", ""
+        state, parent = text.rpartition(")")[2].split()[:2]
+        return text.partition(" ")[0], parent, state
+    except (OSError, ValueError):
+        return "", "", ""
 
 
 def _kill_group(leader: int, how: int) -> None:

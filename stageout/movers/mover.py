@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from stageout.core import durable, log
+from stageout.core.children import MOVER_MARK, having
 from stageout.core.classads import ClassAd, decode, unparse_ad, unparse_old
 from stageout.core.errors import ErrorClass
 from stageout.core.sockets import readable
@@ -41,7 +42,6 @@ from stageout.movers.results import (
 from stageout.movers.scrub import Secrets
 from stageout.wire.handoff import OfferedCredential
 
-MARK = "STAGEOUT_MOVER_DIR"
 _LAUNCH = Path(__file__).with_name("launch.py")
 #: For ``launch.py`` to end the plugin, with 2 s for the plugin to do so itself, and all that this has started.
 _END_S = 10.0
@@ -49,6 +49,10 @@ _END_S = 10.0
 _FEW_FILES = 10
 _BULK_NICENESS = 5
 _OUTPUT_KEPT = 16384
+_OUTLIVED = (
+    "started by a plugin that has ended, and could not be killed: D behind a number waits for a disk or a network"
+    " filesystem, and ends with that; end others by hand (of another user, perhaps). What they send may come twice"
+)
 _OUTFILE_BASE = 19264  # as condor_starter reserves, so that a full disk cannot stop the report
 _OUTFILE_PER_FILE = 2048
 _OUTFILE_MOST = 256 * 1024 * 1024
@@ -307,14 +311,16 @@ class Mover:
     def _call(self, arguments: Sequence[str], deadline: float) -> tuple[Ending, str]:
         try:
             with durable.step("mover-exec"):
-                process = self._start(arguments)
+                process, note = self._start(arguments)
         except OSError as problem:
             return Ending(None, text=str(problem)), ""
         output = _Tail()
         try:
             in_time = self._watch(process, output, deadline)
             status = self._end(process, in_time)
+            self._tell_rest(note)
         finally:
+            os.close(note)
             if process.stdout:
                 process.stdout.close()
         if self._stop.is_set():
@@ -324,7 +330,24 @@ class Mover:
             log.warn("mover-failed", plugin=self._batch.plugin.path, status=status, output=text[-2000:])
         return Ending(status, 0.0 if in_time else self._batch.lifetime_s), output.text
 
-    def _start(self, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+    def _tell_rest(self, note: int) -> None:
+        """Of what the plugin has started and ``launch.py`` could not end, the administrator hears."""
+        rest = os.read(note, _OUTPUT_KEPT).decode() if readable([note], 0) else ""
+        if rest:
+            log.error("plugin-outlived", plugin=self._batch.plugin.path, pids=rest, advice=_OUTLIVED)
+
+    def _start(self, arguments: Sequence[str]) -> tuple[subprocess.Popen[bytes], int]:
+        """The process, and a descriptor for what it could not end. :raises OSError: it cannot be started."""
+        note, written = os.pipe()
+        try:
+            return self._popen(arguments, written), note
+        except BaseException:
+            os.close(note)
+            raise
+        finally:
+            os.close(written)
+
+    def _popen(self, arguments: Sequence[str], note: int) -> subprocess.Popen[bytes]:
         batch = self._batch
         own = group_list(batch.uid, batch.gid)
         extra = [batch.passing_group] if batch.passing_group not in (-1, *own) else []
@@ -332,13 +355,14 @@ class Mover:
         niceness = _BULK_NICENESS if len(batch.files) > _FEW_FILES else 0
         shim = [sys.executable, "-I", "-S", str(_LAUNCH), str(os.getpid()), str(batch.uid), str(batch.gid), groups]
         return subprocess.Popen(
-            [*shim, str(niceness), str(batch.directory), str(batch.plugin.path), *arguments],
+            [*shim, str(niceness), str(note), str(batch.directory), str(batch.plugin.path), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=plugin_environment(os.environ, batch),
             cwd="/",
             start_new_session=True,
+            pass_fds=(note,),
         )
 
     def _watch(self, process: subprocess.Popen[bytes], output: _Tail, deadline: float) -> bool:
@@ -465,7 +489,7 @@ def plugin_environment(ours: Mapping[str, str], batch: Batch) -> dict[str, str]:
         "HOME": home,
         "TMPDIR": home,
         "STAGEOUT_MOVER": "1",
-        MARK: home,
+        MOVER_MARK: home,
         "STAGEOUT_PLUGIN_LIFETIME_S": str(int(batch.lifetime_s)),
     }
 
@@ -517,10 +541,5 @@ def kill_all(directory: Path) -> int:
 
 def _marked(movers: Path, name: str = "") -> Iterator[int]:
     """Processes of the plugins of one batch, or (without a name) of all batches whose directories are there."""
-    mark, whole = os.fsencode(f"{MARK}={movers}/{name}"), bool(name)
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            with contextlib.suppress(OSError):
-                items = (entry / "environ").read_bytes().split(b"\0")
-                if mark in items or (not whole and any(item.startswith(mark) for item in items)):
-                    yield int(entry.name)
+    place = f"{movers}/{name}"
+    return (pid for pid, value in having(MOVER_MARK) if value == place or (not name and value.startswith(place)))

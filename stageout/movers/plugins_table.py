@@ -105,7 +105,7 @@ def ask(path: str, as_itself: bool = False) -> Plugin | None:
     :param as_itself: by this process's user.
     """
     uid, gid = (os.geteuid(), os.getegid()) if as_itself else _unprivileged()
-    shim = [sys.executable, "-I", "-S", str(_LAUNCH), str(os.getpid()), str(uid), str(gid), str(gid), "0", "/"]
+    shim = [sys.executable, "-I", "-S", str(_LAUNCH), str(os.getpid()), str(uid), str(gid), str(gid), "0", "-1", "/"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("CONDOR_")}
     if "CONDOR_CONFIG" in os.environ:
         environment["CONDOR_CONFIG"] = os.environ["CONDOR_CONFIG"]

@@ -18,6 +18,7 @@ from stageout.cli.doctor import node, report
 from stageout.cli.doctor.findings import Finding, Level, Ran, Role, Unseen
 from stageout.cli.doctor.machine import http_status
 from stageout.cli.doctor.pilot import pilot_end
+from stageout.core.children import MOVER_MARK
 from stageout.core.classads import ClassAd
 from stageout.core.config import mapping_settings
 from stageout.core.signing import SigningKey
@@ -93,6 +94,7 @@ class Fake:
             STOCK: seen_file(),
             SETTINGS["STAGEOUT_AGENT"]: seen_file(),
             SETTINGS["STAGEOUT_MANAGER"]: seen_file(),
+            "/proc/76/root/movers/1": seen_file(),
         }
     )
     texts: dict[str, str] = field(default_factory=lambda: {OURS: "from stageout.plugin import run"})
@@ -115,6 +117,11 @@ class Fake:
     ahead_s: float = 0.0
     collector_down: bool = False
     policy: Any = 200
+    marked: list[tuple[int, str]] = field(default_factory=lambda: [(76, "/movers/1"), (75, "/movers/ended meanwhile")])
+
+    def processes(self, variable: str) -> list[tuple[int, str]]:
+        assert variable == MOVER_MARK
+        return self.marked
 
     @property
     def settings(self) -> Any:
@@ -326,6 +333,7 @@ FAULTS: list[tuple[str, Level, str, Callable[[Fake], None]]] = [
     ("manager-user", Level.FAIL, "uid 7", has(manager=ClassAd({"Manager": "m", "Uid": 7}))),
     ("startd-answers", Level.FAIL, "GlobalJobId", has(own_slots=[BUSY])),
     ("startd-answers", Level.UNCHECKED, "no job runs", has(own_slots=[])),
+    ("plugin-rest", Level.WARN, "could not be killed: 77", lambda machine: leave_behind(machine)),
     ("restart-risk", Level.UNCHECKED, "no sandbox manager", has(manager=FileNotFoundError(2, "", "x"))),
     ("collector", Level.FAIL, "does not answer", has(collector_down=True)),
     ("clock", Level.WARN, "more than 30 s ahead", has(ahead_s=50)),
@@ -363,6 +371,11 @@ FAULTS: list[tuple[str, Level, str, Callable[[Fake], None]]] = [
     ("policy-service", Level.FAIL, "refuses the token", policy(401)),
     ("policy-service", Level.FAIL, "status 404", policy(404)),
 ]
+
+
+def leave_behind(machine: Fake) -> None:
+    machine.marked.append((77, "/movers/2"))
+    machine.files["/proc/77"] = seen_file()
 
 
 @pytest.mark.parametrize(("name", "level", "words", "spoil"), FAULTS, ids=[f"{f[0]}-{f[2]}" for f in FAULTS])

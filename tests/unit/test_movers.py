@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 from manager_site import ROOT, UID, Site, made
 
+from stageout.core.children import MOVER_MARK
 from stageout.core.errors import ErrorClass
 from stageout.core.sockets import readable
-from stageout.movers import launch
-from stageout.movers.mover import MARK, Batch, Cargo, Mover, Stopped, end_leftovers, unique_names
+from stageout.movers import launch, mover
+from stageout.movers.mover import Batch, Cargo, Mover, Stopped, end_leftovers, unique_names
 from stageout.movers.plugins_table import Plugin, PluginsTable
 from stageout.movers.results import PLUGINS_WORD, Answer, Delivered, Failure
 
@@ -108,7 +109,7 @@ def test_the_environment_is_small(site: Site, monkeypatch: pytest.MonkeyPatch) -
     run(site, "copy://h/ok/one")
     env = site.calls()[0]["env"]
     assert env["STAGEOUT_MOVER"] == "1"
-    assert env[MARK] == env["HOME"] == str(site.base / "movers/1")
+    assert env[MOVER_MARK] == env["HOME"] == str(site.base / "movers/1")
     assert env["STAGEOUT_PLUGIN_LIFETIME_S"] == "30"
     assert env["http_proxy"] == env["STAGEOUT_CURL_KNOB"] == "x"
     assert not {"CONDOR_INHERIT", "SECRET", "STAGEOUT_SPOOL", "_CONDOR_JOB_AD"} & set(env)
@@ -196,6 +197,30 @@ def test_what_has_no_child_here_is_not_killed(monkeypatch: pytest.MonkeyPatch) -
     other = os.getppid()
     monkeypatch.setattr(os, "getpid", lambda: other)
     assert launch._children() == []
+
+
+def test_what_cannot_be_ended_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for the disk, or is another user's: nobody heard of it."""
+    note, written = os.pipe()
+    monkeypatch.setattr(os, "waitpid", lambda *which: (0, 0))
+    monkeypatch.setattr(os, "kill", lambda *which: None)
+    monkeypatch.setattr(launch, "_REST_S", 0.0)
+    monkeypatch.setattr(launch, "_children", lambda: [os.getpid()])
+    launch._end_rest(written)
+    assert os.read(note, 100).decode() == f"{os.getpid()}:R"
+    os.close(note)
+    os.close(written)
+
+
+def test_what_outlives_a_plugin_is_in_the_log(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = Path(launch.__file__).read_text()
+    assert text.count("_end_rest(note)\n") == 1
+    limited = site.write_script("launch.py", text.replace("_end_rest(note)\n", "os.write(note, b'4711:D')\n"))
+    monkeypatch.setattr(mover, "_LAUNCH", limited)
+    said = list[tuple[str, object]]()
+    monkeypatch.setattr(mover.log, "error", lambda event, **facts: said.append((event, facts["pids"])))
+    assert run(site, "copy://h/ok/a") == [Delivered("size", "md5:00")]
+    assert said == [("plugin-outlived", "4711:D")]
 
 
 def test_a_plugin_is_ended_by_the_signals_that_end_every_program(site: Site) -> None:

@@ -37,9 +37,9 @@ from overlay_router.relay import Router
 from overlay_router.rules.lots import Spool
 from overlay_router.rules.states import Outcome, Result
 from stageout.core import durable
+from stageout.core.children import MOVER_MARK
 from stageout.core.clock import SystemClock, boot_clock_s
 from stageout.core.errors import ErrorClass
-from stageout.movers.mover import MARK
 from stageout.movers.plugins_table import Plugin
 from stageout.overlay import outcomes
 from stageout.overlay.channel import Gateway
@@ -461,9 +461,9 @@ def _suspended(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 def test_a_guard_ends_plugins_that_nobody_else_can(tmp_path: Path, why: str) -> None:
     """By themselves they would deliver although another gateway may have begun."""
     out, orders = os.pipe()
-    environment = {**os.environ, MARK: str(tmp_path / "1")}
+    environment = {**os.environ, MOVER_MARK: str(tmp_path / "1")}
     own = subprocess.Popen(["sleep", "600"], env=environment, start_new_session=True)
-    other = subprocess.Popen(["sleep", "600"], env={**environment, MARK: str(tmp_path / "12")})
+    other = subprocess.Popen(["sleep", "600"], env={**environment, MOVER_MARK: str(tmp_path / "12")})
     watching = threading.Thread(target=guard.watch, args=(tmp_path / "1", out))
     watching.start()
     try:

@@ -102,6 +102,9 @@ class Machine(Protocol):
     def http_status(self, url: str, token: str) -> int:
         """Status of a GET with this bearer token. :raises OSError: nobody answers whose certificate counts."""
 
+    def processes(self, variable: str) -> list[tuple[int, str]]:
+        """Those with an environment variable, as far as this user may see: number and value."""
+
     def now(self) -> float:
         """Wall clock, seconds."""
 

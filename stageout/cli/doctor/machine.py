@@ -18,6 +18,7 @@ from stageout.cli import node
 from stageout.cli.condor import Pool, bindings, errors, plain
 from stageout.cli.doctor.findings import Ran, Unseen
 from stageout.cli.exits import Unavailable
+from stageout.core.children import having
 from stageout.core.classads import ClassAd
 from stageout.core.config import Settings, condor_settings
 
@@ -139,6 +140,10 @@ class ThisMachine:
     def http_status(self, url: str, token: str) -> int:
         """Status of a GET with this bearer token. :raises OSError: nobody answers whose certificate counts."""
         return http_status(url, token)
+
+    def processes(self, variable: str) -> list[tuple[int, str]]:
+        """Those with an environment variable, as far as this user may see: number and value."""
+        return list(having(variable))
 
     def now(self) -> float:
         """Wall clock, seconds."""

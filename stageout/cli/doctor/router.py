@@ -68,4 +68,4 @@ def sums(machine: Machine) -> Iterator[Finding]:
         yield ok("checksums", "the fast ones are there")
 
 
-ROUTER = (config.router_daemon, sums, egress)
+ROUTER = (config.router_daemon, sums, egress, config.plugin_rest)
