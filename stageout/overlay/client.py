@@ -294,14 +294,17 @@ class Upload:
 def answer_to(control: Channel, order: Operation, patience_s: float = float("inf")) -> Result | Custody | None:
     """What became of an operation; None when its data must come again. The router is asked while it is silent.
 
-    :param patience_s: for an operation that waits there. :raises TransferFailure: it is to be said again.
+    :param patience_s: for an operation that waits there.
+    :raises TransferFailure: it is to be said again: STALLED when the router is silent, TIMED_OUT when it only waits.
     """
     until_s, silence_s = time.monotonic() + patience_s, control.gateway.timeout_s
     while True:
         while not control.has_more(min(_ASK_EVERY_S, silence_s / 2)):
             control.send(Status(order.origin, order.seq))
-            if not control.has_more(silence_s) or time.monotonic() > until_s:
-                raise control.failure(ErrorClass.STALLED, f"no result of {order.path} yet")
+            if not control.has_more(silence_s):
+                raise control.failure(ErrorClass.STALLED, f"no word of {order.path}")
+            if time.monotonic() > until_s:  # the router is there, and so it can be asked for others
+                raise control.failure(ErrorClass.TIMED_OUT, f"no result of {order.path} yet")
         answer = control.receive()
         if isinstance(answer, Opened) or (isinstance(answer, Result) and answer.outcome == "unknown"):
             return None

@@ -348,12 +348,17 @@ def _told(given: Commanded, route: Route, message: overlay.Copy | Status | Cance
 
 
 def _say(given: Commanded, message: Cancel | Low) -> None:
-    """As far as the router can be reached: results are forgotten with time, too."""
+    """As far as the router can be reached: results are forgotten with time, too.
+
+    A router drops what a peer that has left said last: so this one stays until something asked behind it is answered.
+    """
+    behind = Status(given.origin, 2)
     try:
         with Channel(given.source, given.routes[0]) as channel:
             channel.send(message)
-            channel.send(Status(given.origin, 1))
-            channel.receive()
+            channel.send(behind)
+            while getattr(channel.receive(), "seq", None) != behind.seq:
+                continue
     except TransferFailure:
         return
 

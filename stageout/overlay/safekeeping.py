@@ -182,11 +182,17 @@ class _Sent:
 
 
 def _give_up(gateway: Gateway, order: Operation) -> None:
-    """As far as it can be reached: else the file arrives although nobody was told so."""
+    """As far as it can be reached: else the file arrives although nobody was told so.
+
+    A router drops what a peer that has left said last. So it is asked, behind that, for a number that only the answer
+    to this question has: what is said of the file to all who ask for it may come before.
+    """
+    behind = Status(order.origin, order.seq + 1)
     with contextlib.suppress(TransferFailure), Channel(gateway) as channel:
         channel.send(Cancel(order.origin, order.seq))
-        channel.send(Status(order.origin, order.seq))
-        channel.receive()
+        channel.send(behind)
+        while getattr(channel.receive(), "seq", None) != behind.seq:
+            continue
 
 
 def too_few(path: str, kept: int, copies: int, problems: Mapping[str, TransferFailure]) -> TransferFailure:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
 import re
@@ -12,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,10 +28,8 @@ from stageout.testing.router import RouterProcess, custodian_for
 from stageout.wire.deposits import name_of, operation_of, read_receipt
 from stageout.wire.overlay import (
     BLOCK_BYTES,
-    Attach,
     Cancel,
     Custody,
-    Message,
     Open,
     Opened,
     Operation,
@@ -43,6 +39,7 @@ from stageout.wire.overlay import (
     Status,
 )
 from tests.overlay.depositing import deposit
+from tests.overlay.slow_sender import Slow
 
 PLUGIN = Path(__file__).resolve().parents[2] / "plugins" / "overlay_router_plugin"
 SIZE_BYTES = 2 * BLOCK_BYTES + 5
@@ -201,65 +198,6 @@ def test_killed_at_any_step_it_goes_on(tmp_path: Path, terminal: RouterProcess, 
             assert (terminal.root / "some/where").read_bytes() == source.read_bytes()
             wait_until(lambda: spool_is_empty(custodian), what="the spool to be empty")
         assert "task-failed" not in custodian.log
-
-
-class Slow:
-    """A sender that sends its blocks one by one."""
-
-    def __init__(self, custodian: RouterProcess, terminal: RouterProcess, source: Path, release: str) -> None:
-        self.gateway, self.data, self.seq = gateway_of(custodian), source.read_bytes(), 1
-        self.origin, self.expires = os.urandom(16).hex(), int(time.time()) + 1000
-        self.control = Channel(self.gateway)
-        self.terminal, self.release = terminal, release
-        self.control.send(
-            Open(
-                self.origin,
-                1,
-                "slow",
-                SIZE_BYTES,
-                BLOCK_BYTES,
-                self.expires,
-                terminal=terminal.address,
-                release=release,
-            )
-        )
-        opened = self.control.receive()
-        assert isinstance(opened, Opened)
-        self.tid, self.already = opened.tid, opened.staged
-
-    def block(self, number: int) -> bytes:
-        return self.data[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES]
-
-    def send(self, *numbers: int) -> None:
-        """On return they are STAGED."""
-        left = set(numbers)
-        with Channel(self.gateway) as channel:
-            channel.send(Attach(self.tid))
-            for number in numbers:
-                channel.send_block(self.tid, number, self.block(number))
-            while left:
-                staged = self.control.receive()
-                assert isinstance(staged, Staged)
-                left -= {block for first, end in staged.staged for block in range(first, end)}
-
-    def publish(self) -> None:
-        digests = b"".join(self.control.digest(self.block(number)) for number in range(3))
-        self.control.send(
-            Operation(
-                self.origin, 1, "publish", "slow", self.expires, size_bytes=SIZE_BYTES, blocks=3,
-                manifest=hashlib.sha256(digests).hexdigest(), terminal=self.terminal.address, release=self.release,
-            )
-        )  # fmt: skip
-
-    def at_terminal(self) -> Message:
-        """What the terminal says to the custodian's key."""
-        with Channel(gateway_of(self.terminal)) as channel:
-            channel.send(Status(self.origin, 1))
-            return channel.receive()
-
-    def is_at_terminal(self, blocks: int) -> bool:
-        said = self.at_terminal()
-        return isinstance(said, Staged) and said.staged == ((0, blocks),)
 
 
 @pytest.mark.parametrize("release", ["delivered", "custody"])
@@ -479,17 +417,57 @@ def test_names_change_in_their_order_by_way_of_a_custodian(
     assert [path.name for path in (terminal.root / "d").iterdir()] == []
 
 
+def kill_carrier(custodian: RouterProcess) -> None:
+    (carrier,) = [pid for pid in custodian.workers() if b"carrier" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(carrier, signal.SIGKILL)
+
+
 def test_a_carrier_that_dies_costs_a_moment(terminal: RouterProcess, custodian: RouterProcess, source: Path) -> None:
     terminal.stop()
     given = deposit(gateway_of(custodian), source, "f", terminal.address)
-    workers = set(custodian.workers())
-    carrier = [pid for pid in workers if b"carrier" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    assert len(carrier) == 1
-    os.kill(carrier[0], signal.SIGKILL)
+    kill_carrier(custodian)
     terminal.start()
     wait_until(lambda: said(custodian, given) == "done", what="the delivery")
     assert dataclasses.asdict(given)["size_bytes"] == SIZE_BYTES
     assert json.loads((custodian.home / "records/custody.json").read_text())["summary"]["files"] in (0, 1)
+
+
+def test_a_block_in_parts_stays_when_others_that_left_unwritten_must_come_again(
+    terminal: RouterProcess, custodian: RouterProcess, tmp_path: Path
+) -> None:
+    source = tmp_path / "long"
+    source.write_bytes(os.urandom(8 * BLOCK_BYTES + 5))  # a shorter one is not sent on before its first block is there
+    slow = wait_until(lambda: passed_unwritten(custodian, terminal, source), what="a block that leaves unwritten")
+    half = BLOCK_BYTES // 2
+    with slow.attached() as one, slow.attached() as other:
+        one.send_part(slow.tid, BLOCK_BYTES, memoryview(slow.block(1))[:half])
+        wait_until(lambda: spooled(custodian).read_bytes()[BLOCK_BYTES:][:half] == slow.block(1)[:half], what="a half")
+        terminal.kill()
+        shutil.rmtree(terminal.home / "records")
+        shutil.rmtree(terminal.root / ".stageout")
+        terminal.start()
+        wait_until(lambda: slow.opened().staged == (), what="the word that the only copy of a block is lost")
+        other.send_part(slow.tid, BLOCK_BYTES + half, memoryview(slow.block(1))[half:])
+        assert slow.staged() == {1}, "the half that came before is there still"
+    slow.send(0, *range(2, 9))
+    slow.publish()
+    assert isinstance(slow.control.receive(), Custody)
+    assert slow.control.receive() == Result(slow.origin, 1, "done", generation=1)
+    assert (terminal.root / "slow").read_bytes() == slow.data
+
+
+def passed_unwritten(custodian: RouterProcess, terminal: RouterProcess, source: Path) -> Slow | None:
+    """A sender whose first block is at the terminal only; None when the custodian was too busy, and has written it."""
+    slow = Slow(custodian, terminal, source, "delivered")
+    with slow.attached() as channel:
+        wait_until(lambda: isinstance(slow.at_terminal(), Staged), what="the terminal to be told")
+        channel.send_block(slow.tid, 0, slow.block(0))
+        assert slow.staged() == {0}
+    if slow.epoch:
+        return slow
+    slow.control.send(Cancel(slow.origin, 1))
+    assert slow.control.receive() == Result(slow.origin, 1, "cancelled")
+    return None
 
 
 def test_the_command_and_the_plugin_go_through_a_custodian(

@@ -1,0 +1,67 @@
+"""What a router's answers mean to those who wait for them, whatever else it says in between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from overlay_router.custodians.forwarder import AWAY
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay import client, safekeeping
+from stageout.overlay.channel import Gateway
+from stageout.wire.overlay import Cancel, Custody, Message, Result, Status
+
+_GATEWAY = Gateway("h", 1, "k", b"s", timeout_s=0.01)
+_ORDER = client.deposit_order("f", "t:1", 0o644, 600, 0, 0, "0a" * 16)
+
+
+class _Channel:
+    """A router that has its words ready. :param answers: a question -> what it says to it."""
+
+    def __init__(self, answers: dict[type[Any], list[Message]], before: list[Message] | None = None) -> None:
+        self.gateway, self._answers, self._said = _GATEWAY, answers, list(before or ())
+        self.asked: list[Message] = []
+
+    def __enter__(self) -> _Channel:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.left_after, self.unread = len(self.asked), list(self._said)
+
+    def send(self, message: Message) -> None:
+        self.asked.append(message)
+        self._said += [
+            Result(item.origin, message.seq, item.outcome) if isinstance(item, Result) else item  # type: ignore[union-attr]
+            for item in self._answers.get(type(message), ())
+        ]
+
+    def has_more(self, timeout_s: float) -> bool:
+        return bool(self._said)
+
+    def receive(self) -> Message:
+        return self._said.pop(0)
+
+    def failure(self, kind: ErrorClass, message: str) -> TransferFailure:
+        return TransferFailure(kind, message)
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_an_operation_that_waits_at_a_router_does_not_mean_that_the_router_is_away(is_silent: bool) -> None:
+    """Else what one depositor makes wait, for ever perhaps, holds up the files of all others to that terminal."""
+    pending: list[Message] = [] if is_silent else [Result(_ORDER.origin, 1, "pending")]
+    channel: Any = _Channel({Status: pending})
+    with pytest.raises(TransferFailure) as caught:
+        client.answer_to(channel, _ORDER, patience_s=0.0)
+    assert (caught.value.kind in AWAY) is is_silent
+    assert caught.value.kind.retryable
+
+
+def test_who_gives_up_a_deposit_stays_until_the_router_has_heard_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is said of that origin to all who ask comes before, perhaps; and what a peer has said is dropped with it."""
+    late = Custody(_ORDER.origin, 1, "r:1")
+    channel = _Channel({Status: [Result(_ORDER.origin, 0, "unknown")]}, before=[late, late])
+    monkeypatch.setattr(safekeeping, "Channel", lambda gateway: channel)
+    safekeeping._give_up(_GATEWAY, _ORDER)
+    assert isinstance(channel.asked[0], Cancel)
+    assert not channel.unread, "it has left before the answer to what it asked behind its CANCEL"
