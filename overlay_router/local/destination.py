@@ -285,6 +285,8 @@ class Destination:
     def _consider(self, waiting: list[Held]) -> list[Reply]:
         """What can be done with these operations now, and with those that waited for them; in their order."""
         replies: list[Reply] = []
+        if waiting:
+            self._small.make_sure()
         while waiting:
             footprint, group, later = Footprint(), Group(), list[Held]()
             try:

@@ -109,11 +109,25 @@ class SmallFiles:
             except MakerDied:
                 log.error("maker-died", packs=len(batch), advice="see what it wrote beside this log; nothing is lost")
                 works = self._executed(batch)  # which finds out first who has its name
-        except (OSError, sqlite3.Error) as problem:
-            if not no_room(problem):
-                raise
-            return self._without_room(batch)
+        except Exception as problem:
+            if no_room(problem):
+                return self._without_room(batch)
+            self.make_sure()
+            raise
         return [(one.arrived.peer, _message(one)) for one in works]
+
+    def make_sure(self) -> None:
+        """Find out what became of a batch that failed in the middle, before others change names.
+
+        Else a file that has its name, which is not recorded, would get it again when somebody has taken it away. Where
+        it cannot be found out now, nobody is held up by that.
+        """
+        if not self._unsure:
+            return
+        try:
+            self.recover()
+        except (OSError, sqlite3.Error) as problem:
+            log.error("packs-not-recovered", problem=problem, advice="look at the disk of the root and its database")
 
     def _without_room(self, batch: Sequence[Arrived]) -> list[tuple[str, overlay.Packed | overlay.NoSpace]]:
         """What can be said of a batch whose execution met a full disk: some files may have their names."""

@@ -91,10 +91,27 @@ class _Large(Generic[Key]):
         self, send: Callable[..., Put], crew: Crew, ended: Ended[Key], progress: Callable[[Key, int], None]
     ) -> None:
         self._send, self._crew, self._ended, self._progress = send, crew, ended, progress
+        self._names: set[str] = set()
+        self._changed = threading.Condition()
 
     def add(self, file: _File[Key]) -> None:
-        """Send a file when its turn comes."""
-        self._crew.do(partial(self._put, *file))
+        """Send a file when its turn comes. None of that name is under way."""
+        with self._changed:
+            self._names.add(file[2])
+        self._crew.do(partial(self._put_last, *file))
+
+    def wait_for(self, path: str) -> None:
+        """On return none of that name is under way."""
+        with self._changed:
+            self._changed.wait_for(lambda: path not in self._names)
+
+    def _put_last(self, key: Key, place: AnyPath, path: str) -> None:
+        try:
+            self._put(key, place, path)
+        finally:
+            with self._changed:
+                self._names.discard(path)
+                self._changed.notify_all()
 
     def _put(self, key: Key, place: AnyPath, path: str) -> None:
         local = Path(place)
@@ -114,7 +131,8 @@ class _Mixed(Generic[Key]):
 
     A router takes a pack only if all of its files end alike: in its tree, or with a plugin. Those of one directory do.
     Once a pack was refused, each pack is of one directory, and the files that were refused come again in such packs;
-    one that is refused again goes by itself.
+    one that is refused again goes by itself. A file waits until an earlier one of its name has ended, however often
+    that one is sent: so the last of a name stays.
     """
 
     def __init__(self, ended: Ended[Key], large: _Large[Key]) -> None:
@@ -126,14 +144,23 @@ class _Mixed(Generic[Key]):
     def send(self, files: Iterable[_File[Key]], small: Singly[Key]) -> None:
         """On return all small ones have ended, and the others wait for their turn at least."""
         for file in files:
+            self._send_again(small)
+            if small.has(file[2]):
+                self._finish(small)
+            self._large.wait_for(file[2])
             self._send(file, small, is_first=True)
-            for refused in self._taken():
-                self._send(refused, small, is_first=False)
+        self._finish(small)
+
+    def _finish(self, small: _Small[Key]) -> None:
         small.finish()
+        while self._again:
+            self._send_again(small)
+            small.finish()
+
+    def _send_again(self, small: _Small[Key]) -> None:
         while again := self._taken():
             for file in again:
                 self._send(file, small, is_first=False)
-            small.finish()
 
     def _send(self, file: _File[Key], small: Singly[Key], is_first: bool) -> None:
         before, self._directory = self._directory, _directory(file)
@@ -221,6 +248,10 @@ class Singly(Generic[Key]):
         except TransferFailure as failure:
             self._fail(failure, key)
             return True
+
+    def has(self, path: str) -> bool:
+        """Whether a file of that name is under way."""
+        return self._packer.has(path)
 
     def cut(self) -> None:
         """The next file begins another pack."""

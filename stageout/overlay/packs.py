@@ -204,7 +204,7 @@ class Packer(Generic[Key]):
         :raises TransferFailure: the router cannot be reached; no file that has not ended will.
         """
         path_bytes = len(path) * (_ESCAPED if path.isascii() else 2 * _ESCAPED) + 3
-        if path in self._names:
+        if self.has(path):
             self.finish()
         if seq and seq != self._load.next:
             self.cut()
@@ -235,6 +235,10 @@ class Packer(Generic[Key]):
             load.after.add(earlier)
         self._names.add(path)
         return True
+
+    def has(self, path: str) -> bool:
+        """Whether a file of that name is under way."""
+        return path in self._names
 
     def cut(self) -> None:
         """The next file begins another pack. :raises TransferFailure: as :meth:`add`."""

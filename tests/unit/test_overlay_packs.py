@@ -254,6 +254,22 @@ def test_a_disk_that_fails_is_asked_again(router: Router, monkeypatch: pytest.Mo
     assert leftovers(router) == []
 
 
+def test_a_file_that_somebody_renamed_before_its_result_was_recorded_does_not_come_again(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*settled: object) -> None:
+        raise sqlite3.DatabaseError("disk I/O error")
+
+    pack = arrived(1, {"f": b"data"})
+    with monkeypatch.context() as patch:
+        patch.setattr(router.store, "settle_packs", broken)
+        with pytest.raises(sqlite3.DatabaseError):
+            router.place.pack([pack])
+    assert router.send(replace(op(1, "rename", "f", target="g"), origin="0b" * 16)) == "done"
+    assert execute(router, pack) == [overlay.Packed(ORIGIN, 1, (1,))]
+    assert router.content() == {"g": "data"}
+
+
 def test_an_operation_waits_for_a_file_of_a_pack(router: Router) -> None:
     assert router.send(op(3, "rename", "f", target="g", after=(2,))) == ""
     replies = router.place.pack([arrived(1, {"e": b"", "f": b"data"})])
