@@ -151,13 +151,13 @@ class _Mixed(Generic[Key]):
             self._send(file, small, is_first=True)
         self._finish(small)
 
-    def _finish(self, small: _Small[Key]) -> None:
+    def _finish(self, small: Singly[Key]) -> None:
         small.finish()
         while self._again:
             self._send_again(small)
             small.finish()
 
-    def _send_again(self, small: _Small[Key]) -> None:
+    def _send_again(self, small: Singly[Key]) -> None:
         while again := self._taken():
             for file in again:
                 self._send(file, small, is_first=False)
