@@ -196,8 +196,9 @@ class Way:
         if one.damaged and one.pack.release == "delivered":
             self._answer(Answer(order.number, damaged=one.damaged))
             return
-        self._sent[one.pack.origin, one.pack.seq] = _Sent(order.number, len(one.data), one.damaged)
+        sent = self._sent[one.pack.origin, one.pack.seq] = _Sent(order.number, len(one.data), one.damaged)
         self._send(self._connected(), one)
+        sent.told.update(order.cancelled)
 
     def _inquire(self, order: Order, pack: Pack) -> None:
         """Ask about a pack that was sent. One without any answer yet is only told what is not wanted."""
@@ -229,7 +230,15 @@ class Way:
             one.pack, terminal=next_hop(one.pack.terminal)[1], release="delivered", after=(),
             cancelled=tuple(one.order.cancelled),
         )  # fmt: skip
+        if channel.cancels or not onward.cancelled:
+            channel.send_pack(onward, one.digests_by(channel), one.data)
+            return
+        # an earlier version: a terminal forgets no wish, another custodian wants to have the pack first
+        if not onward.terminal:
+            _cancel(channel, onward)
         channel.send_pack(onward, one.digests_by(channel), one.data)
+        if onward.terminal:
+            _cancel(channel, onward)
 
     def _hear(self, message: Message) -> None:
         key = getattr(message, "origin", ""), getattr(message, "seq", 0)
@@ -282,6 +291,11 @@ class Way:
             self._channel = None
         self._origins.clear()
         self._waits.clear()
+
+
+def _cancel(channel: Channel, pack: Pack) -> None:
+    for seq in pack.cancelled:
+        channel.send(Cancel(pack.origin, seq))
 
 
 def _failure(number: int, failure: TransferFailure) -> Answer:

@@ -83,6 +83,7 @@ async def greet(
         _choice(hello.digests, frames.digests()),
         int(time.time()),
         store=store,
+        cancels=True,
     )
     mine = overlay.proof(key.secret, "welcome", hello, welcome)
     answer = replace(welcome, proof=mine)

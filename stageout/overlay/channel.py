@@ -390,7 +390,7 @@ class Channel:
         self._checksum_name, self._checksum = welcome.checksum, frames.checksums()[welcome.checksum]
         self._sums = frames.sums(welcome.checksum, welcome.digest)
         self.digest = frames.digests()[welcome.digest]
-        self.store = welcome.store
+        self.store, self.cancels = welcome.store, welcome.cancels
         self.digest_name = welcome.digest
         self.node, self._nonce = welcome.node, welcome.nonce
         self.send(proved)

@@ -53,6 +53,7 @@ class Welcome:
     """Answer to HELLO: what was chosen, and the proof that this side has the key (:func:`proof`).
 
     :param store: epoch of the records of what was executed there: another one, and the old ones are lost. "" for none.
+    :param cancels: it heeds what a PACK says is cancelled.
     """
 
     node: str
@@ -62,6 +63,7 @@ class Welcome:
     clock: int
     proof: str = ""
     store: str = ""
+    cancels: bool = False
 
 
 @dataclass(frozen=True)

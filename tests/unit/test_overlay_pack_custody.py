@@ -53,7 +53,7 @@ def spooling() -> Iterator[Spooling]:
 
 def pack(seq: int = 1, release: str = "delivered", **more: object) -> Arrived:
     one = arrived(seq, FILES)
-    return one._replace(pack=replace(one.pack, terminal=TERMINAL, release=release, **more))  # type: ignore[arg-type]
+    return one._replace(pack=replace(one.pack, **{"terminal": TERMINAL, "release": release, **more}))  # type: ignore[arg-type]
 
 
 def spooled(spooling: Spooling) -> list[Path]:
@@ -183,7 +183,7 @@ def test_an_order_that_cannot_be_read_is_answered(spooling: Spooling) -> None:
 class _Terse:
     """A connection to a router that answers for one file, whatever it was sent."""
 
-    digest_name, gateway = "blake2b-128", Gateway("terse", 1, "k", b"")
+    digest_name, gateway, cancels = "blake2b-128", Gateway("terse", 1, "k", b""), True
 
     def __init__(self, origin: str) -> None:
         self.origin = origin
@@ -451,6 +451,23 @@ def test_who_asks_says_first_what_is_not_wanted(spooling: Spooling) -> None:
     sent.clear()
     way._begin(replace(asking, cancelled=[1, 2]))
     assert sent == [overlay.Low(ORIGIN, 0), overlay.Cancel(ORIGIN, 1)], "each is said once behind a pack"
+
+
+@pytest.mark.parametrize(
+    ("cancels", "terminal", "said"),
+    [(True, TERMINAL, "LP"), (False, TERMINAL, "LCCP"), (False, f"{TERMINAL},u:1", "LPCC")],
+)
+def test_routers_of_an_earlier_version_hear_of_each_file_that_is_not_wanted(
+    spooling: Spooling, cancels: bool, terminal: str, said: str
+) -> None:
+    spooling.one.packs.take([pack(terminal=terminal)])
+    sent: list[object] = []
+    way, terse = Way(_Terse.gateway, lambda answer: None), _Terse(ORIGIN)
+    terse.cancels = cancels
+    terse.send, terse.send_pack = sent.append, lambda *facts: sent.append(facts[0])  # type: ignore[assignment,method-assign]
+    way._connected = lambda: terse  # type: ignore[method-assign,assignment,return-value]
+    way._begin(replace(order(spooling), cancelled=[1, 3]))
+    assert "".join(type(one).__name__[0] for one in sent) == said
 
 
 def test_a_cancelled_file_is_cancelled_wherever_its_pack_is(spooling: Spooling) -> None:
