@@ -32,10 +32,10 @@ class Directory(Protocol):
     """What the agent needs of a collector. All calls block and raise CollectorError."""
 
     def look(self) -> Look:
-        """All ads of managers."""
+        """All ads of managers. :raises CollectorError: it does not answer."""
 
     def publish(self, ads: Sequence[Mapping[str, Any]]) -> None:
-        """Publish generic ads; an ad of the same MyType and Name is replaced."""
+        """Publish generic ads, each in place of one with its MyType and Name. :raises CollectorError: it took none."""
 
 
 class CondorDirectory:
@@ -50,7 +50,7 @@ class CondorDirectory:
         self._errors: tuple[type[Exception], ...] = (OSError, RuntimeError, ValueError, *([own] if own else []))
 
     def look(self) -> Look:
-        """All ads of managers."""
+        """All ads of managers. :raises CollectorError: it does not answer."""
         try:
             ads = self._condor.Collector().query(self._condor.AdType.Any, _WANTED, _PROJECTION)
         except self._errors as problem:
@@ -60,7 +60,7 @@ class CondorDirectory:
         return Look([ad for ad in ads if ad.get("MyType") != "Collector"], age_s)
 
     def publish(self, ads: Sequence[Mapping[str, Any]]) -> None:
-        """Publish generic ads; an ad of the same MyType and Name is replaced."""
+        """Publish generic ads, each in place of one with its MyType and Name. :raises CollectorError: it took none."""
         try:
             made = [self._classad.ClassAd(dict(ad)) for ad in ads]
             self._condor.Collector().advertise(made, "UPDATE_AD_GENERIC")

@@ -64,10 +64,10 @@ class Queue(Protocol):
         """Whose credentials go with these jobs, for those that are in the queue."""
 
     def apply(self, edit: Edit) -> None:
-        """Change a job. On return it is in the schedd's log."""
+        """Change a job. On return it is in the schedd's log. :raises QueueError: it is not."""
 
     def remove(self, job: Job, reason: str) -> None:
-        """condor_rm."""
+        """condor_rm. :raises QueueError: the job stays."""
 
 
 def parse_job(ad: Mapping[str, Any], candidate: bool) -> Job:
@@ -124,7 +124,7 @@ class CondorQueue:
         )  # fmt: skip
 
     def name(self) -> str:
-        """Name of the schedd: the first part of its jobs' GlobalJobIds."""
+        """Name of the schedd: the first part of its jobs' GlobalJobIds. :raises QueueError: there is none here."""
         try:
             return str(self._condor.Collector().locate(self._condor.DaemonType.Schedd)["Name"])
         except self._errors as problem:
@@ -170,7 +170,7 @@ class CondorQueue:
         }  # fmt: skip
 
     def apply(self, edit: Edit) -> None:
-        """Change a job. On return it is in the schedd's log."""
+        """Change a job. On return it is in the schedd's log. :raises QueueError: it is not."""
         schedd = self._condor.Schedd()
         flags = self._condor.TransactionFlag
         with step(edit.label):
@@ -185,7 +185,7 @@ class CondorQueue:
                 self._edit_at_once(edit)
 
     def remove(self, job: Job, reason: str) -> None:
-        """condor_rm."""
+        """condor_rm. :raises QueueError: the job stays."""
         try:
             self._condor.Schedd().act(self._condor.JobAction.Remove, f"{job.cluster}.{job.proc}", reason=reason)
         except self._errors as problem:

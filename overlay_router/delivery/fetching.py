@@ -284,7 +284,7 @@ async def awake(
     """Wait for an answer that may take long, as long as who asked is there.
 
     :param heartbeats: he hears one every ten seconds, so that he knows the same of this side.
-    :raises ConnectionError: he has gone.
+    :raises ConnectionResetError: he has gone.
     """
     waiting = asyncio.ensure_future(work)
     try:

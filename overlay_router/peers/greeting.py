@@ -163,7 +163,10 @@ async def _receive(sock: socket.socket, kind: type[T], checksum: Checksum) -> T:
 
 
 async def receive_frame(sock: socket.socket, checksum: Checksum) -> Frame:
-    """One frame, and not a byte more: what follows belongs to another process, perhaps."""
+    """One frame, and not a byte more: what follows belongs to another process, perhaps.
+
+    :raises BadFrame: it is damaged, or too much for a connection without a purpose. :raises OSError: it is lost.
+    """
     header = frames.decode_header(await _exactly(sock, frames.HEADER_BYTES), checksum)
     if header.length_bytes > frames.MAX_GREETING_BYTES:
         raise BadFrame("too much before the connection has a purpose")

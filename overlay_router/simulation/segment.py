@@ -91,8 +91,8 @@ class Party:
             raise Crash
 
     def ask_again(self, row: Row) -> None:
-        """Blocks of an operation are needed that were passed, and are not here."""
-        raise NotImplementedError
+        """Blocks of an operation are needed that were passed, and are not here. Only custodians pass any."""
+        raise AssertionError(f"{self.name} has passed no blocks of {row.op}")
 
     def send(self, to: str, *message: Any) -> None:
         """Hand a frame to the network."""

@@ -57,7 +57,10 @@ def _queue_look(options: argparse.Namespace) -> Callable[[], Snapshot]:
 
 
 def whose_jobs() -> str | None:
-    """Whose jobs are shown without --all: one's own; root, who has none, sees all as with condor_q."""
+    """Whose jobs are shown without --all: one's own; root, who has none, sees all as with condor_q.
+
+    :raises CommandError: this account has no name.
+    """
     if os.geteuid() == 0:
         return None
     try:

@@ -130,7 +130,7 @@ def write_file(label: str, path: AnyPath, data: bytes, mode: int = 0o600) -> Non
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write everything, in as many calls as it takes."""
+    """Write everything, in as many calls as it takes. :raises OSError: some of it may be there."""
     view = memoryview(data)
     if _short_write:
         disk.write(descriptor, view[: len(view) // 2])

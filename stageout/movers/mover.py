@@ -514,6 +514,8 @@ def end_leftovers(movers: Path, timeout_s: float = 10.0) -> int:
     """Kill what plugins of an earlier manager left running, and remove their directories. Returns how many there were.
 
     The kernel kills a plugin together with the manager; its own children may have survived.
+
+    :param timeout_s: for their end. :raises OSError: some do not end, or a directory cannot be removed.
     """
     killed = set()
     deadline = time.monotonic() + timeout_s

@@ -83,7 +83,10 @@ class Surroundings:
         return value if value >= 1 else default
 
     def credential(self, service: str, handle: str) -> str:
-        """The token in ``$_CONDOR_CREDS/service[_handle].use``: JSON with ``access_token``, or the token itself."""
+        """The token in ``$_CONDOR_CREDS/service[_handle].use``: JSON with ``access_token``, or the token itself.
+
+        :raises TransferFailure: CREDENTIAL_MISSING, there is none that can be read.
+        """
         name = credential_name(service, handle)
         folder = os.environ.get("_CONDOR_CREDS", "")
         if not folder or "/" in name:
@@ -191,7 +194,7 @@ class FileContext:
         self._log.add("attempt failed", file=self._record.item.shown_url, error=failure)
 
     def progress(self, transferred_bytes: int) -> None:
-        """Bytes moved so far for this file, all attempts together."""
+        """Bytes moved so far for this file, all attempts together. :raises Stopped: the plugin has to end."""
         self._record.moved_bytes = transferred_bytes
         self._record.pace.note(transferred_bytes)
         if self._deadline.stopped:

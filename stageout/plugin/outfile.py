@@ -66,7 +66,10 @@ class OutFile:
         return [slot.width for slot in slots]
 
     def write(self, index: int, ad: str) -> bool:
-        """Put an ad (ASCII) into its slot. False when the file system refused; the former ad then stays."""
+        """Put an ad (ASCII) into its slot. False when the file system refused; the former ad then stays.
+
+        :raises ValueError: it is longer than the slot.
+        """
         slot = self._slots[index]
         data = ad.encode("ascii")
         if len(data) > slot.width - 1:

@@ -46,7 +46,10 @@ class Estimation:
 
 
 def size_of(text: object, name: str) -> int:
-    """Bytes of ``2GB``, ``50M``, ``1.5 GiB`` or a number; K, M, G and T are powers of 1024 as in Stork's time."""
+    """Bytes of ``2GB``, ``50M``, ``1.5 GiB`` or a number; K, M, G and T are powers of 1024 as in Stork's time.
+
+    :raises BadAd: it is no size. :param name: of the attribute, for that.
+    """
     if isinstance(text, int) and not isinstance(text, bool) and text > 0:
         return text
     found = _SIZE.fullmatch(text) if isinstance(text, str) else None

@@ -154,7 +154,7 @@ def send_frame(sock: socket.socket, message: dict[str, Any]) -> None:
 
 
 def encode_frame(message: dict[str, Any]) -> bytes:
-    """The bytes of one frame."""
+    """The bytes of one frame. :raises BadMessage: it is longer than a frame may be."""
     body = json.dumps(message, separators=(",", ":")).encode("ascii")
     if len(body) > MAX_FRAME_BYTES:
         raise BadMessage(f"a frame of {len(body)} bytes is above the limit of {MAX_FRAME_BYTES}")
@@ -171,14 +171,14 @@ def receive_frame(sock: socket.socket) -> dict[str, Any]:
 
 
 def checked_length(length: int) -> int:
-    """``length`` of a frame's body, if it is within the limit."""
+    """``length`` of a frame's body in bytes. :raises BadMessage: it is above the limit."""
     if length > MAX_FRAME_BYTES:
         raise BadMessage(f"a frame of {length} bytes is above the limit of {MAX_FRAME_BYTES}")
     return length
 
 
 def decode_body(body: bytes) -> dict[str, Any]:
-    """The message in a frame's body."""
+    """The message in a frame's body. :raises BadMessage: it is none."""
     try:
         message = json.loads(body)
     except (ValueError, RecursionError) as problem:

@@ -49,7 +49,7 @@ class PartFile:
         self.size_bytes = 0
 
     def restart(self, digests: Iterable[str]) -> None:
-        """Begin from nothing; the digests named are computed as data comes."""
+        """Begin from nothing, with digests computed as data comes. :raises TransferFailure: as :meth:`write`."""
         try:
             if self._descriptor < 0:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -96,7 +96,7 @@ class PartFile:
         self._digests = Digests(())
 
     def digest(self, name: str) -> str:
-        """A digest of what is there, computed on the way or by reading."""
+        """A digest of what is there, computed on the way or by reading. :raises TransferFailure: it cannot be read."""
         try:
             return self._digests.values().get(name) or file_digest(self._part, name)
         except OSError as error:
@@ -107,7 +107,10 @@ class PartFile:
         return self._digests.values()
 
     def commit(self) -> None:
-        """Give the file its final name. On return its data and its name are on the disk."""
+        """Give the file its final name. On return its data and its name are on the disk.
+
+        :raises TransferFailure: NO_SPACE_LOCAL and the like.
+        """
         try:
             os.fsync(self._descriptor)
             self._close()
