@@ -147,7 +147,7 @@ class Neighbourhood:
         await self._serve(line, reader, first)
 
     async def time_probe(self, sock: socket.socket, peer: Peer, ask: Probe) -> None:
-        """Throw the bytes of a probe away and say how long its second half took. :raises Unwelcome: not for this peer."""
+        """Throw the bytes of a probe away and say how long the rest took. :raises Unwelcome: not for this peer."""
         if ask.size_bytes > overlay.MAX_PROBE_BYTES or not peer.key.is_router:
             raise Unwelcome("a probe is for routers, and has at most 8 MiB", peer.checksum)
         loop, buffer = asyncio.get_running_loop(), memoryview(bytearray(min(ask.size_bytes, 1 << 18) or 1))
