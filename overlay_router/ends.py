@@ -165,6 +165,21 @@ class Ends:
         self._parts.recorded(report.tid, (block for block, _ in report.blocks))
         return report, replies, self.is_whole(report.tid)
 
+    def written_late(self, report: Report) -> list[Reply]:
+        """Blocks were written just before nothing more of a file was. If one is not what was recorded, all come again.
+
+        A custodian, or who has plugins deliver, looks at what it has before that goes on. :raises OSError: as of
+        :meth:`record`.
+        """
+        end = self._holder(report.tid)
+        if not isinstance(end, Destination):
+            return []
+        found = end.attach(report.tid) if report.parts else None
+        if found is not None:
+            parted = {start // found.transfer.ask.block_bytes for start, _ in report.parts}
+            report = self._parts.put_together(report, found, end.among(report.tid, parted))
+        return end.written_late(report.tid, {block: bytes.fromhex(digest) for block, digest in report.blocks})
+
     def _among(self, tid: int, blocks: Collection[int]) -> Collection[int]:
         """Which of these blocks are recorded where a file ends; a custodian's are checked when they go on."""
         end = self._holder(tid)

@@ -494,6 +494,9 @@ class Router:
             await asyncio.sleep(_RECORD_AGAIN_S)
 
     async def _recorded(self, came: Report) -> None:
+        if came.late:
+            self._deliver(await self._on_disk(lambda: self._ends.written_late(came)))
+            return
         # In one: what takes them into custody, or sends them on, may come right behind, and must not know more.
         report, replies, is_whole = await self._on_disk(lambda: self._ends.record(came))
         self._deliver(replies)
@@ -508,7 +511,8 @@ class Router:
         self._whole[tid] = None
         while len(self._whole) > _WHOLE:
             del self._whole[next(iter(self._whole))]
-        await self._pool.no_more(tid)
+        for report in await self._pool.no_more(tid):
+            await self._record(report)
 
     def _deliver(self, replies: list[Reply]) -> None:
         for reply in replies:

@@ -68,6 +68,7 @@ class Report:
 
     :param parts: of blocks, on the disk too: where each begins in the file, and its length.
     :param digest: the kind that their blocks are to have.
+    :param late: these were written just before nothing more of the transfer was, and are not known to be on the disk.
     """
 
     tid: int
@@ -80,3 +81,4 @@ class Report:
     moved_bytes: int = 0
     ended: str = ""
     closed: bool = False
+    late: bool = False

@@ -38,7 +38,8 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(mine, self._readable)
         self.jobs: Counter[str] = Counter()
-        self._closing: dict[int, list[asyncio.Future[None]]] = {}
+        self._closing: dict[int, list[asyncio.Future[list[Report]]]] = {}
+        self._late: dict[int, list[Report]] = {}
 
     @property
     def pid(self) -> int:
@@ -54,8 +55,8 @@ class Worker:
         """Have it share with a carrier what it receives. :param link: the worker's end; the caller closes its own."""
         socket.send_fds(self._socket, [json.dumps(asdict(Job("share"))).encode()], [link.fileno()])
 
-    def ask_to_close(self, tid: int) -> asyncio.Future[None]:
-        """Done when this process writes nothing more of a transfer, or has ended."""
+    def ask_to_close(self, tid: int) -> asyncio.Future[list[Report]]:
+        """Done when this process writes nothing more of a transfer, or has ended; what it wrote just before."""
         done = self._loop.create_future()
         self._closing.setdefault(tid, []).append(done)
         socket.send_fds(self._socket, [json.dumps(asdict(Job("close", tid))).encode()], [])
@@ -66,9 +67,10 @@ class Worker:
         socket.send_fds(self._socket, [json.dumps(asdict(Job("hang-up", tid))).encode()], [])
 
     def _closed(self, tid: int) -> None:
+        late = self._late.pop(tid, [])
         for done in self._closing.pop(tid, ()):
             if not done.done():
-                done.set_result(None)
+                done.set_result(late)
 
     def close(self) -> None:
         """End the process and wait for it."""
@@ -101,7 +103,9 @@ class Worker:
         values["blocks"] = tuple((block, digest) for block, digest in values["blocks"])
         values["parts"] = tuple((start, size_bytes) for start, size_bytes in values["parts"])
         report = Report(**values)
-        if report.ended:
+        if report.late:
+            self._late.setdefault(report.tid, []).append(report)
+        elif report.ended:
             self.jobs[report.ended] -= 1
             self.jobs = +self.jobs
         else:
@@ -147,9 +151,10 @@ class Pool:
         """How many connections of a key the workers have."""
         return sum(worker.jobs[peer] for worker in self._workers)
 
-    async def no_more(self, tid: int) -> None:
-        """On return no worker writes anything of a transfer any more."""
-        await asyncio.gather(*(worker.ask_to_close(tid) for worker in self._workers))
+    async def no_more(self, tid: int) -> list[Report]:
+        """On return no worker writes anything of a transfer any more. What they wrote and did not report."""
+        late = await asyncio.gather(*(worker.ask_to_close(tid) for worker in self._workers))
+        return [report for some in late for report in some]
 
     def hang_up(self, tid: int) -> None:
         """End the connections by which nothing more of a transfer is written: what comes again must come by others.

@@ -34,11 +34,15 @@ _DATA = (Type.BLOCK, Type.PART)
 
 
 class Gate:
-    """Whether a connection may still write. A file that is whole is about to get its name: late copies are dropped."""
+    """Whether a connection may still write. A file that is whole is about to get its name: late copies are dropped.
+
+    :ivar unsaid: gives what was written and not reported; once the gate is closed it is never reported but so.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.closed = False
+        self.unsaid: Callable[[], Report | None] = lambda: None
 
 
 class Gates:
@@ -62,13 +66,19 @@ class Gates:
             if not self._gates[tid]:
                 del self._gates[tid]
 
-    def close(self, tid: int) -> None:
-        """None of this transfer writes any more when this returns."""
+    def close(self, tid: int) -> list[Report]:
+        """None of this transfer writes any more when this returns. What was written and not reported by then.
+
+        Whoever sends may have written other bytes over blocks that were recorded before: the file must not get its name
+        by the digests of these. So between a write and its report no gate is ever closed unheard: either the report
+        has left before, or it is in what is returned here.
+        """
         with self._lock:
             gates = list(self._gates.get(tid, ()))
         for gate in gates:
             with gate.lock:
                 gate.closed = True
+        return [report for report in (gate.unsaid() for gate in gates) if report is not None]
 
     def hang_up(self, tid: int) -> None:
         """End the connections of this transfer that may not write any more."""
@@ -86,7 +96,7 @@ class Syncing:
     more comes for the moment.
 
     :param digest: the kind of digests. :param report: called with each :class:`Report`.
-    :param gate: once it is closed, there is nothing to be said.
+    :param gate: once it is closed, what is not said yet is only told to who closes it.
     :param stop: called when the disk fails, from that thread.
     """
 
@@ -98,11 +108,13 @@ class Syncing:
         self._changed = threading.Condition()
         self._blocks: list[tuple[int, str]] = []
         self._parts: list[tuple[int, int]] = []
+        self._saying: tuple[tuple[tuple[int, str], ...], tuple[tuple[int, int], ...]] = (), ()
         self._bytes = self._count = 0
         self._now = self._ended = False
         self._synced_s = -_REST_S
         self.in_a_block = False
         self.failure: OSError | None = None
+        gate.unsaid = self._unsaid
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -156,14 +168,22 @@ class Syncing:
 
     def _sync(self) -> None:
         with self._changed:
-            blocks, self._blocks = tuple(self._blocks), []
-            parts, self._parts = tuple(self._parts), []
+            self._saying = (*self._saying[0], *self._blocks), (*self._saying[1], *self._parts)
+            self._blocks, self._parts = [], []
             self._bytes, self._now = 0, False
         if self._gate.closed:
-            return  # all of it is known to be on the disk
+            return  # all blocks are known to be on the disk
         os.fdatasync(self._file)
         self._synced_s = time.monotonic()
-        self._report(Report(self._tid, blocks, parts, self._digest))
+        with self._changed:
+            if not self._gate.closed:
+                self._report(Report(self._tid, *self._saying, self._digest))
+                self._saying = (), ()
+
+    def _unsaid(self) -> Report | None:
+        with self._changed:
+            blocks, parts = (*self._saying[0], *self._blocks), (*self._saying[1], *self._parts)
+        return Report(self._tid, blocks, parts, self._digest, late=True) if blocks or parts else None
 
 
 class Receiver:

@@ -204,7 +204,8 @@ def main(argv: list[str]) -> None:
             return
         job = Job(**json.loads(message))
         if job.kind == "close":
-            gates.close(job.tid)
+            for late in gates.close(job.tid):
+                report(late)
             report(Report(job.tid, closed=True))
             continue
         if job.kind == "hang-up":

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -118,6 +118,19 @@ class Destination:
         new = dict(blocks)
         self._store.stage(tid, new.items())
         return [Reply(transfer.sender, Staged(tid, ranges(sorted(new))))]
+
+    def written_late(self, tid: int, blocks: Mapping[int, bytes]) -> list[Reply]:
+        """Blocks were written after all were recorded. If one is not what was recorded, all must come again.
+
+        :param blocks: the digests that they have now.
+        """
+        transfer = self._store.transfer(tid)
+        if transfer is None or self._store.digests(tid, blocks) == blocks:
+            return []
+        log.error("written-over", path=transfer.ask.path, tid=tid, sender=transfer.sender,
+                  advice="its sender has sent two versions of a block: it is faulty, or not to be trusted")  # fmt: skip
+        self._store.unstage(tid)
+        return [self._opened(transfer)]
 
     def is_whole(self, tid: int) -> bool:
         """As :meth:`Store.is_whole`."""

@@ -227,6 +227,12 @@ class Store:
         found = self._connection.execute(near, (tid, min(blocks), max(blocks))).fetchall() if blocks else []
         return [block for (block,) in found if block in blocks]
 
+    def digests(self, tid: int, blocks: Collection[int]) -> dict[int, bytes]:
+        """Digests of those of these blocks that are on the disk."""
+        near = "SELECT block, digest FROM staged WHERE tid = ? AND block BETWEEN ? AND ?"
+        found = self._connection.execute(near, (tid, min(blocks), max(blocks))).fetchall() if blocks else []
+        return {block: digest for block, digest in found if block in blocks}
+
     def counts(self) -> dict[int, int]:
         """As :meth:`count`, of all transfers that have any."""
         return dict(self._connection.execute("SELECT tid, count(*) FROM staged GROUP BY tid").fetchall())

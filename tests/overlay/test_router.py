@@ -28,8 +28,8 @@ from stageout.overlay.client import put
 from stageout.overlay.fetch import get
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess
-from stageout.wire import greeting, token
-from stageout.wire.overlay import BLOCK_BYTES, Attach, Open, Opened
+from stageout.wire import frames, greeting, token
+from stageout.wire.overlay import BLOCK_BYTES, Attach, Open, Opened, Operation, Staged
 from tests.overlay.between import Between
 
 _EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "overlay_client.py"
@@ -329,6 +329,43 @@ def test_noise_harms_nobody(router: RouterProcess, gateway: Gateway, tmp_path: P
                 pass
     put(gateway, make(tmp_path / "s", 100), "f")
     assert "task-failed" not in router.log
+
+
+def test_a_block_that_is_written_over_at_the_last_moment_is_not_published(
+    router: RouterProcess, gateway: Gateway
+) -> None:
+    """By the digest that it had before. Nobody but a sender that is not to be trusted does that."""
+    good, evil = [os.urandom(BLOCK_BYTES) for _ in range(2)], bytes(BLOCK_BYTES)
+    ask = Open("0c" * 16, 1, "f", 2 * BLOCK_BYTES, BLOCK_BYTES, int(time.time()) + 600)
+    with Channel(gateway) as control, Channel(gateway) as one, Channel(gateway) as other:
+        control.send(ask)
+        opened = control.receive()
+        assert isinstance(opened, Opened)
+        manifest = hashlib.sha256(b"".join(control.digest(data) for data in good)).hexdigest()
+        control.send(
+            Operation(ask.origin, 1, "publish", "f", ask.expires, tid=opened.tid, size_bytes=ask.size_bytes, blocks=2,
+                      manifest=manifest)
+        )  # fmt: skip
+        for channel in (one, other):
+            channel.send(Attach(opened.tid))
+        one.send_block(opened.tid, 0, memoryview(good[0]))
+        assert isinstance(control.receive(), Staged)
+        other.send_block(opened.tid, 0, memoryview(evil))
+        # another block begins, so that the one before is not brought to the disk at once
+        head = frames.encode_header(frames.Type.BLOCK, evil, other._checksum, opened.tid, 0)
+        other._socket.sendall(head)
+        wait_until(lambda: evil[:4096] in _staged(router), what="the other block to be written")
+        one.send_block(opened.tid, 1, memoryview(good[1]))
+        while not isinstance(said := control.receive(), Opened):
+            assert isinstance(said, Staged), said
+        assert said.staged == ()
+    assert visible(router) == []
+    assert "written-over" in router.log or "wrong-manifest" in router.log
+
+
+def _staged(router: RouterProcess) -> bytes:
+    (file,) = (router.root / ".stageout/staging").iterdir()
+    return file.read_bytes()
 
 
 def test_flipped_bits_on_the_wire_are_found(router: RouterProcess, gateway: Gateway, tmp_path: Path) -> None:

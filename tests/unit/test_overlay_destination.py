@@ -16,11 +16,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from overlay_router.data.jobs import Report
+from overlay_router.ends import Ends
 from overlay_router.local.destination import Destination, Reply
 from overlay_router.local.store import Store, StoreError
 from overlay_router.local.tree import Tree
 from stageout.core import durable
-from stageout.wire import overlay
+from stageout.wire import frames, overlay
 from stageout.wire.overlay import Open, Operation
 
 ORIGIN, PEER, BLOCK, EXPIRES = "0a" * 16, "site", 4, 1000
@@ -161,6 +163,31 @@ def test_publish_waits_for_its_data_and_its_edges(router: Router) -> None:
         ("other", "Result"),
     ]
     assert router.content() == {"g": "data"}
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_blocks_that_were_written_over_when_all_were_there_come_again(router: Router, in_parts: bool) -> None:
+    """Its publish would go by the digests of what was there before."""
+    digest = frames.digests()["blake2b-128"]
+    ask = router.place.open(Open(ORIGIN, 1, "f", 8, BLOCK, EXPIRES), PEER).message
+    assert isinstance(ask, overlay.Opened)
+    file, ends = router.tree.staging(ask.tid), Ends(router.place)
+    blocks = [b"good", b"data"]
+    manifest = hashlib.sha256(b"".join(map(digest, blocks))).hexdigest()
+    publish = op(1, "publish", "f", size_bytes=8, blocks=2, manifest=manifest)
+    router.place.operate(publish, PEER)
+    for second, again in ((b"evil", True), (b"data", False)):
+        file.write_bytes(b"gooddata")
+        router.place.staged(ask.tid, enumerate(map(digest, blocks)))
+        file.write_bytes(b"good" + second)
+        if in_parts:
+            late = Report(ask.tid, (), ((4, 4),), "blake2b-128", late=True)
+        else:
+            late = Report(ask.tid, ((1, digest(second).hex()),), late=True)
+        replies = ends.written_late(late)
+        assert [reply.message for reply in replies] == ([replace(ask, staged=())] if again else [])
+        assert outcome(ends.whole(ask.tid), 1) == ("" if again else "done")
+    assert router.content() == {"f": "gooddata"}
 
 
 def test_resume_says_what_is_there_already(router: Router) -> None:

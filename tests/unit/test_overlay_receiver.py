@@ -25,7 +25,7 @@ import trustme
 
 from overlay_router.data import tunnels, worker
 from overlay_router.data.jobs import Job, Report
-from overlay_router.data.receiving import Gate, Receiver
+from overlay_router.data.receiving import Gate, Gates, Receiver, Syncing
 from overlay_router.data.ring import Piece, Rings, Shelf
 from overlay_router.data.splice import Circuit
 from overlay_router.data.worker import Reporter
@@ -150,6 +150,39 @@ def test_behind_a_closed_gate_nothing_is_written(ends: tuple[Any, Any], tmp_path
     with (tmp_path / "file").open("w+b") as file:
         assert _receive(ends, file.fileno(), gate) == []
     assert (tmp_path / "file").read_bytes() == b""
+
+
+@pytest.mark.parametrize("is_on_disk", [False, True])
+def test_what_was_written_and_not_reported_is_told_to_who_closes_the_gate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_on_disk: bool
+) -> None:
+    """A block that was written over just then would go by the digest that it had before."""
+    begun, goes_on, gates, reports = threading.Event(), threading.Event(), Gates(), list[Report]()
+
+    def fdatasync(file: int) -> None:
+        begun.set()
+        assert goes_on.wait(60)
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    one, other = socket.socketpair()
+    with one, other, (tmp_path / "file").open("w+b") as file:
+        gate = gates.add(7, one)
+        syncing = Syncing(7, DIGEST, file.fileno(), reports.append, gate, lambda: None)
+        syncing.wrote((0, "aa"), 1, lambda: False)
+        assert begun.wait(60)
+        syncing.wrote((1, "bb"), 1, lambda: True)
+        syncing.wrote((2 * PART_BYTES, PART_BYTES), 1, lambda: True)
+        if is_on_disk:
+            goes_on.set()
+            syncing.finish()
+        late = gates.close(7)
+        goes_on.set()
+        syncing.finish()
+        gates.remove(7, gate)
+    all_of_them = Report(7, ((0, "aa"), (1, "bb")), ((2 * PART_BYTES, PART_BYTES),), DIGEST, late=True)
+    assert late == ([] if is_on_disk else [all_of_them])
+    said = [*(pair for report in reports for pair in report.blocks)]
+    assert said == ([(0, "aa"), (1, "bb")] if is_on_disk else [])
 
 
 def test_a_disk_that_cannot_be_written_ends_it(ends: tuple[Any, Any], tmp_path: Path) -> None:
