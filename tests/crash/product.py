@@ -22,6 +22,7 @@ import sandbox_manager.reserve
 import sandbox_manager.retry
 import schedd_agent.orders
 import stageout.handoff.links
+import stageout.movers.mover
 import stageout.movers.trees
 from sandbox_manager.control import Control
 from sandbox_manager.intake import Intake
@@ -108,7 +109,7 @@ class Flight:
         assert process is not None
         if not process.is_alive:
             return
-        if self._run._stopped and self._world.random.random() < 0.5:
+        if self._run._mover._stopped and self._world.random.random() < 0.5:
             return  # SIGTERM came in time
         path = f"{self._run._spool.root}/sandboxes/{item.ticket}/{item.position}"
         if not process.machine.disk.exists(path):
@@ -329,7 +330,7 @@ def simulated(world: World) -> Iterator[None]:
         (sandbox_manager.intake, "peer_of", lambda connection: connection),
         (sandbox_manager.intake, "secrets", secrets), (stageout.movers.trees, "secrets", secrets),
         (schedd_agent.orders, "secrets", secrets), (sandbox_manager.retry, "random", random),
-        (sandbox_manager.batches, "Mover", FlyingMover),
+        (stageout.movers.mover, "Mover", FlyingMover),
         (sandbox_manager.recovery, "end_leftovers", lambda movers: 0),
         (daemon, "Intake", KnownIntake), (daemon, "Control", NoControl), (daemon, "PluginsTable", OneTable),
         (daemon, "_PARENT_INTERVAL_S", 1e9), (daemon, "_PLUGINS_INTERVAL_S", 1e9), (daemon, "_HOUSE_INTERVAL_S", 120.0),
