@@ -20,7 +20,8 @@ from stageout.testing.globus import Emulator
 from stageout.testing.starter import installed
 from stageout.wire.custody import Action
 from tests.globus.conftest import QUICK, ROOT
-from tests.unit.manager_site import Node, Site, made, run, until
+from tests.polling import until
+from tests.unit.manager_site import Node, Site, made, run
 
 
 class GlobusSite:

@@ -15,8 +15,9 @@ import pytest
 from sandbox_manager.intake import Refusal
 from stageout.core.states import State
 from stageout.wire.custody import Action
+from tests.polling import until
 from tests.pool.conftest import open_directory
-from tests.unit.manager_site import Node, Site, made, run, until
+from tests.unit.manager_site import Node, Site, made, run
 
 # Not a pool, but root: the test mounts a filesystem of its own.
 pytestmark = pytest.mark.pool

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from manager_site import SCHEDD, UID, Site, until
+from manager_site import SCHEDD, UID, Site
 
 from sandbox_manager.collector import CollectorError
 from sandbox_manager.daemon import Daemon, Surroundings
@@ -35,6 +35,7 @@ from stageout.wire.custody import (
     read_report,
 )
 from stageout.wire.handoff import OfferedFile, offer_frames, receive_frame, send_frame, socket_name
+from tests.polling import until
 
 AGENT_KEY = SigningKey(b"a" * 32)
 

@@ -16,7 +16,6 @@ import signal
 import socket
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -36,22 +35,12 @@ from stageout.handoff import client, links, talk  # noqa: F401 - loaded before a
 from stageout.wire import handoff as wire
 from stageout.wire.custody import Run
 from stageout.wire.handoff import Receipt
+from tests.polling import wait_for
 
 ALICE, BOB, PILOT = 64001, 64002, 64010
 ROOT = os.geteuid() == 0
 needs_root = pytest.mark.skipif(not ROOT, reason="needs root: plugins of several users")
 _DEADLINE_S = 20.0
-
-
-def wait_for(condition: Callable[[], Any], what: str) -> Any:
-    """Poll until the condition is true."""
-    end_s = time.monotonic() + _DEADLINE_S
-    while time.monotonic() < end_s:
-        found = condition()
-        if found:
-            return found
-        time.sleep(0.01)
-    raise AssertionError(f"{what} did not come about")
 
 
 def become(uid: int) -> None:

@@ -6,8 +6,7 @@ import asyncio
 import os
 import shutil
 import tempfile
-import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,13 +28,13 @@ from stageout.core.states import State
 from stageout.movers.plugins_table import PluginsTable
 from stageout.wire.custody import Action, AgentNotice, Order, OrderSheet, Run
 from stageout.wire.handoff import OfferedCredential, OfferedFile, Receipt, credential_link
+from tests.polling import until
 
 ROOT = os.geteuid() == 0
 #: The jobs' user: somebody else below a root manager.
 UID = 64001 if ROOT else os.geteuid()
 SCHEDD = "ap"
 AGENT = "agent@ap"
-_DEADLINE_S = 20.0
 
 #: Copies ``copy://host/MODE/name`` to ``DEST/name``. What goes wrong stands in the URL, or in files of the test.
 PLUGIN = r"""#!/usr/bin/env -S python3 -I
@@ -340,20 +339,11 @@ class Node:
         return box
 
 
-async def until(condition: Callable[[], Any], what: Callable[[], str] | str, deadline_s: float = _DEADLINE_S) -> None:
-    """Poll until the condition is true."""
-    end_s = time.monotonic() + deadline_s
-    while not condition():
-        if time.monotonic() > end_s:
-            raise AssertionError(f"did not come about: {what if isinstance(what, str) else what()}")
-        await asyncio.sleep(0.01)
-
-
 def run(work: Awaitable[None]) -> None:
     """Run one asynchronous test, for a minute at most."""
 
     async def bounded() -> None:
-        await asyncio.wait_for(work, 60)
+        await asyncio.wait_for(work, 120)
 
     asyncio.run(bounded())
 

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import time
 from pathlib import Path
 
 from stageout.core.classads import unparse_ad
@@ -11,14 +10,6 @@ from stageout.testing.starter import PREALLOCATED_BYTES, EmbeddedStarter, Plugin
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTED = ROOT / "tests" / "scripted_plugin"
 DEADLINE_S = 30
-
-
-def until(condition, what):
-    """Poll a condition; fail after a deadline."""
-    end = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end, f"waited {DEADLINE_S} s for {what}"
-        time.sleep(0.01)
 
 
 class Bench:

@@ -10,23 +10,15 @@ import signal
 import ssl
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from tests.polling import wait_for
 
 TOKENS = {"cms": "cms-token-0123456789abcdef", "atlas": "atlas-token-0123456789abcdef"}
 ROOT_DIR = Path(__file__).resolve().parents[2]
 _LIMIT_S = 30.0
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    """The first true value of a condition, polled; fails after a time."""
-    end = time.monotonic() + _LIMIT_S
-    while not (value := condition()):
-        assert time.monotonic() < end, f"did not come about: {what}"
-        time.sleep(0.02)
-    return value
 
 
 class Answer:
@@ -70,7 +62,7 @@ class Service:
             assert process.poll() is None, self.log.read_text()
             return re.search(r" start .*url=https?://[^:]+:(\d+)", self.log.read_text()[begun:])
 
-        self._port = int(until(listening, "the service listens")[1])
+        self._port = int(wait_for(listening, "the service listens")[1])
         return self
 
     def launch(self, arguments: Sequence[str] = ("--alone",)) -> subprocess.Popen[bytes]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from handoff_site import ALICE, BOB, Child, RawPlugin, needs_root, site_for, write_files
-from manager_site import Node, Site, made, run, until
+from manager_site import Node, Site, made, run
 
 from sandbox_manager import lookups
 from sandbox_manager.credentials import BadCredential, Credential, examine
@@ -27,6 +27,7 @@ from stageout.handoff import client
 from stageout.movers.scrub import Secrets
 from stageout.wire import handoff as wire
 from stageout.wire.custody import Action
+from tests.polling import until
 
 SECRET = "s3cr3t-token-of-alice-0123456789"
 OTHER = "an0ther-token-of-alice-9876543210"

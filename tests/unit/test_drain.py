@@ -12,7 +12,7 @@ from typing import Any
 import classad2
 import pytest
 from daemon_site import Served, accepted, in_thread, served
-from manager_site import AGENT, Node, Site, made, run, until
+from manager_site import AGENT, Node, Site, made, run
 
 from sandbox_manager.collector import CollectorError, CollectorProcess
 from sandbox_manager.drain import Drain, jobs_at_risk
@@ -20,6 +20,7 @@ from sandbox_manager.intake import Refusal
 from sandbox_manager.throughput import Throughput
 from stageout.core.states import State
 from stageout.wire.custody import Action, Order, OrderSheet, payload_of, read_report
+from tests.polling import until
 
 PILOT = {"STAGEOUT_PILOT": "true", "STAGEOUT_PILOT_GRACE": "60"}
 

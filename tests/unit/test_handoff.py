@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from handoff_site import ALICE, BOB, ROOT, Child, Site, needs_root, wait_for, write_files
+from handoff_site import ALICE, BOB, ROOT, Child, Site, needs_root, write_files
 
 from stageout.handoff import client
 from stageout.wire import handoff as wire
+from tests.polling import wait_for
 
 
 @pytest.fixture(params=[pytest.param("root", marks=needs_root), "one user"])

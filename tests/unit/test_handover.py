@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from manager_site import Node, Site, made, run, until
+from manager_site import Node, Site, made, run
 from test_agent_tracker import NAME, job, seen
 from test_drain import PILOT, handed_off, state
 
@@ -39,6 +39,7 @@ from stageout.wire.deposits import (
     read_receipt,
     written_numbers,
 )
+from tests.polling import until
 
 #: Made by ``new_seed("")`` once: names of tests must be the same in each process.
 SEED = "c72877be5735efabccb165997ac4a6d9"

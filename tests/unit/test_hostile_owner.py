@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from handoff_site import ALICE, BOB, ROOT, Child, RawPlugin, Site, needs_root, site_for, wait_for, write_files
-from manager_site import UID, made, run, until
+from handoff_site import ALICE, BOB, ROOT, Child, RawPlugin, Site, needs_root, site_for, write_files
+from manager_site import UID, made, run
 
 from sandbox_manager.intake import Limits
 from sandbox_manager.spool import Spool
 from stageout.core.states import State
 from stageout.movers import trees
+from tests.polling import until, wait_for
 
 SHORT = Limits(silence_s=0.4)
 SIZE = 10

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any, Callable
 
 import pytest
-from handoff_site import ROOT, needs_root, wait_for
+from handoff_site import ROOT, needs_root
 
 from sandbox_manager import peers
 from sandbox_manager.identity import Identity, RunFacts
 from sandbox_manager.peers import Families, Lineage, NotIdentified, Peer, Process, ancestors, lineage
 from sandbox_manager.startd import SlotTable
 from stageout.core.clock import boot_clock_s
+from tests.polling import wait_for
 
 NOBODY = 65534 if ROOT else os.geteuid()
 SLOT = {

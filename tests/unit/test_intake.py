@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any, Callable
 
 import pytest
-from handoff_site import ALICE, BOB, Child, RawPlugin, Site, needs_root, wait_for, write_files
+from handoff_site import ALICE, BOB, Child, RawPlugin, Site, needs_root, write_files
 
 from sandbox_manager.intake import Limits
 from stageout.core import durable
 from stageout.wire import handoff as wire
+from tests.polling import wait_for
 
 SHORT = Limits(silence_s=0.4)
 Rows = list[tuple[str, str, int]]

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from manager_site import AGENT, Site, made, run, until
+from manager_site import AGENT, Site, made, run
 
 from sandbox_manager.acceptance import _Promise
 from sandbox_manager.intake import Refused
 from sandbox_manager.leases import Leases
 from stageout.core.states import State
 from stageout.wire.custody import Action, OrderSheet
+from tests.polling import until
 
 
 class Clock:

@@ -14,11 +14,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 from daemon_site import FakeIdentity, Served, accepted, in_thread, served
-from manager_site import AGENT, SCHEDD, UID, Site, made, run, until
+from manager_site import AGENT, SCHEDD, UID, Site, made, run
 
 from sandbox_manager import daemon as daemon_module
 from sandbox_manager import startd_cron
@@ -40,6 +39,7 @@ from stageout.wire.custody import (
     orders_ad,
     read_report,
 )
+from tests.polling import until, wait_for
 
 ROOT_DIR = Path(__file__).resolve().parents[2]
 
@@ -313,9 +313,9 @@ def test_signals_end_it_with_status_0(site: Site, how: int) -> None:
     with subprocess.Popen(argv, env=environment(site), cwd=ROOT_DIR) as process:
         try:
             text = site.base / "log" / "SandboxManagerLog"
-            _until(lambda: text.exists() and " started " in text.read_text())
+            wait_for(lambda: text.exists() and " started " in text.read_text())
             process.send_signal(signal.SIGHUP)
-            _until(lambda: " reconfigured" in text.read_text())
+            wait_for(lambda: " reconfigured" in text.read_text())
             process.send_signal(how)
             assert process.wait(20) == 0
             assert " stopped " in text.read_text()
@@ -445,10 +445,3 @@ def test_labels_in_the_code_are_those_of_the_documentation() -> None:
     used = set(re.findall(quoted, code))
     assert used <= documented
     assert {label for label in documented if label.split("-")[0] in ("record", "spool", "mover", "report")} == used
-
-
-def _until(condition: Any) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end, "did not come about"
-        time.sleep(0.02)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from daemon_site import accepted, in_thread, served
-from manager_site import Site, made, run, until
+from manager_site import Site, made, run
 from policy_site import TOKENS, Service
 
 from sandbox_manager import rates
@@ -22,6 +22,7 @@ from stageout.cli.node import read_streams
 from stageout.core.errors import ErrorClass
 from stageout.core.states import State
 from stageout.tuning.deadlines import LEAST_S, Observed
+from tests.polling import until
 
 HEEDS = r'StageOutConcurrency = true\nStageOutInParts = "copy"'
 NOW = 1_800_000_000.0

@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 from daemon_site import AGENT_KEY, accepted, in_thread, served
-from manager_site import SCHEDD, Site, made, run, until
+from manager_site import SCHEDD, Site, made, run
 
 from sandbox_manager import ads
 from sandbox_manager.daemon import KEY_FILE
 from stageout.core.signing import SigningKey
 from stageout.core.states import State
 from stageout.wire.custody import Action, AgentNotice, Order, OrderSheet, notice_ad, orders_ad
+from tests.polling import until
 
 JOB = f"{SCHEDD}#1.0#1700000000"
 EVIL = SigningKey(b"e" * 32)

@@ -8,7 +8,6 @@ import resource
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from stageout.movers import launch, mover
 from stageout.movers.mover import Batch, Cargo, Mover, Stopped, end_leftovers, unique_names
 from stageout.movers.plugins_table import Plugin, PluginsTable
 from stageout.movers.results import PLUGINS_WORD, Answer, Delivered, Failure
+from tests.polling import wait_for
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_a_plugin_that_hangs_is_ended_with_its_children(site: Site) -> None:
         if site.calls():
             break
     leader = site.calls()[0]["pid"]
-    _until(lambda: not [pid for pid in _pids() if _group(pid) == leader and _is_alive(pid)])
+    wait_for(lambda: not [pid for pid in _pids() if _group(pid) == leader and _is_alive(pid)])
 
 
 @pytest.mark.parametrize("how", ["in time", "killed", "stopped"])
@@ -183,7 +183,7 @@ while [ ! -e pid ]; do sleep 0.01; done
     plugin = Plugin(site.write_script("hiding_plugin", text), ("copy",), 4)
     mover, number = Mover(batch(site, "copy://h/ok/a", plugin=plugin, lifetime_s=60)), site.base / "dest/pid"
     if how == "stopped":
-        threading.Thread(target=lambda: (_until(number.exists), mover.stop())).start()
+        threading.Thread(target=lambda: (wait_for(number.exists), mover.stop())).start()
         with pytest.raises(Stopped):
             mover.run()
     else:
@@ -243,7 +243,7 @@ def test_a_mover_can_be_stopped(site: Site) -> None:
 
     thread = threading.Thread(target=work)
     thread.start()
-    _until(lambda: site.calls())
+    wait_for(lambda: site.calls())
     mover.stop()
     thread.join(10)
     assert len(seen) == 1
@@ -318,7 +318,7 @@ def test_what_an_earlier_manager_left_is_ended(site: Site) -> None:
 
     thread = threading.Thread(target=work)
     thread.start()
-    _until(lambda: site.calls())
+    wait_for(lambda: site.calls())
     assert end_leftovers(site.base / "movers") >= 1
     assert list((site.base / "movers").iterdir()) == []
     mover.stop()
@@ -379,10 +379,3 @@ def _group(pid: int) -> int:
         return os.getpgid(pid)
     except ProcessLookupError:
         return 0
-
-
-def _until(condition: Any) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end, "did not come about"
-        time.sleep(0.01)

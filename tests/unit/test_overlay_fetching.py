@@ -32,6 +32,7 @@ from stageout.movers.results import Delivered, Failure
 from stageout.wire import frames
 from stageout.wire.egress import Target, read_targets
 from stageout.wire.overlay import BLOCK_BYTES, Answer, Get, Heartbeat, decode
+from tests.polling import until
 from tests.unit.test_overlay_custodian import Clock
 from tests.unit.test_overlay_destination import home
 from tests.unit.test_overlay_egress import ORIGIN, Gate, gate
@@ -117,16 +118,11 @@ async def _read(one: Fetching, generation: int = -1) -> tuple[bytes, int]:
         os.close(found.file)
 
 
-async def _until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.005)
-
-
 def test_nobody_gets_bytes_from_before_he_asked_but_by_their_number(store: _Store, tmp_path: Path) -> None:
     async def work(one: Fetching) -> None:
         store.hold.clear()
         early = asyncio.create_task(_read(one))
-        await _until(lambda: any((tmp_path / "fetched").glob("*/part")))
+        await until(lambda: any((tmp_path / "fetched").glob("*/part")))
         store.content = b"two"
         late = [asyncio.create_task(_read(one)) for _ in range(5)]
         await asyncio.sleep(0)
@@ -149,10 +145,10 @@ def test_a_key_whose_servers_are_slow_does_not_hold_up_another_one(store: _Store
 
     async def work(one: Fetching) -> None:
         slow = [asyncio.create_task(one.file(Get(f"out/{number}"), "tarpit")) for number in range(5)]
-        await _until(lambda: store.calls == 1)
-        await _until(lambda: len(one._granted) == 5)
+        await until(lambda: store.calls == 1)
+        await until(lambda: len(one._granted) == 5)
         waits = asyncio.create_task(one.file(Get("out/4"), "other"))
-        await _until(lambda: one._rounds["out/4"].begun)
+        await until(lambda: one._rounds["out/4"].begun)
         assert [one._rounds[f"out/{number}"].begun for number in range(5)] == [True, False, False, False, True]
         slow[1].cancel()
         await asyncio.wait([slow[1]])
@@ -215,11 +211,11 @@ def test_a_plugin_for_which_nobody_waits_any_more_is_ended(store: _Store, tmp_pa
         mine, other = socket.socketpair()
         mine.setblocking(False)
         asking = asyncio.create_task(awake(mine, zlib.crc32, True, one.file(Get("out/f"), "key")))
-        await _until(lambda: store.calls == 1)
+        await until(lambda: store.calls == 1)
         other.close()
         with pytest.raises(ConnectionError):
             await asking
-        await _until(lambda: store.stopped == 1)
+        await until(lambda: store.stopped == 1)
         mine.close()
         store.hold.set()
         assert (await _read(one))[0] == b"one"
@@ -235,9 +231,9 @@ def test_a_router_that_stops_ends_the_plugin_that_runs_for_who_asked_before_othe
 
     async def work(one: Fetching) -> None:
         asked.append(asyncio.create_task(one.file(Get("out/f"), "key")))
-        await _until(lambda: store.calls == 1)
+        await until(lambda: store.calls == 1)
         asked.append(asyncio.create_task(one.file(Get("out/f"), "key")))
-        await _until(lambda: not one._rounds["out/f"].begun)
+        await until(lambda: not one._rounds["out/f"].begun)
 
     overdue = threading.Timer(30, store.hold.set)
     overdue.start()

@@ -9,7 +9,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,15 +18,9 @@ import pytest
 
 from stageout.overlay.book import Book, Row, shared_book
 from stageout.overlay.links import Claim, Lane, Links, _Meter
+from tests.polling import wait_for
 
 _PATIENCE_S = 30.0
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + _PATIENCE_S
-    while not condition():
-        assert time.monotonic() < until_s
-        time.sleep(0.005)
 
 
 class _Sender:
@@ -59,9 +53,9 @@ def test_one_with_less_weight_is_held_until_the_other_has_ended(processes: tuple
     bulk = _Sender(processes[0].lane("host:1", Claim("bulk")))
     urgent = _Sender(processes[1].lane("host:1", Claim("urgent", priority=10)))
     try:
-        _until(lambda: bulk.lane.limit is not None)
+        wait_for(lambda: bulk.lane.limit is not None)
         urgent.stop()
-        _until(lambda: bulk.lane.limit is None)
+        wait_for(lambda: bulk.lane.limit is None)
     finally:
         bulk.stop()
 
@@ -76,7 +70,7 @@ def test_other_links_and_equal_flows_are_left_alone(processes: tuple[Links, Link
     ]
     senders = [_Sender(lane) for lane in lanes]
     try:
-        _until(lambda: lanes[3].limit is not None)
+        wait_for(lambda: lanes[3].limit is not None)
         assert [lane.limit for lane in lanes[:3]] == [None] * 3
     finally:
         for sender in senders:
@@ -111,7 +105,7 @@ def test_no_connection_of_many_stands_still() -> None:
     bulk, urgent = here.lane("host:1", Claim("bulk")), here.lane("host:1", Claim("urgent", priority=10))
     taps = [bulk.tap() for _ in range(50)]
     try:
-        _until(lambda: taps[0].take(1) is None and bulk.limit is not None)
+        wait_for(lambda: taps[0].take(1) is None and bulk.limit is not None)
         assert bulk.limit is not None
         assert bulk.limit / len(taps) > 128 * 1024 / 60, "a piece within the silence after which routers give up"
     finally:
@@ -131,7 +125,7 @@ def test_lanes_of_one_flow_are_not_each_compared_with_each(monkeypatch: pytest.M
     lanes = [Lane(here, number, "host:1", Claim("many")) for number in range(200)]
     lanes.append(Lane(here, 200, "host:1", Claim("urgent", priority=10)))
     taps = [lane.tap() for lane in lanes]
-    _until(lambda: bool([tap.take(1) for tap in taps]) and here._tick(lanes) is None and lanes[0].limit is not None)
+    wait_for(lambda: bool([tap.take(1) for tap in taps]) and here._tick(lanes) is None and lanes[0].limit is not None)
     asked.clear()
     here._tick(lanes)
     assert len(asked) <= 2 * len(lanes)
@@ -159,7 +153,7 @@ def test_a_plan_that_takes_long_is_made_less_often(monkeypatch: pytest.MonkeyPat
     )
     monkeypatch.setattr("stageout.overlay.links.time", watch)
     with Links(Book()).lane("host:1", Claim()):
-        _until(lambda: len(slept) > 1)
+        wait_for(lambda: len(slept) > 1)
     assert slept[0] == pytest.approx(0.2)
 
 
@@ -182,12 +176,12 @@ def test_nobody_is_held_while_no_plan_can_be_made_and_then_links_are_shared_agai
     bulk = _Sender(here.lane("host:1", Claim("bulk")))
     urgent = _Sender(here.lane("host:1", Claim("urgent", priority=10)))
     try:
-        _until(lambda: bulk.lane.limit is not None)
+        wait_for(lambda: bulk.lane.limit is not None)
         book.lane = bulk.lane
-        _until(lambda: bulk.lane.limit is None)
+        wait_for(lambda: bulk.lane.limit is None)
         assert caplog.text.count("links-not-shared") == 1
         book.lane = None
-        _until(lambda: bulk.lane.limit is not None)
+        wait_for(lambda: bulk.lane.limit is not None)
     finally:
         urgent.stop()
         bulk.stop()

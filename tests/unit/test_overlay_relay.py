@@ -52,6 +52,7 @@ from stageout.wire.frames import Decoder
 from stageout.wire.greeting import WrongKey, accept, offer
 from stageout.wire.overlay import Answer, Attach, List, Low, Message, Open, Operation, Pack, Result, Status, Welcome
 from stageout.wire.warrant import Warrant
+from tests.polling import until
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 ORIGIN = "0a" * 16
@@ -105,13 +106,6 @@ def serving(end: _End, work: Callable[[Router, Gateway], Awaitable[None]]) -> No
             await asyncio.wait([task])
 
     asyncio.run(run())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end_s
-        await asyncio.sleep(0.01)
 
 
 def ask(gateway: Gateway, *messages: Message) -> object:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from manager_site import SCHEDD, Site, made, run, until
+from manager_site import SCHEDD, Site, made, run
 
 from sandbox_manager.intake import Handoff, Refusal
 from sandbox_manager.rules import read_rules
@@ -21,6 +21,7 @@ from stageout.core.errors import ErrorClass
 from stageout.core.states import State
 from stageout.wire.custody import Action
 from stageout.wire.handoff import OfferedFile
+from tests.polling import until
 
 
 @pytest.fixture

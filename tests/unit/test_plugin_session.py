@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from plugin_site import DEADLINE_S, Bench, until
+from plugin_site import DEADLINE_S, Bench
 
 from stageout.core.classads import ClassAd
 from stageout.core.errors import ErrorClass
@@ -21,6 +21,7 @@ from stageout.testing.starter import (
     filtered,
     read_results,
 )
+from tests.polling import wait_for
 
 
 @pytest.fixture
@@ -256,8 +257,8 @@ def test_own_deadline(bench):
 
 def test_sigterm(bench):
     process = bench.start("ok", "sleep/60", "steps", "fail/NOT_FOUND")
-    until((bench.scratch / "f1.begun").exists, "the transfer to begin")
-    until((bench.scratch / "f2.part").exists, "the other transfer to begin")
+    wait_for((bench.scratch / "f1.begun").exists, "the transfer to begin")
+    wait_for((bench.scratch / "f2.part").exists, "the other transfer to begin")
     process.send_signal(signal.SIGTERM)
     said = process.communicate(timeout=DEADLINE_S)[1]
     ads, unread = bench.ads()
@@ -271,7 +272,7 @@ def test_sigterm(bench):
 
 def test_sigkill_leaves_an_ad_for_each_file(bench):
     process = bench.start("ok", "sleep/60", "sleep/60")
-    until(lambda: bench.ads()[0] and bench.ads()[0][0]["TransferSuccess"], "the first result")
+    wait_for(lambda: bench.ads()[0] and bench.ads()[0][0]["TransferSuccess"], "the first result")
     process.kill()
     process.communicate(timeout=DEADLINE_S)
     ads, unread = bench.ads()
@@ -290,12 +291,12 @@ def test_a_plugin_that_dies_in_the_protocol_has_told_its_ads(bench):
 def test_ends_when_its_parent_is_gone(bench):
     """The starter can be killed alone; a plugin that goes on would write into a dead sandbox."""
     shell = bench.start("tell", "sleep/60", wrapper=("/bin/sh", "-c", '"$0" "$@"; exit 0'))
-    until((bench.scratch / "f1.begun").exists, "the transfer to begin")
-    until(lambda: (bench.scratch / "f0").exists() and (bench.scratch / "f0").read_text(), "the plugin's pid")
+    wait_for((bench.scratch / "f1.begun").exists, "the transfer to begin")
+    wait_for(lambda: (bench.scratch / "f0").exists() and (bench.scratch / "f0").read_text(), "the plugin's pid")
     pid = told(bench)["pid"]
     shell.kill()
     shell.wait()
-    until(lambda: not _alive(pid), "the plugin to end")
+    wait_for(lambda: not _alive(pid), "the plugin to end")
     assert "starter of this plugin is gone" in bench.ads()[0][1]["TransferError"]
     shell.stderr.close()
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from manager_site import until
 from policy_site import TOKENS, Service
 
 from sandbox_manager import grants as grants_module
@@ -26,6 +25,7 @@ from sandbox_manager.policy_client import (
 )
 from stageout.core.clock import SystemClock
 from stageout.core.config import ConfigError, mapping_settings
+from tests.polling import until
 
 SERVER = "https://dest.example.org:443"
 

@@ -14,7 +14,9 @@ from typing import Any, Callable
 import pytest
 import trustme
 from openapi_spec_validator import validate
-from policy_site import TOKENS, Service, until
+from policy_site import TOKENS, Service
+
+from tests.polling import wait_for
 
 Start = Callable[..., Service]
 
@@ -69,7 +71,7 @@ def test_a_dead_client_gives_its_streams_back(start: Start) -> None:
     service = start(MAX_PAIR=8, INITIAL=8, LEASE=1)
     dead, alive = service.lease("dead"), service.lease("alive")
     assert (dead["streams"], alive["streams"]) == (8, 0)
-    until(lambda: service.renew(alive)["streams"] == 8, "the streams of the dead client are free")
+    wait_for(lambda: service.renew(alive)["streams"] == 8, "the streams of the dead client are free")
     answer = service.ask("POST", f"/v1/leases/{dead['lease']}/renew", {})
     assert answer.status == 404
     assert "stop using" in answer.json["error"]
@@ -300,11 +302,11 @@ def test_tokens_are_read_again_on_reconfig_and_a_bad_file_is_refused(start: Star
     assert service.send("GET", "/v1/leases", None, headers).status == 401
     service.tokens.write_text(f"# comment\ncms {new}\n")
     service.signal(signal.SIGHUP)
-    until(lambda: service.send("GET", "/v1/leases", None, headers).status == 200, "the new token counts")
+    wait_for(lambda: service.send("GET", "/v1/leases", None, headers).status == 200, "the new token counts")
     assert service.ask("GET", "/v1/leases").status == 401
     service.tokens.write_text("cms short\n")
     service.signal(signal.SIGHUP)
-    until(lambda: "reconfig-refused" in service.log.read_text(), "the bad file is refused")
+    wait_for(lambda: "reconfig-refused" in service.log.read_text(), "the bad file is refused")
     assert service.send("GET", "/v1/leases", None, headers).status == 200
     assert "short" not in service.log.read_text().replace("is shorter than", "")
 

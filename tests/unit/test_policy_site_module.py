@@ -10,11 +10,12 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from policy_site import ROOT_DIR, Service, until
+from policy_site import ROOT_DIR, Service
 
 from policy_service.api import OPERATIONS
 from policy_service.site_policy import PolicyError, SitePolicy, fault, open_policy, trial_cases
 from stageout.tuning.policies import BUILT_IN, Grant, Limits
+from tests.polling import wait_for
 
 HALF = """
     from stageout.tuning.policies import available
@@ -62,18 +63,18 @@ def test_a_changed_module_counts_after_reconfig_and_a_bad_one_is_refused(service
     _write(tmp_path / "site.py", HALF.replace("2", "3"))
     assert service.lease("before")["streams"] == 2
     service.signal(signal.SIGHUP)
-    until(lambda: " reconfig policy=" in service.log.read_text(), "it is reloaded")
+    wait_for(lambda: " reconfig policy=" in service.log.read_text(), "it is reloaded")
     assert service.lease("after")["streams"] == 3
     _write(tmp_path / "site.py", "def grant(asker, grants, limits): return 1 / 0")
     service.signal(signal.SIGHUP)
-    until(lambda: "ZeroDivisionError" in service.log.read_text(), "it is refused")
-    until(lambda: _metric(service, "reconfig_ok") == "0", "the refusal is shown")
+    wait_for(lambda: "ZeroDivisionError" in service.log.read_text(), "it is refused")
+    wait_for(lambda: _metric(service, "reconfig_ok") == "0", "the refusal is shown")
     assert "ZeroDivisionError" in service.ask("GET", "/", owner="").text
     assert service.lease("later")["streams"] == 3
     assert _metric(service, "policy_ok") == "1"
     _write(tmp_path / "site.py", HALF)
     service.signal(signal.SIGHUP)
-    until(lambda: _metric(service, "reconfig_ok") == "1", "a good one is taken")
+    wait_for(lambda: _metric(service, "reconfig_ok") == "1", "a good one is taken")
     assert service.lease("last")["streams"] == 2
 
 
@@ -160,11 +161,11 @@ def test_settings_of_htcondor_and_its_reconfig(tmp_path: Path) -> None:
         assert (tmp_path / "spool" / "stageout_policy" / "policy.sqlite").is_file()
         configure(STAGEOUT_POLICY_INITIAL="5")
         service.signal(signal.SIGHUP)
-        until(lambda: " reconfig " in service.log.read_text(), "it is reloaded")
+        wait_for(lambda: " reconfig " in service.log.read_text(), "it is reloaded")
         assert service.lease("b")["streams"] == 5
         configure(STAGEOUT_POLICY_INITIAL="-5")
         service.signal(signal.SIGHUP)
-        until(lambda: "must be at least 0" in service.log.read_text(), "it is refused")
+        wait_for(lambda: "must be at least 0" in service.log.read_text(), "it is refused")
         assert service.lease("c")["streams"] == 5
     finally:
         service.close()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from handoff_site import BOB, Child, needs_root
-from manager_site import AGENT, SCHEDD, Node, Site, made, run, until
+from manager_site import AGENT, SCHEDD, Node, Site, made, run
 from test_credentials import ended, holding, jwt, proxy
 
 from sandbox_manager import lookups
@@ -29,6 +29,7 @@ from stageout.core.signing import SigningKey
 from stageout.core.states import State
 from stageout.wire.custody import AgentNotice
 from stageout.wire.renewal import Answer, Ask, BadRenewal, answer_bytes, read_answers, read_request, request_bytes
+from tests.polling import until
 
 KEY, OTHER_KEY = SigningKey(b"k" * 32), SigningKey(b"o" * 32)
 MANAGER = "manager@ep"
