@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 from overlay_router.copying.copies import Copies
 from overlay_router.custodians.custodian import Custodian
@@ -17,7 +18,7 @@ from overlay_router.local.store import Transfer
 from stageout.wire import overlay
 from stageout.wire.frames import BadFrame
 from stageout.wire.overlay import Message
-from stageout.wire.packs import MAX_FILES
+from stageout.wire.packs import MAX_FILES, PackedFile
 
 
 @dataclass(frozen=True)
@@ -102,17 +103,23 @@ class Ends:
         """Why a pack cannot be taken here, "" if it can."""
         if pack.terminal:
             return "" if self.custodian is not None else "this router takes nothing into custody"
-        out = sum(map(self.goes_out, pack.paths)) if self.egress is not None else 0
-        if 0 < out < len(pack.paths):
-            return "unpacked"
-        return "" if out or self.destination is not None else "this router has no tree of its own"
+        if self.destination is not None or self._all_go_out(pack):
+            return ""
+        return "unpacked" if self._any_goes_out(pack) else "this router has no tree of its own"
+
+    def _any_goes_out(self, pack: overlay.Pack) -> bool:
+        return self.egress is not None and any(map(self.goes_out, pack.paths))
+
+    def _all_go_out(self, pack: overlay.Pack) -> bool:
+        return self.egress is not None and all(map(self.goes_out, pack.paths))
 
     def apart(self, batch: Sequence[Arrived]) -> list[list[Arrived]]:
         """The packs of each end by themselves: what fails at one does not concern the others."""
-        groups: dict[tuple[bool, bool], list[Arrived]] = {}
+        groups: dict[tuple[bool, bool, bool], list[Arrived]] = {}
         for one in batch:
-            onward = bool(one.pack.terminal)
-            groups.setdefault((onward, not onward and self.goes_out(one.pack.paths[0])), []).append(one)
+            onward, out = bool(one.pack.terminal), self._any_goes_out(one.pack)
+            group = (True, False, False) if onward else (False, out, out and self._all_go_out(one.pack))
+            groups.setdefault(group, []).append(one)
         return list(groups.values())
 
     def is_elsewhere(self, ask: overlay.Cancel, arrived: Arrived) -> bool:
@@ -122,7 +129,7 @@ class Ends:
         """
         pack = arrived.pack
         covers = pack.origin == ask.origin and pack.seq <= ask.seq < pack.seq + len(pack.paths)
-        return covers and bool(pack.terminal or self.goes_out(pack.paths[0]))
+        return covers and (bool(pack.terminal) or self._any_goes_out(pack))
 
     def pack(self, batch: Sequence[Arrived]) -> list[Reply]:
         """Take packs of small files: into custody for other terminals, to be delivered by plugins, or into the tree.
@@ -134,15 +141,39 @@ class Ends:
         if onward:
             assert self.custodian is not None
             replies += self.custodian.packs.take(onward)
-        out = [one for one in batch if not one.pack.terminal and self.goes_out(one.pack.paths[0])]
-        if out:
-            assert self.egress is not None
-            replies += self.egress.pack(out)
-        here = [one for one in batch if not one.pack.terminal and not self.goes_out(one.pack.paths[0])]
+        here = list[Arrived]()
+        for one in batch:
+            if self._all_go_out(one.pack) and not one.pack.terminal:
+                assert self.egress is not None
+                replies += self.egress.pack([one])
+            elif self._any_goes_out(one.pack) and not one.pack.terminal:
+                replies += self._mixed(one)
+            elif not one.pack.terminal:
+                here.append(one)
         if here:
             assert self.destination is not None
             replies += self.destination.pack(here)
         return replies
+
+    def _mixed(self, arrived: Arrived) -> list[Reply]:
+        """A pack of which some files are for plugins, and the others for the tree.
+
+        The plugins' end takes theirs, and answers for all: it records what became of the others, too.
+        """
+        assert self.egress is not None
+        assert self.destination is not None
+        pack = arrived.pack
+        out = [file for file in arrived.files if self.goes_out(file.path)]
+        answered = self.egress.pack([arrived._replace(files=out)])
+        if answered:
+            return answered
+        runs = groupby(arrived.files, lambda file: self.goes_out(file.path))
+        mine = [_part(arrived, list(files)) for goes_out, files in runs if not goes_out]
+        replies = self.destination.pack(mine)
+        seqs = [file.seq for one in mine for file in one.files]
+        results = self.destination.results_of(pack.origin, seqs)
+        others = [reply for reply in replies if not isinstance(reply.message, (overlay.Packed, overlay.NoSpace))]
+        return others + self.egress.note(pack, arrived.peer, seqs, results)
 
     def attach(self, tid: int) -> Attached | None:
         """The file of a live transfer; None for a number that is closed."""
@@ -232,6 +263,16 @@ class Ends:
         if tid > FIRST_TID:
             return self.custodian
         return self.egress if tid > FIRST_EGRESS_TID else self.destination
+
+
+def _part(arrived: Arrived, files: list[PackedFile]) -> Arrived:
+    """Files of a pack that follow each other, as a pack of its own."""
+    first, pack = files[0].seq - arrived.pack.seq, arrived.pack
+    some = slice(first, first + len(files))
+    mine = replace(
+        pack, seq=files[0].seq, paths=pack.paths[some], sizes_bytes=pack.sizes_bytes[some], modes=pack.modes[some]
+    )  # fmt: skip
+    return arrived._replace(pack=mine, files=files)
 
 
 def _carries_nothing(message: overlay.Copy) -> overlay.Result:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from overlay_router.custodians.pack_records import PackRecords
-from overlay_router.local.store import SCHEMA, Transfer, as_operation
+from overlay_router.local.store import SCHEMA, PackResults, Transfer, as_operation
 from overlay_router.rules.states import Outcome, Release, Result
 from stageout.wire.overlay import Open, Operation
 
@@ -232,6 +232,11 @@ class EgressStore(CustodyStore):
             for ask in wanted:
                 self._grant(ask, sender)
         return [self._granted(ask, sender) for ask in wanted]
+
+    def note(self, one: PackResults) -> None:
+        """What became of files of a pack that are executed elsewhere on this router."""
+        with self._transaction("egress-note"):
+            self._keep_pack(one)
 
     def take_all(self, taken: Iterable[tuple[Held, bytes]]) -> None:
         """Whole files, each with the digest of its only block, as :meth:`take`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from overlay_router.custodians.custodian import MOST_OPERATIONS, Custodian
@@ -20,7 +20,7 @@ from overlay_router.delivery.fetched import version_of
 from overlay_router.local.destination import Reply
 from overlay_router.local.small_files import Arrived
 from overlay_router.local.staging import as_packed, recorded_pack
-from overlay_router.local.store import Transfer
+from overlay_router.local.store import PackResults, Transfer
 from overlay_router.local.tree import SYNC_ALL_FROM, BadPath, Tree, checked, no_room, sync_filesystem
 from overlay_router.peers.deposits import Terminals, same_key
 from overlay_router.rules import lots, terminal
@@ -115,9 +115,27 @@ class Egress(Custodian):
     def pack(self, batch: Sequence[Arrived]) -> list[Reply]:
         """Take the files of packs, each as one of its own; PACKED comes when plugins have delivered all of a pack.
 
+        Of a pack without some of its files (:meth:`note`) it comes when these are known, too.
+
         On return those that are not answered are on the disk. :raises OSError: the disk fails; ask again.
         """
         return [Reply(arrived.peer, answer) for arrived in batch if (answer := self._pack(arrived)) is not None]
+
+    def note(self, pack: overlay.Pack, peer: str, seqs: Sequence[int], results: Mapping[int, Result]) -> list[Reply]:
+        """What became of those files of a pack that another end has executed; durable here on return.
+
+        :param seqs: their numbers. :param results: without those that there was no room for.
+        :returns: PACKED, when all files are final; NOSPACE, so that the pack is said again, when one could not be made.
+        """
+        if len(results) < len(seqs):
+            self._gathers_no_more(pack.origin, pack.seq)
+            return [Reply(peer, overlay.NoSpace(pack.origin, pack.seq, int(lots.RETRY_AFTER_S)))]
+        self._egress_store.note(PackResults(pack.origin, pack.expires, dict(results)))
+        packed = recorded_pack(self._store, pack.origin, pack.seq, len(pack.paths))
+        if packed is None:
+            return []
+        self._gathers_no_more(pack.origin, pack.seq)
+        return [Reply(peer, packed)]
 
     def _pack(self, arrived: Arrived) -> overlay.Packed | overlay.NoSpace | None:
         pack, now = arrived.pack, self._clock.wall_s()
@@ -141,7 +159,7 @@ class Egress(Custodian):
         for file in arrived.files:
             if file.seq in pack.cancelled and not terminal.is_final(record, file.seq):
                 self._store.cancel(pack.origin, file.seq)
-        gathered = _Gathered(pack.seq + len(arrived.files), arrived.peer)
+        gathered = _Gathered(pack.seq + len(pack.paths), arrived.peer)
         self._gathered.setdefault(pack.origin, {})[pack.seq] = gathered
         return None
 

@@ -237,6 +237,11 @@ class Destination:
         here = (ask.origin, ask.seq) in self._held
         return [Reply(peer, overlay.Result(ask.origin, ask.seq, "pending" if here else "unknown"))]
 
+    def results_of(self, origin: str, seqs: Iterable[int]) -> dict[int, Result]:
+        """What became of operations, without those that are not final, or settled by their origin."""
+        results = self._store.record(origin).results
+        return {seq: results[seq] for seq in seqs if seq in results}
+
     def packed(self, ask: overlay.Status) -> overlay.Packed | None:
         """The results of a pack's files; None unless all of them are final."""
         return recorded_pack(self._store, ask.origin, ask.seq, ask.files)

@@ -164,7 +164,7 @@ def test_what_the_server_refuses_is_told_and_what_it_cannot_take_now_waits(
     _freed(router)
 
 
-def test_small_files_for_a_plugin_and_for_the_tree_go_in_packs_apart(
+def test_small_files_for_a_plugin_and_for_the_tree_go_together(
     router: RouterProcess, gateway: Gateway, server: Destination, tmp_path: Path
 ) -> None:
     names = ["here/f", *(f"out/many/{number}" for number in range(5)), "here/g", "out/f"]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from overlay_router.ends import Ends
+from overlay_router.local import hidden
 from overlay_router.rules import lots
 from overlay_router.rules.lots import Spool
 from overlay_router.rules.states import Outcome, Result
@@ -14,8 +18,9 @@ from stageout.core.errors import ErrorClass
 from stageout.wire import overlay
 from stageout.wire.overlay import Packed
 from tests.unit.test_overlay_custodian import _Death, _faulty
-from tests.unit.test_overlay_destination import home
-from tests.unit.test_overlay_egress import ORIGIN, Gate, gate
+from tests.unit.test_overlay_destination import Router, home
+from tests.unit.test_overlay_egress import ORIGIN, PEER, Gate, gate
+from tests.unit.test_overlay_packs import arrived
 
 __all__ = ["gate", "home"]
 _FILES = {"out/a": b"first", "out/b": b"", "out/c": b"third"}
@@ -62,6 +67,59 @@ def test_a_pack_for_a_plugin_that_fails_in_part_says_of_each_file_why(gate: Gate
     assert bad.failed == (0,)
     gate.one._spool.size_bytes = 10
     assert isinstance(gate.pack(21, {"out/large": bytes(100)})[0], overlay.NoSpace)
+
+
+@pytest.mark.parametrize("when", ["never", "first", "last"])
+@pytest.mark.parametrize("label", ["overlay-pack-settle", "egress-note"])
+def test_a_pack_for_plugins_and_for_the_tree_is_answered_as_one(home: Path, label: str, when: str) -> None:
+    """Who frees its files in custody cannot be told that a pack is to be divided; and what is signed cannot be."""
+    files = {"in/a": b"first", "out/b": b"second", "in/c": b"", "in/d": b"4", "out/e": b"5"}
+    gate, tree = Gate(home), Router(home / "tree")
+    told: list[overlay.Message] = []
+    with _faulty(label, _Death(), when == "last") if when != "never" else nullcontext([label]) as passed:
+        for _ in range(3):
+            ends = Ends(tree.place, egress=gate.one)
+            try:
+                mixed = arrived(1, files)._replace(peer=PEER)
+                assert not ends.reason_against(mixed.pack)
+                told += [reply.message for reply in ends.pack([mixed])]
+                break
+            except _Death:
+                gate.restart()
+                tree.restart()
+    assert label in passed
+    assert told == []
+    assert tree.content() == {"in": "/", "in/a": "first", "in/c": "", "in/d": "4"}
+    assert sorted(gate.ready()) == ["out/b", "out/e"]
+    (waits,) = ends.decide(overlay.Status(ORIGIN, 1, 5), PEER, "")
+    assert waits.message == overlay.Result(ORIGIN, 1, "pending")
+    told += [reply.message for seq in (5, 2) for reply in gate.one.settle((ORIGIN, seq), Result(Outcome.DONE))]
+    assert told == [Packed(ORIGIN, 1, (1, 0, 1, 1, 0))]
+    gate.restart()
+    ends = Ends(tree.place, egress=gate.one)
+    assert [reply.message for reply in ends.pack([mixed])] == told, "said again"
+    assert [reply.message for reply in ends.decide(overlay.Status(ORIGIN, 1, 5), PEER, "")] == told
+    gate.close()
+    tree.close()
+
+
+def test_a_pack_without_room_for_its_part_in_the_tree_is_said_again(
+    gate: Gate, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*place: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    tree = Router(home / "tree")
+    ends, mixed = Ends(tree.place, egress=gate.one), arrived(1, {"in/a": b"1", "out/b": b"2"})._replace(peer=PEER)
+    with monkeypatch.context() as patch:
+        patch.setattr(tree.tree, "entry", full)
+        patch.setattr(hidden.Hidden, "write", full)
+        (reply,) = ends.pack([mixed])
+    assert isinstance(reply.message, overlay.NoSpace)
+    gate.one.settle((ORIGIN, 2), Result(Outcome.DONE))
+    (reply,) = ends.pack([mixed])
+    assert reply.message == Packed(ORIGIN, 1, (1, 0))
+    tree.close()
 
 
 def test_packs_that_share_files_are_refused_and_nothing_is_left_of_any(gate: Gate) -> None:
