@@ -130,9 +130,9 @@ class _Mixed(Generic[Key]):
     """Small files in packs, the others by themselves. A pack may be refused because it is mixed.
 
     A router of an earlier version, or without a tree, takes a pack only if all of its files end alike: in its tree, or
-    with a plugin. Those of one directory do. Once a pack was refused, each pack is of one directory, and the files that were refused come again in such packs;
-    one that is refused again goes by itself. A file waits until an earlier one of its name has ended, however often
-    that one is sent: so the last of a name stays.
+    with a plugin. Those of one directory do. Once a pack was refused, each pack is of one directory, and the files that
+    were refused come again in such packs; one that is refused again goes by itself. A file waits until an earlier one
+    of its name has ended, however often that one is sent: so the last of a name stays.
     """
 
     def __init__(self, ended: Ended[Key], large: _Large[Key]) -> None:
