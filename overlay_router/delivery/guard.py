@@ -28,6 +28,7 @@ _AGAIN_S = 0.1
 _LOOK_S = 1.0
 _SOON_S = 0.02
 _END_S = 10.0
+_SAID_EVERY_S = 60.0
 _LINES_BYTES = 65536
 
 
@@ -77,12 +78,14 @@ def watch(directory: Path, orders: int) -> None:
 
     :param orders: descriptor of the lines.
     """
-    until_s = float("inf")
+    until_s, said_s = float("inf"), float("-inf")
     while True:
         left_s = min(_LOOK_S, until_s - boot_clock_s())
         if left_s <= 0:
-            _kill(directory)
-            left_s = _AGAIN_S
+            left_s, killed = _AGAIN_S, kill_all(directory)
+            if killed and time.monotonic() - said_s > _SAID_EVERY_S:  # what waits for a disk ends with that only
+                said_s = time.monotonic()
+                _say(killed)
         if not readable([orders], left_s):
             continue
         lines = os.read(orders, _LINES_BYTES).splitlines(keepends=True)
@@ -96,16 +99,19 @@ def watch(directory: Path, orders: int) -> None:
 
 def _end(directory: Path) -> None:
     """Kill until nothing runs: what is killed may have begun another process since they were counted."""
-    until_s = time.monotonic() + _END_S
-    while _kill(directory) and time.monotonic() < until_s:
+    until_s, most = time.monotonic() + _END_S, 0
+    while (killed := kill_all(directory)) and time.monotonic() < until_s:
+        most = max(most, killed)
         time.sleep(_SOON_S)
-
-
-def _kill(directory: Path) -> int:
-    killed = kill_all(directory)
+    if most:
+        _say(most)
     if killed:
-        log.error("lease-over", killed=killed, reason="the gateway was stopped, or killed, while its plugin ran")
-    return killed
+        log.error("plugin-outlived", directory=directory, processes=killed,
+                  advice="stageout doctor --role router names them, and says what to do")  # fmt: skip
+
+
+def _say(killed: int) -> None:
+    log.error("lease-over", killed=killed, reason="the gateway was stopped, or killed, while its plugin ran")
 
 
 if __name__ == "__main__":

@@ -103,7 +103,10 @@ async def connect(address: str) -> socket.socket:
     """A connection to a router. :raises OSError: none within 10 s. :raises ValueError: no address."""
     host, port = split_address(address)
     loop = asyncio.get_running_loop()
-    found = await asyncio.wait_for(loop.getaddrinfo(host, port, type=socket.SOCK_STREAM), _TIMEOUT_S)
+    try:
+        found = await asyncio.wait_for(loop.getaddrinfo(host, port, type=socket.SOCK_STREAM), _TIMEOUT_S)
+    except UnicodeError as problem:
+        raise OSError(f"{address}: no host has such a name: {problem}") from None
     for last, (family, kind, protocol, _, place) in enumerate(found, 1 - len(found)):
         sock = socket.socket(family, kind, protocol)
         try:

@@ -41,6 +41,8 @@ _MOST_QUEUED_BYTES = 4 * 1024 * 1024
 _MESSAGES_A_SECOND = 200
 _MESSAGES_AT_ONCE = 1000
 _PROBE_TIMEOUT_S = 10.0
+#: For both greetings, however often something comes of them.
+_INTRODUCED_S = 20.0
 T = TypeVar("T")
 _KNOWN_AT_ONCE = overlay.MAX_LINKS * 16
 
@@ -181,7 +183,7 @@ class Neighbourhood:
 
     async def _dial(self, target: str) -> None:
         with await self.dial(target) as sock:
-            peer = await introduce(sock, self._node, *self._own.now.key)
+            peer = await asyncio.wait_for(introduce(sock, self._node, *self._own.now.key), _INTRODUCED_S)
             reader, writer = await asyncio.open_connection(sock=sock.dup())
         meter = Meter(PROBE_EVERY_INTERVALS * self._interval_s)
         line = _Line(target, peer, writer, meter)

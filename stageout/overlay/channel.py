@@ -464,6 +464,9 @@ def _connect(gateway: Gateway, route: Route) -> socket.socket:
     except socket.gaierror as problem:
         kind = ErrorClass.NAME_LOOKUP_FAILED if problem.errno == socket.EAI_AGAIN else ErrorClass.NAME_NOT_RESOLVED
         raise TransferFailure(kind, f"{place[0]}: {problem.strerror}", gateway.server) from None
+    except UnicodeError as problem:
+        raise TransferFailure(ErrorClass.NAME_NOT_RESOLVED, f"{place[0]}: no host has such a name: {problem}",
+                              gateway.server) from None  # fmt: skip
     except OSError as problem:
         text = problem.strerror or str(problem)
         raise TransferFailure(ErrorClass.CONNECT_FAILED, f"{written(*place)}: {text}", gateway.server) from None

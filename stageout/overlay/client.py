@@ -170,7 +170,7 @@ class Upload:
             return None
         # what the router was asked when it told of the loss, and nobody goes on with, would stay until it expires
         with contextlib.suppress(TransferFailure), Channel(self.gateway, self.routes[0]) as control:
-            control.send(Low(self.order.origin, self.order.seq))
+            control.send(Cancel(self.order.origin, self.order.seq, data_only=True))
         return Result(self.order.origin, self.order.seq, "done", generation=generation)
 
     def sending(self, file: int) -> Sending:

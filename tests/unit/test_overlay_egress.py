@@ -489,6 +489,29 @@ def test_a_guard_ends_plugins_that_nobody_else_can(tmp_path: Path, why: str) -> 
             process.wait()
 
 
+def test_a_guard_says_once_what_it_cannot_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for a disk was ten lines of the log a second, for as long as that took."""
+    out, orders = os.pipe()
+    calls, said = list[int](), list[str]()
+
+    def kill_all(directory: Path) -> int:
+        calls.append(1)
+        if len(calls) == 5:
+            os.write(orders, b"over\n")
+        return 1
+
+    monkeypatch.setattr(guard, "kill_all", kill_all)
+    monkeypatch.setattr(guard, "_AGAIN_S", 0.001)
+    monkeypatch.setattr(guard.log, "error", lambda event, **facts: said.append(event))
+    try:
+        os.write(orders, f"{boot_clock_s()}\n".encode())
+        guard.watch(Path("/none"), out)
+    finally:
+        for descriptor in (out, orders):
+            os.close(descriptor)
+    assert (len(calls), said) == (5, ["lease-over"])
+
+
 def test_a_guard_whose_gateway_is_gone_ends_what_is_begun_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     killed = iter([1, 2, 0])
     monkeypatch.setattr(guard, "kill_all", lambda directory: next(killed))

@@ -14,10 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overlay_router.peers.greeting import connect
 from overlay_router.peers.keys import BadKeys, Key, Keys, Signed, read_keys, unknown
 from overlay_router.routing import identity as starts
 from overlay_router.routing.identity import IdentityError, identity
 from stageout.core import durable
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay.channel import Channel, Gateway
 from stageout.wire import token
 from stageout.wire.address import is_address, split_address
 
@@ -29,6 +32,16 @@ def _file(tmp_path: Path, text: str) -> Path:
     path.write_text(text)
     path.chmod(0o600)
     return path
+
+
+def test_a_name_that_no_host_can_have_is_an_address_that_is_not_there() -> None:
+    """Who connects to it went on for ever, or ended without a word."""
+    name = "a" * 64 + ".example.org"
+    with pytest.raises(OSError, match="no host has such a name"):
+        asyncio.run(connect(f"{name}:9621"))
+    with pytest.raises(TransferFailure, match="no host has such a name") as caught:
+        Channel(Gateway(name, 9621, "k", b"secret"))
+    assert caught.value.kind is ErrorClass.NAME_NOT_RESOLVED
 
 
 def test_a_line_is_one_key(tmp_path: Path) -> None:

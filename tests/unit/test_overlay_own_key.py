@@ -182,3 +182,27 @@ def test_neighbours_see_it(own: OwnCredential, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(module, "introduce", introduced)
     asyncio.run(run())
     assert seen == [OLD.key] * 3 + [NEW.key] * 3
+
+
+def test_a_neighbour_that_draws_out_its_greeting_is_given_up_and_tried_again(
+    own: OwnCredential, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A byte now and then kept the line busy for hours, without a word in the log."""
+
+    async def introduced(*facts: object) -> None:
+        await asyncio.Event().wait()
+
+    async def dial(address: str) -> socket.socket:
+        return socket.socket()
+
+    async def run() -> None:
+        book: Any = SimpleNamespace(address="me:1")
+        around = links.Neighbourhood("me", book, own, 1.0, ())
+        around.dial = dial
+        dialling = asyncio.ensure_future(around._dial("r:1"))
+        await asyncio.wait([dialling], timeout=60)
+        assert isinstance(dialling.exception(), asyncio.TimeoutError)
+
+    monkeypatch.setattr(links, "introduce", introduced)
+    monkeypatch.setattr(links, "_INTRODUCED_S", 0.01)
+    asyncio.run(run())

@@ -14,7 +14,7 @@ from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.links import Claim
 from stageout.overlay.sending import RecordsLost, Sending
 from stageout.overlay.way import Way
-from stageout.wire.overlay import Low, Message, Open, Opened, Operation, Result, Staged
+from stageout.wire.overlay import Cancel, Message, Open, Opened, Operation, Result, Staged
 
 GATEWAY = Gateway("host", 1, "key", b"secret")
 
@@ -299,7 +299,7 @@ def test_a_file_that_was_found_there_leaves_nothing_open(monkeypatch: pytest.Mon
     monkeypatch.setattr("stageout.overlay.finding.generation_of", lambda *facts: 4)
     order = Operation("0" * 32, 1, "publish", "f", 99)
     answer = client.Upload(GATEWAY, tmp_path / "f", order, 1, lambda sent_bytes: None).run()
-    assert (answer, said) == (Result("0" * 32, 1, "done", generation=4), [Low("0" * 32, 1)])
+    assert (answer, said) == (Result("0" * 32, 1, "done", generation=4), [Cancel("0" * 32, 1, data_only=True)])
 
 
 def test_no_connection_is_made_ahead_when_all_is_over(file: int) -> None:
