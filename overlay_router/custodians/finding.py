@@ -114,15 +114,22 @@ class Finding:
 async def _found(custodian: Custodian | None, on_disk: OnDisk, key: Key, ask: Stat | Get) -> Held | HeldFile | Answer:
     if custodian is None:
         return Answer(code=ErrorClass.NOT_FOUND.code, message="this router takes nothing into custody")
-    refusal = custodian.terminals.reason_against(ask.terminal, key.name)
-    if refusal:
-        return Answer(code=ErrorClass.PERMISSION_DENIED.code, message=refusal)
     where = ask.terminal, ask.path
     alone, packed = await on_disk(lambda: (custodian.find(*where), custodian.packs.find(*where)))
-    text = f"{ask.path}: nothing of that name is here on its way to {ask.terminal}"
     if alone is not None and packed is not None:
-        return packed if packed.held.taken_at > alone.taken_at else alone
-    return alone or packed or Answer(code=ErrorClass.NOT_FOUND.code, message=text)
+        newest: Held | HeldFile | None = packed if packed.held.taken_at > alone.taken_at else alone
+    else:
+        newest = alone or packed
+    # a file may go by further custodians: whoever may deposit for the next one may ask what is on its way
+    refusal = custodian.terminals.reason_against(_terminal_of(newest) if newest else ask.terminal, key.name)
+    if refusal and (newest or custodian.terminals.names(ask.terminal)):
+        return Answer(code=ErrorClass.PERMISSION_DENIED.code, message=refusal)
+    text = f"{ask.path}: nothing of that name is here on its way to {ask.terminal}"
+    return newest or Answer(code=ErrorClass.NOT_FOUND.code, message=text)
+
+
+def _terminal_of(found: Held | HeldFile) -> str:
+    return found.held.terminal if isinstance(found, HeldFile) else found.operation.terminal
 
 
 def _is_right(file: int, held: Held, digests: list[bytes]) -> bool:

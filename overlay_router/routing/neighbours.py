@@ -137,7 +137,7 @@ class Neighbourhood:
     def known(self, first: int) -> Known:
         """All links that are known, from a position on."""
         rows = self._book.rows(time.monotonic())
-        return Known(len(rows), tuple(rows[first : first + _KNOWN_AT_ONCE]))
+        return Known(len(rows), tuple(rows[first : first + _KNOWN_AT_ONCE]), self._book.address)
 
     async def incoming(self, sock: socket.socket, peer: Peer, first: Heartbeat) -> None:
         """A router has connected to this one. Takes the socket. :raises Unwelcome: its key is not that of a router."""

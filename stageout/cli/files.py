@@ -21,7 +21,7 @@ from stageout.core.errors import TransferFailure
 from stageout.overlay.channel import Gateway, gateway_of
 from stageout.overlay.client import put
 from stageout.overlay.sending import report
-from stageout.overlay.settings import congestion_of, connections_of, routes_of
+from stageout.overlay.settings import congestion_of, connections_of, custodian_of, routes_of
 from stageout.wire.overlay import Copying, Custody, Result
 from stageout.wire.route import DEFAULT_PORT, BadRoute, Route, address, addresses, check, written
 
@@ -158,13 +158,21 @@ def _check_copies(options: argparse.Namespace) -> None:
 
 def through(gateway: Gateway, custodian: str) -> tuple[Gateway, str]:
     """The first of the custodians, and what is behind it, the terminal last. :raises UsageError: an address is none."""
-    try:
-        first, *more = addresses(custodian)
-        check((first, *more))
-    except (BadRoute, ValueError) as problem:
-        raise UsageError(f"--through: {problem}") from None
+    first, *more = custodians_of(custodian)
     host, port = address(first)
     return replace(gateway, host=host, port=port), ",".join([*more, written(gateway.host, gateway.port)])
+
+
+def custodians_of(text: str) -> tuple[str, ...]:
+    """Custodians on one way, in their order. :raises UsageError: an address is none."""
+    try:
+        found = addresses(text)
+        check(found)
+    except BadRoute as problem:
+        raise UsageError(f"--through: {problem}") from None
+    if not found:
+        raise UsageError("--through: name a custodian: HOST or HOST:PORT")
+    return found
 
 
 def ask_with(gateway: Gateway, origin: str) -> str:
@@ -266,7 +274,7 @@ def _get(gateway: Gateway, path: str, options: argparse.Namespace) -> int:
         received[0] = size_bytes
         bar.sized(size_bytes)
 
-    custodians = [through(gateway, one)[0] for one in options.through.split(";")] if options.through else []
+    custodians = [custodians_of(one) for one in options.through.split(";")] if options.through else [custodian_of()]
     kept = get_found(
         gateway, custodians, path, local,
         stale_ok=options.stale_ok, progress=bar, sized=sized, routes=routes_of(options.routes, gateway),

@@ -309,7 +309,7 @@ def _add_files(commands: argparse._SubParsersAction[_Parser]) -> None:
     command.add_argument("url", metavar="URL", help="overlay://HOST[:PORT]/path")
     command.add_argument("file", metavar="FILE", nargs="?", help="default: its name, here; - is standard output")
     command.add_argument(
-        "--through", metavar="HOSTS", help="custodians ('A; B') to be asked when the router cannot be reached"
+        "--through", metavar="HOSTS", help="custodians ('A; B') to be asked when the router has no such file"
     )
     command.add_argument("--stale-ok", action="store_true", help="take a version that has not arrived there yet then")
     _add_wishes(command)

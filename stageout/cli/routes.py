@@ -23,7 +23,7 @@ def run(options: argparse.Namespace) -> int:
     """Ask, and show."""
     try:
         gateway = gateway_of(*address(options.router), Path(options.key))
-        links = ask_links(gateway)
+        links = ask_links(gateway).links
         ends = options.terminals or _ends(gateway.server, links)
         routes = [ask_routes(gateway, end) for end in ends]
     except BadRoute as problem:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway
@@ -78,16 +79,24 @@ def relays(asked: str, answer: Routed) -> tuple[Route, ...]:
     return tuple((asked, *route[:-1]) if route else () for route in answer.routes)
 
 
-def ask_links(gateway: Gateway) -> list[KnownRow]:
-    """All links that a router knows of, in order of their ends. :raises TransferFailure: not reached, or refused."""
-    found: list[KnownRow] = []
-    with Channel(gateway) as channel:
+class Network(NamedTuple):
+    """Links that a router knows of, in order of their ends. :param router: its own address in them."""
+
+    router: str
+    links: list[KnownRow]
+
+
+def ask_links(gateway: Gateway, route: Route = ()) -> Network:
+    """All links that a router knows of. :raises TransferFailure: not reached, or refused."""
+    found, router = list[KnownRow](), gateway.server
+    with Channel(gateway, route) as channel:
         while len(found) < _MOST_LINKS:
             channel.send(Routes(first=len(found)))
             answer = channel.receive()
             if not isinstance(answer, Known):
                 raise channel.failure(ErrorClass.NOT_SUPPORTED, f"{type(answer).__name__} where KNOWN was due")
             found += answer.links
+            router = answer.router or router
             if not answer.links or len(found) >= answer.total:
                 break
-    return found
+    return Network(router, found)

@@ -12,6 +12,7 @@ from stageout.overlay.sockets import FIRST_CONNECTIONS
 from stageout.wire.route import BadRoute, Route, addresses, parse_routes
 
 _KNOB = "STAGEOUT_OVERLAY_ROUTES"
+_CUSTODIAN = "STAGEOUT_OVERLAY_GATEWAY"
 _CONNECTIONS = "STAGEOUT_OVERLAY_CONNECTIONS"
 _CONGESTION = "STAGEOUT_OVERLAY_CONGESTION"
 _ASK = "ask"
@@ -34,6 +35,14 @@ def routes_of(text: str, end: Gateway) -> tuple[Route, ...]:
     except BadRoute as problem:
         raise TransferFailure(ErrorClass.BAD_REQUEST, f"{_KNOB}: {problem}") from None
     return tuple(dict.fromkeys([*routes, *(route for some in found for route in some)]))
+
+
+def custodian_of() -> Route:
+    """The custodian that this machine's uploads go through, () without one. :raises TransferFailure: BAD_REQUEST."""
+    try:
+        return addresses(_configured().text(_CUSTODIAN))
+    except BadRoute as problem:
+        raise TransferFailure(ErrorClass.BAD_REQUEST, f"{_CUSTODIAN}: {problem}") from None
 
 
 @functools.lru_cache(maxsize=1)

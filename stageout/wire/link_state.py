@@ -60,10 +60,14 @@ class Routed:
 
 @dataclass(frozen=True)
 class Known:
-    """Links that a router knows of, in order of their ends. :param total: how many there are."""
+    """Links that a router knows of, in order of their ends.
+
+    :param total: how many there are. :param router: its own address in them, "" where it does not say.
+    """
 
     total: int
     links: tuple[KnownRow, ...]
+    router: str = ""
 
 
 @dataclass(frozen=True)

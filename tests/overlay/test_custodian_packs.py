@@ -19,6 +19,7 @@ from stageout.overlay.packs import End, Packer, SmallPut
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess, custodian_for
 from stageout.wire.overlay import Cancel, Custody, Low, Operation, Pack, Packed, Result, Status
+from tests.overlay.depositing import deposit
 
 #: The others are planned in tests/unit/test_overlay_pack_custody.py, without a process.
 _DEATHS = ("custody-pack-take=kill-after", "custody-pack-settle=kill-before", "custody-pack-withdraw=kill-after")
@@ -228,11 +229,14 @@ def test_a_directory_goes_through_with_all_that_is_in_it(
 
 
 def test_a_pack_passes_two_custodians_and_each_keeps_it_until_it_is_there(
-    terminal: RouterProcess, custodian: RouterProcess, tmp_path: Path
+    terminal: RouterProcess, custodian: RouterProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The first one knows nothing of the terminal; it leads to the second one all the same."""
     data = _data(5)
     terminal.stop()
-    with custodian_for(tmp_path / "first", [custodian]) as first:
+    place = tmp_path / "first"
+    shown = {"STAGEOUT_ROUTER_KEY": str(place / "carrier.key"), "STAGEOUT_ROUTER_NEIGHBOURS": custodian.address}
+    with custodian_for(place, [custodian], {**shown, "STAGEOUT_ROUTER_INTERVAL": "1"}) as first:
         packer_ends: dict[str, End] = {}
         with Packer(
             _gateway(first), packer_ends.__setitem__, terminal=f"{custodian.address},{terminal.address}", custody=True
@@ -244,9 +248,16 @@ def test_a_pack_passes_two_custodians_and_each_keeps_it_until_it_is_there(
         wait_until(lambda: _spooled(custodian), what="the second custodian to have it")
         assert len(_spooled(first)) == 1
         back = str(tmp_path / "back")
-        get = ["get", f"overlay://{terminal.address}/chained/f1", back, "--key", str(custodian.key_file("site"))]
-        assert main([*get, "--through", custodian.address, "--stale-ok"]) == 0
+        url, key = f"overlay://{terminal.address}/chained", ["--key", str(custodian.key_file("site"))]
+        through = ["--through", first.address, "--stale-ok"]
+        assert main(["get", f"{url}/f1", back, *key, *through]) == 0
         assert Path(back).read_bytes() == data["f1"]
+        assert f"{first.address} has a version" in capsys.readouterr().out
+        (tmp_path / "f9").write_bytes(b"by the second one alone")
+        deposit(_gateway(custodian), tmp_path / "f9", "chained/f9", terminal.address)
+        wait_until(lambda: main(["get", f"{url}/f9", back, *key, *through]) == 0, what="the second one to be known")
+        assert Path(back).read_bytes() == b"by the second one alone"
+        assert f"{custodian.address} has a version" in capsys.readouterr().out
         unwanted = packer_ends.pop("f2")
         assert isinstance(unwanted, SmallPut)
         with Channel(_gateway(first)) as channel:
@@ -259,4 +270,11 @@ def test_a_pack_passes_two_custodians_and_each_keeps_it_until_it_is_there(
         terminal.start()
         _freed(first)
         _freed(custodian)
-    assert _there(terminal, "chained") == {name: data[name] for name in packer_ends}
+        assert main(["get", f"{url}/none", back, *key, *through]) == 1
+        said = capsys.readouterr().err
+        assert "nothing of it at" in said
+        assert first.address in said
+        assert custodian.address in said
+    wait_until(lambda: (terminal.root / "chained/f9").exists(), what="the one that went straight to the second")
+    data["f9"] = b"by the second one alone"
+    assert _there(terminal, "chained") == {name: data[name] for name in [*packer_ends, "f9"]}

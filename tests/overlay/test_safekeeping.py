@@ -102,7 +102,7 @@ def test_a_destination_that_is_away_and_what_custodians_have(
     assert Path(back).read_bytes() == source.read_bytes()
     assert f"not from {terminal.address}" in capsys.readouterr().out
     assert main(["get", url, back, *key, "--through", one.address, "--stale-ok"]) == 1
-    assert "has nothing of it" in capsys.readouterr().err
+    assert f"nothing of it at {one.address}" in capsys.readouterr().err
     with pytest.raises(TransferFailure, match="only for what is below 'small'"):
         find(Gateway("127.0.0.1", two.port, *read_key(two.key_file("small"))), terminal.address, "away/f")
     (spooled,) = (two.home / "records/spool/.stageout/staging").iterdir()

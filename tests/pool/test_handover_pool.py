@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 import signal
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.pool.conftest import Site, open_directory, pool_settings
 
 pytestmark = pytest.mark.pool
 
+_OUTPUTS = 40
 _PILOT = """
 FILETRANSFER_PLUGINS = $(FILETRANSFER_PLUGINS), /opt/stageout/bin/overlay_router_plugin
 STAGEOUT_PILOT_GRACE = 24
@@ -49,7 +51,8 @@ def test_a_pilot_hands_over_to_a_router_and_the_job_leaves_as_delivered(
         (pilot,) = pool.eps
         for node in (pilot, pool.ap):
             _give_key(node, custodian)
-        job = site.submit(outputs=("out1", "out2"), destination=f"overlay://{terminal.address}/there")
+        outputs = tuple(f"out{number}" for number in range(1, _OUTPUTS + 1))
+        job = site.submit(outputs=outputs, destination=f"overlay://{terminal.address}/there")
         site.wait_state(job, "RetryWait", timeout_s=90)
         pilot.kill("condor_master", signal.SIGTERM)
         pool.wait(lambda: not pilot.pids("condor_master"), timeout_s=90, what="the pilot's end")
@@ -58,11 +61,15 @@ def test_a_pilot_hands_over_to_a_router_and_the_job_leaves_as_delivered(
         assert "handed_over=1" in log, log
         site.wait_state(job, "HandedOver", timeout_s=60)
         (held,) = read_holdings([str((pool.q(job, ["StageOutCustody"]) or {}).get("StageOutCustody", ""))])
-        assert (held.custodians, held.is_single) == (custodian.address, True)
+        assert (held.custodians, held.files, held.is_single) == (custodian.address, _OUTPUTS, True)
+        packs = [int(files) for files in re.findall(r"custody-take .*files=(\d+)", custodian.log)]
+        assert sum(packs) == _OUTPUTS
+        assert len(packs) < _OUTPUTS / 4, "small files go together"
         custodian.kill()
         custodian.start()
         terminal.start()
         history = site.wait_left(job, timeout_s=120)
         assert (history["StageOutState"], history["NumShadowStarts"]) == ("Delivered", 1)
+        assert len(site.wrote(job)) == _OUTPUTS
         for name, digest in site.wrote(job).items():
             assert hashlib.sha256((terminal.root / "there" / name).read_bytes()).hexdigest() == digest
