@@ -39,10 +39,14 @@ _REASON_CHARS = 200
 
 
 class _Gathered(NamedTuple):
-    """A pack of which not all files have their result. :param end: number behind its last. :param peer: who hears."""
+    """A pack of which not all files have their result. :param end: number behind its last. :param peer: who hears.
+
+    :param refused: files that were not taken.
+    """
 
     end: int
     peer: str
+    refused: Mapping[int, Result]
 
 
 class _Anybody(Terminals):
@@ -130,12 +134,18 @@ class Egress(Custodian):
         if len(results) < len(seqs):
             self._gathers_no_more(pack.origin, pack.seq)
             return [Reply(peer, overlay.NoSpace(pack.origin, pack.seq, int(lots.RETRY_AFTER_S)))]
-        self._egress_store.note(PackResults(pack.origin, pack.expires, dict(results)))
+        packed = self._noted(pack, results)
+        return [] if packed is None else [Reply(peer, packed)]
+
+    def _noted(self, pack: overlay.Pack, results: Mapping[int, Result]) -> overlay.Packed | None:
+        """Record those results with those of files that were refused; PACKED when all of the pack are final."""
+        known = {**self._gathered[pack.origin][pack.seq].refused, **results}
+        if known:
+            self._egress_store.note(PackResults(pack.origin, pack.expires, known))
         packed = recorded_pack(self._store, pack.origin, pack.seq, len(pack.paths))
-        if packed is None:
-            return []
-        self._gathers_no_more(pack.origin, pack.seq)
-        return [Reply(peer, packed)]
+        if packed is not None:
+            self._gathers_no_more(pack.origin, pack.seq)
+        return packed
 
     def _pack(self, arrived: Arrived) -> overlay.Packed | overlay.NoSpace | None:
         pack, now = arrived.pack, self._clock.wall_s()
@@ -144,24 +154,23 @@ class Egress(Custodian):
             return known
         if now > pack.expires:
             return as_packed(pack.origin, pack.seq, [Result(Outcome.EXPIRED)] * len(pack.paths))
-        reason = self._reason_against_numbers(pack)
-        reason = reason or next(filter(None, (self._reason_against_file(arrived, file) for file in arrived.files)), "")
+        reason = self._reason_against_numbers(pack) or self._reason_against_sender(arrived)
         if reason:
             return packs.refused(pack, reason[:_REASON_CHARS])
-        record = self._store.record(pack.origin)
-        new = [
-            file
-            for file in arrived.files
-            if (pack.origin, file.seq) not in self._held and not terminal.is_final(record, file.seq)
-        ]
+        end, low = pack.seq + len(pack.paths), self._store.record(pack.origin).low
+        final = self._store.results_of(pack.origin, range(pack.seq, end))
+        left = [file for file in arrived.files if file.seq > low and file.seq not in final]
+        new = [file for file in left if (pack.origin, file.seq) not in self._held]
+        refused = {file.seq: why for file in new if (why := self._refusal_of(arrived, file)) is not None}
+        new = [file for file in new if file.seq not in refused]
         if new and not self._unpack(arrived, new):
             return overlay.NoSpace(pack.origin, pack.seq, int(lots.RETRY_AFTER_S))
-        for file in arrived.files:
-            if file.seq in pack.cancelled and not terminal.is_final(record, file.seq):
+        for file in left:
+            if file.seq in pack.cancelled:
                 self._store.cancel(pack.origin, file.seq)
-        gathered = _Gathered(pack.seq + len(pack.paths), arrived.peer)
-        self._gathered.setdefault(pack.origin, {})[pack.seq] = gathered
-        return None
+        self._gathered.setdefault(pack.origin, {})[pack.seq] = _Gathered(end, arrived.peer, refused)
+        is_all = len(arrived.files) == len(pack.paths)
+        return self._noted(pack, {}) if is_all and refused else None
 
     def _reason_against_numbers(self, pack: overlay.Pack) -> str:
         """Two packs that share a file would wait for each other's results. The same one again is another matter."""
@@ -189,17 +198,20 @@ class Egress(Custodian):
         if not self._gathered[origin]:
             del self._gathered[origin]
 
-    def _reason_against_file(self, arrived: Arrived, file: PackedFile) -> str:
-        held = self._held.get((arrived.pack.origin, file.seq))
-        if held is not None and not same_key(held.sender, arrived.peer):
-            return "it was deposited with another key"
+    def _reason_against_sender(self, arrived: Arrived) -> str:
+        held = [self._held.get((arrived.pack.origin, file.seq)) for file in arrived.files]
+        is_his = all(one is None or same_key(one.sender, arrived.peer) for one in held)
+        return "" if is_his else "it was deposited with another key"
+
+    def _refusal_of(self, arrived: Arrived, file: PackedFile) -> Result | None:
+        """Why a file is not taken, which costs no other one of its pack; None when it is."""
         try:
             checked(file.path)
         except BadPath as problem:
-            return str(problem)
+            return Result(Outcome.FAILED, str(problem)[:_REASON_CHARS])
         if self.targets.find(file.path) is None:
-            return f"{file.path}: only what is below it is delivered"
-        return "" if arrived.digest(file.data) == file.digest else "digest"
+            return Result(Outcome.FAILED, f"{file.path}: only what is below it is delivered"[:_REASON_CHARS])
+        return None if arrived.digest(file.data) == file.digest else Result(Outcome.FAILED, "digest")
 
     def _unpack(self, arrived: Arrived, new: Sequence[PackedFile]) -> bool:
         """Files of a pack into the spool, whole, in as few durable steps as one; False when there is no room."""
@@ -285,7 +297,7 @@ class Egress(Custodian):
         origin, first = operation.origin, self._first((operation.origin, operation.seq))
         if first is None:
             return replies
-        end, peer = self._gathered[origin][first]
+        end, peer, _ = self._gathered[origin][first]
         packed = recorded_pack(self._store, origin, first, end - first)
         if packed is None:
             return []

@@ -23,6 +23,7 @@ from tests.unit.test_overlay_egress import ORIGIN, PEER, Gate, gate
 from tests.unit.test_overlay_packs import arrived
 
 __all__ = ["gate", "home"]
+_DONE = Result(Outcome.DONE)
 _FILES = {"out/a": b"first", "out/b": b"", "out/c": b"third"}
 
 
@@ -120,6 +121,22 @@ def test_a_pack_without_room_for_its_part_in_the_tree_is_said_again(
     (reply,) = ends.pack([mixed])
     assert reply.message == Packed(ORIGIN, 1, (1, 0))
     tree.close()
+
+
+def test_a_damaged_file_costs_no_other_of_its_pack(gate: Gate) -> None:
+    """One that a custodian has the only copies of would be lost as a whole."""
+    ends = Ends(egress=gate.one)
+    for first in (1, 11):
+        files = {f"out/{first}{name}": name.encode() for name in ("a", "b", "out", "c")}
+        damaged = arrived(first, files, wrong=f"out/{first}b")._replace(peer=PEER)
+        assert ends.pack([damaged]) == []
+        assert gate.ready() == [f"out/{first}{name}" for name in ("a", "out", "c")]
+        if first == 11:  # after the death of the router it is the same
+            gate.restart()
+            ends = Ends(egress=gate.one)
+            assert ends.pack([arrived(first, files)._replace(peer=PEER)]) == [], "it has failed already"
+        told = [reply.message for seq in (0, 2, 3) for reply in gate.one.settle((ORIGIN, first + seq), _DONE)]
+        assert told == [Packed(ORIGIN, first, (0, 0, 0, 0), (1,), ("failed",), ("digest",))]
 
 
 def test_packs_that_share_files_are_refused_and_nothing_is_left_of_any(gate: Gate) -> None:
