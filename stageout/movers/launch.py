@@ -11,6 +11,7 @@ imports nothing of the product, and little else.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found] # what is in signal, without the classes that take the time
 import ctypes
 import os
 import sys
@@ -18,6 +19,7 @@ import time
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
 _SIGKILL, _SIGPIPE, _SIGXFSZ = 9, 13, 25
+_WAITED = (_signal.SIGCHLD, _signal.SIGTERM)
 CANNOT_START = 126
 _TERM_GRACE_S = 2.0
 _REST_S = 5.0
@@ -38,6 +40,7 @@ def main(argv: list[str]) -> int:
         if not _dies_with(manager_pid):
             return CANNOT_START
         own_pid = os.getpid()
+        _signal.pthread_sigmask(_signal.SIG_BLOCK, _WAITED)  # from here on a SIGTERM is the plugin's, too
         plugin = os.fork()
     except OSError as problem:
         return _cannot(problem)
@@ -81,6 +84,7 @@ def _become(parent: int, argv: list[str]) -> None:
     os.chdir(directory)
     for number in (_SIGPIPE, _SIGXFSZ):  # Python ignores them, and what is ignored stays so in the plugin
         ctypes.CDLL(None).signal(number, None)
+    _signal.pthread_sigmask(_signal.SIG_UNBLOCK, _WAITED)
     if _dies_with(parent):  # after the change of user: that would take the setting back
         os.execv(program[0], program)
 
@@ -90,18 +94,15 @@ def _watch(plugin: int, note: int) -> int:
 
     :param note: descriptor for those that cannot be ended.
     """
-    # While the plugin starts: it does not wait for that. A SIGTERM before it ends both of us.
-    import signal
+    import signal  # while the plugin starts: it does not wait for that
 
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (1, 2):  # the end of what the plugin prints is the plugin's end
         os.dup2(nowhere, descriptor)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    waited = {signal.SIGCHLD, signal.SIGTERM}
-    signal.pthread_sigmask(signal.SIG_BLOCK, waited)
     kill_at_s, status = float("inf"), _reap(plugin)
     while status is None:
-        got = signal.sigtimedwait(waited, max(0.0, min(_DAY_S, kill_at_s - time.monotonic())))
+        got = signal.sigtimedwait(_WAITED, max(0.0, min(_DAY_S, kill_at_s - time.monotonic())))
         if got is not None and got.si_signo == signal.SIGTERM:
             _kill_group(plugin, signal.SIGTERM)
             kill_at_s = min(kill_at_s, time.monotonic() + _TERM_GRACE_S)
