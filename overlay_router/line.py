@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -16,6 +17,21 @@ from stageout.wire.overlay import Message
 #: That one connection may speak of.
 MOST_ORIGINS = 4096
 _MOST_UNREAD_BYTES = 8 * 1024 * 1024
+#: For a peer to take what was said to it before a connection ends.
+_CLOSES_S = 60.0
+
+
+async def closed(writer: asyncio.StreamWriter) -> None:
+    """End a connection. What was said is still sent, but a peer that does not take it in a minute loses that.
+
+    On return the connection is gone: whoever counts connections counts it until then.
+    """
+    writer.close()
+    try:
+        with contextlib.suppress(OSError, asyncio.TimeoutError):
+            await asyncio.wait_for(writer.wait_closed(), _CLOSES_S)
+    finally:
+        writer.transport.abort()
 
 
 @dataclass

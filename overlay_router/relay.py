@@ -32,7 +32,7 @@ from overlay_router.delivery.leases import Leases
 from overlay_router.delivery.outflow import Means
 from overlay_router.ends import Ends
 from overlay_router.incoming import listen_on
-from overlay_router.line import Line
+from overlay_router.line import Line, closed
 from overlay_router.local.destination import Destination, Reply
 from overlay_router.local.small_files import Arrived
 from overlay_router.local.tree import no_room
@@ -277,6 +277,9 @@ class Router:
                 else:
                     await todo.put(what)
                 await writer.drain()
+        except asyncio.CancelledError:  # this router ends: it waits for nobody
+            writer.transport.abort()
+            raise
         finally:
             answering.cancel()
             try:
@@ -284,7 +287,7 @@ class Router:
                     await answering
             finally:
                 self._leave(line)
-                writer.close()
+                await closed(writer)
 
     def _leave(self, line: Line) -> None:
         for name in [name for name, known in self._lines.items() if line in known]:

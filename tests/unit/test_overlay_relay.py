@@ -23,6 +23,7 @@ from typing import Any, cast
 
 import pytest
 
+from overlay_router import line
 from overlay_router.copying import copyist
 from overlay_router.copying.copier import Copier, _Try
 from overlay_router.copying.warrants import refusal
@@ -331,6 +332,30 @@ def test_a_cancel_is_remembered_where_its_pack_goes(terminal: str) -> None:
         running.cancel()
 
     asyncio.run(work())
+
+
+def test_a_peer_that_does_not_take_its_answers_is_counted_until_it_is_cut_off(
+    end: _End, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was counted no more, and what it had not taken stayed in memory for as long as it liked."""
+
+    async def work(router: Router, gateway: Gateway) -> None:
+        monkeypatch.setattr(line, "_CLOSES_S", 0.2)
+        end.status = lambda ask, peer: []  # type: ignore[method-assign, assignment]
+        with await asyncio.to_thread(Channel, gateway) as channel:
+            channel.send(Status(ORIGIN, 1))
+            await until(lambda: bool(router._lines))
+            ((one,),) = router._lines.values()
+            transport = one.writer.transport
+            one.writer.write(bytes(16 << 20))
+            channel._socket.shutdown(socket.SHUT_WR)
+            await until(lambda: not router._lines)
+            assert transport.get_write_buffer_size()
+            assert router.limits._known["site"] == 1
+            await until(lambda: not router.limits._known["site"])
+            assert transport.get_extra_info("socket").fileno() == -1
+
+    serving(end, work)
 
 
 def test_secrets_are_not_shown_with_what_has_them() -> None:
