@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,15 @@ from stageout.cli.main import main
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay import safekeeping
 from stageout.overlay.channel import Gateway, read_key
-from stageout.overlay.copying import state
+from stageout.overlay.copying import state, states
 from stageout.overlay.finding import find
 from stageout.overlay.operations import Session
 from stageout.overlay.safekeeping import Custodian, deposit_copies
+from stageout.overlay.small_deposits import Small, deposit_small
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess, custodian_for
 from stageout.wire.overlay import BLOCK_BYTES, Result
+from stageout.wire.packs import MAX_FILE_BYTES
 from tests.overlay.depositing import deposit
 
 
@@ -127,6 +130,36 @@ def test_two_that_deliver_at_once_write_it_once(
         assert session.stat("both/f").generation == 1
     assert is_empty(one)
     assert is_empty(two)
+
+
+def test_small_files_go_to_two_custodians_in_packs_and_are_made_once(
+    routers: list[RouterProcess], tmp_path: Path
+) -> None:
+    terminal, one, two = routers
+    nobody = replace(gateway_of(one), port=1)
+    places = [Custodian(gateway, terminal.address) for gateway in (nobody, *map(gateway_of, (one, one, two)))]
+    places[2] = Custodian(replace(gateway_of(one), host="localhost"), terminal.address)
+    origin, ends = os.urandom(16).hex(), list[tuple[int, TransferFailure | None]]()
+    for number in range(1, 7):
+        (tmp_path / f"s{number}").write_bytes(b"%d" % number)
+    (tmp_path / "s6").write_bytes(bytes(MAX_FILE_BYTES + 1))
+    paths = {number: f"small/{number // 4}/s{number}" for number in range(1, 8)}
+    files = [Small(number, tmp_path / f"s{number}", path, origin, number) for number, path in paths.items()]
+    deposit_small(places, files, lambda file, failure: ends.append((file.key, failure)), copies=2)
+    assert sorted(key for key, _ in ends) == [1, 2, 3, 4, 5, 6, 7]
+    failed = {key: failure.kind for key, failure in ends if failure is not None}
+    assert failed == {6: ErrorClass.NOT_SUPPORTED, 7: ErrorClass.LOCAL_FILE}, "by itself; nothing there"
+    for file in files[:5]:
+        assert [kept.custodian for kept in file.kept] == [one.address, two.address]
+
+    def ended() -> bool:
+        answers = [answer for router in (one, two) for answer in states(gateway_of(router), origin, 5)]
+        return all(isinstance(answer, Result) and answer.outcome == "done" for answer in answers)
+
+    wait_until(ended, what="both ends")
+    with Session(gateway_of(terminal)) as session:
+        assert {session.stat(paths[number]).generation for number in range(1, 6)} == {1}
+    assert (terminal.root / paths[3]).read_bytes() == b"3"
 
 
 def test_too_few_custodians_keep_nothing(
