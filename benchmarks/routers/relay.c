@@ -1,4 +1,4 @@
-/* The relay that others are measured by: connections in, as many out, bytes from one to the other and nothing else.
+/* The relay that others are measured by: connections in, as many out, bytes from one to the other and back, and nothing else.
  *
  *     relay copy|splice CONNECTIONS TARGET_PORT
  *
@@ -85,15 +85,18 @@ static void pass(int from, int to)
 
 static void serve(int near, int port, int copies)
 {
-    char rest;
     int far = connected(port);
+    if (fork() == 0) {
+        copy(far, near);
+        shutdown(near, SHUT_WR);
+        exit(0);
+    }
     if (copies)
         copy(near, far);
     else
         pass(near, far);
     shutdown(far, SHUT_WR);
-    while (read(far, &rest, 1) > 0)
-        ;
+    wait(NULL);
     exit(0);
 }
 

@@ -134,7 +134,10 @@ def _send(gateway: Gateway, operation: Operation, order: Order, growth: Growth, 
     if upload.size_bytes != operation.size_bytes:
         raise Damaged(ErrorClass.SOURCE_CHANGED, f"{order.file} has {upload.size_bytes} bytes")
     found = upload.found_before(order.said_to) if order.said_to else None
-    return found or _final(upload.run(keep_result=True))
+    try:
+        return found or _final(upload.run(keep_result=True))
+    finally:
+        upload.settle()
 
 
 def _asked(gateway: Gateway, operation: Operation, number: int) -> Answer:
@@ -246,7 +249,7 @@ class Carrier:
         )  # fmt: skip
         self._growing[order.number] = growth
         if order.comes:
-            self._rings.want(order.comes, growth.shown, order.passes)
+            self._rings.want(order.comes, growth, order.passes)
         threading.Thread(target=self._run, args=(order, growth), daemon=True).start()
 
     def _run(self, order: Order, growth: Growth) -> None:
@@ -254,7 +257,7 @@ class Carrier:
             answer = deliver(order, growth)
         except Exception as problem:  # the daemon must hear of every order
             answer = Answer(order.number, failure=repr(problem), code=ErrorClass.UNKNOWN.code)
-        self._rings.drop(order.comes, growth.shown)
+        self._rings.drop(order.comes, growth)
         growth.close()
         self._growing.pop(order.number, None)
         self._say(replace(answer, said_to=growth.said_to or order.said_to))

@@ -10,10 +10,12 @@ import contextlib
 import mmap
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from overlay_router.data.ring import Piece
+from overlay_router.data.loans import Lent
+from overlay_router.data.ring import Lend, Piece
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import Damaged, Known, Upload
@@ -23,6 +25,8 @@ from stageout.wire.overlay import BLOCK_BYTES, Cancel, Message, Open, Operation,
 from stageout.wire.route import Route
 
 _PAGE_BYTES = 4096
+#: Workers that would send blocks themselves, and have to be answered.
+_MOST_ASKS = 8
 _ANEW = "its sender has begun anew"
 _GONE = "the next hop has lost blocks that only it had: they come again"
 
@@ -56,6 +60,7 @@ class Growth:
         #: The records of the terminal that has heard the PUBLISH, as WELCOME names them.
         self.said_to = ""
         self._ended = False
+        self._asks: deque[Lend] = deque(maxlen=_MOST_ASKS)
         self._sending: Sending | None = None
         self._lock = threading.Lock()
 
@@ -102,6 +107,29 @@ class Growth:
                 self._leave_unwanted(self._sending)
             return True
 
+    def asked(self, lend: Lend) -> None:
+        """A worker would send what comes itself: a connection that has nothing to do is lent to it."""
+        with self._lock:
+            if self._told and not self._stopped and not self._ended and self._sending:
+                self._asks.append(lend)
+                self._sending.wake()
+
+    def lend(self, connection: int, far_tid: int, checksum: str) -> Lent | None:
+        """Lend a connection that is attached to who has asked for one; None: nobody has. Parameters as of ``Lend``."""
+        with self._lock:
+            lend = self._asks.popleft() if self._asks else None
+        return lend(connection, far_tid, checksum, self._left) if lend else None
+
+    def _left(self, blocks: Mapping[int, bytes]) -> None:
+        """A worker has sent these, with those digests, and has not written them."""
+        with self._lock:
+            if any(self._known(block, digest) != digest for block, digest in blocks.items()):
+                self._stop(TransferFailure(ErrorClass.SERVER_BUSY, _ANEW))
+                return
+            self._shown.update(blocks)
+            self._sent.update({block: digest for block, digest in blocks.items() if block not in self.digests})
+            self._look()
+
     def take(self, block: int) -> Piece | None:
         """A block in memory, to be given back; None: it is not there."""
         with self._lock:
@@ -141,9 +169,9 @@ class Growth:
             self._look()
 
     def lose(self) -> None:
-        """Whatever is only at the next hop must come again."""
+        """Whatever is only at the next hop must come again, and what nobody knows of: block 0 stands for that."""
         with self._lock:
-            self._lose([*self._sent, *self._passed])
+            self._lose([*self._sent, *self._passed, 0])
 
     @property
     def passed(self) -> set[int]:
@@ -184,6 +212,7 @@ class Growth:
         """Nothing is sent any more."""
         with self._lock:
             self._ended = True
+            self._asks.clear()
             self._lose(list(self._sent))
             for piece in (*self._pieces.values(), *self._lent):
                 piece.free(False)
@@ -261,9 +290,12 @@ class Spooled(Upload):
             gateway, local, order, connections, lambda sent_bytes: None, known, opening=opening, routes=routes
         )
         self._growth, self._kind, self._mine = growth, digest, threading.local()
+        self._lent: set[Lent] = set()
+        self._lending = threading.Lock()
 
     def sending(self, file: int) -> Sending:
         """It sends what is here, and goes on as more comes."""
+        self.settle()
         checks = not self.ask().terminal  # another custodian cannot say what it has delivered
         made = _Sending(self, file, self.routes, self.gateway.timeout_s, grows=True, checks=checks)
         made.growth = self._growth
@@ -302,6 +334,27 @@ class Spooled(Upload):
         data = mine[:length]
         self.take_digest(block, data, channel)
         return data
+
+    def lend(self, channel: Channel, tid: int) -> Lent | None:
+        """To a worker that would send blocks itself, while one connection at least stays here."""
+        connection = channel.lendable()
+        if connection is None or self._kind != channel.digest_name:
+            return None
+        with self._lending:
+            if sum(not one.has_ended for one in self._lent) + 1 >= self.connections:
+                return None
+            lent = self._growth.lend(connection, tid, channel.checksum_name)
+            if lent is not None:
+                self._lent = {one for one in self._lent if not one.has_ended} | {lent}
+            return lent
+
+    def settle(self) -> None:
+        """On return it is known what workers have sent."""
+        with self._lending:
+            lent, self._lent = self._lent, set()
+        ended = [one.end() for one in lent]
+        if not all(ended):
+            self._growth.lose()
 
     def publish(self, tid: int, channel: Channel) -> Operation:
         """The PUBLISH of its sender. :raises TransferFailure: blocks must come again first."""

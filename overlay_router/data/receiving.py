@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable
 
 from overlay_router.data.jobs import Job, Report
+from overlay_router.data.loans import Loans
 from overlay_router.data.ring import Left, LeftOnes, Ring, Shelf, Slot, Sums
 from stageout.core.sockets import fill, readable
 from stageout.wire import frames
 from stageout.wire.blocks import PART_BYTES
-from stageout.wire.frames import BadFrame, Type
+from stageout.wire.frames import BadFrame, Header, Type
 from stageout.wire.overlay import BLOCK_BYTES
 
 _PAGE_BYTES = 4096
@@ -214,7 +215,7 @@ class Receiver:
         self._checksum = frames.checksums()[job.checksum]
         self._sums = frames.sums(job.checksum, job.digest)
         self._header = memoryview(bytearray(frames.HEADER_BYTES))
-        self._buffer = memoryview(mmap.mmap(-1, -(-job.block_bytes // _PAGE_BYTES) * _PAGE_BYTES))
+        self._buffer = _pages(job.block_bytes)
         self._direct = _direct(file)
         self._gate = gate
         self.again = b""
@@ -227,6 +228,8 @@ class Receiver:
                 pass
         finally:
             try:
+                if self._shelf and self._shelf.ring:
+                    self._shelf.ring.loans.flush()
                 self._left.end()
             finally:
                 if self._direct >= 0:
@@ -235,6 +238,7 @@ class Receiver:
 
     def _block(self) -> bool:
         """One block into the file; False at the end."""
+        self._tell()
         while self._left and not readable([self._connection.fileno()], _LOOK_S):
             self._left.keep_late()
         if self._syncing.failure is not None or not fill(self._connection, self._header):
@@ -247,13 +251,16 @@ class Receiver:
         if header.type not in _DATA or header.number != self._job.tid:
             raise BadFrame("only blocks of the transfer that was attached may come here")
         self._left.keep_late()
+        ring = self._shelf.ring if self._shelf else None
         if header.type is Type.PART:
             self._part(header, self._buffer[: self._checked(header.block, header.length_bytes)])
             self._syncing.in_a_block = False
             return True
         if header.length_bytes != self._length(header.block):
             raise BadFrame(f"block {header.block} has {header.length_bytes} bytes")
-        ring = self._shelf.ring if self._shelf else None
+        if ring and self._by_loan(header, ring.loans):
+            self._syncing.in_a_block = False
+            return True
         slot = ring.take(self._job.tid, self._block_s) if ring else None
         began_s, passes = time.monotonic(), False
         try:
@@ -264,6 +271,12 @@ class Receiver:
         self._block_s = time.monotonic() - began_s
         self._syncing.in_a_block = False
         return True
+
+    def _tell(self) -> None:
+        """Before anything is waited for, the carrier hears what has left."""
+        ring = self._shelf.ring if self._shelf else None
+        if ring and ring.loans.has_untold and not self._more():
+            ring.loans.flush()
 
     def _part(self, header: frames.Header, data: memoryview) -> None:
         """A part of a block: its digest is found when all parts are there, which may come by other connections."""
@@ -301,6 +314,22 @@ class Receiver:
         self._store(header.block, data, digest)
         return False
 
+    def _by_loan(self, header: Header, loans: Loans) -> bool:
+        """Send a block on by a connection that the carrier has lent, or write it; False: there is none for it."""
+        loan = None if self._gate.closed else loans.take(self._job.tid, self._job.checksum)
+        if loan is None:
+            return False
+        data = self._buffer[: header.length_bytes]
+        try:
+            digest = self._came(data, header)
+        except BaseException:
+            loans.leave(loan)
+            raise
+        if not loans.send(loan, header, data, self._checksum, digest):
+            self._buffer = _pages(self._job.block_bytes)
+            self._store(header.block, data, digest)
+        return True
+
     def _store(self, block: int, data: memoryview, digest: bytes) -> None:
         with self._gate.lock:
             if not self._gate.closed:
@@ -337,6 +366,11 @@ def beginning(connection: socket.socket, head: memoryview, header: frames.Header
     if not fill(connection, memoryview(payload)):
         raise BadFrame("the connection ended in a frame")
     return bytes(head) + payload
+
+
+def _pages(size_bytes: int) -> memoryview:
+    """Memory that begins at a page, as disks want it."""
+    return memoryview(mmap.mmap(-1, -(-size_bytes // _PAGE_BYTES) * _PAGE_BYTES))
 
 
 def _direct(file: int) -> int:

@@ -12,6 +12,7 @@ writes only what the carrier has not sent in time, and until it has said which, 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import mmap
 import os
 import socket
@@ -19,9 +20,13 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
+from overlay_router.data import loans
+from overlay_router.data.loans import Lent, Loans
 from stageout.wire.frames import DIGEST_BYTES
 from stageout.wire.overlay import BLOCK_BYTES
 
@@ -29,10 +34,12 @@ from stageout.wire.overlay import BLOCK_BYTES
 SLOTS = 32
 #: Slots of one transfer, so that one whose next hop is slow leaves some to the others.
 _MOST_OF_ONE = SLOTS // 2
-_OFFER = struct.Struct(f"=QQIII8s{DIGEST_BYTES}s")
+_OFFER = struct.Struct(f"=BQQIII8s{DIGEST_BYTES}s")
 _ASK = struct.Struct("=BQ")
 _WANT, _DROP, _FREE, _PASS, _SENT = range(5)
+_OFFERED = 0
 _MEMORY = b"memory"
+_MESSAGE_BYTES = 4096
 #: Where the next hop is slow, one of so many blocks (as a power of two) waits for a slot.
 _MOST_DOUBLINGS = 6
 #: Whatever a block took: its sender may have paused in the middle of it.
@@ -100,6 +107,7 @@ class Ring:
         self._busy: dict[int, Slot] = {}
         self._wanted: dict[int, _Pace] = {}
         self._is_over = False
+        self.loans = Loans(self._say)
 
     def take(self, tid: int, patience_s: float) -> Slot | None:
         """A slot for the next block of a transfer, None when there is none, or nobody wants it.
@@ -136,7 +144,7 @@ class Ring:
     def offer(self, slot: Slot, block: int, size_bytes: int, sums: Sums) -> None:
         """The block is there, and right: it may be sent on."""
         message = _OFFER.pack(
-            slot.tid, block, slot.number, size_bytes, sums.checksum, sums.kind.encode(), sums.digest
+            _OFFERED, slot.tid, block, slot.number, size_bytes, sums.checksum, sums.kind.encode(), sums.digest
         )  # fmt: skip
         with self._changed:
             slot.holders += 1
@@ -170,12 +178,21 @@ class Ring:
     def run(self) -> None:
         """Hear what the carrier wants, and what it has sent, until it has ended."""
         with self._link, contextlib.suppress(OSError):
-            while message := self._link.recv(_ASK.size):
-                self._hear(*_ASK.unpack(message))
+            while True:
+                message, descriptors, _, _ = socket.recv_fds(self._link, _MESSAGE_BYTES, 1)
+                if not message:
+                    break
+                if not self.loans.hear(message, descriptors):
+                    self._hear(*_ASK.unpack(message))
         with self._changed:
             self._is_over = True
             self._wanted.clear()
             self._changed.notify_all()
+        self.loans.end()
+
+    def _say(self, message: bytes) -> None:
+        with contextlib.suppress(OSError):  # the carrier has ended
+            self._link.send(message)
 
     def _hear(self, word: int, number: int) -> None:
         with self._changed:
@@ -186,6 +203,10 @@ class Ring:
             else:
                 self._wanted.pop(number, None)
                 self._changed.notify_all()
+        if word == _PASS:
+            self.loans.want(number)
+        elif word == _DROP:
+            self.loans.drop(number)
 
     def _answered(self, slot: Slot | None, was_sent: bool) -> None:
         if slot is None:
@@ -281,7 +302,26 @@ class Piece:
     free: Callable[[bool], None]
 
 
-Show = Callable[[Piece], bool]
+class Lend(Protocol):
+    """Lends a worker a connection that is attached for a transfer.
+
+    :param connection: its descriptor. :param far_tid: of the transfer there. :param checksum: its kind of checksums.
+    :param heard: is told of blocks that have left, with their digests. :return: None: the worker has ended.
+    """
+
+    def __call__(
+        self, connection: int, far_tid: int, checksum: str, heard: Callable[[Mapping[int, bytes]], None]
+    ) -> Lent | None: ...
+
+
+class Follower(Protocol):
+    """Whoever sends on what comes of a transfer, at the carrier. Called from several threads."""
+
+    def shown(self, piece: Piece) -> bool:
+        """A block is in memory: whether it is kept, to be sent from there."""
+
+    def asked(self, lend: Lend) -> None:
+        """A worker would send blocks itself, by a connection that it is lent."""
 
 
 class Rings:
@@ -290,22 +330,21 @@ class Rings:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._links: set[socket.socket] = set()
-        self._wanted: dict[int, tuple[Show, int]] = {}
+        self._wanted: dict[int, tuple[Follower, int]] = {}
+        self._lent: dict[int, Lent] = {}
+        self._numbers = itertools.count(1)
 
-    def want(self, tid: int, show: Show, passes: bool = False) -> None:
-        """From now on blocks of a transfer are shown, from other threads.
-
-        :param show: whether it keeps the block. :param passes: what was sent need not be written by the worker.
-        """
+    def want(self, tid: int, follower: Follower, passes: bool = False) -> None:
+        """From now on blocks of a transfer are shown. :param passes: what was sent need not be written here."""
         word = _PASS if passes else _WANT
         with self._lock:
-            self._wanted[tid] = show, word
+            self._wanted[tid] = follower, word
             self._tell(_ASK.pack(word, tid))
 
-    def drop(self, tid: int, show: Show) -> None:
+    def drop(self, tid: int, follower: Follower) -> None:
         """No more of them."""
         with self._lock:
-            if self._wanted.get(tid, (None,))[0] == show:
+            if self._wanted.get(tid, (None,))[0] is follower:
                 del self._wanted[tid]
                 self._tell(_ASK.pack(_DROP, tid))
 
@@ -329,15 +368,59 @@ class Rings:
                 self._links.add(link)
                 for tid, (_, word) in self._wanted.items():
                     link.send(_ASK.pack(word, tid))
+            mine: set[Lent] = set()
             try:
-                while message := link.recv(_OFFER.size):
-                    self._offered(link, view, message)
+                while message := link.recv(_MESSAGE_BYTES):
+                    self._heard(link, view, message, mine)
             finally:
                 with self._lock:
                     self._links.discard(link)
+                    for lent in mine:
+                        del self._lent[lent.number]
+                for lent in mine:
+                    lent.lost()
+
+    def _heard(self, link: socket.socket, view: memoryview, message: bytes, mine: set[Lent]) -> None:
+        """:param mine: what was lent by this link."""
+        if message[0] == _OFFERED:
+            self._offered(link, view, message)
+            return
+        tid = loans.wanted(message)
+        if tid:
+            follower, _ = self._wanted.get(tid, (None, _WANT))
+            if follower is not None:
+                follower.asked(partial(self._lend, link, mine, tid))
+            return
+        for number, blocks in loans.left(message).items():
+            lent = self._lent.get(number)
+            if lent is not None:
+                lent.left(blocks)
+        lent = self._lent.pop(loans.back(message), None)
+        if lent is not None:
+            mine.discard(lent)
+            lent.back()
+
+    def _lend(
+        self, link: socket.socket, mine: set[Lent], tid: int,
+        connection: int, far_tid: int, checksum: str, heard: Callable[[Mapping[int, bytes]], None],
+    ) -> Lent | None:  # fmt: skip
+        def say(message: bytes, descriptors: list[int]) -> None:
+            socket.send_fds(link, [message], descriptors)
+
+        lent = Lent(next(self._numbers), say, heard)
+        with self._lock:
+            if link not in self._links:
+                return None
+            self._lent[lent.number] = lent
+            mine.add(lent)
+        try:
+            lent.lend(tid, far_tid, checksum, connection)
+        except OSError:
+            lent.lost()
+        return lent
 
     def _offered(self, link: socket.socket, view: memoryview, message: bytes) -> None:
-        tid, block, number, size_bytes, checksum, kind, digest = _OFFER.unpack(message)
+        _, tid, block, number, size_bytes, checksum, kind, digest = _OFFER.unpack(message)
         sums = Sums(digest, kind.rstrip(b"\0").decode(), checksum)
         start = number * BLOCK_BYTES
 
@@ -345,8 +428,8 @@ class Rings:
             with contextlib.suppress(OSError):
                 link.send(_ASK.pack(_SENT if was_sent else _FREE, number))
 
-        show, _ = self._wanted.get(tid, (None, _WANT))
-        if show is None or not show(Piece(block, sums, view[start : start + size_bytes], free)):
+        follower, _ = self._wanted.get(tid, (None, _WANT))
+        if follower is None or not follower.shown(Piece(block, sums, view[start : start + size_bytes], free)):
             free(False)
 
     def _tell(self, message: bytes) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,6 +10,27 @@ from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.links import Claim
 from stageout.wire.overlay import Open, Operation
 from stageout.wire.route import Route, shown
+
+
+class Loan(Protocol):
+    """A connection that somebody else sends blocks by. A context manager: at its end it is recalled."""
+
+    def __enter__(self) -> Loan: ...
+
+    def __exit__(self, *exception: object) -> None: ...
+
+    @property
+    def is_back(self) -> bool:
+        """Whether it may be used again."""
+
+    def recall(self) -> None:
+        """It is wanted back after the block that leaves now."""
+
+    def wait(self, within_s: float) -> Collection[int]:
+        """Blocks that have left since the last call, once there are some, or that time is over.
+
+        :raises TransferFailure: the connection is lost with who had it.
+        """
 
 
 class Cargo(Protocol):
@@ -32,6 +53,9 @@ class Cargo(Protocol):
 
         :raises TransferFailure: the file is not what it was.
         """
+
+    def lend(self, channel: Channel, tid: int) -> Loan | None:
+        """Have somebody else send blocks by a connection that is attached for ``tid``; None: nobody would."""
 
     def publish(self, tid: int, channel: Channel) -> Operation:
         """The PUBLISH, once every block was read or is STAGED."""

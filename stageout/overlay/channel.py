@@ -246,6 +246,19 @@ class Channel:
                 header = b""
         self._block_s = time.monotonic() - started_s
 
+    def lendable(self) -> int | None:
+        """Descriptor of the connection, for who sends blocks by it from another process; None: that cannot be now.
+
+        In TLS nobody else can, and where others need the link more, each piece has to wait for its turn.
+        """
+        is_held = self._tap is not None and self._tap.held
+        return None if is_held or self._socket is not self._wire else self._socket.fileno()
+
+    @property
+    def checksum_name(self) -> str:
+        """The kind of the checksums that go here."""
+        return self._checksum_name
+
     @property
     def prompt_bytes(self) -> int:
         """What leaves within 25 ms, as the last block did: a multiple of a block's smallest part, at most a block."""

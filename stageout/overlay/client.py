@@ -21,9 +21,10 @@ from pathlib import Path
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.pauses import growing_s
 from stageout.overlay import outcomes
+from stageout.overlay.cargo import Loan, Share
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.links import Claim
-from stageout.overlay.sending import RecordsLost, Sending, Share
+from stageout.overlay.sending import RecordsLost, Sending
 from stageout.overlay.sources import check_source, open_source
 from stageout.tuning.shares import MOST_PRIORITY
 from stageout.wire import capability, frames
@@ -224,6 +225,10 @@ class Upload:
         self.take_digest(block, data, channel)
         channel.kept_in(block, file, offset)
         return data
+
+    def lend(self, channel: Channel, tid: int) -> Loan | None:
+        """Nobody else has the file."""
+        return None
 
     def publish(self, tid: int, channel: Channel) -> Operation:
         """The PUBLISH, when all blocks were read. :raises TransferFailure: the file has changed meanwhile."""

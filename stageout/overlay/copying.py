@@ -124,6 +124,9 @@ class _Passage:
         self.digests[block] = channel.digest_of(block, data)
         return memoryview(data)
 
+    def lend(self, channel: Channel, tid: int) -> None:
+        """Nobody else has the file."""
+
     def publish(self, tid: int, channel: Channel) -> Operation:
         """The PUBLISH, when all blocks were read."""
         digests = (self.digests[block] for block in range(self.blocks))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Union
 
 from stageout.core.errors import ErrorClass, TransferFailure
@@ -115,6 +115,19 @@ class Sending:
             blocks.arrived(self.table, indices, first)
             self.ready.notify(len(self.table.queue) - before)
 
+    def wake(self) -> None:
+        """One of the connections that have nothing to send looks whether it is wanted for something else."""
+        with self.changed:
+            self.ready.notify()
+
+    def went(self, indices: Collection[int], carrier: int) -> int:
+        """Somebody else has sent these blocks of a file that grows, by a connection of ours: their size in bytes."""
+        size_bytes = self.cargo.ask().size_bytes
+        with self.changed:
+            blocks.went(self.table, indices, carrier)
+            self._went.update(indices)
+        return sum(min(BLOCK_BYTES, size_bytes - index * BLOCK_BYTES) for index in indices)
+
     def lacking(self, indices: Iterable[int]) -> None:
         """These blocks of a file that grows are not here any more, until :meth:`arrived` names them again."""
         with self.changed:
@@ -131,6 +144,11 @@ class Sending:
     def is_staged(self, block: int) -> bool:
         """Whether a block is durable at the other side."""
         return self.table.state[block] is blocks.Block.STAGED
+
+    @property
+    def grows(self) -> bool:
+        """Whether more of its blocks may come."""
+        return self._grows
 
     def complete(self) -> None:
         """The file grows no more: all its blocks have arrived."""

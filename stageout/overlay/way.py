@@ -412,6 +412,8 @@ class Way:
                     if self._leaves(control, place):
                         self._await_staged(control, channel, number)
                         return True
+                    if self._lend(control, channel, number):
+                        continue
                     part = self._next(channel, number)
                     if part is not None:
                         self._send(channel, part, sending.read(part.block, file, buffer, channel))
@@ -422,6 +424,26 @@ class Way:
                     if channel not in self._left:
                         self._acked_bytes += channel.acked_bytes
         return False
+
+    def _lend(self, control: Channel, channel: Channel, number: int) -> bool:
+        """Let somebody else send by a connection, who would; whether that was so, and it is back, or all is over.
+
+        :raises TransferFailure: it is lost.
+        """
+        sending, tid = self._sending, self._sending.tid
+        loan = sending.cargo.lend(channel, tid)
+        if loan is None:
+            return False
+        with self._lock:
+            self._busy.add(channel)
+        with loan:
+            while self.control is control and not sending.over and not loan.is_back:
+                self.sent_bytes += sending.went(loan.wait(_LOOK_S), number)
+                if channel.lendable() is None or sending.tid != tid or not sending.grows:
+                    loan.recall()
+                if channel.has_more(0):
+                    channel.receive()  # nothing comes here but the reason of its end
+        return True
 
     def _await_staged(self, control: Channel, channel: Channel, number: int) -> None:
         """Who went before its blocks are STAGED would not hear that one of them was refused, or that its end has died.

@@ -158,6 +158,15 @@ def arrived(table: BlockTable, indices: Iterable[int], first: bool = False) -> N
             table.urgent += first
 
 
+def went(table: BlockTable, indices: Iterable[int], carrier: int) -> None:
+    """These blocks were sent with a carrier as they came, without ever being READY."""
+    for index in indices:
+        if table.state[index] is Block.AWAITED:
+            move(table, index, Block.READY)
+        if table.state[index] in (Block.READY, Block.SENT):
+            sent(table, index, carrier)
+
+
 def lacking(table: BlockTable, indices: Iterable[int]) -> None:
     """These blocks are not here any more: they are AWAITED again, but for those that the other side has."""
     for index in indices:

@@ -26,7 +26,7 @@ import trustme
 from overlay_router.data import tunnels, worker
 from overlay_router.data.jobs import Job, Report
 from overlay_router.data.receiving import Gate, Gates, Receiver, Syncing
-from overlay_router.data.ring import Piece, Rings, Shelf
+from overlay_router.data.ring import Lend, Piece, Rings, Shelf
 from overlay_router.data.splice import Circuit
 from overlay_router.data.worker import Reporter
 from overlay_router.local.destination import Attached
@@ -463,14 +463,18 @@ def test_of_what_is_passed_only_that_is_written_which_was_not_sent_on(
     ring = shelf.ring
     assert ring is not None
 
-    def show(piece: Piece) -> bool:
-        if piece.block in (0, 3):
-            piece.free(True)
-        if piece.block == 2:
-            kept.append(piece)
-        return piece.block != 1
+    class Follows:
+        def shown(self, piece: Piece) -> bool:
+            if piece.block in (0, 3):
+                piece.free(True)
+            if piece.block == 2:
+                kept.append(piece)
+            return piece.block != 1
 
-    rings.want(7, show, passes=True)
+        def asked(self, lend: Lend) -> None:
+            """Nothing is lent."""
+
+    rings.want(7, Follows(), passes=True)
     wait_until(lambda: 7 in ring._wanted, what="the ring to hear of it")
     data = [os.urandom(BLOCK_BYTES) for _ in range(4)]
 

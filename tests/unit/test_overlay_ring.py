@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from overlay_router.custodians.spooled import Growth
-from overlay_router.data.ring import SLOTS, Piece, Ring, Rings, Shelf, Sums
+from overlay_router.data.ring import SLOTS, Lend, Piece, Ring, Rings, Shelf, Sums
 from stageout.core.errors import ErrorClass
 from stageout.overlay.sending import Sending
 from stageout.testing.pool.waiting import wait_until
@@ -35,9 +35,12 @@ class Both:
     control: socket.socket
     pieces: queue.SimpleQueue[Piece] = field(default_factory=queue.SimpleQueue)
 
-    def show(self, piece: Piece) -> bool:
+    def shown(self, piece: Piece) -> bool:
         self.pieces.put(piece)
         return True
+
+    def asked(self, lend: Lend) -> None:
+        """Nothing is lent."""
 
     @property
     def ring(self) -> Ring:
@@ -52,7 +55,7 @@ class Both:
         self.shelf.connect(one)
 
     def want(self) -> None:
-        self.rings.want(TID, self.show)
+        self.rings.want(TID, self)
         wait_until(lambda: TID in self.ring._wanted, what="the ring to hear of it")
 
 
@@ -130,7 +133,7 @@ def test_nothing_is_shared_with_a_carrier_that_is_gone_and_all_with_the_next(bot
     both.connect()
     wait_until(lambda: TID in both.ring._wanted, what="another ring to hear what is wanted")
     assert both.ring is not first
-    both.rings.drop(TID, both.show)
+    both.rings.drop(TID, both)
     wait_until(lambda: TID not in both.ring._wanted and TID not in first._wanted, what="both to hear")
     assert both.ring.take(TID, 0) is None
 
@@ -279,7 +282,7 @@ def test_what_was_sent_and_never_confirmed_is_gone_at_the_end() -> None:
 
 
 def test_what_is_passed_need_not_be_written_once_it_was_sent(both: Both) -> None:
-    both.rings.want(TID, both.show, passes=True)
+    both.rings.want(TID, both, passes=True)
     wait_until(lambda: TID in both.ring._wanted, what="the ring to hear of it")
     slots = []
     for block in (0, 1):
@@ -299,7 +302,7 @@ def test_what_is_passed_need_not_be_written_once_it_was_sent(both: Both) -> None
 
 
 def test_a_block_that_is_being_written_is_the_workers(both: Both) -> None:
-    both.rings.want(TID, both.show, passes=True)
+    both.rings.want(TID, both, passes=True)
     wait_until(lambda: TID in both.ring._wanted, what="the ring to hear of it")
     slot = both.ring.take(TID, 0)
     assert slot is not None

@@ -1,0 +1,397 @@
+"""Connections to the next hop that the carrier lends to a worker: a block leaves by the thread that receives it.
+
+The carrier makes such a connection and attaches it there, hears all that the next hop says, and is told of each block
+that has left. The worker sends a block when it has come and was found to be right, while it is in the processor's
+cache. What the next hop does not take in time is written to the disk here, and brought to its end there meanwhile.
+
+Four rules:
+
+1. A connection on loan is used by one thread at a time, and never by the carrier.
+2. A frame that was begun is brought to its end, or the connection is shut: nothing else follows it.
+3. The carrier hears of a block when all of it has left; of one that has not, nothing.
+4. It is given back between two blocks when the carrier recalls it, and shut when either process ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.wire import frames
+from stageout.wire.frames import DIGEST_BYTES, Type
+
+#: A worker asks for one, says what has left, and gives one back; a carrier lends one, and recalls it.
+WANTED, LEFT, BACK, LEND, RECALL = range(16, 21)
+_WORD = struct.Struct("=BQ")
+_LEND = struct.Struct("=BQQQ8s")
+_LEFT = struct.Struct(f"=QQ{DIGEST_BYTES}s")
+#: So many blocks are told at once while more come.
+_TELL_BLOCKS = 16
+#: A next hop that takes nothing for so long does not keep up: the block, and some more, go by the disk.
+_PATIENCE_S = 0.05
+_MOST_DOUBLINGS = 6
+#: Once a block has begun to leave, it is waited for so long before it is written; and then for the rest of it to leave.
+_STALL_S, _FINISH_S = 0.25, 60.0
+#: One that is recalled comes back within moments.
+_BACK_S = 5.0
+#: Between two requests, at first and at most.
+_ASK_S, _MOST_ASK_S = 0.02, 1.0
+
+
+@dataclass(eq=False)
+class Loan:
+    """One of them, at the worker.
+
+    :param tid: of the transfer here. :param far_tid: of that at the next hop. :param checksum: its kind of checksums.
+    """
+
+    number: int
+    tid: int
+    far_tid: int
+    checksum: str
+    connection: socket.socket
+    is_taken: bool = False
+    is_sending: bool = False
+    is_recalled: bool = False
+    is_broken: bool = False
+    _rest: list[memoryview] = field(default_factory=list)
+
+    def is_ready(self, within_s: float) -> bool:
+        """Whether the next hop takes something within so many seconds."""
+        poll = select.poll()
+        try:
+            poll.register(self.connection, select.POLLOUT)
+        except ValueError:  # it was recalled, and closed
+            return False
+        return any(event & select.POLLOUT for _, event in poll.poll(within_s * 1000))
+
+    def send(self, header: frames.Header, data: memoryview, checksum: frames.Checksum) -> bool:
+        """Send a block that came with a header; False: it lags, for the next hop took nothing for a while or is gone.
+
+        :param data: must stay as it is until :meth:`finish` has returned.
+        """
+        _, _, length_bytes, _, block, known = header
+        head = frames.pack_header(Type.BLOCK, length_bytes, known, checksum, self.far_tid, block)
+        self._rest = [memoryview(head), data]
+        return self._go_on(_STALL_S)
+
+    def finish(self) -> bool:
+        """Bring a block that lags to its end; False: that cannot be, and nothing more goes by this connection."""
+        if self._go_on(_FINISH_S):
+            return True
+        self._shut()
+        return False
+
+    def _shut(self) -> None:
+        self.is_broken = True
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    def _go_on(self, patience_s: float) -> bool:
+        try:
+            while self._rest:
+                try:
+                    count = self.connection.sendmsg(self._rest, [], socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    if not self.is_ready(patience_s):
+                        return False
+                else:
+                    self._rest = _behind(self._rest, count)
+        except OSError:
+            self._shut()
+        return not self.is_broken
+
+
+def _behind(parts: list[memoryview], count: int) -> list[memoryview]:
+    """What is left of parts when so many bytes of them are gone."""
+    left = []
+    for part in parts:
+        if count < len(part):
+            left.append(part[count:])
+        count = max(0, count - len(part))
+    return left
+
+
+@dataclass
+class _Pace:
+    """Whether the next hop keeps up. :param failures: waits in vain. :param skips: blocks that do not wait for it.
+
+    :param asks: in vain. :param asked_s: monotonic time of the last.
+    """
+
+    failures: int = 0
+    skips: int = 0
+    asks: int = 0
+    asked_s: float = float("-inf")
+
+
+class Loans:
+    """Those that a worker has from one carrier. :param say: tells the carrier."""
+
+    def __init__(self, say: Callable[[bytes], None]) -> None:
+        self._say, self._lock = say, threading.Lock()
+        self._wanted: dict[int, _Pace] = {}
+        self._loans: dict[int, Loan] = {}
+        self._untold: list[bytes] = []
+
+    def want(self, tid: int) -> None:
+        """Blocks of a transfer need not be written if they are sent on."""
+        with self._lock:
+            self._wanted.setdefault(tid, _Pace())
+
+    def drop(self, tid: int) -> None:
+        """Nobody sends it on any more."""
+        with self._lock:
+            self._wanted.pop(tid, None)
+            found = [loan for loan in self._loans.values() if loan.tid == tid]
+        self._recall(found)
+
+    def end(self) -> None:
+        """The carrier has ended."""
+        with self._lock:
+            self._wanted.clear()
+            found = list(self._loans.values())
+        self._recall(found)
+
+    def hear(self, message: bytes, descriptors: Iterable[int]) -> bool:
+        """What a carrier says; False: it is not about loans."""
+        if message[0] == RECALL:
+            _, number = _WORD.unpack(message)
+            with self._lock:
+                found = [loan for loan in (self._loans.get(number),) if loan]
+            self._recall(found)
+        elif message[0] == LEND:
+            _, tid, number, far_tid, checksum = _LEND.unpack(message)
+            for descriptor in descriptors:
+                kind = checksum.rstrip(b"\0").decode()
+                self._add(Loan(number, tid, far_tid, kind, socket.socket(fileno=descriptor)))
+        else:
+            return False
+        return True
+
+    def take(self, tid: int, checksum: str) -> Loan | None:
+        """A connection for a block, which is to :meth:`send` or :meth:`leave`; None: none is free, or the hop is slow.
+
+        :param checksum: the kind that blocks come with.
+        """
+        with self._lock:
+            pace = self._wanted.get(tid)
+            loan = self._free(tid, pace) if pace else None
+            if loan:
+                loan.is_taken = True
+        if pace is None or loan is None:
+            return None
+        if loan.checksum != checksum:
+            loan.is_recalled = True
+        elif loan.is_ready(_PATIENCE_S):
+            pace.failures = 0
+            return loan
+        self._note_slow(pace)
+        self.leave(loan)
+        return None
+
+    def send(
+        self, loan: Loan, header: frames.Header, data: memoryview, checksum: frames.Checksum, digest: bytes
+    ) -> bool:
+        """Send a block and leave the connection; False: the next hop has not taken it in time, or cannot any more.
+
+        :param header: that it came with. :param data: stays as it is for ever after, where this returns False: what has
+            begun to leave is brought to its end in a thread.
+        """
+        with self._lock:
+            if loan.is_recalled:
+                self._loans.pop(loan.number, None)
+                return False
+            loan.is_sending = True
+        if loan.send(header, data, checksum):
+            self._note(loan, header.block, digest)
+            self.leave(loan)
+            return True
+        with self._lock:
+            pace = self._wanted.get(loan.tid)
+        if pace:
+            self._note_slow(pace)
+
+        def finish() -> None:
+            if loan.finish():
+                self._note(loan, header.block, digest)
+            self.leave(loan)
+            self.flush()
+
+        threading.Thread(target=finish, daemon=True).start()
+        return False
+
+    def leave(self, loan: Loan) -> None:
+        """It may serve another block."""
+        with self._lock:
+            loan.is_taken = loan.is_sending = False
+            is_over = (loan.is_broken or loan.is_recalled) and self._loans.pop(loan.number, None) is not None
+        if is_over:
+            self._end(loan)
+
+    @property
+    def has_untold(self) -> bool:
+        """Whether something has left that is not told: who waits for more than a moment says :meth:`flush` before."""
+        return bool(self._untold)
+
+    def flush(self) -> None:
+        """Tell what has left."""
+        with self._lock:
+            untold, self._untold = self._untold, []
+        if untold:
+            self._say(b"".join((bytes([LEFT]), *untold)))
+
+    def _note(self, loan: Loan, block: int, digest: bytes) -> None:
+        with self._lock:
+            self._untold.append(_LEFT.pack(loan.number, block, digest))
+            is_much = len(self._untold) >= _TELL_BLOCKS
+        if is_much:
+            self.flush()
+
+    def _free(self, tid: int, pace: _Pace) -> Loan | None:
+        if pace.skips:
+            pace.skips -= 1
+            return None
+        loan = next((loan for loan in self._loans.values() if loan.tid == tid and not loan.is_taken), None)
+        if loan is None and time.monotonic() - pace.asked_s > min(_MOST_ASK_S, _ASK_S * 2**pace.asks):
+            pace.asks, pace.asked_s = min(pace.asks + 1, 10), time.monotonic()
+            self._say(_WORD.pack(WANTED, tid))
+        return loan
+
+    def _note_slow(self, pace: _Pace) -> None:
+        pace.failures = min(pace.failures + 1, _MOST_DOUBLINGS)
+        pace.skips = 2**pace.failures
+
+    def _add(self, loan: Loan) -> None:
+        with self._lock:
+            pace = self._wanted.get(loan.tid)
+            if pace is not None:
+                pace.asks = 0
+                self._loans[loan.number] = loan
+                return
+        self._end(loan)
+
+    def _recall(self, found: Iterable[Loan]) -> None:
+        """Those by which nothing leaves now go at once, the others after their block."""
+        idle = []
+        with self._lock:
+            for loan in found:
+                loan.is_recalled = True
+                if not loan.is_sending and loan.number in self._loans:
+                    del self._loans[loan.number]
+                    idle.append(loan)
+        for loan in idle:
+            self._end(loan)
+
+    def _end(self, loan: Loan) -> None:
+        self.flush()
+        loan.connection.close()
+        self._say(_WORD.pack(BACK, loan.number))
+
+
+class Lent:
+    """One of them, at the carrier, until it :attr:`has_ended`. A context manager: :meth:`end` is its end.
+
+    :param say: tells the worker, with descriptors. :param heard: is told of blocks that have left, with their digests.
+    """
+
+    def __init__(
+        self, number: int, say: Callable[[bytes, list[int]], None], heard: Callable[[Mapping[int, bytes]], None]
+    ) -> None:
+        self.number, self._say, self._heard = number, say, heard
+        self._changed = threading.Condition()
+        self._left: dict[int, bytes] = {}
+        self._is_recalled = self._is_lost = False
+        self.is_back = False
+
+    def __enter__(self) -> Lent:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.end()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no more leaves by it."""
+        return self.is_back or self._is_lost
+
+    def lend(self, tid: int, far_tid: int, checksum: str, connection: int) -> None:
+        """Give it away. :param connection: its descriptor. :raises OSError: the worker has ended."""
+        self._say(_LEND.pack(LEND, tid, self.number, far_tid, checksum.encode()), [connection])
+
+    def recall(self) -> None:
+        """It is wanted back after the block that leaves now."""
+        if not self._is_recalled:
+            self._is_recalled = True
+            with contextlib.suppress(OSError):
+                self._say(_WORD.pack(RECALL, self.number), [])
+
+    def end(self) -> bool:
+        """Recall it, and hear all that has left; False: that could not be had."""
+        self.recall()
+        until_s = time.monotonic() + _BACK_S
+        while not self.has_ended and time.monotonic() < until_s:
+            self._take(_BACK_S)
+        self._take(0.0)
+        return self.has_ended
+
+    def wait(self, within_s: float) -> Collection[int]:
+        """Blocks that have left since the last call, once there are some, or that time is over.
+
+        :raises TransferFailure: the worker has ended, perhaps in the middle of a frame.
+        """
+        blocks = self._take(within_s)
+        if self._is_lost:
+            raise TransferFailure(ErrorClass.CONNECTION_LOST, "the process that sent by the connection has ended")
+        return blocks
+
+    def left(self, blocks: Mapping[int, bytes]) -> None:
+        """These have left."""
+        with self._changed:
+            self._left.update(blocks)
+            self._changed.notify_all()
+
+    def back(self) -> None:
+        """The worker does not use it any more."""
+        with self._changed:
+            self.is_back = True
+            self._changed.notify_all()
+
+    def lost(self) -> None:
+        """The worker has ended."""
+        with self._changed:
+            self._is_lost = True
+            self._changed.notify_all()
+
+    def _take(self, within_s: float) -> Collection[int]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._left or self.has_ended, within_s)
+            left, self._left = self._left, {}
+        if left:
+            self._heard(left)
+        return left.keys()
+
+
+def wanted(message: bytes) -> int:
+    """The transfer that a worker wants one for; 0: it says something else."""
+    return int(_WORD.unpack(message)[1]) if message[0] == WANTED else 0
+
+
+def back(message: bytes) -> int:
+    """The number of one that a worker gives back; 0: it says something else."""
+    return int(_WORD.unpack(message)[1]) if message[0] == BACK else 0
+
+
+def left(message: bytes) -> dict[int, dict[int, bytes]]:
+    """Blocks that a worker says have left, with their digests, by the numbers of the connections; {} of other words."""
+    found: dict[int, dict[int, bytes]] = {}
+    for number, block, digest in _LEFT.iter_unpack(message[1:]) if message[0] == LEFT else ():
+        found.setdefault(number, {})[block] = digest
+    return found
