@@ -334,7 +334,7 @@ def main(argv: list[str] | None = None) -> int:
         if options.custody:
             print(report.all_shown(home_of(load()), time.time()))
             return 0
-        _open_log(load(), options.terminal or options.alone)
+        log.open_daemon_log(load(), "STAGEOUT_ROUTER_LOG", "StageoutRouterLog", options.terminal or options.alone)
         gc.freeze()  # with thousands of files in packs, which die by themselves, it would look at all this all the time
         gc.set_threshold(_OBJECTS_TO_LOOK)
         asyncio.run(run(load, None if options.alone else options.local_name))
@@ -353,12 +353,6 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("-t", dest="terminal", action="store_true", help="log to the terminal")
     parser.add_argument("-local-name", dest="local_name", default="", help="of this router among several")
     return parser.parse_args(argv)
-
-
-def _open_log(settings: Settings, terminal: bool) -> None:
-    folder = settings.condor("LOG")
-    path = settings.condor("STAGEOUT_ROUTER_LOG") or (f"{folder}/StageoutRouterLog" if folder else "")
-    log.open_log(None if terminal or not path else Path(path), settings.flag("STAGEOUT_DEBUG"))
 
 
 if __name__ == "__main__":

@@ -202,12 +202,6 @@ def _load_condor(local_name: str) -> Settings:
     return condor_settings(local_name)
 
 
-def _open_log(settings: Settings) -> None:
-    directory = settings.condor("LOG")
-    path = settings.condor("STAGEOUT_POLICY_SERVICE_LOG") or (f"{directory}/StageoutPolicyLog" if directory else "")
-    log.open_log(Path(path) if path else None, settings.flag("STAGEOUT_DEBUG"))
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the service (``stageout-policy-service``); condor_master starts it, or anything else with ``--alone``."""
     parser = argparse.ArgumentParser("stageout-policy-service", description="Grants streams between sites, as leases.")
@@ -223,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return environment_settings() if options.alone else _load_condor(options.local_name)
 
     try:
-        _open_log(load())
+        log.open_daemon_log(load(), "STAGEOUT_POLICY_SERVICE_LOG", "StageoutPolicyLog")
         daemon = Daemon(load, None if options.alone else options.local_name)
     except (ConfigError, TokenError) as problem:
         _end(problem, EXIT_NO_RESTART)

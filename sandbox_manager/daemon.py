@@ -321,7 +321,7 @@ def main(argv: list[str] | None = None) -> int:
         read, CollectorProcess(options.local_name), SystemClock(), lambda settings: _identity(settings, options)
     )
     try:
-        _open_log(around.read(), options.terminal)
+        log.open_daemon_log(around.read(), "SANDBOX_MANAGER_LOG", "SandboxManagerLog", options.terminal)
         asyncio.run(_run(around))
     except SpoolBusy as problem:
         return _complain(problem, 1)
@@ -341,12 +341,6 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
 def _identity(settings: Settings, options: argparse.Namespace) -> Identifier:
     slots = SlotTable(StartdProcess(options.local_name), settings.number("STAGEOUT_STARTD_TIMEOUT"))
     return Identity(slots, options.local_name)
-
-
-def _open_log(settings: Settings, terminal: bool) -> None:
-    folder = settings.condor("LOG")
-    path = settings.condor("SANDBOX_MANAGER_LOG") or (f"{folder}/SandboxManagerLog" if folder else "")
-    log.open_log(None if terminal or not path else Path(path), settings.flag("STAGEOUT_DEBUG"))
 
 
 async def _run(around: Surroundings) -> None:

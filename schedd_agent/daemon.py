@@ -246,12 +246,6 @@ def _load(local_name: str) -> Settings:
     return condor_settings(local_name)
 
 
-def _open_log(settings: Settings) -> None:
-    directory = settings.condor("LOG")
-    path = settings.condor("SCHEDD_AGENT_LOG") or (f"{directory}/ScheddAgentLog" if directory else "")
-    log.open_log(Path(path) if path else None, settings.flag("STAGEOUT_DEBUG"))
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the agent (``stageout-schedd-agent``); condor_master starts it."""
     parser = argparse.ArgumentParser("stageout-schedd-agent", description="Keeps the job queue true about stage-out.")
@@ -267,7 +261,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             return
         settings = _load(options.local_name)
         reader = open_reader(settings) if settings.count("STAGEOUT_CREDENTIAL_PORT") else None
-        _open_log(settings)
+        log.open_daemon_log(settings, "SCHEDD_AGENT_LOG", "ScheddAgentLog")
         daemon = Daemon(lambda: _load(options.local_name), make_agent, reader)
         asyncio.run(daemon.run())
     except (ConfigError, KeyUnusable) as problem:

@@ -8,6 +8,10 @@ import re
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stageout.core.config import Settings
 
 _PLAIN = re.compile(r'[^\s"=]+')
 
@@ -41,6 +45,16 @@ def open_log(path: Path | None, debug: bool = False) -> None:
     root.handlers[:] = [handler]
     root.setLevel(logging.DEBUG if debug else logging.INFO)
     root.propagate = False
+
+
+def open_daemon_log(settings: Settings, knob: str, name: str, terminal: bool = False) -> None:
+    """Send the log of a daemon to the file of HTCondor's ``knob``, or to ``name`` in ``$(LOG)``.
+
+    :param terminal: to stderr; so too where neither is set.
+    """
+    directory = settings.condor("LOG")
+    path = "" if terminal else settings.condor(knob) or (f"{directory}/{name}" if directory else "")
+    open_log(Path(path) if path else None, settings.flag("STAGEOUT_DEBUG"))
 
 
 def event(name: str, level: int = logging.INFO, **facts: object) -> None:
