@@ -35,7 +35,7 @@ class HandOver:
     def begin(self, files: Iterable[FileRow], now: int) -> dict[str, str]:
         """Settings for a plugin that hands over these files, in the order in which it is told of them."""
         listed, numbers = list(files), []
-        for file in sorted(listed, key=_packed_with):
+        for file in sorted(listed, key=lambda one: one.size_bytes > MAX_FILE_BYTES):  # a pack has numbers without a gap
             self._numbers.setdefault((file.ticket_id, file.position), len(self._numbers) + 1)
         for file in listed:
             number = self._numbers[file.ticket_id, file.position]
@@ -55,8 +55,3 @@ class HandOver:
         Whoever runs the job again must have this cancelled, or old output could come after the new.
         """
         return tuple(map(str, joined(self._begun.get(sandbox, {}).values())))
-
-
-def _packed_with(file: FileRow) -> tuple[bool, int, str]:
-    """Files that may be in one pack get numbers behind each other."""
-    return file.size_bytes > MAX_FILE_BYTES, file.sandbox, file.url.rpartition("/")[0]

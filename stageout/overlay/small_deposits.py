@@ -92,8 +92,7 @@ def deposit_small(
 ) -> None:
     """Give small files to so many of the custodians, each another router. On return each file has ended.
 
-    Files of one directory go in packs of their own: a terminal takes a pack only if all of it ends alike. So those with
-    numbers behind each other should be of one directory.
+    Those whose numbers lie behind each other go together.
 
     :param ended: called once for each, as soon as so many have it durably, as :attr:`Small.kept` says; or with why it
         must be kept. NOT_SUPPORTED: it may be given by itself, as the same operation.
@@ -119,7 +118,7 @@ def deposit_small(
 
 
 def _give(custodian: Custodian, files: Sequence[Small[Key]], copies: int, ended: Ended[Key], wishes: _Wishes) -> None:
-    """Give files of one origin to a custodian, each directory in packs of its own."""
+    """Give files of one origin to a custodian."""
     gateway, server = custodian.gateway, custodian.gateway.server
 
     def take(file: Small[Key], result: Put | SmallPut | TransferFailure) -> None:
@@ -141,13 +140,7 @@ def _give(custodian: Custodian, files: Sequence[Small[Key]], copies: int, ended:
         priority=allowed(gateway, wishes.priority), deadline=min(wishes.deadline, MAX_NUMBER),
     )  # fmt: skip
     with Singly(packer, take) as small:
-        for before, file in zip([files[0], *files], files):
-            if _directory(before.path) != _directory(file.path):
-                small.cut()
+        for file in files:
             if not small.add(file, file.local, file.path, file.seq):
                 take(file, TransferFailure(ErrorClass.NOT_SUPPORTED, f"{file.path} is too large for a pack"))
         small.finish()
-
-
-def _directory(path: str) -> str:
-    return path.rpartition("/")[0]

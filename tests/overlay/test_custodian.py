@@ -508,42 +508,42 @@ def _upload_all(files: list[tuple[Path, str]], home: Path, environment: dict[str
 def test_a_pilots_plugin_leaves_receipts_that_the_access_point_asks_with(
     terminal: RouterProcess, custodian: RouterProcess, source: Path, tmp_path: Path
 ) -> None:
-    """Small files go in packs, of one directory each; one that is given again, in whichever pack, is the same."""
+    """Small files go in packs; one that is given again, in another pack or by itself, is the same deposit."""
     terminal.stop()
     key, seed = custodian.key_file("site"), "0c" * 16
     given = {
         "STAGEOUT_OVERLAY_KEY": str(key),
         "STAGEOUT_OVERLAY_HANDOVER": custodian.address,
         "STAGEOUT_OVERLAY_SEED": seed,
-        "STAGEOUT_OVERLAY_NUMBERS": "7,1-6",
+        "STAGEOUT_OVERLAY_NUMBERS": "9,1-6",
     }
-    names = [f"{'xy'[place // 3]}/s{place}" for place in range(6)]
+    names = [f"{'xyz'[place // 3]}/s{place}" for place in range(8)]
     for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(name.encode() * 100)
     files = [(tmp_path / name, f"overlay://{terminal.address}/{name}") for name in names]
-    outfile = _upload_all([(source, f"overlay://{terminal.address}/f"), *files], tmp_path, given)
+    outfile = _upload_all([(source, f"overlay://{terminal.address}/f"), *files[:6]], tmp_path, given)
     assert outfile.count('StageOutVerified = ""') == 7
     receipts = [read_receipt(text) for text in re.findall(r'StageOutCustody = "([^"]+)"', outfile)]
     assert {(one.custodian, one.seed) for one in receipts} == {(custodian.address, seed)}
-    assert sorted((one.first, one.last) for one in receipts) == [(number, number) for number in range(1, 8)]
-    assert re.findall(r"custody-take .*files=(\d)", custodian.log) == ["3", "3"]
-    # another call knows nothing of the first; 3 and 4 are of two packs, and 8 is new
-    (tmp_path / "y/s8").write_bytes(b"8")
-    later = [*files[1:4], (tmp_path / "y/s8", f"overlay://{terminal.address}/y/s8")]
-    outfile = _upload_all(later, tmp_path, {**given, "STAGEOUT_OVERLAY_NUMBERS": "2-4,8"})
-    assert outfile.count("StageOutCustody") == 4
-    assert re.findall(r"custody-take .*files=(\d)", custodian.log) == ["3", "3", "1"]
-    deposits = {number: name_of(seed, number) for number in range(1, 9)}
+    assert sorted(one.first for one in receipts) == sorted(one.last for one in receipts) == [1, 2, 3, 4, 5, 6, 9]
+    assert re.findall(r"custody-take .*files=(\d)", custodian.log) == ["6"]
+    # another call knows nothing of the first one: all of its files are in that pack, or only some
+    for place, numbers in ((slice(1, 4), "2-4"), (slice(4, 8), "5-8")):
+        outfile = _upload_all(files[place], tmp_path, {**given, "STAGEOUT_OVERLAY_NUMBERS": numbers})
+        assert outfile.count("StageOutCustody") == len(files[place])
+    assert re.findall(r"custody-take .*files=(\d)", custodian.log) == ["6"]
+    assert custodian.log.count(" custody-take ") == 4, "the pack, the large one, and two by themselves"
+    deposits = {number: name_of(seed, number) for number in range(1, 10)}
     ask = Asker(key)
     said = ask(custodian.address, [*deposits.values(), "other/1"], False)
     assert said == {**dict.fromkeys(deposits.values(), ("custody", "")), "other/1": ("unknown", "")}
-    for number in (2, 7):
+    for number in (2, 8, 9):
         assert ask(custodian.address, [deposits[number]], True)[deposits[number]][0] in ("custody", "cancelled")
     terminal.start()
-    cancelled = {deposits[number]: ("cancelled", "") for number in (2, 7)}
+    cancelled = {deposits[number]: ("cancelled", "") for number in (2, 8, 9)}
     expected = {**dict.fromkeys(deposits.values(), ("done", "")), **cancelled}
     wait_until(lambda: ask(custodian.address, [*expected], False) == expected, what="the end of all")
-    there = {path.relative_to(terminal.root).as_posix() for path in terminal.root.glob("[xy]/*")}
-    assert there == {*names, "y/s8"} - {names[1]}
+    there = {path.relative_to(terminal.root).as_posix() for path in terminal.root.glob("[xyz]/*")}
+    assert there == {*names} - {names[1], names[7]}
     assert not (terminal.root / "f").exists()
