@@ -238,6 +238,9 @@ class Forwarder:
             data = await self._on_disk(lambda: self._data(held))
             if data is not None:
                 self._order(held, *data)
+        except (OSError, sqlite3.Error) as problem:  # of this file: that holds up no other one
+            order = _Order(held.key, held.operation.path, _hop(held.operation), held.tid)
+            self._failed(order, Answer(0, failure=f"its records cannot be read: {problem}"))
         finally:
             self._beginning = frozenset()
 

@@ -245,7 +245,7 @@ class Way:
         one = self._sent.get(key) or self._waits.get(key)
         if one is None:
             return
-        if isinstance(message, Packed) and len(message.generations) != one.files:
+        if isinstance(message, Packed) and not _is_for(message, one.files):
             text = f"{self.gateway.server} has answered for {len(message.generations)} of {one.files} files"
             self._failed(key, TransferFailure(ErrorClass.UNKNOWN, text))
         elif isinstance(message, NoSpace) or (isinstance(message, Packed) and "pending" in message.outcomes):
@@ -291,6 +291,11 @@ class Way:
             self._channel = None
         self._origins.clear()
         self._waits.clear()
+
+
+def _is_for(answer: Packed, files: int) -> bool:
+    """Whether there is a result for each file: none counts as arrived for want of one."""
+    return len(answer.generations) == files and len(answer.failed) == len(answer.outcomes)
 
 
 def _cancel(channel: Channel, pack: Pack) -> None:

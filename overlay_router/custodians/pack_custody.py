@@ -120,6 +120,7 @@ class PackCustody:
         self._others = others
         self._place = root / OWN / "packs"
         self._place.mkdir(mode=0o700, exist_ok=True)
+        durable.sync("router-place", self._place.parent)
         self._held: dict[Key, HeldPack] = {}
         self._origins: dict[str, _Origin] = {}
         self._behind: dict[Key, list[HeldPack]] = {}
@@ -136,13 +137,18 @@ class PackCustody:
         """
         replies: list[Reply] = []
         new: dict[Key, Arrived] = {}
-        for arrived in batch:
-            key = arrived.pack.origin, arrived.pack.seq
-            answer = None if key in new else self._known(arrived, new.values()) or self._full(arrived)
-            if answer is not None:
-                replies.append(Reply(arrived.peer, answer))
-            else:
-                new.setdefault(key, arrived)
+        try:
+            for arrived in batch:
+                key = arrived.pack.origin, arrived.pack.seq
+                answer = None if key in new else self._known(arrived, new.values()) or self._full(arrived)
+                if answer is not None:
+                    replies.append(Reply(arrived.peer, answer))
+                else:
+                    new.setdefault(key, arrived)
+        except BaseException:  # space that nobody has must not stay reserved
+            for arrived in new.values():
+                lots.release(self._spool, _owner(arrived.pack))
+            raise
         return replies + self._keep(list(new.values())) if new else replies
 
     def _known(self, arrived: Arrived, others: Iterable[Arrived]) -> Custody | Packed | None:
@@ -442,7 +448,11 @@ class PackCustody:
         self._free(held)
 
     def _free(self, held: HeldPack) -> None:
-        durable.unlink("custody-pack-free", self._file(held.key))
+        """It is final already: a file that cannot be removed now, which the next start removes, holds up nobody."""
+        try:
+            durable.unlink("custody-pack-free", self._file(held.key))
+        except OSError as problem:
+            log.error("custody-not-freed", path=held.path, problem=problem, advice="check the disk of the spool")
         lots.release(self._spool, _owner(held))
 
 

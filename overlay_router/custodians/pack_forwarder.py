@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import sqlite3
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
@@ -146,8 +147,19 @@ class PackForwarder:
         try:
             facts = await self._on_disk(lambda: self._packs.order(held))
             return self._order(held, facts)
+        except (OSError, sqlite3.Error) as problem:
+            self._put_off(held, problem)
+            return True
         finally:
             self._beginning = frozenset()
+
+    def _put_off(self, held: HeldPack, problem: Exception) -> None:
+        """Its records cannot be read now: that holds up no other pack."""
+        now_s, pause = self._clock.monotonic_s(), self._pauses.setdefault(held.key, Pause())
+        pause.more(now_s, 0.0)
+        self._turns.later(self._lane(held), held, pause.until_s)
+        log.error("custody-not-read", origin=held.origin, seq=held.seq, path=held.path, problem=problem,
+                  again_s=round(pause.until_s - now_s), advice="look at the spool's disk and its database")  # fmt: skip
 
     def _order(self, held: HeldPack, facts: dict[str, Any] | None) -> bool:
         self._drop(held.key)

@@ -113,7 +113,8 @@ class PackRecords(Store):
                     json.dumps(held.after), pack_text(pack),
                 )  # fmt: skip
                 marks = ", ".join("?" * len(row))
-                self._connection.execute(f"INSERT INTO packs_held ({_COLUMNS}, pack) VALUES ({marks})", row)
+                # one whose commit failed, and was one nevertheless, comes again
+                self._connection.execute(f"INSERT OR REPLACE INTO packs_held ({_COLUMNS}, pack) VALUES ({marks})", row)
                 self._name(held.key, pack)
             self._connection.executemany("INSERT OR IGNORE INTO cancelled VALUES (?, ?)", cancelled)
         for origin, seq in cancelled:

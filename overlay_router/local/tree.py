@@ -70,6 +70,8 @@ class Tree:
         for part in (OWN, _STAGING, _TRASH):
             with suppress(FileExistsError):
                 (root / part).mkdir(mode=0o700)
+        for place in (root / OWN, root):
+            durable.sync("router-place", place)
         self._root = os.open(root, _DIRECTORY)
         self._unsynced: dict[int, int] = {}
 
