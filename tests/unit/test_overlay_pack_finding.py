@@ -8,6 +8,7 @@ from typing import Any
 
 from overlay_router.custodians.finding import Finding
 from overlay_router.local.destination import Published
+from overlay_router.peers.deposits import read_terminals
 from overlay_router.peers.keys import Key
 from stageout.core.errors import ErrorClass
 from stageout.wire.overlay import Answer, Cancel, Get, Stat
@@ -61,9 +62,19 @@ def test_the_newest_file_of_a_name_is_found_and_checked(spooling: Spooling) -> N
     spooling.one.cancel(Cancel(ORIGIN, 11), PEER)
     assert fetch(spooling, "a") == b"first", "nobody wants the newer one any more"
     assert look(spooling, "c").code == ErrorClass.NOT_FOUND.code
-    assert look(spooling, "a", "t:2").code == ErrorClass.PERMISSION_DENIED.code
+    assert look(spooling, "a", "t:2").code == ErrorClass.NOT_FOUND.code
     spooling.one.packs.settle([(held, DONE[: held.files]) for held in spooling.one.packs.held()])
     assert look(spooling, "a").code == ErrorClass.NOT_FOUND.code
+
+
+def test_what_goes_by_a_further_custodian_is_for_those_who_may_deposit_for_that_one(spooling: Spooling) -> None:
+    one = later(1, {"far": b"away"})
+    spooling.one.packs.take([one._replace(pack=replace(one.pack, terminal=f"{TERMINAL},t:2"))])
+    assert look(spooling, "far", "t:2").sizes_bytes == (4,)
+    assert look(spooling, "far").code == ErrorClass.NOT_FOUND.code
+    spooling.one.terminals = read_terminals(f"{TERMINAL}=other")
+    assert look(spooling, "far", "t:2").code == ErrorClass.PERMISSION_DENIED.code
+    assert look(spooling, "far").code == ErrorClass.PERMISSION_DENIED.code
 
 
 def test_a_damaged_file_is_not_given(spooling: Spooling) -> None:
