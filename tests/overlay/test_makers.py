@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,9 @@ class Beside(Router):
     """A destination with processes that make its files."""
 
     def open(self) -> None:
-        self.store, self.tree, self.makers = Store(self.path), Tree(self.root), Makers(2, self.root)
+        self.store = self._owned.enter_context(closing(Store(self.path)))
+        self.tree = self._owned.enter_context(closing(Tree(self.root)))
+        self.makers = Makers(2, self.root)
         self.place = Destination(self.store, self.tree, lambda: self.now, self.makers)
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,16 +38,17 @@ class Router:
     def __init__(self, home: Path) -> None:
         self.root, self.path = home / "root", home / "store"
         self.root.mkdir(parents=True)
-        self.now = 0
+        self.now, self._owned = 0, ExitStack()
         self.open()
 
     def open(self) -> None:
-        self.store, self.tree = Store(self.path), Tree(self.root)
+        self.store = self._owned.enter_context(closing(Store(self.path)))
+        self.tree = self._owned.enter_context(closing(Tree(self.root)))
         self.place = Destination(self.store, self.tree, lambda: self.now)
 
     def close(self) -> None:
-        self.store.close()
-        self.tree.close()
+        """What is open of it: it may have died while it started."""
+        self._owned.close()
 
     def restart(self) -> None:
         self.close()
