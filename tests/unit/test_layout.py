@@ -172,6 +172,26 @@ def test_decisions_are_numbered_one_by_one() -> None:
         assert page.read_text().startswith(f"# {page.name[:4]}. "), page.name
 
 
+def test_rows_of_tables_have_all_cells() -> None:
+    """A bar that is not escaped begins another cell, and what stands behind the last one is not shown."""
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for table in re.findall(r"(?:^\|.*\n)+", page.read_text(), re.M):
+            cells = {row: len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}
+            assert len(set(cells.values())) == 1, f"{page}: {max(cells, key=lambda row: cells[row])}"
+
+
+def test_every_module_of_the_router_is_explained() -> None:
+    page = (ROOT / "docs" / "OVERLAY.md").read_text()
+    modules = {path.stem for path in (ROOT / "overlay_router").rglob("*.py")} - {"__init__"}
+    assert not {name for name in modules if f"`{name}`" not in page}
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]:
+        for link in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
+            assert ":" in link or (page.parent / link).exists(), f"{page}: {link}"
+
+
 def test_the_readme_leads_to_every_page() -> None:
     readme = (ROOT / "README.md").read_text()
     assert not [page.name for page in (ROOT / "docs").glob("*.md") if f"(docs/{page.name})" not in readme]
