@@ -1,4 +1,4 @@
-/* The relay that others are measured by: connections in, as many out, bytes from one to the other and back, and nothing else.
+/* The relay that others are measured by: bytes from one connection to another and back, and nothing else.
  *
  *     relay copy|splice CONNECTIONS TARGET_PORT
  *

@@ -2,7 +2,7 @@
 
 ``put`` waits for the delivery, so its sender keeps the bytes (release = delivered), and the spool gets what the next
 hop does not take at once. ``put --custody`` has everything spooled. Beside them: ``cp`` and fdatasync, and in memory a
-relay of a hundred lines of C that copies (``relay.c``).
+relay of a hundred lines of C (``relay.c``) between the same sender and terminal.
 
 What one disk allows is measured in the same rounds: two processes that write the same bytes past the page cache, as
 custodian and terminal do, and nothing else. The other device is an ext4 in memory behind a loop: no disk of its own,
@@ -12,6 +12,7 @@ but nothing that the first one has to do.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import statistics
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from common import Figure
@@ -31,6 +32,8 @@ from stageout.testing.router import RouterProcess, custodian_for
 _ROOT = Path(__file__).resolve().parents[2]
 _WRITERS = str(Path(__file__).with_name("two_writers.py"))
 _MIB = 1 << 20
+#: Those of a put: two for blocks, and one for control.
+_CONNECTIONS = 3
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -72,31 +75,34 @@ def figures(quick: bool, folder: Path) -> list[Figure]:
     return found
 
 
-def in_memory(memory: Path, disk: Path, size_bytes: int, rounds: int, copied: Callable[[], float]) -> list[Figure]:
+def in_memory(memory: Path, disk: Path, size_bytes: int, rounds: int, relay: Path) -> list[Figure]:
     """What a custodian costs whose next hop keeps up: source and target are in ``memory``.
 
     Its spool is on the disk, where room is reserved and nothing written: in memory, reserving would be writing.
 
-    :param copied: passes as many bytes on with the relay in C that copies, and says what that cost it, in s/GB.
+    :param relay: program that passes bytes on and does nothing else: it stands in the custodian's place in each round,
+        between the same sender and the same terminal, once copying and once splicing.
     """
     source = memory / "source"
     source.write_bytes(os.urandom(size_bytes))
-    costs, relayed, rates = [], [], []
+    costs, relayed, spliced, rates = [], [], [], []
     with RouterProcess(memory / "end") as end, custodian_for(disk / "custodian", [end]) as custodian:
         files = _Rounds(source, size_bytes, end, custodian)
         for number in range(rounds):
             spent_s = _tree_s(custodian.pid)
             took_s = files.put()
             cost = (_tree_s(custodian.pid) - spent_s) / size_bytes * 1e9
-            relay_cost = copied()
+            relay_costs = [files.relayed(relay, way) for way in ("copy", "splice")]
             if number:
                 costs.append(cost)
-                relayed.append(relay_cost)
+                relayed.append(relay_costs[0])
+                spliced.append(relay_costs[1])
                 rates.append(size_bytes / took_s / 1e6)
     ratio = statistics.median(ours / theirs for ours, theirs in zip(costs, relayed))
     return [
         Figure("memory to memory: custodian's processor time", statistics.median(costs), "s/GB",
-               "the C relay that copies", statistics.median(relayed)),
+               "the C relay that copies, in its place", statistics.median(relayed)),
+        Figure("memory to memory: the C relay that splices, in its place", statistics.median(spliced), "s/GB"),
         Figure("memory to memory: custodian's processor time, of the C relay that copies", ratio, "ratio", goal=1.15),
         Figure("memory to memory, put until it is delivered", statistics.median(rates), "MB/s"),
     ]  # fmt: skip
@@ -132,6 +138,16 @@ class _Rounds:
         took_s = _timed(command)
         wait_until((self._end.root / "file").exists, timeout_s=60, what="the file to be delivered")
         return self._gone(took_s)
+
+    def relayed(self, program: Path, way: str) -> float:
+        """What that relay takes in the place of the custodian, in s/GB. :param way: ``copy`` or ``splice``."""
+        command = [str(program), way, str(_CONNECTIONS), str(self._end.port)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as relay:
+            assert relay.stdout is not None
+            url = f"overlay://127.0.0.1:{int(relay.stdout.readline())}/file"
+            put = [sys.executable, "-m", "stageout.cli.main", "put", str(self._source), url, "--routes", "direct"]
+            self._gone(_timed([*put, "--key", str(self._end.key_file("site"))]))
+            return float(json.loads(relay.stdout.readline())["cpu_s"]) / self._size_bytes * 1e9
 
     def _gone(self, took_s: float) -> float:
         """The next one finds the disk as this one did."""
