@@ -34,15 +34,15 @@ _LEND = struct.Struct("=BQQQ8s")
 _LEFT = struct.Struct(f"=QQ{DIGEST_BYTES}s")
 #: So many blocks are told at once while more come.
 _TELL_BLOCKS = 16
-#: A next hop that takes nothing for so long does not keep up: the block, and some more, go by the disk.
-_PATIENCE_S = 0.05
+#: A next hop that takes nothing for so long, or so long for a block, does not keep up: some more go as before.
+_PATIENCE_S, _SLOW_S = 0.25, 0.1
 _MOST_DOUBLINGS = 6
 #: Once a block has begun to leave, it is waited for so long before it is written; and then for the rest of it to leave.
 _STALL_S, _FINISH_S = 0.25, 60.0
 #: One that is recalled comes back within moments.
 _BACK_S = 5.0
 #: Between two requests, at first and at most.
-_ASK_S, _MOST_ASK_S = 0.02, 1.0
+_ASK_S, _MOST_ASK_S = 0.2, 2.0
 
 
 @dataclass(eq=False)
@@ -191,7 +191,6 @@ class Loans:
         if loan.checksum != checksum:
             loan.is_recalled = True
         elif loan.is_ready(_PATIENCE_S):
-            pace.failures = 0
             return loan
         self._note_slow(pace)
         self.leave(loan)
@@ -210,14 +209,13 @@ class Loans:
                 self._loans.pop(loan.number, None)
                 return False
             loan.is_sending = True
-        if loan.send(header, data, checksum):
+        began_s = time.monotonic()
+        has_left = loan.send(header, data, checksum)
+        self._note_pace(loan, has_left and time.monotonic() - began_s < _SLOW_S)
+        if has_left:
             self._note(loan, header.block, digest)
             self.leave(loan)
             return True
-        with self._lock:
-            pace = self._wanted.get(loan.tid)
-        if pace:
-            self._note_slow(pace)
 
         def finish() -> None:
             if loan.finish():
@@ -264,6 +262,14 @@ class Loans:
             pace.asks, pace.asked_s = min(pace.asks + 1, 10), time.monotonic()
             self._say(_WORD.pack(WANTED, tid))
         return loan
+
+    def _note_pace(self, loan: Loan, keeps_up: bool) -> None:
+        with self._lock:
+            pace = self._wanted.get(loan.tid)
+        if pace and keeps_up:
+            pace.failures = 0
+        elif pace:
+            self._note_slow(pace)
 
     def _note_slow(self, pace: _Pace) -> None:
         pace.failures = min(pace.failures + 1, _MOST_DOUBLINGS)
