@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from overlay_router.custodians.spooled import Growth, Spooled, Undigested
+from overlay_router.custodians.spooled import WAITS_S, Growth, Spooled, Undigested
 from overlay_router.data.ring import Rings
 from overlay_router.local.store import as_operation
 from stageout.core.errors import ErrorClass, TransferFailure
@@ -70,12 +70,13 @@ class Note:
     """What has become of blocks that are not on the disk here, in the order in which it is said.
 
     :param passed: position and digest in hexadecimal digits: the next hop has them on its disk. :param gone: they must
-        be sent again, and are nowhere here.
+        be sent again, and are nowhere here. :param waits: the next hop has all that it needs, and has not answered.
     """
 
     number: int
     passed: list[list[Any]]
     gone: list[int]
+    waits: bool = False
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,10 @@ def _execute(gateway: Gateway, operation: Operation, order: Order, growth: Growt
         if order.cancel:
             control.send(Cancel(operation.origin, operation.seq))
         growth.said_to = control.store
+        growth.woken_by(control.abort)
         control.send(operation)
+        if not control.has_more(WAITS_S):
+            growth.waits()
         answer = answer_to(control, operation, _PATIENCE_S)
         while isinstance(answer, Custody) and not growth.is_stopped:  # of the next custodian, who will say more
             answer = answer_to(control, operation)
@@ -246,6 +250,7 @@ class Carrier:
         growth = Growth(
             _known(order), None if order.comes else as_operation(order.operation), _blocks(order.passed),
             partial(self._note, order.number) if order.passes else None,
+            partial(self._say, Note(order.number, [], [], waits=True)),
         )  # fmt: skip
         self._growing[order.number] = growth
         if order.comes:

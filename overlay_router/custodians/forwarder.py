@@ -31,6 +31,8 @@ from stageout.wire.route import next_hop
 
 _COALESCE_S = 0.02
 _IDLE_S = 5.0
+#: So many times the deliveries at once may wait for something at their next hop.
+_MOST_WAITING = 4
 #: Before something is sent on again whose terminal has its result already.
 _REFUSED_S = 120.0
 #: Failures that say something of the terminal, not of one file: everything for it waits.
@@ -61,6 +63,7 @@ class _Order:
 
     :param held: None while the data still come in, and for data that the terminal is told to drop (``drops``).
     :param passes: of some blocks the next hop may have the only copy but the sender's.
+    :param waits: the next hop has all of it and waits for something: it takes no place. :param is_stopped: it ends.
     """
 
     key: Key
@@ -70,6 +73,8 @@ class _Order:
     held: Held | None = None
     drops: bool = False
     passes: bool = False
+    waits: bool = False
+    is_stopped: bool = False
 
 
 @dataclass
@@ -333,7 +338,7 @@ class Forwarder:
     def _next(self, due: list[Held]) -> list[Held]:
         """What begins now: no terminal takes all places, and one that is away is tried with one file at a time."""
         now_s, busy = self._clock.monotonic_s(), self.busy
-        whole = [order for order in self._orders.values() if order.held is not None]
+        whole = [order for order in self._orders.values() if order.held is not None and not order.waits]
         load = Counter(order.terminal for order in whole)
         chosen: list[Held] = []
         for held in due:
@@ -370,6 +375,9 @@ class Forwarder:
         order = self._orders.get(note.number)
         if order is None:
             return
+        if note.waits:
+            order.waits = True
+            self._wait_with_few()
         passed = {int(block): bytes.fromhex(digest) for block, digest in note.passed}
         if passed:
             self._tell(await self._on_disk(lambda: self._custodian.passed(order.tid, passed)))
@@ -378,6 +386,14 @@ class Forwarder:
             if order.held is not None:  # it waits for them
                 self._carrier.write({"stop": note.number})
         self.wake.set()
+
+    def _wait_with_few(self) -> None:
+        """Of what waits at next hops, the oldest is asked about again later: each takes a connection, or some."""
+        waiting = [(number, order) for number, order in self._orders.items() if order.waits and not order.is_stopped]
+        for number, order in waiting[: -_MOST_WAITING * self._most]:
+            order.is_stopped = True
+            self._pauses.setdefault(order.key, Pause()).more(self._clock.monotonic_s(), 0.0)
+            self._carrier.write({"stop": number})
 
     async def _record(self, order: _Order, answer: Answer) -> list[Reply]:
         if answer.outcome:

@@ -25,6 +25,8 @@ from stageout.wire.overlay import BLOCK_BYTES, Cancel, Message, Open, Operation,
 from stageout.wire.route import Route
 
 _PAGE_BYTES = 4096
+#: What has been published, and is not answered within this time, waits for something.
+WAITS_S = 2.0
 #: Workers that would send blocks themselves, and have to be answered.
 _MOST_ASKS = 8
 _ANEW = "its sender has begun anew"
@@ -40,7 +42,7 @@ class Growth:
     :param digests: of blocks that are on the disk here, or passed. :param operation: the PUBLISH, None before the file
         is in custody. :param passed: those of ``digests`` that are not on the disk. :param told: hears what has become
         of such blocks: those that are passed with their digests, and those that are gone. None: there are none of them,
-        all comes to the disk here.
+        all comes to the disk here. :param waits: to be called when nothing is left to do but to wait for the next hop.
     """
 
     def __init__(
@@ -49,7 +51,10 @@ class Growth:
         operation: Operation | None,
         passed: Iterable[int] = (),
         told: Callable[[Mapping[int, bytes], Sequence[int]], None] | None = None,
+        waits: Callable[[], None] = lambda: None,
     ) -> None:
+        self.waits = waits
+        self._wake: Callable[[], None] = lambda: None
         self.digests, self.operation, self._told = digests, operation, told
         self._passed = set(passed)
         self._sent: dict[int, bytes] = {}
@@ -246,6 +251,16 @@ class Growth:
         """Nobody wants it any more."""
         with self._lock:
             self._stop(TransferFailure(ErrorClass.NOT_ATTEMPTED, "not wanted any more"))
+            wake = self._wake
+        wake()
+
+    def woken_by(self, wake: Callable[[], None]) -> None:
+        """:param wake: of who waits for the next hop, for when nobody wants it any more."""
+        with self._lock:
+            self._wake = wake
+            if self._stopped is None:
+                return
+        wake()
 
     def _stop(self, failure: TransferFailure) -> None:
         self._stopped = failure
@@ -292,6 +307,7 @@ class Spooled(Upload):
         self._growth, self._kind, self._mine = growth, digest, threading.local()
         self._lent: set[Lent] = set()
         self._lending = threading.Lock()
+        self._waits: threading.Timer | None = None
 
     def sending(self, file: int) -> Sending:
         """It sends what is here, and goes on as more comes."""
@@ -350,6 +366,8 @@ class Spooled(Upload):
 
     def settle(self) -> None:
         """On return it is known what workers have sent."""
+        if self._waits:
+            self._waits.cancel()
         with self._lending:
             lent, self._lent = self._lent, set()
         ended = [one.end() for one in lent]
@@ -368,7 +386,20 @@ class Spooled(Upload):
         elif not self._growth.passed <= self.digests.keys():
             raise Undigested(ErrorClass.SERVER_BUSY, "the next hop wants digests of blocks that only it has")
         self.order, self._growth.said_to = self._growth.operation, channel.store
+        self._waits = threading.Timer(WAITS_S, self._growth.waits)
+        self._waits.daemon = True
+        self._waits.start()
         return super().publish(tid, channel)
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether nobody wants it any more."""
+        return self._growth.is_stopped
+
+    def until_result(self, control: Channel) -> Result | None:
+        """As of :class:`Upload`."""
+        self._growth.woken_by(control.abort)
+        return super().until_result(control)
 
     def found_before(self, said_to: str) -> Result | None:
         """DONE, if the terminal has lost the records that were asked to publish it, and just this file is there.

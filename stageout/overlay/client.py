@@ -191,7 +191,7 @@ class Upload:
             try:
                 with Channel(self.gateway, self.routes[attempt % len(self.routes)]) as control:
                     control.send(self.ask())
-                    result = self._until_result(control)
+                    result = self.until_result(control)
                     if result is not None and result.outcome == "done" and not keep_result:
                         control.send(Low(self.order.origin, self.order.seq))
                     return result
@@ -252,7 +252,13 @@ class Upload:
         """The digest of all blocks' digests, in hexadecimal digits."""
         return hashlib.sha256(b"".join(self.digests[block] for block in range(self.blocks))).hexdigest()
 
-    def _until_result(self, control: Channel) -> Result | None:
+    @property
+    def is_given_up(self) -> bool:
+        """Whether the answer of the router is not waited for any more."""
+        return False
+
+    def until_result(self, control: Channel) -> Result | None:
+        """The result of what a custodian has; None when its data must come again."""
         while True:
             answer = answer_to(control, self.order)
             if not isinstance(answer, Custody):

@@ -1,0 +1,93 @@
+"""Deliveries that wait for something at the next hop hold up no others, and are not many."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from overlay_router.custodians.carrier import Answer, Note
+from overlay_router.custodians.forwarder import _MOST_WAITING, Forwarder
+from overlay_router.custodians.spooled import Growth
+from overlay_router.peers.keys import OwnCredential
+from stageout.core.errors import ErrorClass
+from tests.unit.test_overlay_custodian import Spooling
+
+
+@pytest.fixture
+def spooling() -> Iterator[Spooling]:
+    with tempfile.TemporaryDirectory() as place:
+        made = Spooling(Path(place), 100_000)
+        yield made
+        made.close()
+
+
+class Delivering:
+    """A forwarder with one place, and what it tells the process that delivers."""
+
+    def __init__(self, spooling: Spooling) -> None:
+        self.orders: list[int] = []
+        self.stopped: list[int] = []
+        self.one = Forwarder(spooling.one, self._on_disk, lambda replies: None, OwnCredential(), 1, spooling.clock)
+        self.one._carrier = cast(Any, SimpleNamespace(is_running=True, write=self._write))
+
+    async def _on_disk(self, work: Callable[[], Any]) -> Any:
+        return work()
+
+    def _write(self, message: dict[str, Any]) -> None:
+        if "stop" in message:
+            self.stopped.append(message["stop"])
+        else:
+            self.orders.append(message["number"])
+
+    def begin(self) -> None:
+        asyncio.run(self.one._begin())
+
+    def waits(self, number: int) -> None:
+        asyncio.run(self.one._noted(Note(number, [], [], waits=True)))
+
+
+def test_what_waits_at_the_next_hop_takes_no_place(spooling: Spooling) -> None:
+    delivering = Delivering(spooling)
+    for seq in (1, 2):
+        spooling.take(seq)
+    delivering.begin()
+    assert len(delivering.orders) == 1
+    delivering.begin()
+    assert len(delivering.orders) == 1, "there is one place"
+    delivering.waits(delivering.orders[0])
+    delivering.begin()
+    assert len(delivering.orders) == 2
+    assert not delivering.stopped
+
+
+def test_of_many_that_wait_the_oldest_is_asked_about_again_later(spooling: Spooling) -> None:
+    delivering = Delivering(spooling)
+    for seq in range(1, _MOST_WAITING + 3):
+        spooling.take(seq)
+        delivering.begin()
+        delivering.waits(delivering.orders[-1])
+    first, second = delivering.orders[:2]
+    assert delivering.stopped == [first, second]
+    asyncio.run(delivering.one._answered(Answer(first, failure="stopped", code=ErrorClass.NOT_ATTEMPTED.code)))
+    count = len(delivering.orders)
+    delivering.begin()
+    assert len(delivering.orders) == count, "not at once"
+    spooling.clock.now_s += 5.0
+    delivering.begin()
+    assert len(delivering.orders) == count + 1
+
+
+def test_who_waits_is_woken_when_nobody_wants_it_any_more_whichever_comes_first() -> None:
+    growth, woken = Growth({}, None), list[str]()
+    growth.woken_by(lambda: woken.append("first"))
+    assert not woken
+    growth.stop()
+    growth.woken_by(lambda: woken.append("late"))
+    assert woken == ["first", "late"]
+    assert growth.is_stopped
