@@ -221,6 +221,9 @@ KNOBS: dict[str, Knob] = {
         ),
         Knob("STAGEOUT_ROUTER_WORKERS", 2, "router", "processes that move data, and as many that make small files", 1),
         Knob(
+            "STAGEOUT_OVERLAY_KEY", "/etc/condor/stageout-overlay.key", "ep", "NAME SECRET that overlay:// routers know"
+        ),
+        Knob(
             "STAGEOUT_OVERLAY_GATEWAY", "", "ep", "custodian that overlay:// uploads go through: HOST:PORT; empty: none"
         ),
         Knob(

@@ -1,8 +1,9 @@
-"""Routes as the administrator of a machine, or whoever calls, has set them."""
+"""Key and routes as the administrator of a machine, or whoever calls, has set them."""
 
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 from stageout.core.config import ConfigError, Settings, mapping_settings, tool_settings
 from stageout.core.errors import ErrorClass, TransferFailure
@@ -12,6 +13,7 @@ from stageout.overlay.sockets import FIRST_CONNECTIONS
 from stageout.wire.route import BadRoute, Route, addresses, parse_routes
 
 _KNOB = "STAGEOUT_OVERLAY_ROUTES"
+_KEY = "STAGEOUT_OVERLAY_KEY"
 _CUSTODIAN = "STAGEOUT_OVERLAY_GATEWAY"
 _CONNECTIONS = "STAGEOUT_OVERLAY_CONNECTIONS"
 _CONGESTION = "STAGEOUT_OVERLAY_CONGESTION"
@@ -66,6 +68,11 @@ def _most(text: str) -> int:
         return settings.count(_CONNECTIONS)
     except ConfigError as problem:
         raise TransferFailure(ErrorClass.BAD_REQUEST, str(problem)) from None
+
+
+def key_file_of(text: str = "") -> Path:
+    """The file of the key for routers that a text names, else that of the configuration."""
+    return Path(text or _configured().text(_KEY))
 
 
 def congestion_of(text: str = "") -> str:

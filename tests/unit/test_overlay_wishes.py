@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import zlib
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from stageout.core.config import mapping_settings
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.signing import new_key
+from stageout.overlay import settings
 from stageout.overlay.channel import Gateway
 from stageout.overlay.client import allowed, deposit_order
 from stageout.overlay.settings import connections_of
 from stageout.plugin.api import Context
 from stageout.protocols.overlay.abilities import ABILITIES
-from stageout.protocols.overlay.protocol import _connections, _wishes
+from stageout.protocols.overlay.protocol import _connections, _gateway, _wishes
 from stageout.wire import frames
 from stageout.wire.capability import Credential, issue
 from stageout.wire.overlay import decode, encode
@@ -32,6 +35,10 @@ class _Context:
 
     def setting(self, name: str, default: str) -> str:
         return self._settings.get(name, default)
+
+    @property
+    def remaining_s(self) -> float:
+        return 600.0
 
     @property
     def parallelism(self) -> int:
@@ -62,6 +69,23 @@ def test_a_grant_is_the_limit_of_connections() -> None:
     with pytest.raises(TransferFailure) as caught:
         connections_of(text="many")
     assert caught.value.kind is ErrorClass.BAD_REQUEST
+
+
+@pytest.mark.parametrize("is_configured", [True, False])
+def test_the_key_is_that_of_the_configuration(
+    is_configured: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pilot has no place in /etc, and what HTCondor's configuration says is in no plugin's environment."""
+    key, other = tmp_path / "key", tmp_path / "other"
+    key.write_text("pilots secret\n")
+    other.write_text("others secret\n")
+    for file in (key, other):
+        file.chmod(0o600)
+    configured = mapping_settings({"STAGEOUT_OVERLAY_KEY": str(key)})
+    monkeypatch.setattr(settings, "_configured", lambda: configured)
+    here = {} if is_configured else {"OVERLAY_KEY": str(other)}
+    gateway = _gateway("host", 1, cast(Context, _Context({}, **here)))
+    assert gateway.key_name == ("pilots" if is_configured else "others")
 
 
 def test_no_more_priority_than_the_capability_allows() -> None:

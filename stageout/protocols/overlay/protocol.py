@@ -17,7 +17,7 @@ from stageout.overlay.many import Crew, put_many
 from stageout.overlay.packs import SmallPut
 from stageout.overlay.safekeeping import Custodian, deposit_copies
 from stageout.overlay.sending import report
-from stageout.overlay.settings import congestion_of, connections_of, routes_of
+from stageout.overlay.settings import congestion_of, connections_of, key_file_of, routes_of
 from stageout.overlay.small_deposits import Small, deposit_small
 from stageout.plugin.api import BatchProtocol, Context, Outcome, Transfer
 from stageout.plugin.urls import as_written, safe_url
@@ -26,7 +26,6 @@ from stageout.wire.overlay import MAX_CLOCK_SKEW_S
 from stageout.wire.packs import MAX_FILE_BYTES
 from stageout.wire.route import DEFAULT_PORT, BadRoute, address, written
 
-_KEY = "/etc/condor/stageout-overlay.key"
 _SILENCE_S = 60.0
 _LEAST_S = 1.0
 #: A custodian that says nothing for so long is given up for another one.
@@ -301,6 +300,6 @@ def _place(url: str) -> tuple[str, int, str]:
 
 def _gateway(host: str, port: int, context: Context) -> Gateway:
     """:raises TransferFailure: the key cannot be used."""
-    key = Path(context.setting("OVERLAY_KEY", _KEY))
+    key = key_file_of(context.setting("OVERLAY_KEY", ""))
     gateway = gateway_of(host, port, key, max(_LEAST_S, min(_SILENCE_S, context.remaining_s)))
     return replace(gateway, congestion=congestion_of(context.setting("OVERLAY_CONGESTION", "")))
