@@ -112,7 +112,8 @@ def deliver(order: Order, growth: Growth) -> Answer:
         if order.asks and not order.cancel:
             return _asked(gateway, operation, order.number)
         if order.cancel or not order.file:
-            result = _execute(gateway, operation, order, growth)
+            found = _found(gateway, operation, order, growth, opening) if order.file else None
+            result = found or _execute(gateway, operation, order, growth)
         else:
             result = _send(gateway, operation, order, growth, opening)
     except Undigested as problem:
@@ -139,6 +140,17 @@ def _send(gateway: Gateway, operation: Operation, order: Order, growth: Growth, 
         return found or _final(upload.run(keep_result=True))
     finally:
         upload.settle()
+
+
+def _found(gateway: Gateway, operation: Operation, order: Order, growth: Growth, opening: Open | None) -> Result | None:
+    """Of a file that is not wanted any more: DONE, if it is at a terminal that has lost its records since it was asked.
+
+    Such a terminal would take the file for one that it never had, and call it cancelled.
+    """
+    if not order.said_to:
+        return None
+    upload = Spooled(gateway, Path(order.file), operation, growth, order.digest, opening, order.connections)
+    return upload.found_before(order.said_to)
 
 
 def _asked(gateway: Gateway, operation: Operation, number: int) -> Answer:

@@ -141,6 +141,8 @@ class PackCustody:
             for arrived in batch:
                 key = arrived.pack.origin, arrived.pack.seq
                 answer = None if key in new else self._known(arrived, new.values()) or self._full(arrived)
+                if isinstance(answer, Custody):  # what is not wanted any more may be news
+                    self._cancel_all(arrived)
                 if answer is not None:
                     replies.append(Reply(arrived.peer, answer))
                 else:
@@ -276,6 +278,16 @@ class PackCustody:
         else:
             log.warn("cancel-refused", origin=key[0], reason="it was deposited with another")
         return Custody(*key, self._name)
+
+    def _cancel_all(self, arrived: Arrived) -> None:
+        """What a pack that is in custody, and said again, says is not wanted: its sender does not say that twice."""
+        pack = arrived.pack
+        held, known = self._pack_of(pack.origin, pack.seq), self._store.record(pack.origin).cancelled
+        new = [seq for seq in pack.cancelled if pack.seq <= seq < pack.seq + len(pack.paths) and seq not in known]
+        if held is not None and new:
+            self._store.cancel_all(pack.origin, new)
+            if held not in self._news.cancelled:
+                self._news.cancelled.append(held)
 
     def first(self, origin: str) -> int | None:
         """The lowest number of an origin that is in custody, None without one."""

@@ -73,6 +73,8 @@ class PackForwarder:
         #: Positions of files that were damaged here, of packs that the next custodian has.
         self._asks: dict[Key, list[int]] = {}
         self._answers: list[Answer] = []
+        #: Of which whoever has them must hear that a file is not wanted any more.
+        self._recalls: list[HeldPack] = []
         self._away: dict[str, Pause] = {}
         self._pauses: dict[Key, Pause] = {}
         self._problems: dict[str, str] = {}
@@ -109,8 +111,8 @@ class PackForwarder:
         news = await self._on_disk(self._packs.news)
         for held in news.ready:
             self._line_up(held)
-        for held in news.cancelled:
-            await self._recall(held)
+        self._recalls += news.cancelled
+        await self._recall_all()
         while not await self._begin_some():
             pass
 
@@ -174,6 +176,17 @@ class PackForwarder:
                       terminal=one.lane.hop)  # fmt: skip
         self._give(one, facts)
         return True
+
+    async def _recall_all(self) -> None:
+        """One whose records cannot be read now is tried again in the next round."""
+        recalls, self._recalls = self._recalls, []
+        for held in recalls:
+            try:
+                await self._recall(held)
+            except (OSError, sqlite3.Error) as problem:
+                self._recalls.append(held)
+                log.error("custody-not-read", origin=held.origin, seq=held.seq, path=held.path, problem=problem,
+                          advice="look at the spool's disk and its database")  # fmt: skip
 
     async def _recall(self, held: HeldPack) -> None:
         """A file of a pack is not wanted any more: whoever has the pack hears it now."""

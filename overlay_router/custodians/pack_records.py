@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -123,6 +123,13 @@ class PackRecords(Store):
     def _name(self, key: tuple[str, int], pack: Pack) -> None:
         sums = b"".join(map(_sum_of, pack.paths))
         self._connection.execute("INSERT OR REPLACE INTO pack_names VALUES (?, ?, ?)", (*key, sums))
+
+    def cancel_all(self, origin: str, seqs: Collection[int]) -> None:
+        """As :meth:`cancel`, of some operations of an origin together."""
+        with self._transaction("overlay-cancel"):
+            rows = [(origin, seq) for seq in seqs]
+            self._connection.executemany("INSERT OR IGNORE INTO cancelled VALUES (?, ?)", rows)
+        self.record(origin).cancelled.update(seqs)
 
     def withdraw_pack(self, key: tuple[str, int]) -> None:
         """A damaged pack whose sender has its files is not in custody any more."""

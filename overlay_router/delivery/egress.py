@@ -165,9 +165,9 @@ class Egress(Custodian):
         new = [file for file in new if file.seq not in refused]
         if new and not self._unpack(arrived, new):
             return overlay.NoSpace(pack.origin, pack.seq, int(lots.RETRY_AFTER_S))
-        for file in left:
-            if file.seq in pack.cancelled:
-                self._store.cancel(pack.origin, file.seq)
+        unwanted = {file.seq for file in left}.intersection(pack.cancelled)
+        if not unwanted <= self._store.record(pack.origin).cancelled:
+            self._egress_store.cancel_all(pack.origin, unwanted)
         self._gathered.setdefault(pack.origin, {})[pack.seq] = _Gathered(end, arrived.peer, refused)
         is_all = len(arrived.files) == len(pack.paths)
         return self._noted(pack, {}) if is_all and refused else None

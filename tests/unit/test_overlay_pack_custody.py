@@ -486,6 +486,20 @@ def test_a_cancelled_file_is_cancelled_wherever_its_pack_is(spooling: Spooling) 
     assert delivering.step() == [(1, True)], "the next custodian has it, who hears it at once"
 
 
+def test_what_a_pack_that_is_said_again_says_is_cancelled_is_heard(spooling: Spooling) -> None:
+    """Its sender lost the connection before CUSTODY, somebody cancelled a file, and it said so with the pack."""
+    spooling.one.packs.take([pack(1)])
+    delivering = Delivering(spooling)
+    assert delivering.step() == [(1, False)]
+    (reply,) = spooling.one.packs.take([pack(1, cancelled=(2, 99))])
+    assert isinstance(reply.message, Custody)
+    assert delivering.step() == [(1, True)]
+    spooling.one.packs.take([pack(1, cancelled=(2,))])
+    assert delivering.step() == [], "that is known"
+    spooling.restart()
+    assert order_of(spooling, 1).cancelled == [2]
+
+
 def order_of(spooling: Spooling, seq: int) -> Order:
     (held,) = (one for one in spooling.one.packs.held() if one.seq == seq)
     return Order(1, TERMINAL, "k", "", **spooling.one.packs.order(held))  # type: ignore[arg-type]

@@ -18,9 +18,9 @@ from overlay_router.custodians.pack_carrier import Answer
 from overlay_router.custodians.pack_records import HeldPack
 from overlay_router.custodians.spool import Held
 from overlay_router.peers.keys import OwnCredential
-from stageout.wire.overlay import Custody, Packed
+from stageout.wire.overlay import Cancel, Custody, Packed
 from tests.unit.test_overlay_custodian import Spooling, _faulty
-from tests.unit.test_overlay_destination import ORIGIN
+from tests.unit.test_overlay_destination import ORIGIN, PEER
 from tests.unit.test_overlay_pack_custody import DONE, Delivering, pack
 
 
@@ -50,6 +50,20 @@ def test_a_pack_whose_record_cannot_be_read_holds_up_no_other(
     assert delivering.step() == []
     spooling.clock.now_s += 1.1
     assert delivering.step() == [(1, False)]
+
+
+def test_a_cancellation_that_cannot_be_passed_on_now_is_later(
+    spooling: Spooling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spooling.one.packs.take([pack(1), pack(11)])
+    delivering = Delivering(spooling)
+    assert delivering.step() == [(1, False), (11, False)]
+    for seq in (1, 11):
+        spooling.one.cancel(Cancel(ORIGIN, seq), PEER)
+    with monkeypatch.context() as patch:
+        patch.setattr(spooling.one.packs, "order", _broken)
+        assert delivering.step() == []
+    assert delivering.step() == [(1, True), (11, True)]
 
 
 def test_a_file_whose_record_cannot_be_read_holds_up_no_other(

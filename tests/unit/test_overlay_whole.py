@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from overlay_router.custodians import spooled
+from overlay_router.custodians import carrier, spooled
 from overlay_router.custodians.spooled import Growth, Spooled
 from overlay_router.data.jobs import Report
 from overlay_router.ends import Ends
@@ -67,6 +69,21 @@ def test_a_custodian_asks_a_terminal_with_other_records_what_is_there(
     assert (found is not None) == is_found
     assert said == ([Cancel("0a" * 16, 5, data_only=True)] if is_found else []), "others of its origin go on"
     assert asked == ([("f", 4, "blake2b-128", [BLAKE(b"data")])] if said_to == "old" and not onward else [])
+
+
+def test_a_file_that_is_there_is_not_called_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its terminal was asked to publish it, lost its records before it answered, and then the file was cancelled."""
+    spool = tmp_path / "spool"
+    spool.write_bytes(b"data")
+    control = SimpleNamespace(store="new", send=lambda message: None, receive=lambda: None)
+    monkeypatch.setattr(spooled, "Channel", lambda *place: nullcontext(control))
+    monkeypatch.setattr(finding, "generation_of", lambda *facts: 3)
+    order = Operation("0a" * 16, 5, "publish", "f", 99, size_bytes=4, blocks=1)
+    wanted = carrier.Order(
+        1, "t:1", "key", "00", json.dumps(asdict(order)), str(spool), "blake2b-128", cancel="all", said_to="old"
+    )
+    answer = carrier.deliver(wanted, Growth({0: BLAKE(b"data")}, order))
+    assert (answer.outcome, answer.generation) == ("done", 3)
 
 
 def test_a_block_that_cannot_be_read_again_is_a_matter_of_the_file(
