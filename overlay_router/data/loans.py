@@ -137,6 +137,7 @@ class Loans:
 
     def __init__(self, say: Callable[[bytes], None]) -> None:
         self._say, self._lock = say, threading.Lock()
+        self._telling = threading.Lock()  # taken before the other: nothing overtakes what is being told
         self._wanted: dict[int, _Pace] = {}
         self._loans: dict[int, Loan] = {}
         self._untold: list[bytes] = []
@@ -160,7 +161,7 @@ class Loans:
             found = list(self._loans.values())
         self._recall(found)
 
-    def hear(self, message: bytes, descriptors: Iterable[int]) -> bool:
+    def hear(self, message: bytes, descriptors: Collection[int]) -> bool:
         """What a carrier says; False: it is not about loans."""
         if message[0] == RECALL:
             _, number = _WORD.unpack(message)
@@ -172,6 +173,8 @@ class Loans:
             for descriptor in descriptors:
                 kind = checksum.rstrip(b"\0").decode()
                 self._add(Loan(number, tid, far_tid, kind, socket.socket(fileno=descriptor)))
+            if not descriptors:  # the kernel drops what this process may not have: the carrier keeps it
+                self._say(_WORD.pack(BACK, number))
         else:
             return False
         return True
@@ -240,11 +243,12 @@ class Loans:
         return bool(self._untold)
 
     def flush(self) -> None:
-        """Tell what has left."""
-        with self._lock:
-            untold, self._untold = self._untold, []
-        if untold:
-            self._say(b"".join((bytes([LEFT]), *untold)))
+        """Tell what has left. On return it is told, whoever does that."""
+        with self._telling:
+            with self._lock:
+                untold, self._untold = self._untold, []
+            if untold:
+                self._say(b"".join((bytes([LEFT]), *untold)))
 
     def _note(self, loan: Loan, block: int, digest: bytes) -> None:
         with self._lock:
@@ -313,7 +317,9 @@ class Lent:
     ) -> None:
         self.number, self._say, self._heard = number, say, heard
         self._changed = threading.Condition()
+        self._hearing = threading.Lock()
         self._left: dict[int, bytes] = {}
+        self._untaken: set[int] = set()
         self._is_recalled = self._is_lost = False
         self.is_back = False
 
@@ -342,10 +348,9 @@ class Lent:
     def end(self) -> bool:
         """Recall it, and hear all that has left; False: that could not be had."""
         self.recall()
-        until_s = time.monotonic() + _BACK_S
-        while not self.has_ended and time.monotonic() < until_s:
-            self._take(_BACK_S)
-        self._take(0.0)
+        with self._changed:
+            self._changed.wait_for(lambda: self.has_ended, _BACK_S)
+        self._hear()
         return self.has_ended
 
     def wait(self, within_s: float) -> Collection[int]:
@@ -353,10 +358,18 @@ class Lent:
 
         :raises TransferFailure: the worker has ended, perhaps in the middle of a frame.
         """
-        blocks = self._take(within_s)
+        with self._changed:
+            self._changed.wait_for(lambda: self._left or self.has_ended, within_s)
         if self._is_lost:
             raise TransferFailure(ErrorClass.CONNECTION_LOST, "the process that sent by the connection has ended")
-        return blocks
+        return self.rest()
+
+    def rest(self) -> Collection[int]:
+        """Blocks that have left and were not yet returned, whoever has heard of them."""
+        self._hear()
+        with self._changed:
+            rest, self._untaken = self._untaken, set()
+        return rest
 
     def left(self, blocks: Mapping[int, bytes]) -> None:
         """These have left."""
@@ -376,13 +389,14 @@ class Lent:
             self._is_lost = True
             self._changed.notify_all()
 
-    def _take(self, within_s: float) -> Collection[int]:
-        with self._changed:
-            self._changed.wait_for(lambda: self._left or self.has_ended, within_s)
-            left, self._left = self._left, {}
-        if left:
-            self._heard(left)
-        return left.keys()
+    def _hear(self) -> None:
+        """On return all that was said is heard, whichever thread does that."""
+        with self._hearing:
+            with self._changed:
+                left, self._left = self._left, {}
+                self._untaken.update(left)
+            if left:
+                self._heard(left)
 
 
 def wanted(message: bytes) -> int:

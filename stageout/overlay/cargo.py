@@ -32,6 +32,9 @@ class Loan(Protocol):
         :raises TransferFailure: the connection is lost with who had it.
         """
 
+    def rest(self) -> Collection[int]:
+        """Blocks that have left and that no call has returned: at the end, those that were told on the way to it."""
+
 
 class Cargo(Protocol):
     """What is sent."""

@@ -146,6 +146,11 @@ class Sending:
         return self.table.state[block] is blocks.Block.STAGED
 
     @property
+    def turn(self) -> tuple[int, str]:
+        """Number and epoch of the transfer there: with another one, what was sent before must perhaps come again."""
+        return self.tid, self._epoch
+
+    @property
     def grows(self) -> bool:
         """Whether more of its blocks may come."""
         return self._grows

@@ -428,21 +428,31 @@ class Way:
     def _lend(self, control: Channel, channel: Channel, number: int) -> bool:
         """Let somebody else send by a connection, who would; whether that was so, and it is back, or all is over.
 
-        :raises TransferFailure: it is lost.
+        Whatever its end, each block that has left is SENT with it then. So if it is lost, or this route, or the
+        transfer has begun anew meanwhile, they are given to others by whoever hears of the failure.
+
+        :raises TransferFailure: that is so.
         """
-        sending, tid = self._sending, self._sending.tid
-        loan = sending.cargo.lend(channel, tid)
+        sending, turn = self._sending, self._sending.turn
+        with self._lock:
+            if channel in self._left:
+                return False
+            self._busy.add(channel)
+        loan = sending.cargo.lend(channel, turn[0]) if sending.grows else None
         if loan is None:
             return False
-        with self._lock:
-            self._busy.add(channel)
-        with loan:
-            while self.control is control and not sending.over and not loan.is_back:
-                self.sent_bytes += sending.went(loan.wait(_LOOK_S), number)
-                if channel.lendable() is None or sending.tid != tid or not sending.grows:
-                    loan.recall()
-                if channel.has_more(0):
-                    channel.receive()  # nothing comes here but the reason of its end
+        try:
+            with loan:
+                while self.control is control and sending.turn == turn and not sending.over and not loan.is_back:
+                    self.sent_bytes += sending.went(loan.wait(_LOOK_S), number)
+                    if channel.lendable() is None or not sending.grows:
+                        loan.recall()
+                    if channel.has_more(0):
+                        channel.receive()  # nothing comes here but the reason of its end
+        finally:
+            self.sent_bytes += sending.went(loan.rest(), number)
+        if not sending.over and (self.control is not control or sending.turn != turn):
+            raise channel.failure(ErrorClass.CONNECTION_LOST, "what was sent by it may have to come again")
         return True
 
     def _await_staged(self, control: Channel, channel: Channel, number: int) -> None:

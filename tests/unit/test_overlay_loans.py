@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -21,10 +21,12 @@ from overlay_router.data.receiving import Gate, Receiver
 from overlay_router.data.ring import Lend, Piece, Ring, Rings, Shelf
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.sockets import fill, readable
+from stageout.overlay.channel import Channel
+from stageout.overlay.way import Way
 from stageout.testing.pool.waiting import wait_until
 from stageout.wire import blocks, frames
 from stageout.wire.frames import Header, Type
-from stageout.wire.overlay import BLOCK_BYTES
+from stageout.wire.overlay import BLOCK_BYTES, Open
 from tests.unit.test_overlay_ring import DIGEST, PATIENCE_S, TID, _sending, _Told
 
 FAR_TID, CHECKSUM, CRC = 11, "crc32", frames.checksums()["crc32"]
@@ -326,3 +328,89 @@ class _lends:
     def __call__(self, connection: int, far_tid: int, checksum: str, heard: Any) -> Lent:
         self.heard = heard
         return Lent(1, lambda message, descriptors: None, heard)
+
+
+def test_one_is_never_given_back_before_all_that_left_by_it_is_told() -> None:
+    """Another thread is about to tell it when the connection is recalled."""
+    said: list[int] = []
+    is_telling, may_tell = threading.Event(), threading.Event()
+
+    def say(message: bytes) -> None:
+        if message[0] == loans.LEFT:
+            is_telling.set()
+            may_tell.wait(0.1)
+        said.append(message[0])
+
+    mine = loans.Loans(say)
+    mine.want(TID)
+    one, other = socket.socketpair()
+    with one, other:
+        mine._add(Loan(1, TID, FAR_TID, CHECKSUM, other))
+        loan = mine.take(TID, CHECKSUM)
+        assert loan is not None
+        assert mine.send(loan, Header(Type.BLOCK, 0, 1, TID, 0, CRC(b"x")), memoryview(b"x"), CRC, DIGEST)
+        telling = threading.Thread(target=mine.flush)
+        telling.start()
+        assert is_telling.wait(PATIENCE_S)
+        mine.drop(TID)
+        may_tell.set()
+        telling.join(PATIENCE_S)
+    assert said == [loans.LEFT, loans.BACK]
+
+
+def test_one_that_comes_without_a_descriptor_is_given_back() -> None:
+    said: list[bytes] = []
+    mine = loans.Loans(said.append)
+    mine.want(TID)
+    assert mine.hear(loans._LEND.pack(loans.LEND, TID, 7, FAR_TID, CHECKSUM.encode()), [])
+    assert [loans.back(message) for message in said] == [7]
+
+
+class _Channel:
+    """A connection by which nothing comes."""
+
+    def lendable(self) -> int:
+        return 3
+
+    def has_more(self, within_s: float) -> bool:
+        return False
+
+    def failure(self, kind: ErrorClass, message: str) -> TransferFailure:
+        return TransferFailure(kind, message)
+
+
+@pytest.mark.parametrize("what", ["its worker dies", "the route is lost", "the transfer begins anew"])
+def test_what_left_just_before_the_end_of_a_loan_comes_again_where_it_is_lost(what: str) -> None:
+    """Told with the end, so that nobody waits for it any more."""
+    growth, channel, control = Growth({}, None, (), told := _Told()), cast(Any, _Channel()), cast(Any, object())
+    sending = _sending()
+    growth.follow(sending)
+    way = Way(sending, (), False)
+    sending.ways, way.control = [way], control
+    number = sending.carrier(way)
+
+    def say(message: bytes, descriptors: list[int]) -> None:
+        if message[0] == loans.LEND and what == "its worker dies":
+            lent.left({2: DIGEST})
+            lent.lost()
+        elif message[0] == loans.LEND and what == "the route is lost":
+            way.control = None
+        elif message[0] == loans.LEND:
+            sending._epoch = "another"
+        else:
+            lent.left({2: DIGEST})
+            lent.back()
+
+    def lend(channel: Channel, tid: int) -> Lent:
+        lent.lend(TID, tid, CHECKSUM, 3)
+        return lent
+
+    lent = Lent(1, say, growth._left)
+    cargo = cast(Any, sending.cargo)
+    cargo.lend, cargo.ask = lend, lambda: Open("0" * 32, 1, "f", 4 * BLOCK_BYTES, BLOCK_BYTES, 99)
+    with pytest.raises(TransferFailure) as caught:
+        way._lend(control, channel, number)
+    sending.lost(number, caught.value)
+    assert blocks.ready(sending.table) == [2]
+    assert not growth.is_readable(2)
+    assert told.said == [([], [2])]
