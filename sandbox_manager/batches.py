@@ -11,6 +11,7 @@ from pathlib import Path
 from sandbox_manager import lookups, records
 from sandbox_manager.breaker import Breakers
 from sandbox_manager.credentials import HeldSurroundings
+from sandbox_manager.handover import for_these
 from sandbox_manager.lookups import FileRow
 from sandbox_manager.planner import BatchPlan
 from sandbox_manager.records import FileResult
@@ -99,7 +100,7 @@ class BatchRun:
         whole = [index for index, problem in enumerate(problems) if problem is None]
         before = {index: self._change_mark(self._files[index]) for index in whole}
         try:
-            sent = self._call([self._files[index] for index in whole]) if whole else []
+            sent = self._call(whole) if whole else []
         except Stopped as stopped:
             delivered = {whole[at]: answer for at, answer in stopped.delivered.items()}
             told = {at: self._if_unchanged(self._files[at], before[at], answer) for at, answer in delivered.items()}
@@ -112,7 +113,8 @@ class BatchRun:
             for index, problem in enumerate(problems)
         ]
 
-    def _call(self, files: Sequence[FileRow]) -> list[Answer]:
+    def _call(self, whole: Sequence[int]) -> list[Answer]:
+        files = [self._files[index] for index in whole]
         if self._plugin is None:
             text = f"no plugin of this node moves {method_of(self.destination.scheme)} URLs any more"
             return [Failure(ErrorClass.PLUGIN_BROKEN, text)] * len(files)
@@ -128,7 +130,7 @@ class BatchRun:
         cargo = tuple(
             Cargo(self._spool.path(item.ticket, item.position), item.url, item.name, item.size_bytes) for item in files
         )
-        settings = {**self._settings, "STAGEOUT_STATE_DIR": str(self._spool.state_of(*self._user))}
+        settings = {**for_these(self._settings, whole), "STAGEOUT_STATE_DIR": str(self._spool.state_of(*self._user))}
         group = self._spool.group_of(*self._user)
         batch = Batch(self._directory, self._plugin, *self._user, cargo, self._lifetime_s, equipment, settings, group)
         self.asked = True

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from sandbox_manager.lookups import FileRow
 from sandbox_manager.sandbox import Destination
 from stageout.movers.schemes import method_of
-from stageout.wire.deposits import EXPIRES_AFTER_S, Receipt, joined, new_seed, written_numbers
+from stageout.wire.deposits import EXPIRES_AFTER_S, Receipt, joined, new_seed, read_numbers, written_numbers
 from stageout.wire.packs import MAX_FILE_BYTES
 
 METHOD = "overlay"
 #: In one call of the plugin: many small files take no longer than a few. Their numbers travel in its environment.
 BATCH_FILES = 5000
+_NUMBERS = "STAGEOUT_OVERLAY_NUMBERS"
 
 
 class HandOver:
@@ -45,7 +46,7 @@ class HandOver:
         return {
             "STAGEOUT_OVERLAY_HANDOVER": self.router,
             "STAGEOUT_OVERLAY_SEED": self._seed,
-            "STAGEOUT_OVERLAY_NUMBERS": written_numbers(numbers),
+            _NUMBERS: written_numbers(numbers),
             "STAGEOUT_OVERLAY_COPIES": str(self._copies),
         }
 
@@ -55,3 +56,14 @@ class HandOver:
         Whoever runs the job again must have this cancelled, or old output could come after the new.
         """
         return tuple(map(str, joined(self._begun.get(sandbox, {}).values())))
+
+
+def for_these(settings: Mapping[str, str], indices: Sequence[int]) -> dict[str, str]:
+    """Settings for a plugin that is told of some of its files only: each keeps its own number.
+
+    :param settings: of :meth:`HandOver.begin`, or others. :param indices: of these files, among all.
+    """
+    if _NUMBERS not in settings:
+        return dict(settings)
+    numbers = read_numbers(settings[_NUMBERS])
+    return {**settings, _NUMBERS: written_numbers(numbers[index] for index in indices)}

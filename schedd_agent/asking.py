@@ -45,7 +45,8 @@ class Asker:
                     elif isinstance(answer, Result):
                         found[answer.origin, answer.seq] = (answer.outcome, answer.reason)
                 del found[last]
-        return {by_key[key]: answer for key, answer in found.items()}
+        # who asks for one deposit of an origin is told of the others, too, when something becomes of them
+        return {by_key[key]: answer for key, answer in found.items() if key in by_key}
 
 
 def custodians_of(settings: Settings) -> tuple[str, ...]:

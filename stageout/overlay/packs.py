@@ -33,7 +33,8 @@ from stageout.wire.route import Route
 _UNDER_WAY = 16
 #: To connect takes so long over a way that is worth more than one connection.
 _FAR_S = 0.04
-_RESUMES = 3
+#: Of a router that is not reached, on each route.
+RESUMES = 3
 #: A router that says nothing for so long is asked.
 _ASK_EVERY_S = 10.0
 _RESUMABLE = frozenset({ErrorClass.CONNECTION_LOST, ErrorClass.STALLED, ErrorClass.CONNECT_FAILED})
@@ -135,6 +136,7 @@ class Packer(Generic[Key]):
     :param most_connections: over a long way; else there is one.
     :param priority: :param deadline: in a custodian, as of :func:`~stageout.overlay.client.put`.
     :param origin: 32 hexadecimal digits, for whoever says the number of each file; "" for a random one.
+    :param resumes: of a router that was not reached, on each route. One that was is tried for ``timeout_s`` at least.
     """
 
     def __init__(
@@ -150,7 +152,9 @@ class Packer(Generic[Key]):
         priority: int = 0,
         deadline: int = 0,
         origin: str = "",
+        resumes: int = RESUMES,
     ) -> None:
+        self._resumes = resumes
         self._most_connections = min(most_connections, MOST)
         self._helpers: Helpers | None = None
         self._was_helped, self._room = False, Room()
@@ -291,7 +295,7 @@ class Packer(Generic[Key]):
 
     @property
     def _most_attempts(self) -> int:
-        return _RESUMES * len(self._routes)
+        return self._resumes * len(self._routes)
 
     def _is_patient(self) -> bool:
         """A router that was there may be starting again; a custodian will say what became of what it has."""

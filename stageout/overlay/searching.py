@@ -13,7 +13,7 @@ from stageout.core.errors import TransferFailure
 from stageout.overlay.channel import Gateway
 from stageout.overlay.routes import Network, ask_links
 from stageout.wire.fields import KnownRow
-from stageout.wire.route import MAX_HOPS, Route, address
+from stageout.wire.route import MAX_HOPS, Route, address, written
 
 #: All of them together have so long.
 WITHIN_S = 10.0
@@ -107,7 +107,7 @@ class _Search(Generic[Found]):
                 heard = self._heard.get(timeout=left_s)
             except Empty:
                 break
-            silent.remove(heard.place.gateway.server)
+            silent.discard(heard.place.gateway.server)
             if heard.place.gateway.server in self._asked:
                 self._note(heard)
             for place in self._others(heard):
@@ -151,8 +151,9 @@ class _Search(Generic[Found]):
     def _others(self, heard: _Heard[Found]) -> Iterator[Place]:
         """Routers that one knows, nearest first: by the links that it knows, or directly."""
         asked, (before, *_) = heard.place.gateway.server, heard.place.routes
-        for _, *between, last in paths(*heard.network):
+        for _, *between, known in paths(*heard.network):
             relays = (*before, asked, *between)  # by the address at which it was reached
+            last = written(*address(known))  # in whatever letters that router writes its name
             if self._further >= MOST_FURTHER:
                 return
             if last not in self._asked and last != self._end.server and len(relays) < MAX_HOPS:

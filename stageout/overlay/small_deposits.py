@@ -15,7 +15,7 @@ from typing import Generic, NamedTuple, TypeVar, Union
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.client import Put, allowed
 from stageout.overlay.many import Singly
-from stageout.overlay.packs import Packer, SmallPut
+from stageout.overlay.packs import RESUMES, Packer, SmallPut
 from stageout.overlay.safekeeping import Custodian, the_same, too_few
 from stageout.overlay.sources import AnyPath
 from stageout.wire.deposits import EXPIRES_AFTER_S
@@ -67,12 +67,13 @@ class Small(Generic[Key]):
 
 
 class _Wishes(NamedTuple):
-    """Parameters of :func:`deposit_small`."""
+    """Parameters of :func:`deposit_small`. :param resumes: as of :class:`~stageout.overlay.packs.Packer`."""
 
     expires_after_s: float
     priority: int
     deadline: int
     most_connections: int
+    resumes: int
 
 
 Ended = Callable[[Small[Key], Union[TransferFailure, None]], None]
@@ -92,7 +93,8 @@ def deposit_small(
 ) -> None:
     """Give small files to so many of the custodians, each another router. On return each file has ended.
 
-    Those whose numbers lie behind each other go together.
+    Those whose numbers lie behind each other go together. Where there are several custodians, one that is not reached
+    is not tried again before the others.
 
     :param ended: called once for each, as soon as so many have it durably, as :attr:`Small.kept` says; or with why it
         must be kept. NOT_SUPPORTED: it may be given by itself, as the same operation.
@@ -100,7 +102,8 @@ def deposit_small(
         :func:`~stageout.overlay.client.put`. :param most_connections: to a custodian far away.
     """
     todo = sorted(files, key=lambda file: (file.origin, file.seq))
-    wishes = _Wishes(expires_after_s, priority, deadline, most_connections)
+    resumes = 0 if len(custodians) > 1 else RESUMES  # there is another one to be asked instead
+    wishes = _Wishes(expires_after_s, priority, deadline, most_connections, resumes)
     until_s, pause_s = time.monotonic() + wait_s, _FIRST_PAUSE_S
     while True:
         for custodian in custodians:
@@ -138,6 +141,7 @@ def _give(custodian: Custodian, files: Sequence[Small[Key]], copies: int, ended:
         gateway, take, terminal=custodian.terminal, custody=True, origin=files[0].origin,
         expires_after_s=wishes.expires_after_s, most_connections=wishes.most_connections,
         priority=allowed(gateway, wishes.priority), deadline=min(wishes.deadline, MAX_NUMBER),
+        resumes=wishes.resumes,
     )  # fmt: skip
     with Singly(packer, take) as small:
         for file in files:

@@ -21,10 +21,13 @@ from sandbox_manager import lookups
 from sandbox_manager.ads import sandbox_report
 from sandbox_manager.drain import Drain
 from sandbox_manager.handover import HandOver
+from schedd_agent import asking
 from schedd_agent.custodians import Custodians, Kept
-from schedd_agent.model import Past, Request, Seen, Status
+from schedd_agent.model import Past, Request, Seen
+from schedd_agent.model import Status as JobStatus
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.states import State
+from stageout.overlay.channel import Gateway
 from stageout.wire.custody import Report, SandboxReport, payload_of, read_report, report_ad
 from stageout.wire.deposits import (
     EXPIRES_AFTER_S,
@@ -39,6 +42,7 @@ from stageout.wire.deposits import (
     read_receipt,
     written_numbers,
 )
+from stageout.wire.overlay import Custody, Result, Status
 from tests.polling import until
 
 #: Made by ``new_seed("")`` once: names of tests must be the same in each process.
@@ -193,6 +197,25 @@ def test_a_file_that_is_given_away_again_is_the_same_deposit(site: Site) -> None
     run(story())
 
 
+def test_a_file_that_is_left_out_of_a_call_leaves_the_others_their_numbers(site: Site) -> None:
+    """Else one would be given away as another, and that one count as delivered when this one has arrived."""
+
+    async def story() -> None:
+        async with site.manager() as node:
+            await waiting_for_a_slow_server(
+                site, node, "1.0", {"overlay://h/ok/a": b"1" * 10_000, "overlay://h/ok/b": b"22" * 10_000}
+            )
+            (ticket,) = (node.spool.root / "sandboxes").iterdir()
+            (ticket / "0").write_bytes(b"longer")
+            await Drain(node.pipeline, node.clock, 600, ROUTER).run()
+            given = [call for call in site.calls() if "STAGEOUT_OVERLAY_NUMBERS" in call["env"]]
+            assert [(call["urls"], call["env"]["STAGEOUT_OVERLAY_NUMBERS"]) for call in given] == [
+                (["overlay://h/ok/b"], "2")
+            ]
+
+    run(story())
+
+
 def test_files_that_may_be_in_one_pack_have_numbers_behind_each_other(site: Site) -> None:
     async def story() -> None:
         async with site.manager(moving=False) as node:
@@ -327,12 +350,12 @@ def test_what_a_lost_sandbox_may_have_given_away_is_cancelled_before_it_is_lost(
 
 def test_a_newer_run_wants_nothing_of_it(asked: Asked) -> None:
     asked.look(handed_over())
-    asked.one.look_at({NAME: job(run=2, status=Status.RUNNING)}, {})
+    asked.one.look_at({NAME: job(run=2, status=JobStatus.RUNNING)}, {})
     assert asked.look().state == "HandedOver", "the newer run must not be sent yet"
     assert asked.cancelled == {ONE, TWO}
     asked.says = {ONE: ("cancelled", ""), TWO: ("done", "")}
     assert asked.look().state == "Lost"
-    asked.one.look_at({NAME: job(run=2, status=Status.RUNNING)}, {})
+    asked.one.look_at({NAME: job(run=2, status=JobStatus.RUNNING)}, {})
     assert [item.sandbox.state for item in asked.one.completed({NAME: (handed_over(),)})[NAME]] == ["Lost"]
 
 
@@ -372,7 +395,7 @@ def test_what_another_sandbox_has_given_in_the_same_call_is_not_cancelled(asked:
 def test_a_job_that_was_removed_wants_nothing_of_it(asked: Asked, removed: bool) -> None:
     """It may have left the queue between two looks."""
     asked.look(handed_over())
-    asked.one.look_at({}, {NAME: Past(Status.REMOVED if removed else Status.COMPLETED, 1)})
+    asked.one.look_at({}, {NAME: Past(JobStatus.REMOVED if removed else JobStatus.COMPLETED, 1)})
     asked.one.close()
     asked.start()
     asked.look()
@@ -460,6 +483,32 @@ def test_all_deposits_with_a_custodian_are_asked_for_at_once_and_one_that_fails_
     asked.one._asking.result()
     assert sorted(places) == ["away.org:1", ROUTER]
     assert asked.one.completed({})[NAME][-1].sandbox.state == "Delivered"
+
+
+def test_what_is_said_of_other_deposits_meanwhile_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pilot's deposits are of one origin, and whoever asks for one of them hears what becomes of the others."""
+    gateway = Gateway("router", 1, "key", b"secret")
+    (origin, _), asked_for = operation_of(ONE, gateway.secret), list[Status]()
+
+    class Told:
+        def __init__(self, gateway: Gateway) -> None:
+            self._said = [Custody(origin, 7, "r"), Result(origin, 8, "done"), Custody(origin, 1, "r")]
+
+        def __enter__(self) -> Told:
+            return self
+
+        def __exit__(self, *exception: object) -> None:
+            pass
+
+        def send(self, message: Status) -> None:
+            asked_for.append(message)
+
+        def receive(self) -> Custody | Result:
+            return self._said.pop(0) if self._said else Result(asked_for[-1].origin, asked_for[-1].seq, "unknown")
+
+    monkeypatch.setattr(asking, "gateway_of", lambda host, port, key: gateway)
+    monkeypatch.setattr(asking, "Channel", Told)
+    assert asking.Asker(Path("key"))(ROUTER, [ONE], False) == {ONE: ("custody", "")}
 
 
 def test_custodians_that_are_not_named_are_not_asked(asked: Asked) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,11 +14,14 @@ import pytest
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay import packs
-from stageout.overlay.channel import Gateway
+from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import Upload, put
 from stageout.overlay.packs import End, Packer
+from stageout.overlay.safekeeping import Custodian
+from stageout.overlay.small_deposits import Small, deposit_small
 from stageout.wire.fields import MAX_PATH_BYTES
 from stageout.wire.overlay import Low, Message, Operation, Packed
+from stageout.wire.route import Route
 
 GATEWAY = Gateway("192.0.2.1", 1, "key", b"secret")
 
@@ -83,6 +88,27 @@ def test_a_gap_between_numbers_begins_another_pack(tmp_path: Path, monkeypatch: 
         packer.add(seq, tmp_path / name, f"p{seq}", seq)
     packer.cut()
     assert sent == [("0d" * 16, 5, [5, 6]), ("0d" * 16, 8, [8]), ("0d" * 16, 3, [3])]
+
+
+@pytest.mark.parametrize("custodians", [1, 2])
+def test_a_custodian_that_is_not_reached_is_left_for_another_one_at_once(
+    custodians: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each try may take ten seconds, and a pilot has few of them."""
+    (tmp_path / "f").write_bytes(b"data")
+    tried, ends = list[str](), list[TransferFailure | None]()
+
+    def connect(gateway: Gateway, route: Route) -> Channel:
+        tried.append(gateway.server)
+        raise TransferFailure(ErrorClass.CONNECT_FAILED, "silent", gateway.server)
+
+    monkeypatch.setattr(packs, "Channel", connect)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    places = [Custodian(replace(GATEWAY, port=1 + number), "end:1") for number in range(custodians)]
+    files = [Small("f", tmp_path / "f", "f", "0d" * 16, 5)]
+    deposit_small(places, files, lambda file, failure: ends.append(failure))
+    assert tried == [place.gateway.server for place in places] * (1 if custodians > 1 else 1 + packs.RESUMES)
+    assert [failure.kind for failure in ends if failure] == [ErrorClass.CONNECT_FAILED]
 
 
 def test_results_must_be_those_of_all_files() -> None:

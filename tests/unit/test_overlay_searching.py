@@ -96,6 +96,13 @@ def test_a_destination_that_is_there_says_only_who_its_neighbours_are(monkeypatc
     assert str(Mesh(monkeypatch, [], []).search(by_end=True)) == ""
 
 
+def test_a_router_that_writes_its_name_in_other_letters_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = [("a:1", "END:1", 1, 1, 0), ("a:1", "A:01", 1, 1, 0), ("a:1", "B:1", 1, 1, 0), ("b:1", "b:01", 1, 1, 0)]
+    mesh = Mesh(monkeypatch, [], known)
+    said = mesh.search(("a:1",), by_end=True)
+    assert (sorted(said.nothing), said.problems) == (["a:1", "b:1"], [])
+
+
 def test_not_everybody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     many = [("a:1", f"r{number}:1", 1, 1, 0) for number in range(200)]
     mesh = Mesh(monkeypatch, [], many)
