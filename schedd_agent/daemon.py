@@ -129,7 +129,7 @@ class Daemon:
         if not number or reader is None:
             return
         try:
-            certificate = Certificate(Path(self._settings.condor("SPOOL")) / CERTIFICATE_FILE)
+            certificate = Certificate(spool_of(self._settings) / CERTIFICATE_FILE)
             keeper = Keeper(agent.name, certificate.digest, agent.receipts.get, agent.queue.owners, reader)
             address, listen = addresses_of(self._settings)
             port = Port(listen, number, certificate, lambda asked: self._call(lambda: keeper.answer(asked)))
@@ -195,7 +195,7 @@ def make_agent(settings: Settings) -> Agent:
     if not history:
         log.warn("no-records", advice="set JOB_EPOCH_HISTORY: without it managers are believed without receipts")
     limits = limits_of(settings)
-    spool = Path(settings.condor("SPOOL"))
+    spool = spool_of(settings)
     numbers = Numbers(spool / "stageout_agent", clock.wall_s())
     key = read_key(settings)
     log.event("key", schedd=name, key=key.public)
@@ -221,14 +221,22 @@ def make_agent(settings: Settings) -> Agent:
 
 
 def key_path(settings: Settings) -> Path:
-    """Where the agent's key is kept."""
-    return Path(settings.condor("SPOOL")) / "stageout_agent_key"
+    """Where the agent's key is kept. :raises ConfigError: SPOOL is not set."""
+    return spool_of(settings) / "stageout_agent_key"
+
+
+def spool_of(settings: Settings) -> Path:
+    """HTCondor's directory, where the agent keeps all that it must not lose. :raises ConfigError: it is not set."""
+    spool = settings.condor("SPOOL")
+    if not spool:
+        raise ConfigError("SPOOL is not set: the agent keeps its key there. Set it in HTCondor's configuration")
+    return Path(spool)
 
 
 def read_key(settings: Settings) -> SigningKey:
     """The agent's key, made at the first start.
 
-    :raises KeyUnusable: it cannot be read or stored.
+    :raises KeyUnusable: it cannot be read or stored. :raises ConfigError: SPOOL is not set.
     """
     key = load_or_make_key("agent-key", key_path(settings))
     told = settings.text("STAGEOUT_AGENT_KEY")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Protocol
@@ -22,6 +23,7 @@ from schedd_agent.model import (
 from stageout.core.durable import step
 from stageout.core.errors import StageoutError
 from stageout.wire.custody import Run
+from stageout.wire.typed import MOST_NUMBER
 
 _TIMEOUT_S = 60
 _IDS_AT_ONCE = 200
@@ -78,7 +80,9 @@ def parse_job(ad: Mapping[str, Any], candidate: bool) -> Job:
 
     def number(name: str) -> int:
         value = ad.get(name)
-        return int(value) if isinstance(value, (int, float)) else 0
+        if not isinstance(value, (int, float)) or not math.isfinite(value):
+            return 0
+        return max(-MOST_NUMBER, min(MOST_NUMBER, int(value)))  # an order with more would be refused, and all with it
 
     def text(name: str) -> str:
         value = ad.get(name)

@@ -144,10 +144,17 @@ def _tickets(results: bytes) -> Iterator[Ticket]:
         except ClassAdSyntaxError:
             continue
         name, manager = receipt.get("Ticket"), receipt.get("ManagerName")
+        key = str(receipt.get("ManagerKey") or "")
         if isinstance(name, str) and isinstance(manager, str) and name and manager and name not in seen:
+            if not _fits_an_ad(f"{name}{manager}{key}"):
+                continue  # no manager writes that, and orders of others would not be published with it either
             seen.add(name)
-            key = str(receipt.get("ManagerKey") or "")
             yield Ticket(name, manager, key, _count(receipt, "Files"), _count(receipt, "Bytes"))
+
+
+def _fits_an_ad(text: str) -> bool:
+    """Ads are UTF-8, and end at a NUL."""
+    return "\0" not in text and not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def _count(receipt: ClassAd, name: str) -> int:

@@ -42,6 +42,7 @@ from stageout.core.errors import ErrorClass
 from stageout.core.states import ENDS, FREED, State
 from stageout.wire.custody import Action, SandboxReport
 from stageout.wire.deposits import read_holdings
+from stageout.wire.typed import MOST_NUMBER
 
 _RETRY_ADVICE = "`stageout retry` sends it again, `condor_release` runs the job again"
 _GONE_ADVICE = (
@@ -240,7 +241,8 @@ def _confirm(s: Situation, job: Job, record: Record, own: Sequence[Seen]) -> Ite
 
 def _confirmation(manager: str, run: int, tickets: Sequence[Ticket], priority: int) -> Send:
     names = tuple(ticket.name for ticket in tickets)
-    return Send(manager, Action.CONFIRM, run, names, sum(ticket.files for ticket in tickets), priority)
+    files = min(MOST_NUMBER, sum(ticket.files for ticket in tickets))  # receipts are the word of jobs
+    return Send(manager, Action.CONFIRM, run, names, files, priority)
 
 
 def _obey(s: Situation, job: Job, own: Sequence[Seen]) -> Iterator[Effect]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 #: Numbers end where those of ClassAds and of SQLite do.
-_MOST = 2**63 - 1
+MOST_NUMBER = 2**63 - 1
 _Reader = Callable[[Any], Any]
 T = TypeVar("T")
 
@@ -79,7 +79,7 @@ def _text(value: object) -> object:
 
 
 def _is_whole(value: object) -> bool:
-    return type(value) is int and -_MOST <= value <= _MOST
+    return type(value) is int and -MOST_NUMBER <= value <= MOST_NUMBER
 
 
 def _whole(value: object) -> object:

@@ -440,8 +440,10 @@ def test_it_waits_for_the_schedd(site: Site) -> None:
     assert tries[0] == 2
 
 
-def test_new_settings_are_taken_and_broken_ones_are_not(site: Site) -> None:
-    answers = [_QUICK, {**_QUICK, "STAGEOUT_LEASE": "99"}, {"STAGEOUT_LEASE": "soon"}]
+def test_new_settings_are_taken_and_broken_ones_are_not(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "spool").mkdir(exist_ok=True)
+    quick = {**_QUICK, "SPOOL": str(tmp_path / "spool")}
+    answers = [quick, {**quick, "STAGEOUT_LEASE": "99"}, {"STAGEOUT_LEASE": "soon"}]
     read, taken = threading.Event(), []
 
     def load() -> Any:

@@ -16,10 +16,22 @@ from schedd_agent.orders import REFRESH_S, Book, Numbers
 from schedd_agent.queue import parse_job
 from schedd_agent.receipts import Receipts, _tickets
 from schedd_agent.reports import Board
+from schedd_agent.tracker import _confirmation
 from stageout.core.classads import ClassAd, unparse
 from stageout.core.signing import SigningKey
 from stageout.core.states import State
-from stageout.wire.custody import Action, Report, SandboxReport, report_ad
+from stageout.wire.custody import (
+    Action,
+    Order,
+    OrderSheet,
+    Report,
+    SandboxReport,
+    orders_ad,
+    payload_of,
+    read_orders,
+    report_ad,
+)
+from stageout.wire.typed import MOST_NUMBER
 
 JOB = "ap#7.0#1700000000"
 
@@ -368,6 +380,21 @@ def test_a_job_is_read_from_an_ad_of_any_release() -> None:
     assert job.held_by_us
     assert job.settling
     assert (job.run, job.handed_off, job.request, job.shown.state, job.shown.bytes_left) == (2, 2, "retry", "Failed", 5)
+
+
+def test_no_number_of_a_job_makes_the_orders_about_all_others_unreadable() -> None:
+    """A user can give a priority of any size, and receipts are what a job says."""
+    for said, taken in ((1e30, MOST_NUMBER), (-1e30, -MOST_NUMBER), (float("inf"), 0), (float("nan"), 0)):
+        assert parse_job({"GlobalJobId": JOB, "JobPrio": said}, candidate=True).priority == taken
+    huge = [Ticket(f"t{one}", "m1", "", MOST_NUMBER, 0) for one in range(2)]
+    send = _confirmation("m1", 1, huge, MOST_NUMBER)
+    sheet = OrderSheet("ap", "m1", 0, (Order(1, send.action, JOB, 1, send.tickets, send.files, send.priority),))
+    assert read_orders(payload_of(orders_ad(sheet))) == sheet
+
+
+@pytest.mark.parametrize("said", [b'Ticket = "t\xff"; ManagerName = "m"', b'Ticket = "t"; ManagerName = "m\xff"'])
+def test_receipts_that_fit_into_no_ad_are_none(said: bytes) -> None:
+    assert not list(_tickets(b"{ [ DeveloperData = [ StageOutReceipt = [ " + said + b" ] ] ] }"))
 
 
 def test_a_hold_by_policy_counts_as_an_end_only_at_the_exit() -> None:

@@ -12,7 +12,7 @@ from test_agent_daemon import JOB, KEY, MANAGER_KEY, OTHER_KEY, Site
 
 from schedd_agent.daemon import key_path, main, read_key
 from schedd_agent.model import Past, Status
-from stageout.core.config import mapping_settings
+from stageout.core.config import ConfigError, mapping_settings
 from stageout.core.signing import KeyUnusable, SigningKey, load_key, succeeds
 from stageout.core.states import State
 from stageout.wire.custody import AGENT_AD, MANAGER_AD, ORDERS_AD, Action, check_signature, read_notice
@@ -229,3 +229,12 @@ def test_a_key_in_the_configuration_that_is_not_the_agents_is_said(
 def test_a_key_that_cannot_be_stored_is_said(tmp_path: Path) -> None:
     with pytest.raises(KeyUnusable, match="cannot be stored"):
         read_key(mapping_settings({"SPOOL": str(tmp_path / "nowhere")}))
+
+
+def test_without_a_spool_the_agent_makes_no_key_wherever_it_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="SPOOL is not set"):
+        read_key(mapping_settings({}))
+    assert not list(tmp_path.iterdir())
