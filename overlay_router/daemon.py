@@ -314,7 +314,9 @@ def _reconfigure(router: Router, own: OwnCredential, load: Callable[[], Settings
     except StageoutError as problem:
         log.error("reconfigured", problem=f"{problem}; the old keys and neighbours stay")
         return
-    router.keys, router.cover, own.now = keys, cover, credential
+    router.keys, router.cover = keys, cover
+    if credential.key[0]:  # else what is in custody, or commanded, could not leave with none
+        own.now = credential
     router.rights.become(rights)
     router.have_neighbours(neighbours)
     log.event("reconfigured", keys=len(keys), neighbours=len(router.neighbours.allowed))

@@ -208,7 +208,7 @@ class Neighbourhood:
             await self._read(line, reader)
         finally:
             self._lines.remove(line)
-            line.writer.close()
+            line.writer.transport.abort()  # what is left to say concerns nobody, and would wait for who reads nothing
             if line.meter:
                 self._changed.set()
             log.event("neighbour-gone", address=line.source, node=line.peer.node)

@@ -16,6 +16,8 @@ import time
 from stageout.core.sockets import send_at_most
 
 _PART_BYTES = 256 * 1024
+#: While keys are agreed on nobody may be reading the plain side: so much of what is not TLS finds room there.
+_FIRST_BYTES = 16 * 1024
 #: For a peer to close, too, when nobody reads any more what it says.
 _CLOSES_S = 10.0
 #: A socket that would not wait at all is another kind of socket.
@@ -56,7 +58,7 @@ class Tunnel:
                 break
             except ssl.SSLWantReadError:
                 self._flush()
-            data = self._raw.recv(_PART_BYTES)
+            data = self._raw.recv(_FIRST_BYTES)
             if not data:
                 raise ConnectionResetError("the other side ended the TLS handshake")
             if time.monotonic() > end_s:

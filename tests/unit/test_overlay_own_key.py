@@ -74,6 +74,9 @@ def test_sighup_reads_the_own_key_again(tmp_path: Path, named: str, own: OwnCred
     key.write_text("half-a-line\n")
     daemon._reconfigure(router, own, lambda: settings)
     assert own.now == Credential(NEW.key, str(ca)), "what cannot be used changes nothing"
+    settings = mapping_settings({"STAGEOUT_ROUTER_KEYS": str(keys)})
+    daemon._reconfigure(router, own, lambda: settings)
+    assert own.now == Credential(NEW.key, str(ca)), "what it still has must leave"
 
 
 def test_who_connects_to_nobody_needs_no_key_of_its_own() -> None:
@@ -205,4 +208,23 @@ def test_a_neighbour_that_draws_out_its_greeting_is_given_up_and_tried_again(
 
     monkeypatch.setattr(links, "introduce", introduced)
     monkeypatch.setattr(links, "_INTRODUCED_S", 0.01)
+    asyncio.run(run())
+
+
+def test_a_line_that_ends_waits_for_no_neighbour_that_reads_nothing(own: OwnCredential) -> None:
+    """Its socket, and what was to be said, stayed as long as the neighbour liked."""
+
+    async def run() -> None:
+        book: Any = SimpleNamespace(address="me:1", forwardable=lambda now_s: [])
+        around = links.Neighbourhood("me", book, own, 1.0, ())
+        mine, far = socket.socketpair()
+        with far:
+            reader, writer = await asyncio.open_connection(sock=mine)
+            writer.write(bytes(4 << 20))
+            peer: Any = SimpleNamespace(checksum="crc32", node="r")
+            far.shutdown(socket.SHUT_WR)
+            await around._serve(links._Line("r:1", peer, writer, None), reader, None)
+            await asyncio.wait_for(writer.wait_closed(), 20)
+            assert mine.fileno() == -1
+
     asyncio.run(run())

@@ -118,3 +118,20 @@ def _times_out(tunnel: tls.Tunnel, over: threading.Event) -> None:
     with pytest.raises(OSError, match=r"timed out|within"):
         tunnel.handshake(0.5)
     over.set()
+
+
+def test_a_peer_that_says_much_without_tls_does_not_stop_the_handshake() -> None:
+    """Nobody reads the plain side before the handshake is over: it was waited for as long as the process lived."""
+    peer, raw = socket.socketpair()
+    mine, other = socket.socketpair()
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    other.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
+    tunnel = tls.Tunnel(raw, other, ssl.create_default_context(), "host")
+    with peer, raw, mine, other:
+        peer.sendall(bytes(128 * 1024))
+        agrees = threading.Thread(target=tunnel.handshake, args=(20,), daemon=True)
+        agrees.start()
+        agrees.join(20)
+        assert not agrees.is_alive()
+        assert tunnel.answered_plainly
+        assert mine.recv(1) == b"\0"
