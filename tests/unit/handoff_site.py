@@ -232,6 +232,17 @@ class Site:
             self._manager.kill()
             self._manager = None
 
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """The manager does nothing meanwhile, and finds afterwards what came."""
+        assert self._manager is not None
+        os.kill(self._manager.pid, signal.SIGSTOP)
+        os.waitpid(self._manager.pid, os.WUNTRACED)
+        try:
+            yield
+        finally:
+            os.kill(self._manager.pid, signal.SIGCONT)
+
     def wait_killed(self) -> None:
         """Wait until a planned fault has ended the manager."""
         assert self._manager is not None

@@ -8,6 +8,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Callable
 
@@ -289,18 +290,33 @@ def test_a_plugin_that_stops_leaves_nothing(site: Site, moment: Callable[[RawPlu
 
 
 def test_a_plugin_that_is_gone_is_not_recorded(site: Site) -> None:
+    """It ends behind its last word: the manager, which does nothing meanwhile, finds both."""
+    site.stop()
+    site.start(limits=Limits(silence_s=60))
     scratch = site.scratch()
-    write_files(scratch, site.user, {str(at): b"" for at in range(500)})
-    rows = [("s://h/out", str(scratch / str(at)), 0) for at in range(500)]
+    write_files(scratch, site.user, {str(at): b"" for at in range(20)})
+    rows = [("s://h/out", str(scratch / str(at)), 0) for at in range(20)]
+    (linked, has_linked), (goes_on, go_on) = os.pipe(), os.pipe()
 
     def plugin() -> None:
         raw = RawPlugin(site)
         directory = raw.go(rows)
         for at, row in enumerate(rows):
             os.link(row[1], directory / str(at))
+        os.write(has_linked, b"l")
+        os.read(goes_on, 1)
         wire.send_frame(raw.sock, {"op": "linked"})
 
-    site.plugin(scratch, plugin).result()
+    child = site.plugin(scratch, plugin)
+    os.close(has_linked)
+    os.close(goes_on)
+    os.read(linked, 1)
+    with site.stopped():
+        with suppress(BrokenPipeError):  # it failed, and says how
+            os.write(go_on, b"g")
+        child.result()
+    os.close(linked)
+    os.close(go_on)
     ended(site)
 
 

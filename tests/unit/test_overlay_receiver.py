@@ -293,10 +293,13 @@ def test_a_worker_whose_daemon_was_killed_ends_without_ado() -> None:
     pipe = subprocess.PIPE
     with subprocess.Popen(command, pass_fds=[other.fileno()], stderr=pipe, text=True) as worker:
         other.close()
-        mine.send(json.dumps(asdict(Job("close", 7))).encode())
-        select.select([mine], [], [], 60)
-        mine.close()  # with a report that nobody has read: that resets the connection
-        _, said = worker.communicate(timeout=60)
+        try:
+            mine.send(json.dumps(asdict(Job("close", 7))).encode())
+            select.select([mine], [], [], 60)
+            mine.close()  # with a report that nobody has read: that resets the connection
+            _, said = worker.communicate(timeout=60)
+        finally:
+            worker.kill()
     assert "Traceback" not in said and "the daemon has ended" in said
     assert worker.returncode == 0
 
