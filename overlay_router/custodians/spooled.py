@@ -64,7 +64,7 @@ class Growth:
         self._stopped: TransferFailure | None = None
         #: The records of the terminal that has heard the PUBLISH, as WELCOME names them.
         self.said_to = ""
-        self._ended = False
+        self._ended = self._lends = False
         self._asks: deque[Lend] = deque(maxlen=_MOST_ASKS)
         self._sending: Sending | None = None
         self._lock = threading.Lock()
@@ -73,7 +73,7 @@ class Growth:
         """Tell this one, too: what is here now, and what comes."""
         with self._lock:
             self._lose(list(self._sent))  # an earlier one has sent them, and nobody knows what became of them
-            self._sending = sending
+            self._sending, self._lends = sending, True
             if self._stopped:
                 sending.fail(self._stopped)
             sending.arrived(self._pieces)
@@ -115,7 +115,7 @@ class Growth:
     def asked(self, lend: Lend) -> None:
         """A worker would send what comes itself: a connection that has nothing to do is lent to it."""
         with self._lock:
-            if self._told and not self._stopped and not self._ended and self._sending:
+            if self._told and self._lends and not self._stopped and self._sending:
                 self._asks.append(lend)
                 self._sending.wake()
 
@@ -125,11 +125,18 @@ class Growth:
             lend = self._asks.popleft() if self._asks else None
         return lend(connection, far_tid, checksum, self._left) if lend else None
 
+    def decline(self) -> None:
+        """Nothing is lent any more, until another sending follows."""
+        with self._lock:
+            self._lends = False
+            self._asks.clear()
+
     def _left(self, blocks: Mapping[int, bytes]) -> None:
         """A worker has sent these, with those digests, and has not written them."""
         with self._lock:
             if any(self._known(block, digest) != digest for block, digest in blocks.items()):
                 self._stop(TransferFailure(ErrorClass.SERVER_BUSY, _ANEW))
+                self._lose(blocks)  # those that fit are nowhere here, and nobody follows them now
                 return
             self._shown.update(blocks)
             self._sent.update({block: digest for block, digest in blocks.items() if block not in self.digests})
@@ -365,7 +372,8 @@ class Spooled(Upload):
             return lent
 
     def settle(self) -> None:
-        """On return it is known what workers have sent."""
+        """On return it is known what workers have sent, and they send nothing more."""
+        self._growth.decline()
         if self._waits:
             self._waits.cancel()
         with self._lending:

@@ -291,13 +291,27 @@ def test_what_a_worker_has_sent_is_passed_when_the_next_hop_has_it_and_gone_when
 
 
 def test_other_bytes_for_a_block_that_a_worker_sent_end_it() -> None:
-    growth = Growth({0: DIGEST}, None, (), _Told())
+    growth = Growth({0: DIGEST}, None, (), told := _Told())
     growth.follow(_sending())
     lend: Any = _lends()
     growth.asked(lend)
     growth.lend(3, FAR_TID, CHECKSUM)
-    lend.heard({0: b"e" * 16})
+    lend.heard({0: b"e" * 16, 1: DIGEST})
     assert growth.is_stopped
+    assert told.said == [([], [0, 1])], "what was told with it comes again, too"
+
+
+def test_nothing_is_lent_between_the_end_of_a_sending_and_the_next_one() -> None:
+    """Nobody would hear what left by it."""
+    growth = Growth({}, None, (), _Told())
+    for _ in range(2):
+        growth.follow(_sending())
+        growth.asked(cast(Any, _lends()))
+        growth.asked(cast(Any, _lends()))
+        assert growth.lend(3, FAR_TID, CHECKSUM) is not None
+        growth.decline()
+        growth.asked(cast(Any, _lends()))
+        assert growth.lend(3, FAR_TID, CHECKSUM) is None
 
 
 def test_where_it_is_not_known_what_a_worker_has_sent_all_that_is_not_known_comes_again() -> None:
