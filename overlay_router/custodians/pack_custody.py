@@ -258,13 +258,15 @@ class PackCustody:
         return list(zip(pack.paths, pack.sizes_bytes))[first : first + len(files)] == list(files)
 
     def _shared(self, pack: overlay.Pack, peer: str) -> str:
-        """Why a pack is refused of which some numbers are in custody, or final: a number is never in two packs here."""
+        """Why a pack is refused of which some numbers are in custody, or final: a number is here once."""
         end, known = pack.seq + len(pack.paths), self._origins.get(pack.origin)
         before = bisect_left(known.starts, end) if known is not None else 0
         held = known.packs[known.starts[before - 1]] if known is not None and before else None
         if held is not None and held.end > pack.seq:
             return _SHARED if same_key(held.sender, peer) else "it was deposited with another key"
-        return _SHARED if self._store.results_of(pack.origin, range(pack.seq, end)) else ""
+        seqs = range(pack.seq, end)
+        alone = any((pack.origin, seq) in self._others for seq in seqs)
+        return _SHARED if alone or self._store.results_of(pack.origin, seqs) else ""
 
     def cancel(self, key: Key, peer: str) -> Custody | None:
         """Remember that a file of a pack is not wanted: its terminal hears it. None for a number that is in no pack."""

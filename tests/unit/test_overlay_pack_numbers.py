@@ -45,5 +45,16 @@ def test_a_number_is_in_one_pack_only(spooling: Spooling) -> None:
     assert reply.message.reasons[0].startswith("unpacked: "), "one of them has its end"
 
 
+def test_a_number_that_is_in_custody_by_itself_is_in_no_pack(spooling: Spooling) -> None:
+    """Else the next custodian, where it may have its end before the pack comes, would refuse the whole pack."""
+    taken = spooling.take(11)
+    assert isinstance(taken.message, Custody)
+    (reply,) = spooling.one.packs.take([pack(10)])
+    assert isinstance(reply.message, Packed)
+    assert reply.message.reasons[0].startswith("unpacked: ")
+    (reply,) = spooling.one.packs.take([pack(12)])
+    assert isinstance(reply.message, Custody)
+
+
 def _without_first(pack: overlay.Pack) -> overlay.Pack:
     return replace(pack, paths=pack.paths[1:], sizes_bytes=pack.sizes_bytes[1:], modes=pack.modes[1:])
