@@ -74,7 +74,8 @@ def search(
     return _Search(end, ask, time.monotonic() + within_s).run(places, guide)
 
 
-class _Heard(NamedTuple, Generic[Found]):
+@dataclass(frozen=True)
+class _Heard(Generic[Found]):
     """What one router has said."""
 
     place: Place

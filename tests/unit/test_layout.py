@@ -90,6 +90,17 @@ def test_files_are_short_enough_to_be_read_at_once(top: str) -> None:
     assert not {name: lines for name, lines in lengths.items() if lines > _MOST_LINES}
 
 
+def test_the_oldest_python_can_make_all_classes() -> None:
+    """Before 3.11 a named tuple has no second base: the import fails, and no other check says so."""
+    tops = [*sorted(_DAEMONS), "stageout"]
+    texts = {path: path.read_text() for top in tops for path in (ROOT / top).rglob("*.py")}
+    assert [
+        path
+        for path, text in texts.items()
+        if re.search(r"^class \w+\(.*NamedTuple,|^class .*, NamedTuple\)", text, re.M)
+    ] == []
+
+
 def test_folders_of_the_router_form_no_circle() -> None:
     top = ROOT / "overlay_router"
     folders = {path.name for path in top.iterdir() if (path / "__init__.py").exists()}
