@@ -122,7 +122,8 @@ def deliver(order: Order, growth: Growth) -> Answer:
     except (Damaged, FileNotFoundError) as problem:
         bad = list(_damaged(order, operation.size_bytes, growth.on_disk()))
         return Answer(order.number, damaged=bad, failure=str(problem), code=ErrorClass.SOURCE_CHANGED.code)
-    except TransferFailure as failure:
+    except TransferFailure as problem:
+        failure = growth.stopped or problem
         return Answer(
             order.number, failure=failure.message, code=failure.kind.code, retry_after_s=failure.retry_after_s or 0.0
         )

@@ -254,6 +254,11 @@ class Growth:
         """Whether nobody wants it any more."""
         return self._stopped is not None
 
+    @property
+    def stopped(self) -> TransferFailure | None:
+        """Why it was ended from here: whatever else fails then says nothing of the next hop."""
+        return self._stopped
+
     def stop(self) -> None:
         """Nobody wants it any more."""
         with self._lock:

@@ -196,7 +196,7 @@ class Upload:
                         control.send(Low(self.order.origin, self.order.seq))
                     return result
             except TransferFailure as failure:
-                if not failure.kind.retryable or time.time() >= self.order.expires:
+                if self.is_given_up or not failure.kind.retryable or time.time() >= self.order.expires:
                     raise
                 time.sleep(growing_s(0.25, _PAUSE_MAX_S, attempt + 1))
         raise AssertionError("unreachable")

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import pytest
 
+from overlay_router.custodians import carrier
 from overlay_router.custodians.carrier import Answer, Note
 from overlay_router.custodians.forwarder import _MOST_WAITING, Forwarder
-from overlay_router.custodians.spooled import Growth
+from overlay_router.custodians.spooled import Growth, Spooled
 from overlay_router.peers.keys import OwnCredential
-from stageout.core.errors import ErrorClass
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay import client
+from stageout.overlay.channel import Gateway
+from stageout.wire.overlay import Operation
 from tests.unit.test_overlay_custodian import Spooling
 
 
@@ -81,6 +88,39 @@ def test_of_many_that_wait_the_oldest_is_asked_about_again_later(spooling: Spool
     spooling.clock.now_s += 5.0
     delivering.begin()
     assert len(delivering.orders) == count + 1
+
+
+def test_what_is_not_wanted_while_it_waits_says_nothing_of_its_next_hop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else all deliveries to that hop would pause, or it would be asked again and again until it expires."""
+    order = Operation("0a" * 16, 5, "delete", "f", 2**40)
+    growth = Growth({}, order)
+
+    def lost(*facts: object) -> NoReturn:
+        growth.stop()
+        raise TransferFailure(ErrorClass.CONNECTION_LOST, "ended from another thread")
+
+    control = SimpleNamespace(store="", send=lost, abort=lambda: None)
+    monkeypatch.setattr(carrier, "Channel", lambda *place: nullcontext(control))
+    answer = carrier.deliver(carrier.Order(1, "t:1", "key", "00", json.dumps(asdict(order))), growth)
+    assert ErrorClass.from_code(answer.code) is ErrorClass.NOT_ATTEMPTED
+
+
+def test_what_the_next_custodian_has_is_not_waited_for_when_nobody_wants_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*facts: object) -> NoReturn:
+        raise TransferFailure(ErrorClass.CONNECTION_LOST, "ended from another thread")
+
+    spool = tmp_path / "spool"
+    spool.write_bytes(b"data")
+    order = Operation("0a" * 16, 5, "publish", "f", 2**40, size_bytes=4, blocks=1, terminal="t:1")
+    growth = Growth({}, order)
+    growth.stop()
+    monkeypatch.setattr(client, "Channel", lost)
+    monkeypatch.setattr(client.time, "sleep", lambda pause_s: pytest.fail("it is asked again"))
+    upload = Spooled(Gateway("host", 1, "key", b"secret"), spool, order, growth, "blake2b-128", None, 1)
+    with pytest.raises(TransferFailure):
+        upload._delivered(True)
 
 
 def test_who_waits_is_woken_when_nobody_wants_it_any_more_whichever_comes_first() -> None:
