@@ -249,8 +249,8 @@ def _print(gateway: Gateway, path: str, options: argparse.Namespace) -> int:
 
     from stageout.overlay.opening import open_file
 
-    if options.through:
-        raise UsageError("--through is for files: name one in place of -")
+    if options.through or options.stale_ok:  # whoever reads has no way to see that it is another version
+        raise UsageError("--through and --stale-ok are for files: name one in place of -")
     with open_file(gateway, path, routes=routes_of(options.routes, gateway)) as file:
         try:
             shutil.copyfileobj(file, sys.stdout.buffer)

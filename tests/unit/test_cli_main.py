@@ -25,6 +25,17 @@ def run(*arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[s
     return subprocess.run(argv, env=NO_POOL, capture_output=True, text=True, timeout=timeout_s, check=False)
 
 
+@pytest.mark.parametrize("option", [("--stale-ok",), ("--through", "gw1.example.org")])
+def test_no_older_version_goes_into_a_pipe_unseen(
+    option: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = tmp_path / "key"
+    key.write_text("site secret\n")
+    key.chmod(0o600)
+    assert main(["get", "overlay://127.0.0.1:1/f", "-", "--key", str(key), *option]) == 64
+    assert "for files" in capsys.readouterr().err
+
+
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     text = capsys.readouterr().out
