@@ -254,5 +254,13 @@ class Report:
     def _put(self, index: int, ad: Ad) -> None:
         if self._file is None:
             self._quiet.to_stdout(unparse_old(ad))
-        elif index < len(self._widths) and not self._file.write(index, fitted(ad, self._widths[index] - 1)):
-            self.incomplete = str(self._file.failed)
+            return
+        if index >= len(self._widths):
+            return
+        try:
+            text = fitted(ad, self._widths[index] - 1)
+        except ValueError as problem:  # of a file in custody: the ad stays that says that it failed
+            self.incomplete = str(problem)
+        else:
+            if not self._file.write(index, text):
+                self.incomplete = str(self._file.failed)

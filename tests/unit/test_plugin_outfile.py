@@ -80,6 +80,18 @@ def test_any_result_fits_a_slot_made_for_its_promise(message, name, attempts, ex
         fitted(promise, 40)
 
 
+def test_a_file_in_custody_never_counts_as_delivered_for_want_of_room():
+    writer, receipt = AdWriter(True, "1", Scrubber()), "router.example.org:9621 " + "0c" * 16 + " 1-1 9999999999"
+    ad = writer.ad(record(result=Outcome(1, 1, developer={"StageOutCustody": receipt, "Fact": "x" * 300})))
+    for width in range(200, 600):
+        try:
+            text = fitted(ad, width)
+        except ValueError:
+            continue
+        assert receipt in text
+    assert receipt in text
+
+
 @pytest.mark.parametrize("character", ["\u00e9", "\U0001f600", '"', "\\"])
 def test_messages_that_escapes_make_long_fit_the_least_slot(character):
     writer = AdWriter(True, "1", Scrubber())
