@@ -26,6 +26,8 @@ _AWAY = frozenset(
         ErrorClass.STALLED,
     }
 )
+#: The end of the year 9999: no clock of a router says more, and no calendar goes much further.
+_LAST_S = 253_402_300_799
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ def find(custodian: Gateway, terminal: str, path: str, route: Route = ()) -> Kep
         return None
     if kind is not None:
         raise TransferFailure(kind, answer.message, custodian.server)
+    if len(answer.sizes_bytes) != 1 or len(answer.modified) != 1 or answer.modified[0] > _LAST_S:
+        raise TransferFailure(ErrorClass.NOT_SUPPORTED, "its answer is not of one file", custodian.server)
     return Kept(custodian, answer.sizes_bytes[0], answer.modified[0], route)
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.overlay import searching
+from stageout.overlay import finding, searching
 from stageout.overlay.channel import Gateway
 from stageout.overlay.routes import Network
 from stageout.overlay.searching import MOST_FURTHER, Place, Said, named, paths, search
 from stageout.wire.fields import KnownRow
+from stageout.wire.overlay import Answer
 from stageout.wire.route import Route
 
 END = Gateway("end", 1, "key", b"secret")
@@ -116,3 +119,14 @@ def test_who_is_silent_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         mesh.hung.set()
     assert said.problems == ["h:1 has not answered in time"]
+
+
+@pytest.mark.parametrize("answer", [Answer(), Answer(("f",), ("file",), (1,), (0o644,), (2**53,))])
+def test_an_answer_that_is_none_of_one_file_is_a_problem_of_that_router(
+    answer: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the search ended with it, or nobody could be told of what was found."""
+    said = SimpleNamespace(send=lambda message: None, receive=lambda: answer)
+    monkeypatch.setattr(finding, "Channel", lambda gateway, route: contextlib.nullcontext(said))
+    with pytest.raises(TransferFailure, match="not of one file"):
+        finding.find(END, "end:1", "f")
