@@ -60,8 +60,8 @@ class Spooling:
         self.open()
 
     def open(self) -> None:
-        self.store, self.tree = CustodyStore(self.home / "store"), Tree(self.home)
-        terminals = Terminals({TERMINAL: frozenset()})
+        self.store = CustodyStore(self.home / "store")
+        self.tree, terminals = Tree(self.home), Terminals({TERMINAL: frozenset()})
         self.spool = lots.Spool(self.size_bytes)
         self.one = Custodian(self.store, self.tree, self.spool, terminals, "me:1", self.clock)
 
