@@ -7,8 +7,7 @@ were doing when that call was made.
 from __future__ import annotations
 
 import asyncio
-import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -26,19 +25,11 @@ from stageout.wire.overlay import Packed
 from stageout.wire.overlay import Result as Told
 from tests.unit.test_overlay_custodian import EXPIRES, ORIGIN, Spooling
 from tests.unit.test_overlay_egress import Gate, _means, gate, home
-from tests.unit.test_overlay_pack_custody import DONE, FILES, Delivering, pack
+from tests.unit.test_overlay_pack_custody import DONE, FILES, Delivering, pack, spooling
 
-__all__ = ["gate", "home"]
+__all__ = ["gate", "home", "spooling"]
 Expire = Callable[[Collection[Key]], "list[Reply]"]
 MOST_CALLS = 4
-
-
-@pytest.fixture
-def spooling() -> Iterator[Spooling]:
-    with tempfile.TemporaryDirectory() as place:
-        made = Spooling(Path(place), 10_000)
-        yield made
-        made.close()
 
 
 class Disk:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import sqlite3
-import tempfile
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,15 +19,9 @@ from overlay_router.peers.keys import OwnCredential
 from stageout.wire.overlay import Cancel, Custody, Packed
 from tests.unit.test_overlay_custodian import Spooling, _faulty
 from tests.unit.test_overlay_destination import ORIGIN, PEER
-from tests.unit.test_overlay_pack_custody import DONE, Delivering, pack
+from tests.unit.test_overlay_pack_custody import DONE, Delivering, pack, spooling
 
-
-@pytest.fixture
-def spooling() -> Iterator[Spooling]:
-    with tempfile.TemporaryDirectory() as place:
-        made = Spooling(Path(place), 10_000)
-        yield made
-        made.close()
+__all__ = ["spooling"]
 
 
 def _broken(*facts: object) -> Any:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -24,14 +23,9 @@ from stageout.overlay import client
 from stageout.overlay.channel import Gateway
 from stageout.wire.overlay import Operation
 from tests.unit.test_overlay_custodian import Spooling
+from tests.unit.test_overlay_pack_custody import spooling
 
-
-@pytest.fixture
-def spooling() -> Iterator[Spooling]:
-    with tempfile.TemporaryDirectory() as place:
-        made = Spooling(Path(place), 100_000)
-        yield made
-        made.close()
+__all__ = ["spooling"]
 
 
 class Delivering:
