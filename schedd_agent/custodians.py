@@ -7,6 +7,7 @@ Failed or Lost. Nobody's silence counts: only an answer, or the end of the time 
 
 from __future__ import annotations
 
+import copy
 import json
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
@@ -32,6 +33,11 @@ _VERIFIED = "digests, by the overlay"
 #: Sandboxes of which nobody sends anything any more but custodians.
 _GIVEN_AWAY = FREED | {State.HANDED_OVER}
 _UNDER_WAY = ("custody", "pending")
+_GIVEN_UP = (State.CANCELLED.value, State.LOST.value)
+_ADVICE = (
+    "nobody asks the custodians for that output: its jobs run again when STAGEOUT_LEASE is over; to have them asked, stop"
+    " the agent, mend the file, start it again"
+)
 _LOST = ("lost", "expired", "unknown", "cancelled", "stale")
 Ask = Callable[[str, Sequence[str], bool], Mapping[str, "tuple[str, str]"]]
 """(custodian, names of deposits, whether to cancel them) -> name -> (outcome, reason); "custody" while on its way."""
@@ -114,7 +120,8 @@ class Custodians:
 
     def __init__(self, path: Path, allowed: Collection[str], ask: Ask, clock: Clock) -> None:
         self._path, self.allowed, self._ask, self._clock = path, frozenset(allowed), ask, clock
-        self._kept = {kept.key: kept for kept in _read(path)}
+        found, self._unread = _read(path)
+        self._kept = {kept.key: kept for kept in found}
         self._over: dict[tuple[str, str, int], SandboxReport] = {}
         self._reported: set[tuple[str, str, int]] = set()
         self._tell_apart()
@@ -269,7 +276,7 @@ class Custodians:
             return {}, f"{place} cannot be asked: {problem!r}"
 
     def _store(self) -> None:
-        rows = [
+        rows: list[object] = [
             {
                 "manager": one.seen.manager_name,
                 "key": one.seen.key,
@@ -278,7 +285,7 @@ class Custodians:
             }
             for one in self._kept.values()
         ]
-        write_file("custody-keep", self._path, json.dumps(rows).encode("utf-8", "surrogateescape"))
+        write_file("custody-keep", self._path, json.dumps([*rows, *self._unread]).encode("utf-8", "surrogateescape"))
 
 
 def _places(receipts: Iterable[Receipt]) -> list[str]:
@@ -310,13 +317,32 @@ def _is_over(kept: Kept, job: Job | None) -> bool:
     return job is None or (ended and job.shown.run >= kept.seen.sandbox.number)
 
 
-def _read(path: Path) -> list[Kept]:
+def _read(path: Path) -> tuple[list[Kept], list[object]]:
+    """What the file has; and rows of it that are none, as they stand there: a release that knows them may come."""
     try:
         rows: Any = json.loads(read_file(path))
-        found = [(Seen(str(row["manager"]), str(row["key"]), sandbox_of(row["sandbox"])), row) for row in rows]
-        return [Kept(item, _receipts(item), str(row["given_up"])) for item, row in found]
+        if not isinstance(rows, list):
+            raise ValueError("it is no list")
     except FileNotFoundError:
-        return []
-    except (OSError, ValueError, KeyError, TypeError) as problem:
-        log.error("custody-unreadable", path=path, problem=problem)
-        return []
+        return [], []
+    except (OSError, ValueError) as problem:
+        log.error("custody-unreadable", path=path, problem=problem, advice=_ADVICE)
+        return [], []
+    found: list[Kept] = []
+    unread: list[object] = []
+    for row in rows:
+        try:
+            found.append(_kept(copy.deepcopy(row)))
+        except (ValueError, KeyError, TypeError) as problem:
+            unread.append(row)
+            log.error("custody-row-unreadable", path=path, row=f"{row!r:.200}", problem=repr(problem), advice=_ADVICE)
+    return found, unread
+
+
+def _kept(row: Any) -> Kept:
+    """A row of the file; it is changed. :raises ValueError, KeyError, TypeError: it is none."""
+    texts = row["manager"], row["key"], row["given_up"]
+    if not all(isinstance(text, str) for text in texts) or row["given_up"] not in ("", *_GIVEN_UP):
+        raise ValueError(f"manager, key and given_up are {texts!r:.100}")
+    item = Seen(row["manager"], row["key"], sandbox_of(row["sandbox"]))
+    return Kept(item, _receipts(item), row["given_up"])
