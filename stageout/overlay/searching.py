@@ -155,15 +155,22 @@ class _Search(Generic[Found]):
         for _, *between, known in paths(*heard.network):
             relays = (*before, asked, *between)  # by the address at which it was reached
             last = written(*address(known))  # in whatever letters that router writes its name
+            if last in self._asked or last == self._end.server:
+                continue
             if self._further >= MOST_FURTHER:
                 return
-            if last not in self._asked and last != self._end.server and len(relays) < MAX_HOPS:
-                self._further += 1
-                yield Place(_at(self._end, last), (relays, ()))
+            if len(relays) >= MAX_HOPS:
+                far = f"{asked} knows routers behind more than {MAX_HOPS - 1} relays, which were not asked: name them"
+                self._said.problems.append(far)
+                return
+            self._further += 1
+            yield Place(_at(self._end, last), (relays, ()))
 
 
 def paths(source: str, links: Iterable[KnownRow]) -> Iterator[Route]:
-    """Shortest ways from a router to each other one, both ends included, nearest first."""
+    """Shortest ways from a router to each other one, both ends included, nearest first; of those that are longer than
+    any route, at most the first: whoever says what links there are may name a chain without an end.
+    """
     onward: dict[str, list[str]] = {}
     for router, to, *_ in links:
         onward.setdefault(router, []).append(to)
@@ -171,6 +178,8 @@ def paths(source: str, links: Iterable[KnownRow]) -> Iterator[Route]:
     for path in waiting:  # grows while it is walked
         if len(path) > 1:
             yield path
+        if len(path) > MAX_HOPS:
+            return
         for to in onward.get(path[-1], ()):
             if to not in seen:
                 seen.add(to)

@@ -16,7 +16,7 @@ from stageout.overlay.routes import Network
 from stageout.overlay.searching import MOST_FURTHER, Place, Said, named, paths, search
 from stageout.wire.fields import KnownRow
 from stageout.wire.overlay import Answer
-from stageout.wire.route import Route
+from stageout.wire.route import MAX_HOPS, Route
 
 END = Gateway("end", 1, "key", b"secret")
 
@@ -31,6 +31,22 @@ def test_shortest_ways_come_first_and_circles_end() -> None:
         ("a:1", "b:1"), ("a:1", "d:1"), ("a:1", "b:1", "c:1"), ("a:1", "b:1", "c:1", "e:1")
     ]  # fmt: skip
     assert list(paths("g:1", links("fg"))) == []
+
+
+def test_a_chain_that_is_longer_than_any_route_is_not_followed() -> None:
+    known: list[KnownRow] = [(f"r{number}:1", f"r{number + 1}:1", 1, 1, 0) for number in range(8192)]
+    found = list(paths("r0:1", [*known, ("r8192:1", "r0:1", 1, 1, 0)]))
+    assert [len(path) for path in found] == list(range(2, MAX_HOPS + 2))
+
+
+def test_a_router_that_names_a_chain_without_end_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    chain: list[KnownRow] = [("a:1", "r0:1", 1, 1, 0)]
+    chain += [(f"r{number}:1", f"r{number + 1}:1", 1, 1, 0) for number in range(100)]
+    mesh = Mesh(monkeypatch, [], chain)
+    said = mesh.search(("a:1",))
+    assert (len(said.nothing), len(said.problems)) == (MAX_HOPS, 1)
+    assert max(len(route) for _, route in mesh.asked) == MAX_HOPS - 1
+    assert "a:1 knows routers behind more than 7 relays" in str(said)
 
 
 def test_routers_on_a_way_are_asked_directly_or_by_those_before_them() -> None:
