@@ -109,7 +109,7 @@ def _next_frame(job: Job, connection: socket.socket) -> bytes:
 
 
 class Reporter:
-    """Reports of all threads to the daemon, one message each."""
+    """Reports of all threads to the daemon; one of very many blocks takes several messages."""
 
     def __init__(self, daemon: socket.socket) -> None:
         self._daemon, self._lock = daemon, threading.Lock()
@@ -117,7 +117,8 @@ class Reporter:
     def __call__(self, report: Report) -> None:
         """Send one; the daemon records it before it tells the sender. Without a daemon this process is about to end."""
         with self._lock, contextlib.suppress(ConnectionError):
-            self._daemon.send(json.dumps(asdict(report)).encode())
+            for part in report.in_messages():
+                self._daemon.send(json.dumps(asdict(part)).encode())
 
     def give_back(self, connection: socket.socket, again: Again) -> None:
         """The daemon decides what becomes of a connection now."""

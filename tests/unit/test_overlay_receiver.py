@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -23,6 +24,7 @@ from typing import Any, NoReturn, cast
 import pytest
 import trustme
 
+from overlay_router.data import pool as pool_module
 from overlay_router.data import tunnels, worker
 from overlay_router.data.jobs import Job, Report
 from overlay_router.data.receiving import Gate, Gates, Receiver, Syncing
@@ -302,6 +304,23 @@ def test_a_worker_whose_daemon_was_killed_ends_without_ado() -> None:
             worker.kill()
     assert "Traceback" not in said and "the daemon has ended" in said
     assert worker.returncode == 0
+
+
+@pytest.mark.parametrize("counts", [(20_000, 0), (0, 40_000), (513, 20_000), (0, 0)])
+def test_what_came_while_the_disk_was_slow_is_reported_in_messages_that_can_be_sent(counts: tuple[int, int]) -> None:
+    """A socket refuses longer ones, which counted as a failure of the disk."""
+    blocks = tuple((2**53 + number, "f" * 32) for number in range(counts[0]))
+    parts = tuple((2**53 + number * PART_BYTES, PART_BYTES) for number in range(counts[1]))
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with one, ThreadPoolExecutor() as pool:
+        told = pool.submit(lambda: list(iter(lambda: one.recv(pool_module._MESSAGE_BYTES), b"")))
+        with other:
+            Reporter(other)(Report(7, blocks, parts, DIGEST, late=True))
+    found = [Report(**json.loads(message)) for message in told.result()]
+    assert [tuple(block) for report in found for block in report.blocks] == list(blocks)
+    assert [tuple(part) for report in found for part in report.parts] == list(parts)
+    assert {(report.tid, report.digest, report.late) for report in found} == {(7, DIGEST, True)}
+    assert max(len(json.dumps(asdict(report))) for report in found) < 64 * 1024
 
 
 def test_a_report_that_nobody_reads_any_more_is_no_fault() -> None:
