@@ -35,8 +35,8 @@ _GIVEN_AWAY = FREED | {State.HANDED_OVER}
 _UNDER_WAY = ("custody", "pending")
 _GIVEN_UP = (State.CANCELLED.value, State.LOST.value)
 _ADVICE = (
-    "nobody asks the custodians for that output: its jobs run again when STAGEOUT_LEASE is over; to have them asked, stop"
-    " the agent, mend the file, start it again"
+    "nobody asks the custodians for that output: its jobs run again when STAGEOUT_LEASE is over; to have them asked,"
+    " stop the agent, mend the file, start it again"
 )
 _LOST = ("lost", "expired", "unknown", "cancelled", "stale")
 Ask = Callable[[str, Sequence[str], bool], Mapping[str, "tuple[str, str]"]]
