@@ -71,12 +71,14 @@ class Note:
 
     :param passed: position and digest in hexadecimal digits: the next hop has them on its disk. :param gone: they must
         be sent again, and are nowhere here. :param waits: the next hop has all that it needs, and has not answered.
+    :param sends: blocks leave although it waited.
     """
 
     number: int
     passed: list[list[Any]]
     gone: list[int]
     waits: bool = False
+    sends: bool = False
 
 
 @dataclass(frozen=True)
@@ -263,7 +265,7 @@ class Carrier:
         growth = Growth(
             _known(order), None if order.comes else as_operation(order.operation), _blocks(order.passed),
             partial(self._note, order.number) if order.passes else None,
-            partial(self._say, Note(order.number, [], [], waits=True)),
+            lambda waits: self._say(Note(order.number, [], [], waits=waits, sends=not waits)),
         )  # fmt: skip
         self._growing[order.number] = growth
         if order.comes:

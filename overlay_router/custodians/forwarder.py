@@ -338,14 +338,13 @@ class Forwarder:
     def _next(self, due: list[Held]) -> list[Held]:
         """What begins now: no terminal takes all places, and one that is away is tried with one file at a time."""
         now_s, busy = self._clock.monotonic_s(), self.busy
-        whole = [order for order in self._orders.values() if order.held is not None and not order.waits]
-        load = Counter(order.terminal for order in whole)
+        load = self._load()
         chosen: list[Held] = []
         for held in due:
             terminal = _hop(held.operation)
             away = self._pauses.get(terminal, Pause())
-            most = 1 if away.failures else max(1, self._most - 1)
-            if len(whole) + len(chosen) >= self._most:
+            most = 1 if away.failures else self._most_to_one
+            if sum(load.values()) >= self._most:
                 break
             if held.key in busy or load[terminal] >= most or away.until_s > now_s:
                 continue
@@ -353,6 +352,15 @@ class Forwarder:
                 load[terminal] += 1
                 chosen.append(held)
         return chosen
+
+    def _load(self) -> Counter[str]:
+        """Places that are taken, by terminal: of what is whole, and does not wait for its next hop."""
+        return Counter(one.terminal for one in self._orders.values() if one.held is not None and not one.waits)
+
+    @property
+    def _most_to_one(self) -> int:
+        """Places that one terminal may have."""
+        return max(1, self._most - 1)
 
     def _until_next_s(self) -> float:
         now_s = self._clock.monotonic_s()
@@ -378,6 +386,8 @@ class Forwarder:
         if note.waits:
             order.waits = True
             self._wait_with_few()
+        if note.sends:
+            self._take_place(note.number, order)
         passed = {int(block): bytes.fromhex(digest) for block, digest in note.passed}
         if passed:
             self._tell(await self._on_disk(lambda: self._custodian.passed(order.tid, passed)))
@@ -393,6 +403,14 @@ class Forwarder:
         for number, order in waiting[: -_MOST_WAITING * self._most]:
             order.is_stopped = True
             self._pauses.setdefault(order.key, Pause()).more(self._clock.monotonic_s(), 0.0)
+            self._carrier.write({"stop": number})
+
+    def _take_place(self, number: int, order: _Order) -> None:
+        """What waited, and sends again, needs a place as others do: without one it is stopped, and has its turn later."""
+        order.waits = False
+        load = self._load()
+        if sum(load.values()) > self._most or load[order.terminal] > self._most_to_one:
+            order.is_stopped = True
             self._carrier.write({"stop": number})
 
     async def _record(self, order: _Order, answer: Answer) -> list[Reply]:

@@ -42,7 +42,8 @@ class Growth:
     :param digests: of blocks that are on the disk here, or passed. :param operation: the PUBLISH, None before the file
         is in custody. :param passed: those of ``digests`` that are not on the disk. :param told: hears what has become
         of such blocks: those that are passed with their digests, and those that are gone. None: there are none of them,
-        all comes to the disk here. :param waits: to be called when nothing is left to do but to wait for the next hop.
+        all comes to the disk here. :param waits: hears that nothing is left to do but to wait for the next hop (True), and
+        that a block leaves nevertheless (False).
     """
 
     def __init__(
@@ -51,9 +52,9 @@ class Growth:
         operation: Operation | None,
         passed: Iterable[int] = (),
         told: Callable[[Mapping[int, bytes], Sequence[int]], None] | None = None,
-        waits: Callable[[], None] = lambda: None,
+        waits: Callable[[bool], None] = lambda waits: None,
     ) -> None:
-        self.waits = waits
+        self._say_waits, self._is_idle = waits, False
         self._wake: Callable[[], None] = lambda: None
         self.digests, self.operation, self._told = digests, operation, told
         self._passed = set(passed)
@@ -145,10 +146,19 @@ class Growth:
     def take(self, block: int) -> Piece | None:
         """A block in memory, to be given back; None: it is not there."""
         with self._lock:
+            if self._is_idle:
+                self._is_idle = False
+                self._say_waits(False)
             piece = self._pieces.pop(block, None)
             if piece is not None:
                 self._lent.add(piece)
             return piece
+
+    def waits(self) -> None:
+        """Nothing is left to do but to wait for the next hop, until a block is taken."""
+        with self._lock:
+            self._is_idle = True
+            self._say_waits(True)
 
     def is_readable(self, block: int) -> bool:
         """Whether a block that must be sent is on the disk; else it is sent as soon as it is here again.
@@ -318,7 +328,7 @@ class Spooled(Upload):
         )
         self._growth, self._kind, self._mine = growth, digest, threading.local()
         self._lent: set[Lent] = set()
-        self._lending = threading.Lock()
+        self._lending, self._timing = threading.Lock(), threading.Lock()
         self._waits: threading.Timer | None = None
 
     def sending(self, file: int) -> Sending:
@@ -343,6 +353,7 @@ class Spooled(Upload):
         :raises Damaged: it is not what it was.
         """
         self._leave(False)
+        self._wait(False)
         self._mine.piece = piece = self._growth.take(block)
         if piece is not None:  # whoever received it has found its sums
             channel.vouch(block, piece.sums.kind, piece.sums.checksum)
@@ -379,8 +390,10 @@ class Spooled(Upload):
     def settle(self) -> None:
         """On return it is known what workers have sent, and they send nothing more."""
         self._growth.decline()
-        if self._waits:
-            self._waits.cancel()
+        with self._timing:
+            if self._waits:
+                self._waits.cancel()
+            self._waits = None
         with self._lending:
             lent, self._lent = self._lent, set()
         ended = [one.end() for one in lent]
@@ -399,9 +412,7 @@ class Spooled(Upload):
         elif not self._growth.passed <= self.digests.keys():
             raise Undigested(ErrorClass.SERVER_BUSY, "the next hop wants digests of blocks that only it has")
         self.order, self._growth.said_to = self._growth.operation, channel.store
-        self._waits = threading.Timer(WAITS_S, self._growth.waits)
-        self._waits.daemon = True
-        self._waits.start()
+        self._wait(True)
         return super().publish(tid, channel)
 
     @property
@@ -452,6 +463,16 @@ class Spooled(Upload):
             self._mine.view = memoryview(mmap.mmap(-1, BLOCK_BYTES))
         view: memoryview = self._mine.view
         return view
+
+    def _wait(self, has_published: bool) -> None:
+        """It waits when there is no answer, and nothing else leaves, for so long from now on: behind PUBLISH only."""
+        with self._timing:
+            if self._waits:
+                self._waits.cancel()
+            if has_published or self._waits:
+                self._waits = threading.Timer(WAITS_S, self._growth.waits)
+                self._waits.daemon = True
+                self._waits.start()
 
     def _leave(self, was_sent: bool) -> None:
         """Give back the block that this thread has sent, or could not send."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -13,7 +14,7 @@ from typing import Any, NoReturn, cast
 
 import pytest
 
-from overlay_router.custodians import carrier
+from overlay_router.custodians import carrier, spooled
 from overlay_router.custodians.carrier import Answer, Note
 from overlay_router.custodians.forwarder import _MOST_WAITING, Forwarder
 from overlay_router.custodians.spooled import Growth, Spooled
@@ -21,6 +22,7 @@ from overlay_router.peers.keys import OwnCredential
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay import client
 from stageout.overlay.channel import Gateway
+from stageout.wire.frames import digests
 from stageout.wire.overlay import Operation
 from tests.unit.test_overlay_custodian import Spooling
 from tests.unit.test_overlay_pack_custody import spooling
@@ -45,6 +47,9 @@ class Delivering:
             self.stopped.append(message["stop"])
         else:
             self.orders.append(message["number"])
+
+    def sends(self, number: int) -> None:
+        asyncio.run(self.one._noted(Note(number, [], [], sends=True)))
 
     def begin(self) -> None:
         asyncio.run(self.one._begin())
@@ -82,6 +87,79 @@ def test_of_many_that_wait_the_oldest_is_asked_about_again_later(spooling: Spool
     spooling.clock.now_s += 5.0
     delivering.begin()
     assert len(delivering.orders) == count + 1
+
+
+def test_what_waited_and_sends_again_takes_a_place(spooling: Spooling) -> None:
+    delivering = Delivering(spooling)
+    spooling.take(1)
+    delivering.begin()
+    (first,) = delivering.orders
+    delivering.waits(first)
+    delivering.sends(first)
+    spooling.take(2)
+    delivering.begin()
+    assert delivering.orders == [first], "it has the only place again"
+    delivering.waits(first)
+    delivering.begin()
+    assert len(delivering.orders) == 2
+    assert not delivering.stopped
+    delivering.sends(first)
+    assert delivering.stopped == [first], "the other one has the place"
+    asyncio.run(delivering.one._answered(Answer(first, failure="stopped", code=ErrorClass.NOT_ATTEMPTED.code)))
+    delivering.begin()
+    assert len(delivering.orders) == 2
+    delivering.waits(delivering.orders[1])
+    delivering.begin()
+    assert len(delivering.orders) == 3, "it has its turn again"
+
+
+def test_a_block_that_leaves_behind_the_publish_says_that_it_does_not_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timers, said = list[Any](), list[bool]()
+
+    class Timer:
+        def __init__(self, after_s: float, call: Callable[[], None]) -> None:
+            self.call, self.is_on, self.daemon = call, False, False
+            timers.append(self)
+
+        def start(self) -> None:
+            self.is_on = True
+
+        def cancel(self) -> None:
+            self.is_on = False
+
+    def pass_time() -> None:
+        for timer in [timer for timer in timers if timer.is_on]:
+            timer.is_on = False
+            timer.call()
+
+    spool = tmp_path / "spool"
+    spool.write_bytes(b"data")
+    order = Operation("0a" * 16, 5, "publish", "f", 2**40, size_bytes=4, blocks=1)
+    digest = digests()["blake2b-128"]
+    growth = Growth({0: digest(b"data")}, order, waits=said.append)
+    upload = Spooled(Gateway("host", 1, "key", b"secret"), spool, order, growth, "blake2b-128", None, 1)
+    channel = cast(
+        Any, SimpleNamespace(digest_name="blake2b-128", digest_of=lambda block, data: digest(data), store="")
+    )  # fmt: skip
+    monkeypatch.setattr(spooled.threading, "Timer", Timer)
+    file = os.open(spool, os.O_RDONLY)
+    try:
+        upload.take(0, file, memoryview(bytearray()), channel)
+        pass_time()
+        assert not said
+        upload.publish(7, channel)
+        upload.take(0, file, memoryview(bytearray()), channel)
+        assert [timer.is_on for timer in timers] == [False, True], "it waits from now on"
+        pass_time()
+        upload.take(0, file, memoryview(bytearray()), channel)
+        assert said == [True, False]
+        pass_time()
+        assert said == [True, False, True]
+    finally:
+        upload.settle()
+        os.close(file)
 
 
 def test_what_is_not_wanted_while_it_waits_says_nothing_of_its_next_hop(monkeypatch: pytest.MonkeyPatch) -> None:
