@@ -81,12 +81,13 @@ class _Order:
 class _Early:
     """A file that comes in and has no place yet. :param places: its operation and terminal, if they are known.
 
-    :param is_read: it is being looked at. :param blocks: that came meanwhile.
+    :param is_read: it is being looked at. :param blocks: that came meanwhile. :param pause: after it could not be.
     """
 
     places: tuple[Key | str, ...] = ()
     is_read: bool = False
     blocks: dict[int, str] = field(default_factory=dict)
+    pause: Pause = field(default_factory=Pause)
 
 
 @dataclass(frozen=True)
@@ -281,8 +282,13 @@ class Forwarder:
             if not self._is_open_for(early):
                 continue
             early.is_read, early.blocks = True, {}
-            coming = await self._on_disk(lambda one=tid: self._custodian.begin(one))  # type: ignore[misc]
-            early.is_read = False
+            try:
+                coming = await self._on_disk(lambda one=tid: self._custodian.begin(one))  # type: ignore[misc]
+            except (OSError, sqlite3.Error) as problem:  # of this file: that holds up no other one
+                self._put_off(tid, early, problem)
+                continue
+            finally:
+                early.is_read = False
             if coming is None:
                 self._early.pop(tid, None)
                 continue
@@ -290,10 +296,17 @@ class Forwarder:
             if self._is_open_for(early):
                 self._give_early(coming, self._early.pop(tid).blocks)
 
+    def _put_off(self, tid: int, early: _Early, problem: Exception) -> None:
+        """It cannot be looked up, or recorded, now."""
+        now_s = self._clock.monotonic_s()
+        early.pause.more(now_s, 0.0)
+        log.error("not-sent-early", tid=tid, problem=problem, again_s=round(early.pause.until_s - now_s),
+                  advice="look at the disk of the spool and its database")  # fmt: skip
+
     def _is_open_for(self, early: _Early) -> bool:
         """Whether data may be sent on before they are whole: nothing is known to be in the way."""
         now_s = self._clock.monotonic_s()
-        pauses = (self._pauses.get(place, Pause()) for place in early.places)
+        pauses = (early.pause, *(self._pauses.get(place, Pause()) for place in early.places))
         return not self.busy.intersection(early.places) and all(pause.until_s <= now_s for pause in pauses)
 
     def _give_early(self, coming: Coming, more: Mapping[int, str]) -> None:
@@ -364,7 +377,8 @@ class Forwarder:
 
     def _until_next_s(self) -> float:
         now_s = self._clock.monotonic_s()
-        waits = [pause.until_s - now_s for pause in self._pauses.values() if pause.until_s > now_s]
+        pauses = (*self._pauses.values(), *(early.pause for early in self._early.values()))
+        waits = [pause.until_s - now_s for pause in pauses if pause.until_s > now_s]
         return min([_IDLE_S, *waits])
 
     async def _answered(self, answer: Answer) -> None:
@@ -406,7 +420,7 @@ class Forwarder:
             self._carrier.write({"stop": number})
 
     def _take_place(self, number: int, order: _Order) -> None:
-        """What waited, and sends again, needs a place as others do: without one it is stopped, and has its turn later."""
+        """What waited, and sends again, needs a place: without one it is stopped, and has its turn as others do."""
         order.waits = False
         load = self._load()
         if sum(load.values()) > self._most or load[order.terminal] > self._most_to_one:

@@ -42,8 +42,8 @@ class Growth:
     :param digests: of blocks that are on the disk here, or passed. :param operation: the PUBLISH, None before the file
         is in custody. :param passed: those of ``digests`` that are not on the disk. :param told: hears what has become
         of such blocks: those that are passed with their digests, and those that are gone. None: there are none of them,
-        all comes to the disk here. :param waits: hears that nothing is left to do but to wait for the next hop (True), and
-        that a block leaves nevertheless (False).
+        all comes to the disk here. :param waits: hears that nothing is left to do but to wait for the next hop (True),
+        and that a block leaves nevertheless (False).
     """
 
     def __init__(

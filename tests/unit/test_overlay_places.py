@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sqlite3
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -24,7 +25,7 @@ from stageout.overlay import client
 from stageout.overlay.channel import Gateway
 from stageout.wire.frames import digests
 from stageout.wire.overlay import Operation
-from tests.unit.test_overlay_custodian import Spooling
+from tests.unit.test_overlay_custodian import Spooling, coming
 from tests.unit.test_overlay_pack_custody import spooling
 
 __all__ = ["spooling"]
@@ -111,6 +112,34 @@ def test_what_waited_and_sends_again_takes_a_place(spooling: Spooling) -> None:
     delivering.waits(delivering.orders[1])
     delivering.begin()
     assert len(delivering.orders) == 3, "it has its turn again"
+
+
+def test_a_file_that_cannot_be_sent_early_holds_up_no_other(
+    spooling: Spooling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delivering, begin = Delivering(spooling), spooling.one.begin
+    broken, other = coming(spooling, 1), coming(spooling, 2)
+    tried = list[int]()
+
+    def fails(tid: int) -> Any:
+        tried.append(tid)
+        if tid == broken:
+            raise sqlite3.DatabaseError("database disk image is malformed")
+        return begin(tid)
+
+    for tid in (broken, other):
+        delivering.one.opened(tid)
+    with monkeypatch.context() as patch:
+        patch.setattr(spooling.one, "begin", fails)
+        delivering.begin()
+        assert len(delivering.orders) == 1
+        assert tried == [broken, other]
+        delivering.one._orders.clear()
+        delivering.begin()
+        assert tried == [broken, other], "not again at once"
+    spooling.clock.now_s += 1.1
+    delivering.begin()
+    assert len(delivering.orders) == 2
 
 
 def test_a_block_that_leaves_behind_the_publish_says_that_it_does_not_wait(
