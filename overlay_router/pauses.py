@@ -8,6 +8,8 @@ from stageout.core.pauses import growing_s
 
 FIRST_S = 1.0
 _LONGEST_S = 120.0
+#: Pauses of what has ended meanwhile are forgotten so often.
+FORGET_EVERY_S = 60.0
 
 
 @dataclass

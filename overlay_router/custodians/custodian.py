@@ -324,6 +324,10 @@ class Custodian:
         """Everything in custody."""
         return list(self._held.values())
 
+    def is_live(self, key: Key) -> bool:
+        """Whether an operation is in custody, its data come in, or some of them may lie at its terminal."""
+        return key in self._held or self._sent_on.find(key) is not None or bool(self._store.transfers_of(*key))
+
     # ---- sent on while it comes in -----------------------------------------------------------------------------------
 
     def begin(self, tid: int) -> Coming | None:

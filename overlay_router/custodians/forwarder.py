@@ -20,7 +20,7 @@ from overlay_router.custodians.custodian import Custodian
 from overlay_router.custodians.passing import Coming
 from overlay_router.custodians.spool import FIRST_TID, Begun, Held, Key
 from overlay_router.local.destination import Reply
-from overlay_router.pauses import FIRST_S, Pause
+from overlay_router.pauses import FIRST_S, FORGET_EVERY_S, Pause
 from overlay_router.peers.keys import OwnCredential
 from overlay_router.rules.states import Outcome, Result
 from stageout.core import log
@@ -133,6 +133,7 @@ class Forwarder:
         self._said_to: dict[Key, str] = {}
         self._pauses: dict[Key | str, Pause] = {}
         self._problems: dict[str, str] = {}
+        self._forget_s = 0.0
         self.wake = asyncio.Event()
         self._carrier = CarrierProcess("overlay_router.custodians.carrier", self._heard, self.wake)
 
@@ -237,6 +238,7 @@ class Forwarder:
             await self._deliver(held)
         await self._send_early()
         await self._clean()
+        await self._forget()
 
     async def _deliver(self, held: Held) -> None:
         self._beginning = frozenset({held.key})
@@ -334,6 +336,25 @@ class Forwarder:
                 continue
             operation = Operation(*stray.key, "publish", stray.path, stray.expires)
             self._give(_Order(stray.key, stray.path, _hop(stray), 0, drops=True), operation, cancel="data")
+
+    async def _forget(self) -> None:
+        """What is known of operations that have ended, and of terminals that nothing goes to, once a minute."""
+        now_s = self._clock.monotonic_s()
+        if now_s < self._forget_s:
+            return
+        self._forget_s = now_s + FORGET_EVERY_S
+        known: set[Key | str] = {*self._pauses, *self._said_to, *self._problems}
+        known -= {*self.busy, *(place for early in self._early.values() for place in early.places)}
+        known -= {order.terminal for order in self._orders.values()}
+        for what in known - await self._on_disk(lambda: self._waits(known)) if known else ():
+            for notes in (self._pauses, self._said_to, self._problems):
+                notes.pop(what, None)  # type: ignore[arg-type]
+
+    def _waits(self, those: set[Key | str]) -> set[Key | str]:
+        """Of these, operations that have not ended, and terminals that something waits for."""
+        keys = {one for one in those if isinstance(one, tuple) and self._custodian.is_live(one)}
+        hops = {_hop(held.operation) for held in self._custodian.held()}
+        return {*keys, *hops, *map(_hop, self._custodian.strays())}
 
     def _give(self, order: _Order, operation: Operation, **further: Any) -> None:
         number, own = next(self._numbers), self._own.now

@@ -18,7 +18,7 @@ from overlay_router.custodians.pack_custody import Key, PackCustody, lost
 from overlay_router.custodians.pack_records import HeldPack
 from overlay_router.custodians.pack_turns import Lane, Turns
 from overlay_router.local.destination import Reply
-from overlay_router.pauses import FIRST_S, Pause
+from overlay_router.pauses import FIRST_S, FORGET_EVERY_S, Pause
 from overlay_router.peers.keys import OwnCredential
 from overlay_router.rules.states import Outcome, Result
 from stageout.core import log
@@ -78,6 +78,7 @@ class PackForwarder:
         self._away: dict[str, Pause] = {}
         self._pauses: dict[Key, Pause] = {}
         self._problems: dict[str, str] = {}
+        self._forget_s = 0.0
         self.wake = asyncio.Event()
         self._carrier = CarrierProcess("overlay_router.custodians.pack_carrier", self._heard, self.wake)
 
@@ -115,6 +116,7 @@ class PackForwarder:
         await self._recall_all()
         while not await self._begin_some():
             pass
+        await self._forget_hops()
 
     async def _begin_some(self) -> bool:
         """Begin those whose turn it is. False when one had ended already: its place is free, and nobody else asks."""
@@ -212,6 +214,17 @@ class PackForwarder:
     def _forget(self, key: Key) -> None:
         self._asks.pop(key, None)
         self._pauses.pop(key, None)
+
+    async def _forget_hops(self) -> None:
+        """What is known of routers that nothing goes to, once a minute."""
+        now_s = self._clock.monotonic_s()
+        if now_s < self._forget_s:
+            return
+        self._forget_s = now_s + FORGET_EVERY_S
+        if self._problems or self._away:
+            hops = {next_hop(held.terminal)[0] for held in await self._on_disk(self._packs.held)}
+            self._problems = {hop: why for hop, why in self._problems.items() if hop in hops}
+            self._away = {hop: pause for hop, pause in self._away.items() if hop in hops}
 
     async def _keep_carrier(self) -> None:
         """Have the process that delivers, or another when it has died: what it was doing begins anew."""

@@ -25,7 +25,7 @@ from overlay_router.delivery.egress import Egress
 from overlay_router.delivery.fetching import Fetching
 from overlay_router.delivery.lessee import Lessee
 from overlay_router.local.destination import Reply
-from overlay_router.pauses import FIRST_S, Pause
+from overlay_router.pauses import FIRST_S, FORGET_EVERY_S, Pause
 from overlay_router.rules.states import Outcome, Result
 from stageout.core import log
 from stageout.core.clock import Clock
@@ -91,6 +91,7 @@ class Outflow:
         self._beginning: frozenset[Key] = frozenset()
         self._pauses: dict[Key | str, Pause] = {}
         self._problems: dict[str, str] = {}
+        self._forget_s = 0.0
         # Never those of an earlier router: its guards may still look for what runs for them.
         self._numbers = (f"{secrets.token_hex(4)}-{number}" for number in itertools.count(1))
         self.wake = asyncio.Event()
@@ -170,6 +171,20 @@ class Outflow:
                 self._pause(target, target.url, 0.0, f"credentials: {problem}", advice=advice)
                 continue
             await self._call(target, some, kit)
+        await self._forget()
+
+    async def _forget(self) -> None:
+        """What is known of files that have ended, and of targets that nothing goes to, once a minute."""
+        now_s = self._clock.monotonic_s()
+        if now_s < self._forget_s:
+            return
+        self._forget_s = now_s + FORGET_EVERY_S
+        held = await self._on_disk(self._egress.held)
+        targets = {target for one in held if (target := self._egress.targets.find(one.operation.path)) is not None}
+        kept = {*(one.key for one in held), *(target.url for target in targets)}
+        shown = {target.shown for target in targets}
+        self._pauses = {what: pause for what, pause in self._pauses.items() if what in kept}
+        self._problems = {place: why for place, why in self._problems.items() if place in shown}
 
     async def _call(self, target: Target, some: list[Held], kit: Kit) -> None:
         """Begin a call, without files that have ended meanwhile."""
