@@ -152,10 +152,13 @@ def _end_rest(note: int) -> None:
 
 def _children() -> list[int]:
     """Of this process; none where /proc is missing, or has the numbers of another namespace (pid_namespaces(7))."""
-    own = str(os.getpid())
-    if _facts("self")[0] != own:
-        return []
-    return [int(place.name) for place in os.scandir("/proc") if place.name.isdigit() and _facts(place.name)[1] == own]
+    return children_of(os.getpid()) if _facts("self")[0] == str(os.getpid()) else []
+
+
+def children_of(parent: int) -> list[int]:
+    """Of a process that this one sees in /proc; without those that have ended and are only not reaped yet."""
+    facts = ((place.name, _facts(place.name)) for place in os.scandir("/proc") if place.name.isdigit())
+    return [int(name) for name, (_, of, state) in facts if of == str(parent) and state not in "ZX"]
 
 
 def _facts(pid: int | str) -> tuple[str, str, str]:
@@ -170,10 +173,12 @@ def _facts(pid: int | str) -> tuple[str, str, str]:
 
 
 def _kill_group(leader: int, how: int) -> None:
-    try:
-        os.killpg(leader, how)
-    except OSError:
-        return  # it has ended
+    """The plugin with its group; before it has made that, itself: it is a child that is not reaped yet."""
+    for kill in (os.killpg, os.kill):
+        try:
+            return kill(leader, how)
+        except OSError:
+            continue
 
 
 def _end_as(status: int) -> int:

@@ -25,7 +25,7 @@ from stageout.core.children import MOVER_MARK, having
 from stageout.core.classads import ClassAd, decode, unparse_ad, unparse_old
 from stageout.core.errors import ErrorClass
 from stageout.core.sockets import readable
-from stageout.movers import trees
+from stageout.movers import launch, trees
 from stageout.movers.plugins_table import Plugin
 from stageout.movers.results import (
     Answer,
@@ -42,7 +42,7 @@ from stageout.movers.results import (
 from stageout.movers.scrub import Secrets
 from stageout.wire.handoff import OfferedCredential
 
-_LAUNCH = Path(__file__).with_name("launch.py")
+_LAUNCH = Path(launch.__file__)
 #: For ``launch.py`` to end the plugin, with 2 s for the plugin to do so itself, and all that this has started.
 _END_S = 10.0
 #: A batch of more files than these is busy computing for long: it leaves the processor to small ones, and to jobs.
@@ -389,11 +389,29 @@ class Mover:
             until_s = time.monotonic() + _END_S
             while not _has_ended(process.pid) and time.monotonic() < until_s:
                 time.sleep(0.02)
+            if not _has_ended(process.pid):
+                self._end_for(process.pid)
             process.kill()
         status = process.wait()
         if status < 0:  # it, or the plugin, was killed: if it was it, nobody has looked after the rest
             kill_all(self._batch.directory)
         return status
+
+    def _end_for(self, launcher: int) -> None:
+        """Do what ``launch.py`` should have done, which gets no time to run: once it is killed, nobody knows its children.
+
+        It is halted before: then it reaps none of them, and their numbers stay theirs.
+        """
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(launcher, signal.SIGSTOP)
+        until_s = time.monotonic() + _END_S
+        while (rest := launch.children_of(launcher)) and time.monotonic() < until_s:
+            for pid in rest:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
+        if rest:
+            log.error("plugin-outlived", plugin=self._batch.plugin.path, pids=rest, advice=_OUTLIVED)
 
     def _read_outfile(self) -> str:
         """What the plugin wrote. The directory is the user's: nothing but a plain file of the user's own is read."""

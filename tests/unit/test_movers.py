@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -169,19 +170,25 @@ def test_a_plugin_that_hangs_is_ended_with_its_children(site: Site) -> None:
     wait_for(lambda: not [pid for pid in _pids() if _group(pid) == leader and _is_alive(pid)])
 
 
-@pytest.mark.parametrize("how", ["in time", "killed", "stopped"])
-def test_what_a_plugin_has_started_ends_with_it_wherever_it_hides(site: Site, how: str) -> None:
-    """In a session of its own, without the environment by which it is known, and with init for a parent."""
-    ends = {"in time": "", "killed": "kill -SEGV $$", "stopped": "sleep 600"}
+def hiding(site: Site, ends: str) -> tuple[Plugin, Path]:
+    """A plugin that leaves a process in a session of its own, without the environment by which it is known, with init
+    for a parent; and the file with the number of that process. :param ends: how it ends.
+    """
     hide = "setsid env -i /bin/sh -c 'sleep 600 & echo $! > pid.new; mv pid.new pid; wait' > /dev/null 2>&1 &"
     text = f"""#!/bin/sh
 cd {site.base}/dest
 ({hide})
 while [ ! -e pid ]; do sleep 0.01; done
-{ends[how]}
+{ends}
 """
-    plugin = Plugin(site.write_script("hiding_plugin", text), ("copy",), 4)
-    mover, number = Mover(batch(site, "copy://h/ok/a", plugin=plugin, lifetime_s=60)), site.base / "dest/pid"
+    return Plugin(site.write_script("hiding_plugin", text), ("copy",), 4), site.base / "dest/pid"
+
+
+@pytest.mark.parametrize("how", ["in time", "killed", "stopped"])
+def test_what_a_plugin_has_started_ends_with_it_wherever_it_hides(site: Site, how: str) -> None:
+    ends = {"in time": "", "killed": "kill -SEGV $$", "stopped": "sleep 600"}
+    plugin, number = hiding(site, ends[how])
+    mover = Mover(batch(site, "copy://h/ok/a", plugin=plugin, lifetime_s=300))
     if how == "stopped":
         threading.Thread(target=lambda: (wait_for(number.exists), mover.stop())).start()
         with pytest.raises(Stopped):
@@ -190,6 +197,51 @@ while [ ! -e pid ]; do sleep 0.01; done
         words = {"in time": "status 0", "killed": f"signal {signal.SIGSEGV.value}"}
         assert words[how] in failure(mover.run()[0]).message
     assert not _is_alive(int(number.read_text()))
+
+
+def test_a_launcher_that_gets_no_time_to_run_leaves_nothing_either(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine it was killed before it had killed its children, and nobody knew them any more."""
+    monkeypatch.setattr(mover, "_END_S", 0.5)
+    plugin, number = hiding(site, "echo $PPID > parent.new; mv parent.new parent; sleep 600")
+    one, parent = Mover(batch(site, "copy://h/ok/a", plugin=plugin, lifetime_s=300)), site.base / "dest/parent"
+
+    def halt_and_stop() -> None:
+        wait_for(parent.exists)
+        os.kill(int(parent.read_text()), signal.SIGSTOP)
+        one.stop()
+
+    threading.Thread(target=halt_and_stop).start()
+    with pytest.raises(Stopped):
+        one.run()
+    wait_for(lambda: not _is_alive(int(number.read_text())))
+
+
+def test_a_stop_between_fork_and_watch_is_the_plugin_s_too(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher is held up behind its fork until the plugin has hidden a process, and gets its SIGTERM there."""
+    plugin, number = hiding(site, "sleep 600")
+    text = f"""
+import os, runpy, time
+fork = os.fork
+def held_up():
+    pid = fork()
+    while pid and not os.path.exists({str(number)!r}):
+        time.sleep(0.01)
+    if pid:
+        os.kill(os.getpid(), {signal.SIGTERM.value})
+    return pid
+os.fork = held_up
+runpy.run_path({launch.__file__!r}, run_name="__main__")
+"""
+    monkeypatch.setattr(mover, "_LAUNCH", site.write_script("held_up.py", text))
+    (answer,) = run(site, "copy://h/ok/a", plugin=plugin, lifetime_s=300)
+    assert f"signal {signal.SIGTERM.value}" in failure(answer).message
+    assert not _is_alive(int(number.read_text()))
+
+
+def test_a_plugin_that_has_no_group_yet_is_ended_by_itself() -> None:
+    with subprocess.Popen(["sleep", "600"]) as started:
+        launch._kill_group(started.pid, signal.SIGTERM)
+        assert started.wait() == -signal.SIGTERM
 
 
 def test_what_has_no_child_here_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +299,7 @@ def test_a_mover_can_be_stopped(site: Site) -> None:
     thread.start()
     wait_for(lambda: site.calls())
     mover.stop()
-    thread.join(10)
+    thread.join(60)
     assert len(seen) == 1
     assert not (site.base / "movers/1").exists()
 
@@ -324,7 +376,7 @@ def test_what_an_earlier_manager_left_is_ended(site: Site) -> None:
     assert end_leftovers(site.base / "movers") >= 1
     assert list((site.base / "movers").iterdir()) == []
     mover.stop()
-    thread.join(10)
+    thread.join(60)
 
 
 # ---- the table ------------------------------------------------------------------------------------------------------
