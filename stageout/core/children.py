@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 #: In the environment of all that a plugin starts: the directory that its call has as long as it lasts.
@@ -22,12 +21,21 @@ def module_command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-c", code, *arguments]
 
 
-def having(variable: str) -> Iterator[tuple[int, str]]:
-    """Other processes that were given an environment variable, as far as this user may see: number and value."""
+def having(variable: str, denied: Callable[[int], None] = lambda pid: None) -> Iterator[tuple[int, str]]:
+    """Other processes that were given an environment variable, as far as this user may see: number and value.
+
+    :param denied: called with the number of each that this user may not look at.
+    """
     mark = os.fsencode(f"{variable}=")
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
-            with suppress(OSError):
-                for item in (entry / "environ").read_bytes().split(b"\0"):
-                    if item.startswith(mark):
-                        yield int(entry.name), os.fsdecode(item[len(mark) :])
+            try:
+                items = (entry / "environ").read_bytes().split(b"\0")
+            except PermissionError:
+                denied(int(entry.name))
+                continue
+            except OSError:
+                continue  # it has ended meanwhile
+            for item in items:
+                if item.startswith(mark):
+                    yield int(entry.name), os.fsdecode(item[len(mark) :])

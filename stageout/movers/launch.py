@@ -176,7 +176,8 @@ def _kill_group(leader: int, how: int) -> None:
     """The plugin with its group; before it has made that, itself: it is a child that is not reaped yet."""
     for kill in (os.killpg, os.kill):
         try:
-            return kill(leader, how)
+            kill(leader, how)
+            break
         except OSError:
             continue
 

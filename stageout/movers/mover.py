@@ -398,7 +398,7 @@ class Mover:
         return status
 
     def _end_for(self, launcher: int) -> None:
-        """Do what ``launch.py`` should have done, which gets no time to run: once it is killed, nobody knows its children.
+        """Do what ``launch.py`` should have done, which gets no time to run. Once it is killed, none knows the rest.
 
         It is halted before: then it reaps none of them, and their numbers stay theirs.
         """

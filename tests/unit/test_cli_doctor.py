@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from stageout.cli.doctor import node, report
 from stageout.cli.doctor.findings import Finding, Level, Ran, Role, Unseen
 from stageout.cli.doctor.machine import http_status
 from stageout.cli.doctor.pilot import pilot_end
-from stageout.core.children import MOVER_MARK
+from stageout.core.children import MOVER_MARK, having
 from stageout.core.classads import ClassAd
 from stageout.core.config import mapping_settings
 from stageout.core.signing import SigningKey
@@ -95,6 +96,7 @@ class Fake:
             SETTINGS["STAGEOUT_AGENT"]: seen_file(),
             SETTINGS["STAGEOUT_MANAGER"]: seen_file(),
             "/proc/76/root/movers/1": seen_file(),
+            "/proc/self": seen_file(),
         }
     )
     texts: dict[str, str] = field(default_factory=lambda: {OURS: "from stageout.plugin import run"})
@@ -119,9 +121,11 @@ class Fake:
     policy: Any = 200
     marked: list[tuple[int, str]] = field(default_factory=lambda: [(76, "/movers/1"), (75, "/movers/ended meanwhile")])
 
-    def processes(self, variable: str) -> list[tuple[int, str]]:
+    sees_all: bool = True
+
+    def processes(self, variable: str) -> tuple[list[tuple[int, str]], bool]:
         assert variable == MOVER_MARK
-        return self.marked
+        return self.marked, self.sees_all
 
     @property
     def settings(self) -> Any:
@@ -334,6 +338,8 @@ FAULTS: list[tuple[str, Level, str, Callable[[Fake], None]]] = [
     ("startd-answers", Level.FAIL, "GlobalJobId", has(own_slots=[BUSY])),
     ("startd-answers", Level.UNCHECKED, "no job runs", has(own_slots=[])),
     ("plugin-rest", Level.WARN, "could not be killed: 77", lambda machine: leave_behind(machine)),
+    ("plugin-rest", Level.UNCHECKED, "uid 0 may not look at all", has(sees_all=False)),
+    ("plugin-rest", Level.UNCHECKED, "uid 0 may not look", file("/proc/76/root/movers/1", PermissionError(13, ""))),
     ("restart-risk", Level.UNCHECKED, "no sandbox manager", has(manager=FileNotFoundError(2, "", "x"))),
     ("collector", Level.FAIL, "does not answer", has(collector_down=True)),
     ("clock", Level.WARN, "more than 30 s ahead", has(ahead_s=50)),
@@ -376,6 +382,29 @@ FAULTS: list[tuple[str, Level, str, Callable[[Fake], None]]] = [
 def leave_behind(machine: Fake) -> None:
     machine.marked.append((77, "/movers/2"))
     machine.files["/proc/77"] = seen_file()
+
+
+@pytest.mark.parametrize(
+    ("own", "spool", "level"), [(7, 7, Level.OK), (7, 0, Level.UNCHECKED), (0, 0, Level.UNCHECKED)]
+)
+def test_who_may_not_see_what_plugins_leave_is_told(own: int, spool: int, level: Level) -> None:
+    """A pilot's plugins run as its own user; those of a manager of root's as any."""
+    machine = Fake(sees_all=False)
+    machine.files.update({"/proc/self": seen_file(uid=own), "/var/lib/condor/stageout": seen_file(uid=spool)})
+    (found,) = [item for item in examine(machine) if item.name == "plugin-rest"]
+    assert found.level is level
+    assert level is Level.OK or f"uid {own} " in found.text
+    assert level is Level.OK or ("as root" if own else "CAP_SYS_PTRACE") in found.remedy
+
+
+def test_processes_that_may_not_be_looked_at_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(path: Path) -> bytes:
+        raise PermissionError(13, "", path)
+
+    denied: list[int] = []
+    monkeypatch.setattr(Path, "read_bytes", closed)
+    assert list(having("PATH", denied.append)) == []
+    assert os.getppid() in denied
 
 
 @pytest.mark.parametrize(("name", "level", "words", "spoil"), FAULTS, ids=[f"{f[0]}-{f[2]}" for f in FAULTS])

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import PurePath
 
 from stageout.cli.doctor.findings import Finding, Machine, Unseen, fail, ok, unchecked, warn, words
-from stageout.core.children import MOVER_MARK
 from stageout.core.classads import ClassAd, ClassAdSyntaxError, parse_old
 from stageout.core.config import KNOBS, ConfigError
 
@@ -286,33 +284,4 @@ def _is_attribute(line: str) -> bool:
 
 COMMON = (version, settings)
 ACCESS_POINT = (agent_daemon, transforms, protected_attributes, superuser, order_numbers, histories)
-
-
-def plugin_rest(machine: Machine) -> Iterator[Finding]:
-    """Does anything still run that a plugin has started whose call has ended? It could not be killed then."""
-    rest = sorted({pid for pid, place in machine.processes(MOVER_MARK) if _has_outlived(machine, pid, place)})
-    if rest:
-        numbers = ",".join(map(str, rest))
-        remedy = (
-            f"ps -o pid,user,stat,wchan:20,args -p {numbers}: what is in state D waits for a disk or a network"
-            " filesystem, and ends with that; kill the others. What they send may come twice"
-        )
-        yield warn("plugin-rest", f"processes of plugins that have ended could not be killed: {numbers}", remedy)
-    else:
-        yield ok("plugin-rest", "nothing runs on that a plugin has left")
-
-
-def _has_outlived(machine: Machine, pid: int, place: str) -> bool:
-    """Whether the directory of its call is gone, as the process sees it (it may be in a container), but not itself."""
-    try:
-        machine.stat(f"/proc/{pid}/root{place}")
-    except FileNotFoundError:
-        with suppress(OSError):
-            machine.stat(f"/proc/{pid}")
-            return True
-    except OSError:
-        return False  # not for this user to see
-    return False
-
-
-EXECUTE_POINT = (manager_daemon, startd_attributes, startd_cron, start_expression, plugins, plugin_rest)
+EXECUTE_POINT = (manager_daemon, startd_attributes, startd_cron, start_expression, plugins)

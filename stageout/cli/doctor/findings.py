@@ -102,8 +102,8 @@ class Machine(Protocol):
     def http_status(self, url: str, token: str) -> int:
         """Status of a GET with this bearer token. :raises OSError: nobody answers whose certificate counts."""
 
-    def processes(self, variable: str) -> list[tuple[int, str]]:
-        """Those with an environment variable, as far as this user may see: number and value."""
+    def processes(self, variable: str) -> tuple[list[tuple[int, str]], bool]:
+        """Those with an environment variable, number and value; and whether this user may look at all others, too."""
 
     def now(self) -> float:
         """Wall clock, seconds."""

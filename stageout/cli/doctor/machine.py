@@ -141,9 +141,14 @@ class ThisMachine:
         """Status of a GET with this bearer token. :raises OSError: nobody answers whose certificate counts."""
         return http_status(url, token)
 
-    def processes(self, variable: str) -> list[tuple[int, str]]:
-        """Those with an environment variable, as far as this user may see: number and value."""
-        return list(having(variable))
+    def processes(self, variable: str) -> tuple[list[tuple[int, str]], bool]:
+        """Those with an environment variable, and whether there are no others that this user may not look at.
+
+        Where /proc is mounted with hidepid (proc(5)) those are not even named, and process 1 is one of them.
+        """
+        denied: list[int] = []
+        found = list(having(variable, denied.append))
+        return found, not denied and Path("/proc/1").exists()
 
     def now(self) -> float:
         """Wall clock, seconds."""

@@ -9,15 +9,15 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 
-from stageout.cli.doctor import config, credentials, node, pilot, policy, pool, router, trust
+from stageout.cli.doctor import config, credentials, leftovers, node, pilot, policy, pool, router, trust
 from stageout.cli.doctor.findings import Check, Finding, Level, Machine, Role, Unseen, fail, unchecked, words
 from stageout.cli.exits import CommandError, Exit
 from stageout.cli.render import clean
 from stageout.cli.rows import SCHEMA
 
 _EXECUTE_POINT: tuple[Check, ...] = (
-    *config.COMMON, *config.EXECUTE_POINT, *node.EXECUTE_POINT, *pool.COMMON, *pool.EXECUTE_POINT, *trust.EXECUTE_POINT,
-    *credentials.EXECUTE_POINT, *policy.EXECUTE_POINT,
+    *config.COMMON, *config.EXECUTE_POINT, *leftovers.EXECUTE_POINT, *node.EXECUTE_POINT, *pool.COMMON,
+    *pool.EXECUTE_POINT, *trust.EXECUTE_POINT, *credentials.EXECUTE_POINT, *policy.EXECUTE_POINT,
 )  # fmt: skip
 CHECKS: dict[Role, tuple[Check, ...]] = {
     Role.AP: (

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from stageout.cli.doctor import config
 from stageout.cli.doctor.findings import Finding, Machine, fail, ok, warn
+from stageout.cli.doctor.leftovers import router_plugin_rest
 from stageout.wire import frames
 from stageout.wire.egress import BadEgress, Target, read_targets
 from stageout.wire.route import BadRoute, address
@@ -68,4 +69,4 @@ def sums(machine: Machine) -> Iterator[Finding]:
         yield ok("checksums", "the fast ones are there")
 
 
-ROUTER = (config.router_daemon, sums, egress, config.plugin_rest)
+ROUTER = (config.router_daemon, sums, egress, router_plugin_rest)

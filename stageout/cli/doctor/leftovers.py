@@ -1,0 +1,71 @@
+"""Checks for processes that plugins have left behind. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+from stageout.cli.doctor.findings import Finding, Machine, ok, unchecked, warn
+from stageout.cli.doctor.node import spool_path
+from stageout.core.children import MOVER_MARK
+
+
+def plugin_rest(machine: Machine) -> Iterator[Finding]:
+    """Does anything still run that a plugin of the manager has started whose call has ended?"""
+    yield _plugin_rest(machine, spool_path(machine))
+
+
+def router_plugin_rest(machine: Machine) -> Iterator[Finding]:
+    """As :func:`plugin_rest`, of the router's plugins."""
+    yield _plugin_rest(machine, machine.settings.text("STAGEOUT_ROUTER_DIR"))
+
+
+def _plugin_rest(machine: Machine, home: str) -> Finding:
+    """What could not be killed. :param home: whose owner is the daemon's user: plugins of root's run as any user."""
+    marked, sees_all = machine.processes(MOVER_MARK)
+    looked = {pid: _has_outlived(machine, pid, place) for pid, place in marked}
+    rest = sorted(pid for pid, outlived in looked.items() if outlived)
+    if rest:
+        numbers = ",".join(map(str, rest))
+        remedy = (
+            f"ps -o pid,user,stat,wchan:20,args -p {numbers}: what is in state D waits for a disk or a network"
+            " filesystem, and ends with that; kill the others. What they send may come twice"
+        )
+        return warn("plugin-rest", f"processes of plugins that have ended could not be killed: {numbers}", remedy)
+    own = machine.stat("/proc/self").st_uid
+    if None in looked.values() or not (sees_all or own == _owner(machine, home) != 0):
+        who = "in the namespaces of the host, with CAP_SYS_PTRACE" if own == 0 else "as root"
+        text = (
+            f"uid {own} may not look at all processes here: whether a plugin has left some of other users is not known"
+        )
+        return unchecked("plugin-rest", text, f"run the doctor {who}")
+    return ok("plugin-rest", "nothing runs on that a plugin has left")
+
+
+def _owner(machine: Machine, path: str) -> int:
+    """Uid of a directory's owner, 0 where that cannot be seen."""
+    try:
+        return machine.stat(path).st_uid
+    except OSError:
+        return 0
+
+
+def _has_outlived(machine: Machine, pid: int, place: str) -> bool | None:
+    """Whether the directory of its call is gone, as the process sees it (it may be in a container), but not itself.
+
+    None: that is not for this user to see.
+    """
+    try:
+        machine.stat(f"/proc/{pid}/root{place}")
+    except FileNotFoundError:
+        with suppress(OSError):
+            machine.stat(f"/proc/{pid}")
+            return True
+    except PermissionError:
+        return None
+    except OSError:
+        return False  # it has ended
+    return False
+
+
+EXECUTE_POINT = (plugin_rest,)
