@@ -26,6 +26,8 @@ from stageout.wire.overlay import Copying, Custody, Result
 from stageout.wire.route import DEFAULT_PORT, BadRoute, Route, address, addresses, check, written
 
 _BAR = 30
+#: What is no part of a path in a URL, or is dropped from it in silence.
+_LOST_IN_URLS = frozenset("?#\t\r\n")
 _SHOW_EVERY_S = 0.2
 
 
@@ -89,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
         if "-" in options.files and (len(options.files) > 1 or options.url.endswith("/")):
             raise UsageError("- (standard input) goes alone, to a URL with the file's name at its end")
         for file in options.files:
-            name = f"{path}/{Path(file).name}" if len(options.files) > 1 or options.url.endswith("/") else path
+            name = name_there(path, options.url, file, len(options.files) > 1)
             with _given(file) as local:
                 _put(gateway, local, name, options, routes)
     except TransferFailure as failure:
@@ -98,10 +100,24 @@ def run(options: argparse.Namespace) -> int:
     return int(Exit.OK)
 
 
+def name_there(path: str, url: str, local: str, into: bool = False) -> str:
+    """The path of a file at the router. :param path: of the URL, a directory if it ends with / or has no path.
+
+    :param into: it is a directory, however it is written.
+    """
+    if into or not path or url.endswith("/"):
+        return f"{path}/{Path(local).name}".lstrip("/")
+    return path
+
+
 def target(url: str, key: str) -> tuple[Gateway, str]:
     """Router and path of an overlay URL. :raises CommandError: it is none, or the key cannot be read."""
+    if set(url) & _LOST_IN_URLS:
+        raise UsageError(
+            f"{printable(url)}: in a URL write %3F for ?, %23 for #, %0A for the end of a line, %09 for a tab"
+        )
     parts = urlsplit(url)
-    path = os.fsdecode(unquote_to_bytes(parts.path)).strip("/")
+    path = os.fsdecode(unquote_to_bytes(os.fsencode(parts.path))).strip("/")
     if parts.scheme != "overlay" or not parts.hostname:
         raise UsageError(f"{url}: write overlay://HOST[:PORT]/path")
     try:
@@ -112,11 +128,18 @@ def target(url: str, key: str) -> tuple[Gateway, str]:
         raise CommandError(f"{failure} (--key)") from None
 
 
+def printable(text: str) -> str:
+    """A name as a terminal can show it: what would steer the terminal, or is no character, is written out."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
 def _put(gateway: Gateway, local: Path, path: str, options: argparse.Namespace, routes: Sequence[Route]) -> None:
     try:
         status = local.stat()
     except OSError as problem:
         raise CommandError(f"{local}: {problem.strerror}") from None
+    if local.is_dir():
+        raise UsageError(f"{local} is a directory: put -r sends all that is below it")
     shown = path.rpartition("/")[2] if options.files == ["-"] else local.name
     bar, mode, terminal = Bar(shown, status.st_size), status.st_mode & 0o777, ""
     first, most = connections_of(options.connections)
@@ -268,6 +291,8 @@ def _get(gateway: Gateway, path: str, options: argparse.Namespace) -> int:
     if options.file == "-":
         return _print(gateway, path, options)
     local = Path(options.file or Path(path).name)
+    if options.file and local.is_dir():
+        local = local / Path(path).name
     bar, received = Bar(local.name, 0), [0]
 
     def sized(size_bytes: int) -> None:

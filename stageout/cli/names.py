@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from stageout.cli.exits import Exit, UsageError
-from stageout.cli.files import Bar, ask_with, target, through
+from stageout.cli.files import Bar, ask_with, name_there, printable, target, through
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Gateway
 from stageout.overlay.copying import Copy, carry, command, copy
@@ -35,11 +35,6 @@ def line(entry: Entry, long: bool) -> str:
         return name
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.modified))
     return f"{_KINDS[entry.kind]} {entry.mode:03o} {entry.size_bytes:>14} {when} {name}"
-
-
-def printable(text: str) -> str:
-    """A name as a terminal can show it: what would steer the terminal, or is no character, is written out."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def _session(gateway: Gateway, options: argparse.Namespace) -> Session:
@@ -101,8 +96,7 @@ def _mkdir(options: argparse.Namespace) -> None:
 def _copy(options: argparse.Namespace) -> None:
     source, path = target(options.url, options.key)
     to, new = target(options.to, options.to_key or options.key)
-    if options.to.endswith("/"):
-        new = f"{new}/{path.rpartition('/')[2]}".lstrip("/")
+    new = name_there(new, options.to, path)
     routes, to_routes = routes_of(options.routes, source), routes_of(options.to_routes or options.routes, to)
     if options.background:
         given = command(source, path, to, new, routes=routes, target_routes=to_routes)

@@ -75,12 +75,18 @@ def read_key(path: Path) -> tuple[str, bytes]:
     try:
         words = path.read_text().split()
     except (OSError, UnicodeDecodeError) as problem:
-        raise TransferFailure(ErrorClass.CREDENTIAL_MISSING, f"no key for the overlay: {problem}") from None
+        raise _unreadable(path, problem) from None
     if words and token.is_token(words[0]):
         return token.key_of(words[0])
     if len(words) < 2:
         raise TransferFailure(ErrorClass.CREDENTIAL_MISSING, f"{path}: write 'NAME SECRET', or a token of HTCondor")
     return words[0], words[1].encode()
+
+
+def _unreadable(path: Path, problem: Exception) -> TransferFailure:
+    why = getattr(problem, "strerror", "") or str(problem)
+    words = f"{path}: {why}: your key for the router stands there, 'NAME SECRET' as its administrator gave it to you"
+    return TransferFailure(ErrorClass.CREDENTIAL_MISSING, words)
 
 
 def read_credential(path: Path) -> Credential | None:
@@ -91,7 +97,7 @@ def read_credential(path: Path) -> Credential | None:
     try:
         lines = [line.split() for line in path.read_text().splitlines()]
     except (OSError, UnicodeDecodeError) as problem:
-        raise TransferFailure(ErrorClass.CREDENTIAL_MISSING, f"no key for the overlay: {problem}") from None
+        raise _unreadable(path, problem) from None
     found = [line for line in lines if line[:1] == ["capability"]]
     try:
         return Credential(found[0][1], key_of(found[0][2])) if found else None
@@ -481,11 +487,19 @@ def _connect(gateway: Gateway, route: Route) -> socket.socket:
         raise TransferFailure(ErrorClass.NAME_NOT_RESOLVED, f"{place[0]}: no host has such a name: {problem}",
                               gateway.server) from None  # fmt: skip
     except OSError as problem:
-        text = problem.strerror or str(problem)
+        text = _why_unreached(problem, gateway.timeout_s)
         raise TransferFailure(ErrorClass.CONNECT_FAILED, f"{written(*place)}: {text}", gateway.server) from None
     if gateway.congestion:
         _control_congestion(sock, gateway.congestion)
     return as_a_client(sock)
+
+
+def _why_unreached(problem: OSError, timeout_s: float) -> str:
+    if isinstance(problem, socket.timeout):
+        return f"no answer in {timeout_s:.0f} s: is the address right, and does a firewall let it through?"
+    if isinstance(problem, ConnectionRefusedError):
+        return f"{problem.strerror}: does a router run there, at that port?"
+    return problem.strerror or str(problem)
 
 
 def as_a_client(sock: socket.socket) -> socket.socket:

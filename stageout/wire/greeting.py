@@ -34,5 +34,5 @@ def accept(hello: Hello, welcome: Welcome, secret: bytes) -> Prove:
         raise BadFrame("the router chose a checksum that was not offered")
     right = overlay.proof(secret, "welcome", hello, welcome)
     if not welcome.proof.isascii() or not hmac.compare_digest(welcome.proof, right):
-        raise WrongKey(f"the router does not have the key {hello.key!r}")
+        raise WrongKey(f"the router does not have the key {hello.key!r} with this secret: compare both sides' files")
     return Prove(overlay.proof(secret, "hello", hello, welcome))

@@ -63,4 +63,9 @@ def test_a_gateway_with_these_settings_takes_a_file_and_reads_its_keys_again(tmp
         os.kill(router.pid, signal.SIGHUP)
         wait_until(lambda: " reconfigured keys=2" in router.log, timeout_s=30, what="the keys to be read again")
         assert main(put) == 0
+        there = f"overlay://127.0.0.1:{router.port}"
+        (tmp_path / "back").mkdir()
+        assert main(["put", str(file), f"{there}/", "--key", str(keys)]) == 0
+        assert main(["get", f"{there}/file", str(tmp_path / "back"), "--key", str(keys)]) == 0
+    assert (tmp_path / "data/incoming/file").read_bytes() == (tmp_path / "back/file").read_bytes() == b"data"
     assert (tmp_path / "data/incoming/run7/file").read_bytes() == b"data"

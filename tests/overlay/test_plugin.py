@@ -98,7 +98,10 @@ def test_put_and_get_by_several_routes(
     assert (tmp_path / "back").read_bytes() == file.read_bytes()
     printed = capsys.readouterr().out
     assert f"  {between.address}: " in printed
-    assert "127.0.0.1:1: 0.0 MB, 127.0.0.1:1: Connection refused; direct: " in printed
+    assert (
+        "127.0.0.1:1: 0.0 MB, 127.0.0.1:1: Connection refused: does a router run there, at that port?; direct: "
+        in printed
+    )
     assert main(["put", str(file), _url(router, "f"), *key, "--routes", "a b/c"]) == 1
     assert "write HOST or HOST:PORT" in capsys.readouterr().err
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from stageout.cli import status as status_module
-from stageout.cli.exits import CommandError
+from stageout.cli.exits import CommandError, UsageError
+from stageout.cli.files import name_there, target
 from stageout.cli.main import build_parser, main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,15 +26,45 @@ def run(*arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[s
     return subprocess.run(argv, env=NO_POOL, capture_output=True, text=True, timeout=timeout_s, check=False)
 
 
+def _key(tmp_path: Path) -> Path:
+    key = tmp_path / "key"
+    key.write_text("site secret\n")
+    key.chmod(0o600)
+    return key
+
+
 @pytest.mark.parametrize("option", [("--stale-ok",), ("--through", "gw1.example.org")])
 def test_no_older_version_goes_into_a_pipe_unseen(
     option: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    key = tmp_path / "key"
-    key.write_text("site secret\n")
-    key.chmod(0o600)
-    assert main(["get", "overlay://127.0.0.1:1/f", "-", "--key", str(key), *option]) == 64
+    assert main(["get", "overlay://127.0.0.1:1/f", "-", "--key", str(_key(tmp_path)), *option]) == 64
     assert "for files" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("url", "local", "there"),
+    [
+        ("overlay://h", "d/f", "f"),
+        ("overlay://h/", "f", "f"),
+        ("overlay://h/a/", "f", "a/f"),
+        ("overlay://h/a", "f", "a"),
+    ],
+)
+def test_a_file_goes_into_a_directory_or_gets_the_name(url: str, local: str, there: str, tmp_path: Path) -> None:
+    _, path = target(url, str(_key(tmp_path)))
+    assert name_there(path, url, local) == there
+
+
+def test_nothing_of_a_url_is_dropped_in_silence(tmp_path: Path) -> None:
+    for part in ("a?b", "a#b", "a\nb", "a\tb"):
+        with pytest.raises(UsageError, match="%3F"):
+            target(f"overlay://h/{part}", str(_key(tmp_path)))
+    assert target("overlay://h/a%3Fb%23c%0Ad e\udcff", str(_key(tmp_path)))[1] == "a?b#c\nd e\udcff"
+
+
+def test_without_a_key_it_says_whom_to_ask(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match=r"No such file.*administrator.*--key"):
+        target("overlay://h/a", str(tmp_path / "none"))
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
