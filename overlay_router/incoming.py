@@ -16,7 +16,7 @@ _READ_BYTES = 64 * 1024
 class Incoming(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
     """Frames of a connection, which is not read while there is one that nobody has taken.
 
-    :param decoder: with the connection's checksum.
+    :param decoder: with the connection's checksum. :ivar gone: set when nothing can be said on it any more, either.
     """
 
     def __init__(self, decoder: Decoder) -> None:
@@ -24,7 +24,7 @@ class Incoming(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
         super().__init__(self._unused)
         self._decoder, self._room = decoder, memoryview(bytearray(_READ_BYTES))
         self._to_large = False
-        self._changed = asyncio.Event()
+        self._changed, self.gone = asyncio.Event(), asyncio.Event()
         self._reading: asyncio.ReadTransport | None = None
         self._problem: Exception | None = None
 
@@ -73,6 +73,7 @@ class Incoming(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
         super().connection_lost(exc)
         self._reading, self._problem = None, exc
         self._changed.set()
+        self.gone.set()
 
 
 async def listen_on(sock: socket.socket, decoder: Decoder) -> tuple[Incoming, asyncio.StreamWriter]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
@@ -19,6 +19,8 @@ MOST_ORIGINS = 4096
 _MOST_UNREAD_BYTES = 8 * 1024 * 1024
 #: For a peer to take what was said to it before a connection ends.
 _CLOSES_S = 60.0
+#: For the answers to what a peer asked before it said that it says no more.
+_ANSWERED_S = 60.0
 
 
 async def closed(writer: asyncio.StreamWriter) -> None:
@@ -32,6 +34,20 @@ async def closed(writer: asyncio.StreamWriter) -> None:
             await asyncio.wait_for(writer.wait_closed(), _CLOSES_S)
     finally:
         writer.transport.abort()
+
+
+async def answered(asked: Awaitable[object], gone: Awaitable[object]) -> None:
+    """Wait for the answers to what a peer has asked that says no more; not for one that takes none any more.
+
+    :param asked: done when they have been queued; a minute at most is waited for that. :param gone: when he has gone.
+    """
+    waited = [asyncio.ensure_future(asked), asyncio.ensure_future(gone)]
+    try:
+        await asyncio.wait(waited, timeout=_ANSWERED_S, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for one in waited:
+            one.cancel()
+        await asyncio.gather(*waited, return_exceptions=True)
 
 
 @dataclass

@@ -32,7 +32,7 @@ from overlay_router.delivery.leases import Leases
 from overlay_router.delivery.outflow import Means
 from overlay_router.ends import Ends
 from overlay_router.incoming import listen_on
-from overlay_router.line import Line, closed
+from overlay_router.line import Line, answered, closed
 from overlay_router.local.destination import Destination, Reply
 from overlay_router.local.small_files import Arrived
 from overlay_router.local.tree import no_room
@@ -277,6 +277,7 @@ class Router:
                 else:
                     await todo.put(what)
                 await writer.drain()
+            await answered(self._all_answered(line, todo), incoming.gone.wait())
         except asyncio.CancelledError:  # this router ends: it waits for nobody
             writer.transport.abort()
             raise
@@ -306,14 +307,22 @@ class Router:
             while True:
                 what = await todo.get()
                 await (self._pack(line, what) if isinstance(what, Frame) else self._answer(line, what))
+                todo.task_done()
         except Exception as problem:  # a database on a full disk, too: who asks must not wait for what never comes
             if isinstance(problem, asyncio.TimeoutError):
                 line.writer.transport.abort()  # he does not take what he was sent: that would be waited for
             line.writer.close()  # which ends whoever reads it too
             with contextlib.suppress(asyncio.CancelledError):
                 while True:  # unless he waits for a place among what is to be answered
+                    todo.task_done()
                     await todo.get()
             raise
+
+    async def _all_answered(self, line: Line, todo: asyncio.Queue[Message | Frame]) -> None:
+        """Until nothing that has come on a connection waits for its answer."""
+        await todo.join()
+        await line.changed()
+        await self._packs.passed(lambda arrived: arrived.peer in line.origins)
 
     async def _pack(self, line: Line, frame: Frame) -> None:
         await line.changed()

@@ -33,7 +33,7 @@ from overlay_router.data.jobs import Report
 from overlay_router.delivery.call import Kit
 from overlay_router.ends import Ends
 from overlay_router.line import Line
-from overlay_router.local.destination import Attached
+from overlay_router.local.destination import Attached, Reply
 from overlay_router.local.store import Transfer
 from overlay_router.pauses import Pause
 from overlay_router.peers.circuits import Neighbours
@@ -354,6 +354,52 @@ def test_a_peer_that_does_not_take_its_answers_is_counted_until_it_is_cut_off(
             assert router.limits._known["site"] == 1
             await until(lambda: not router.limits._known["site"])
             assert transport.get_extra_info("socket").fileno() == -1
+
+    serving(end, work)
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_who_says_no_more_hears_the_answers_to_what_he_has_asked(closes: bool, end: _End) -> None:
+    """Those that were still to come when he ended his side were lost. Nobody waits for one that has gone."""
+    disk = threading.Event()
+
+    def answer(ask: Status, peer: str) -> list[Any]:
+        assert disk.wait(60)
+        return [Reply(peer, Result(ask.origin, ask.seq, "done"))]
+
+    async def work(router: Router, gateway: Gateway) -> None:
+        end.status = answer  # type: ignore[method-assign, assignment]
+        with await asyncio.to_thread(Channel, gateway) as channel:
+            for number in range(1, 6):
+                channel.send(Status(ORIGIN, number))
+            await until(lambda: bool(router._lines))
+            ((one,),) = router._lines.values()
+            channel._socket.shutdown(socket.SHUT_RDWR if closes else socket.SHUT_WR)
+            await until(lambda: cast(Any, one.writer)._protocol._reading is None)
+            if closes:
+                one.writer.transport.abort()
+                await until(lambda: not router._lines)
+            disk.set()
+            for number in () if closes else range(1, 6):
+                assert await asyncio.to_thread(channel.receive) == Result(ORIGIN, number, "done")
+            await until(lambda: not router.limits._known)
+
+    try:
+        serving(end, work)
+    finally:
+        disk.set()
+
+
+def test_answers_that_never_come_are_not_waited_for(end: _End, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line, "_ANSWERED_S", 0.1)
+
+    async def work(router: Router, gateway: Gateway) -> None:
+        monkeypatch.setattr(router, "_answer", lambda line, message: asyncio.Event().wait())
+        with await asyncio.to_thread(Channel, gateway) as channel:
+            channel.send(Status(ORIGIN, 1))
+            channel._socket.shutdown(socket.SHUT_WR)
+            await until(lambda: not router.limits._known)
+            assert end.asked == 0
 
     serving(end, work)
 
