@@ -141,6 +141,11 @@ def operation_of(name: str, secret: bytes) -> tuple[str, int]:
     return hmac.new(secret, place.encode(), hashlib.sha256).hexdigest()[:32], int(number)
 
 
+def earlier_operation_of(name: str, secret: bytes) -> tuple[str, int]:
+    """What pilots of releases before 22 November 2026 called the same deposit: each had an origin of its own."""
+    return hmac.new(secret, name.encode(), hashlib.sha256).hexdigest()[:32], 1
+
+
 def written_numbers(numbers: Iterable[int]) -> str:
     """Numbers of deposits in their order: ``1-3,7,5``."""
     found: list[list[int]] = []

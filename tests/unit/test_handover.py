@@ -36,6 +36,7 @@ from stageout.wire.deposits import (
     BadReceipt,
     Holding,
     Receipt,
+    earlier_operation_of,
     joined,
     name_of,
     operation_of,
@@ -44,7 +45,7 @@ from stageout.wire.deposits import (
     read_receipt,
     written_numbers,
 )
-from stageout.wire.overlay import Custody, Result, Status
+from stageout.wire.overlay import Cancel, Custody, Result, Status
 from tests.polling import until
 
 #: Made by ``new_seed("")`` once: names of tests must be the same in each process.
@@ -511,6 +512,41 @@ def test_what_is_said_of_other_deposits_meanwhile_is_no_answer(monkeypatch: pyte
     monkeypatch.setattr(asking, "gateway_of", lambda host, port, key: gateway)
     monkeypatch.setattr(asking, "Channel", Told)
     assert asking.Asker(Path("key"))(ROUTER, [ONE], False) == {ONE: ("custody", "")}
+
+
+@pytest.mark.parametrize("cancel", [False, True])
+def test_deposits_of_pilots_of_an_earlier_release_are_found(cancel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were asked for in vain, so their jobs waited for a day and ran again although all had arrived."""
+    gateway = Gateway("router", 1, "key", b"secret")
+    knows = {earlier_operation_of(ONE, gateway.secret): "done", operation_of(TWO, gateway.secret): "failed"}
+    said, cancelled = list[Result](), list[tuple[str, int]]()
+
+    class Told:
+        def __init__(self, gateway: Gateway) -> None:
+            pass
+
+        def __enter__(self) -> Told:
+            return self
+
+        def __exit__(self, *exception: object) -> None:
+            pass
+
+        def send(self, message: Status | Cancel) -> None:
+            key = message.origin, message.seq
+            if isinstance(message, Cancel):
+                cancelled.append(key)
+            else:
+                said.append(Result(*key, knows.get(key, "unknown")))
+
+        def receive(self) -> Result:
+            return said.pop(0)
+
+    monkeypatch.setattr(asking, "gateway_of", lambda host, port, key: gateway)
+    monkeypatch.setattr(asking, "Channel", Told)
+    three = name_of(SEED, 3)
+    found = asking.Asker(Path("key"))(ROUTER, [ONE, TWO, three], cancel)
+    assert found == {ONE: ("done", ""), TWO: ("failed", ""), three: ("unknown", "")}
+    assert (earlier_operation_of(ONE, gateway.secret) in cancelled) is cancel
 
 
 def test_custodians_that_are_not_named_are_not_asked(asked: Asked) -> None:
