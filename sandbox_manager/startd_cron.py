@@ -22,8 +22,8 @@ _DEAD_S = 120.0
 def main(argv: list[str] | None = None) -> int:
     """Stream until the startd ends this process."""
     arguments = sys.argv[1:] if argv is None else argv
-    if len(arguments) != 1:
-        print("usage: stageout-startd-cron SPOOL", file=sys.stderr)
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        print("usage: stageout-startd-cron SPOOL (started by the startd; prints for ever)", file=sys.stderr)
         return 2
     path = Path(arguments[0]) / "run" / "state.json"
     parent, last = os.getppid(), ""

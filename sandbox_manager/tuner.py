@@ -16,10 +16,10 @@ from pathlib import Path
 from sandbox_manager.grants import Grants
 from stageout.core import log
 from stageout.core.clock import Clock
-from stageout.core.config import ConfigError, Settings
+from stageout.core.config import Settings
 from stageout.core.profiles import good_for_uploads
 from stageout.tuning.adaptive import Knobs, Step
-from stageout.tuning.controllers import FIXED, NAMES, Controller
+from stageout.tuning.controllers import FIXED, Controller
 from stageout.tuning.deadlines import FILE_BYTES
 from stageout.wire.control import StreamsReport
 
@@ -44,11 +44,8 @@ class TuningRules:
 
 def read_tuning(settings: Settings) -> TuningRules:
     """Rules from the configuration. :raises ConfigError: a knob cannot be used."""
-    name = settings.text("STAGEOUT_TUNING").lower()
-    if name not in NAMES:
-        raise ConfigError(f"STAGEOUT_TUNING = {name}: write one of {', '.join(NAMES)}")
     return TuningRules(
-        name,
+        settings.text("STAGEOUT_TUNING").lower(),
         Knobs(
             initial=settings.count("STAGEOUT_TUNING_INITIAL"),
             maximum=settings.count("STAGEOUT_TUNING_MAX"),

@@ -24,6 +24,7 @@ class Knob:
     :param role: "ep", "pilot", "ap", "policy", "globus", "router": the
         fragment that shows it; "both": all do.
     :param doc: one line; says the unit.
+    :param least, most: bounds of a number. :param choices: the words that a text may be, in any case.
     """
 
     name: str
@@ -31,6 +32,8 @@ class Knob:
     role: str
     doc: str
     least: float | None = None
+    most: float | None = None
+    choices: tuple[str, ...] = ()
 
 
 KNOBS: dict[str, Knob] = {
@@ -46,14 +49,22 @@ KNOBS: dict[str, Knob] = {
             "STAGEOUT_SPOOL_QUOTA_MB", 0, "ep", "most MB of accepted output on this node; 0: half of the filesystem", 0
         ),
         Knob("STAGEOUT_OWNER_QUOTA_MB", 0, "ep", "most MB of one owner; 0: no limit of its own", 0),
-        Knob("STAGEOUT_SPOOL_HIGH_PERCENT", 90, "ep", "spool fullness in % at which the node takes no new jobs", 1),
-        Knob("STAGEOUT_SPOOL_LOW_PERCENT", 70, "ep", "spool fullness in % at which it takes jobs again", 0),
+        Knob(
+            "STAGEOUT_SPOOL_HIGH_PERCENT", 90, "ep", "spool fullness in % at which the node takes no new jobs", 1, 100
+        ),
+        Knob("STAGEOUT_SPOOL_LOW_PERCENT", 70, "ep", "spool fullness in % at which it takes jobs again", 0, 100),
         Knob("STAGEOUT_DATA_SLOT_ACTIVE", 1, "ep", "sandboxes of one CPU slot that are transferred at once", 1),
         Knob("STAGEOUT_DATA_SLOT_DEPTH", 2, "ep", "further sandboxes of one CPU slot that may wait", 0),
         Knob("STAGEOUT_MAX_MOVERS", 4, "ep", "plugin processes that move data at once on this node", 1),
         Knob("STAGEOUT_MAX_MOVERS_PER_DESTINATION", 3, "ep", "of these, at most so many to one host", 1),
         Knob("STAGEOUT_MAX_MOVERS_PER_OWNER", 3, "ep", "of these, at most so many of one owner", 1),
-        Knob("STAGEOUT_TUNING", "crowding", "ep", "who chooses how many files move at once: crowding, running, fixed"),
+        Knob(
+            "STAGEOUT_TUNING",
+            "crowding",
+            "ep",
+            "who chooses how many files move at once: crowding, running, fixed",
+            choices=("crowding", "running", "fixed"),
+        ),
         Knob("STAGEOUT_TUNING_INITIAL", 4, "ep", "files at once to one server at the start", 1),
         Knob("STAGEOUT_TUNING_MAX", 16, "ep", "most files at once to one server", 1),
         Knob("STAGEOUT_TUNING_STREAMS", 4, "ep", "streams of each file, where the plugin can send a file in parts", 1),
@@ -266,6 +277,7 @@ KNOBS: dict[str, Knob] = {
             "checksum",
             "globus",
             "files that are there already are not sent again when they agree in: exists, size, mtime, checksum",
+            choices=("exists", "size", "mtime", "checksum"),
         ),
         Knob(
             "STAGEOUT_GLOBUS_FAULT_PATIENCE",
@@ -331,9 +343,17 @@ class Settings:
         if text is None or not text.strip():
             return knob.default
         value = _parse(knob, text.strip())
-        if knob.least is not None and float(value) < knob.least:
-            raise ConfigError(f"{name} = {text}: must be at least {knob.least:g} ({knob.doc})")
+        _check(knob, text, value)
         return value
+
+
+def _check(knob: Knob, text: str, value: Value) -> None:
+    if knob.choices and str(value).lower() not in knob.choices:
+        raise ConfigError(f"{knob.name} = {text}: write one of {', '.join(knob.choices)} ({knob.doc})")
+    if knob.least is not None and float(value) < knob.least:
+        raise ConfigError(f"{knob.name} = {text}: must be at least {knob.least:g} ({knob.doc})")
+    if knob.most is not None and float(value) > knob.most:
+        raise ConfigError(f"{knob.name} = {text}: must be at most {knob.most:g} ({knob.doc})")
 
 
 def _parse(knob: Knob, text: str) -> Value:

@@ -108,6 +108,8 @@ def load_key(path: Path) -> SigningKey | None:
         return None
     except ImportError:
         raise _no_cryptography() from None
+    except PermissionError:
+        raise KeyUnusable(f"the key {path} is not for this user to read: run this as its owner, or as root") from None
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise KeyUnusable(f"the key {path} cannot be used ({problem}); put it back from a backup, or remove it: "
                         "a new one is then made, see docs/SECURITY.md, \"Lost keys\"") from None  # fmt: skip

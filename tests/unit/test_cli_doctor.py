@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import sys
 import threading
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from stageout.cli.doctor import node, report
+from stageout.cli.doctor import config, node, report
 from stageout.cli.doctor.findings import Finding, Level, Ran, Role, Unseen
 from stageout.cli.doctor.machine import http_status
 from stageout.cli.doctor.pilot import pilot_end
@@ -50,7 +51,7 @@ SETTINGS = {
     "START": "(TRUE) && (StageOutAccept =!= false || time() - (StageOutHeartbeat ?: 0) > 300)",
     "HISTORY": "/var/lib/condor/spool/history",
     "STARTD_JOB_ATTRS": "GlobalJobId RemoteUser NumShadowStarts StageOutGuard StageOutAsync OutputDestination "
-    "CheckpointDestination EncryptExecuteDirectory JobPrio",
+    "CheckpointDestination EncryptExecuteDirectory JobPrio StageOutAgentKey",
     "STARTD_CRON_JOBLIST": "StageOut",
     "STARTD_CRON_StageOut_EXECUTABLE": "/opt/stageout/bin/stageout-startd-cron",
     "FILETRANSFER_PLUGINS": f"{STOCK}, {OURS}",
@@ -126,6 +127,9 @@ class Fake:
     def processes(self, variable: str) -> tuple[list[tuple[int, str]], bool]:
         assert variable == MOVER_MARK
         return self.marked, self.sees_all
+
+    def parameters(self) -> list[str]:
+        return list(self.values)
 
     @property
     def settings(self) -> Any:
@@ -274,6 +278,21 @@ FAULTS: list[tuple[str, Level, str, Callable[[Fake], None]]] = [
     ("version", Level.FAIL, "10.0.1", has(condor="10.0.1")),
     ("settings", Level.FAIL, "STAGEOUT_ATTEMPTS = many", values(STAGEOUT_ATTEMPTS="many")),
     ("settings", Level.FAIL, "STAGEOUT_MAX_MOVERS = 0", values(STAGEOUT_MAX_MOVERS="0")),
+    ("settings", Level.FAIL, "write one of crowding", values(STAGEOUT_TUNING="fast")),
+    ("settings", Level.FAIL, "at most 100", values(STAGEOUT_SPOOL_HIGH_PERCENT="900")),
+    ("settings", Level.WARN, "STAGEOUT_SPOOL_QOUTA_MB is set, but", values(STAGEOUT_SPOOL_QOUTA_MB="100")),
+    ("settings", Level.WARN, "STAGOUT_LEASE is set, but", values(STAGOUT_LEASE="100")),
+    ("settings", Level.WARN, "STAGEOUT_COLOUR is set, but", values(STAGEOUT_COLOUR="red")),
+    ("space", Level.UNCHECKED, "write a number", values(STAGEOUT_SPOOL_QUOTA_MB="100G")),
+    ("role", Level.FAIL, "no schedd is", values(DAEMON_LIST="MASTER STARTD STAGEOUT_MANAGER STAGEOUT_AGENT")),
+    ("role", Level.FAIL, "no startd is", values(DAEMON_LIST="MASTER SCHEDD STAGEOUT_MANAGER STAGEOUT_AGENT")),
+    ("transforms", Level.FAIL, "treated as with opt-out", values(STAGEOUT_DEFAULT="optin")),
+    (
+        "startd-attributes",
+        Level.WARN,
+        "lacks StageOutAgentKey, which",
+        values(STARTD_JOB_ATTRS=SETTINGS["STARTD_JOB_ATTRS"].replace(" StageOutAgentKey", "")),
+    ),
     ("agent-daemon", Level.FAIL, "no daemon", values(DAEMON_LIST="MASTER SCHEDD STARTD STAGEOUT_MANAGER")),
     ("agent-daemon", Level.FAIL, "does not exist", no_file(SETTINGS["STAGEOUT_AGENT"])),
     ("manager-daemon", Level.FAIL, "no daemon", values(DAEMON_LIST="MASTER SCHEDD STARTD STAGEOUT_AGENT")),
@@ -414,6 +433,42 @@ def test_faults_are_found(name: str, level: Level, words: str, spoil: Callable[[
     found = [item for item in examine(machine) if item.name == name and item.level is level and words in item.text]
     assert found, [item for item in examine(machine) if item.level is not Level.OK]
     assert level is Level.UNCHECKED or found[0].remedy
+
+
+@pytest.mark.parametrize(
+    ("name", "means"),
+    [
+        ("STAGEOUT_MAX_RERUN", "STAGEOUT_MAX_RERUNS"),
+        ("STAGOUT_LEASE", "STAGEOUT_LEASE"),
+        ("STAGEOUT_BINS", "STAGEOUT_BIN"),
+    ],
+)
+def test_a_misspelt_knob_is_told_its_name(name: str, means: str) -> None:
+    machine = Fake()
+    machine.values[name] = "1"
+    (found,) = (item for item in examine(machine) if item.level is Level.WARN)
+    assert found.remedy == f"did you mean {means}?"
+
+
+def test_names_of_others_are_theirs() -> None:
+    others = ("STAGING_DIR", "STAGEOUT_ROUTER_USERID", "STAGEOUT_POLICY_SERVICE_LOG", "STARTD_CRON_STAGEOUT_MODE")
+    machine = Fake()
+    machine.values.update(dict.fromkeys(others, "x"))
+    assert not [item for item in examine(machine) if item.name == "settings" and item.level is not Level.OK]
+
+
+def test_every_macro_of_the_fragments_is_known() -> None:
+    directory = Path(__file__).parents[2] / "condor_config.d"
+    text = "\n".join(path.read_text() for path in directory.glob("*.conf"))
+    machine = Fake()
+    machine.values.update(dict.fromkeys(re.findall(r"\bSTAGEOUT_[A-Z_]+(?=\s*=)", text), ""))
+    assert not [item for item in config.settings(machine) if item.level is not Level.OK]
+
+
+def test_a_disk_of_its_own_for_the_spool_is_the_one_that_is_measured() -> None:
+    machine = Fake()
+    machine.free_bytes = lambda path: {"/var/lib/condor/stageout": (GB, GB)}[path]  # type: ignore[method-assign]
+    assert [item.level for item in node.space(machine)] == [Level.FAIL]
 
 
 def test_the_other_doors() -> None:

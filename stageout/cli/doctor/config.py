@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator
 from pathlib import PurePath
 
@@ -26,6 +27,12 @@ SHOWN = (
 )  # fmt: skip
 #: What the manager asks the startd about a job (architecture, "Who speaks the truth").
 JOB_ATTRIBUTES = ("GlobalJobId", "RemoteUser", "NumShadowStarts", "StageOutGuard", "OutputDestination", "JobPrio")
+#: Without these a hand-off works, but less safely, or for fewer jobs.
+USEFUL_JOB_ATTRIBUTES = ("StageOutAsync", "CheckpointDestination", "EncryptExecuteDirectory", "StageOutAgentKey")
+#: Macros of the fragments that no program of ours reads.
+MACROS = (
+    "STAGEOUT_BIN", "STAGEOUT_DEFAULT", "STAGEOUT_LEAVE_LIMIT", "STAGEOUT_RETRY_METHODS", "STAGEOUT_RETRY_LIMIT",
+)  # fmt: skip
 
 _TESTED = (25,)
 _WEAKER = (23, 9)
@@ -34,6 +41,17 @@ _CLASSAD_SLOW_S = 0.5
 _INSTALL_AP = "put condor_config.d/20-stageout-ap.conf into the configuration directory, then condor_restart"
 _INSTALL_ROUTER = "put condor_config.d/20-stageout-router.conf into the configuration directory, then condor_restart"
 _INSTALL_EP = "put condor_config.d/20-stageout-ep.conf into the configuration directory, then condor_restart"
+_DAEMON_SETTINGS = ("", "_LOG", "_USERID", "_ENVIRONMENT", "_ARGS", "_LOCAL_NAME")
+_ALIKE = 0.85
+#: Of every name that is looked at: comparing all of HTCondor's thousand would take a while.
+_BEGINNING = "STA"
+
+
+def _later(parameter: str) -> str:
+    """How to find the file that has replaced what ours has put into a list."""
+    return (
+        f"or, where it is there: 'condor_config_val -verbose {parameter}' names the later file that replaces its value"
+    )
 
 
 def version(machine: Machine) -> Iterator[Finding]:
@@ -60,6 +78,40 @@ def settings(machine: Machine) -> Iterator[Finding]:
             yield fail("settings", str(problem), f"correct {knob.name} and run condor_reconfig")
     if not bad:
         yield ok("settings", f"all {len(KNOBS)} knobs can be read")
+    yield from _unknown(machine)
+
+
+def _unknown(machine: Machine) -> Iterator[Finding]:
+    """Parameters that look like ours and that nothing reads: HTCondor passes a misspelt name over in silence."""
+    known = {*KNOBS, *MACROS}
+    alike = {name for name in map(str.upper, machine.parameters()) if name.startswith(_BEGINNING)}
+    for name in sorted(alike - known - _of_daemons(machine)):
+        meant = difflib.get_close_matches(name, known, 1, _ALIKE)
+        remedy = f"did you mean {meant[0]}?" if meant else "condor_config.d/ has all names, each in its role's file"
+        if meant or name.startswith("STAGEOUT_"):
+            yield warn("settings", f"{name} is set, but nothing reads it", remedy)
+
+
+def _of_daemons(machine: Machine) -> set[str]:
+    """Parameters that condor_master reads of daemons; an administrator may have named ours like a knob."""
+    daemons = {"STAGEOUT_POLICY_SERVICE", "STAGEOUT_ROUTER", *words(machine.settings.condor("DAEMON_LIST").upper())}
+    return {f"{daemon}{end}" for daemon in daemons for end in _DAEMON_SETTINGS}
+
+
+def strays(machine: Machine) -> Iterator[Finding]:
+    """Is a daemon of ours where there is nothing for it to serve, by the fragment of another role?"""
+    listed = {word.upper(): PurePath(machine.settings.condor(word)).name
+              for word in words(machine.settings.condor("DAEMON_LIST"))}  # fmt: skip
+    ours = set(listed.values())
+    for program, wanted, served, fragment in (
+        (AGENT_PROGRAM, "SCHEDD", "schedd", "20-stageout-ap.conf"),
+        (MANAGER_PROGRAM, "STARTD", "startd", "20-stageout-ep.conf"),
+    ):
+        if program in ours and not any(word.startswith(wanted) for word in listed):
+            remedy = f"take {fragment} out of this machine's configuration directory, then condor_restart"
+            yield fail(
+                "role", f"{program} is in DAEMON_LIST, but no {served} is: this machine has no such role", remedy
+            )
 
 
 def _daemon(machine: Machine, program: str, name: str, remedy: str) -> Iterator[Finding]:
@@ -75,7 +127,7 @@ def _daemon(machine: Machine, program: str, name: str, remedy: str) -> Iterator[
             return
         yield ok(name, f"{word} in DAEMON_LIST is {path}")
         return
-    yield fail(name, f"no daemon in DAEMON_LIST is {program}", remedy)
+    yield fail(name, f"no daemon in DAEMON_LIST is {program}", f"{remedy}; {_later('DAEMON_LIST')}")
 
 
 def router_daemon(machine: Machine) -> Iterator[Finding]:
@@ -98,7 +150,13 @@ def transforms(machine: Machine) -> Iterator[Finding]:
     names = words(machine.settings.condor("JOB_TRANSFORM_NAMES"))
     places = [names.index(name) if name in names else -1 for name in TRANSFORMS]
     if -1 in places or places != sorted(places):
-        yield fail("transforms", f"JOB_TRANSFORM_NAMES lacks {' before '.join(TRANSFORMS)}", _INSTALL_AP)
+        remedy = f"{_INSTALL_AP}; {_later('JOB_TRANSFORM_NAMES')}"
+        yield fail("transforms", f"JOB_TRANSFORM_NAMES lacks {' before '.join(TRANSFORMS)}", remedy)
+        return
+    chosen = machine.settings.condor("STAGEOUT_DEFAULT", "opt-out")
+    if chosen not in ("opt-in", "opt-out"):
+        text = f"STAGEOUT_DEFAULT = {chosen}: jobs are treated as with opt-out"
+        yield fail("transforms", text, "write opt-in or opt-out, and condor_reconfig")
         return
     body = machine.settings.condor("JOB_TRANSFORM_StageOut")
     if "StageOutGuard" not in body or "LeaveJobInQueue" not in body:
@@ -167,8 +225,13 @@ def startd_attributes(machine: Machine) -> Iterator[Finding]:
     listed = {word.lower() for word in words(text)}
     missing = [word for word in JOB_ATTRIBUTES if word.lower() not in {*listed, "globaljobid", "remoteuser"}]
     if missing:
-        yield fail(name, f"STARTD_JOB_ATTRS lacks {', '.join(missing)}: every transfer is synchronous", _INSTALL_EP)
+        remedy = f"{_INSTALL_EP}; {_later('STARTD_JOB_ATTRS')}"
+        yield fail(name, f"STARTD_JOB_ATTRS lacks {', '.join(missing)}: every transfer is synchronous", remedy)
         return
+    late = [word for word in USEFUL_JOB_ATTRIBUTES if word.lower() not in listed]
+    if late:
+        text = f"STARTD_JOB_ATTRS lacks {', '.join(late)}, which this version uses"
+        yield warn(name, text, f"{_INSTALL_EP}; {_later('STARTD_JOB_ATTRS')}")
     yield from _in_effect(machine, name, "startd", "STARTD_JOB_ATTRS", [w for w in JOB_ATTRIBUTES if w in text.split()])
 
 
@@ -188,7 +251,8 @@ def startd_cron(machine: Machine) -> Iterator[Finding]:
         if PurePath(path).name == CRON_PROGRAM:
             yield ok("startd-cron", f"STARTD_CRON_{job}_EXECUTABLE is {path}")
             return
-    yield fail("startd-cron", f"no job in STARTD_CRON_JOBLIST is {CRON_PROGRAM}: no back-pressure", _INSTALL_EP)
+    remedy = f"{_INSTALL_EP}; {_later('STARTD_CRON_JOBLIST')}"
+    yield fail("startd-cron", f"no job in STARTD_CRON_JOBLIST is {CRON_PROGRAM}: no back-pressure", remedy)
 
 
 def _in_effect(machine: Machine, name: str, daemon: str, parameter: str, needed: object) -> Iterator[Finding]:
@@ -217,7 +281,9 @@ def plugins(machine: Machine) -> Iterator[Finding]:
             "plugins", "no plugin takes https", "let FILETRANSFER_PLUGINS name our curl_plugin, after the others"
         )
     elif not is_ours(machine, winner):
-        remedy = "later entries win: let FILETRANSFER_PLUGINS end with our curl_plugin"
+        remedy = (
+            f"later entries win: let FILETRANSFER_PLUGINS end with our curl_plugin; {_later('FILETRANSFER_PLUGINS')}"
+        )
         yield fail("plugins", f"https belongs to {winner}, which never hands off", remedy)
     else:
         yield ok("plugins", f"https belongs to {winner}")
@@ -257,7 +323,11 @@ def _plugin(machine: Machine, path: str, owners: dict[str, str]) -> Iterator[Fin
     owners.update(dict.fromkeys((method.lower() for method in methods), path))
     text = f"{path}: {', '.join(methods)}; -classad in {ran.took_s * 1000:.0f} ms"
     if ran.took_s > _CLASSAD_SLOW_S:
-        yield warn(name, text, "every job waits for this: is the package on a slow network filesystem?")
+        if is_ours(machine, path):
+            remedy = "every job waits for this: is the package on a slow network filesystem?"
+        else:
+            remedy = "every job waits for this: leave it out of FILETRANSFER_PLUGINS where nobody uses it"
+        yield warn(name, text, remedy)
     else:
         yield ok(name, text)
 
@@ -282,6 +352,6 @@ def _is_attribute(line: str) -> bool:
         return False
 
 
-COMMON = (version, settings)
+COMMON = (version, settings, strays)
 ACCESS_POINT = (agent_daemon, transforms, protected_attributes, superuser, order_numbers, histories)
 EXECUTE_POINT = (manager_daemon, startd_attributes, startd_cron, start_expression, plugins)

@@ -63,6 +63,9 @@ class Machine(Protocol):
     def settings(self) -> Settings:
         """HTCondor's configuration here."""
 
+    def parameters(self) -> Iterable[str]:
+        """Names of all parameters of HTCondor's configuration here."""
+
     def run(self, argv: Sequence[str], timeout_s: float) -> Ran:
         """Run a command; its standard output and error in one."""
 

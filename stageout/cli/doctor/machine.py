@@ -43,6 +43,10 @@ class ThisMachine:
         """HTCondor's configuration here."""
         return self._settings
 
+    def parameters(self) -> list[str]:
+        """Names of all parameters of HTCondor's configuration here."""
+        return [str(name) for name in self._htcondor.param.keys()]  # noqa: SIM118 - no ordinary mapping
+
     def run(self, argv: Sequence[str], timeout_s: float) -> Ran:
         """Run a command; its standard output and error in one."""
         started = time.monotonic()

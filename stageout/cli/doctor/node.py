@@ -89,8 +89,7 @@ def _root_runs_jobs(machine: Machine) -> bool:
 
 def space(machine: Machine) -> Iterator[Finding]:
     """Does the quota fit the disk, and does HTCondor know that this space is not for jobs?"""
-    execute = machine.settings.condor("EXECUTE")
-    total, free = machine.free_bytes(execute)
+    total, free = _filesystem(machine)
     quota = machine.settings.count("STAGEOUT_SPOOL_QUOTA_MB") * _MB or total // 2
     is_default = not machine.settings.count("STAGEOUT_SPOOL_QUOTA_MB")
     if quota > total:
@@ -109,6 +108,14 @@ def space(machine: Machine) -> Iterator[Finding]:
         yield warn("space", text, f"{what}, and restart the startd: {why}")
     else:
         yield ok("space", text)
+
+
+def _filesystem(machine: Machine) -> tuple[int, int]:
+    """Size and free bytes of the spool's filesystem; of EXECUTE's while there is no spool yet."""
+    try:
+        return machine.free_bytes(spool_path(machine))
+    except FileNotFoundError:
+        return machine.free_bytes(machine.settings.condor("EXECUTE"))
 
 
 def _held_bytes(machine: Machine) -> int:

@@ -14,6 +14,7 @@ from stageout.cli.doctor.findings import Check, Finding, Level, Machine, Role, U
 from stageout.cli.exits import CommandError, Exit
 from stageout.cli.render import clean
 from stageout.cli.rows import SCHEMA
+from stageout.core.config import ConfigError
 
 _EXECUTE_POINT: tuple[Check, ...] = (
     *config.COMMON, *config.EXECUTE_POINT, *leftovers.EXECUTE_POINT, *node.EXECUTE_POINT, *pool.COMMON,
@@ -88,6 +89,8 @@ def _examine_one(check: Check, machine: Machine) -> list[Finding]:
         return list(check(machine))
     except Unseen as reason:
         return [unchecked(name, str(reason))]
+    except ConfigError as problem:
+        return [unchecked(name, str(problem))]
     except PermissionError as problem:
         return [unchecked(name, f"{problem.filename or 'something'} may not be looked at", "run the doctor as root")]
     except FileNotFoundError as problem:

@@ -12,7 +12,6 @@ from stageout.core.errors import ErrorClass, TransferFailure
 
 PREFIX = "STAGEOUT_GLOBUS_"
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
-_SYNC_LEVELS = ("exists", "size", "mtime", "checksum")
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ def read_settings(source: Settings | None = None) -> GlobusSettings:
         return GlobusSettings(
             transfer_url=found.text(f"{PREFIX}TRANSFER_URL"),
             credential=found.text(f"{PREFIX}CREDENTIAL"),
-            sync=_sync_level(found.text(f"{PREFIX}SYNC").lower()),
+            sync=found.text(f"{PREFIX}SYNC").lower(),
             local=local_collection(found.text(f"{PREFIX}LOCAL")),
             personal=found.text(f"{PREFIX}PERSONAL"),
             collections=named_collections(found.text(f"{PREFIX}COLLECTIONS")),
@@ -113,9 +112,3 @@ def named_collections(text: str) -> dict[str, str]:
             raise ConfigError(f"{PREFIX}COLLECTIONS: cannot read {pair!r}; write NAME=UUID, NAME=UUID, ...")
         names[name.lower()] = uuid.lower()
     return names
-
-
-def _sync_level(word: str) -> str:
-    if word not in _SYNC_LEVELS:
-        raise ConfigError(f"{PREFIX}SYNC = {word}: write one of {', '.join(_SYNC_LEVELS)}")
-    return word
