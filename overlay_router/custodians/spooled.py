@@ -375,13 +375,11 @@ class Spooled(Upload):
         return data
 
     def lend(self, channel: Channel, tid: int) -> Lent | None:
-        """To a worker that would send blocks itself, while one connection at least stays here."""
+        """To a worker that would send blocks itself."""
         connection = channel.lendable()
         if connection is None or self._kind != channel.digest_name:
             return None
         with self._lending:
-            if sum(not one.has_ended for one in self._lent) + 1 >= self.connections:
-                return None
             lent = self._growth.lend(connection, tid, channel.checksum_name)
             if lent is not None:
                 self._lent = {one for one in self._lent if not one.has_ended} | {lent}

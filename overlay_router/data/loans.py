@@ -4,12 +4,14 @@ The carrier makes such a connection and attaches it there, hears all that the ne
 that has left. The worker sends a block when it has come and was found to be right, while it is in the processor's
 cache. What the next hop does not take in time is written to the disk here, and brought to its end there meanwhile.
 
-Four rules:
+Five rules:
 
 1. A connection on loan is used by one thread at a time, and never by the carrier.
 2. A frame that was begun is brought to its end, or the connection is shut: nothing else follows it.
 3. The carrier hears of a block when all of it has left; of one that has not, nothing.
 4. It is given back between two blocks when the carrier recalls it, and shut when either process ends.
+5. When the carrier ends, each connection of a sender whose blocks left so is ended: what of them is not STAGED comes
+   again, whether it was told or not.
 """
 
 from __future__ import annotations
@@ -123,13 +125,28 @@ def _behind(parts: list[memoryview], count: int) -> list[memoryview]:
 class _Pace:
     """Whether the next hop keeps up. :param failures: waits in vain. :param skips: blocks that do not wait for it.
 
-    :param asks: in vain. :param asked_s: monotonic time of the last.
+    :param vain_asks: requests without an answer. :param asked_s: monotonic time of the last.
     """
 
     failures: int = 0
     skips: int = 0
-    asks: int = 0
+    vain_asks: int = 0
     asked_s: float = float("-inf")
+
+    def rests(self) -> bool:
+        """Whether this block does not wait for the hop."""
+        if not self.skips:
+            return False
+        self.skips -= 1
+        return True
+
+    def asks(self) -> bool:
+        """Whether it is time for a request: then one is made."""
+        now_s = time.monotonic()
+        if now_s - self.asked_s <= min(_MOST_ASK_S, _ASK_S * 2**self.vain_asks):
+            return False
+        self.vain_asks, self.asked_s = min(self.vain_asks + 1, 10), now_s
+        return True
 
 
 class Loans:
@@ -141,6 +158,23 @@ class Loans:
         self._wanted: dict[int, _Pace] = {}
         self._loans: dict[int, Loan] = {}
         self._untold: list[bytes] = []
+        self._users: set[Callable[[], None]] = set()
+        self._is_over = False
+
+    def use(self, stop: Callable[[], None]) -> None:
+        """Whoever sends by them is stopped when the carrier ends: nobody may have heard what has left.
+
+        :param stop: called once, perhaps at once, and never after :meth:`leave_off` has returned. It must not wait.
+        """
+        with self._lock:
+            self._users.add(stop)
+            if self._is_over:
+                stop()
+
+    def leave_off(self, stop: Callable[[], None]) -> None:
+        """Whoever was to be stopped so sends no more."""
+        with self._lock:
+            self._users.discard(stop)
 
     def want(self, tid: int) -> None:
         """Blocks of a transfer need not be written if they are sent on."""
@@ -157,8 +191,11 @@ class Loans:
     def end(self) -> None:
         """The carrier has ended."""
         with self._lock:
+            self._is_over = True
             self._wanted.clear()
             found = list(self._loans.values())
+            for stop in self._users:
+                stop()
         self._recall(found)
 
     def hear(self, message: bytes, descriptors: Collection[int]) -> bool:
@@ -186,10 +223,15 @@ class Loans:
         """
         with self._lock:
             pace = self._wanted.get(tid)
-            loan = self._free(tid, pace) if pace else None
+            if pace is None or pace.rests():
+                return None
+            loan = next((loan for loan in self._loans.values() if loan.tid == tid and not loan.is_taken), None)
             if loan:
                 loan.is_taken = True
-        if pace is None or loan is None:
+            is_asked = loan is None and pace.asks()
+        if loan is None:
+            if is_asked:
+                self._say(_WORD.pack(WANTED, tid))
             return None
         if loan.checksum != checksum:
             loan.is_recalled = True
@@ -257,16 +299,6 @@ class Loans:
         if is_much:
             self.flush()
 
-    def _free(self, tid: int, pace: _Pace) -> Loan | None:
-        if pace.skips:
-            pace.skips -= 1
-            return None
-        loan = next((loan for loan in self._loans.values() if loan.tid == tid and not loan.is_taken), None)
-        if loan is None and time.monotonic() - pace.asked_s > min(_MOST_ASK_S, _ASK_S * 2**pace.asks):
-            pace.asks, pace.asked_s = min(pace.asks + 1, 10), time.monotonic()
-            self._say(_WORD.pack(WANTED, tid))
-        return loan
-
     def _note_pace(self, loan: Loan, keeps_up: bool) -> None:
         with self._lock:
             pace = self._wanted.get(loan.tid)
@@ -283,7 +315,7 @@ class Loans:
         with self._lock:
             pace = self._wanted.get(loan.tid)
             if pace is not None:
-                pace.asks = 0
+                pace.vain_asks = 0
                 self._loans[loan.number] = loan
                 return
         self._end(loan)

@@ -212,6 +212,7 @@ class Receiver:
         self._shelf = shelf if shelf is not None and job.block_bytes == BLOCK_BYTES else None
         self._block_s = 0.0
         self._left = LeftOnes(self._store)
+        self._used: list[Loans] = []
         self._checksum = frames.checksums()[job.checksum]
         self._sums = frames.sums(job.checksum, job.digest)
         self._header = memoryview(bytearray(frames.HEADER_BYTES))
@@ -228,8 +229,9 @@ class Receiver:
                 pass
         finally:
             try:
-                if self._shelf and self._shelf.ring:
-                    self._shelf.ring.loans.flush()
+                for loans in self._used:
+                    loans.flush()
+                    loans.leave_off(self._stop)
                 self._left.end()
             finally:
                 if self._direct >= 0:
@@ -319,12 +321,16 @@ class Receiver:
         loan = None if self._gate.closed else loans.take(self._job.tid, self._job.checksum)
         if loan is None:
             return False
-        data = self._buffer[: header.length_bytes]
+        if loans not in self._used:
+            self._used.append(loans)
+            loans.use(self._stop)
+        data, began_s = self._buffer[: header.length_bytes], time.monotonic()
         try:
             digest = self._came(data, header)
         except BaseException:
             loans.leave(loan)
             raise
+        self._block_s = time.monotonic() - began_s
         if not loans.send(loan, header, data, self._checksum, digest):
             self._buffer = _pages(self._job.block_bytes)
             self._store(header.block, data, digest)
@@ -353,7 +359,7 @@ class Receiver:
         return bool(readable([self._connection.fileno()], 0))
 
     def _stop(self) -> None:
-        """Wake whoever receives: the disk fails."""
+        """Wake whoever receives: the disk fails, or who sends on has ended. Nothing more comes by this connection."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RD)
 

@@ -27,6 +27,7 @@ from typing import Protocol
 
 from overlay_router.data import loans
 from overlay_router.data.loans import Lent, Loans
+from overlay_router.data.teller import Teller
 from stageout.wire.frames import DIGEST_BYTES
 from stageout.wire.overlay import BLOCK_BYTES
 
@@ -107,7 +108,8 @@ class Ring:
         self._busy: dict[int, Slot] = {}
         self._wanted: dict[int, _Pace] = {}
         self._is_over = False
-        self.loans = Loans(self._say)
+        self._teller = Teller(link)
+        self.loans = Loans(self._teller.say)
 
     def take(self, tid: int, patience_s: float) -> Slot | None:
         """A slot for the next block of a transfer, None when there is none, or nobody wants it.
@@ -148,9 +150,7 @@ class Ring:
         )  # fmt: skip
         with self._changed:
             slot.holders += 1
-        try:
-            self._link.send(message, socket.MSG_DONTWAIT)
-        except OSError:  # the carrier has enough, or has ended: it comes from the disk
+        if not self._teller.offer(message):  # the carrier has enough, or has ended: it comes from the disk
             self.leave(slot)
 
     def leave(self, slot: Slot) -> None:
@@ -189,10 +189,6 @@ class Ring:
             self._wanted.clear()
             self._changed.notify_all()
         self.loans.end()
-
-    def _say(self, message: bytes) -> None:
-        with contextlib.suppress(OSError):  # the carrier has ended
-            self._link.send(message)
 
     def _hear(self, word: int, number: int) -> None:
         with self._changed:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from stageout.core import log
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.sockets import Segments
-from stageout.overlay.cargo import Share
+from stageout.overlay.cargo import Loan, Share
 from stageout.overlay.channel import Channel
 from stageout.overlay.kept import Circuit, Place, kept, place
 from stageout.overlay.links import Lane, links
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 #: Silence after which one of several routes counts as dead: so long, or three round trips where that is more.
 LEAST_SILENCE_S = 1.0
 _LOOK_S = 0.05
+#: A connection on loan by which nothing leaves is looked at ever more seldom. Where blocks wait for one it comes back
+#: then, and none is lent for a while.
+_MOST_LOOK_S, _NOT_LENT_S = 0.5, 2.0
 FIRST_PAUSE_S, _MAX_PAUSE_S = 0.25, 4.0
 _ROUND_TRIPS = 8
 _DOUBLINGS = 20
@@ -71,6 +74,8 @@ class Way:
         self._channels: set[Channel] = set()
         self._busy: set[Channel] = set()
         self._left: set[Channel] = set()
+        self._lent: set[Channel] = set()
+        self._not_lent_until_s = float("-inf")
         self._spare: list[Channel] = []
         self._coming: list[Future[Channel]] = []
         self._was_tried = False
@@ -428,24 +433,44 @@ class Way:
     def _lend(self, control: Channel, channel: Channel, number: int) -> bool:
         """Let somebody else send by a connection, who would; whether that was so, and it is back, or all is over.
 
+        One that carries blocks stays here at least: what has to be read from the file must be able to leave, too.
+
+        :raises TransferFailure: as :meth:`_follow`.
+        """
+        sending, turn = self._sending, self._sending.turn
+        if not sending.grows or time.monotonic() < self._not_lent_until_s:
+            return False
+        with self._lock:
+            if channel in self._left or len(self._channels - self._lent) < 2:
+                return False
+            self._busy.add(channel)
+            self._lent.add(channel)
+        try:
+            loan = sending.cargo.lend(channel, turn[0])
+            if loan is not None:
+                self._follow(loan, turn, control, channel, number)
+        finally:
+            with self._lock:
+                self._lent.discard(channel)
+        return loan is not None
+
+    def _follow(self, loan: Loan, turn: tuple[int, str], control: Channel, channel: Channel, number: int) -> None:
+        """Until a connection on loan is back, or all is over.
+
         Whatever its end, each block that has left is SENT with it then. So if it is lost, or this route, or the
         transfer has begun anew meanwhile, they are given to others by whoever hears of the failure.
 
         :raises TransferFailure: that is so.
         """
-        sending, turn = self._sending, self._sending.turn
-        with self._lock:
-            if channel in self._left:
-                return False
-            self._busy.add(channel)
-        loan = sending.cargo.lend(channel, turn[0]) if sending.grows else None
-        if loan is None:
-            return False
+        sending, look_s = self._sending, _LOOK_S
         try:
             with loan:
                 while self.control is control and sending.turn == turn and not sending.over and not loan.is_back:
-                    self.sent_bytes += sending.went(loan.wait(_LOOK_S), number)
-                    if channel.lendable() is None or not sending.grows:
+                    left = loan.wait(look_s)
+                    look_s = _LOOK_S if left else min(2 * look_s, _MOST_LOOK_S)
+                    if left:
+                        self.sent_bytes += sending.went(left, number)
+                    if channel.lendable() is None or not sending.grows or self._is_wanted_back(look_s):
                         loan.recall()
                     if channel.has_more(0):
                         channel.receive()  # nothing comes here but the reason of its end
@@ -453,6 +478,15 @@ class Way:
             self.sent_bytes += sending.went(loan.rest(), number)
         if not sending.over and (self.control is not control or sending.turn != turn):
             raise channel.failure(ErrorClass.CONNECTION_LOST, "what was sent by it may have to come again")
+
+    def _is_wanted_back(self, look_s: float) -> bool:
+        """Whether a connection on loan is needed here: the last one that was not lent has ended, or blocks wait."""
+        with self._lock:
+            if self._channels <= self._lent:
+                return True
+        if look_s < _MOST_LOOK_S or not self._sending.table.queue:
+            return False
+        self._not_lent_until_s = time.monotonic() + _NOT_LENT_S
         return True
 
     def _await_staged(self, control: Channel, channel: Channel, number: int) -> None:

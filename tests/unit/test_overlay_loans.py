@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -420,6 +420,7 @@ def test_what_left_just_before_the_end_of_a_loan_comes_again_where_it_is_lost(wh
         return lent
 
     lent = Lent(1, say, growth._left)
+    way._channels = {channel, cast(Any, _Channel())}
     cargo = cast(Any, sending.cargo)
     cargo.lend, cargo.ask = lend, lambda: Open("0" * 32, 1, "f", 4 * BLOCK_BYTES, BLOCK_BYTES, 99)
     with pytest.raises(TransferFailure) as caught:
@@ -428,3 +429,129 @@ def test_what_left_just_before_the_end_of_a_loan_comes_again_where_it_is_lost(wh
     assert blocks.ready(sending.table) == [2]
     assert not growth.is_readable(2)
     assert told.said == [([], [2])]
+
+
+class _Loan:
+    """One that is back when it was recalled, or was waited for so often. :param left: what has left by each wait."""
+
+    def __init__(self, left: Sequence[Collection[int]]) -> None:
+        self._coming, self.waits_s = list(left), list[float]()
+        self.was_recalled = False
+
+    def __enter__(self) -> _Loan:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.recall()
+
+    @property
+    def is_back(self) -> bool:
+        return self.was_recalled or not self._coming
+
+    def recall(self) -> None:
+        self.was_recalled = True
+
+    def wait(self, within_s: float) -> Collection[int]:
+        self.waits_s.append(within_s)
+        return self._coming.pop(0)
+
+    def rest(self) -> Collection[int]:
+        return ()
+
+
+class _Lending:
+    """A route with connections that carry blocks, and somebody who would send by them."""
+
+    def __init__(self, connections: int, loan: _Loan) -> None:
+        self.sending, self.loan, self.control = _sending(), loan, cast(Any, object())
+        self.way = Way(self.sending, (), False)
+        self.way.control = self.control
+        self.channels = [cast(Any, _Channel()) for _ in range(connections)]
+        self.way._channels = set(self.channels)
+        self.lends = 0
+        cargo = cast(Any, self.sending.cargo)
+        cargo.lend, cargo.ask = self._lend, lambda: Open("0" * 32, 1, "f", 4 * BLOCK_BYTES, BLOCK_BYTES, 99)
+
+    def _lend(self, channel: Channel, tid: int) -> _Loan:
+        self.lends += 1
+        return self.loan
+
+    def lend(self, place: int) -> bool:
+        return self.way._lend(self.control, self.channels[place], self.sending.carrier(self.way))
+
+
+def test_one_by_which_nothing_leaves_is_looked_at_ever_more_seldom() -> None:
+    loan = _Loan([*[()] * 9, [0], ()])
+    assert _Lending(2, loan).lend(0)
+    idle, busy = loan.waits_s[:10], loan.waits_s[10:]
+    assert idle == sorted(idle) and idle[-1] == 0.5
+    assert busy[0] == idle[0]
+
+
+def test_one_by_which_nothing_leaves_comes_back_where_blocks_wait_for_it() -> None:
+    lending = _Lending(2, loan := _Loan([()] * 99))
+    lending.sending.arrived([0])
+    assert lending.lend(0)
+    assert loan.was_recalled
+    assert len(loan.waits_s) < 10
+    assert not lending.lend(0), "blocks wait: nothing is lent again at once"
+
+
+@pytest.mark.parametrize("connections", [1, 2, 3])
+def test_one_connection_is_never_lent(connections: int) -> None:
+    """However many there are: fewer than were allowed, where few blocks are left or some could not be made."""
+    lending = _Lending(connections, _Loan([()]))
+    lending.way._lent = set(lending.channels[1:])
+    assert not lending.lend(0)
+    assert not lending.lends
+
+
+def test_the_last_one_comes_back_where_all_others_have_ended() -> None:
+    lending = _Lending(2, loan := _Loan([(), [0], *[()] * 99]))
+    lending.loan.__dict__["wait"] = lambda within_s: (lending.way._channels.discard(lending.channels[1]), ())[1]
+    assert lending.lend(0)
+    assert loan.was_recalled
+
+
+def test_a_worker_goes_on_reading_while_the_carrier_does_not() -> None:
+    """Each message of the carrier here has an answer, which it does not read before it has said all."""
+    mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    other.settimeout(PATIENCE_S)
+    count, shelf = 3000, Shelf()
+    with other:
+        shelf.connect(mine)
+        _, found, _, _ = socket.recv_fds(other, 100, 1)
+        os.close(found[0])
+        for number in range(count):
+            other.send(loans._LEND.pack(loans.LEND, TID, number, FAR_TID, CHECKSUM.encode()))
+        assert [loans.back(other.recv(100)) for _ in range(count)] == [*range(count)]
+
+
+def test_nobody_has_to_wait_while_one_is_asked_for() -> None:
+    said: list[int] = []
+
+    def say(message: bytes) -> None:
+        assert not mine._lock.locked()
+        said.append(message[0])
+
+    mine = loans.Loans(say)
+    mine.want(TID)
+    assert mine.take(TID, CHECKSUM) is None
+    assert said == [loans.WANTED]
+
+
+def test_what_left_just_as_the_carrier_died_is_not_waited_for(both: Both, tmp_path: Path) -> None:
+    """Its sender hears that the connection has ended, so it gives again what is not STAGED."""
+    near, far = socket.socketpair()
+    both.ring.loans.leave(both.loan())
+    job = Job("receive", TID, CHECKSUM, "blake2b-128", BLOCK_BYTES, 2 * BLOCK_BYTES)
+    data = os.urandom(BLOCK_BYTES)
+    with near, far, (tmp_path / "file").open("w+b") as file:
+        receiver = Receiver(job, far, file.fileno(), lambda report: None, Gate(), both.shelf)
+        receiving = threading.Thread(target=receiver.run, daemon=True)
+        receiving.start()
+        near.sendall(frames.encode_header(Type.BLOCK, data, CRC, TID, 0) + data)
+        assert both.frame()[1] == data
+        both.ring._link.shutdown(socket.SHUT_RDWR)
+        receiving.join(PATIENCE_S)
+        assert not receiving.is_alive()
