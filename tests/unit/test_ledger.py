@@ -289,6 +289,16 @@ def test_retry_after_a_failure_starts_afresh(db: sqlite3.Connection) -> None:
     assert found and (found.state, found.attempts, found.failed, found.ended_at) == (State.CONFIRMED, 0, 0, 0)
 
 
+def test_retry_of_what_waits_for_its_next_attempt_makes_it_due(db: sqlite3.Connection) -> None:
+    box = add(db, "t1")
+    orders.carry_out(db, sheet((Action.CONFIRM, 1, ("t1",), 1)), 5)
+    db.execute("UPDATE files SET next_attempt = 9999, attempts = 4")
+    assert records.take_files(db, box, 1, 6, 10, 10) == []
+    orders.carry_out(db, sheet((Action.RETRY, 1, (), 0), first=2), 6)
+    (item,) = records.take_files(db, box, 1, 6, 10, 10)
+    assert item.attempts == 1
+
+
 def test_forget_waits_for_the_bytes(db: sqlite3.Connection) -> None:
     box = add(db, "t1")
     orders.carry_out(db, sheet((Action.CANCEL, 1, (), 0), (Action.FORGET, 1, (), 0)), 5)

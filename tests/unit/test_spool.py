@@ -13,7 +13,7 @@ from handoff_site import ALICE, ROOT, Child, needs_root
 
 from sandbox_manager.spool import HeldFile, NotClaimed, Spool, SpoolError, printable
 from stageout.core import durable
-from stageout.wire.handoff import OfferedFile
+from stageout.wire.handoff import OfferedCredential, OfferedFile, credential_link
 
 USER = ALICE if ROOT else os.geteuid()
 TICKET = "0123456789abcdef" * 2
@@ -180,6 +180,16 @@ def test_a_claim_takes_all_or_nothing(spool: Spool) -> None:
     spool.prepare_intake(TICKET, USER, USER)
     with pytest.raises(NotClaimed):
         spool.claim(TICKET, [OfferedFile("u", "p", 1)], USER, USER)
+    assert spool.directories() == [] and list((spool.root / "intake").iterdir()) == []
+
+
+def test_a_credential_of_another_user_is_not_taken(spool: Spool) -> None:
+    """Who owns a directory can rename what others have put there."""
+    link = spool.prepare_intake(TICKET, USER, USER) / credential_link(0)
+    link.write_bytes(b"key")
+    os.chown(link, USER, USER)
+    with pytest.raises(NotClaimed, match="not a file of the job's own"):
+        spool.claim(TICKET, [], USER + 1, USER, [OfferedCredential("token", "team", 3)])
     assert spool.directories() == [] and list((spool.root / "intake").iterdir()) == []
 
 
