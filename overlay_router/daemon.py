@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import errno
 import gc
+import importlib.util
 import os
 import signal
 import socket
@@ -34,7 +36,7 @@ from overlay_router.local.tree import Tree
 from overlay_router.peers.circuits import Neighbours
 from overlay_router.peers.cover import Cover
 from overlay_router.peers.deposits import Terminals, read_terminals
-from overlay_router.peers.keys import Credential, OwnCredential, read_credential, read_keys
+from overlay_router.peers.keys import Credential, OwnCredential, add_key, read_credential, read_keys
 from overlay_router.peers.rights import Rights, read_issuers
 from overlay_router.relay import Router
 from overlay_router.routing.book import Book
@@ -45,7 +47,15 @@ from overlay_router.rules.lots import Spool
 from stageout.core import log
 from stageout.core.clock import SystemClock, boot_clock_s
 from stageout.core.collector import CollectorChild
-from stageout.core.config import ConfigError, Settings, condor_settings, environment_settings, reload_condor
+from stageout.core.config import (
+    ConfigError,
+    Settings,
+    condor_settings,
+    environment_settings,
+    file_settings,
+    misspelt,
+    reload_condor,
+)
 from stageout.core.ending import end
 from stageout.core.errors import StageoutError
 from stageout.movers.plugins_table import PLUGIN_LIFETIME_S
@@ -77,17 +87,22 @@ def place_of(settings: Settings) -> Place | None:
     others = ("STAGEOUT_ROUTER_NEIGHBOURS", "STAGEOUT_ROUTER_TERMINALS", "STAGEOUT_ROUTER_EGRESS")
     if not root and any(settings.text(name) for name in others):
         return None
-    if not root.startswith("/") or not Path(root).is_dir():
+    if not root:
         raise ConfigError(
-            f"STAGEOUT_ROUTER_ROOT = {root}: name a directory that exists, neighbours for a relay, or terminals for"
-            " a custodian"
+            "STAGEOUT_ROUTER_ROOT is not set: name the directory below which files arrive, neighbours for a relay"
+            " (STAGEOUT_ROUTER_NEIGHBOURS), or terminals for a custodian (STAGEOUT_ROUTER_TERMINALS)"
         )
+    if not root.startswith("/") or not Path(root).is_dir():
+        why = "there is no such directory: make it, or mount it" if root.startswith("/") else "write an absolute path"
+        raise ConfigError(f"STAGEOUT_ROUTER_ROOT = {root}: {why}")
     return Place(Path(root), home_of(settings) / "router.sqlite")
 
 
 def home_of(settings: Settings) -> Path:
     """Directory of the records. :raises ConfigError: it is not named."""
     text = settings.text("STAGEOUT_ROUTER_DIR").replace("$(SPOOL)", settings.condor("SPOOL", "$(SPOOL)"))
+    if text.startswith("$(SPOOL)"):
+        raise ConfigError("STAGEOUT_ROUTER_DIR is not set: name a directory for the router's records, on a local disk")
     if not text.startswith("/"):
         raise ConfigError(f"STAGEOUT_ROUTER_DIR = {text}: write an absolute path")
     return Path(text)
@@ -164,7 +179,9 @@ def listen(settings: Settings) -> socket.socket:
     try:
         return socket.create_server((host, port), backlog=512)
     except OSError as problem:
-        raise ConfigError(f"STAGEOUT_ROUTER_HOST = {host}, STAGEOUT_ROUTER_PORT = {port}: {problem.strerror}") from None
+        taken = problem.errno == errno.EADDRINUSE
+        why = f"another program listens there ('ss -ltnp sport = :{port}' shows it)" if taken else problem.strerror
+        raise ConfigError(f"STAGEOUT_ROUTER_HOST = {host}, STAGEOUT_ROUTER_PORT = {port}: {why}") from None
 
 
 async def run(load: Callable[[], Settings], local_name: str | None = None) -> None:
@@ -325,36 +342,81 @@ def _reconfigure(router: Router, own: OwnCredential, load: Callable[[], Settings
 def main(argv: list[str] | None = None) -> int:
     """Entry point: 99 tells condor_master not to try again."""
     options = _options(argv)
-
-    def load() -> Settings:
-        if options.alone:
-            return environment_settings("")
-        reload_condor()
-        return condor_settings(options.local_name)
-
+    on_terminal = options.alone or options.terminal
     try:
-        if options.custody:
-            print(report.all_shown(home_of(load()), time.time()))
+        load = _loader(options)
+        settings = load()
+        if options.custody or options.new_key:
+            print(_answer(options, settings))
             return 0
-        log.open_daemon_log(load(), "STAGEOUT_ROUTER_LOG", "StageoutRouterLog", options.terminal or options.alone)
+        log.open_daemon_log(settings, "STAGEOUT_ROUTER_LOG", "StageoutRouterLog", on_terminal)
+    except StageoutError as problem:
+        print(f"stageout-router: {problem}", file=sys.stderr)
+        return EXIT_NO_RESTART
+    try:
+        for sentence in misspelt(settings):
+            log.warn("unknown-setting", problem=sentence)
         gc.freeze()  # with thousands of files in packs, which die by themselves, it would look at all this all the time
         gc.set_threshold(_OBJECTS_TO_LOOK)
         asyncio.run(run(load, None if options.alone else options.local_name))
     except StageoutError as problem:
         log.error("cannot-start", problem=problem)
-        print(f"stageout-router: {problem}", file=sys.stderr)
+        if not on_terminal:
+            print(f"stageout-router: {problem}", file=sys.stderr)
         return EXIT_NO_RESTART
     return 0
 
 
+def _loader(options: argparse.Namespace) -> Callable[[], Settings]:
+    """Where the settings come from. :raises ConfigError: from HTCondor, which is not here."""
+    if options.settings:
+        return lambda: file_settings(options.settings)
+    if options.alone:
+        return lambda: environment_settings("")
+    if importlib.util.find_spec("htcondor2") is None:
+        raise ConfigError(f"HTCondor's Python module is not installed here: {_WITHOUT}")
+
+    def load() -> Settings:
+        reload_condor()
+        return condor_settings(options.local_name)
+
+    return load
+
+
+def _answer(options: argparse.Namespace, settings: Settings) -> str:
+    if options.new_key:
+        return add_key(Path(settings.text("STAGEOUT_ROUTER_KEYS")), options.new_key)
+    return report.all_shown(home_of(settings), time.time())
+
+
+_WITHOUT = "give --alone (settings from the environment) or --settings FILE where there is no HTCondor"
+_ABOUT = """\
+The overlay's router: takes files from afar, whole and verified (docs/OVERLAY.md). condor_master starts it; without
+HTCondor --alone or --settings does. Its settings are those of condor_config.d/20-stageout-router.conf.
+
+exit status: 0 stopped, 99 a setting is wrong, or something that it names: another start changes nothing"""
+
+
 def _options(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="stageout-router", description=__doc__)
+    parser = argparse.ArgumentParser(prog="stageout-router", description=_ABOUT,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--alone", action="store_true", help="settings from the environment, log to the terminal")
+    parser.add_argument(
+        "--settings", metavar="FILE", type=Path,
+        help="as --alone, with settings from a file of NAME=VALUE lines (examples/overlay/gateway.env) before these",
+    )  # fmt: skip
     parser.add_argument("--custody", action="store_true", help="show what the router here has in custody, and end")
+    parser.add_argument(
+        "--new-key", metavar=("NAME", "PREFIX"), nargs="+",
+        help="make a key for names below PREFIX (/ for all, - for none), add it to STAGEOUT_ROUTER_KEYS, print the line"
+        " for its holder, and end; 'router' behind PREFIX: for another router",
+    )  # fmt: skip
     parser.add_argument("-f", action="store_true", help="ignored, for likeness with HTCondor's daemons")
     parser.add_argument("-t", dest="terminal", action="store_true", help="log to the terminal")
     parser.add_argument("-local-name", dest="local_name", default="", help="of this router among several")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    options.alone = options.alone or options.settings is not None
+    return options
 
 
 if __name__ == "__main__":

@@ -7,7 +7,9 @@ any part of it), signed by the key in FILE. Of several lines for one token the f
 from __future__ import annotations
 
 import fnmatch
+import os
 import re
+import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -129,20 +131,39 @@ def read_keys(path: Path) -> Keys:
     try:
         lines = _secret(path).decode().splitlines()
     except (OSError, UnicodeDecodeError) as problem:
-        raise BadKeys(f"cannot read the keys: {problem}; write one 'NAME SECRET PREFIX' a line") from problem
+        advice = "'stageout-router --new-key NAME PREFIX' makes one (PREFIX / for the whole root)"
+        raise BadKeys(f"cannot read the keys: {problem}; {advice}") from problem
     words = ((line.split(), f"{path}, line {number}") for number, line in enumerate(lines, 1))
     kept = [(found, place) for found, place in words if found and not found[0].startswith("#")]
     if not kept:
-        raise BadKeys(f"{path} has no key: write one 'NAME SECRET PREFIX' a line (PREFIX / for the whole root)")
+        raise BadKeys(f"{path} has no key: write one 'NAME SECRET PREFIX' a line (PREFIX / for the whole root), or have"
+                      " 'stageout-router --new-key NAME PREFIX' make it")  # fmt: skip
     shared = [_key(found, place) for found, place in kept if not found[0].startswith(MARK)]
     signed = [_line(found, place) for found, place in kept if found[0].startswith(MARK)]
     return Keys({key.name: key for key in shared}, signed)
 
 
+def add_key(path: Path, words: Sequence[str]) -> str:
+    """Make a key, and add its line to the file, which is made where it is missing. Returns the line of its holder.
+
+    :param words: name and prefix, and ``router`` for another router's. :raises BadKeys: they, or the file, are no such.
+    """
+    name, secret = words[0], secrets.token_hex(24)
+    key = _key([name, secret, *words[1:]], "the new key")
+    try:
+        if path.exists() and path.read_text().strip() and name in read_keys(path):
+            raise BadKeys(f"{path} has a key of the name {name}: take that, another name, or the line out")
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as file:
+            file.write(f"{name} {secret} {' '.join(words[1:])}\n")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise BadKeys(f"cannot add to the keys: {problem}") from None
+    return f"{key.name} {secret}"
+
+
 def _secret(path: Path) -> bytes:
     """Content of a file that must not be open to all. :raises BadKeys: it is. :raises OSError: it cannot be read."""
     if path.stat().st_mode & 0o007:
-        raise BadKeys(f"{path} holds secrets and is open to all users: chmod o= it")
+        raise BadKeys(f"{path} holds secrets and is open to all users: chmod o= {path}")
     return path.read_bytes()
 
 

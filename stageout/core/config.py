@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Union
+from typing import TYPE_CHECKING, Union
 
 from stageout.core.errors import StageoutError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 Value = Union[str, int, float, bool]
 _TOOL_TIMEOUT_S = 20.0
@@ -311,10 +314,11 @@ class Settings:
     """Typed look-up of knobs.
 
     :param source: returns the text of a parameter, or None when it is not set.
+    :param names: of all that is set, where that is known.
     """
 
-    def __init__(self, source: Callable[[str], str | None]) -> None:
-        self._source = source
+    def __init__(self, source: Callable[[str], str | None], names: Sequence[str] = ()) -> None:
+        self._source, self.names = source, names
 
     def text(self, name: str) -> str:
         """Value of a text knob."""
@@ -424,6 +428,36 @@ def mapping_settings(values: Mapping[str, str]) -> Settings:
     return Settings(values.get)
 
 
+def file_settings(path: Path) -> Settings:
+    """Settings of a file with one NAME=VALUE a line, as systemd reads it (``EnvironmentFile``), else the environment.
+
+    :raises ConfigError: it cannot be read, or a line is none.
+    """
+    try:
+        lines = [line.strip() for line in path.read_text().splitlines()]
+    except (OSError, UnicodeDecodeError) as problem:
+        raise ConfigError(f"{path}: {getattr(problem, 'strerror', '') or problem}") from None
+    found: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        name, equals, value = (part.strip() for part in line.partition("="))
+        if not line or line[0] in "#;":
+            continue
+        if not equals or not name.isidentifier():
+            raise ConfigError(f"{path}, line {number}: write NAME=VALUE")
+        found[name] = value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'" else value
+    return Settings({**os.environ, **found}.get, (*found, *os.environ))
+
+
+def misspelt(settings: Settings) -> list[str]:
+    """A sentence for each name that looks like one of our settings and is none."""
+    import difflib
+
+    wrong = sorted(name for name in set(settings.names) if name.startswith("STAGEOUT_ROUTER_") and name not in KNOBS)
+    near = {name: difflib.get_close_matches(name, KNOBS, 1) for name in wrong}
+    return [f"there is no setting {name}{': is it ' + near[name][0] + '?' if near[name] else ''}" for name in wrong]
+
+
 def environment_settings(prefix: str = "_CONDOR_") -> Settings:
     """Settings of the environment, in HTCondor's ``_CONDOR_NAME`` form."""
-    return Settings(lambda name: os.environ.get(prefix + name))
+    names = tuple(name[len(prefix) :] for name in os.environ if name.startswith(prefix))
+    return Settings(lambda name: os.environ.get(prefix + name), names)

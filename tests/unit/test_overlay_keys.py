@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlay_router.peers.greeting import connect
-from overlay_router.peers.keys import BadKeys, Key, Keys, Signed, read_keys, unknown
+from overlay_router.peers.keys import BadKeys, Key, Keys, Signed, add_key, read_keys, unknown
 from overlay_router.routing import identity as starts
 from overlay_router.routing.identity import IdentityError, identity
 from stageout.core import durable
@@ -51,6 +51,19 @@ def test_a_line_is_one_key(tmp_path: Path) -> None:
         "alice": Key("alice", _SECRET.encode(), "a/lice"),
         "r2": Key("r2", _SECRET.encode(), "-", is_router=True),
     }
+
+
+def test_a_key_is_made_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "new"
+    for words, is_router in (["alice", "/a"], False), (["r2", "-", "router"], True):
+        name, secret = add_key(path, words).split()
+        assert read_keys(path)[name] == Key(name, secret.encode(), words[1].strip("/"), is_router)
+    assert path.stat().st_mode & 0o777 == 0o600
+    before = path.read_text()
+    for bad in (["alice", "/b"], ["b"], ["b", "/", "rooter"], ["a/b", "/"]):
+        with pytest.raises(BadKeys, match=r"has a key of the name|write 'NAME SECRET PREFIX'"):
+            add_key(path, bad)
+    assert path.read_text() == before
 
 
 @pytest.mark.parametrize("line", ["", f"site {_SECRET}", "site short /", f"a/b {_SECRET} /", f"r {_SECRET} / rooter"])

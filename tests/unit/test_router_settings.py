@@ -1,0 +1,75 @@
+"""What a router without HTCondor is told about its settings."""
+
+from __future__ import annotations
+
+import re
+import socket
+from pathlib import Path
+
+import pytest
+
+from overlay_router.daemon import home_of, listen, main, place_of
+from stageout.core.config import ConfigError, file_settings, mapping_settings, misspelt
+
+
+def _file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "router.env"
+    path.write_text(text)
+    return path
+
+
+def test_a_file_of_settings_is_read_as_systemd_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAGEOUT_ROUTER_PORT", "1")
+    monkeypatch.setenv("STAGEOUT_ROUTER_HOST", "::1")
+    text = '# a comment\n; another\n\nSTAGEOUT_ROUTER_PORT = 2\nSTAGEOUT_ROUTER_ROOT="/with a blank"\n'
+    settings = file_settings(_file(tmp_path, text))
+    assert settings.count("STAGEOUT_ROUTER_PORT") == 2
+    assert settings.text("STAGEOUT_ROUTER_ROOT") == "/with a blank"
+    assert settings.text("STAGEOUT_ROUTER_HOST") == "::1", "what is not in the file is the environment's"
+    for bad in ("PORT", "two words=1", "=1"):
+        with pytest.raises(ConfigError, match="line 1: write NAME=VALUE"):
+            file_settings(_file(tmp_path, bad))
+    with pytest.raises(ConfigError, match="No such file"):
+        file_settings(tmp_path / "none")
+
+
+def test_a_misspelt_name_is_said(tmp_path: Path) -> None:
+    settings = file_settings(_file(tmp_path, "STAGEOUT_ROUTER_NEIGBOURS=1\nSTAGEOUT_ROUTER_PORT=1\nELSE=1\n"))
+    assert misspelt(settings) == ["there is no setting STAGEOUT_ROUTER_NEIGBOURS: is it STAGEOUT_ROUTER_NEIGHBOURS?"]
+    assert misspelt(mapping_settings({"STAGEOUT_ROUTER_NEIGBOURS": "1"})) == [], "nobody knows which names are set"
+
+
+@pytest.mark.parametrize(
+    ("root", "words"),
+    [
+        ("", "is not set: name the directory"),
+        ("in", "write an absolute path"),
+        ("/nowhere/at/all", "make it, or mount"),
+    ],
+)
+def test_a_root_that_is_none_is_said_with_what_to_do(root: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        place_of(mapping_settings({"STAGEOUT_ROUTER_ROOT": root}))
+
+
+def test_without_htcondor_the_directory_of_the_records_must_be_named() -> None:
+    with pytest.raises(ConfigError, match="STAGEOUT_ROUTER_DIR is not set"):
+        home_of(mapping_settings({}))
+
+
+def test_a_port_that_is_taken_is_said() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        settings = mapping_settings({"STAGEOUT_ROUTER_HOST": "127.0.0.1", "STAGEOUT_ROUTER_PORT": port})
+        with pytest.raises(ConfigError, match=f"another program listens there.*sport = :{port}"):
+            listen(settings)
+
+
+def test_a_key_is_made_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ["--settings", str(_file(tmp_path, f"STAGEOUT_ROUTER_KEYS={tmp_path}/keys"))]
+    assert main([*settings, "--new-key", "alice", "/vo/alice"]) == 0
+    line = capsys.readouterr().out
+    assert re.fullmatch(r"alice [0-9a-f]{48}\n", line)
+    assert (tmp_path / "keys").read_text() == f"{line.strip()} /vo/alice\n"
+    assert main([*settings, "--new-key", "alice", "/"]) == 99
+    assert "has a key of the name alice" in capsys.readouterr().err
