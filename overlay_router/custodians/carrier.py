@@ -16,7 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from overlay_router.custodians.spooled import WAITS_S, Growth, Spooled, Undigested
+from overlay_router.custodians.said import LATE
+from overlay_router.custodians.spooled import WAITS_S, Growth, Spooled, Undigested, has_lost
 from overlay_router.data.ring import Rings
 from overlay_router.local.store import as_operation
 from stageout.core.errors import ErrorClass, TransferFailure
@@ -39,10 +40,13 @@ class Order:
     :param digest: their kind. :param opening: the sender's OPEN, as JSON. :param comes: number by which the
         file still comes in: ``blocks`` are here, more are told, or shown by those who receive them, and ``operation``
         only says what they are for until it is told too; 0: all of it is here.
-    :param said_to: the terminal was asked before, with these records, and has not answered.
+    :param said_to: the records of the next hop that it may have been said to before, without an answer; None: to none.
+    :param store: those that it may be said to, as is recorded (of what comes in: those that are known); None: those are
+        to be told first (:class:`Note`).
     :param passes: what was sent from memory need not be on the disk. :param passed: blocks that only the next hop has.
     :param ca: certificates of the terminal, "" without TLS. :param cancel: tell the terminal to cancel it instead;
-        "data": only to drop its data. :param asks: only whether another custodian has delivered it.
+        "data": only to drop its data; "late": it has expired, so only what was executed counts.
+    :param asks: only whether another custodian has delivered it.
     """
 
     number: int
@@ -62,7 +66,8 @@ class Order:
     blocks: list[list[Any]] = field(default_factory=list)
     passed: list[list[Any]] = field(default_factory=list)
     passes: bool = False
-    said_to: str = ""
+    said_to: str | None = None
+    store: str | None = None
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,8 @@ class Note:
 
     :param passed: position and digest in hexadecimal digits: the next hop has them on its disk. :param gone: they must
         be sent again, and are nowhere here. :param waits: the next hop has all that it needs, and has not answered.
-    :param sends: blocks leave although it waited.
+    :param sends: blocks leave although it waited. :param store: the records that the next hop has.
+    :param says: the operation is to be said to these: that waits for ``said``.
     """
 
     number: int
@@ -79,6 +85,8 @@ class Note:
     gone: list[int]
     waits: bool = False
     sends: bool = False
+    store: str | None = None
+    says: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,7 +94,7 @@ class Answer:
     """What became of an order: an outcome of the protocol, blocks that are damaged, or a failure ("" for none).
 
     :param code: class of the failure, also of one that the terminal has recorded. :param waits: nobody has delivered it
-        yet, which was asked. :param said_to: records of the terminal that was asked and has, perhaps, not answered.
+        yet, which was asked.
     """
 
     number: int
@@ -98,7 +106,6 @@ class Answer:
     code: int = 0
     retry_after_s: float = 0.0
     waits: bool = False
-    said_to: str = ""
 
 
 def deliver(order: Order, growth: Growth) -> Answer:
@@ -138,9 +145,8 @@ def _send(gateway: Gateway, operation: Operation, order: Order, growth: Growth, 
     upload = Spooled(gateway, Path(order.file), operation, growth, order.digest, opening, order.connections)
     if upload.size_bytes != operation.size_bytes:
         raise Damaged(ErrorClass.SOURCE_CHANGED, f"{order.file} has {upload.size_bytes} bytes")
-    found = upload.found_before(order.said_to) if order.said_to else None
     try:
-        return found or _final(upload.run(keep_result=True))
+        return upload.met(order.said_to) or _final(upload.run(keep_result=True))
     finally:
         upload.settle()
 
@@ -153,7 +159,7 @@ def _found(gateway: Gateway, operation: Operation, order: Order, growth: Growth,
     if not order.said_to:
         return None
     upload = Spooled(gateway, Path(order.file), operation, growth, order.digest, opening, order.connections)
-    return upload.found_before(order.said_to)
+    return upload.found_at(order.said_to)
 
 
 def _asked(gateway: Gateway, operation: Operation, number: int) -> Answer:
@@ -179,21 +185,35 @@ def _execute(gateway: Gateway, operation: Operation, order: Order, growth: Growt
     It is not said again to a terminal that has lost its records, which would execute it once more.
     """
     with Channel(gateway) as control:
-        is_lost = order.said_to not in ("", control.store) and control.store and not operation.terminal
+        is_lost = has_lost(control, order.said_to, operation)
+        if is_lost and order.cancel == "late":
+            text = f"{LATE}, and {_LOST.format(gateway.server)}"
+            return Result(operation.origin, operation.seq, "expired", text)
         if is_lost and not order.file and not operation.may_exist:
             text = _LOST.format(gateway.server)
             return Result(operation.origin, operation.seq, "failed", text, code=ErrorClass.CONFLICT.code)
         if order.cancel:
             control.send(Cancel(operation.origin, operation.seq))
-        growth.said_to = control.store
+        recalls = bool(order.cancel and operation.terminal)
+        if not recalls:
+            growth.say(control.store)
         growth.woken_by(control.abort)
-        control.send(operation)
+        control.send(Status(operation.origin, operation.seq) if recalls else operation)
         if not control.has_more(WAITS_S):
             growth.waits()
         answer = answer_to(control, operation, _PATIENCE_S)
         while isinstance(answer, Custody) and not growth.is_stopped:  # of the next custodian, who will say more
             answer = answer_to(control, operation)
-        return _final(answer)
+        if answer is None and recalls:  # the next custodian does not have it, and nobody gives it to that one any more
+            answer = Result(operation.origin, operation.seq, "cancelled")
+        return _ended(_final(answer), order)
+
+
+def _ended(result: Result, order: Order) -> Result:
+    """What was cancelled because it had expired is expired."""
+    if order.cancel == "late" and result.outcome == "cancelled":
+        return replace(result, outcome="expired", reason=LATE)
+    return result
 
 
 def _final(answer: object) -> Result:
@@ -246,8 +266,11 @@ class Carrier:
         self._growing: dict[int, Growth] = {}
 
     def take(self, message: dict[str, Any]) -> None:
-        """An order; or, with its number, ``stop``, ``more`` with ``blocks``, or ``whole`` with ``operation``."""
-        number = next((message[word] for word in ("stop", "more", "whole") if word in message), None)
+        """An order; or, with its number, ``stop``, ``more`` with ``blocks``, ``whole`` with ``operation``, or ``said``.
+
+        With the last two comes the ``store`` that the operation may be said to.
+        """
+        number = next((message[word] for word in ("stop", "more", "whole", "said") if word in message), None)
         if number is None:
             self._begin(Order(**message))
             return
@@ -257,7 +280,10 @@ class Carrier:
         if "more" in message:
             growth.arrived(_blocks(message["blocks"]).items())
         elif "whole" in message:
+            growth.said_to(message["store"])
             growth.complete(as_operation(message["operation"]))
+        elif "said" in message:
+            growth.said_to(message["store"])
         else:
             growth.stop()
 
@@ -266,6 +292,7 @@ class Carrier:
             _known(order), None if order.comes else as_operation(order.operation), _blocks(order.passed),
             partial(self._note, order.number) if order.passes else None,
             lambda waits: self._say(Note(order.number, [], [], waits=waits, sends=not waits)),
+            lambda store, says: self._say(Note(order.number, [], [], store=store, says=says)), order.store,
         )  # fmt: skip
         self._growing[order.number] = growth
         if order.comes:
@@ -280,7 +307,7 @@ class Carrier:
         self._rings.drop(order.comes, growth)
         growth.close()
         self._growing.pop(order.number, None)
-        self._say(replace(answer, said_to=growth.said_to or order.said_to))
+        self._say(answer)
 
     def _note(self, number: int, passed: Mapping[int, bytes], gone: Sequence[int]) -> None:
         self._say(Note(number, [[block, digest.hex()] for block, digest in passed.items()], list(gone)))

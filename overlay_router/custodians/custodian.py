@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 from overlay_router.custodians.pack_custody import PackCustody
 from overlay_router.custodians.passing import Coming, Passed, SentOn, may_be_passed
+from overlay_router.custodians.said import Said
 from overlay_router.custodians.spool import Begun, CustodyStore, Held, Key
 from overlay_router.local.destination import Attached, Reply
 from overlay_router.local.staging import as_result, ranges, recorded, recorded_pack, whole
@@ -66,7 +67,7 @@ class Custodian:
 
     :param tree: of the spool. :param spool: its size; lots are filled in. :param name: of this router, for CUSTODY.
     :param terminals: who may deposit for whom.
-    :ivar packs: those of small files.
+    :ivar packs: those of small files. :ivar said: what was said onward.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Custodian:
         self._waiting: dict[Key, _Waiting] = {}
         self._asked: dict[Key, _Asked] = {}
         self._sent_on = SentOn(store)
+        self.said = Said(store)
         self._passed = Passed()
         self._in_turn: list[Held] = []
         self._in_turn_s = float("-inf")
@@ -381,7 +383,7 @@ class Custodian:
         return max(found, key=lambda held: held.taken_at, default=None)
 
     def due(self) -> list[Held]:
-        """What may be delivered now, most urgent first: data are whole, and nothing in custody must come before.
+        """What may be delivered now, or asked about, most urgent first: whole, and nothing in custody must come before.
 
         A file gains a step of priority for each half hour that it waits, so none waits for ever. Of many files the
         order is found anew once a second only; what was taken since then waits for that.
@@ -405,9 +407,19 @@ class Custodian:
     def _ordered(self) -> list[Held]:
         now = self._clock.wall_s()
         return sorted(
-            (held for held in self._held.values() if not held.damaged),
+            (held for held in self._held.values() if not held.damaged or self.said.is_asked_about(held, now)),
             key=lambda held: turn(held.operation.priority, held.operation.deadline, held.taken_at, now),
         )
+
+    def before(self, operation: Operation) -> tuple[int, ...] | None:
+        """Of ``after``, what has no end that is recorded here: a terminal that has lost its records knows of none.
+
+        None: one of them has failed, so this one fails. What its origin has signed stands as it is.
+        """
+        known = {seq: recorded(self._store, operation.origin, seq) for seq in operation.after}
+        if any(one is not None and one.outcome == "failed" for one in known.values()):
+            return None
+        return tuple(seq for seq, one in known.items() if one is None or operation.capability)
 
     def digests(self, held: Held) -> list[bytes]:
         """Digests of all blocks on the disk here, in order."""
@@ -454,11 +466,14 @@ class Custodian:
         return [self._opened(transfer, held.sender)]
 
     def expire(self, busy: Collection[Key]) -> list[Reply]:
-        """End what is beyond its time and not ``busy`` (being delivered); give up lots that nobody goes on with."""
+        """End what is beyond its time, not ``busy`` (being delivered) and not asked about; give up dead lots."""
         now = int(self._clock.wall_s())
         late = [held for key, held in self._held.items() if held.operation.expires < now and key not in busy]
-        reason = "the custodian could not deliver it in time"
-        replies = [reply for held in late for reply in self.settle(held.key, Result(Outcome.EXPIRED, reason))]
+        replies = [
+            reply
+            for held in late if not self.said.is_asked_about(held, now)
+            for reply in self.settle(held.key, Result(Outcome.EXPIRED, self.said.why_late(held)))
+        ]  # fmt: skip
         replies += self.packs.expire(busy)
         lots.expire(self._spool, self._clock.monotonic_s())
         dead = [item for item in self._store.transfers() if _key_of(item) not in self._held]
@@ -488,6 +503,7 @@ class Custodian:
         self._held.pop(key, None)
         self._waiting.pop(key, None)
         self.cancelled.discard(key)
+        self.said.forget(key)
         self.packs.ended(key)
         self._free(gone)
         say = log.event if result.outcome in (Outcome.DONE, Outcome.CANCELLED, Outcome.STALE) else log.error

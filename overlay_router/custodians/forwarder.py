@@ -77,6 +77,24 @@ class _Order:
     is_stopped: bool = False
 
 
+@dataclass(frozen=True)
+class _Facts:
+    """What is to be known of an operation for its order.
+
+    :param blocks: with their digests, those that are here. :param passed: those that only the next hop has.
+    :param said_to: the next hop's records that it may have been said to before; None: it was not.
+    :param store: those that it may be said to now, as is recorded. :param is_late: it has expired: it is asked about.
+    """
+
+    file: str
+    blocks: list[Digested]
+    passed: list[Digested]
+    operation: Operation
+    said_to: str | None
+    store: str | None
+    is_late: bool
+
+
 @dataclass
 class _Early:
     """A file that comes in and has no place yet. :param places: its operation and terminal, if they are known.
@@ -129,8 +147,8 @@ class Forwarder:
         self._early: dict[int, _Early] = {}
         #: Data that a dead carrier sent on: it is not said yet what of them must come again.
         self._untold: set[int] = set()
-        #: What a terminal was asked for, without an answer: by which of its records.
-        self._said_to: dict[Key, str] = {}
+        #: The records that next hops have, as they said last.
+        self._stores: dict[str, str] = {}
         self._pauses: dict[Key | str, Pause] = {}
         self._problems: dict[str, str] = {}
         self._forget_s = 0.0
@@ -233,7 +251,7 @@ class Forwarder:
         await self._keep_carrier()
         await self._ask_again()
         due = await self._on_disk(self._custodian.due)
-        self._complete(due)
+        await self._complete(due)
         for held in self._next(due):
             await self._deliver(held)
         await self._send_early()
@@ -243,38 +261,55 @@ class Forwarder:
     async def _deliver(self, held: Held) -> None:
         self._beginning = frozenset({held.key})
         try:
-            data = await self._on_disk(lambda: self._data(held))
-            if data is not None:
-                self._order(held, *data)
+            found = await self._on_disk(lambda: self._facts(held))
+            if isinstance(found, _Facts):
+                self._order(held, found)
+            else:
+                self._tell(found)
         except (OSError, sqlite3.Error) as problem:  # of this file: that holds up no other one
             order = _Order(held.key, held.operation.path, _hop(held.operation), held.tid)
             self._failed(order, Answer(0, failure=f"its records cannot be read: {problem}"))
         finally:
             self._beginning = frozenset()
 
-    def _order(self, held: Held, file: str, blocks: list[Digested], passed: list[Digested]) -> None:
-        order = _Order(held.key, held.operation.path, _hop(held.operation), held.tid, held, passes=bool(passed))
-        cancel = "all" if held.key in self._custodian.cancelled else ""
-        known: dict[str, Any] = {"digests": b"".join(digest for _, digest in blocks).hex()}
-        if passed:
-            known = {"blocks": _named(blocks), "passed": _named(passed), "passes": True}
+    def _order(self, held: Held, facts: _Facts) -> None:
+        order = _Order(held.key, held.operation.path, _hop(held.operation), held.tid, held, passes=bool(facts.passed))
+        cancel = "late" if facts.is_late else "all" if held.key in self._custodian.cancelled else ""
+        known: dict[str, Any] = {"digests": b"".join(digest for _, digest in facts.blocks).hex()}
+        if facts.passed:
+            known = {"blocks": _named(facts.blocks), "passed": _named(facts.passed), "passes": True}
         self._give(
-            order, _onward(held.operation), file=file, digest=held.digest, opening=_opening(held.asked), cancel=cancel,
-            asks=held.stands_by(self._clock.wall_s()), said_to=self._said_to.get(held.key, ""), **known,
+            order, _onward(facts.operation), file=facts.file, digest=held.digest, opening=_opening(held.asked),
+            cancel=cancel, asks=held.stands_by(self._clock.wall_s()), said_to=facts.said_to, store=facts.store,
+            **known,
         )  # fmt: skip
 
-    def _complete(self, due: Iterable[Held]) -> None:
-        """What was sent on while it came in is in custody now: the carrier may publish it."""
+    async def _complete(self, due: Iterable[Held]) -> None:
+        """What was sent on while it came in is in custody now: the carrier may publish it, when it is known where."""
         growing = {order.key: number for number, order in self._orders.items() if order.held is None}
         for held in due if growing else ():
             number = growing.get(held.key)
-            if number is None or self._orders[number].drops:
+            order = self._orders.get(number or 0)
+            if number is None or order is None or order.drops:
                 continue
-            if self._orders[number].tid != held.tid or held.key in self._custodian.cancelled:
+            if order.tid != held.tid or held.key in self._custodian.cancelled:
                 self._carrier.write({"stop": number})
-            else:
-                self._orders[number].held = held
-                self._carrier.write({"whole": number, "operation": json.dumps(asdict(_onward(held.operation)))})
+            elif order.terminal in self._stores:
+                await self._publish(number, order, held)
+
+    async def _publish(self, number: int, order: _Order, held: Held) -> None:
+        try:
+            found = await self._on_disk(lambda: self._facts(held))
+        except (OSError, sqlite3.Error) as problem:  # of this file: that holds up no other one
+            self._failed(order, Answer(number, failure=f"not recorded: {problem}"))
+            self._carrier.write({"stop": number})
+            return
+        if not isinstance(found, _Facts):
+            self._tell(found)
+        elif self._orders.get(number) is order:
+            order.held = held
+            operation = json.dumps(asdict(_onward(found.operation)))
+            self._carrier.write({"whole": number, "operation": operation, "store": found.store})
 
     async def _send_early(self) -> None:
         """Files that still come in have as many places as those that are whole, and take none from these."""
@@ -319,7 +354,7 @@ class Forwarder:
             _Order(coming.key, ask.path, _hop(ask), coming.tid, passes=coming.passes), operation, file=coming.file,
             digest=coming.digest, opening=_opening(ask), comes=coming.tid, blocks=[*map(list, blocks.items())],
             passed=_named((block, digest) for block, digest in coming.passed if block not in blocks),
-            passes=coming.passes,
+            passes=coming.passes, store=self._stores.get(_hop(ask)),
         )  # fmt: skip
 
     async def _clean(self) -> None:
@@ -343,12 +378,12 @@ class Forwarder:
         if now_s < self._forget_s:
             return
         self._forget_s = now_s + FORGET_EVERY_S
-        known: set[Key | str] = {*self._pauses, *self._said_to, *self._problems}
+        known: set[Key | str] = {*self._pauses, *self._problems}
         known -= {*self.busy, *(place for early in self._early.values() for place in early.places)}
         known -= {order.terminal for order in self._orders.values()}
         for what in known - await self._on_disk(lambda: self._waits(known)) if known else ():
-            for notes in (self._pauses, self._said_to, self._problems):
-                notes.pop(what, None)  # type: ignore[arg-type]
+            self._pauses.pop(what, None)
+            self._problems.pop(str(what), None)
 
     def _waits(self, those: set[Key | str]) -> set[Key | str]:
         """Of these, operations that have not ended, and terminals that something waits for."""
@@ -365,9 +400,28 @@ class Forwarder:
                   terminal=order.terminal, early=order.held is None and not order.drops)  # fmt: skip
         self._carrier.write(asdict(Order(number, order.terminal, name, secret.hex(), text, ca=own.ca, **further)))
 
-    def _data(self, held: Held) -> tuple[str, list[Digested], list[Digested]] | None:
-        """Its file and blocks; None when it has ended meanwhile."""
-        return (self._custodian.file(held), *self._custodian.blocks(held)) if self._custodian.has(held) else None
+    def _facts(self, held: Held) -> _Facts | list[Reply]:
+        """What its order needs; what is to be said when there is none, because it has its end.
+
+        A file that will be said to records which are known here is recorded as said to them; else the process that
+        delivers asks for that when it has met them (:meth:`_say`).
+        """
+        custodian, operation, now = self._custodian, held.operation, self._clock.wall_s()
+        if not custodian.has(held):
+            return []
+        after = custodian.before(operation)
+        if after is None:
+            return custodian.settle(held.key, Result(Outcome.FAILED, "dependency"))
+        said_to, store = custodian.said.to(held.key), None
+        is_late = custodian.said.is_asked_about(held, now)
+        if said_to is not None:
+            store = said_to
+        elif held.tid and not held.stands_by(now) and not is_late and held.key not in custodian.cancelled:
+            store = self._stores.get(_hop(operation))
+        if store is not None:
+            custodian.said.say(held.key, store)
+        file = "" if held.damaged else custodian.file(held)
+        return _Facts(file, *custodian.blocks(held), replace(operation, after=after), said_to, store, is_late)
 
     def _next(self, due: list[Held]) -> list[Held]:
         """What begins now: no terminal takes all places, and one that is away is tried with one file at a time."""
@@ -423,6 +477,8 @@ class Forwarder:
             self._wait_with_few()
         if note.sends:
             self._take_place(note.number, order)
+        if note.store is not None:
+            await self._meet(note.number, order, note.store, note.says)
         passed = {int(block): bytes.fromhex(digest) for block, digest in note.passed}
         if passed:
             self._tell(await self._on_disk(lambda: self._custodian.passed(order.tid, passed)))
@@ -431,6 +487,26 @@ class Forwarder:
             if order.held is not None:  # it waits for them
                 self._carrier.write({"stop": note.number})
         self.wake.set()
+
+    async def _meet(self, number: int, order: _Order, store: str, says: bool) -> None:
+        """The next hop has these records. :param says: the operation is to be said to them, when that is recorded."""
+        self._stores[order.terminal] = store
+        held = order.held
+        if not says or held is None:
+            return
+        try:
+            is_here = await self._on_disk(lambda: self._say(held, store))
+        except (OSError, sqlite3.Error) as problem:
+            self._failed(order, Answer(number, failure=f"not recorded: {problem}"))
+            is_here = False
+        self._carrier.write({"said": number, "store": store} if is_here else {"stop": number})
+
+    def _say(self, held: Held, store: str) -> bool:
+        """Record it, unless it has its end."""
+        if self._custodian.has(held):
+            self._custodian.said.say(held.key, store)
+            return True
+        return False
 
     def _wait_with_few(self) -> None:
         """Of what waits at next hops, the oldest is asked about again later: each takes a connection, or some."""
@@ -451,8 +527,6 @@ class Forwarder:
     async def _record(self, order: _Order, answer: Answer) -> list[Reply]:
         if answer.outcome:
             self._reached(order.key, order.terminal)
-        elif answer.said_to:
-            self._said_to[order.key] = answer.said_to
         held = order.held
         if held is None:
             return await self._record_early(order, answer)
@@ -481,7 +555,6 @@ class Forwarder:
     def _reached(self, key: Key, terminal: str) -> None:
         self._pauses.pop(terminal, None)
         self._pauses.pop(key, None)
-        self._said_to.pop(key, None)
         self._problems.pop(terminal, None)
 
     def _failed(self, order: _Order, answer: Answer) -> None:

@@ -70,6 +70,8 @@ class Begun:
 _LATER = """CREATE TABLE IF NOT EXISTS begun (
     origin TEXT NOT NULL, seq INTEGER NOT NULL, terminal TEXT NOT NULL, path BLOB NOT NULL, expires INTEGER NOT NULL,
     PRIMARY KEY (origin, seq)) WITHOUT ROWID"""
+_SAID = """CREATE TABLE IF NOT EXISTS said (
+    origin TEXT NOT NULL, seq INTEGER NOT NULL, store TEXT NOT NULL, PRIMARY KEY (origin, seq)) WITHOUT ROWID"""
 
 
 class CustodyStore(PackRecords):
@@ -91,6 +93,10 @@ class CustodyStore(PackRecords):
     def _bring_up(self, version: int) -> None:
         super()._bring_up(version)
         self._connection.execute(_LATER)
+        self._connection.execute(_SAID)
+        self._connection.execute(  # of what an earlier version has settled
+            "DELETE FROM said WHERE NOT EXISTS (SELECT 1 FROM custody WHERE (origin, seq) = (said.origin, said.seq))"
+        )
 
     def begun(self) -> list[Begun]:
         """Operations whose data may lie at a terminal."""
@@ -115,6 +121,16 @@ class CustodyStore(PackRecords):
 
     def _forget_begun(self, key: Key) -> None:
         self._connection.execute("DELETE FROM begun WHERE origin = ? AND seq = ?", key)
+
+    def said(self) -> dict[Key, str]:
+        """Operations in custody that may have been said onward: to which records of the next hop."""
+        rows = self._connection.execute("SELECT origin, seq, store FROM said").fetchall()
+        return {(origin, seq): store for origin, seq, store in rows}
+
+    def say(self, key: Key, store: str) -> None:
+        """Before it is said to a next hop with these records."""
+        with self._transaction("custody-say"):
+            self._connection.execute("INSERT OR REPLACE INTO said VALUES (?, ?, ?)", (*key, store))
 
     def held(self) -> list[Held]:
         """Everything in custody."""
@@ -157,7 +173,8 @@ class CustodyStore(PackRecords):
                 self._write_begun(left)
             self._keep_result(operation, result)
             self._concluded(operation, result)
-            self._connection.execute("DELETE FROM custody WHERE origin = ? AND seq = ?", key)
+            for table in ("custody", "said"):
+                self._connection.execute(f"DELETE FROM {table} WHERE origin = ? AND seq = ?", key)
             self._close_transfers("origin = ? AND seq = ?", key)
         self.record(operation.origin).results[operation.seq] = result
 

@@ -30,6 +30,7 @@ WAITS_S = 2.0
 #: Workers that would send blocks themselves, and have to be answered.
 _MOST_ASKS = 8
 _ANEW = "its sender has begun anew"
+_OTHERS = "the next hop has other records than those that it may be said to: it is looked at first"
 _GONE = "the next hop has lost blocks that only it had: they come again"
 
 
@@ -43,7 +44,8 @@ class Growth:
         is in custody. :param passed: those of ``digests`` that are not on the disk. :param told: hears what has become
         of such blocks: those that are passed with their digests, and those that are gone. None: there are none of them,
         all comes to the disk here. :param waits: hears that nothing is left to do but to wait for the next hop (True),
-        and that a block leaves nevertheless (False).
+        and that a block leaves nevertheless (False). :param meets: hears which records the next hop has, and whether
+        that is to be recorded, and then :meth:`said_to` to be called. :param said: those that it may be said to.
     """
 
     def __init__(
@@ -53,8 +55,10 @@ class Growth:
         passed: Iterable[int] = (),
         told: Callable[[Mapping[int, bytes], Sequence[int]], None] | None = None,
         waits: Callable[[bool], None] = lambda waits: None,
+        meets: Callable[[str, bool], None] = lambda store, says: None,
+        said: str | None = None,
     ) -> None:
-        self._say_waits, self._is_idle = waits, False
+        self._say_waits, self._is_idle, self.meets, self._said = waits, False, meets, said
         self._wake: Callable[[], None] = lambda: None
         self.digests, self.operation, self._told = digests, operation, told
         self._passed = set(passed)
@@ -63,12 +67,11 @@ class Growth:
         self._pieces: dict[int, Piece] = {}
         self._lent: set[Piece] = set()
         self._stopped: TransferFailure | None = None
-        #: The records of the terminal that has heard the PUBLISH, as WELCOME names them.
-        self.said_to = ""
         self._ended = self._lends = False
         self._asks: deque[Lend] = deque(maxlen=_MOST_ASKS)
         self._sending: Sending | None = None
         self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
 
     def follow(self, sending: Sending) -> None:
         """Tell this one, too: what is here now, and what comes."""
@@ -249,6 +252,27 @@ class Growth:
         for block in [block for block in self._pieces if not sending.is_waiting(block)]:
             self._pieces.pop(block).free(False)
 
+    def may_be_said(self, store: str) -> bool:
+        """Whether it is recorded that the operation may be said to a next hop with these records."""
+        return self._said == store
+
+    def say(self, store: str) -> None:
+        """On return that is recorded. :raises TransferFailure: the operation is not wanted any more."""
+        if self.may_be_said(store):
+            return
+        self.meets(store, True)
+        with self._changed:
+            while self._said != store and not self._stopped:
+                self._changed.wait()
+            if self._stopped:
+                raise self._stopped
+
+    def said_to(self, store: str) -> None:
+        """It is recorded."""
+        with self._changed:
+            self._said = store
+            self._changed.notify_all()
+
     def complete(self, operation: Operation) -> None:
         """It is in custody: all blocks are here."""
         with self._lock:
@@ -258,6 +282,11 @@ class Growth:
             self.operation = operation
             if self._sending:
                 self._sending.complete()
+
+    @property
+    def is_told_where(self) -> bool:
+        """Whether it is known which records the operation may be said to."""
+        return self._said is not None
 
     @property
     def is_stopped(self) -> bool:
@@ -286,8 +315,17 @@ class Growth:
 
     def _stop(self, failure: TransferFailure) -> None:
         self._stopped = failure
+        self._changed.notify_all()
         if self._sending:
             self._sending.fail(failure)
+
+
+def has_lost(channel: Channel, said_to: str | None, message: Open | Operation) -> bool:
+    """Whether a terminal has lost the records that an operation may have been said to. A custodian is no terminal.
+
+    :param said_to: those records; "" or None: none that are known.
+    """
+    return bool(said_to and channel.store and channel.store != said_to and not message.terminal)
 
 
 class Undigested(TransferFailure):
@@ -409,7 +447,10 @@ class Spooled(Upload):
                 self.digests.setdefault(block, digest)
         elif not self._growth.passed <= self.digests.keys():
             raise Undigested(ErrorClass.SERVER_BUSY, "the next hop wants digests of blocks that only it has")
-        self.order, self._growth.said_to = self._growth.operation, channel.store
+        if not self._growth.may_be_said(channel.store):
+            self._growth.meets(channel.store, False)
+            raise TransferFailure(ErrorClass.SERVER_BUSY, _OTHERS)
+        self.order = self._growth.operation
         self._wait(True)
         return super().publish(tid, channel)
 
@@ -423,14 +464,27 @@ class Spooled(Upload):
         self._growth.woken_by(control.abort)
         return super().until_result(control)
 
-    def found_before(self, said_to: str) -> Result | None:
-        """DONE, if the terminal has lost the records that were asked to publish it, and just this file is there.
+    def met(self, said_to: str | None) -> Result | None:
+        """Before anything is sent: DONE if it is there already (:meth:`found_at`); else it may be said, or comes in.
 
-        :param said_to: those records. :raises TransferFailure: it is not reached.
+        :param said_to: records that were asked to publish it before. :raises TransferFailure: it is not reached.
         """
+        if said_to is None and self._growth.is_told_where:
+            return None
         with Channel(self.gateway, self.routes[0]) as channel:
-            is_known = channel.store in ("", said_to)
-        return None if is_known or self.ask().terminal else self.found()
+            store, is_lost = channel.store, has_lost(channel, said_to, self.ask())
+        found = self.found() if is_lost else None
+        if found is None and self._growth.operation is not None:
+            self._growth.say(store)
+        elif found is None:
+            self._growth.meets(store, False)
+        return found
+
+    def found_at(self, said_to: str) -> Result | None:
+        """DONE, if the terminal has lost the records that were asked to publish it, and just this file is there."""
+        with Channel(self.gateway, self.routes[0]) as channel:
+            is_lost = has_lost(channel, said_to, self.ask())
+        return self.found() if is_lost else None
 
     def found(self) -> Result | None:
         """As :class:`Upload`, by the digests that its sender knows it by. Other operations of its origin go on."""

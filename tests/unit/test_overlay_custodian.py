@@ -575,6 +575,7 @@ def _mended(spooling: Spooling) -> None:
         spooling.one.damaged((ORIGIN, 2), [0])
         spooling.take(2)
         assert spooling.one.digests(spooling.one.held()[0]) == [b"d" * 16]
+        spooling.one.said.say((ORIGIN, 2), "records")
         spooling.one.settle((ORIGIN, 2), Result(Outcome.DONE))
 
 

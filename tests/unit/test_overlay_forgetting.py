@@ -27,7 +27,7 @@ def test_of_files_that_have_ended_nothing_stays(spooling: Spooling, kind: ErrorC
     spooling.take(1)
     delivering = places.Delivering(spooling)
     delivering.begin()
-    failed = Answer(delivering.orders[0], failure="not now", code=kind.code, said_to="records")
+    failed = Answer(delivering.orders[0], failure="not now", code=kind.code)
     asyncio.run(delivering.one._answered(failed))
     spooling.clock.now_s += FORGET_EVERY_S
     delivering.one._most = 0  # it is not begun again meanwhile
@@ -37,7 +37,7 @@ def test_of_files_that_have_ended_nothing_stays(spooling: Spooling, kind: ErrorC
     spooling.clock.now_s = EXPIRES + 1.0
     assert spooling.one.expire(frozenset())
     delivering.begin()
-    assert (delivering.one.problems, delivering.one._pauses, delivering.one._said_to) == ({}, {}, {})
+    assert (delivering.one.problems, delivering.one._pauses) == ({}, {})
 
 
 def test_of_packs_that_have_ended_nothing_stays(spooling: Spooling) -> None:

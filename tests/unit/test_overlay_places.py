@@ -167,7 +167,7 @@ def test_a_block_that_leaves_behind_the_publish_says_that_it_does_not_wait(
     spool.write_bytes(b"data")
     order = Operation("0a" * 16, 5, "publish", "f", 2**40, size_bytes=4, blocks=1)
     digest = digests()["blake2b-128"]
-    growth = Growth({0: digest(b"data")}, order, waits=said.append)
+    growth = Growth({0: digest(b"data")}, order, waits=said.append, said="")
     upload = Spooled(Gateway("host", 1, "key", b"secret"), spool, order, growth, "blake2b-128", None, 1)
     channel = cast(
         Any, SimpleNamespace(digest_name="blake2b-128", digest_of=lambda block, data: digest(data), store="")
@@ -194,7 +194,7 @@ def test_a_block_that_leaves_behind_the_publish_says_that_it_does_not_wait(
 def test_what_is_not_wanted_while_it_waits_says_nothing_of_its_next_hop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else all deliveries to that hop would pause, or it would be asked again and again until it expires."""
     order = Operation("0a" * 16, 5, "delete", "f", 2**40)
-    growth = Growth({}, order)
+    growth = Growth({}, order, said="")
 
     def lost(*facts: object) -> NoReturn:
         growth.stop()

@@ -46,7 +46,7 @@ def test_a_block_that_the_next_hop_has_already_gets_the_digest_that_it_wants(tmp
     spool, data = tmp_path / "spool", os.urandom(5000)
     spool.write_bytes(data)
     order = Operation("0a" * 16, 1, "publish", "f", 99, size_bytes=len(data), blocks=1)
-    growth = Growth({0: BLAKE(data)}, order)
+    growth = Growth({0: BLAKE(data)}, order, said="new")
     said = Spooled(GATEWAY, spool, order, growth, "blake2b-128", None, 1).publish(7, CHANNEL)
     assert said.manifest == hashlib.sha256(_sha(data)).hexdigest()
 
@@ -65,7 +65,7 @@ def test_a_custodian_asks_a_terminal_with_other_records_what_is_there(
     monkeypatch.setattr(finding, "generation_of", lambda *facts: asked.append(facts[2:]) or generation)
     order = Operation("0a" * 16, 5, "publish", "f", 99, size_bytes=4, blocks=1, terminal=onward)
     upload = Spooled(GATEWAY, spool, order, Growth({0: BLAKE(b"data")}, order), "blake2b-128", None, 1)
-    found = upload.found_before(said_to)
+    found = upload.found_at(said_to)
     assert (found is not None) == is_found
     assert said == ([Cancel("0a" * 16, 5, data_only=True)] if is_found else []), "others of its origin go on"
     assert asked == ([("f", 4, "blake2b-128", [BLAKE(b"data")])] if said_to == "old" and not onward else [])

@@ -1,0 +1,58 @@
+"""What a custodian has said onward, and what that means when an operation expires.
+
+1. An operation in custody is said to a next hop only when the records that this one has (their epoch) are recorded
+   here as those that it may have been said to.
+2. So whoever finds a next hop with other records, before or after a restart, looks what is there before saying it.
+3. An operation that may have been said, by this custodian or by the other one of two, is not EXPIRED before its next
+   hop was asked whether it has happened, for :data:`ASKS_S` on each hop that is left.
+4. An end after that says that nobody knows.
+"""
+
+from __future__ import annotations
+
+from overlay_router.custodians.spool import CustodyStore, Held, Key
+
+#: Behind its expiry an operation is asked about for so long. Terminals keep results an hour.
+ASKS_S = 900
+_MOST_S = 3000
+LATE = "the custodian could not deliver it in time"
+UNKNOWN = f"{LATE}, and whether it has arrived is not known: its next hop was asked, and did not answer"
+
+
+class Said:
+    """By operation, which records of its next hop it may have been said to."""
+
+    def __init__(self, store: CustodyStore) -> None:
+        self._store, self._stores = store, store.said()
+
+    def to(self, key: Key) -> str | None:
+        """The epoch of those records, "" where they have none; None: it was never said."""
+        return self._stores.get(key)
+
+    def say(self, key: Key, store: str) -> None:
+        """It is about to be said to these: durable on return."""
+        if self._stores.get(key) != store:
+            self._store.say(key, store)
+            self._stores[key] = store
+
+    def forget(self, key: Key) -> None:
+        """It has its end, with which that is recorded."""
+        self._stores.pop(key, None)
+
+    def may_be_done(self, held: Held) -> bool:
+        """Whether its terminal may have executed it."""
+        return held.key in self._stores or held.operation.copies > 1
+
+    def is_asked_about(self, held: Held, now: float) -> bool:
+        """Whether it has expired, and is not EXPIRED before it was asked about. :param now: Unix time in seconds."""
+        expires = held.operation.expires
+        return expires < now <= asked_until(expires, held.operation.terminal) and self.may_be_done(held)
+
+    def why_late(self, held: Held) -> str:
+        """What its owner is told when it expires without an answer."""
+        return UNKNOWN if self.may_be_done(held) else LATE
+
+
+def asked_until(expires: int, terminal: str) -> int:
+    """How long what expires is asked about; each custodian on the way asks longer than the one behind it."""
+    return expires + min(_MOST_S, ASKS_S * (1 + terminal.count(",")))

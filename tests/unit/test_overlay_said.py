@@ -1,0 +1,299 @@
+"""What a custodian has said onward is known after a restart, too, and is asked about before it is called expired."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from overlay_router.custodians import carrier
+from overlay_router.custodians.carrier import Answer, Note
+from overlay_router.custodians.forwarder import Forwarder
+from overlay_router.custodians.said import ASKS_S
+from overlay_router.custodians.spooled import Growth, Spooled
+from overlay_router.peers.keys import OwnCredential
+from overlay_router.rules.states import Outcome, Result
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay.channel import Gateway
+from stageout.wire import overlay
+from stageout.wire.frames import digests
+from stageout.wire.overlay import Custody, Operation
+from tests.unit.test_overlay_custodian import EXPIRES, ORIGIN, PEER, TERMINAL, Spooling, coming, publish
+from tests.unit.test_overlay_pack_custody import spooling
+
+__all__ = ["spooling"]
+KEY = (ORIGIN, 1)
+
+
+class Delivering:
+    """A forwarder, what it tells the process that delivers, and what it has said; no disk is slow."""
+
+    def __init__(self, spooling: Spooling) -> None:
+        self.spooling, self.told, self.said = spooling, list[dict[str, Any]](), list[Any]()
+        self.one = Forwarder(spooling.one, self._on_disk, self._say, OwnCredential(), 3, spooling.clock)
+        self.one._carrier = cast(Any, SimpleNamespace(is_running=True, write=self.told.append))
+
+    async def _on_disk(self, work: Callable[[], Any]) -> Any:
+        return work()
+
+    def _say(self, replies: list[Any]) -> None:
+        self.said += [reply.message for reply in replies]
+
+    def begin(self) -> list[dict[str, Any]]:
+        """What it tells the process now."""
+        self.told.clear()
+        asyncio.run(self.one._begin())
+        return list(self.told)
+
+    def order(self) -> dict[str, Any]:
+        (told,) = self.begin()
+        return told
+
+    def meets(self, number: int, store: str, says: bool) -> list[dict[str, Any]]:
+        self.told.clear()
+        asyncio.run(self.one._noted(Note(number, [], [], store=store, says=says)))
+        return list(self.told)
+
+    def answers(self, answer: Answer) -> None:
+        asyncio.run(self.one._answered(answer))
+        self.spooling.clock.now_s += 200.0  # behind any pause
+
+
+def _connection_lost(number: int) -> Answer:
+    return Answer(number, failure="lost", code=ErrorClass.CONNECTION_LOST.code)
+
+
+def test_whom_a_file_may_have_been_said_to_is_on_the_disk_before_it_is(spooling: Spooling) -> None:
+    spooling.take(1)
+    delivering = Delivering(spooling)
+    order = delivering.order()
+    assert (order["said_to"], order["store"]) == (None, None), "nobody was met yet"
+    assert spooling.store.said() == {}
+    assert delivering.meets(order["number"], "old", True) == [{"said": order["number"], "store": "old"}]
+    assert spooling.store.said() == {KEY: "old"}
+    delivering.answers(_connection_lost(order["number"]))
+    spooling.restart()
+    again = Delivering(spooling).order()
+    assert (again["said_to"], again["store"]) == ("old", "old")
+    spooling.take(2)
+    (held,) = [held for held in spooling.one.held() if held.key[1] == 2]
+    met = Delivering(spooling)
+    met.one._stores[TERMINAL] = "old"
+    (order,) = [told for told in met.begin() if json.loads(told["operation"])["seq"] == 2]
+    assert (order["said_to"], order["store"]) == (None, "old")
+    assert spooling.store.said()[held.key] == "old", "before the process hears of it"
+    for seq in (1, 2):
+        spooling.one.settle((ORIGIN, seq), Result(Outcome.DONE))
+    assert (spooling.store.said(), spooling.one.said.to(KEY)) == ({}, None)
+
+
+def test_what_cannot_be_recorded_is_not_said(spooling: Spooling, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*facts: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    spooling.take(1)
+    delivering = Delivering(spooling)
+    number = delivering.order()["number"]
+    monkeypatch.setattr(spooling.store, "say", full)
+    assert delivering.meets(number, "new", True) == [{"stop": number}]
+    delivering.answers(Answer(number, failure="stopped", code=ErrorClass.NOT_ATTEMPTED.code))
+    assert delivering.begin() == [], "known where, it is not ordered without that record"
+    assert "No space" in str(delivering.one.problems)
+
+
+def test_a_change_of_names_is_recorded_when_it_is_said_and_not_before(spooling: Spooling) -> None:
+    spooling.one.operate(Operation(ORIGIN, 1, "delete", "f", EXPIRES, terminal=TERMINAL), PEER, "")
+    delivering = Delivering(spooling)
+    delivering.one._stores[TERMINAL] = "new"
+    order = delivering.order()
+    assert (order["said_to"], order["store"], spooling.store.said()) == (None, None, {})
+
+
+def test_a_file_that_was_sent_on_early_is_published_when_that_is_recorded(spooling: Spooling) -> None:
+    spooling.spool.size_bytes = 1000
+    tid = coming(spooling, 1)
+    delivering = Delivering(spooling)
+    delivering.one.opened(tid)
+    order = delivering.order()
+    spooling.one.staged(tid, [(1, b"d" * 16)])
+    manifest = hashlib.sha256(b"d" * 32).hexdigest()
+    operation = replace(publish(), size_bytes=2, blocks=2, manifest=manifest)
+    assert isinstance(spooling.one.operate(operation, PEER, "blake2b-128")[-1].message, Custody)
+    assert delivering.begin() == [], "its terminal was not met"
+    assert delivering.meets(order["number"], "new", False) == []
+    whole = delivering.order()
+    assert (whole["whole"], whole["store"]) == (order["number"], "new")
+    assert spooling.store.said() == {KEY: "new"}
+
+
+@pytest.mark.parametrize(("release", "outcome"), [("delivered", "expired"), ("custody", "lost")])
+def test_what_was_never_said_expires_at_once(spooling: Spooling, release: str, outcome: str) -> None:
+    spooling.take(1, release)
+    spooling.clock.now_s = EXPIRES + 1.0
+    (reply,) = spooling.one.expire(())
+    assert isinstance(reply.message, overlay.Result)
+    assert (reply.message.outcome, "not known" in reply.message.reason) == (outcome, False)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+@pytest.mark.parametrize("answer", ["done", "expired"])
+def test_what_may_have_been_done_is_asked_about_before_it_is_expired(
+    spooling: Spooling, answer: str, damaged: bool
+) -> None:
+    spooling.take(1)
+    spooling.one.said.say(KEY, "old")
+    if damaged:
+        spooling.one.damaged(KEY, [0])
+    spooling.clock.now_s = EXPIRES + 1.0
+    spooling.restart()
+    assert spooling.one.expire(()) == []
+    delivering = Delivering(spooling)
+    order = delivering.order()
+    assert (order["cancel"], order["said_to"], order["asks"]) == ("late", "old", False)
+    delivering.answers(_connection_lost(order["number"]))
+    delivering.answers(Answer(delivering.order()["number"], answer, generation=3))
+    assert [message.outcome for message in delivering.said] == [answer]
+
+
+@pytest.mark.parametrize(("release", "outcome"), [("delivered", "expired"), ("custody", "lost")])
+def test_when_nobody_answers_it_is_said_that_nobody_knows(spooling: Spooling, release: str, outcome: str) -> None:
+    spooling.take(1, release)
+    spooling.one.said.say(KEY, "old")
+    spooling.clock.now_s = EXPIRES + ASKS_S + 1.0
+    (reply,) = spooling.one.expire(())
+    assert isinstance(reply.message, overlay.Result)
+    assert (reply.message.outcome, "not known" in reply.message.reason) == (outcome, True)
+
+
+def test_of_two_custodians_each_asks(spooling: Spooling) -> None:
+    """The other one may have delivered it."""
+    spooling.take(1)
+    (held,) = spooling.one.held()
+    both = replace(held, operation=replace(held.operation, copies=2))
+    assert spooling.one.said.is_asked_about(both, EXPIRES + 1.0)
+    assert not spooling.one.said.is_asked_about(held, EXPIRES + 1.0)
+
+
+class _Terminal:
+    """Answers one question. :ivar heard: what it was told."""
+
+    def __init__(self, answer: str, store: str = "old") -> None:
+        self.store, self.heard, self._answer = store, list[str](), answer
+
+    def send(self, message: object) -> None:
+        self.heard.append(type(message).__name__)
+
+    def has_more(self, within_s: float) -> bool:
+        return True
+
+    def receive(self) -> overlay.Result:
+        return overlay.Result(ORIGIN, 5, self._answer, generation=3)
+
+    def abort(self) -> None:
+        pass
+
+    gateway = SimpleNamespace(timeout_s=1.0)
+
+
+def _delivered(monkeypatch: pytest.MonkeyPatch, terminal: _Terminal, order: carrier.Order) -> Answer:
+    monkeypatch.setattr(carrier, "Channel", lambda *place: nullcontext(terminal))
+    growth = Growth({}, None, said=order.store)
+    growth.meets = lambda store, says: growth.said_to(store)
+    return carrier.deliver(order, growth)
+
+
+def _order(kind: str, onward: str = "", **further: Any) -> carrier.Order:
+    operation = Operation(ORIGIN, 5, kind, "f", EXPIRES, terminal=onward)
+    return carrier.Order(1, "t:1", "key", "00", json.dumps(asdict(operation)), **further)
+
+
+@pytest.mark.parametrize(
+    ("answer", "store", "outcome", "is_known"),
+    [("done", "old", "done", True), ("cancelled", "old", "expired", True), ("expired", "old", "expired", True),
+     ("cancelled", "new", "expired", False)],
+)  # fmt: skip
+def test_a_late_operation_is_what_its_terminal_has_recorded(
+    monkeypatch: pytest.MonkeyPatch, answer: str, store: str, outcome: str, is_known: bool
+) -> None:
+    terminal = _Terminal(answer, store)
+    found = _delivered(monkeypatch, terminal, _order("delete", cancel="late", said_to="old", store="old"))
+    assert (found.outcome, "not known" not in found.reason) == (outcome, is_known)
+    assert terminal.heard == (["Cancel", "Operation"] if is_known else []), "it is never executed after that"
+
+
+def test_what_the_next_custodian_does_not_have_is_cancelled_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said again it would wait there for data that nobody sends, and be asked about until it expires."""
+    terminal = _Terminal("unknown", "")
+    found = _delivered(monkeypatch, terminal, _order("publish", "u:1", cancel="all", said_to=""))
+    assert (found.outcome, terminal.heard) == ("cancelled", ["Cancel", "Status"])
+
+
+def test_an_operation_waits_until_its_record_is_there_or_nobody_wants_it() -> None:
+    growth, asked = Growth({}, None), threading.Event()
+    growth.meets = lambda store, says: asked.set()
+    ended: list[str] = []
+
+    def say() -> None:
+        try:
+            growth.say("new")
+            ended.append("said")
+        except TransferFailure as failure:
+            ended.append(failure.kind.name)
+
+    for end, expected in ((lambda: growth.said_to("new"), "said"), (growth.stop, "NOT_ATTEMPTED")):
+        growth._said = None
+        asked.clear()
+        thread = threading.Thread(target=say)
+        thread.start()
+        assert asked.wait(60)
+        assert not ended
+        end()
+        thread.join(60)
+        assert ended == [expected]
+        ended.clear()
+
+
+def test_a_file_is_not_published_to_other_records_than_those_that_are_recorded(tmp_path: Path) -> None:
+    spool, met = tmp_path / "spool", list[tuple[str, bool]]()
+    spool.write_bytes(b"data")
+    order = Operation(ORIGIN, 5, "publish", "f", EXPIRES, size_bytes=4, blocks=1)
+    digest = digests()["blake2b-128"]
+    growth = Growth({0: digest(b"data")}, order, meets=lambda *facts: met.append(facts), said="old")
+    upload = Spooled(Gateway("host", 1, "key", b"secret"), spool, order, growth, "blake2b-128", None, 1)
+    channel = cast(Any, SimpleNamespace(digest_name="blake2b-128", store="new"))
+    with pytest.raises(TransferFailure, match="other records"):
+        upload.publish(7, channel)
+    assert met == [("new", False)]
+
+
+def test_what_has_its_end_here_is_not_waited_for_at_a_terminal_that_may_have_forgotten_it(spooling: Spooling) -> None:
+    rename = Operation(ORIGIN, 3, "rename", "f1", EXPIRES, target="g", after=(1, 2), terminal=TERMINAL)
+    assert spooling.one.before(rename) == (1, 2), "nothing is known of them here"
+    spooling.take(1)
+    spooling.one.settle(KEY, Result(Outcome.DONE))
+    assert spooling.one.before(rename) == (2,)
+    assert spooling.one.before(replace(rename, capability="signed")) == (1, 2), "that would not be what was signed"
+    spooling.one.operate(rename, PEER, "")
+    assert json.loads(Delivering(spooling).order()["operation"])["after"] == [2]
+    spooling.restart()
+    assert json.loads(Delivering(spooling).order()["operation"])["after"] == [2]
+
+
+def test_what_had_to_come_after_a_failure_fails_without_asking(spooling: Spooling) -> None:
+    spooling.take(1)
+    spooling.one.settle(KEY, Result(Outcome.FAILED, "no"))
+    rename = Operation(ORIGIN, 2, "rename", "f1", EXPIRES, target="g", after=(1,), terminal=TERMINAL)
+    spooling.one.operate(rename, PEER, "")
+    delivering = Delivering(spooling)
+    assert delivering.begin() == []
+    assert [(message.outcome, message.reason) for message in delivering.said] == [("failed", "dependency")]
+    assert not spooling.one.held()
