@@ -12,7 +12,7 @@ import heapq
 import sqlite3
 from collections.abc import Iterable
 
-from sandbox_manager import records
+from sandbox_manager import lookups, records
 from sandbox_manager.handover import HandOver
 from sandbox_manager.pipeline import Pipeline
 from sandbox_manager.sandbox import SENDABLE, Sandbox
@@ -56,6 +56,8 @@ class Drain:
     async def run(self) -> None:
         """On return nothing is sent any more, and whatever was not delivered is LOST in the ledger."""
         pipeline = self._pipeline
+        if self._way_out is not None:
+            self._way_out.remember(await pipeline.book.ledger.read(lookups.begun_hand_over))
         await self._all_due()
         told_s = float("-inf")
         while self._unfinished() and not self._is_over:

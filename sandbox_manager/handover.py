@@ -7,7 +7,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from sandbox_manager.lookups import FileRow
 from sandbox_manager.sandbox import Destination
 from stageout.movers.schemes import method_of
-from stageout.wire.deposits import EXPIRES_AFTER_S, Receipt, joined, new_seed, read_numbers, written_numbers
+from stageout.wire.deposits import (
+    EXPIRES_AFTER_S,
+    BadReceipt,
+    Receipt,
+    is_seed_of,
+    joined,
+    new_seed,
+    read_numbers,
+    read_receipt,
+    written_numbers,
+)
 from stageout.wire.packs import MAX_FILE_BYTES
 
 METHOD = "overlay"
@@ -18,16 +28,33 @@ _NUMBERS = "STAGEOUT_OVERLAY_NUMBERS"
 
 class HandOver:
     """One drain's. A file has one number however often it is given away: a custodian that has it says so, and whoever
-    gives the job up finds every deposit that there may be.
+    gives the job up finds every deposit that there may be. That is in the ledger before the plugin begins, so a manager
+    that crashed goes on with the same numbers.
 
     :param router: ``HOST:PORT`` of the custodian, or of several, with commas between. :param key: public key that
         reports are signed with. :param copies: custodians that must have a file.
     """
 
     def __init__(self, router: str, key: str, copies: int = 1) -> None:
-        self.router, self._seed, self._copies = router, new_seed(key), copies
+        self.router, self._key, self._seed, self._copies = router, key, new_seed(key), copies
         self._numbers: dict[tuple[int, int], int] = {}
+        self._last = 0
         self._begun: dict[int, dict[int, Receipt]] = {}
+
+    def remember(self, begun: Iterable[FileRow]) -> None:
+        """Go on with what an earlier start has begun, before anything is begun here.
+
+        :param begun: files whose receipts :meth:`receipts` gave; those of another key count for nothing any more.
+        """
+        for file in begun:
+            try:
+                receipt = read_receipt(file.digest)
+            except BadReceipt:
+                continue  # a digest, in the words of whatever plugin delivered it
+            if is_seed_of(receipt.seed, self._key) and (not self._numbers or receipt.seed == self._seed):
+                self._seed, self._last = receipt.seed, max(self._last, receipt.last)
+                self._numbers[file.ticket_id, file.position] = receipt.last
+                self._begun.setdefault(file.sandbox, {})[receipt.last] = receipt
 
     def takes(self, destination: Destination) -> bool:
         """Whether files for that destination can go this way: only what the overlay's plugin moves."""
@@ -37,7 +64,9 @@ class HandOver:
         """Settings for a plugin that hands over these files, in the order in which it is told of them."""
         listed, numbers = list(files), []
         for file in sorted(listed, key=lambda one: one.size_bytes > MAX_FILE_BYTES):  # a pack has numbers without a gap
-            self._numbers.setdefault((file.ticket_id, file.position), len(self._numbers) + 1)
+            if (file.ticket_id, file.position) not in self._numbers:
+                self._last += 1
+                self._numbers[file.ticket_id, file.position] = self._last
         for file in listed:
             number = self._numbers[file.ticket_id, file.position]
             receipt = Receipt(self.router, self._seed, number, number, now + EXPIRES_AFTER_S)
@@ -50,12 +79,19 @@ class HandOver:
             "STAGEOUT_OVERLAY_COPIES": str(self._copies),
         }
 
+    def receipts(self, files: Iterable[FileRow]) -> list[tuple[str, int, int]]:
+        """For the ledger: what each of these files may be asked for by, once it is begun; with its ticket and place."""
+        return [
+            (str(self._begun[one.sandbox][self._numbers[one.ticket_id, one.position]]), one.ticket_id, one.position)
+            for one in files
+        ]
+
     def begun(self, sandbox: int) -> tuple[str, ...]:
         """All that may have been given to the custodian of a sandbox: its plugin may have died before it could say so.
 
         Whoever runs the job again must have this cancelled, or old output could come after the new.
         """
-        return tuple(map(str, joined(self._begun.get(sandbox, {}).values())))
+        return tuple(map(str, joined(list(self._begun.get(sandbox, {}).values()))))
 
 
 def for_these(settings: Mapping[str, str], indices: Sequence[int]) -> dict[str, str]:

@@ -113,6 +113,12 @@ def _sandbox(db: sqlite3.Connection, row: Sequence[Any]) -> Sandbox:
     )  # fmt: skip
 
 
+def begun_hand_over(db: sqlite3.Connection) -> list[FileRow]:
+    """Files that a custodian may have, recorded or not: those with a receipt (:mod:`stageout.wire.deposits`)."""
+    query = f"SELECT {FILE_COLUMNS} FROM files f JOIN tickets t ON t.id = f.ticket WHERE f.digest GLOB '* * *-* *'"
+    return list(map(file_row, db.execute(query)))
+
+
 def _handed_over(db: sqlite3.Connection, sandbox_id: int) -> list[tuple[str, int]]:
     """Receipt and size of each file that another custodian has."""
     query = "SELECT digest, size FROM files WHERE sandbox = ? AND state = ?"

@@ -294,8 +294,8 @@ class Pipeline:
         judged = False
         try:
             await self._lease(batch)
-            files, held = await self._take(batch)
-            judged = bool(files) and await self._send(batch, files, held, flight)
+            files, held, way_out = await self._take(batch)
+            judged = bool(files) and await self._send(batch, files, held, flight, way_out)
         except (OSError, sqlite3.Error) as problem:
             log.error("batch-failed", server=batch.server, problem=problem)
             # A full disk would stay full: sending is what makes room.
@@ -319,24 +319,43 @@ class Pipeline:
 
         await self.book.write(change, "record-leased")
 
-    async def _take(self, batch: BatchPlan) -> tuple[list[lookups.FileRow], HeldSurroundings | None]:
+    async def _take(
+        self, batch: BatchPlan
+    ) -> tuple[list[lookups.FileRow], HeldSurroundings | None, Mapping[str, str] | None]:
+        """Its files, what they are sent with, and settings of the hand-over if they go that way."""
         taken: list[lookups.FileRow] = []
         held: list[HeldSurroundings] = []
+        to, settings = self._way_out_of(batch.destination), dict[str, str]()
 
         def change(db: sqlite3.Connection) -> Iterable[int]:
             taken[:], touched = take(db, batch, self.rules.limits.batch_bytes, self._now())
             held.clear()
             if taken and self.book.registry.destinations[batch.destination].surroundings:
                 held.append(lookups.surroundings(db, taken[0].ticket))  # that of all: it is part of the destination
+            if to is not None:
+                settings.update(to.begin(taken, int(self._clock.wall_s())))
+                records.keep_receipts(db, to.receipts(taken))
             return touched
 
         await self.book.write(change, "record-moving")
-        return taken, held[0] if held else None
+        return taken, held[0] if held else None, settings if to is not None else None
+
+    def _way_out_of(self, destination: int) -> HandOver | None:
+        """The custodian that files for that destination are given to now."""
+        to = self.hand_over_to
+        return to if to is not None and to.takes(self.book.registry.destinations[destination]) else None
 
     async def _send(
-        self, batch: BatchPlan, files: Sequence[lookups.FileRow], held: HeldSurroundings | None, flight: Flight
+        self,
+        batch: BatchPlan,
+        files: Sequence[lookups.FileRow],
+        held: HeldSurroundings | None,
+        flight: Flight,
+        way_out: Mapping[str, str] | None,
     ) -> bool:
         """Run the plugin and record its answers. False when it was stopped before it answered."""
+        if way_out is None and self._way_out_of(batch.destination) is not None:
+            return False  # it was taken for the slower end, a moment before that was given up
         destination = self.book.registry.destinations[batch.destination]
         self._batch_number += 1
         number = self._batch_number
@@ -346,8 +365,7 @@ class Pipeline:
         if self._table.batch_files(destination.plugin, destination.scheme):
             known = None  # a service with a queue of its own: what the last call took says nothing about this one
         limit_s, settings = call_limits(known, files, flight, self.rules.lifetime_s, now)
-        if self.hand_over_to is not None and self.hand_over_to.takes(destination):
-            settings.update(self.hand_over_to.begin(files, int(now)))
+        settings.update(way_out or {})
         settings["STAGEOUT_JOBS"] = job_names(self.book.registry.job_of(item.sandbox) for item in files)
         run = BatchRun(self._spool, self._table, destination, user, files, directory, limit_s, settings, held, now)
         run.jobs = {self.book.registry.by_id[box].run.job: box for box in run.sandboxes}

@@ -15,6 +15,7 @@ from stageout.core.states import ENDS, State, move
 from stageout.wire.custody import Run
 
 _CHANGES_PER_S = 1000
+_AWAY = (FileState.DELIVERED, FileState.HANDED_OVER)
 
 
 @dataclass(frozen=True)
@@ -351,14 +352,23 @@ def take_files(
     return taken
 
 
+def keep_receipts(db: sqlite3.Connection, begun: Iterable[tuple[str, int, int]]) -> None:
+    """Files are about to be given to a custodian. :param begun: receipt, ticket and position of each."""
+    db.executemany("UPDATE files SET digest = ? WHERE ticket = ? AND position = ?", begun)
+
+
 def record_results(db: sqlite3.Connection, results: Iterable[FileResult]) -> None:
-    """Write what became of the files of a batch. Files that were dropped meanwhile stay dropped."""
+    """Write what became of the files of a batch. Files that were dropped meanwhile stay dropped.
+
+    What is nowhere yet keeps the receipt by which a custodian that may have it can be asked.
+    """
     db.executemany(
-        "UPDATE files SET state = ?, next_attempt = ?, error_code = ?, error = ?, verified = ?, digest = ?, "
+        "UPDATE files SET state = ?, next_attempt = ?, error_code = ?, error = ?, verified = ?, "
+        "digest = CASE WHEN ? THEN ? ELSE digest END, "
         "attempts = attempts - ?, excused = excused + ? WHERE ticket = ? AND position = ? AND state = 1",
         (
-            (item.state, item.next_attempt, item.error_code, item.error, item.verified, item.digest, not item.attempted,
-             item.excused, item.ticket_id, item.position)
+            (item.state, item.next_attempt, item.error_code, item.error, item.verified, item.state in _AWAY,
+             item.digest, not item.attempted, item.excused, item.ticket_id, item.position)
             for item in results
         ),
     )  # fmt: skip

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -101,10 +99,15 @@ def site() -> Iterator[Site]:
         yield found
 
 
-async def waiting_for_a_slow_server(site: Site, node: Node, job: str, urls: Mapping[str, bytes]) -> None:
-    """Output that waits, for a server that takes ten bytes a second."""
+def slow(node: Node) -> None:
+    """Ten bytes a second were seen."""
     node.pipeline.throughput.started("overlay://h", 10, 0.0)
     node.pipeline.throughput.ended("overlay://h", 10, 10, 1.0)
+
+
+async def waiting_for_a_slow_server(site: Site, node: Node, job: str, urls: Mapping[str, bytes]) -> None:
+    """Output that waits, for a server that takes ten bytes a second."""
+    slow(node)
     site.flag("down")
     await handed_off(node, job, urls)
     await until(lambda: state(node, job) is State.RETRY_WAIT, "the first attempt")
@@ -559,39 +562,6 @@ def test_a_report_with_a_bad_receipt_is_left_alone(asked: Asked) -> None:
     asked.one.completed({NAME: (seen(State.HANDED_OVER, custody=("rubbish",)),)})
     assert asked.one.completed({}) == {}
     assert not asked.path.exists()
-
-
-@pytest.mark.parametrize("at", range(3))
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda row: 7,
-        lambda row: {**row, "key": 7},
-        lambda row: {**row, "given_up": ["Lost"]},
-        lambda row: {**row, "sandbox": {**row["sandbox"], "number": "1"}},
-        lambda row: {**row, "sandbox": {**row["sandbox"], "custody": ["rubbish"]}},
-        lambda row: {name: value for name, value in row.items() if name != "sandbox"},
-    ],
-)
-def test_a_row_that_is_none_is_kept_for_who_can_read_it_and_costs_no_other(
-    at: int, spoil: Callable[[dict[str, Any]], object], asked: Asked, caplog: pytest.LogCaptureFixture
-) -> None:
-    asked.look(handed_over())
-    asked.one.close()
-    (good,) = json.loads(asked.path.read_text())
-    other = {**good, "sandbox": {**good["sandbox"], "number": 2}}
-    rows = [good, other]
-    rows.insert(at, spoil(json.loads(json.dumps(good))))
-    asked.path.write_text(json.dumps(rows))
-    asked.start()
-    found = asked.one.completed({})
-    assert sorted(item.sandbox.number for item in found[NAME]) == [1, 2]
-    (line,) = [record.message for record in caplog.records if record.levelname == "ERROR"]
-    assert line.startswith("custody-row-unreadable")
-    assert "mend the file" in line
-    asked.one.look_at({}, {})
-    asked.one.completed({NAME: (replace(handed_over(), sandbox=replace(handed_over().sandbox, number=3)),)})
-    assert rows[at] in json.loads(asked.path.read_text())
 
 
 def test_events_of_the_hand_over_are_named_in_the_document() -> None:

@@ -1,0 +1,113 @@
+"""What manager and agent know of a hand-over when they are started again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from manager_site import Site, run
+from test_agent_tracker import NAME
+from test_drain import handed_off, state
+from test_handover import ROUTER, Asked, asked, handed_over, site, slow, waiting_for_a_slow_server
+
+from sandbox_manager import lookups
+from sandbox_manager.drain import Drain
+from sandbox_manager.handover import HandOver
+from stageout.core.states import State
+from stageout.wire.deposits import read_numbers
+from tests.polling import until
+
+__all__ = ["asked", "site"]
+
+
+def test_a_manager_that_is_started_again_gives_the_same_deposits(site: Site) -> None:
+    """It had ended before it recorded what the custodian has: that got a second deposit of the same file."""
+    given: list[dict[str, bytes]] = [{"overlay://h/ok/a": b"1" * 10_000}, {"overlay://h/ok/b": b"2"}]
+    plugin = site.plugin.read_text()
+
+    def calls() -> set[tuple[str, str, int]]:
+        """Seed, URL and number of each file that was given."""
+        found = [(call["env"], call["urls"]) for call in site.calls() if "STAGEOUT_OVERLAY_SEED" in call["env"]]
+        return {
+            (env["STAGEOUT_OVERLAY_SEED"], *one)
+            for env, urls in found
+            for one in zip(urls, read_numbers(env["STAGEOUT_OVERLAY_NUMBERS"]))
+        }
+
+    async def story() -> None:
+        begin = "        number = requests"
+        site.write_script("copy_plugin", plugin.replace(begin, f"        time.sleep(1000)\n{begin}"))
+        async with site.manager() as node:
+            await waiting_for_a_slow_server(site, node, "1.0", given[0])
+            draining = asyncio.get_running_loop().create_task(Drain(node.pipeline, node.clock, 600, ROUTER).run())
+            await until(calls, "the hand-over")
+            draining.cancel()
+        ((seed, url, number),) = calls()
+        assert (url, number) == ("overlay://h/ok/a", 1)
+        site.write_script("copy_plugin", plugin)
+        async with site.manager() as node:
+            slow(node)
+            await handed_off(node, "2.0", given[1])
+            await Drain(node.pipeline, node.clock, 600, ROUTER).run()
+            assert state(node, "1.0") is State.HANDED_OVER
+        assert calls() == {(seed, "overlay://h/ok/a", 1), (seed, "overlay://h/ok/b", 2)}
+
+    run(story())
+
+
+def test_receipts_of_another_key_are_not_gone_on_with(site: Site) -> None:
+    async def story() -> None:
+        async with site.manager(moving=False) as node:
+            await handed_off(node, "1.0", {"overlay://h/ok/a": b"1", "overlay://h/ok/b": b"22"})
+            box = node.box(node.facts("1.0"))
+            assert box is not None
+            rows = await node.pipeline.book.ledger.read(lambda db: list(lookups.all_files(db, box.id)))
+            first = HandOver(ROUTER, "key")
+            first.begin(rows[:1], 0)
+            ((receipt, *_),) = first.receipts(rows[:1])
+            begun = [replace(rows[0], digest=receipt), replace(rows[1], digest="md5: of a b-c d")]
+            for key, numbers in (("key", "2,1"), ("another", "1-2")):
+                again = HandOver(ROUTER, key)
+                again.remember(begun)
+                told = again.begin(rows[::-1], 0)
+                assert told["STAGEOUT_OVERLAY_NUMBERS"] == numbers
+                assert (told["STAGEOUT_OVERLAY_SEED"] in receipt) is (key == "key")
+
+    run(story())
+
+
+@pytest.mark.parametrize("at", range(3))
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda row: 7,
+        lambda row: {**row, "key": 7},
+        lambda row: {**row, "given_up": ["Lost"]},
+        lambda row: {**row, "sandbox": {**row["sandbox"], "number": "1"}},
+        lambda row: {**row, "sandbox": {**row["sandbox"], "custody": ["rubbish"]}},
+        lambda row: {name: value for name, value in row.items() if name != "sandbox"},
+    ],
+)
+def test_a_row_that_is_none_is_kept_for_who_can_read_it_and_costs_no_other(
+    at: int, spoil: Callable[[dict[str, Any]], object], asked: Asked, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked.look(handed_over())
+    asked.one.close()
+    (good,) = json.loads(asked.path.read_text())
+    other = {**good, "sandbox": {**good["sandbox"], "number": 2}}
+    rows = [good, other]
+    rows.insert(at, spoil(json.loads(json.dumps(good))))
+    asked.path.write_text(json.dumps(rows))
+    asked.start()
+    found = asked.one.completed({})
+    assert sorted(item.sandbox.number for item in found[NAME]) == [1, 2]
+    (line,) = [record.message for record in caplog.records if record.levelname == "ERROR"]
+    assert line.startswith("custody-row-unreadable")
+    assert "mend the file" in line
+    asked.one.look_at({}, {})
+    asked.one.completed({NAME: (replace(handed_over(), sandbox=replace(handed_over().sandbox, number=3)),)})
+    assert rows[at] in json.loads(asked.path.read_text())
