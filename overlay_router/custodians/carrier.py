@@ -116,6 +116,8 @@ def deliver(order: Order, growth: Growth) -> Answer:
     digest = order.digest if operation.capability or (opening and opening.capability) else ""
     gateway = Gateway(host, port, order.key_name, bytes.fromhex(order.secret), ca=order.ca, digest=digest)
     try:
+        if order.file and not order.cancel and not order.asks:
+            frames.digest_of_kind(order.digest)
         if order.cancel == "data":
             return _drop(gateway, order, operation)
         if order.asks and not order.cancel:
@@ -125,6 +127,8 @@ def deliver(order: Order, growth: Growth) -> Answer:
             result = found or _execute(gateway, operation, order, growth)
         else:
             result = _send(gateway, operation, order, growth, opening)
+    except frames.NoDigest as problem:
+        return Answer(order.number, failure=str(problem), code=ErrorClass.PLUGIN_BROKEN.code)
     except Undigested as problem:
         growth.lose()
         return Answer(order.number, failure=problem.message, code=problem.kind.code)
@@ -236,7 +240,7 @@ def _blocks(told: Iterable[Sequence[Any]]) -> dict[int, bytes]:
 
 def _damaged(order: Order, size_bytes: int, known: Mapping[int, bytes]) -> Iterator[int]:
     """Blocks of the file that are not what their digests say; all of a file that is gone."""
-    digest, here = frames.digests()[order.digest], sorted(known)
+    digest, here = frames.digest_of_kind(order.digest), sorted(known)
     try:
         file = os.open(order.file, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

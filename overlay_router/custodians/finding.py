@@ -68,6 +68,8 @@ class Finding:
                 published = await self._large(self._custodian, found)
         except OSError as problem:
             return Answer(code=ErrorClass.SERVER_ERROR.code, message=f"{ask.path}: {problem.strerror}")
+        except frames.NoDigest as problem:
+            return Answer(code=ErrorClass.SERVER_ERROR.code, message=f"{ask.path}: {problem}")
         if published is not None:
             return published
         log.error("custody-damaged", path=ask.path, advice="check the disk of the spool")
@@ -134,8 +136,8 @@ def _terminal_of(found: Held | HeldFile) -> str:
 
 def _is_right(file: int, held: Held, digests: list[bytes]) -> bool:
     """Whether all blocks are what came in; the descriptor is closed then."""
-    digest, size_bytes = frames.digests()[held.digest], held.operation.size_bytes
     try:
+        digest, size_bytes = frames.digest_of_kind(held.digest), held.operation.size_bytes
         return len(digests) == held.operation.blocks and all(
             digest(os.pread(file, min(BLOCK_BYTES, size_bytes - at * BLOCK_BYTES), at * BLOCK_BYTES)) == known
             for at, known in enumerate(digests)

@@ -119,7 +119,7 @@ def load(order: Order) -> _Load:
     at = DIGEST_BYTES * len(pack.paths)
     if len(tail) != at + sum(pack.sizes_bytes) or packs.manifest([tail[:at]]) != pack.manifest:
         raise Gone("its digests are not those of its manifest")
-    digest, data = frames.digests()[order.digest], []
+    digest, data = frames.digest_of_kind(order.digest), list[bytes]()
     digests = [tail[start : start + DIGEST_BYTES] for start in range(0, at, DIGEST_BYTES)]
     for size_bytes in pack.sizes_bytes:
         data.append(tail[at : at + size_bytes])
@@ -190,7 +190,10 @@ class Way:
             files = len(as_pack(order.pack).paths)
             self._answer(Answer(order.number, damaged=list(range(files))))
             return
-        except Exception as problem:  # digests of a kind that is not installed any more, above all
+        except frames.NoDigest as problem:
+            self._answer(_failure(order.number, TransferFailure(ErrorClass.PLUGIN_BROKEN, str(problem))))
+            return
+        except Exception as problem:  # the daemon must hear of every order
             self._answer(_failure(order.number, TransferFailure(ErrorClass.UNKNOWN, repr(problem))))
             return
         if one.damaged and one.pack.release == "delivered":

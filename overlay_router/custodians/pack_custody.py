@@ -346,7 +346,7 @@ class PackCustody:
         return found
 
     def read(self, file: HeldFile) -> bytes | None:
-        """Its data, checked; None when they are not what came in. :raises OSError: it cannot be read."""
+        """Its data, checked; None when they are not what came in. :raises OSError: :raises NoDigest: they cannot be."""
         pack, position = file.pack, file.position
         start = packs.DIGEST_BYTES * len(pack.paths)
         with self._file(file.held.key).open("rb", buffering=0) as whole:
@@ -354,7 +354,7 @@ class PackCustody:
             whole.seek(start + sum(pack.sizes_bytes[:position]))
             data = whole.read(pack.sizes_bytes[position])
         own = digests[packs.DIGEST_BYTES * position :][: packs.DIGEST_BYTES]
-        is_right = packs.manifest([digests]) == pack.manifest and frames.digests()[file.held.digest](data) == own
+        is_right = packs.manifest([digests]) == pack.manifest and frames.digest_of_kind(file.held.digest)(data) == own
         return data if is_right else None
 
     # ---- delivered ---------------------------------------------------------------------------------------------------

@@ -130,9 +130,12 @@ def _final(answer: Delivered | InCustody | Failure) -> End:
     return answer
 
 
-def _checked(file: File) -> Damaged | None:
-    """Blocks whose bytes are not what their digests say; all of a file that is not there."""
-    digest = frames.digests()[file.held.digest]
+def _checked(file: File) -> Damaged | Failure | None:
+    """Blocks whose bytes are not what their digests say; all of a file that is not there; why it cannot be checked."""
+    try:
+        digest = frames.digest_of_kind(file.held.digest)
+    except frames.NoDigest as problem:
+        return Failure(ErrorClass.PLUGIN_BROKEN, str(problem))
     try:
         descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

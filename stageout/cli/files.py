@@ -220,7 +220,7 @@ def _ask(gateway: Gateway, options: argparse.Namespace) -> int:
         print(f"{answer.moved_bytes} of {answer.size_bytes} bytes{': ' if answer.problem else ''}{answer.problem}")
         return int(Exit.TIMED_OUT)
     print(f"{answer.outcome}{': ' if answer.reason else ''}{answer.reason}")
-    return int(Exit.OK if answer.outcome == "done" else Exit.FAILED)
+    return int({"done": Exit.OK, "pending": Exit.TIMED_OUT}.get(answer.outcome, Exit.FAILED))
 
 
 def _ask_all(gateway: Gateway, options: argparse.Namespace) -> int:
@@ -236,12 +236,12 @@ def _ask_all(gateway: Gateway, options: argparse.Namespace) -> int:
         return int(Exit.FAILED)
     found = Counter("in custody" if isinstance(one, Custody) else one.outcome for one in answers)
     for seq, one in enumerate(answers, 1):
-        if isinstance(one, Result) and one.outcome != "done":
+        if isinstance(one, Result) and one.outcome not in ("done", "pending"):
             print(f"file {seq}: {one.outcome}{': ' if one.reason else ''}{one.reason}")
     print(", ".join(f"{count} {what}" for what, count in found.items()))
     if set(found) == {"done"}:
         return int(Exit.OK)
-    return int(Exit.TIMED_OUT if set(found) <= {"done", "in custody"} else Exit.FAILED)
+    return int(Exit.TIMED_OUT if set(found) <= {"done", "in custody", "pending"} else Exit.FAILED)
 
 
 @contextlib.contextmanager

@@ -252,7 +252,7 @@ def state(gateway: Gateway, origin: str, stop: bool = False) -> Result | Custody
                 return found
             if isinstance(answer, Staged):
                 found = Result(origin, 1, "pending")
-            elif isinstance(answer, (Result, Custody, Copying)):
+            elif isinstance(answer, (Result, Custody, Copying)) and (answer.origin, answer.seq) == (origin, 1):
                 found = answer
 
 
@@ -261,17 +261,20 @@ def states(gateway: Gateway, origin: str, files: int) -> list[Result | Custody]:
 
     :raises TransferFailure: it was not reached.
     """
+    last = secrets.token_hex(16)  # of what comes in now nothing is said that has a number
     found: dict[int, Result | Custody] = {}
     with Channel(gateway) as channel:
         for first in range(1, files + 1, _QUESTIONS):
-            seqs = range(first, min(files + 1, first + _QUESTIONS))
-            for seq in seqs:
+            for seq in range(first, min(files + 1, first + _QUESTIONS)):
                 channel.send(Status(origin, seq))
-            while any(seq not in found for seq in seqs):
+            channel.send(Status(last, first))
+            while True:
                 answer = channel.receive()
-                if isinstance(answer, (Result, Custody)):
+                if isinstance(answer, (Result, Custody)) and answer.origin == origin:
                     found[answer.seq] = answer
-    return [found[seq] for seq in range(1, files + 1)]
+                elif isinstance(answer, Result) and (answer.origin, answer.seq) == (last, first):
+                    break
+    return [found.get(seq, Result(origin, seq, "pending")) for seq in range(1, files + 1)]
 
 
 def cancel(given: Commanded) -> Result:

@@ -21,6 +21,8 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Union
 
+from stageout.core.errors import StageoutError
+
 VERSION = 1
 HEADER = struct.Struct(">BBHIQQII")
 HEADER_BYTES = HEADER.size
@@ -237,6 +239,20 @@ def digests() -> dict[str, Callable[[Buffer], bytes]]:
         found[_XXH3] = _xxh3()
     found["blake2b-128"] = lambda data: hashlib.blake2b(data, digest_size=16).digest()
     return found
+
+
+class NoDigest(StageoutError):
+    """This machine cannot compute digests of a kind; the text says what to do."""
+
+
+def digest_of_kind(kind: str) -> Callable[[Buffer], bytes]:
+    """One of :func:`digests`, for what came in when that could be computed. :raises NoDigest: it cannot be any more."""
+    try:
+        return digests()[kind]
+    except KeyError:
+        raise NoDigest(
+            f"{kind} cannot be computed here any more, so nobody can check the file: install the package xxhash again"
+        ) from None
 
 
 #: That wait to be put together: a frame that comes byte by byte takes no more memory than another.

@@ -8,9 +8,9 @@ import pytest
 
 from overlay_router.custodians.forwarder import AWAY
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.overlay import client, safekeeping
+from stageout.overlay import client, copying, safekeeping
 from stageout.overlay.channel import Gateway
-from stageout.wire.overlay import Cancel, Custody, Message, Result, Status
+from stageout.wire.overlay import Cancel, Custody, Message, Result, Staged, Status
 
 _GATEWAY = Gateway("h", 1, "k", b"s", timeout_s=0.01)
 _ORDER = client.deposit_order("f", "t:1", 0o644, 600, 0, 0, "0a" * 16)
@@ -65,3 +65,26 @@ def test_who_gives_up_a_deposit_stays_until_the_router_has_heard_it(monkeypatch:
     safekeeping._give_up(_GATEWAY, _ORDER)
     assert isinstance(channel.asked[0], Cancel)
     assert not channel.unread, "it has left before the answer to what it asked behind its CANCEL"
+
+
+def test_what_is_said_of_other_operations_is_no_state_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, other = "0a" * 16, "0b" * 16
+    channel = _Channel({}, [Custody(mine, 1, "me"), Result(mine, 2, "failed"), Result(other, 1, "lost")])
+    monkeypatch.setattr(copying, "Channel", lambda gateway: channel)
+    monkeypatch.setattr(copying.secrets, "token_hex", lambda size_bytes: "ff" * 16)
+    channel._said.append(Result("ff" * 16, 1, "unknown"))
+    assert copying.state(_GATEWAY, mine) == Custody(mine, 1, "me")
+
+
+def test_of_a_file_whose_data_come_in_it_is_known_that_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else who asks for many would wait for an answer that has no number."""
+    mine, other = "0a" * 16, "0b" * 16
+    said: list[Message] = [
+        Result(mine, 1, "done"),
+        Staged(7, ()),
+        Custody(other, 2, "me"),
+        Result("ff" * 16, 1, "unknown"),
+    ]
+    monkeypatch.setattr(copying, "Channel", lambda gateway: _Channel({}, said))
+    monkeypatch.setattr(copying.secrets, "token_hex", lambda size_bytes: "ff" * 16)
+    assert [one.outcome for one in copying.states(_GATEWAY, mine, 2) if isinstance(one, Result)] == ["done", "pending"]

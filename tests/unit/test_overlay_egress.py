@@ -41,6 +41,7 @@ from stageout.core.children import MOVER_MARK
 from stageout.core.clock import SystemClock, boot_clock_s
 from stageout.core.errors import ErrorClass
 from stageout.movers.plugins_table import Plugin
+from stageout.movers.results import Failure
 from stageout.overlay import outcomes
 from stageout.overlay.channel import Gateway
 from stageout.wire import overlay
@@ -363,6 +364,17 @@ def test_damage_in_the_spool_is_found_before_a_plugin_is_run(gate: Gate, tmp_pat
     assert gate.ready() == []
     assert gate.put(1, "out/f") == "", "the data came again"
     assert gate.ready() == ["out/f"]
+
+
+def test_a_file_whose_digests_cannot_be_computed_any_more_fails_by_itself(gate: Gate, tmp_path: Path) -> None:
+    """Else everything for its target would wait behind it."""
+    gate.put(1, "out/f")
+    (held,), _ = gate.one.ready(())
+    kit = Kit(Plugin(Path("/nothing"), ("https",), 4), tmp_path / "work", 10.0, {}, None)
+    file = File(replace(held, digest="xxh0"), Path(gate.one.file(held)), tuple(gate.one.digests(held)))
+    (end,) = Call(Target("out", "https://s/"), [file], kit).run()
+    assert isinstance(end, Failure)
+    assert (end.kind, "install" in end.message) == (ErrorClass.PLUGIN_BROKEN, True)
 
 
 # ---- leases ----------------------------------------------------------------------------------------------------------
