@@ -17,7 +17,7 @@ from sandbox_manager.drain import jobs_at_risk
 from sandbox_manager.ledger import get_meta, set_meta
 from sandbox_manager.lookups import FileRow
 from sandbox_manager.pipeline import Pipeline
-from sandbox_manager.sandbox import Destination, FileState, Sandbox
+from sandbox_manager.sandbox import SENDABLE, Destination, FileState, Sandbox
 from sandbox_manager.spool import Spool
 from stageout.core import durable, log
 from stageout.core.clock import Clock
@@ -42,6 +42,7 @@ _STATE_INTERVAL_S = 30.0
 _PAUSE_PER_REPORT = 10
 _STANDING_INTERVAL_S = 15.0
 _STANDING_AGAIN_S = 1.0
+_PAUSED = "paused by its owner, `stageout resume` goes on"
 _LAST_WORD_S = 7200  # after this an access point's lease for a silent manager has run out anyway
 STATE_FILE = "state.json"
 _WORDS = {
@@ -66,9 +67,24 @@ def file_report(row: FileRow, sandbox: Sandbox, destinations: Mapping[int, Desti
     return FileReport(
         name=row.name, url=shown_url(row.url), size_bytes=row.size_bytes, state=str(state),
         plugin=place.plugin.rpartition("/")[2] if place else "", attempts=row.attempts, error_code=row.error_code,
-        error=row.error, next_attempt_at=row.next_attempt if row.state is FileState.WAITING else 0,
+        error=row.error, next_attempt_at=_next_attempt(row, sandbox),
         verified=row.verified,
     )  # fmt: skip
+
+
+def _next_attempt(row: FileRow, box: Sandbox) -> int:
+    return row.next_attempt if row.state is FileState.WAITING and not _stands_still(box) else 0
+
+
+def _stands_still(box: Sandbox) -> bool:
+    """Whether its owner has paused what else would go on."""
+    return box.paused and (box.state in SENDABLE or box.state is State.ACCEPTED)
+
+
+def _reason(box: Sandbox) -> str:
+    if not _stands_still(box):
+        return box.reason
+    return _PAUSED + (f"; before that: {box.reason}" if box.reason else "")
 
 
 def sandbox_report(
@@ -77,11 +93,12 @@ def sandbox_report(
     """One sandbox as agents and people see it. :param begun: receipts of what may be in custody of a lost one."""
     return SandboxReport(
         job=box.run.job, number=box.run.number, owner=box.owner, state=str(box.state), change=box.change,
-        reason="paused" if box.paused and not box.reason else box.reason, error_code=box.error_code,
+        reason=_reason(box), error_code=box.error_code,
         tickets=box.tickets or box.named_tickets, files_total=box.files_total,
         files_left=box.files_left, bytes_total=box.bytes_total,
         bytes_left=box.bytes_left, attempts=box.attempts,
-        attempts_limit=attempts_limit + box.excused if attempts_limit else 0, next_attempt_at=box.next_attempt_at,
+        attempts_limit=attempts_limit + box.excused if attempts_limit else 0,
+        next_attempt_at=0 if _stands_still(box) else box.next_attempt_at,
         accepted_at=box.accepted_at, data_slot=box.slot_name, files=tuple(files),
         custody=begun if begun and box.state is State.LOST else box.custody, holdings=box.holdings,
     )  # fmt: skip

@@ -16,7 +16,7 @@ from sandbox_manager.lookups import FileRow
 from sandbox_manager.planner import BatchPlan
 from sandbox_manager.records import FileResult
 from sandbox_manager.retry import UNREACHABLE, RetryRules, judge
-from sandbox_manager.sandbox import ACTIVE, Destination, FileState, Sandbox
+from sandbox_manager.sandbox import ACTIVE, Destination, FileState
 from sandbox_manager.spool import HeldFile, Spool
 from stageout.core import log
 from stageout.core.classads import ClassAd, parse_ad
@@ -336,7 +336,7 @@ def settle(db: sqlite3.Connection, sandbox: int, is_open: Callable[[int], bool],
         records.set_state(db, sandbox, State.LEASED, now)
         records.set_state(db, sandbox, State.CONFIRMED, now, reason, code)
     else:
-        text = _waits_for(box, limit, reason, code)
+        text = _waits_for(reason, code)
         records.set_state(db, sandbox, State.RETRY_WAIT, now, text, code)
 
 
@@ -344,11 +344,11 @@ def _custodians(receipts: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(text.split(" ")[0] for text in receipts))
 
 
-def _waits_for(box: Sandbox, limit: int, reason: str, code: int) -> str:
+def _waits_for(reason: str, code: int) -> str:
+    """Why, without the number of the attempt: reports say that in a field of its own."""
     if code and ErrorClass.from_code(code).advice is Advice.NEEDS_CREDENTIAL:
         return f"needs credential: {reason}"
-    of = f" of {limit + box.excused}" if limit else ""
-    return f"attempt {box.attempts}{of}: {reason}" if reason else "waits for the server"
+    return reason or "waits for the server"
 
 
 def take(db: sqlite3.Connection, batch: BatchPlan, batch_bytes: int, now: int) -> tuple[list[FileRow], list[int]]:

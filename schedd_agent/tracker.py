@@ -44,10 +44,9 @@ from stageout.wire.custody import Action, SandboxReport
 from stageout.wire.deposits import read_holdings
 from stageout.wire.typed import MOST_NUMBER
 
-_RETRY_ADVICE = "`stageout retry` sends it again, `condor_release` runs the job again"
-_GONE_ADVICE = (
-    "its bytes are no longer on the node, so `stageout retry` cannot help; `condor_release` runs the job again"
-)
+_RERUN_ADVICE = "`condor_release` runs the job again"
+_RETRY_ADVICE = f"`stageout retry` sends it again, {_RERUN_ADVICE}"
+_GONE_ADVICE = f"its bytes are no longer on the node, so `stageout retry` cannot help; {_RERUN_ADVICE}"
 _AT_WORK = (Status.RUNNING, Status.TRANSFERRING, Status.SUSPENDED)
 _GOING_ON = (Status.IDLE, *_AT_WORK)
 #: Of what routers have, so much stands in a job's ad.
@@ -363,7 +362,7 @@ def _when_failed(s: Situation, job: Job, own: Sequence[Seen], limits: Limits) ->
     shown = replace(_sum(job, own), state=State.FAILED.value, reason=f"{words}; {advice}")
     retrying = job.request == Request.RETRY
     if job.status == Status.COMPLETED and not job.dag and not retrying:
-        yield Hold(shown, HOLD_SUBCODE_BASE + failed.error_code, f"Stage-out failed: {words}")
+        yield Hold(shown, HOLD_SUBCODE_BASE + failed.error_code, f"Stage-out failed: {words}; {advice}")
     else:
         yield from _show(s, job, shown, limits)
 
@@ -372,11 +371,11 @@ def _when_lost(s: Situation, job: Job, shown: Shown, limits: Limits) -> Iterator
     if job.dag:
         yield from _lost_node(s, job, shown, limits)
     elif job.status != Status.COMPLETED:
-        yield from _show(s, job, replace(shown, reason=f"{shown.reason}; `condor_release` runs the job again"), limits)
+        yield from _show(s, job, replace(shown, reason=f"{shown.reason}; {_RERUN_ADVICE}"), limits)
     elif job.reruns < limits.max_reruns:
         yield Rerun(Shown(run=job.run, reason=f"runs again: {shown.reason}"))
     else:
-        reason = f"{shown.reason}, again after {job.reruns} runs because of that (STAGEOUT_MAX_RERUNS)"
+        reason = f"{shown.reason}, again after {job.reruns} runs because of that (STAGEOUT_MAX_RERUNS); {_RERUN_ADVICE}"
         subcode = HOLD_SUBCODE_BASE + ErrorClass.UNKNOWN.code
         yield Hold(replace(shown, reason=reason), subcode, f"Stage-out failed: {reason}")
 

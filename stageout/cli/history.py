@@ -6,6 +6,7 @@ import argparse
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from stageout.cli import render
@@ -134,7 +135,7 @@ def details(item: Mapping[str, Any]) -> list[str]:
     lines = [f"Job {item['job']} of {item['owner']}: {_end(item)}, completed {_when(item['completed_at'])}"]
     if item["reason"]:
         lines.append(f"  reason    {render.clean(item['reason'])}")
-    lines += [f"  {name}  {value}" for name, value in sorted(item["stats"].items())]
+    lines += [f"  {name:<10}{value}" for name, value in _stats(item["stats"])]
     for run_ in item["runs"]:
         tickets = f", ticket {', '.join(run_['tickets'])}" if run_["tickets"] else ""
         lines += ["", f"Run {run_['run']} on {run_['host'] or 'an unknown host'}{tickets}"]
@@ -144,10 +145,20 @@ def details(item: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def _stats(stats: Mapping[str, Any]) -> list[tuple[str, str]]:
+    shown = (
+        ("output", "Files", lambda value: f"{render.count(value, 'file')}, {render.size(stats.get('Bytes', 0))}"),
+        ("took", "Seconds", lambda value: f"{render.duration(value)} after the job's end"),
+        ("attempts", "Attempts", str),
+        ("verified", "VerifiedBy", lambda value: render.clean(str(value))),
+    )
+    return [(word, text(stats[name])) for word, name, text in shown if name in stats]
+
+
 def _files(files: Sequence[Mapping[str, Any]]) -> list[str]:
     rows = [
         (
-            file["name"],
+            PurePath(file["name"]).name,
             render.size(file["size_bytes"]),
             "handed off" if file["handed_off"] and file["success"] else "sent" if file["success"] else "failed",
             file["url"],

@@ -132,10 +132,11 @@ def jobs_table(rows: Sequence[Row], now: float, width: int = 0) -> list[str]:
 def total_line(rows: Sequence[Row]) -> str:
     """How much is left, in one line."""
     files, left = sum(row.files_left for row in rows), sum(row.bytes_left for row in rows)
-    return f"{_count(len(rows), 'job')}; {_count(files, 'file')}, {size(left)} still to deliver"
+    return f"{count(len(rows), 'job')}; {count(files, 'file')}, {size(left)} still to deliver"
 
 
-def _count(number: int, what: str) -> str:
+def count(number: int, what: str) -> str:
+    """``1 file``, ``2 files``."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
@@ -146,8 +147,10 @@ def job_details(row: Row, now: float, width: int = 0) -> list[str]:
     if row.files:
         lines += ["", *files_table(row.files, row.attempts_limit, now, width)]
     hidden = row.files_total - len(row.files)
-    if hidden > 0 and row.state != "None":
-        lines.append(f"({_count(hidden, 'file')} not shown here: the manager reports those in trouble first)")
+    if hidden > 0 and not row.files_left:
+        lines.append(f"('stageout history {row.job}' shows its {count(row.files_total, 'file')})")
+    elif hidden > 0 and row.state != "None":
+        lines.append(f"({count(hidden, 'file')} not shown here: the manager reports those in trouble first)")
     return lines
 
 
@@ -170,7 +173,7 @@ def _facts(row: Row, now: float) -> list[tuple[str, str]]:
 
 def held(one: Holding, now: float) -> str:
     """What routers have of a job's output."""
-    text = f"{_count(one.files, 'file')}, {size(one.size_bytes)} at {clean(one.custodians)}"
+    text = f"{count(one.files, 'file')}, {size(one.size_bytes)} at {clean(one.custodians)}"
     return f"{text} for {duration(now - one.since)}"
 
 

@@ -96,7 +96,7 @@ def await_answers(
             job = now.get(job_id)
             if job is None or (job.request != verb and (waited_s >= _ANSWER_TIMEOUT_S or not _still_failed(job, verb))):
                 waiting.remove(job_id)
-                print(f"{job_id}: {verb} accepted{_state(job)}", flush=True)
+                print(f"{job_id}: {verb} accepted; {_outcome(job, verb)}", flush=True)
         if not waiting:
             return Exit.OK
         if waited_s >= _AGENT_TIMEOUT_S and not heard:
@@ -113,10 +113,15 @@ def _still_failed(job: Job, verb: str) -> bool:
     return verb == "retry" and job.state in GAVE_UP
 
 
-def _state(job: Job | None) -> str:
+def _outcome(job: Job | None, verb: str) -> str:
+    """What follows; progress in the job's ad may be older than the request, so it is not repeated here."""
     if job is None:
-        return "; the job has left the queue"
-    return f"; its output is now {job.state}" + (f": {clean(job.reason)}" if job.reason else "")
+        return "the job has left the queue"
+    if verb == "pause":
+        return f"nothing more of its output is sent until 'stageout resume {job.id}'"
+    if verb == "resume" or job.state == "RetryWait":
+        return "its output is tried again"
+    return f"its output is now {job.state}" + (f": {clean(job.reason)}" if job.reason else "")
 
 
 def agent_silence_s(queue: Queue, pool: Pool, now: float) -> float:

@@ -296,8 +296,9 @@ def test_a_hand_off_whose_receipt_got_lost_is_dropped() -> None:
 def test_a_hold_speaks_in_the_plugins_words() -> None:
     (effect,) = decide(situation(job(), seen(State.FAILED, reason="quota exceeded", error_code=72)), LIMITS)
     assert isinstance(effect, Hold)
-    assert (effect.subcode, effect.reason) == (20072, "Stage-out failed: quota exceeded")
-    assert "stageout retry" in effect.shown.reason
+    advice = "`stageout retry` sends it again, `condor_release` runs the job again"
+    assert (effect.subcode, effect.reason) == (20072, f"Stage-out failed: quota exceeded; {advice}")
+    assert effect.shown.reason == f"quota exceeded; {advice}"
     assert effect.shown.state == "Failed"
 
 

@@ -309,6 +309,9 @@ def test_a_disk_of_its_own_for_the_spool_is_the_one_that_is_measured() -> None:
     machine = Fake()
     machine.free_bytes = lambda path: {"/var/lib/condor/stageout": (GB, GB)}[path]  # type: ignore[method-assign]
     assert [item.level for item in node.space(machine)] == [Level.FAIL]
+    machine.values.update(STAGEOUT_SPOOL_QUOTA_MB="500", RESERVED_DISK="0")
+    machine.files["/var/lib/condor/stageout"] = seen_file(device=2)
+    assert [item.level for item in node.space(machine)] == [Level.OK], "jobs have the other disk for themselves"
 
 
 def test_the_other_doors() -> None:

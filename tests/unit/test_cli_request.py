@@ -83,6 +83,24 @@ def test_what_fails_again_at_once_is_not_waited_for_for_ever(capsys: pytest.Capt
     assert capsys.readouterr().out == "12.0: retry accepted; its output is now Failed: 403\n"
 
 
+WAITS = {"StageOutState": "RetryWait", "StageOutReason": "507: full; attempt 2 of 20, next at 2026-11-22T09:49:34Z"}
+
+
+@pytest.mark.parametrize(
+    ("verb", "said"),
+    [
+        ("retry", "its output is tried again"),
+        ("resume", "its output is tried again"),
+        ("pause", "nothing more of its output is sent until 'stageout resume 12.0'"),
+    ],
+)
+def test_figures_of_before_the_request_are_not_repeated(
+    capsys: pytest.CaptureFixture[str], verb: str, said: str
+) -> None:
+    assert outcome((0, {**WAITS, "StageOutRequest": verb}), (3, WAITS), verb=verb) == (0, 3)
+    assert capsys.readouterr().out == f"12.0: {verb} accepted; {said}\n"
+
+
 def test_a_cancelled_job_may_leave(capsys: pytest.CaptureFixture[str]) -> None:
     asked = {"StageOutRequest": "cancel", "StageOutState": "Moving"}
     assert outcome((0, asked), (3, None), verb="cancel") == (0, 3)

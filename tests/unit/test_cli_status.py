@@ -158,6 +158,12 @@ def test_file_by_file() -> None:
     assert "(1 file not shown here" in text
 
 
+def test_where_the_files_of_delivered_output_are_found() -> None:
+    done = merge([job(StageOutState="Delivered", StageOutBytesLeft=0, StageOutFilesLeft=0)], [])
+    text = lines(Snapshot(done, []), NOW, 0, in_detail=True)
+    assert text[-1] == "('stageout history 12.0' shows its 3 files)"
+
+
 def test_a_node_shows_what_goes_where_at_once_and_why() -> None:
     one = StreamsReport("https://dest", "crowding", 4, 1, 3, 3, 8, 12.5, "4 transfers carry 3.9: no step.", "Granted.")
     text = lines(Snapshot(merge([job()], [report(box())]), [], [one, replace(one, rate_mb_s=0.0)]), NOW, 0, False)
@@ -305,16 +311,21 @@ RECORD = ClassAd(
 )  # fmt: skip
 
 
+STATS = {"Bytes": 5, "Files": 1, "Seconds": 75, "Attempts": 2, "VerifiedBy": "md5"}
+
+
 def test_history_of_a_job() -> None:
-    item = entry(job(StageOutState="Delivered", StageOutRun=1, StageOutStats=ClassAd({"Bytes": 5})), [RECORD])
+    item = entry(job(StageOutState="Delivered", StageOutRun=1, StageOutStats=ClassAd(STATS)), [RECORD])
     assert item["delivered"] is True
-    assert item["stats"] == {"Bytes": 5}
+    assert item["stats"] == STATS
     (run,) = item["runs"]
     assert run["tickets"] == ["0af"]
     assert run["files"][0] == {
         "name": "a.dat", "url": "https://dest/a.dat", "size_bytes": 5, "handed_off": True, "success": True, "error": "",
     }  # fmt: skip
     text = "\n".join(details(item))
+    for line in ("output    1 file, 5 B", "took      1m15s after the job's end", "attempts  2", "verified  md5"):
+        assert f"\n  {line}\n" in text
     assert "Run 1 on slot1_1@ep1, ticket 0af" in text
     assert re.search(r"a\.dat +5 B +handed off +https://dest/a\.dat +-", text)
     assert re.search(r"b\.dat +0 B +failed +- +refused", text)

@@ -113,7 +113,8 @@ def test_an_order_that_was_carried_out_is_not_played_back(site: Site) -> None:
                 return {**orders_ad(made, AGENT_KEY), "Name": f"sheet{number}"}
 
             def paused() -> bool:
-                return [box.reason for box in node.collector.reports[-1].sandboxes] == ["paused"]
+                reasons = [box.reason for box in node.collector.reports[-1].sandboxes]
+                return reasons == ["paused by its owner, `stageout resume` goes on"]
 
             recorded = sheet(1, Action.PAUSE)
             node.collector.extra = [recorded]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sandbox_manager.ads import sandbox_report
 from sandbox_manager.backlog import Backlog
 from sandbox_manager.breaker import Flow
 from sandbox_manager.planner import BatchPlan, Load, Part, Scene, plan
@@ -220,6 +221,19 @@ def test_batches_are_bounded_in_files_and_bytes() -> None:
 
 def test_files_that_are_being_sent_are_not_sent_twice() -> None:
     assert planned(box(1, state=State.MOVING), load=Load(running={(1, 1)})) == []
+
+
+@pytest.mark.parametrize(
+    ("state", "at", "reason"),
+    [
+        (State.RETRY_WAIT, 0, "paused by its owner, `stageout resume` goes on; before that: 507: full"),
+        (State.FAILED, NOW + 9, "507: full"),
+    ],
+)
+def test_a_paused_sandbox_says_so_and_promises_no_attempt(state: State, at: int, reason: str) -> None:
+    one = box(1, state=state, paused=True, reason="507: full", waiting=(Waiting(1, 1, 10, NOW + 9),))
+    said = sandbox_report(one, 20, ())
+    assert (said.reason, said.next_attempt_at) == (reason, at)
 
 
 def test_paused_sandboxes_wait_and_hold_no_place() -> None:

@@ -99,7 +99,7 @@ def space(machine: Machine) -> Iterator[Finding]:
     text = f"quota {size(quota)}, free {size(free)} of {size(total)}, RESERVED_DISK {size(reserved)}"
     if free + _held_bytes(machine) < quota:
         yield warn("space", f"{text}: the disk is full before the quota is", "lower the quota, or make room")
-    elif reserved // _MB < quota // _MB:
+    elif reserved // _MB < quota // _MB and not _has_a_disk_of_its_own(machine):
         # The startd looks at the free space once, at its start (STARTD_RECOMPUTE_DISK_FREE).
         what = f"set RESERVED_DISK = {quota // _MB}"
         if is_default:
@@ -116,6 +116,13 @@ def _filesystem(machine: Machine) -> tuple[int, int]:
         return machine.free_bytes(spool_path(machine))
     except FileNotFoundError:
         return machine.free_bytes(machine.settings.condor("EXECUTE"))
+
+
+def _has_a_disk_of_its_own(machine: Machine) -> bool:
+    try:
+        return machine.stat(spool_path(machine)).st_dev != machine.stat(machine.settings.condor("EXECUTE")).st_dev
+    except FileNotFoundError:
+        return False
 
 
 def _held_bytes(machine: Machine) -> int:
