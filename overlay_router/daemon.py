@@ -60,6 +60,7 @@ from stageout.core.ending import end
 from stageout.core.errors import StageoutError
 from stageout.movers.plugins_table import PLUGIN_LIFETIME_S
 from stageout.overlay.channel import Gateway
+from stageout.overlay.uplink import Uplink, uplink_at
 from stageout.wire.egress import BadEgress, read_targets
 from stageout.wire.fields import MAX_LINKS
 from stageout.wire.route import BadRoute, address, addresses, written
@@ -69,6 +70,8 @@ EXIT_NO_RESTART = 99
 #: Among the neighbours: all routers that are found through the collector.
 _FOUND = "collector"
 _LESSOR_SILENCE_S = 10.0
+#: Bytes a second with which some tens of connections still move within the time after which peers give up.
+_LEAST_UPLINK = 50_000.0
 #: New objects after which Python looks for those that hold each other.
 _OBJECTS_TO_LOOK = 20_000
 
@@ -200,6 +203,7 @@ async def run(load: Callable[[], Settings], local_name: str | None = None) -> No
         listening = stack.enter_context(listen(settings))
         port = listening.getsockname()[1]
         links, incarnation = links_of(settings, node, port, neighbours)
+        links.uplink = _uplink(settings, stack)
         terminals = read_terminals(settings.text("STAGEOUT_ROUTER_TERMINALS"))
         custodian = _custodian(settings, terminals, address_of(settings, node, port), stack) if terminals else None
         goes_out = bool(neighbours.allowed or neighbours.finds or terminals)
@@ -221,6 +225,13 @@ async def run(load: Callable[[], Settings], local_name: str | None = None) -> No
         beside = [keep(home_of(settings), incarnation), *([directory.run()] if directory else [])]
         await _until_stopped(router, beside, listening, lambda: _reconfigure(router, own, load))
         log.event("stopped")
+
+
+def _uplink(settings: Settings, stack: contextlib.ExitStack) -> Uplink | None:
+    rate = settings.number("STAGEOUT_ROUTER_UPLINK_MB_S") * 1e6
+    if 0 < rate < _LEAST_UPLINK:
+        raise ConfigError(f"STAGEOUT_ROUTER_UPLINK_MB_S: at least {_LEAST_UPLINK / 1e6}, or 0: no limit")
+    return stack.enter_context(uplink_at(home_of(settings), rate)) if rate else None
 
 
 def _destination(place: Place, makers: int, stack: contextlib.ExitStack) -> Destination:

@@ -356,7 +356,7 @@ class Router:
             await line.changed()
         if isinstance(message, overlay.Routes):
             asked = message.terminal
-            line.send(await self.links.routed(asked) if asked else self.links.known(message.first))
+            line.send(await self.links.routed(asked) if asked else self.links.known(message.first, line.peer.key))
             return
         if isinstance(message, overlay.Lease):
             line.send(await self._questions.lease(line.peer, message))

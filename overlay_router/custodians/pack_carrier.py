@@ -23,6 +23,7 @@ from overlay_router.custodians.pack_records import as_pack
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.sockets import readable
 from stageout.overlay.channel import Channel, Gateway
+from stageout.overlay.links import Claim, Lane, links
 from stageout.wire import frames, packs
 from stageout.wire.overlay import Cancel, Custody, Low, Message, NoSpace, Pack, Packed, Result, Status
 from stageout.wire.packs import DIGEST_BYTES
@@ -141,6 +142,7 @@ class Way:
         self._sent: dict[tuple[str, int], _Sent] = {}
         self._waits: dict[tuple[str, int], _Sent] = {}
         self._channel: Channel | None = None
+        self._lane: Lane | None = None
         self._origins: set[str] = set()
         self._heard_s = 0.0
         threading.Thread(target=self._run, daemon=True).start()
@@ -221,7 +223,9 @@ class Way:
 
     def _connected(self) -> Channel:
         if self._channel is None:
-            self._channel = Channel(self.gateway)
+            if links().uplink and self._lane is None:
+                self._lane = links().lane(self.gateway.server, Claim())
+            self._channel = Channel(self.gateway, lane=self._lane)
             self._heard_s = time.monotonic()
         return self._channel
 
@@ -292,6 +296,9 @@ class Way:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
+        if self._lane is not None:
+            self._lane.close()
+            self._lane = None
         self._origins.clear()
         self._waits.clear()
 

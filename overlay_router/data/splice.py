@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 
 from stageout.core.sockets import wait_at_most
+from stageout.overlay.uplink import Turn
 
 _PIPE_BYTES = 256 * 1024
 _F_SETPIPE_SZ = 1031
@@ -71,6 +72,7 @@ class Circuit:
 
     :param idle_s: silence in both directions after which they are closed.
     :param take: waits until so many bytes may go on to ``far``; with :param back: to ``near``.
+    :param turn: its place on this router's uplink, which ``take`` waits for: what goes the other way takes it, too.
     :param moved: called about twice a second with the bytes that went on to ``far`` since.
     """
 
@@ -82,9 +84,11 @@ class Circuit:
         moved: Callable[[int], None] = lambda size_bytes: None,
         take: Callable[[int], None] = lambda size_bytes: None,
         back: bool = False,
+        turn: Turn | None = None,
     ) -> None:
         self._near, self._far, self._idle_s, self._moved = near, far, idle_s, moved
-        self._take, self._ordered = take, near if back else far
+        self._take, self._ordered, self._turn = take, near if back else far, turn
+        self._most_bytes = turn.piece_bytes if turn else _MOST_UNSENT_BYTES
         self._untold_bytes, self._told_s, self._tell_s = 0, time.monotonic(), _FIRST_TELL_S
         self._moved_s = time.monotonic()
         self._unsent = 0
@@ -110,7 +114,7 @@ class Circuit:
         try:
             room = 0
             while True:
-                at_once = self._unsent if target is self._far else _PIPE_BYTES
+                at_once = self._unsent if target is self._far else min(_PIPE_BYTES, self._most_bytes)
                 if at_once > room:
                     room = at_once
                     _widen(writing, room)
@@ -119,6 +123,8 @@ class Circuit:
                     break
                 if target is self._ordered:
                     self._take(count)
+                elif self._turn:
+                    self._turn.take(count)
                 left = count
                 while left:
                     part = self._move(reading, target.fileno(), left)
@@ -145,7 +151,7 @@ class Circuit:
         """So many bytes may wait unsent, and be taken at once: what keeps a fast hop busy, and costs little,
         would be much in front of a slow one.
         """
-        unsent = min(max(_PIPE_BYTES, size_bytes), _MOST_UNSENT_BYTES)
+        unsent = min(max(_PIPE_BYTES, size_bytes), self._most_bytes)
         for sock in (self._near, self._far):
             if unsent != self._unsent and sock.family != socket.AF_UNIX:  # that is the plain end of TLS
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, unsent)

@@ -38,18 +38,20 @@ _KEPT_S = 15.0
 #: So many of a process may wait for that, each with a thread and a descriptor; who is one more connects anew.
 _MOST_WAITING = 256
 _waiting = threading.BoundedSemaphore(_MOST_WAITING)
-#: A file of so many bytes, at most, is gone before an order could matter. What may wait unsent; a part of a block.
+#: A file of so many bytes, at most, is gone before an order could matter. What may wait unsent.
 _UNORDERED_BYTES = 64 * 1024
 _UNSENT_BYTES = 256 * 1024
-_PIECE_BYTES = 128 * 1024
 #: The interpreter's lock changes hands sooner, so that a thread that has data does not wait for one that computes.
 _SWITCH_INTERVAL_S = 0.0002
 
 
 @contextlib.contextmanager
 def _ordered(job: Job, connection: socket.socket) -> Iterator[Tap | None]:
-    """The tap that a file passes, in a lane of all that the same address gets; None: it is too small for an order."""
-    if job.size_bytes <= _UNORDERED_BYTES or not job.to:
+    """The tap that a file passes, in a lane of all that the same address gets; None: it is too small for an order.
+
+    Where it is known what this router's line carries, all files count.
+    """
+    if links().uplink is None and (job.size_bytes <= _UNORDERED_BYTES or not job.to):
         yield None
         return
     if connection.family != socket.AF_UNIX:  # what waits in the kernel is ordered no more
@@ -80,7 +82,7 @@ def send_file(job: Job, connection: socket.socket, file: int) -> None:
                 return
             head = frames.encode_header(Type.BLOCK, data, checksum, 0, block)
             # where others need the link more it leaves in pieces, so that it can be stopped in the middle
-            piece_bytes = _PIECE_BYTES if tap is not None and tap.held else len(data)
+            piece_bytes = tap.piece_bytes if tap is not None and tap.held else len(data)
             for start in range(0, len(data), piece_bytes):
                 piece = data[start : start + piece_bytes]
                 if tap is not None:
@@ -137,7 +139,7 @@ def serve(job: Job, connection: socket.socket, file: int, report: Reporter, gate
             claim, target = Claim(job.flow, job.owner, job.priority, job.deadline), connection if job.to else far
             with links().lane(job.to or job.hop, claim) as lane:
                 take = lane.tap(partial(acked_bytes, target)).take
-                Circuit(connection, far, moved=moved, take=take, back=bool(job.to)).run()
+                Circuit(connection, far, moved=moved, take=take, back=bool(job.to), turn=lane.turn).run()
         return b""
     if job.kind == "tls":
         told = partial(_problem, report)

@@ -14,20 +14,22 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
 from overlay_router.peers.circuits import Dial
 from overlay_router.peers.greeting import Peer, Unwelcome, connect, introduce, receive_frame
-from overlay_router.peers.keys import OwnCredential
+from overlay_router.peers.keys import Key, OwnCredential
 from overlay_router.peers.limits import Allowance, Complaints
 from overlay_router.routing.book import Book
 from overlay_router.routing.chooser import Chooser
 from overlay_router.routing.measure import Meter
 from stageout.core import log
 from stageout.core.ending import end
+from stageout.overlay.uplink import Sharer, Uplink
 from stageout.wire import frames, overlay
+from stageout.wire.fields import MAX_LINKS, ShareRow
 from stageout.wire.frames import BadFrame, Decoder
 from stageout.wire.overlay import Heartbeat, Known, Links, Message, Probe, Probed, Routed
 
@@ -41,6 +43,8 @@ _MOST_QUEUED_BYTES = 4 * 1024 * 1024
 _MESSAGES_A_SECOND = 200
 _MESSAGES_AT_ONCE = 1000
 _PROBE_TIMEOUT_S = 10.0
+#: Beside all transfers together, which have 1.
+_PROBE_WEIGHT = 0.1
 #: For both greetings, however often something comes of them.
 _INTRODUCED_S = 20.0
 T = TypeVar("T")
@@ -77,11 +81,13 @@ class Neighbourhood:
     :param node: its name. :param book: of links. :param own: what it shows to the neighbours.
     :param interval_s: between announcements; a router that is silent for six of them has gone.
     :param targets: addresses of the neighbours to connect to. :ivar dial: makes the connections.
+    :ivar uplink: that all its connections share; None: none that is known.
     """
 
     def __init__(self, node: str, book: Book, own: OwnCredential, interval_s: float, targets: Iterable[str]) -> None:
         self._wanted = targets
         self.dial: Dial = connect
+        self.uplink: Uplink | None = None
         self._node, self._book, self._own, self._interval_s = node, book, own, interval_s
         self._chooser = Chooser(book.address)
         self._thinking = ThreadPoolExecutor(max_workers=1, thread_name_prefix="routes")
@@ -134,10 +140,18 @@ class Neighbourhood:
         now_s = time.monotonic()
         return await self._thought(self._chooser.routed, self._book.graph(now_s), terminal, now_s)
 
-    def known(self, first: int) -> Known:
-        """All links that are known, from a position on."""
+    def known(self, first: int, key: Key) -> Known:
+        """All links that are known, from a position on, and this router's uplink.
+
+        :param key: of who asks. With it for all names one sees who uses the uplink, else only what is one's own.
+        """
         rows = self._book.rows(time.monotonic())
-        return Known(len(rows), tuple(rows[first : first + _KNOWN_AT_ONCE]), self._book.address)
+        known = Known(len(rows), tuple(rows[first : first + _KNOWN_AT_ONCE]), self._book.address)
+        if self.uplink is None:
+            return known
+        used, sharers = self.uplink.used()
+        seen = [one for one in sharers if not key.prefix or one.owner == key.name][:MAX_LINKS]
+        return replace(known, uplink=int(self.uplink.rate), used=int(used), sharers=tuple(map(_row, seen)))
 
     async def incoming(self, sock: socket.socket, peer: Peer, first: Heartbeat) -> None:
         """A router has connected to this one. Takes the socket. :raises Unwelcome: its key is not that of a router."""
@@ -312,12 +326,19 @@ class Neighbourhood:
             checksum = frames.checksums()[peer.checksum]
             await loop.sock_sendall(sock, overlay.encode(Probe(size_bytes), checksum))
             noise = os.urandom(1 << 16)
+            turn = self.uplink.turn(("", 0), _PROBE_WEIGHT) if self.uplink else None
             for start in range(0, size_bytes, len(noise)):
+                if turn:
+                    await loop.run_in_executor(None, turn.take, len(noise))
                 await loop.sock_sendall(sock, noise[: size_bytes - start])
             answer = overlay.decode(await receive_frame(sock, checksum))
         if not isinstance(answer, Probed):
             raise BadFrame(f"{type(answer).__name__} where Probed was due")
         return answer.size_bytes * 1e6 / max(1, answer.time_us)
+
+
+def _row(one: Sharer) -> ShareRow:
+    return one.to, one.owner, one.priority, one.flows, round(1000 * one.share), int(one.rate)
 
 
 def _shown(routes: Sequence[Sequence[str]]) -> str:

@@ -11,9 +11,9 @@ from stageout.cli.exits import CommandError, Exit, UsageError
 from stageout.cli.render import duration, table
 from stageout.core.errors import TransferFailure
 from stageout.overlay.channel import gateway_of
-from stageout.overlay.routes import ask_links, ask_routes
+from stageout.overlay.routes import ask_links, ask_routes, ask_uplink
 from stageout.wire.fields import KnownRow
-from stageout.wire.overlay import Routed
+from stageout.wire.overlay import Known, Routed
 from stageout.wire.route import BadRoute, address
 
 _MOST_TERMINALS = 32
@@ -23,7 +23,7 @@ def run(options: argparse.Namespace) -> int:
     """Ask, and show."""
     try:
         gateway = gateway_of(*address(options.router), Path(options.key))
-        links = ask_links(gateway).links
+        links, said = ask_links(gateway).links, ask_uplink(gateway)
         ends = options.terminals or _ends(gateway.server, links)
         routes = [ask_routes(gateway, end) for end in ends]
     except BadRoute as problem:
@@ -31,9 +31,9 @@ def run(options: argparse.Namespace) -> int:
     except TransferFailure as failure:
         raise CommandError(str(failure)) from None
     if options.json:
-        print(json.dumps(as_json(links, routes), indent=1))
+        print(json.dumps(as_json(links, routes, said), indent=1))
     else:
-        print("\n".join(as_text(gateway.server, links, routes)))
+        print("\n".join([*as_text(gateway.server, links, routes), *uplink_text(said)]))
     return int(Exit.OK)
 
 
@@ -48,9 +48,22 @@ def as_text(here: str, links: Sequence[KnownRow], routes: Sequence[Routed]) -> l
     return lines + table(("TO", "USED", "BY", "WHY"), [row for one in routes for row in _routes(one)])
 
 
-def as_json(links: Sequence[KnownRow], routes: Sequence[Routed]) -> dict[str, object]:
+def uplink_text(said: Known) -> list[str]:
+    """What the router's uplink carries and who sends by it, where it has one."""
+    if not said.uplink:
+        return []
+    rows = [
+        (to, owner or "(itself)", str(priority), str(flows), f"{share / 10:.1f} %", f"{rate / 1e6:.3g} MB/s")
+        for to, owner, priority, flows, share, rate in said.sharers
+    ]
+    head = f"Uplink: {said.used / 1e6:.3g} of {said.uplink / 1e6:.3g} MB/s used"
+    return ["", head, *(table(("TO", "KEY", "PRIORITY", "TRANSFERS", "SHARE", "RATE"), rows) if rows else [])]
+
+
+def as_json(links: Sequence[KnownRow], routes: Sequence[Routed], said: Known) -> dict[str, object]:
     """The same for programs (docs/COMMANDS.md)."""
     names = ("from", "to", "rate_bytes_s", "round_trip_us", "age_ms")
+    sharers = ("to", "key", "priority", "transfers", "share_permille", "rate_bytes_s")
     return {
         "schema": 1,
         "links": [dict(zip(names, row)) for row in links],
@@ -59,6 +72,11 @@ def as_json(links: Sequence[KnownRow], routes: Sequence[Routed]) -> dict[str, ob
             for one in routes
             for route, used, why in _each(one)
         ],
+        "uplink": {
+            "rate_bytes_s": said.uplink,
+            "used_bytes_s": said.used,
+            "sharers": [dict(zip(sharers, row)) for row in said.sharers],
+        },
     }
 
 

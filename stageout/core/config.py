@@ -233,6 +233,13 @@ KNOBS: dict[str, Knob] = {
             "seconds for which it keeps a file that plugins fetched, for who goes on with that version",
             0,
         ),
+        Knob(
+            "STAGEOUT_ROUTER_UPLINK_MB_S",
+            0.0,
+            "router",
+            "MB/s (10^6 bytes) that all it sends shares, and never exceeds; 0: not known, no limit",
+            0,
+        ),
         Knob("STAGEOUT_ROUTER_WORKERS", 2, "router", "processes that move data, and as many that make small files", 1),
         Knob(
             "STAGEOUT_OVERLAY_KEY", "/etc/condor/stageout-overlay.key", "ep", "NAME SECRET that overlay:// routers know"

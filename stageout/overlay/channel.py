@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 _UNSENT_BYTES = 256 * 1024
 #: Time of a block above which blocks leave in pieces, and their size.
 _PROMPT_S = 0.01
-_PIECE_BYTES = 128 * 1024
 #: Time of a part of a block, where that is slow.
 _PART_S = 0.025
 #: Block, descriptor and offset of a block that is in no file.
@@ -238,7 +237,7 @@ class Channel:
         header = frames.pack_header(Type.BLOCK, len(data), checksum, self._checksum, tid, block)
         # on a slow link, or one that others need more, it can be stopped in the middle
         slow = self._tap is not None and (self._tap.held or self._block_s > _PROMPT_S)
-        piece_bytes = _PIECE_BYTES if slow else len(data)
+        piece_bytes = self._tap.piece_bytes if slow and self._tap else len(data)
         started_s = time.monotonic()
         with self._failures():
             for start in range(0, len(data), piece_bytes):
@@ -329,10 +328,14 @@ class Channel:
         if self.gateway.credential:
             pack = self.gateway.credential.signed(pack)
         encoded = packs.encode(pack, digests, data, self._checksum)
-        if self._tap is not None:
-            self._tap.take(len(encoded))
+        view = memoryview(encoded)
+        piece_bytes = self._tap.piece_bytes if self._tap is not None and self._tap.held else len(view)
         with self._failures():
-            self._socket.sendall(encoded)
+            for start in range(0, len(view), piece_bytes):
+                piece = view[start : start + piece_bytes]
+                if self._tap is not None:
+                    self._tap.take(len(piece))
+                self._socket.sendall(piece)
 
     def receive(self) -> Message:
         """The next message. :raises TransferFailure: the connection is lost, or the router refuses."""

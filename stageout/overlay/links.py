@@ -3,7 +3,8 @@
 Every connection that carries data passes a *tap*, all taps of one transfer on one link belong to one *lane*. While the
 flows of a link differ in priority, owner or deadline, each lane is held to the rate that
 :mod:`stageout.tuning.shares` gives it; else a tap only counts. Processes of one user see each other's flows in a file
-of shared memory, so puts of several processes, and workers of a relay, share a link as they should.
+of shared memory, so puts of several processes, and workers of a relay, share a link as they should. Where it is said
+what a router's line carries, whatever leaves takes turns on that, too (:mod:`stageout.overlay.uplink`).
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ import itertools
 import os
 import threading
 import time
+import weakref
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stageout.core import log
 from stageout.overlay.book import Book, Row, shared_book
-from stageout.tuning.shares import MOST_PRIORITY, Flow, Shares
+from stageout.overlay.uplink import Sharer, Turn, Uplink, uplink_of_this_process
+from stageout.tuning.shares import MOST_PRIORITY, Flow, Shares, weights
 
 _TICK_S = 0.1
 _SOONEST_S = 0.02
@@ -30,6 +33,10 @@ _REST, _LATEST_S = 4.0, 0.5
 _WINDOW_S = 0.5
 _MOVES_S = 1.0
 _BURST_BYTES = 128 * 1024
+_PIECE_BYTES = 128 * 1024
+#: A connection that moves less than this part of what the fastest one of its transfer does takes no part of a line.
+_BUSY = 0.1
+_SAY_S = 1.0
 #: Bytes a second of each connection below which a lane is not held: one that stands still for a minute is closed.
 _LEAST_OF_ONE = 16 * 1024.0
 _NUMBERS = itertools.count(1)
@@ -72,14 +79,21 @@ class Tap:
 
     @property
     def held(self) -> bool:
-        """Whether the lane is held to a rate now: then it is better to send in small pieces."""
-        return self._lane.limit is not None
+        """Whether the lane is held to a rate now, or takes turns with others: then it sends in small pieces."""
+        return self._lane.limit is not None or self._lane.turn is not None
+
+    @property
+    def piece_bytes(self) -> int:
+        """The size of these."""
+        return min(_PIECE_BYTES, self._lane.turn.piece_bytes) if self._lane.turn else _PIECE_BYTES
 
     def take(self, size_bytes: int) -> None:
         """So many bytes are about to leave: wait until they may."""
         self._passed_bytes += size_bytes
         if self._lane.limit is not None:
             self._lane.wait(size_bytes)
+        if self._lane.turn is not None:
+            self._lane.turn.take(size_bytes)
 
     def close(self) -> None:
         """The connection has ended."""
@@ -87,15 +101,19 @@ class Tap:
 
 
 class Lane:
-    """One transfer on one link, in this process; a context manager."""
+    """One transfer on one link, in this process; a context manager.
+
+    :ivar turn: its transfer's place on the router's line, where there is one.
+    """
 
     def __init__(self, owner: Links, number: int, link: str, claim: Claim) -> None:
-        self.number, self.claim, self._owner = number, claim, owner
+        self.number, self.claim, self.link, self._owner = number, claim, link, owner
         self.limit: float | None = None
+        self.turn: Turn | None = None
         self._closed = False
         self._begun_s = time.monotonic()
         self._link = _number(f"{_namespace('net')} {link}")
-        self._flow = _number(f"{claim.owner} {claim.flow}" if claim.flow else f"{os.getpid()} {number} {self._begun_s}")
+        self.flow = _number(f"{claim.owner} {claim.flow}" if claim.flow else f"{os.getpid()} {number} {self._begun_s}")
         self._taps: set[Tap] = set()
         self._ended_bytes = 0
         self._changed = threading.Condition()
@@ -146,7 +164,7 @@ class Lane:
         claim = self.claim
         priority = max(0, min(claim.priority, MOST_PRIORITY))
         return Row(
-            _process(os.getpid()), self.number, self._link, self._flow, _number(claim.owner), priority, claim.deadline,
+            _process(os.getpid()), self.number, self._link, self.flow, _number(claim.owner), priority, claim.deadline,
             self._begun_s, self.moved_bytes, now_s,
         )  # fmt: skip
 
@@ -204,10 +222,15 @@ class _Meter:
 
 
 class Links:
-    """All links of this process. :param book: what other processes see, and write."""
+    """All links of this process.
 
-    def __init__(self, book: Book) -> None:
-        self._book = book
+    :param book: what other processes see, and write. :param uplink: that all of them share; None: none that is known.
+    """
+
+    def __init__(self, book: Book, uplink: Uplink | None = None) -> None:
+        self._book, self.uplink = book, uplink
+        self._turns: weakref.WeakValueDictionary[int, Turn] = weakref.WeakValueDictionary()
+        self._sharing, self._said_s = 0, 0.0
         self._lanes: dict[int, Lane] = {}
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -219,6 +242,7 @@ class Links:
         """For a transfer that begins to use a link. :param link: the next hop, ``HOST:PORT``."""
         lane = Lane(self, next(_NUMBERS), link, claim)
         with self._lock:
+            lane.turn = self._turn(lane)
             self._lanes[lane.number] = lane
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="links", daemon=True)
@@ -230,6 +254,8 @@ class Links:
         """A lane has ended."""
         with self._lock:
             self._lanes.pop(lane.number, None)
+        if self.uplink and lane.turn:
+            self.uplink.end(lane.turn)
         self._wake.set()
 
     def _run(self) -> None:
@@ -259,6 +285,9 @@ class Links:
     def _tick(self, lanes: list[Lane]) -> None:
         now_s = time.monotonic()
         mine = [lane.row(now_s) for lane in lanes]
+        uplink = self.uplink.number if self.uplink else None
+        if uplink is not None:
+            mine += [replace(row, link=uplink, lane=-row.lane) for row in mine]
         rows = self._book.exchange(mine, now_s)
         self._meters = {(row.pid, row.lane): self._meters.get((row.pid, row.lane)) or _Meter() for row in rows}
         for row in rows:
@@ -267,6 +296,7 @@ class Links:
         for row in rows:
             if row.link in on_link:
                 on_link[row.link].append(row)
+        self._order_uplink(lanes, on_link.pop(uplink, []) if uplink is not None else [], now_s)
         self._shares = {link: self._shares.get(link) or Shares() for link in on_link}
         limits = {link: self._limits(link, found, now_s) for link, found in on_link.items()}
         moving = Counter((row.link, row.flow) for row in rows if self._meters[row.pid, row.lane].moves(now_s))
@@ -274,6 +304,56 @@ class Links:
             limit = limits[row.link].get(str(row.flow))
             part = self._part(row, moving[row.link, row.flow], now_s)
             lane.hold(None if limit is None else max(limit * part, lane.least_rate))
+
+    def _turn(self, lane: Lane) -> Turn | None:
+        """Its transfer's place on the line. Until a plan is made it has what its priority would have among equals."""
+        if self.uplink is None:
+            return None
+        found = self._turns.get(lane.flow)
+        if found is None:
+            priority = max(0, min(lane.claim.priority, MOST_PRIORITY))
+            weight = min(1.0, 2.0**priority / (1 + self._sharing))
+            found = self._turns[lane.flow] = self.uplink.turn((lane.claim.owner, priority), weight)
+        return found
+
+    def _order_uplink(self, lanes: list[Lane], rows: list[Row], now_s: float) -> None:
+        """Weigh the transfers on the line, of which something has moved lately. :param rows: all that use it."""
+        if self.uplink is None:
+            return
+        rates: dict[int, list[tuple[float, bool]]] = {}
+        flows: dict[int, Flow] = {}
+        mine = {lane.flow for lane in lanes}
+        own = {-lane.number for lane in lanes}
+        for row in rows:
+            meter = self._meters[row.pid, row.lane]
+            if meter.moves(now_s) or now_s - row.begun_s < _MOVES_S:
+                is_mine = row.flow in mine and row.lane in own and row.pid == _process(os.getpid())
+                rates.setdefault(row.flow, []).append((meter.rate, is_mine))
+                flows[row.flow] = Flow(str(row.flow), str(row.owner), row.priority, row.deadline, 0.0, row.begun_s)
+        self._sharing = len(flows)
+        parts = weights(list(flows.values()), time.time()) if flows else {}
+        shares = {flow: parts[str(flow)] * _part_of_mine(rates[flow]) for flow in flows.keys() & mine}
+        for flow, share in shares.items():
+            turn = self._turns.get(flow)
+            if turn is not None:
+                self.uplink.weigh(turn, share)
+        if now_s - self._said_s >= _SAY_S or not lanes:
+            self._said_s = now_s
+            self.uplink.say(self._sharers(lanes, shares))
+
+    def _sharers(self, lanes: list[Lane], shares: Mapping[int, float]) -> list[Sharer]:
+        """Those of this process, the fastest first. :param shares: of the line, by transfer."""
+        found: dict[tuple[str, str, int], Sharer] = {}
+        told = set[int]()
+        process = _process(os.getpid())
+        for lane in lanes:
+            key = lane.link, lane.claim.owner, lane.claim.priority
+            known = found.get(key) or Sharer(*key, 0, 0.0, 0.0)
+            share, flows = (0.0, 0) if lane.flow in told else (shares.get(lane.flow, 0.0), 1)
+            told.add(lane.flow)
+            rate = known.rate + self._meters[process, lane.number].rate
+            found[key] = replace(known, flows=known.flows + flows, share=known.share + share, rate=rate)
+        return sorted(found.values(), key=lambda one: -one.rate)
 
     def _limits(self, link: int, rows: list[Row], now_s: float) -> dict[str, float]:
         flows: dict[int, Flow] = {}
@@ -293,7 +373,17 @@ class Links:
 @functools.lru_cache(maxsize=1)
 def links() -> Links:
     """Those of this process."""
-    return Links(shared_book())
+    return Links(shared_book(), uplink_of_this_process())
+
+
+def _part_of_mine(rates: Sequence[tuple[float, bool]]) -> float:
+    """The part of a transfer's connections that are this process's: those that carry little do not count.
+
+    :param rates: of each, in bytes a second, and whether it is of this process.
+    """
+    least = _BUSY * max(rate for rate, _ in rates)
+    busy = [is_mine for rate, is_mine in rates if rate >= least]
+    return max(1, sum(busy)) / max(1, len(busy) if any(busy) else len(busy) + 1)
 
 
 def _number(text: str) -> int:

@@ -100,3 +100,13 @@ def ask_links(gateway: Gateway, route: Route = ()) -> Network:
             if not answer.links or len(found) >= answer.total:
                 break
     return Network(router, found)
+
+
+def ask_uplink(gateway: Gateway) -> Known:
+    """What a router says of its uplink, and of some of its links. :raises TransferFailure: not reached, or refused."""
+    with Channel(gateway) as channel:
+        channel.send(Routes())
+        answer = channel.receive()
+        if not isinstance(answer, Known):
+            raise channel.failure(ErrorClass.NOT_SUPPORTED, f"{type(answer).__name__} where KNOWN was due")
+        return answer

@@ -24,6 +24,8 @@ Range = tuple[int, int]
 LinkRow = tuple[str, int, int]
 #: A link that a router knows of: from, to, bytes a second, round trip in microseconds, age in milliseconds.
 KnownRow = tuple[str, str, int, int, int]
+#: Who sends by a router's uplink: to whom, key ("" for itself), priority, transfers, thousandths of it, bytes a second.
+ShareRow = tuple[str, str, int, int, int, int]
 
 _WORDS = {
     "kind": ("publish", "rename", "delete", "mkdir", "setattr"),
@@ -136,6 +138,16 @@ def _known(name: str, value: Any) -> tuple[KnownRow, ...]:
     )
 
 
+def _sharers(name: str, value: Any) -> tuple[ShareRow, ...]:
+    rows = _rows(name, value, 6, 1)
+    return tuple((_text(name, to), _text(name, owner), *_four(name, rest)) for to, owner, *rest in rows)
+
+
+def _four(name: str, values: list[Any]) -> tuple[int, int, int, int]:
+    priority, flows, share, rate = (_number(name, value) for value in values)
+    return priority, flows, share, rate
+
+
 def _rows(name: str, value: Any, width: int, times: int) -> list[list[Any]]:
     if not isinstance(value, list) or len(value) > MAX_LINKS * times:
         raise BadFrame(f"{name} is not a list of at most {MAX_LINKS * times} links")
@@ -161,6 +173,7 @@ READERS = {
     tuple[tuple[str, ...], ...]: _routes,
     tuple[LinkRow, ...]: _links,
     tuple[KnownRow, ...]: _known,
+    tuple[ShareRow, ...]: _sharers,
 }
 
 

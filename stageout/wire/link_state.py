@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stageout.wire.fields import KnownRow, LinkRow
+from stageout.wire.fields import KnownRow, LinkRow, ShareRow
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,16 @@ class Known:
     """Links that a router knows of, in order of their ends.
 
     :param total: how many there are. :param router: its own address in them, "" where it does not say.
+    :param uplink: bytes a second that all it sends shares, 0: not known. :param used: of these, lately.
+    :param sharers: who sends by it, as far as who asks may know, the fastest first.
     """
 
     total: int
     links: tuple[KnownRow, ...]
     router: str = ""
+    uplink: int = 0
+    used: int = 0
+    sharers: tuple[ShareRow, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -286,7 +286,7 @@ _MESSAGES: tuple[Any, ...] = (
     overlay.Links("r:1", _SIGNER.public, 3, 4, (("a:1", 1000, 200), ("[::1]:2", 0, 0)), "s", 5),
     overlay.Routes("t:1", 2),
     overlay.Routed("t:1", (("a:1", "t:1"),), (("b:1",),), ("why", "so"), "good"),
-    overlay.Known(2, (("a:1", "b:1", 1000, 200, 5),)),
+    overlay.Known(2, (("a:1", "b:1", 1000, 200, 5),), "r:1", 9, 8, (("a:1", "site", 3, 1, 1000, 8),)),
     overlay.Probe(5),
     overlay.Probed(5, 6),
 )

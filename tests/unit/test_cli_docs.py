@@ -23,7 +23,7 @@ from stageout.cli.main import _protect_job_ids, build_parser
 from stageout.cli.rows import SCHEMA, Row
 from stageout.overlay.operations import Entry
 from stageout.wire.custody import FileReport
-from stageout.wire.overlay import Routed
+from stageout.wire.overlay import Known, Routed
 from tests.unit.test_cli_doctor import Fake
 from tests.unit.test_cli_jobs import job
 from tests.unit.test_cli_status import RECORD
@@ -131,9 +131,14 @@ def test_routes_look_like_that() -> None:
         ("112 MB/s, 67.3 ms", "31 MB/s, 67.1 ms", f"31 MB/s, 70 ms; shares {relay} with a route in use"),
         "first found",
     )
-    assert routes.as_text(here, links, [routed]) == printed("stageout routes gateway.example.org store.example.org")
-    data = routes.as_json(links, [routed])
-    assert [name for kind in ("links", "routes") for name in data[kind][0] if name not in WORDS] == []  # type: ignore[index]
+    sharers = (("192.0.2.7", "alice", 3, 1, 500, 11_100_000), (store, "", 0, 2, 500, 1_400_000))
+    said = Known(3, (), here, 25_000_000, 12_500_000, sharers)
+    shown = [*routes.as_text(here, links, [routed]), *routes.uplink_text(said)]
+    assert shown == printed("stageout routes gateway.example.org store.example.org")
+    assert routes.uplink_text(Known(3, ())) == []
+    data = routes.as_json(links, [routed], said)
+    rows = [*data["links"], *data["routes"], *data["uplink"]["sharers"], data["uplink"]]  # type: ignore[index, misc]
+    assert [name for row in rows for name in row if name not in WORDS] == []
 
 
 def test_a_listing_looks_like_that(monkeypatch: pytest.MonkeyPatch) -> None:

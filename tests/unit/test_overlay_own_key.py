@@ -104,7 +104,7 @@ def test_the_next_connection_for_packs_is_made_with_it(monkeypatch: pytest.Monke
     """The process that delivers them lives as long as the router."""
     seen, answers = list[tuple[str, bytes]](), Queue[pack_carrier.Answer]()
 
-    def refused(gateway: Gateway) -> None:
+    def refused(gateway: Gateway, **rest: object) -> None:
         seen.append((gateway.key_name, gateway.secret))
         raise TransferFailure(ErrorClass.CREDENTIAL_REFUSED, "no such key")
 

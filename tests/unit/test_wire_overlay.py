@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stageout.wire import frames, overlay
-from stageout.wire.fields import KnownRow, LinkRow
+from stageout.wire.fields import KnownRow, LinkRow, ShareRow
 from stageout.wire.frames import BadFrame, Decoder, Type
 
 _DOCUMENT = Path(__file__).parents[2] / "docs" / "WIRE.md"
@@ -43,6 +43,7 @@ _KINDS: dict[Any, st.SearchStrategy[Any]] = {
     tuple[tuple[str, ...], ...]: st.lists(st.lists(addresses, max_size=4).map(tuple), max_size=4).map(tuple),
     tuple[LinkRow, ...]: st.lists(st.tuples(addresses, numbers, numbers), max_size=4).map(tuple),
     tuple[KnownRow, ...]: st.lists(st.tuples(addresses, addresses, numbers, numbers, numbers), max_size=4).map(tuple),
+    tuple[ShareRow, ...]: st.lists(st.tuples(texts, texts, *[numbers] * 4), max_size=4).map(tuple),
 }
 _WORDS = {
     "kind": st.just("rename"),

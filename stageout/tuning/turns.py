@@ -1,0 +1,105 @@
+"""Whose piece leaves next on a line whose rate is known: start-time fair queueing, without queue, clock or lock.
+
+Each flow has a place in virtual time, where its next piece starts; a piece moves it on by its size over the flow's
+weight. Of the pieces that wait the one that starts first leaves (Goyal, Vin and Cheng, SIGCOMM 1996).
+
+- A line is free again when what left has had the time that it takes at the line's rate. So in any time T no more leaves
+  than the line carries in T and :data:`LATE_S`, and one piece.
+- A flow that has nothing to send keeps nothing for later: it starts again where the line is.
+- While flows wait the line is used, and each has its part of it by its weight, to within one piece.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+#: Who wakes up so much too late makes up for it.
+LATE_S = 0.02
+#: A process that does not come within this time, although it is its turn, loses it.
+PATIENCE_S = 0.005
+_POLL_S = 0.0005
+#: What is so small is a message: it waits for nobody, while messages are not more than the line carries in this time.
+MESSAGE_BYTES = 4096
+_MESSAGES_S = 0.25
+_PIECE_S = 0.01
+_LEAST_PIECE_BYTES, _MOST_PIECE_BYTES = 8 * 1024, 1024 * 1024
+
+
+def piece_bytes(rate: float) -> int:
+    """What leaves at once on a line of so many bytes a second: what it carries in 10 ms, within bounds."""
+    return int(min(max(rate * _PIECE_S, _LEAST_PIECE_BYTES), _MOST_PIECE_BYTES))
+
+
+@dataclass
+class Turns:
+    """One line, as all who send on it see it. Times are monotonic seconds.
+
+    :param rate: what it carries, bytes a second. :param free_s: when it is free. :param virtual: place in virtual time
+        of what left last. :param passed_bytes: that have left since ``since_s``, which is a second ago at most while
+        something leaves, and :param used: bytes a second in the second before.
+    """
+
+    rate: float
+    free_s: float = 0.0
+    virtual: float = 0.0
+    passed_bytes: float = 0.0
+    since_s: float = 0.0
+    used: float = 0.0
+
+    def wait_s(self, start: float, others: float, now_s: float) -> float:
+        """How long a piece must wait before it is looked at again; 0: it leaves now.
+
+        :param start: its place in virtual time. :param others: the first place among those of other processes.
+        """
+        if now_s < self.free_s:
+            return self.free_s - now_s
+        if others < start and now_s < self.free_s + PATIENCE_S:
+            return _POLL_S
+        return 0.0
+
+    def leaves(self, size_bytes: int, start: float, now_s: float) -> None:
+        """A piece leaves."""
+        self.virtual = max(self.virtual, start)
+        self._count(size_bytes, now_s)
+
+    def lets(self, size_bytes: int, now_s: float) -> bool:
+        """Whether something so small leaves at once. It counts like all else, if it does."""
+        if size_bytes > MESSAGE_BYTES or self.free_s > now_s + _MESSAGES_S:
+            return False
+        self._count(size_bytes, now_s)
+        return True
+
+    def rate_used(self, now_s: float) -> float:
+        """Bytes a second lately."""
+        seconds = now_s - self.since_s
+        return self.used if seconds < 1 else self.passed_bytes / seconds
+
+    def _count(self, size_bytes: int, now_s: float) -> None:
+        self.free_s = max(self.free_s, now_s - LATE_S) + size_bytes / self.rate
+        if now_s - self.since_s >= 1:
+            self.used = self.passed_bytes / (now_s - self.since_s)
+            self.since_s, self.passed_bytes = now_s, 0.0
+        self.passed_bytes += size_bytes
+
+
+@dataclass(eq=False)
+class Place:
+    """Where a flow's next piece starts. :param weight: its part of the line."""
+
+    weight: float = 1.0
+    start: float = 0.0
+
+    def begin(self, virtual: float) -> None:
+        """It has something to send again."""
+        self.start = max(self.start, virtual)
+
+    def leave(self, size_bytes: int) -> None:
+        """A piece of it leaves."""
+        self.start += size_bytes / self.weight
+
+    def weigh(self, weight: float, virtual: float) -> None:
+        """Another weight from now on: what it has had already counts by the new one."""
+        if self.start > virtual and not math.isclose(weight, self.weight):
+            self.start = virtual + (self.start - virtual) * self.weight / weight
+        self.weight = weight
