@@ -51,7 +51,7 @@ from stageout.core.ending import end
 from stageout.core.sockets import notice_death
 from stageout.wire import frames, overlay, packs
 from stageout.wire.fields import is_origin
-from stageout.wire.frames import BadFrame, Decoder, Frame, Type
+from stageout.wire.frames import BadFrame, Decoder, Frame, OtherVersion, Type
 from stageout.wire.overlay import List, Message, Stat
 from stageout.wire.route import Route
 
@@ -196,6 +196,8 @@ class Router:
                 await refuse(wire.sock, reason)
             except BadFrame as problem:
                 self.complaints.warn("peer-not-understood", host, problem=problem)
+                if isinstance(problem, OtherVersion):
+                    await refuse(wire.sock, Unwelcome(problem.told))
             except (OSError, asyncio.TimeoutError) as problem:
                 log.event("peer-gone", problem=problem or "silent")
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote_to_bytes, urlsplit
 
+from stageout.cli.bars import Bar, complain, printable
 from stageout.cli.exits import CommandError, Exit, UsageError
 from stageout.core.errors import TransferFailure
 from stageout.overlay.channel import Gateway, gateway_of
@@ -25,43 +26,8 @@ from stageout.overlay.settings import congestion_of, connections_of, custodian_o
 from stageout.wire.overlay import Copying, Custody, Result
 from stageout.wire.route import DEFAULT_PORT, BadRoute, Route, address, addresses, check, written
 
-_BAR = 30
 #: What is no part of a path in a URL, or is dropped from it in silence.
 _LOST_IN_URLS = frozenset("?#\t\r\n")
-_SHOW_EVERY_S = 0.2
-
-
-class Bar:
-    """Progress of one file on a terminal; nothing where the output is no terminal."""
-
-    def __init__(self, name: str, size_bytes: int) -> None:
-        self._name, self._size_bytes = name, size_bytes
-        self._start_s = self._shown_s = time.monotonic()
-        self._visible = sys.stderr.isatty()
-
-    def sized(self, size_bytes: int) -> None:
-        """Its size is known now."""
-        self._size_bytes = size_bytes
-
-    def __call__(self, moved_bytes: int) -> None:
-        """So many bytes have moved."""
-        now_s = time.monotonic()
-        if self._visible and now_s - self._shown_s >= _SHOW_EVERY_S:
-            self._shown_s = now_s
-            self._show(moved_bytes, now_s)
-
-    def _show(self, moved_bytes: int, now_s: float) -> None:
-        rate = moved_bytes / max(1e-3, now_s - self._start_s) / 1e6
-        share = min(1.0, moved_bytes / self._size_bytes) if self._size_bytes else 0.0
-        bar = "#" * int(share * _BAR)
-        print(f"\r{self._name} [{bar:<{_BAR}}] {moved_bytes / 1e6:.1f} MB, {rate:.1f} MB/s ", end="", file=sys.stderr)
-
-    def end(self, size_bytes: int) -> None:
-        """The file has arrived."""
-        if self._visible:
-            print("\r\033[K", end="", file=sys.stderr)
-        seconds = max(1e-3, time.monotonic() - self._start_s)
-        print(f"{self._name}: {size_bytes} bytes in {seconds:.2f} s, {size_bytes / seconds / 1e6:.1f} MB/s")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -95,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
             with _given(file) as local:
                 _put(gateway, local, name, options, routes)
     except TransferFailure as failure:
-        print(f"stageout: {failure}", file=sys.stderr)
+        complain(failure)
         return int(Exit.FAILED)
     return int(Exit.OK)
 
@@ -128,11 +94,6 @@ def target(url: str, key: str) -> tuple[Gateway, str]:
         raise CommandError(f"{failure} (--key)") from None
 
 
-def printable(text: str) -> str:
-    """A name as a terminal can show it: what would steer the terminal, or is no character, is written out."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-
-
 def _put(gateway: Gateway, local: Path, path: str, options: argparse.Namespace, routes: Sequence[Route]) -> None:
     try:
         status = local.stat()
@@ -141,7 +102,14 @@ def _put(gateway: Gateway, local: Path, path: str, options: argparse.Namespace, 
     if local.is_dir():
         raise UsageError(f"{local} is a directory: put -r sends all that is below it")
     shown = path.rpartition("/")[2] if options.files == ["-"] else local.name
-    bar, mode, terminal = Bar(shown, status.st_size), status.st_mode & 0o777, ""
+    with Bar(shown, status.st_size) as bar:
+        _send(gateway, local, path, options, routes, status.st_mode & 0o777, bar)
+
+
+def _send(
+    gateway: Gateway, local: Path, path: str, options: argparse.Namespace, routes: Sequence[Route], mode: int, bar: Bar
+) -> None:
+    terminal = ""
     first, most = connections_of(options.connections)
     deadline = _deadline(options)
     if options.custody:
@@ -211,7 +179,7 @@ def _ask(gateway: Gateway, options: argparse.Namespace) -> int:
     try:
         answer = state(gateway, options.origin, options.cancel)
     except TransferFailure as failure:
-        print(f"stageout: {failure}", file=sys.stderr)
+        complain(failure)
         return int(Exit.FAILED)
     if isinstance(answer, Custody):
         print(f"in custody of {answer.router}")
@@ -232,7 +200,7 @@ def _ask_all(gateway: Gateway, options: argparse.Namespace) -> int:
     try:
         answers = states(gateway, options.origin, options.files)
     except TransferFailure as failure:
-        print(f"stageout: {failure}", file=sys.stderr)
+        complain(failure)
         return int(Exit.FAILED)
     found = Counter("in custody" if isinstance(one, Custody) else one.outcome for one in answers)
     for seq, one in enumerate(answers, 1):
@@ -286,14 +254,19 @@ def _print(gateway: Gateway, path: str, options: argparse.Namespace) -> int:
 
 
 def _get(gateway: Gateway, path: str, options: argparse.Namespace) -> int:
-    from stageout.overlay.finding import get_found
-
     if options.file == "-":
         return _print(gateway, path, options)
     local = Path(options.file or Path(path).name)
     if options.file and local.is_dir():
         local = local / Path(path).name
-    bar, received = Bar(local.name, 0), [0]
+    with Bar(local.name, 0) as bar:
+        return _fetch(gateway, path, local, options, bar)
+
+
+def _fetch(gateway: Gateway, path: str, local: Path, options: argparse.Namespace, bar: Bar) -> int:
+    from stageout.overlay.finding import get_found
+
+    received = [0]
 
     def sized(size_bytes: int) -> None:
         received[0] = size_bytes

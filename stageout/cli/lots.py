@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 
+from stageout.cli.bars import complain
 from stageout.cli.exits import Exit, UsageError
 from stageout.cli.files import target
 from stageout.core.errors import TransferFailure
@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
         else:
             release(gateway, options.lot)
     except TransferFailure as failure:
-        print(f"stageout: {failure}", file=sys.stderr)
+        complain(failure)
         return int(Exit.FAILED)
     return int(Exit.OK)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Callable
 
+from stageout.cli.bars import Bar, complain, printable
 from stageout.cli.exits import Exit, UsageError
-from stageout.cli.files import Bar, ask_with, name_there, printable, target, through
+from stageout.cli.files import ask_with, name_there, target, through
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Gateway
 from stageout.overlay.copying import Copy, carry, command, copy
@@ -23,7 +23,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         _COMMANDS[options.command](options)
     except TransferFailure as failure:
-        print(f"stageout: {failure}", file=sys.stderr)
+        complain(failure)
         return int(Exit.FAILED)
     return int(Exit.OK)
 
@@ -102,10 +102,10 @@ def _copy(options: argparse.Namespace) -> None:
         given = command(source, path, to, new, routes=routes, target_routes=to_routes)
         print(f"{source.server} copies it; what became of it: {ask_with(source, given.origin)}")
         return
-    bar = Bar(printable(path.rpartition("/")[2]), 0)
     move = carry if options.carry else copy
-    done = move(source, path, to, new, progress=bar, sized=bar.sized, routes=routes, target_routes=to_routes)
-    bar.end(done.size_bytes)
+    with Bar(path.rpartition("/")[2], 0) as bar:
+        done = move(source, path, to, new, progress=bar, sized=bar.sized, routes=routes, target_routes=to_routes)
+        bar.end(done.size_bytes)
     _tell_way(done)
 
 

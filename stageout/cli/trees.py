@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from stageout.cli.bars import Line, complain, printable
 from stageout.cli.exits import Exit
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Gateway
@@ -49,7 +49,7 @@ class _Tree:
         self._given: dict[str, int] = {}
         self._directories: list[str] = []
         self._files = self._bytes = self._failed = 0
-        self._visible, self._shown_s = sys.stderr.isatty(), 0.0
+        self._line, self._shown_s = Line(), 0.0
 
     def send(self, options: argparse.Namespace, routes: Sequence[Route]) -> int:
         """Send it; returns how many of its entries are not there now."""
@@ -70,8 +70,7 @@ class _Tree:
                     names.mkdir(directory, parents=True, may_exist=True)
                 names.push()
         seconds = max(1e-3, time.monotonic() - start_s)
-        if self._visible:
-            print("\r\033[K", end="", file=sys.stderr)
+        self._line.clear()
         rates = f"{self._files / seconds:.0f} files/s, {self._bytes / seconds / 1e6:.1f} MB/s"
         print(f"{self._local}: {self._files} files, {self._bytes} bytes in {seconds:.2f} s, {rates}")
         for origin, files in self._given.items():
@@ -106,12 +105,13 @@ class _Tree:
     def _ended(self, path: str, result: Put | SmallPut | TransferFailure) -> None:
         if isinstance(result, TransferFailure):
             self._failed += 1
-            print(f"stageout: {path}: {result}", file=sys.stderr)
+            self._line.clear()
+            complain(f"{path}: {result}")
         else:
             self._files += 1
             self._bytes += result.size_bytes
             if result.origin:
                 self._given[result.origin] = max(self._given.get(result.origin, 0), getattr(result, "seq", 1))
-        if self._visible and time.monotonic() - self._shown_s >= SHOW_EVERY_S:
+        if time.monotonic() - self._shown_s >= SHOW_EVERY_S:
             self._shown_s = time.monotonic()
-            print(f"\r{self._local}: {self._files} files, {self._bytes / 1e6:.1f} MB ", end="", file=sys.stderr)
+            self._line.show(f"{self._files} files, {self._bytes / 1e6:.1f} MB of {printable(str(self._local))}")

@@ -44,6 +44,23 @@ class BadFrame(Exception):
     """The other side sent something that is not in the protocol: the connection is closed."""
 
 
+class OtherVersion(BadFrame):
+    """The other side speaks another version of the protocol. :ivar version: that one."""
+
+    def __init__(self, version: int) -> None:
+        older = "this side" if version > VERSION else "the other side"
+        super().__init__(
+            f"it speaks version {version} of the protocol, this side {VERSION}: upgrade stageout on {older}"
+        )
+        self.version = version
+
+    @property
+    def told(self) -> str:
+        """The same, for the other side to read."""
+        older = "the router" if self.version > VERSION else "your side"
+        return f"the router speaks version {VERSION} of the protocol, you {self.version}: upgrade stageout on {older}"
+
+
 class Type(enum.IntEnum):
     """What a frame carries."""
 
@@ -184,12 +201,15 @@ def pack_header(
 
 
 def decode_header(data: Buffer, checksum: Checksum) -> Header:
-    """Check and take apart 32 bytes; raises BadFrame for anything that no peer of this version sends."""
+    """Check and take apart 32 bytes; raises BadFrame for anything that no peer of this version sends.
+
+    :raises OtherVersion: it is of another one, and whole.
+    """
     version, kind, flags, length, number, block, payload_sum, header_sum = HEADER.unpack(data)
     if checksum(bytes(data[: HEADER_BYTES - 4])) != header_sum:
         raise BadFrame("a header does not fit its checksum")
     if version != VERSION:
-        raise BadFrame(f"version {version} of the protocol; this side speaks {VERSION}")
+        raise OtherVersion(version)
     try:
         known = Type(kind)
     except ValueError:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stageout.cli import files, trees
+from stageout.cli import bars, trees
 from stageout.cli.main import main
 from stageout.testing.conformance import check, failures, table
 from stageout.testing.endpoints import Endpoint
@@ -221,7 +221,7 @@ def test_a_lot_by_commands(router: RouterProcess, tmp_path: Path, capsys: pytest
 def test_progress_is_shown_on_a_terminal_only(
     router: RouterProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "_SHOW_EVERY_S", 0)
+    monkeypatch.setattr(bars, "_SHOW_EVERY_S", 0)
     monkeypatch.setattr(trees, "SHOW_EVERY_S", 0)
     key = ["--key", str(router.key_file("site"))]
     (tmp_path / "d").mkdir()
@@ -236,4 +236,4 @@ def test_progress_is_shown_on_a_terminal_only(
         for call in calls:
             assert main([*call, *key]) == 0
             shown = capsys.readouterr().err
-            assert (" [###############               ] 1.0 MB" in shown or "d: 1 files, 2.1 MB" in shown) is terminal
+            assert ("% of 2.1 MB, " in shown or "1 files, 2.1 MB of " in shown) is terminal

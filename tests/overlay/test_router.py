@@ -9,10 +9,12 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
+import zlib
 from base64 import urlsafe_b64encode
 from dataclasses import replace
 from functools import partial
@@ -29,6 +31,7 @@ from stageout.overlay.fetch import get
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess
 from stageout.wire import frames, greeting, token
+from stageout.wire.frames import Type
 from stageout.wire.overlay import BLOCK_BYTES, Attach, Open, Opened, Operation, Staged
 from tests.overlay.between import Between
 
@@ -318,15 +321,21 @@ def test_nobody_listens(gateway: Gateway, router: RouterProcess, tmp_path: Path)
     _refused(ErrorClass.CONNECT_FAILED, "refused", lambda: put(gateway, make(tmp_path / "s", 1), "f"))
 
 
-@pytest.mark.parametrize("noise", [b"", b"GET / HTTP/1.0\r\n\r\n", os.urandom(4096), b"\0" * 100])
+#: A HELLO of a version to come.
+_LATER = struct.pack(">BBHIQQI", 2, Type.HELLO, 0, 0, 0, 0, 0)
+_LATER += struct.pack(">I", zlib.crc32(_LATER))
+
+
+@pytest.mark.parametrize("noise", [b"", b"GET / HTTP/1.0\r\n\r\n", os.urandom(4096), b"\0" * 100, _LATER])
 def test_noise_harms_nobody(router: RouterProcess, gateway: Gateway, tmp_path: Path, noise: bytes) -> None:
     with socket.create_connection(("127.0.0.1", router.port), 10) as sock:
         sock.settimeout(30)
         with contextlib.suppress(OSError):  # it may hang up at any of these
             sock.sendall(noise)
             sock.shutdown(socket.SHUT_WR)
-            while sock.recv(4096):
-                pass
+            while heard := sock.recv(4096):
+                assert noise == _LATER
+                assert b"the router speaks version 1 of the protocol, you 2: upgrade stageout on the router" in heard
     put(gateway, make(tmp_path / "s", 100), "f")
     assert "task-failed" not in router.log
 

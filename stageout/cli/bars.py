@@ -1,0 +1,131 @@
+"""What a terminal shows while files move; where standard error is none, nothing is shown until the end."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import unicodedata
+
+from stageout.core.errors import TransferFailure
+
+_BAR = 30
+_LEAST_BAR = 5
+_SHOW_EVERY_S = 0.2
+#: Silence that is worth a word.
+_IDLE_S = 3.0
+
+
+def printable(text: str) -> str:
+    """A name as a terminal can show it: what would steer the terminal, or is no character, is written out."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def cut(text: str, columns: int) -> str:
+    """As much of a text as has room in so many columns of a terminal, of which wide characters take two."""
+    used = 0
+    for at, char in enumerate(text):
+        used += 2 if unicodedata.east_asian_width(char) in "WF" else not unicodedata.combining(char)
+        if used > columns:
+            return text[:at]
+    return text
+
+
+def drawn(name: str, moved_bytes: int, size_bytes: int, elapsed_s: float, idle_s: float, columns: int) -> str:
+    """One line about a file on its way, in less than so many columns. :param idle_s: since bytes moved last."""
+    from stageout.cli.render import duration  # a file may take less time than this module
+
+    if not moved_bytes:
+        return cut(f"{name}: waiting for the first byte, {duration(elapsed_s)}", columns - 1)
+    rate = moved_bytes / max(1e-3, elapsed_s)
+    share = min(1.0, moved_bytes / size_bytes) if size_bytes else 0.0
+    if idle_s >= _IDLE_S:
+        state = f"{'waiting for the word that it is there' if share == 1 else 'nothing moves'}, {duration(idle_s)}"
+    else:
+        state = f"{rate / 1e6:.1f} MB/s, {duration(max(0, size_bytes - moved_bytes) / rate)} left"
+    words = f" {share:.0%} of {size_bytes / 1e6:.1f} MB, {state}"
+    shown = cut(name, max(8, columns - len(words) - _LEAST_BAR - 4))
+    room = min(_BAR, columns - len(words) - len(shown) - 4)
+    bar = f" [{'#' * int(share * room):<{room}}]" if room >= _LEAST_BAR else ""
+    return cut(f"{shown}{bar}{words}", columns - 1)
+
+
+class Line:
+    """The last line of the terminal, written over again and again; nothing where standard error is no terminal."""
+
+    def __init__(self) -> None:
+        self.is_visible = sys.stderr.isatty()
+        self._is_empty = True
+
+    @property
+    def columns(self) -> int:
+        """Of the terminal as it is now."""
+        import shutil
+
+        return shutil.get_terminal_size().columns
+
+    def show(self, text: str) -> None:
+        """In place of what stands there."""
+        if self.is_visible:
+            self._is_empty = False
+            print(f"\r{cut(text, self.columns - 1)}\033[K", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """For what is printed next."""
+        if not self._is_empty:
+            self._is_empty = True
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+class Bar:
+    """Progress of one file, as long as the context lasts: drawn when bytes move, and while none do."""
+
+    def __init__(self, name: str, size_bytes: int) -> None:
+        self._name, self._size_bytes, self._moved_bytes = printable(name), size_bytes, 0
+        self._start_s = self._shown_s = self._moved_s = time.monotonic()
+        self._line, self._lock, self._ended = Line(), threading.Lock(), threading.Event()
+
+    def __enter__(self) -> Bar:
+        if self._line.is_visible:
+            threading.Thread(target=self._tick, name="bar", daemon=True).start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        with self._lock:
+            self._ended.set()
+            self._line.clear()
+
+    def sized(self, size_bytes: int) -> None:
+        """Its size is known now."""
+        self._size_bytes = size_bytes
+
+    def __call__(self, moved_bytes: int) -> None:
+        """So many bytes have moved."""
+        now_s = time.monotonic()
+        if moved_bytes != self._moved_bytes:
+            self._moved_bytes, self._moved_s = moved_bytes, now_s
+        if self._line.is_visible and now_s - self._shown_s >= _SHOW_EVERY_S:
+            self._show(now_s)
+
+    def _tick(self) -> None:
+        while not self._ended.wait(1.0):
+            self._show(time.monotonic())
+
+    def _show(self, now_s: float) -> None:
+        with self._lock:
+            if not self._ended.is_set():
+                self._shown_s = now_s
+                elapsed_s, idle_s = now_s - self._start_s, now_s - self._moved_s
+                columns = self._line.columns
+                self._line.show(drawn(self._name, self._moved_bytes, self._size_bytes, elapsed_s, idle_s, columns))
+
+    def end(self, size_bytes: int) -> None:
+        """The file has arrived."""
+        self.__exit__()
+        seconds = max(1e-3, time.monotonic() - self._start_s)
+        print(f"{self._name}: {size_bytes} bytes in {seconds:.2f} s, {size_bytes / seconds / 1e6:.1f} MB/s")
+
+
+def complain(failure: TransferFailure | str) -> None:
+    """Say on standard error what went wrong, as a terminal can show it."""
+    print(f"stageout: {printable(str(failure))}", file=sys.stderr)

@@ -1,0 +1,32 @@
+"""What a terminal shows while a file moves."""
+
+from __future__ import annotations
+
+import unicodedata
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stageout.cli.bars import cut, drawn, printable
+
+_MB = 1_000_000
+
+
+def test_a_line_says_how_far_how_fast_and_how_long() -> None:
+    assert drawn("f", 5 * _MB, 10 * _MB, 2, 0, 80) == f"f [{'#' * 15:<30}] 50% of 10.0 MB, 2.5 MB/s, 2s left"
+    assert drawn("f", 0, 10 * _MB, 65, 65, 80) == "f: waiting for the first byte, 1m05s"
+    assert drawn("f", 5 * _MB, 10 * _MB, 60, 12, 80).endswith(" 50% of 10.0 MB, nothing moves, 12s")
+    assert drawn("f", _MB, _MB, 60, 12, 80).endswith(" 100% of 1.0 MB, waiting for the word that it is there, 12s")
+
+
+@given(st.text(max_size=50), st.integers(0, 3 * _MB), st.integers(0, 2 * _MB), st.integers(0, 200))
+def test_it_never_takes_a_second_line(name: str, moved_bytes: int, size_bytes: int, columns: int) -> None:
+    text = drawn(printable(name), moved_bytes, size_bytes, 10, 0, columns)
+    width = sum(2 if unicodedata.east_asian_width(char) in "WF" else not unicodedata.combining(char) for char in text)
+    assert width < max(1, columns)
+
+
+def test_a_text_is_cut_between_characters() -> None:
+    assert cut("abc", 2) == "ab"
+    assert cut("日本語", 5) == "日本"
+    assert cut("e\u0301x", 1) == "e\u0301"
