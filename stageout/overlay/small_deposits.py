@@ -6,6 +6,7 @@ packs, and to whichever custodians; its terminal executes it once.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -93,23 +94,22 @@ def deposit_small(
 ) -> None:
     """Give small files to so many of the custodians, each another router. On return each file has ended.
 
-    Those whose numbers lie behind each other go together. Where there are several custodians, one that is not reached
-    is not tried again before the others.
+    Those whose numbers lie behind each other go together. As many custodians as are to have a file get all of them at
+    once, in the same order: so some files are in all of them soon, and not only when the first one has everything.
+    Where there are several custodians, one that is not reached is not tried again before the others.
 
-    :param ended: called once for each, as soon as so many have it durably, as :attr:`Small.kept` says; or with why it
-        must be kept. NOT_SUPPORTED: it may be given by itself, as the same operation.
+    :param ended: called once for each, by one thread at a time, as soon as so many have it durably, as
+        :attr:`Small.kept` says; or with why it must be kept. NOT_SUPPORTED: it may be given by itself, as the same
+        operation.
     :param wait_s: how long to go on asking when there are not enough. :param priority: :param deadline: as of
         :func:`~stageout.overlay.client.put`. :param most_connections: to a custodian far away.
     """
     todo = sorted(files, key=lambda file: (file.origin, file.seq))
     resumes = 0 if len(custodians) > 1 else RESUMES  # there is another one to be asked instead
-    wishes = _Wishes(expires_after_s, priority, deadline, most_connections, resumes)
+    giving = _Giving(copies, ended, _Wishes(expires_after_s, priority, deadline, most_connections, resumes))
     until_s, pause_s = time.monotonic() + wait_s, _FIRST_PAUSE_S
     while True:
-        for custodian in custodians:
-            wanted = [file for file in todo if file.lacks(custodian.gateway.server)]
-            for _, some in groupby(wanted, key=lambda file: file.origin):
-                _give(custodian, list(some), copies, ended, wishes)
+        giving.try_all(custodians, todo)
         if not any(file.may_be_kept for file in todo) or time.monotonic() + pause_s >= until_s:
             break
         time.sleep(pause_s)
@@ -120,31 +120,75 @@ def deposit_small(
             ended(file, too_few(file.path, len(file.kept), copies, file.problems))
 
 
-def _give(custodian: Custodian, files: Sequence[Small[Key]], copies: int, ended: Ended[Key], wishes: _Wishes) -> None:
-    """Give files of one origin to a custodian."""
-    gateway, server = custodian.gateway, custodian.gateway.server
+class _Giving(Generic[Key]):
+    """Files are given to several custodians side by side. :param copies: custodians that must have each."""
 
-    def take(file: Small[Key], result: Put | SmallPut | TransferFailure) -> None:
-        if isinstance(result, TransferFailure):
-            file.problems[server] = result
-            file.is_over = result.kind is ErrorClass.NOT_SUPPORTED
-        elif isinstance(result, SmallPut) and result.router in {one.router for one in file.kept if one.router}:
-            file.problems[server] = the_same(server)
-        else:
-            router = result.router if isinstance(result, SmallPut) else ""
-            file.kept.append(Kept(server, router, result.size_bytes, packer.expires))
-            file.is_over = len(file.kept) == copies
-        if file.is_over:
-            ended(file, result if isinstance(result, TransferFailure) else None)
+    def __init__(self, copies: int, ended: Ended[Key], wishes: _Wishes) -> None:
+        self._copies, self._ended, self._wishes = copies, ended, wishes
+        self._lock = threading.Lock()
+        self._fatal: list[BaseException] = []
 
-    packer = Packer(
-        gateway, take, terminal=custodian.terminal, custody=True, origin=files[0].origin,
-        expires_after_s=wishes.expires_after_s, most_connections=wishes.most_connections,
-        priority=allowed(gateway, wishes.priority), deadline=min(wishes.deadline, MAX_NUMBER),
-        resumes=wishes.resumes,
-    )  # fmt: skip
-    with Singly(packer, take) as small:
-        for file in files:
-            if not small.add(file, file.local, file.path, file.seq):
-                take(file, TransferFailure(ErrorClass.NOT_SUPPORTED, f"{file.path} is too large for a pack"))
-        small.finish()
+    def try_all(self, custodians: Sequence[Custodian], files: Sequence[Small[Key]]) -> None:
+        """Give each file to as many as it still needs; where one of them fails, to the next that was not tried."""
+        left = [(file, [one for one in custodians if file.lacks(one.gateway.server)]) for file in files]
+        while True:
+            portions: dict[str, tuple[Custodian, list[Small[Key]]]] = {}
+            for file, untried in left:
+                missing = 0 if file.is_over else self._copies - len(file.kept)
+                for custodian in untried[:missing]:
+                    portions.setdefault(custodian.gateway.server, (custodian, []))[1].append(file)
+                del untried[:missing]
+            if not portions:
+                return
+            self._give_all(portions.values())
+
+    def _give_all(self, portions: Iterable[tuple[Custodian, Sequence[Small[Key]]]]) -> None:
+        threads = [threading.Thread(target=self._try_to_give, args=portion, daemon=True) for portion in portions]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if self._fatal:
+            raise self._fatal[0]
+
+    def _try_to_give(self, custodian: Custodian, files: Sequence[Small[Key]]) -> None:
+        try:
+            for _, some in groupby(files, key=lambda file: file.origin):
+                self._give(custodian, list(some))
+        except BaseException as problem:  # it is raised where it was begun
+            self._fatal.append(problem)
+
+    def _give(self, custodian: Custodian, files: Sequence[Small[Key]]) -> None:
+        """Give files of one origin to a custodian."""
+        gateway, wishes = custodian.gateway, self._wishes
+
+        def take(file: Small[Key], result: Put | SmallPut | TransferFailure) -> None:
+            self._take(file, gateway.server, packer.expires, result)
+
+        packer = Packer(
+            gateway, take, terminal=custodian.terminal, custody=True, origin=files[0].origin,
+            expires_after_s=wishes.expires_after_s, most_connections=wishes.most_connections,
+            priority=allowed(gateway, wishes.priority), deadline=min(wishes.deadline, MAX_NUMBER),
+            resumes=wishes.resumes,
+        )  # fmt: skip
+        with Singly(packer, take) as small:
+            for file in files:
+                if not small.add(file, file.local, file.path, file.seq):
+                    take(file, TransferFailure(ErrorClass.NOT_SUPPORTED, f"{file.path} is too large for a pack"))
+            small.finish()
+
+    def _take(self, file: Small[Key], server: str, expires: int, result: Put | SmallPut | TransferFailure) -> None:
+        """What one custodian has said of a file."""
+        with self._lock:
+            was_over = file.is_over
+            if isinstance(result, TransferFailure):
+                file.problems[server] = result
+                file.is_over |= result.kind is ErrorClass.NOT_SUPPORTED
+            elif isinstance(result, SmallPut) and result.router in {one.router for one in file.kept if one.router}:
+                file.problems[server] = the_same(server)
+            else:
+                router = result.router if isinstance(result, SmallPut) else ""
+                file.kept.append(Kept(server, router, result.size_bytes, expires))
+                file.is_over |= len(file.kept) == self._copies
+            if file.is_over and not was_over:
+                self._ended(file, result if isinstance(result, TransferFailure) else None)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.overlay import packs
+from stageout.overlay import packs, small_deposits
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import Upload, put
-from stageout.overlay.packs import End, Packer
+from stageout.overlay.packs import End, Packer, SmallPut
 from stageout.overlay.safekeeping import Custodian
 from stageout.overlay.small_deposits import Small, deposit_small
 from stageout.wire.fields import MAX_PATH_BYTES
@@ -109,6 +111,67 @@ def test_a_custodian_that_is_not_reached_is_left_for_another_one_at_once(
     deposit_small(places, files, lambda file, failure: ends.append(failure))
     assert tried == [place.gateway.server for place in places] * (1 if custodians > 1 else 1 + packs.RESUMES)
     assert [failure.kind for failure in ends if failure] == [ErrorClass.CONNECT_FAILED]
+
+
+class _Custodians:
+    """Routers that take packs at once, one of them only when all are asked. :param copies: of them at once.
+
+    :ivar given: which file went where. :param refuses: servers that do not take any.
+    """
+
+    def __init__(self, copies: int, refuses: dict[str, ErrorClass]) -> None:
+        self.given: list[tuple[str, str]] = []
+        self._refuses, self._together = refuses, threading.Barrier(copies, timeout=60)
+
+    def packer(self, gateway: Gateway, take: Callable[[Any, Any], None], **wishes: Any) -> Any:
+        def add(file: Any, local: Any, path: str, seq: int) -> bool:
+            self._together.wait()
+            self.given.append((gateway.server, path))
+            kind = self._refuses.get(gateway.server)
+            if kind is not None:
+                take(file, TransferFailure(kind, "no", gateway.server))
+            else:
+                take(file, SmallPut(4, "", "", 0, "0d" * 16, seq, f"router of {gateway.server}"))
+            return True
+
+        return SimpleNamespace(add=add, expires=99, close=lambda: None, finish=lambda: None, may_arrive=False)
+
+
+@pytest.mark.parametrize("refused", [None, ErrorClass.CONNECT_FAILED, ErrorClass.NOT_SUPPORTED])
+def test_each_file_goes_to_all_custodians_that_are_to_have_it_before_the_next_one(
+    monkeypatch: pytest.MonkeyPatch, refused: ErrorClass | None
+) -> None:
+    """A pilot that is killed meanwhile has given some files to two of them, and not all to one."""
+    places = [Custodian(replace(GATEWAY, port=1 + number), "end:1") for number in range(3)]
+    servers = [place.gateway.server for place in places]
+    routers = _Custodians(2, {} if refused is None else {servers[1]: refused})
+    if refused is ErrorClass.CONNECT_FAILED:  # who is asked in its place is asked alone
+        monkeypatch.setattr(routers, "_together", SimpleNamespace(wait=lambda: None))
+    monkeypatch.setattr(small_deposits, "Packer", routers.packer)
+    ends: list[tuple[str, list[str], bool]] = []
+    files = [Small(name, f"/{name}", name, "0d" * 16, seq) for seq, name in enumerate("abc", 1)]
+    deposit_small(
+        places, files, lambda file, why: ends.append((file.path, [one.custodian for one in file.kept], why is None)),
+        copies=2,
+    )  # fmt: skip
+    assert sorted(path for path, _, _ in ends) == ["a", "b", "c"], "each ends once"
+    if refused is ErrorClass.NOT_SUPPORTED:
+        assert not any(is_kept for _, _, is_kept in ends)
+        return
+    assert {frozenset(kept) for _, kept, _ in ends} == {frozenset(servers[:2] if refused is None else servers[::2])}
+    if refused is None:
+        assert [{path for _, path in routers.given[at : at + 2]} for at in (0, 2, 4)] == [{"a"}, {"b"}, {"c"}]
+
+
+def test_what_goes_wrong_beside_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else files would have no end."""
+    monkeypatch.setattr(small_deposits, "Packer", _Custodians(1, {GATEWAY.server: ErrorClass.NOT_SUPPORTED}).packer)
+
+    def broken(file: Any, failure: Any) -> None:
+        raise RuntimeError("planned")
+
+    with pytest.raises(RuntimeError, match="planned"):
+        deposit_small([Custodian(GATEWAY, "end:1")], [Small("f", "/none/f", "f", "0d" * 16, 1)], broken)
 
 
 def test_results_must_be_those_of_all_files() -> None:
