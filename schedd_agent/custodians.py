@@ -49,7 +49,8 @@ class Kept:
 
     :param given_up: its job does without it: the state that is told when nothing is on its way any more, "" if not.
     :param finals: name of a deposit -> outcome. :param heard: name -> custodian -> outcome, where several have it.
-    :param others: names in its receipts that are another sandbox's.
+    :param others: names in its receipts that are another sandbox's. :ivar until_s: when it expires, by the monotonic
+        clock: a wall clock that is set must not make output lost that routers still deliver.
     """
 
     seen: Seen
@@ -59,6 +60,7 @@ class Kept:
     heard: dict[str, dict[str, tuple[str, str]]] = field(default_factory=dict)
     problem: str = ""
     others: Set[str] = frozenset()
+    until_s: float = 0.0
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -121,7 +123,8 @@ class Custodians:
     def __init__(self, path: Path, allowed: Collection[str], ask: Ask, clock: Clock) -> None:
         self._path, self.allowed, self._ask, self._clock = path, frozenset(allowed), ask, clock
         found, self._unread = _read(path)
-        self._kept = {kept.key: kept for kept in found}
+        self._kept = {kept.key: self._timed(kept, None) for kept in found}
+        self._is_stored = True
         self._over: dict[tuple[str, str, int], SandboxReport] = {}
         self._reported: set[tuple[str, str, int]] = set()
         self._tell_apart()
@@ -156,29 +159,35 @@ class Custodians:
 
         :param past: how jobs left the queue that are not in it, as far as that is known.
         """
-        now, changed = self._clock.wall_s(), False
+        now_s = self._clock.monotonic_s()
         with self._lock:
             for key, kept in list(self._kept.items()):
                 name = kept.seen.sandbox.job
                 given_up = kept.given_up or _given_up(kept.seen.sandbox.number, jobs.get(name), past.get(name))
                 is_over = key not in self._reported and _is_over(kept, jobs.get(name))
-                changed |= given_up != kept.given_up or is_over
+                self._is_stored &= given_up == kept.given_up and not is_over
                 kept.given_up = given_up
-                if is_over or now > kept.expires + 2 * _KEPT_S:
+                if is_over or now_s > kept.until_s + 2 * _KEPT_S:
                     del self._kept[key]
                     self._over[key] = self._told(kept)  # its pilot's report may come back
                     while len(self._over) > _OVER_KEPT:
                         del self._over[next(iter(self._over))]
-                    changed = True
-            if changed:
-                self._store()
+                    self._is_stored = False
+            self._store()
 
     def close(self) -> None:
         """Ask no more."""
         self._worker.shutdown(wait=False)
 
+    def _timed(self, kept: Kept, before: Kept | None) -> Kept:
+        """The same with its end. :param before: what was known of it, whose end was found by the clock of then."""
+        if before is not None:
+            kept.until_s = before.until_s + kept.expires - before.expires
+        else:
+            kept.until_s = self._clock.monotonic_s() + kept.expires - self._clock.wall_s()
+        return kept
+
     def _keep(self, items: Iterable[Seen]) -> None:
-        changed = False
         with self._lock:
             for item in items:
                 box = item.sandbox
@@ -194,15 +203,15 @@ class Custodians:
                 except BadReceipt as problem:
                     log.warn("receipt-refused", manager=item.manager_name, job=box.job, problem=problem)
                     continue
-                kept = Kept(item, receipts)
+                kept = self._timed(Kept(item, receipts), known)
                 if known is not None:
                     kept.finals, kept.given_up = known.finals, known.given_up
                 self._kept[kept.key] = kept
-                changed = True
+                self._is_stored = False
                 log.event("handed-over", job=box.job, run=box.number, custodians=",".join(_places(receipts)))
-            if changed:
+            if not self._is_stored:
                 self._tell_apart()
-                self._store()
+            self._store()
 
     def _tell_apart(self) -> None:
         """Files of many sandboxes share a seed: what a lost one may have given is not what another one has given."""
@@ -220,7 +229,7 @@ class Custodians:
         if box.state not in _GIVEN_AWAY:
             return box
         bad = [(outcome, why) for outcome, why in kept.finals.values() if outcome != "done"]
-        over = self._clock.wall_s() > kept.expires + _KEPT_S
+        over = self._clock.monotonic_s() > kept.until_s + _KEPT_S
         if kept.open and not over:
             return replace(box, state=State.HANDED_OVER.value, reason=self._reason(kept))
         if box.state != State.HANDED_OVER:
@@ -276,6 +285,9 @@ class Custodians:
             return {}, f"{place} cannot be asked: {problem!r}"
 
     def _store(self) -> None:
+        """On return what is known is on the disk. :raises OSError: it is not; the next call tries it again."""
+        if self._is_stored:
+            return
         rows: list[object] = [
             {
                 "manager": one.seen.manager_name,
@@ -286,6 +298,7 @@ class Custodians:
             for one in self._kept.values()
         ]
         write_file("custody-keep", self._path, json.dumps([*rows, *self._unread]).encode("utf-8", "surrogateescape"))
+        self._is_stored = True
 
 
 def _places(receipts: Iterable[Receipt]) -> list[str]:

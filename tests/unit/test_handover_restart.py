@@ -10,13 +10,16 @@ from typing import Any
 
 import pytest
 from manager_site import Site, run
-from test_agent_tracker import NAME
+from test_agent_tracker import NAME, job
 from test_drain import handed_off, state
 from test_handover import ROUTER, Asked, asked, handed_over, site, slow, waiting_for_a_slow_server
 
 from sandbox_manager import lookups
 from sandbox_manager.drain import Drain
 from sandbox_manager.handover import HandOver
+from schedd_agent.model import Past
+from schedd_agent.model import Status as JobStatus
+from stageout.core import durable
 from stageout.core.states import State
 from stageout.wire.deposits import read_numbers
 from tests.polling import until
@@ -111,3 +114,42 @@ def test_a_row_that_is_none_is_kept_for_who_can_read_it_and_costs_no_other(
     asked.one.look_at({}, {})
     asked.one.completed({NAME: (replace(handed_over(), sandbox=replace(handed_over().sandbox, number=3)),)})
     assert rows[at] in json.loads(asked.path.read_text())
+
+
+def test_receipts_that_could_not_be_stored_are_stored_with_the_next_look(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were in memory only from then on: an agent that was started again knew nothing of them."""
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "_faults", durable.parse_faults("custody-keep=ENOSPC"))
+        for _ in range(2):
+            with pytest.raises(OSError, match="No space left"):
+                asked.one.completed({NAME: (handed_over(),)})
+    assert not asked.path.exists()
+    asked.one.completed({})
+    asked.one.close()
+    asked.start()
+    assert asked.one.completed({})[NAME][0].sandbox.state == "HandedOver"
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "_faults", durable.parse_faults("custody-keep=ENOSPC"))
+        asked.one.completed({})
+        with pytest.raises(OSError, match="No space left"):
+            asked.one.look_at({}, {NAME: Past(JobStatus.REMOVED, 1)})
+    asked.one.look_at({}, {NAME: Past(JobStatus.REMOVED, 1)})
+    assert '"given_up": "Cancelled"' in asked.path.read_text()
+
+
+@pytest.mark.parametrize("jump_s", [-3600.0, 24 * 3600.0])
+def test_a_wall_clock_that_is_set_makes_nothing_lost(jump_s: float, asked: Asked) -> None:
+    """Routers still deliver it, and the job would run again beside that."""
+    asked.clock.now_s = 3000.0
+    assert asked.look(handed_over()).state == "HandedOver"
+    asked.clock.ahead_s = jump_s
+    newer = replace(handed_over(), sandbox=replace(handed_over().sandbox, change=10**6))
+    for found in ((), (newer,)):
+        assert asked.look(*found).state == "HandedOver"
+        asked.one.look_at({NAME: job(run=1)}, {})
+    asked.clock.now_s = 5000 + 3600 - 30
+    assert asked.look().state == "HandedOver"
+    asked.clock.now_s = 5000 + 3600 + 1
+    assert asked.look().state == "Lost"
