@@ -11,14 +11,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from manager_site import SCHEDD, UID, Site
 
+from sandbox_manager import ads
 from sandbox_manager.collector import CollectorError
 from sandbox_manager.daemon import Daemon, Surroundings
 from sandbox_manager.identity import RunFacts
 from sandbox_manager.peers import Peer
 from stageout.core.clock import SystemClock
-from stageout.core.config import Settings, mapping_settings
+from stageout.core.config import Settings
 from stageout.core.signing import SigningKey
 from stageout.wire.custody import (
     MANAGER_AD,
@@ -100,6 +102,14 @@ class FakeIdentity:
         )  # fmt: skip
 
 
+class QuickSettings(Settings):
+    """The manager looks at its orders more often than a setting allows: each look is a wait of most tests."""
+
+    def number(self, name: str) -> float:
+        """0.1 s between two looks."""
+        return 0.1 if name == "STAGEOUT_ORDER_INTERVAL" else super().number(name)
+
+
 class Served:
     """A daemon in this process."""
 
@@ -110,7 +120,6 @@ class Served:
             **site.knobs,
             "EXECUTE": str(site.base / "execute"),
             "STAGEOUT_SPOOL": str(site.base / "spool"),
-            "STAGEOUT_ORDER_INTERVAL": "1",
             "FILETRANSFER_PLUGINS": f"/nothing/here, {site.plugin}",
             "FULL_HOSTNAME": "ep.test",
         }
@@ -118,7 +127,7 @@ class Served:
         self.daemon = Daemon(around)
 
     def _read(self) -> Settings:
-        return mapping_settings(self.settings)
+        return QuickSettings(self.settings.get)
 
     @property
     def run_dir(self) -> Path:
@@ -161,15 +170,17 @@ class Served:
 
 @asynccontextmanager
 async def served(site: Site) -> AsyncIterator[Served]:
-    """A daemon that accepts, and is stopped at the end."""
+    """A daemon that accepts, reports at once, and is stopped at the end."""
     found = Served(site)
-    task = asyncio.ensure_future(found.daemon.serve())
-    try:
-        await until(lambda: task.done() or (found.socket.exists() and found.collector.reports), "the daemon")
-        yield found
-    finally:
-        found.daemon.stop(fast=True)
-        await task
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ads, "_LEAST_INTERVAL_S", 0.05)
+        task = asyncio.ensure_future(found.daemon.serve())
+        try:
+            await until(lambda: task.done() or (found.socket.exists() and found.collector.reports), "the daemon")
+            yield found
+        finally:
+            found.daemon.stop(fast=True)
+            await task
 
 
 async def in_thread(work: Any, *arguments: Any) -> Any:
