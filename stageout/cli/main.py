@@ -244,6 +244,11 @@ def _add_doctor(commands: argparse._SubParsersAction[_Parser]) -> None:
     command.add_argument(
         "--role", choices=("ap", "ep", "pilot", "router"), action="append", help="default: what runs here"
     )
+    command.add_argument(
+        "--settings", metavar="FILE",
+        help="look at a router without HTCondor that has these settings (NAME=VALUE lines, as stageout-router"
+        " --settings); --role router does so with those of the environment where HTCondor is not installed",
+    )  # fmt: skip
     command.add_argument("--json", action="store_true", help="print JSON (its fields: docs/COMMANDS.md)")
 
 

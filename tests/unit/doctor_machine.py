@@ -183,5 +183,8 @@ class Fake:
             raise self.policy
         return self.policy  # type: ignore[no-any-return]
 
+    def listens(self, host: str, port: int) -> bool:
+        return (host, port) == ("127.0.0.1", 9621)
+
     def now(self) -> float:
         return NOW

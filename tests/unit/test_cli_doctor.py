@@ -30,10 +30,11 @@ from doctor_machine import (
     seen_file,
 )
 
-from stageout.cli.doctor import config, node, report
+from stageout.cli.doctor import alone, config, node, report
 from stageout.cli.doctor.findings import Finding, Level, Ran, Role
 from stageout.cli.doctor.machine import http_status
 from stageout.cli.doctor.pilot import pilot_end
+from stageout.cli.main import main
 from stageout.core.children import having
 from stageout.core.classads import ClassAd
 
@@ -485,3 +486,58 @@ def test_a_router_without_the_fast_packages_is_found(monkeypatch: pytest.MonkeyP
     level, text = _routers()["checksums"]
     assert level is Level.WARN
     assert "xxh3-32" in text and "crc32c" not in text
+
+
+def _alone(change: Callable[[Fake], None] = lambda machine: None, **values: str) -> dict[str, tuple[Level, str, str]]:
+    machine = Fake()
+    machine.values = {f"STAGEOUT_ROUTER_{name}": value for name, value in _ALONE.items()}
+    machine.values.update({f"STAGEOUT_ROUTER_{name}": value for name, value in values.items()})
+    for path in ("/data/in", "/records"):
+        machine.files[path] = seen_file(mode=0o755, kind=stat.S_IFDIR)
+    machine.files["/keys"] = seen_file(mode=0o640, kind=stat.S_IFREG)
+    change(machine)
+    found = report.carry_out(alone.CHECKS, machine)
+    return {item.name: (item.level, item.text, item.remedy) for item in sorted(found, key=lambda item: item.level)}
+
+
+_ALONE = {"ROOT": "/data/in", "DIR": "/records", "KEYS": "/keys"}
+
+
+def test_a_router_without_htcondor_that_works_is_called_so() -> None:
+    found = _alone()
+    assert {name: level for name, (level, _, _) in found.items()} == dict.fromkeys(found, Level.OK)
+    assert _alone(ROOT="", NEIGHBOURS="gw.example.org:9621")["router-places"][0] is Level.OK, "a relay"
+
+
+@pytest.mark.parametrize(
+    ("values", "name", "words"),
+    [({"ROOT": "/none"}, "router-places", "no such directory"), ({"ROOT": ""}, "router-places", "ROOT is not set"),
+     ({"DIR": ""}, "router-places", "DIR is not set"), ({"DIR": "/keys"}, "router-places", "no such directory"),
+     ({"KEYS": "/none"}, "router-keys", "does not exist"), ({"PORT": "9999"}, "router-port", "nothing listens"),
+     ({"EGRESS": "/o=root://s/"}, "egress /o", "no plugin takes root"), ({"PORT": "x"}, "settings", "write a number")],
+)  # fmt: skip
+def test_what_a_router_without_htcondor_lacks_is_found(values: dict[str, str], name: str, words: str) -> None:
+    level, text, remedy = _alone(**values)[name]
+    assert level is Level.FAIL
+    assert words in text
+    assert remedy
+
+
+def test_of_a_router_without_htcondor_open_keys_full_disks_and_misspelt_names_are_found() -> None:
+    def spoil(machine: Fake) -> None:
+        machine.files["/keys"] = seen_file(mode=0o644, kind=stat.S_IFREG)
+        machine.total_free = (100, 1)
+        machine.values["STAGEOUT_ROUTER_PROT"] = "1"
+
+    found = _alone(spoil)
+    assert "open to all" in found["router-keys"][1]
+    assert (found["router-places"][0], found["settings"][0]) == (Level.WARN, Level.WARN)
+    assert "STAGEOUT_ROUTER_PROT" in found["settings"][1]
+
+
+def test_the_doctor_looks_at_a_router_without_htcondor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = tmp_path / "router.env"
+    settings.write_text(f"STAGEOUT_ROUTER_ROOT={tmp_path}\nSTAGEOUT_ROUTER_DIR={tmp_path}\nSTAGEOUT_ROUTER_PORT=1\n")
+    assert main(["doctor", "--settings", str(settings)]) == 1
+    shown = capsys.readouterr().out
+    assert "Checked as ROUTER" in shown and "nothing listens on port 1 of 127.0.0.1" in shown

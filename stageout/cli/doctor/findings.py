@@ -105,6 +105,9 @@ class Machine(Protocol):
     def http_status(self, url: str, token: str) -> int:
         """Status of a GET with this bearer token. :raises OSError: nobody answers whose certificate counts."""
 
+    def listens(self, host: str, port: int) -> bool:
+        """Whether somebody takes connections there."""
+
     def processes(self, variable: str) -> tuple[list[tuple[int, str]], bool]:
         """Those with an environment variable, number and value; and whether this user may look at all others, too."""
 

@@ -7,6 +7,7 @@ import http.client
 import os
 import pwd
 import re
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -145,6 +146,14 @@ class ThisMachine:
         """Status of a GET with this bearer token. :raises OSError: nobody answers whose certificate counts."""
         return http_status(url, token)
 
+    def listens(self, host: str, port: int) -> bool:
+        """Whether somebody takes connections there."""
+        try:
+            socket.create_connection((host, port), _LATEST_S).close()
+        except OSError:
+            return False
+        return True
+
     def processes(self, variable: str) -> tuple[list[tuple[int, str]], bool]:
         """Those with an environment variable, and whether there are no others that this user may not look at.
 
@@ -157,6 +166,17 @@ class ThisMachine:
     def now(self) -> float:
         """Wall clock, seconds."""
         return time.time()
+
+
+class RouterMachine(ThisMachine):
+    """One without HTCondor: nothing of HTCondor can be asked. :param settings: of the router."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def parameters(self) -> list[str]:
+        """Names of all that is set."""
+        return list(self._settings.names)
 
 
 def http_status(url: str, token: str) -> int:

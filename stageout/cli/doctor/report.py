@@ -7,14 +7,15 @@ import json
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
-from pathlib import PurePath
+from importlib.util import find_spec
+from pathlib import Path, PurePath
 
-from stageout.cli.doctor import config, credentials, leftovers, node, pilot, policy, pool, router, trust
+from stageout.cli.doctor import alone, config, credentials, leftovers, node, pilot, policy, pool, router, trust
 from stageout.cli.doctor.findings import Check, Finding, Level, Machine, Role, Unseen, fail, unchecked, words
 from stageout.cli.exits import CommandError, Exit
 from stageout.cli.render import clean
 from stageout.cli.rows import SCHEMA
-from stageout.core.config import ConfigError
+from stageout.core.config import ConfigError, environment_settings, file_settings
 
 _EXECUTE_POINT: tuple[Check, ...] = (
     *config.COMMON, *config.EXECUTE_POINT, *leftovers.EXECUTE_POINT, *node.EXECUTE_POINT, *pool.COMMON,
@@ -37,11 +38,17 @@ CHECKS: dict[Role, tuple[Check, ...]] = {
 
 def run(options: argparse.Namespace) -> int:
     """Check this machine; 0 without a failed check."""
-    from stageout.cli.doctor.machine import ThisMachine
+    from stageout.cli.doctor.machine import RouterMachine, ThisMachine
 
-    machine = ThisMachine()
-    roles = [Role(word) for word in options.role] if options.role else roles_of(machine)
-    findings = examine(machine, roles)
+    roles = [Role(word) for word in options.role or ()]
+    if options.settings or (roles == [Role.ROUTER] and find_spec("htcondor2") is None):
+        settings = file_settings(Path(options.settings)) if options.settings else environment_settings("")
+        roles = [Role.ROUTER]
+        findings = carry_out(alone.CHECKS, RouterMachine(settings))
+    else:
+        machine = ThisMachine()
+        roles = roles or roles_of(machine)
+        findings = examine(machine, roles)
     if options.json:
         print(json.dumps(as_json(roles, findings), indent=2))
     else:
@@ -79,7 +86,11 @@ def _is_pilot(machine: Machine) -> bool:
 
 def examine(machine: Machine, roles: Iterable[Role]) -> list[Finding]:
     """All findings of all checks of the roles, each check once."""
-    checks = dict.fromkeys(check for role in roles for check in CHECKS[role])
+    return carry_out(dict.fromkeys(check for role in roles for check in CHECKS[role]), machine)
+
+
+def carry_out(checks: Iterable[Check], machine: Machine) -> list[Finding]:
+    """All findings of these checks."""
     return [finding for check in checks for finding in _examine_one(check, machine)]
 
 

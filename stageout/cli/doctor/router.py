@@ -69,4 +69,6 @@ def sums(machine: Machine) -> Iterator[Finding]:
         yield ok("checksums", "the fast ones are there")
 
 
-ROUTER = (config.router_daemon, sums, egress, router_plugin_rest)
+#: Of a router with HTCondor or without.
+WHEREVER = (sums, egress, router_plugin_rest)
+ROUTER = (config.router_daemon, *WHEREVER)
