@@ -4,7 +4,11 @@
 nobody knows of the others but through the links they share: at the senders' machine (they connect to the far router),
 or in a relay there (they connect to it, the far router is its next hop). Gets meet at the far router, which sends. With
 0.1 % of all packets lost: CUBIC and BBR by the knob of a put's connections, of which there are two at first. The far
-router writes to memory. Needs root.
+router writes to memory.
+
+At the place "line" the link is faster, and the far router is told that its uplink carries 12.5 MB/s: two machines (a
+second address on each side) get from it at once, one of them with the larger weight, or an urgent file. What leaves is
+counted at the router's interface, twenty times a second, with the headers of packets. Needs root.
 """
 
 from __future__ import annotations
@@ -36,6 +40,17 @@ LOSSY = Link(12.5e6, 0.067, congestion="bbr", mtu_bytes=1500, loss=0.001)
 #: Congestion control, and the most connections that it may need.
 _LOSSES = {"cubic": 24, "bbr": 4}
 _PLACES = ("sender", "relay", "back")
+#: Of the part "line": what the router is told, and a link that has room for more.
+_UPLINK_MB_S = 12.5
+_WIDE = Link(50e6, 0.067, congestion="bbr")
+_OTHER_NEAR, _OTHER_FAR = "10.201.0.3", "10.201.0.4"
+_COUNTER = """
+import time, pathlib
+count = pathlib.Path("/sys/class/net/wan0/statistics/tx_bytes")
+while True:
+    print(time.monotonic(), int(count.read_text()), flush=True)
+    time.sleep(0.05)
+"""
 #: More than leaves while it is looked at; the urgent file cannot see how much is behind that.
 _BULK_BYTES = 1_000_000_000
 _SETTLE_S = 5.0
@@ -52,17 +67,24 @@ class Site:
     fetched: Path
 
     def move(
-        self, name: str, size_bytes: int, place: str, connections: str, priority: int, congestion: str = ""
+        self,
+        name: str,
+        size_bytes: int,
+        place: str,
+        connections: str,
+        priority: int,
+        congestion: str = "",
+        address: str = "",
     ) -> subprocess.Popen[str]:
         """Start a put, or at the place "back" a get, of a file that is a hole.
 
-        :param connections: of a put, as "4", or "2-24" for a controller.
+        :param connections: of a put, as "4", or "2-24" for a controller. :param address: of the far router.
         """
-        fetches = place == "back"
+        fetches = place in ("back", "line")
         source = (self.router.root if fetches else self.folder) / name
         with source.open("wb") as file:
             file.truncate(size_bytes)
-        end = f"{self.area.far_address}:{self.router.port}"
+        end = f"{address or self.area.far_address}:{self.router.port}"
         way = f"{self.area.near_address}:{self.relay.port}" if place == "relay" else "direct"
         verb, local = ("get", self.fetched / name) if fetches else ("put", source)
         words = [verb, str(local), name, end, str(self.router.key_file("site")), way, connections, str(priority)]
@@ -73,13 +95,15 @@ class Site:
 
 
 @contextlib.contextmanager
-def site(link: Link) -> Iterator[Site]:
-    """All of it, running."""
+def site(link: Link, **settings: str) -> Iterator[Site]:
+    """All of it, running. :param settings: of the far router."""
     with contextlib.ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="prio", dir="/dev/shm")))
         fetched = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="prio")))
         area = stack.enter_context(WideArea(link))
-        with RouterProcess(home / "far", {"STAGEOUT_ROUTER_HOST": area.far_address}, wrapper=area.far) as router:
+        with RouterProcess(
+            home / "far", {"STAGEOUT_ROUTER_HOST": area.far_address, **settings}, wrapper=area.far
+        ) as router:
             end = f"{area.far_address}:{router.port}"
             with relay(home / "relay", [end], wrapper=area.near, host=area.near_address) as middle:
                 yield Site(area, router, middle, home, fetched)
@@ -173,10 +197,91 @@ def first(place: str, seconds: float, rounds: int) -> list[Figure]:
     ]
 
 
+@contextlib.contextmanager
+def _two_machines() -> Iterator[Site]:
+    """A router with an uplink; from the second far address on the near side is another machine to it."""
+    settings = {"STAGEOUT_ROUTER_UPLINK_MB_S": str(_UPLINK_MB_S), "STAGEOUT_ROUTER_HOST": "0.0.0.0"}
+    with site(_WIDE, **settings) as at:
+        for command in (
+            (*at.area.near, "ip", "addr", "add", _OTHER_NEAR, "dev", "wan0"),
+            (*at.area.far, "ip", "addr", "add", _OTHER_FAR, "dev", "wan0"),
+            (*at.area.near, "ip", "route", "add", _OTHER_FAR, "dev", "wan0", "src", _OTHER_NEAR),
+            (*at.area.far, "ip", "route", "add", _OTHER_NEAR, "dev", "wan0", "src", _OTHER_FAR),
+        ):
+            subprocess.run(command, check=True)
+        yield at
+
+
+def _uplink_shares(at: Site, seconds: float) -> tuple[float, float, float, float]:
+    """MB/s of weight 4 and of weight 1, and of what left: on average, and the most in any second."""
+    counter = subprocess.Popen([*at.area.far, sys.executable, "-c", _COUNTER], stdout=subprocess.PIPE, text=True)
+    gets = [
+        at.move("less", _BULK_BYTES, "line", "1", 0),
+        at.move("more", _BULK_BYTES, "line", "1", 2, address=_OTHER_FAR),
+    ]
+    time.sleep(_SETTLE_S)
+    from_s = time.monotonic()
+    time.sleep(seconds)
+    until_s = time.monotonic()
+    for one in (*gets, counter):
+        one.kill()
+    less, more = (_rate(one, from_s, until_s) for one in gets)
+    assert counter.stdout is not None
+    rows = [(float(at_s), int(count)) for at_s, count in map(str.split, counter.stdout)]
+    rows = [row for row in rows if from_s <= row[0] <= until_s]
+    mean = (rows[-1][1] - rows[0][1]) / (rows[-1][0] - rows[0][0])
+    most = max(
+        (count - before) / (at_s - before_s)
+        for number, (before_s, before) in enumerate(rows)
+        for at_s, count in [next((row for row in rows[number:] if row[0] >= before_s + 1), (0.0, 0))]
+        if at_s
+    )
+    _stop(*gets, counter)
+    return more, less, mean / 1e6, most / 1e6
+
+
+def _urgent_elsewhere(at: Site, rounds: int) -> tuple[list[float], list[float]]:
+    """Seconds of 1 MiB to one machine: alone, and while the other one gets a large file."""
+    alone = [took_s(at.move("urgent", MIB, "line", "1", 10, address=_OTHER_FAR)) for _ in range(rounds)]
+    bulk = at.move("bulk", _BULK_BYTES, "line", "1", 0)
+    time.sleep(_SETTLE_S)
+    behind = []
+    for _ in range(rounds):
+        behind.append(took_s(at.move("urgent", MIB, "line", "1", 10, address=_OTHER_FAR)))
+        time.sleep(_SETTLE_S / 2)
+    _stop(bulk)
+    return alone, behind
+
+
+def line(seconds: float, rounds: int) -> list[Figure]:
+    """Two machines that get from one router over its own line."""
+    with _two_machines() as at:
+        more, less, mean, most = _uplink_shares(at, seconds)
+        alone, behind = _urgent_elsewhere(at, rounds)
+    middle, late = statistics.median(alone), statistics.median(behind)
+    return [
+        Figure(
+            "line: share of weight 4 at another machine than weight 1",
+            more / (more + less),
+            "of 1",
+            goal=0.72,
+            more=True,
+        ),
+        Figure("line: share of weight 1", less / (more + less), "of 1", goal=0.18, more=True),
+        Figure("line: both together", more + less, "MB/s", "the uplink", _UPLINK_MB_S, 0.95 * _UPLINK_MB_S, more=True),
+        Figure("line: what leaves, with headers", mean, "MB/s", "the uplink", _UPLINK_MB_S),
+        Figure("line: the most of it in any second", most, "MB/s", "the uplink", _UPLINK_MB_S, 1.04 * _UPLINK_MB_S),
+        Figure("line: 1 MiB urgent behind a large file to another machine", late, "s", "alone", middle),
+        Figure("line: so much later than alone", late - middle, "s", goal=0.5),
+        Figure(f"line: the worst of {rounds}", max(behind) - middle, "s"),
+    ]
+
+
 def measure(wanted: Sequence[str], quick: bool) -> list[Figure]:
     """All places, then both kinds of congestion control."""
     rounds, seconds = (2, 8.0) if quick else (5, 20.0)
     figures = [figure for place in _PLACES if place in wanted for figure in first(place, seconds, rounds)]
+    figures += line(seconds, rounds) if "line" in wanted else []
     lossy = [congestion for congestion in _LOSSES if congestion in wanted]
     if lossy:
         with site(LOSSY) as at:
@@ -186,4 +291,4 @@ def measure(wanted: Sequence[str], quick: bool) -> list[Figure]:
 
 
 if __name__ == "__main__":
-    sys.exit(main_in_parts("overlay_priority", [*_PLACES, *_LOSSES], measure))
+    sys.exit(main_in_parts("overlay_priority", [*_PLACES, "line", *_LOSSES], measure))

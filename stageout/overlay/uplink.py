@@ -140,7 +140,7 @@ class Uplink:
             if self._lets(size_bytes):
                 return
             if not turn.waiting:
-                turn.begin(self._virtual())
+                turn.begin(self._behind())
                 self._active.add(turn)
             mine = threading.Condition(self._lock)
             turn.waiting.append(mine)
@@ -209,6 +209,9 @@ class Uplink:
     def _wake(self) -> None:
         if self._active:
             min(self._active, key=_start).waiting[0].notify()
+
+    def _behind(self) -> float:
+        return Turns(self.rate, virtual=self._virtual()).behind
 
     def _virtual(self) -> float:
         return float(_HEAD.unpack_from(self._table, 0)[1])

@@ -5,7 +5,8 @@ weight. Of the pieces that wait the one that starts first leaves (Goyal, Vin and
 
 - A line is free again when what left has had the time that it takes at the line's rate. So in any time T no more leaves
   than the line carries in T and :data:`LATE_S`, and one piece.
-- A flow that has nothing to send keeps nothing for later: it starts again where the line is.
+- A flow that has nothing to send keeps nothing for later but a place that is earlier by :data:`BACK_S` of the line: who
+  was away for a moment, with the piece before, loses no turn by that.
 - While flows wait the line is used, and each has its part of it by its weight, to within one piece.
 """
 
@@ -15,7 +16,8 @@ import math
 from dataclasses import dataclass
 
 #: Who wakes up so much too late makes up for it.
-LATE_S = 0.02
+LATE_S = 0.01
+BACK_S = 0.02
 #: A process that does not come within this time, although it is its turn, loses it.
 PATIENCE_S = 0.005
 _POLL_S = 0.0005
@@ -46,6 +48,11 @@ class Turns:
     passed_bytes: float = 0.0
     since_s: float = 0.0
     used: float = 0.0
+
+    @property
+    def behind(self) -> float:
+        """Place in virtual time of who has something to send again, or begins."""
+        return max(0.0, self.virtual - BACK_S * self.rate)
 
     def wait_s(self, start: float, others: float, now_s: float) -> float:
         """How long a piece must wait before it is looked at again; 0: it leaves now.
@@ -90,9 +97,9 @@ class Place:
     weight: float = 1.0
     start: float = 0.0
 
-    def begin(self, virtual: float) -> None:
-        """It has something to send again."""
-        self.start = max(self.start, virtual)
+    def begin(self, behind: float) -> None:
+        """It has something to send again. :param behind: as of the line."""
+        self.start = max(self.start, behind)
 
     def leave(self, size_bytes: int) -> None:
         """A piece of it leaves."""

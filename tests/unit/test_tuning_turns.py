@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stageout.tuning.turns import LATE_S, MESSAGE_BYTES, Place, Turns, piece_bytes
+from stageout.tuning.turns import BACK_S, LATE_S, MESSAGE_BYTES, Place, Turns, piece_bytes
 
 LINE = 12.5e6
 _SECOND_S = 1.0
@@ -58,7 +58,7 @@ class _World:
             mine = [flow for flow in self.flows if flow.process == process and flow.waits(now_s)]
             heads.pop(process, None)
             for flow in set(mine) - begun:
-                flow.place.begin(self.turns.virtual)
+                flow.place.begin(self.turns.behind)
                 begun.add(flow)
             wait_s = 0.001
             if mine:
@@ -146,11 +146,11 @@ def test_nobody_starves_and_no_more_leaves_than_the_line_carries(
 def test_what_a_flow_does_not_send_it_does_not_save() -> None:
     turns, late, other = Turns(LINE), Place(0.5), Place(0.5)
     for _ in range(100):
-        other.begin(turns.virtual)
-        turns.leaves(1000, other.start, 0.0)
-        other.leave(1000)
-    late.begin(turns.virtual)
-    assert late.start == turns.virtual
+        other.begin(turns.behind)
+        turns.leaves(100_000, other.start, 0.0)
+        other.leave(100_000)
+    late.begin(turns.behind)
+    assert 0 < late.start == turns.virtual - BACK_S * LINE
 
 
 def test_a_weight_that_rises_counts_for_what_was_sent_before() -> None:
