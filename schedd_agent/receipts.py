@@ -6,10 +6,12 @@ only what was added is read, over rotation. Records end with a line ``*** TYPE C
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections import OrderedDict
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,7 +49,9 @@ class Receipts:
         self._path = path
         self._records: OrderedDict[RunKey, Record] = OrderedDict()
         self._last: dict[tuple[int, int], int] = {}
-        self._inode = 0
+        #: What was read last. It is known by being open: its name may be another one now, or be seen so late (NFS), and
+        #: its inode another file's when it is gone.
+        self._open: FileIO | None = None
         self._offset = 0
 
     def get(self, cluster: int, proc: int, run: int) -> Record | None:
@@ -74,39 +78,51 @@ class Receipts:
 
         :raises OSError: the file is there and cannot be read.
         """
-        found = 0
-        for path, offset in self._parts():
-            found += self._read(path, offset)
-        return found
+        found = self._follow()
+        with contextlib.ExitStack() as unused:
+            try:
+                newest = unused.enter_context(FileIO(self._path))  # it may be rotated while others are looked for
+            except FileNotFoundError:
+                return found
+            if self._open is not None and _are_same(self._open, newest):
+                return found
+            for path in self._between(newest):
+                found += self._turn_to(FileIO(path))
+            unused.pop_all()
+        return found + self._turn_to(newest)
 
-    def _parts(self) -> list[tuple[Path, int]]:
-        """Files with something new, oldest first, and where to begin."""
-        try:
-            now = self._path.stat()
-        except FileNotFoundError:
-            return []
-        if now.st_ino == self._inode and now.st_size >= self._offset:
-            return [(self._path, self._offset)] if now.st_size > self._offset else []
+    def _between(self, newest: FileIO) -> list[Path]:
+        """Rotated parts behind the open one, oldest first; all where that is not among them (any more, or yet)."""
         rotated = sorted(self._path.parent.glob(f"{self._path.name}.2*"))
-        old = [path for path in rotated if path.stat().st_ino == self._inode]
-        later = rotated[rotated.index(old[0]) + 1 :] if old else rotated
-        first = [(old[0], self._offset)] if old else []
-        return [*first, *((path, 0) for path in later), (self._path, 0)]
+        facts = [path.stat() for path in rotated]
+        own = os.fstat(self._open.fileno()) if self._open is not None else None
+        behind = next((at + 1 for at, seen in enumerate(facts) if own and os.path.samestat(seen, own)), 0)
+        last = os.fstat(newest.fileno())
+        return [path for path, seen in zip(rotated[behind:], facts[behind:]) if not os.path.samestat(seen, last)]
 
-    def _read(self, path: Path, offset: int) -> int:
-        found = 0
-        with open(path, "rb") as stream:
-            self._inode, self._offset = os.fstat(stream.fileno()).st_ino, offset
-            stream.seek(offset)
-            rest = b""
-            while chunk := stream.read(_READ_BYTES):
-                data = rest + chunk
-                used = 0
-                for banner in _BANNER.finditer(data):
-                    found += self._take(banner, data[used : banner.start()])
-                    used = banner.end()
-                rest = data[used:]
-                self._offset += used
+    def _turn_to(self, file: FileIO) -> int:
+        """Read another file from its beginning, and what is added to it from now on."""
+        if self._open is not None:
+            self._open.close()
+        self._open, self._offset = file, 0
+        return self._follow()
+
+    def _follow(self) -> int:
+        """Read what was added to the open file."""
+        if self._open is None:
+            return 0
+        if os.fstat(self._open.fileno()).st_size < self._offset:
+            self._offset = 0  # it was cut
+        self._open.seek(self._offset)
+        found, rest = 0, b""
+        while chunk := self._open.read(_READ_BYTES):
+            data = rest + chunk
+            used = 0
+            for banner in _BANNER.finditer(data):
+                found += self._take(banner, data[used : banner.start()])
+                used = banner.end()
+            rest = data[used:]
+            self._offset += used
         return found
 
     def _take(self, banner: re.Match[bytes], text: bytes) -> int:
@@ -130,6 +146,10 @@ class Receipts:
             gone, _ = self._records.popitem(last=False)
             if self._last.get((gone.cluster, gone.proc)) == gone.run:
                 del self._last[gone.cluster, gone.proc]
+
+
+def _are_same(one: FileIO, other: FileIO) -> bool:
+    return os.path.samestat(os.fstat(one.fileno()), os.fstat(other.fileno()))
 
 
 def _tickets(results: bytes) -> Iterator[Ticket]:

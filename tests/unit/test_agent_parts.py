@@ -248,6 +248,38 @@ def test_records_are_followed_over_rotation(tmp_path: Path) -> None:
     assert receipts.read_new() == 0
 
 
+def test_a_rotation_that_is_seen_late_loses_no_record(tmp_path: Path) -> None:
+    """On NFS the new file may be there before the old one is seen under its new name."""
+    path, unseen = tmp_path / "epoch_history", tmp_path / "not seen yet"
+    receipts = Receipts(path)
+    path.write_text(_record(1, 1) + _record(2, 1)[:-20])
+    assert receipts.read_new() == 1
+    with open(path, "a") as stream:
+        stream.write(_record(2, 1)[-20:])
+    path.rename(unseen)
+    assert receipts.read_new() == 1, "there is no new one yet"
+    with open(unseen, "a") as stream:
+        stream.write(_record(3, 1))
+    path.write_text(_record(4, 1))
+    assert receipts.read_new() == 2
+    unseen.rename(tmp_path / "epoch_history.20261121T110000")
+    assert receipts.read_new() == 0
+    assert all(receipts.get(cluster, 0, 1) == WANTED for cluster in (1, 2, 3, 4))
+
+
+def test_a_new_file_with_the_inode_of_the_old_one_is_read_from_its_beginning(tmp_path: Path) -> None:
+    """A filesystem gives it to the next file when the old one is removed."""
+    path = tmp_path / "epoch_history"
+    receipts = Receipts(path)
+    for cluster in range(1, 20):
+        path.unlink(missing_ok=True)
+        path.write_text(_record(cluster, 1) + _record(99, 1) * cluster)
+        receipts.read_new()
+        assert receipts.get(cluster, 0, 1) == WANTED
+    path.write_text(_record(20, 1))
+    assert receipts.read_new() == 1, "it was cut"
+
+
 @pytest.mark.parametrize(
     ("told", "number"),
     [
