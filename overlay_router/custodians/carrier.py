@@ -59,7 +59,7 @@ class Order:
     digests: str = ""
     opening: str = ""
     cancel: str = ""
-    connections: int = 4
+    connections: int = 5
     ca: str = ""
     comes: int = 0
     asks: bool = False

@@ -480,13 +480,17 @@ class Forwarder:
         if note.store is not None:
             await self._meet(note.number, order, note.store, note.says)
         passed = {int(block): bytes.fromhex(digest) for block, digest in note.passed}
+        is_news = note.waits or bool(note.gone)
         if passed:
-            self._tell(await self._on_disk(lambda: self._custodian.passed(order.tid, passed)))
+            replies = await self._on_disk(lambda: self._custodian.passed(order.tid, passed))
+            self._tell(replies)
+            is_news |= len(replies) > 1  # more than STAGED is said of it: it is in custody, or must come again
         if note.gone:
             self._tell(await self._on_disk(lambda: self._custodian.gone(order.tid, note.gone)))
             if order.held is not None:  # it waits for them
                 self._carrier.write({"stop": note.number})
-        self.wake.set()
+        if is_news:
+            self.wake.set()
 
     async def _meet(self, number: int, order: _Order, store: str, says: bool) -> None:
         """The next hop has these records. :param says: the operation is to be said to them, when that is recorded."""

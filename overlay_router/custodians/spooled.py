@@ -29,6 +29,8 @@ _PAGE_BYTES = 4096
 WAITS_S = 2.0
 #: Workers that would send blocks themselves, and have to be answered.
 _MOST_ASKS = 8
+#: A connection on loan by which nothing has left for so long is taken from who has it, where another one asks.
+_IDLE_S = 0.5
 _ANEW = "its sender has begun anew"
 _OTHERS = "the next hop has other records than those that it may be said to: it is looked at first"
 _GONE = "the next hop has lost blocks that only it had: they come again"
@@ -67,8 +69,9 @@ class Growth:
         self._pieces: dict[int, Piece] = {}
         self._lent: set[Piece] = set()
         self._stopped: TransferFailure | None = None
-        self._ended = self._lends = False
+        self._ended, self._lends = False, True
         self._asks: deque[Lend] = deque(maxlen=_MOST_ASKS)
+        self._on_loan: list[Lent] = []
         self._sending: Sending | None = None
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -117,17 +120,25 @@ class Growth:
             return True
 
     def asked(self, lend: Lend) -> None:
-        """A worker would send what comes itself: a connection that has nothing to do is lent to it."""
+        """A worker would send what comes itself: a connection that has nothing to do is lent to it, once there is one."""
         with self._lock:
-            if self._told and self._lends and not self._stopped and self._sending:
+            if self._told and self._lends and not self._stopped:
                 self._asks.append(lend)
-                self._sending.wake()
+                if self._sending:
+                    self._sending.wake()
+                idle = next((lent for lent in self._on_loan if lent.idle_s >= _IDLE_S), None)
+                if idle:
+                    idle.recall()
 
     def lend(self, connection: int, far_tid: int, checksum: str) -> Lent | None:
         """Lend a connection that is attached to who has asked for one; None: nobody has. Parameters as of ``Lend``."""
         with self._lock:
             lend = self._asks.popleft() if self._asks else None
-        return lend(connection, far_tid, checksum, self._left) if lend else None
+        lent = lend(connection, far_tid, checksum, self._left) if lend else None
+        if lent:
+            with self._lock:
+                self._on_loan = [*(one for one in self._on_loan if not one.has_ended), lent]
+        return lent
 
     def decline(self) -> None:
         """Nothing is lent any more, until another sending follows."""

@@ -26,6 +26,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.core.sockets import TIME_BYTES, send_at_most
 from stageout.wire import frames
 from stageout.wire.frames import DIGEST_BYTES, Type
 
@@ -64,6 +65,11 @@ class Loan:
     is_recalled: bool = False
     is_broken: bool = False
     _rest: list[memoryview] = field(default_factory=list)
+    _patience_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Both processes have the same connection, so what is set here is set there."""
+        self._carriers_patience = self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, TIME_BYTES)
 
     def is_ready(self, within_s: float) -> bool:
         """Whether the next hop takes something within so many seconds."""
@@ -91,6 +97,12 @@ class Loan:
         self._shut()
         return False
 
+    def close(self) -> None:
+        """It is used no more here, and waits in the carrier as it did before."""
+        with contextlib.suppress(OSError):  # it has ended
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, self._carriers_patience)
+        self.connection.close()
+
     def _shut(self) -> None:
         self.is_broken = True
         with contextlib.suppress(OSError):
@@ -98,14 +110,13 @@ class Loan:
 
     def _go_on(self, patience_s: float) -> bool:
         try:
-            while self._rest:
-                try:
-                    count = self.connection.sendmsg(self._rest, [], socket.MSG_DONTWAIT)
-                except BlockingIOError:
-                    if not self.is_ready(patience_s):
-                        return False
-                else:
-                    self._rest = _behind(self._rest, count)
+            if patience_s != self._patience_s:
+                send_at_most(self.connection, patience_s)
+                self._patience_s = patience_s
+            while self._rest:  # the kernel waits: each time that this thread does costs it a lock, and its place
+                self._rest = _behind(self._rest, self.connection.sendmsg(self._rest))
+        except BlockingIOError:
+            return False
         except OSError:
             self._shut()
         return not self.is_broken
@@ -113,6 +124,8 @@ class Loan:
 
 def _behind(parts: list[memoryview], count: int) -> list[memoryview]:
     """What is left of parts when so many bytes of them are gone."""
+    if count == sum(map(len, parts)):
+        return []
     left = []
     for part in parts:
         if count < len(part):
@@ -334,7 +347,7 @@ class Loans:
 
     def _end(self, loan: Loan) -> None:
         self.flush()
-        loan.connection.close()
+        loan.close()
         self._say(_WORD.pack(BACK, loan.number))
 
 
@@ -353,6 +366,7 @@ class Lent:
         self._left: dict[int, bytes] = {}
         self._untaken: set[int] = set()
         self._is_recalled = self._is_lost = False
+        self._left_s = time.monotonic()
         self.is_back = False
 
     def __enter__(self) -> Lent:
@@ -365,6 +379,11 @@ class Lent:
     def has_ended(self) -> bool:
         """Whether no more leaves by it."""
         return self.is_back or self._is_lost
+
+    @property
+    def idle_s(self) -> float:
+        """How long nothing has left by it, in seconds."""
+        return time.monotonic() - self._left_s
 
     def lend(self, tid: int, far_tid: int, checksum: str, connection: int) -> None:
         """Give it away. :param connection: its descriptor. :raises OSError: the worker has ended."""
@@ -406,6 +425,7 @@ class Lent:
     def left(self, blocks: Mapping[int, bytes]) -> None:
         """These have left."""
         with self._changed:
+            self._left_s = time.monotonic()
             self._left.update(blocks)
             self._changed.notify_all()
 

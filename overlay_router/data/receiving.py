@@ -28,6 +28,9 @@ _QUIET_S = 0.01
 _REST_S = 0.1
 #: While nothing comes, so often it is looked what was sent on of what was left to be.
 _LOOK_S = 0.01
+#: What has left is told when nothing has come for so long, or much has left: who hears of each block at once has to
+#: be woken for each.
+_TELL_S = 0.005
 #: Of a block that came in more than this time, the next one is received in parts of so many bytes.
 _SLOW_S, _AT_ONCE_BYTES = 0.02, 128 * 1024
 _BEGINNINGS = (Type.ATTACH, Type.GET)
@@ -275,9 +278,9 @@ class Receiver:
         return True
 
     def _tell(self) -> None:
-        """Before anything is waited for, the carrier hears what has left."""
+        """Before anything is waited for longer than a moment, the carrier hears what has left."""
         ring = self._shelf.ring if self._shelf else None
-        if ring and ring.loans.has_untold and not self._more():
+        if ring and ring.loans.has_untold and not readable([self._connection.fileno()], _TELL_S):
             ring.loans.flush()
 
     def _part(self, header: frames.Header, data: memoryview) -> None:

@@ -14,6 +14,8 @@ from typing import Union
 
 Buffer = Union[bytes, bytearray, memoryview]
 _TIME = struct.Struct("ll")
+#: Of SO_SNDTIMEO and SO_RCVTIMEO.
+TIME_BYTES = _TIME.size
 _DAY_S = 86400.0
 #: What takes longer to gather is very slow, or has stopped.
 _GATHER_S = 1.0

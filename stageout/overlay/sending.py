@@ -205,7 +205,8 @@ class Sending:
                 server = self.cargo.gateway.server
                 text = f"{server} has no room for it"
                 self.fail(TransferFailure(ErrorClass.NO_SPACE_REMOTE, text, server, float(message.retry_after_s)))
-            self._notify()
+            if not isinstance(message, Staged) or len(self.ways) > 1:
+                self._notify()  # of one route, what is STAGED gives nobody anything to do, and there are many of these
         self.publish()
 
     def _named(self, ranges: Sequence[Range]) -> list[int]:

@@ -38,11 +38,12 @@ class Sockets:
     """The number of connections of one route.
 
     :param start: at first. :param most: never more. Where that is no more than ``start`` their number stays as it is.
+    :ivar is_fixed: that is so.
     """
 
     def __init__(self, start: int, most: int) -> None:
         self._climber = Climber(start, most)
-        self._fixed = most <= start
+        self.is_fixed = most <= start
         self._quiet_s = self._began_s = 0.0
         self._acked_bytes = 0
         self._measuring = False
@@ -53,7 +54,7 @@ class Sockets:
 
     def note_way(self, round_trip_s: float) -> None:
         """Before it begins. :param round_trip_s: of the route, or the time that a connection takes."""
-        if round_trip_s >= LONG_S and not self._fixed:
+        if round_trip_s >= LONG_S and not self.is_fixed:
             self._least = self._climber.least = FAR_CONNECTIONS
             self._climber.need("The way is long")
 
@@ -78,7 +79,7 @@ class Sockets:
         :param acked_bytes: that the next hop has got since the route began. :param round_trip_s: of the route, or the
             time that a connection takes. :param segments: of the connections that are open.
         """
-        if self._fixed:
+        if self.is_fixed:
             return None
         lost = self._lost(now_s, acked_bytes, segments, max(_SETTLE_S, _ROUND_TRIPS * round_trip_s))
         if lost is not None:

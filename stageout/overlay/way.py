@@ -355,7 +355,7 @@ class Way:
 
     def _tune(self, control: Channel, now_s: float, round_trip_s: float) -> None:
         """Another number of connections, where that is better."""
-        if self.control is not control or not self._sending.table.queue:
+        if self.sockets.is_fixed or self.control is not control or not self._sending.table.queue:
             return
         with self._lock:
             acked_bytes = self._acked_bytes + sum(channel.acked_bytes for channel in self._channels)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 
+from overlay_router.custodians import spooled
 from overlay_router.custodians.spooled import Growth
 from overlay_router.data import loans
 from overlay_router.data.jobs import Job
@@ -20,7 +22,7 @@ from overlay_router.data.loans import Lent, Loan
 from overlay_router.data.receiving import Gate, Receiver
 from overlay_router.data.ring import Lend, Piece, Ring, Rings, Shelf
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.core.sockets import fill, readable
+from stageout.core.sockets import fill, readable, send_at_most
 from stageout.overlay.channel import Channel
 from stageout.overlay.way import Way
 from stageout.testing.pool.waiting import wait_until
@@ -132,6 +134,20 @@ def test_a_block_leaves_under_the_number_of_the_next_hop_and_the_carrier_hears_o
     both.ring.loans.flush()
     assert both.lent[0].wait(PATIENCE_S) == {3}
     assert both.heard == {3: DIGEST}
+
+
+def test_it_is_given_back_as_it_was(both: Both) -> None:
+    """What the worker sets of it is set at the carrier, too."""
+    send_at_most(both.near, 60.0)
+    assert both.send(both.loan(), 0, b"x")
+    assert _send_timeout(both.near) != 60
+    both.lent[0].recall()
+    wait_until(lambda: both.lent[0].is_back, what="the connection to come back")
+    assert _send_timeout(both.near) == 60
+
+
+def _send_timeout(connection: socket.socket) -> int:
+    return int.from_bytes(connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, 8), sys.byteorder)
 
 
 def test_many_blocks_are_told_together_without_being_asked(both: Both) -> None:
@@ -312,6 +328,29 @@ def test_nothing_is_lent_between_the_end_of_a_sending_and_the_next_one() -> None
         growth.decline()
         growth.asked(cast(Any, _lends()))
         assert growth.lend(3, FAR_TID, CHECKSUM) is None
+
+
+def test_whoever_asks_before_there_is_a_connection_is_lent_the_first_one() -> None:
+    growth = Growth({}, None, (), _Told())
+    growth.asked(cast(Any, _lends()))
+    growth.follow(_sending())
+    assert growth.lend(3, FAR_TID, CHECKSUM) is not None
+
+
+def test_one_that_lies_idle_is_recalled_when_another_worker_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    growth, said = Growth({}, None, (), _Told()), list[int]()
+    growth.follow(_sending())
+
+    def lend(connection: int, far_tid: int, checksum: str, heard: Any) -> Lent:
+        return Lent(1, lambda message, descriptors: said.append(message[0]), heard)
+
+    growth.asked(lend)
+    lent = growth.lend(3, FAR_TID, CHECKSUM)
+    growth.asked(lend)
+    assert lent is not None and not said, "it may be about to be used"
+    monkeypatch.setattr(spooled, "_IDLE_S", 0.0)
+    growth.asked(lend)
+    assert said == [loans.RECALL]
 
 
 def test_where_it_is_not_known_what_a_worker_has_sent_all_that_is_not_known_comes_again() -> None:
