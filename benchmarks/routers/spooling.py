@@ -81,28 +81,34 @@ def in_memory(memory: Path, disk: Path, size_bytes: int, rounds: int, relay: Pat
     Its spool is on the disk, where room is reserved and nothing written: in memory, reserving would be writing.
 
     :param relay: program that passes bytes on and does nothing else: it stands in the custodian's place in each round,
-        between the same sender and the same terminal, once copying and once splicing.
+        between the same sender and the same terminal: copying, copying with one look at each byte, and splicing.
     """
     source = memory / "source"
     source.write_bytes(os.urandom(size_bytes))
-    costs, relayed, spliced, rates = [], [], [], []
+    costs, rates = [], []
+    relayed: dict[str, list[float]] = {"copy": [], "sum": [], "splice": []}
     with RouterProcess(memory / "end") as end, custodian_for(disk / "custodian", [end]) as custodian:
         files = _Rounds(source, size_bytes, end, custodian)
         for number in range(rounds):
             spent_s = _tree_s(custodian.pid)
             took_s = files.put()
             cost = (_tree_s(custodian.pid) - spent_s) / size_bytes * 1e9
-            relay_costs = [files.relayed(relay, way) for way in ("copy", "splice")]
+            relay_costs = {way: files.relayed(relay, way) for way in relayed}
             if number:
                 costs.append(cost)
-                relayed.append(relay_costs[0])
-                spliced.append(relay_costs[1])
                 rates.append(size_bytes / took_s / 1e6)
-    ratio = statistics.median(ours / theirs for ours, theirs in zip(costs, relayed))
+                for way, relay_cost in relay_costs.items():
+                    relayed[way].append(relay_cost)
+    ratio = _ratio(costs, relayed["copy"])
     return [
         Figure("memory to memory: custodian's processor time", statistics.median(costs), "s/GB",
-               "the C relay that copies, in its place", statistics.median(relayed)),
-        Figure("memory to memory: the C relay that splices, in its place", statistics.median(spliced), "s/GB"),
+               "the C relay that copies, in its place", statistics.median(relayed["copy"])),
+        Figure("memory to memory: the C relay that looks at each byte, in its place",
+               statistics.median(relayed["sum"]), "s/GB"),
+        Figure("memory to memory: that one, of the C relay that copies", _ratio(relayed["sum"], relayed["copy"]),
+               "ratio"),
+        Figure("memory to memory: the C relay that splices, in its place", statistics.median(relayed["splice"]),
+               "s/GB"),
         Figure("memory to memory: custodian's processor time, of the C relay that copies", ratio, "ratio", goal=1.15),
         Figure("memory to memory, put until it is delivered", statistics.median(rates), "MB/s"),
     ]  # fmt: skip
@@ -140,7 +146,7 @@ class _Rounds:
         return self._gone(took_s)
 
     def relayed(self, program: Path, way: str) -> float:
-        """What that relay takes in the place of the custodian, in s/GB. :param way: ``copy`` or ``splice``."""
+        """What that relay takes in the place of the custodian, in s/GB. :param way: ``copy``, ``sum`` or ``splice``."""
         command = [str(program), way, str(_CONNECTIONS), str(self._end.port)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as relay:
             assert relay.stdout is not None
@@ -179,6 +185,11 @@ def _another_device(folder: Path, size_bytes: int) -> Iterator[Path | None]:
             subprocess.run(["umount", folder_s], check=True)
     finally:
         image.unlink(missing_ok=True)
+
+
+def _ratio(ones: list[float], others: list[float]) -> float:
+    """Median of the paired ratios."""
+    return statistics.median(one / other for one, other in zip(ones, others))
 
 
 def _of(found: dict[str, list[float]], one: str, other: str) -> float:
