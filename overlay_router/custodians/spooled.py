@@ -120,7 +120,7 @@ class Growth:
             return True
 
     def asked(self, lend: Lend) -> None:
-        """A worker would send what comes itself: a connection that has nothing to do is lent to it, once there is one."""
+        """A worker would send what comes itself: a connection with nothing to do is lent to it, once there is one."""
         with self._lock:
             if self._told and self._lends and not self._stopped:
                 self._asks.append(lend)
