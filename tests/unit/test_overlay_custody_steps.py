@@ -83,10 +83,11 @@ def test_the_data_of_each_small_file_are_synced_if_that_is_asked_for(
     place = os.open(tmp_path, os.O_RDONLY)
     try:
         with Hidden(place, None, 0o022) as batch:
-            inodes = batch.write([(0o644, b"one"), (0o600, b"two")], sync)
+            inodes = batch.write([(0o777, b"one"), (0o600, b"two")], sync)
     finally:
         os.close(place)
     assert synced == (inodes if sync else [])
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o777, 0o600}, "whatever the umask says"
 
 
 def test_names_in_more_directories_than_stay_open_are_synced_with_the_filesystem(
@@ -114,3 +115,13 @@ def test_blocks_that_go_first_go_before_the_others_also_when_some_have_gone() ->
     assert blocks.take(table, 1) == 0
     blocks.arrived(table, [1, 2], first=True)
     assert [blocks.take(table, 1) for _ in range(3)] == [1, 2, 3]
+
+
+def test_after_a_new_beginning_nobody_of_before_counts_as_a_carrier() -> None:
+    """Else a block would wait for ever for one that has died long ago."""
+    table = blocks.BlockTable(1)
+    blocks.reopened(table, [])
+    assert blocks.take(table, 1) == 0
+    blocks.reopened(table, [])
+    assert blocks.take(table, 2) == 0
+    assert blocks.carrier_down(table, 2) == [0]
