@@ -479,9 +479,15 @@ class Pipeline:
         except OSError as problem:
             log.warn("reserve-keep", problem=problem)
         busy, now, longest_s = self.busy_sandboxes, self._now(), self.rules.retry.longest_s
-        if self._wall.was_set_back():
-            log.warn("clock-set-back", advice="files whose next attempt is far away now are tried at once")
-            await self.book.write(lambda db: records.shorten_waits(db, now, longest_s), "record-retry")
+        jump_s = self._wall.jump_s()
+        if jump_s:
+            log.warn(
+                "clock-set", by_s=jump_s, advice="nothing is given up or deleted sooner for that; waits stay short"
+            )
+            await self.book.write(
+                lambda db: records.keep_ages(db, jump_s, now) | records.shorten_waits(db, now, longest_s),
+                "record-retry",
+            )
         due = recovery.due(self.book.registry.by_id.values(), busy, self.rules, now)
         if due:
             self.follow(

@@ -414,6 +414,20 @@ def shorten_waits(db: sqlite3.Connection, now: int, longest_s: float) -> set[int
     return {int(sandbox) for (sandbox,) in rows}
 
 
+def keep_ages(db: sqlite3.Connection, jump_s: int, now: int) -> set[int]:
+    """The clock was set: what is kept for a time is kept no shorter for that. Returns sandboxes.
+
+    :param jump_s: forward: times from before are set by the same. Negative, back: times that are to come are now.
+    :param now: by the clock as it is.
+    """
+    moved = "CASE WHEN {0} BETWEEN 1 AND :before THEN {0} + :jump ELSE {0} END" if jump_s > 0 else "min({0}, :now)"
+    facts = {"before": now - jump_s, "jump": jump_s, "now": now}
+    names = ("accepted_at", "confirmed_at", "ended_at")
+    db.execute(f"UPDATE sandboxes SET {', '.join(f'{name} = {moved.format(name)}' for name in names)}", facts)
+    db.execute(f"UPDATE fences SET at = {moved.format('at')}", facts)
+    return {int(row[0]) for row in db.execute("SELECT id FROM sandboxes")}
+
+
 def touch(db: sqlite3.Connection, sandbox: int) -> None:
     """Something of this sandbox changed that reports show."""
     db.execute("UPDATE sandboxes SET change = change + 1 WHERE id = ?", (sandbox,))

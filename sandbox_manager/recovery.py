@@ -15,7 +15,7 @@ from stageout.core.errors import Advice, ErrorClass
 from stageout.core.states import FREED, State
 from stageout.movers.mover import end_leftovers
 
-_SET_BACK_S = 60.0
+_SET_S = 60.0
 _NEEDS_BYTES = frozenset(State) - FREED - {State.OFFERED}
 
 
@@ -150,13 +150,14 @@ _DEADLINES = {
 
 
 class WallWatch:
-    """Notices that the wall clock, which waits until an attempt are kept by, was set back."""
+    """Notices that the wall clock, by which waits and ages are kept over restarts, was set."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._ahead_s = clock.wall_s() - clock.monotonic_s()
 
-    def was_set_back(self) -> bool:
-        """Since the last call, by more than a minute."""
+    def jump_s(self) -> int:
+        """By so much since the last call; negative: back. 0 for less than a minute."""
         before_s, self._ahead_s = self._ahead_s, self._clock.wall_s() - self._clock.monotonic_s()
-        return before_s - self._ahead_s > _SET_BACK_S
+        by_s = self._ahead_s - before_s
+        return int(by_s) if abs(by_s) > _SET_S else 0

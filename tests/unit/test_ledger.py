@@ -381,8 +381,27 @@ def test_the_clock_is_watched() -> None:
     for passed_s, jump_s in ((1000, 0), (1, -30), (1, -7200), (1, 0), (1, 7200)):
         clock.mono += passed_s
         clock.wall += passed_s + jump_s
-        seen.append(watch.was_set_back())
-    assert seen == [False, False, True, False, False]
+        seen.append(watch.jump_s())
+    assert seen == [0, 0, -7200, 0, 7200]
+
+
+@pytest.mark.parametrize(
+    ("jump_s", "now", "times"),
+    [(86_400, 86_500, (86_500, 86_410, 0)), (-50, 60, (60, 10, 0)), (-50, 9, (9, 9, 0))],
+)
+def test_ages_stay_what_they_were_when_the_clock_is_set(
+    jump_s: int, now: int, times: tuple[int, int, int], db: sqlite3.Connection
+) -> None:
+    box = add(db, "t1")
+    db.execute("UPDATE sandboxes SET accepted_at = 100, confirmed_at = 10, ended_at = 0")
+    db.execute("UPDATE fences SET at = 100")
+    assert records.keep_ages(db, jump_s, now) == {box}
+    assert db.execute("SELECT accepted_at, confirmed_at, ended_at FROM sandboxes").fetchall() == [times]
+    assert db.execute("SELECT at FROM fences").fetchall() == [(times[0],)]
+    if jump_s > 0:  # what came since then is left as it is
+        db.execute("UPDATE sandboxes SET accepted_at = ?", (now - 5,))
+        records.keep_ages(db, jump_s, now)
+        assert db.execute("SELECT accepted_at FROM sandboxes").fetchall() == [(now - 5,)]
 
 
 def test_after_a_restart_of_the_machine_unsynced_data_is_lost(db: sqlite3.Connection) -> None:
