@@ -177,7 +177,8 @@ def test_an_order_that_cannot_be_read_is_answered(spooling: Spooling) -> None:
     way = Way(Gateway("localhost", 1, "k", b""), answers.put)
     way.take(replace(order(spooling), digest="of another installation"))
     answer = answers.get(timeout=20)
-    assert (answer.number, answer.damaged, answer.code) == (1, [], ErrorClass.UNKNOWN.code)
+    assert (answer.number, answer.damaged, answer.code) == (1, [], ErrorClass.PLUGIN_BROKEN.code)
+    assert "install" in answer.failure
 
 
 class _Terse:
