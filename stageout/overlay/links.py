@@ -37,6 +37,8 @@ _PIECE_BYTES = 128 * 1024
 #: A connection that moves less than this part of what the fastest one of its transfer does takes no part of a line.
 _BUSY = 0.1
 _SAY_S = 1.0
+#: A transfer has a fifth of an equal part at least, by so much more slowly moves a piece of it.
+_SLOWEST = 5.0
 #: Bytes a second of each connection below which a lane is not held: one that stands still for a minute is closed.
 _LEAST_OF_ONE = 16 * 1024.0
 _NUMBERS = itertools.count(1)
@@ -85,7 +87,8 @@ class Tap:
     @property
     def piece_bytes(self) -> int:
         """The size of these."""
-        return min(_PIECE_BYTES, self._lane.turn.piece_bytes) if self._lane.turn else _PIECE_BYTES
+        turn_bytes = self._lane.turn.piece_bytes if self._lane.turn else _PIECE_BYTES
+        return turn_bytes if self._lane.limit is None else min(turn_bytes, _PIECE_BYTES)
 
     def take(self, size_bytes: int) -> None:
         """So many bytes are about to leave: wait until they may."""
@@ -216,9 +219,9 @@ class _Meter:
         (first_s, first), (last_s, last) = self._samples[0], self._samples[-1]
         return max(0, last - first) / max(_TICK_S, last_s - first_s)
 
-    def moves(self, now_s: float) -> bool:
+    def moves(self, now_s: float, lately_s: float = _MOVES_S) -> bool:
         """Whether it has moved anything lately."""
-        return now_s - self._moved_s < _MOVES_S
+        return now_s - self._moved_s < lately_s
 
 
 class Links:
@@ -285,18 +288,17 @@ class Links:
     def _tick(self, lanes: list[Lane]) -> None:
         now_s = time.monotonic()
         mine = [lane.row(now_s) for lane in lanes]
-        uplink = self.uplink.number if self.uplink else None
-        if uplink is not None:
-            mine += [replace(row, link=uplink, lane=-row.lane) for row in mine]
-        rows = self._book.exchange(mine, now_s)
+        sharing = [replace(row, link=self.uplink.number, lane=-row.lane) for row in mine] if self.uplink else []
+        rows = self._book.exchange([*mine, *sharing], now_s)
         self._meters = {(row.pid, row.lane): self._meters.get((row.pid, row.lane)) or _Meter() for row in rows}
         for row in rows:
             self._meters[row.pid, row.lane].note(row.moved_bytes, row.at_s, now_s)
-        on_link: dict[int, list[Row]] = {row.link: [] for row in mine}
+        on_link: dict[int, list[Row]] = {row.link: [] for row in (*mine, *sharing)}
         for row in rows:
             if row.link in on_link:
                 on_link[row.link].append(row)
-        self._order_uplink(lanes, on_link.pop(uplink, []) if uplink is not None else [], now_s)
+        if self.uplink:
+            self._order_uplink(self.uplink, lanes, sharing, on_link.pop(self.uplink.number, []))
         self._shares = {link: self._shares.get(link) or Shares() for link in on_link}
         limits = {link: self._limits(link, found, now_s) for link, found in on_link.items()}
         moving = Counter((row.link, row.flow) for row in rows if self._meters[row.pid, row.lane].moves(now_s))
@@ -316,42 +318,44 @@ class Links:
             found = self._turns[lane.flow] = self.uplink.turn((lane.claim.owner, priority), weight)
         return found
 
-    def _order_uplink(self, lanes: list[Lane], rows: list[Row], now_s: float) -> None:
-        """Weigh the transfers on the line, of which something has moved lately. :param rows: all that use it."""
-        if self.uplink is None:
-            return
-        rates: dict[int, list[tuple[float, bool]]] = {}
+    def _order_uplink(self, uplink: Uplink, lanes: list[Lane], mine: Sequence[Row], rows: list[Row]) -> None:
+        """Weigh the transfers that use it, and say once a second what goes by it.
+
+        :param mine: what this process's lanes have on it. :param rows: what all lanes have.
+        """
+        now_s = time.monotonic()
+        # of many transfers those of the least weight move something no more often than that
+        lately_s = _MOVES_S + _SLOWEST * len(rows) * uplink.piece_bytes / uplink.rate
+        own = {(row.pid, row.lane) for row in mine}
         flows: dict[int, Flow] = {}
-        mine = {lane.flow for lane in lanes}
-        own = {-lane.number for lane in lanes}
+        rates: dict[int, list[tuple[float, bool]]] = {}
         for row in rows:
             meter = self._meters[row.pid, row.lane]
-            if meter.moves(now_s) or now_s - row.begun_s < _MOVES_S:
-                is_mine = row.flow in mine and row.lane in own and row.pid == _process(os.getpid())
-                rates.setdefault(row.flow, []).append((meter.rate, is_mine))
+            if meter.moves(now_s, lately_s) or now_s - row.begun_s < _MOVES_S:
                 flows[row.flow] = Flow(str(row.flow), str(row.owner), row.priority, row.deadline, 0.0, row.begun_s)
+                rates.setdefault(row.flow, []).append((meter.rate, (row.pid, row.lane) in own))
         self._sharing = len(flows)
         parts = weights(list(flows.values()), time.time()) if flows else {}
-        shares = {flow: parts[str(flow)] * _part_of_mine(rates[flow]) for flow in flows.keys() & mine}
-        for flow, share in shares.items():
-            turn = self._turns.get(flow)
-            if turn is not None:
-                self.uplink.weigh(turn, share)
+        shares = {
+            flow: parts[str(flow)] * _part_of_mine(rates[flow]) for flow in {lane.flow for lane in lanes} & set(flows)
+        }
+        for lane in lanes:
+            if lane.turn and lane.flow in shares:
+                uplink.weigh(lane.turn, shares[lane.flow])
         if now_s - self._said_s >= _SAY_S or not lanes:
             self._said_s = now_s
-            self.uplink.say(self._sharers(lanes, shares))
+            uplink.say(self._sharers(lanes, mine, shares))
 
-    def _sharers(self, lanes: list[Lane], shares: Mapping[int, float]) -> list[Sharer]:
-        """Those of this process, the fastest first. :param shares: of the line, by transfer."""
+    def _sharers(self, lanes: list[Lane], mine: Sequence[Row], shares: Mapping[int, float]) -> list[Sharer]:
+        """Those of this process, the fastest first. :param mine: their rows. :param shares: by transfer."""
         found: dict[tuple[str, str, int], Sharer] = {}
         told = set[int]()
-        process = _process(os.getpid())
-        for lane in lanes:
+        for lane, row in zip(lanes, mine):
             key = lane.link, lane.claim.owner, lane.claim.priority
             known = found.get(key) or Sharer(*key, 0, 0.0, 0.0)
             share, flows = (0.0, 0) if lane.flow in told else (shares.get(lane.flow, 0.0), 1)
             told.add(lane.flow)
-            rate = known.rate + self._meters[process, lane.number].rate
+            rate = known.rate + self._meters[row.pid, row.lane].rate
             found[key] = replace(known, flows=known.flows + flows, share=known.share + share, rate=rate)
         return sorted(found.values(), key=lambda one: -one.rate)
 

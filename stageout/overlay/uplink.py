@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stageout.core import log
 from stageout.core.errors import StageoutError
 from stageout.tuning.turns import Place, Turns, piece_bytes
 
@@ -281,11 +282,12 @@ def uplink_at(home: Path, rate: float) -> Iterator[Uplink]:
 
 @functools.lru_cache(maxsize=1)
 def uplink_of_this_process() -> Uplink | None:
-    """The line of the router that started this process; None: there is none, or it has ended."""
+    """The uplink of the router that started this process; None: none is known, or that router has ended."""
     rate, _, path = os.environ.get(VARIABLE, "").partition(":")
     try:
         return Uplink(float(rate), Path(path)) if path else None
-    except (OSError, ValueError):
+    except (OSError, ValueError) as problem:
+        log.error("uplink-not-shared", path=path, problem=repr(problem), advice="restart the router")
         return None
 
 

@@ -9,13 +9,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from stageout.core.errors import StageoutError
 from stageout.overlay import uplink as module
 from stageout.overlay.book import shared_book
-from stageout.overlay.links import Claim, Lane, Links
+from stageout.overlay.links import Claim, Lane, Links, Tap
 from stageout.overlay.uplink import VARIABLE, Sharer, Turn, Uplink, uplink_at, uplink_of_this_process
 from tests.polling import wait_for
 
@@ -192,3 +193,27 @@ def test_without_an_uplink_a_lane_has_no_turn(tmp_path: Path) -> None:
     with Links(shared_book(tmp_path)).lane("host:1", Claim()) as lane:
         assert lane.turn is None
         assert not lane.tap().held
+
+
+def test_a_transfer_that_moves_seldom_still_counts(
+    tmp_path: Path, two: tuple[Uplink, Uplink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Uplink(100e3, tmp_path / "slow")
+    here, now_s = Links(shared_book(tmp_path), slow), [1000.0]
+    monkeypatch.setattr("stageout.overlay.links.time", SimpleNamespace(monotonic=lambda: now_s[0], time=lambda: 0.0))
+    lanes = [Lane(here, 1, "host:1", Claim("less")), Lane(here, 2, "host:2", Claim("more", priority=2))]
+    taps = [lane.tap() for lane in lanes]
+    for lane in lanes:
+        lane.turn = here._turn(lane)
+
+    def weights(*moved: Tap, after_s: float) -> list[float]:
+        now_s[0] += after_s
+        for tap in moved:
+            tap.take(1)
+        here._tick(lanes)
+        return _weights(*lanes)
+
+    weights(*taps, after_s=0.0)
+    assert weights(*taps, after_s=0.1) == [0.2, 0.8]
+    assert weights(taps[1], after_s=1.5) == [0.2, 0.8], "a piece of the other one takes longer than a second"
+    assert weights(taps[1], after_s=9.0) == [0.2, 1.0], "it sends no more"
