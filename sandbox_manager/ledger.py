@@ -235,7 +235,8 @@ def _create(connection: sqlite3.Connection) -> None:
     elif version != SCHEMA_VERSION:
         raise LedgerError(
             f"the ledger has version {version}, this program writes {SCHEMA_VERSION}: "
-            "let the version that wrote it deliver what it holds, then upgrade"
+            "let the version that wrote it deliver what it holds ('stageout status --node' is empty then), stop it, "
+            "remove the directory of the ledger, and start this one"
         )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from stageout.cli import render
 from stageout.cli.exits import Exit, UnknownJob
-from stageout.cli.jobs import STATUS_WORDS, Job, JobId, parse_job_ids
+from stageout.cli.jobs import REMOVED, STATUS_WORDS, Job, JobId, parse_job_ids
 from stageout.cli.rows import SCHEMA
 from stageout.cli.status import terminal_width, whose_jobs
 from stageout.core.classads import ClassAd
@@ -62,12 +62,16 @@ def entry(job: Job, records: Iterable[ClassAd]) -> dict[str, Any]:
         "delivered": job.delivered or (not job.handed_off and job.status == 4),
         "handed_off_files": job.files_handed_off,
         "handed_off_bytes": job.bytes_handed_off,
-        "reason": job.reason or job.remove_reason,
+        "reason": (job.remove_reason if _removed(job) else "") or job.reason or job.remove_reason,
         "completed_at": job.completed_at,
         "reruns": job.reruns,
         "stats": dict(job.stats),
         "runs": [_run(ad) for ad in records],
     }
+
+
+def _removed(job: Job) -> bool:
+    return job.status == REMOVED and not job.delivered
 
 
 def _run(ad: ClassAd) -> dict[str, Any]:

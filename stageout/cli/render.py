@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 
 from stageout.cli.rows import Row
+from stageout.core.states import ENDS
 from stageout.wire.control import StreamsReport
 from stageout.wire.custody import FileReport, Report
 from stageout.wire.deposits import Holding
@@ -15,6 +16,9 @@ _UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]|\x1b")
 #: What is said of files in custody of routers, by whether it is their only copy.
 _HELD = {True: "only copy", False: "copies"}
+_ENDED = frozenset(state.value for state in ENDS)
+#: Managers report every STAGEOUT_REPORT_INTERVAL (300 s) at least.
+_SILENT_S = 660.0
 _RIGHT = frozenset({"FILES", "SIZE", "ATTEMPT", "NEXT", "AT ONCE", "STREAMS", "RATE"})
 
 
@@ -69,6 +73,24 @@ def server_notes(reports: Iterable[Report], now: float) -> list[str]:
     ]
 
 
+def silence_notes(rows: Iterable[Row], now: float) -> list[str]:
+    """A sentence for each custodian that should have been heard of lately. :param now: wall clock, seconds."""
+    heard: dict[str, int] = {}
+    for row in rows:
+        if row.manager and row.job_status == "Completed" and row.state not in _ENDED and row.state != "HandedOver":
+            heard[row.manager] = max(heard.get(row.manager, 0), row.reported_at or 0)
+    return [
+        f"{clean(manager)} {_silence(at, now)}: is its node up? Its output waits there; what stays unheard of for "
+        "STAGEOUT_LEASE seconds is taken for lost, and the jobs run again"
+        for manager, at in sorted(heard.items())
+        if now - at > _SILENT_S
+    ]
+
+
+def _silence(at: int, now: float) -> str:
+    return f"was last heard of {duration(now - at)} ago" if at else "has no report about it in the collector"
+
+
 def _probe(at: int, now: float) -> str:
     return f"next probe {'now' if at <= now else 'in ' + duration(at - now)}" if at else "being probed"
 
@@ -102,7 +124,9 @@ def _cut(text: str, width: int) -> str:
 
 
 def state_word(row: Row) -> str:
-    """The state, and for jobs without one what the job itself does."""
+    """The state, and for jobs without one, or that were removed, what the job itself does."""
+    if row.job_status == "Removed" and row.state != "Delivered":
+        return "Removed"
     if row.state != "None":
         return row.state
     if row.synchronous:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from stageout.cli.jobs import COMPLETED, STATUS_WORDS, Job
+from stageout.cli.jobs import COMPLETED, REMOVED, STATUS_WORDS, Job
 from stageout.core.states import ENDS, State
 from stageout.wire.control import StreamsReport
 from stageout.wire.custody import FileReport, Report, SandboxReport
@@ -105,18 +105,20 @@ def _row(job: Job, said: _Said | None) -> Row:
 
 
 def _from_ad(job: Job) -> dict[str, Any]:
-    finished = job.delivered
+    finished, removed = job.delivered, job.status == REMOVED
     custody = () if job.state in _ENDED else job.custody
     return {
         "state": job.state,
-        "reason": job.reason or (job.hold_reason if job.held_by_stage_out else ""),
+        "reason": (job.remove_reason if removed else "")
+        or job.reason
+        or (job.hold_reason if job.held_by_stage_out else ""),
         "files_total": job.files_handed_off,
         "files_left": 0 if finished else _known(job.files_left, job.files_handed_off) + _files(custody),
         "bytes_total": job.bytes_handed_off,
         "bytes_left": 0 if finished else _known(job.bytes_left, job.bytes_handed_off) + _bytes(custody),
         "attempts": job.attempts,
         "attempts_limit": 0,
-        "next_attempt_at": job.next_attempt_at,
+        "next_attempt_at": 0 if removed else job.next_attempt_at,
         "manager": job.manager,
         "reported_at": None,
         "files": (),

@@ -80,7 +80,8 @@ def _look(queue: Queue, pool: Pool, wanted: list[JobId], owner: str | None) -> S
         reports = pool.reports(None if "" in managers else managers)
     except Unavailable as problem:
         return Snapshot(merge(jobs, []), [f"figures are from the job queue only: {problem}"])
-    return Snapshot(merge(jobs, reports), render.server_notes(reports, time.time()))
+    rows, now = merge(jobs, reports), time.time()
+    return Snapshot(rows, [*render.server_notes(reports, now), *render.silence_notes(rows, now)])
 
 
 def _wanted_jobs(queue: Queue, wanted: list[JobId]) -> list[Job]:

@@ -360,7 +360,7 @@ class Settings:
 
 def _check(knob: Knob, text: str, value: Value) -> None:
     if knob.choices and str(value).lower() not in knob.choices:
-        raise ConfigError(f"{knob.name} = {text}: write one of {', '.join(knob.choices)} ({knob.doc})")
+        raise ConfigError(f"{knob.name} = {text}: write one of {', '.join(knob.choices)}")
     if knob.least is not None and float(value) < knob.least:
         raise ConfigError(f"{knob.name} = {text}: must be at least {knob.least:g} ({knob.doc})")
     if knob.most is not None and float(value) > knob.most:

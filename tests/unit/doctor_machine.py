@@ -138,6 +138,9 @@ class Fake:
     def read(self, path: str) -> str:
         return self.texts.get(path, "\x7fELF")
 
+    def end_of(self, path: str) -> str:
+        return self.texts.get(f"end of {path}", "")
+
     def free_bytes(self, path: str) -> tuple[int, int]:
         return self.total_free
 

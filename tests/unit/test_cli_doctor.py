@@ -32,7 +32,7 @@ from doctor_machine import (
 
 from stageout.cli.doctor import alone, config, node, report
 from stageout.cli.doctor.findings import Finding, Level, Ran, Role
-from stageout.cli.doctor.machine import http_status
+from stageout.cli.doctor.machine import ThisMachine, http_status
 from stageout.cli.doctor.pilot import pilot_end
 from stageout.cli.main import main
 from stageout.core.children import having
@@ -313,6 +313,25 @@ def test_a_disk_of_its_own_for_the_spool_is_the_one_that_is_measured() -> None:
     machine.values.update(STAGEOUT_SPOOL_QUOTA_MB="500", RESERVED_DISK="0")
     machine.files["/var/lib/condor/stageout"] = seen_file(device=2)
     assert [item.level for item in node.space(machine)] == [Level.OK], "jobs have the other disk for themselves"
+
+
+def test_why_the_manager_does_not_start_is_read_in_its_log() -> None:
+    machine = Fake(manager=FileNotFoundError(2, "", "x"))
+    machine.values["SANDBOX_MANAGER_LOG"] = "/log"
+    machine.texts["end of /log"] = '12:00 INFO started\n12:01 ERROR cannot-start problem="read-only"\n'
+    (found,) = node.manager(machine)
+    assert 'ends with: 12:01 ERROR cannot-start problem="read-only"' in found.remedy
+    machine.texts["end of /log"] += "12:02 INFO stopped\n"
+    (found,) = node.manager(machine)
+    assert found.remedy.startswith("look into SandboxManagerLog")
+
+
+def test_the_file_of_a_pilot_is_ours(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"#!/usr/bin/env python3\nPK\x03\x04\xff stageout \xfe" + bytes(9000) + b"end")
+    real = object.__new__(ThisMachine)
+    assert config.is_ours(real, str(tmp_path / "file"))
+    assert real.end_of(str(tmp_path / "file")).endswith("end")
+    assert real.end_of(str(tmp_path / "none")) == ""
 
 
 def test_the_other_doors() -> None:

@@ -75,6 +75,31 @@ def test_a_server_that_is_away_is_named_with_reason_and_next_probe() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("reports", "words"),
+    [
+        ([replace(report(box()), sent_at=int(NOW) - 1200)], ["ep1 was last heard of 20m00s ago: is its node up?"]),
+        ([], ["ep1 has no report about it in the collector: is its node up?"]),
+        ([report(box())], []),
+    ],
+)
+def test_a_custodian_that_is_silent_is_named(reports: list[Report], words: list[str]) -> None:
+    rows = merge([job(StageOutState="RetryWait", StageOutManager="ep1")], reports)
+    notes = render.silence_notes(rows, NOW)
+    assert [note.partition(" Its output")[0] for note in notes] == words
+    ended = merge([job(StageOutState="Failed", StageOutManager="ep1"), job(StageOutState="Moving")], [])
+    assert render.silence_notes(ended, NOW) == []
+
+
+def test_what_was_removed_waits_for_nothing() -> None:
+    gone = job(JobStatus=3, StageOutState="RetryWait", StageOutNextAttempt=int(NOW) + 9, RemoveReason="via condor_rm",
+               StageOutReason="507: full; attempt 2 of 20")  # fmt: skip
+    (text, reason, *_) = lines(Snapshot(merge([gone], []), []), NOW, 0, in_detail=True)
+    assert (text, reason) == ("Job 12.0 of alice: Removed", "  reason    via condor_rm")
+    item = entry(gone, [])
+    assert (item["reason"], item["state"]) == ("via condor_rm", "RetryWait")
+
+
 def test_an_end_is_true_only_when_the_jobs_ad_says_so() -> None:
     claimed = report(box(state="Delivered", files_left=0, bytes_left=0))
     (row,) = merge([job(StageOutState="Failed", StageOutRun=1, StageOutReason="full")], [claimed])

@@ -299,7 +299,7 @@ def is_ours(machine: Machine, path: str) -> bool:
     """True for a plugin that is built on our framework, and so can hand off."""
     try:
         return "stageout" in machine.read(path)
-    except (OSError, UnicodeDecodeError):
+    except OSError:
         return False
 
 

@@ -73,7 +73,10 @@ class Machine(Protocol):
         """As os.stat. :raises OSError: as that."""
 
     def read(self, path: str) -> str:
-        """Beginning of a text file. :raises OSError: as open."""
+        """Beginning of a file as text, whatever it is. :raises OSError: as open."""
+
+    def end_of(self, path: str) -> str:
+        """Last lines of a text file; "" when it cannot be read."""
 
     def free_bytes(self, path: str) -> tuple[int, int]:
         """Size of a filesystem and what is free on it. :raises OSError: as os.statvfs."""

@@ -65,9 +65,18 @@ class ThisMachine:
         return Path(path).stat()
 
     def read(self, path: str) -> str:
-        """Beginning of a text file."""
+        """Beginning of a file as text, whatever it is."""
         with open(path, "rb") as stream:
-            return stream.read(_READ_BYTES).decode()
+            return stream.read(_READ_BYTES).decode(errors="replace")
+
+    def end_of(self, path: str) -> str:
+        """Last lines of a text file; "" when it cannot be read."""
+        try:
+            with open(path, "rb") as stream:
+                stream.seek(max(0, os.fstat(stream.fileno()).st_size - _READ_BYTES))
+                return stream.read(_READ_BYTES).decode(errors="replace")
+        except OSError:
+            return ""
 
     def free_bytes(self, path: str) -> tuple[int, int]:
         """Size of a filesystem and what is free on it."""

@@ -156,7 +156,9 @@ def encryption(machine: Machine) -> Iterator[Finding]:
 
 def manager(machine: Machine) -> Iterator[Finding]:
     """Does the manager answer, and can it serve the jobs of this node?"""
-    remedy = "look into SandboxManagerLog in the LOG directory; is it in DAEMON_LIST, and is condor_master up?"
+    remedy = _last_problem(machine) or (
+        "look into SandboxManagerLog in the LOG directory; is it in DAEMON_LIST, and is condor_master up?"
+    )
     try:
         said = machine.manager_answer()
     except FileNotFoundError:
@@ -167,6 +169,15 @@ def manager(machine: Machine) -> Iterator[Finding]:
         return
     yield ok("manager", f"{said.text('Manager')} answers on its socket")
     yield from _manager_uid(machine, said.integer("Uid", -1))
+
+
+def _last_problem(machine: Machine) -> str:
+    """Why the manager ended, by the last line of its log; "" when that says nothing of the kind."""
+    lines = machine.end_of(machine.settings.condor("SANDBOX_MANAGER_LOG")).splitlines()
+    last = lines[-1] if lines else ""
+    if " ERROR " not in last:
+        return ""
+    return f"SandboxManagerLog ends with: {last}. Mend that, then condor_reconfig and condor_on -daemon sandbox_manager"
 
 
 def _manager_uid(machine: Machine, uid: int) -> Iterator[Finding]:
