@@ -153,11 +153,11 @@ class Site:
         self.number = 0
         self.agent = self.start()
 
-    def start(self) -> Agent:
+    def start(self, name: str = "ap") -> Agent:
         """A new process: only files, queue and collector are what they were."""
         self.agent = Agent(
-            "ap", KEY, self.queue, self.collector, Receipts(self.path / "epoch_history"),
-            Book("ap", Numbers(self.path / "number", 1.0)), View(60.0), self.clock, Limits(lease_s=600.0),
+            name, KEY, self.queue, self.collector, Receipts(self.path / "epoch_history"),
+            Book(name, Numbers(self.path / "number", 1.0)), View(60.0), self.clock, Limits(lease_s=600.0),
             Numbers(self.path / "notices", 1.0), Newest(self.path / "seen"),
         )  # fmt: skip
         return self.agent
@@ -377,6 +377,21 @@ def test_without_a_schedd_nothing_is_decided_and_no_notice_goes_out(site: Site) 
     assert not site.passes(20)
     assert ("StageOutAgent", "ap") not in site.collector.ads
     assert site.orders == []
+
+
+def test_a_schedd_that_was_renamed_says_so_of_its_older_jobs_and_has_its_orders_obeyed(site: Site) -> None:
+    """An order about one of them had the sheet refused, with all others of that manager; and nobody heard why."""
+    site.complete()
+    site.report(State.ACCEPTED)
+    site.start("new")
+    site.passes(200)
+    ads = [ad for (kind, name), ad in site.collector.ads.items() if kind == "StageOutOrders" and name.startswith("new")]
+    assert [read_orders(ad["StageOutPayload"]).orders for ad in ads] in ([], [()])
+    assert (site.job.status, site.job.shown.state) == (Status.COMPLETED, "Accepted")
+    assert "its id names the schedd ap, and managers obey only that: set SCHEDD_NAME back" in site.job.shown.reason
+    site.start("ap")
+    site.passes()
+    assert [order.action for order in site.orders] == [Action.CONFIRM]
 
 
 def test_a_full_disk_gives_no_orders_and_loses_none(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
