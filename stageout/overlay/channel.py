@@ -7,7 +7,7 @@ import socket
 import struct
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -236,14 +236,10 @@ class Channel:
             checksum = self._checksum(data)
         header = frames.pack_header(Type.BLOCK, len(data), checksum, self._checksum, tid, block)
         # on a slow link, or one that others need more, it can be stopped in the middle
-        slow = self._tap is not None and (self._tap.held or self._block_s > _PROMPT_S)
-        piece_bytes = self._tap.piece_bytes if slow and self._tap else len(data)
+        slow = self._is_held or self._block_s > _PROMPT_S
         started_s = time.monotonic()
         with self._failures():
-            for start in range(0, len(data), piece_bytes):
-                piece = data[start : start + piece_bytes]
-                if self._tap is not None:
-                    self._tap.take(len(piece))
+            for start, piece in self._pieces(data, slow):
                 if kept == block and self._socket is self._wire:
                     send_from(self._socket, header, file, offset + start, piece)
                 else:
@@ -256,8 +252,20 @@ class Channel:
 
         In TLS nobody else can, and where others need the link more, each piece has to wait for its turn.
         """
-        is_held = self._tap is not None and self._tap.held
-        return None if is_held or self._socket is not self._wire else self._socket.fileno()
+        return None if self._is_held or self._socket is not self._wire else self._socket.fileno()
+
+    @property
+    def _is_held(self) -> bool:
+        return self._tap is not None and self._tap.held
+
+    def _pieces(self, data: memoryview, cut: bool) -> Iterator[tuple[int, memoryview]]:
+        """What leaves at once, when it may: all of it, or with ``cut`` small pieces. :return: with their places."""
+        piece_bytes = self._tap.piece_bytes if cut and self._tap is not None else len(data)
+        for start in range(0, len(data), piece_bytes):
+            piece = data[start : start + piece_bytes]
+            if self._tap is not None:
+                self._tap.take(len(piece))
+            yield start, piece
 
     @property
     def checksum_name(self) -> str:
@@ -279,11 +287,11 @@ class Channel:
         """
         self._vouched, self._kept_in = (-1, 0), _NOWHERE
         header = frames.encode_header(Type.PART, data, self._checksum, tid, start)
-        if self._tap is not None:
-            self._tap.take(len(data))
         with self._failures():
             self._let_wait(PART_BYTES)
-            send_both(self._socket, header, data)
+            for _, piece in self._pieces(memoryview(data), self._is_held):
+                send_both(self._socket, header, piece)
+                header = b""
 
     def _let_wait(self, unsent_bytes: int) -> None:
         if unsent_bytes != self._unsent_bytes:
@@ -328,13 +336,8 @@ class Channel:
         if self.gateway.credential:
             pack = self.gateway.credential.signed(pack)
         encoded = packs.encode(pack, digests, data, self._checksum)
-        view = memoryview(encoded)
-        piece_bytes = self._tap.piece_bytes if self._tap is not None and self._tap.held else len(view)
         with self._failures():
-            for start in range(0, len(view), piece_bytes):
-                piece = view[start : start + piece_bytes]
-                if self._tap is not None:
-                    self._tap.take(len(piece))
+            for _, piece in self._pieces(memoryview(encoded), self._is_held):
                 self._socket.sendall(piece)
 
     def receive(self) -> Message:

@@ -37,7 +37,7 @@ _HEAD = struct.Struct("=5d")
 _SLOT = struct.Struct("=qddq")
 _SLOTS, _SLOT_BYTES = 64, 4096
 _SIZE_BYTES = _SLOT_BYTES * (1 + _SLOTS)
-_TRIES, _TRY_S = 50, 0.001
+_TRIES, _TRY_S = 200, 0.00025
 _FRESH_S = 3.0
 _MOST_SAID = 128
 #: Flows that are gone are remembered while there are no more than this.
@@ -166,8 +166,8 @@ class Uplink:
         sharers = sharers[:_MOST_SAID]
         while len(text := _written(sharers)) > _SLOT_BYTES - _SLOT.size:
             sharers = sharers[: len(sharers) * 3 // 4]
-        with self._lock, self._shared():
-            if self._slot:
+        with self._lock, self._shared() as is_locked:
+            if self._slot and is_locked:
                 pid, head, _, _ = _SLOT.unpack_from(self._table, self._slot)
                 _SLOT.pack_into(self._table, self._slot, pid, head, time.monotonic(), len(text))
                 start = self._slot + _SLOT.size
@@ -176,11 +176,11 @@ class Uplink:
     def used(self) -> tuple[float, list[Sharer]]:
         """Bytes a second that leave by it lately, and who sends them, of all processes."""
         found: dict[tuple[str, str, int], Sharer] = {}
-        with self._lock, self._shared():
+        with self._lock, self._shared() as is_locked:
             now_s = time.monotonic()
             for place, (_, _, said_s, size_bytes) in self._slots():
                 text = self._table[place + _SLOT.size : place + _SLOT.size + size_bytes]
-                for row in json.loads(text) if now_s - said_s < _FRESH_S else ():
+                for row in json.loads(text) if is_locked and now_s - said_s < _FRESH_S else ():
                     one = Sharer(*row)
                     key = one.to, one.owner, one.priority
                     found[key] = _both(found[key], one) if key in found else one
@@ -218,10 +218,10 @@ class Uplink:
         return float(_HEAD.unpack_from(self._table, 0)[1])
 
     @contextlib.contextmanager
-    def _shared(self) -> Iterator[None]:
+    def _shared(self) -> Iterator[bool]:
         """What all processes know of the line is in ``_turns`` meanwhile, and what becomes of that is theirs.
 
-        Where the file cannot be had, since somebody who has it stands still, this process keeps to the rate by itself.
+        False: the file cannot be had, since somebody who has it stands still: this process keeps to the rate by itself.
         """
         locked = _locked(self._file)
         try:
@@ -230,7 +230,7 @@ class Uplink:
                 turns.free_s, turns.virtual, turns.passed_bytes, turns.since_s, turns.used = _HEAD.unpack_from(
                     self._table, 0
                 )
-            yield
+            yield locked
             if locked:
                 _HEAD.pack_into(
                     self._table, 0, turns.free_s, turns.virtual, turns.passed_bytes, turns.since_s, turns.used

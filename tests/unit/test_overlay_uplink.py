@@ -217,3 +217,13 @@ def test_a_transfer_that_moves_seldom_still_counts(
     assert weights(*taps, after_s=0.1) == [0.2, 0.8]
     assert weights(taps[1], after_s=1.5) == [0.2, 0.8], "a piece of the other one takes longer than a second"
     assert weights(taps[1], after_s=9.0) == [0.2, 1.0], "it sends no more"
+
+
+def test_what_a_process_says_while_it_cannot_have_the_file_is_not_said(two: tuple[Uplink, Uplink]) -> None:
+    two[0].say([Sharer("a:1", "alice", 0, 1, 0.5, 1000.0)])
+    stopped = os.open(two[0].path, os.O_RDWR)
+    fcntl.flock(stopped, fcntl.LOCK_EX)
+    two[0].say([Sharer("b:1", "bob", 0, 1, 0.5, 1000.0)])
+    assert two[1].used()[1] == [], "half of it may be written"
+    os.close(stopped)
+    assert [one.to for one in two[1].used()[1]] == ["a:1"]
