@@ -280,6 +280,7 @@ def test_space_of_uploads_that_nobody_goes_on_with_is_given_back(gate: Gate, tmp
 
 def test_a_full_disk_does_not_end_all_deliveries(gate: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("overlay_router.delivery.outflow.FIRST_S", 0.01)
+    monkeypatch.setattr("overlay_router.delivery.outflow._IDLE_S", 0.01)
     asked: list[int] = []
 
     async def run() -> None:

@@ -7,7 +7,9 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -499,28 +501,50 @@ def test_new_rules_are_followed(site: Site) -> None:
     run(story())
 
 
-def test_deadlines_pass_while_it_runs(site: Site) -> None:
-    site.knobs.update(STAGEOUT_CONFIRM_TIMEOUT="1", STAGEOUT_RETENTION="2")
+def test_deadlines_pass_while_it_runs(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.knobs.update(STAGEOUT_CONFIRM_TIMEOUT="1000", STAGEOUT_RETENTION="2000")
 
     async def story() -> None:
         async with site.manager() as node:
             await node.hand_off({"copy://h/ok/a": b"x"})
+            begun = time.time()
 
-            async def kept_house(done: Any) -> None:
-                end = time.monotonic() + 20
-                while not done():
-                    assert time.monotonic() < end, node.box()
-                    await node.pipeline.keep_house()
-                    await asyncio.sleep(0.05)
+            async def house_at(passed_s: float) -> None:
+                monkeypatch.setattr(node.clock, "wall_s", lambda: begun + passed_s, raising=False)
+                await node.pipeline.keep_house()
 
-            await kept_house(lambda: "not confirmed" in node.box().reason)
+            await house_at(900)
+            assert node.state() is State.ACCEPTED and not (node.box() or site).reason  # type: ignore[union-attr]
+            await house_at(1100)
+            assert "not confirmed" in (node.box() or site).reason  # type: ignore[union-attr]
             assert node.state() is State.ACCEPTED
-            await kept_house(lambda: node.state() is State.LOST)
+            await house_at(2100)
+            assert node.state() is State.LOST
             await until(lambda: held(site) == [], "the spool to be empty")
-            await kept_house(lambda: node.box() is None)
+            await house_at(4000)
+            assert node.box() is not None
+            await house_at(4200)
+            await until(lambda: node.box() is None, "the record to go")
             node.pipeline.rules = replace(node.pipeline.rules, retention_s=-10)
             await node.pipeline.forget_old_jobs()
             assert node.pipeline.book.registry.newest_run(node.facts().run.job) == 0
+
+    run(story())
+
+
+def test_an_end_stops_the_plugin_of_its_own_batch_and_no_other(site: Site) -> None:
+    async def story() -> None:
+        async with site.manager(moving=False) as node:
+            receipt = await node.hand_off({"copy://h/ok/a": b"x"})
+            box, stopped = node.box(), list[str]()
+            assert box is not None
+            for name, sandboxes in (("its own", {box.id}), ("another", {box.id + 1})):
+                batch: Any = SimpleNamespace(sandboxes=sandboxes, stop=partial(stopped.append, name))
+                node.pipeline._running[len(node.pipeline._running)] = batch
+            await node.confirm(receipt)
+            assert stopped == []
+            await node.order(Action.CANCEL)
+            assert stopped == ["its own"]
 
     run(story())
 
