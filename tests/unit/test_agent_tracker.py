@@ -259,6 +259,11 @@ TABLE: list[tuple[str, Situation, list[str]]] = [
     ("held by its exit policy, failed", situation(job(Status.HELD, held_at_exit=True), seen(State.FAILED)), ["Show"]),
     ("held by its owner", situation(job(Status.HELD, hold_code=1), seen(State.ACCEPTED)), []),
     (
+        "held because HTCondor itself could not send the output",
+        situation(job(Status.HELD, hold_code=12, hold_subcode=2), seen(State.FAILED)),
+        [],
+    ),
+    (
         "AP restarted, held by its owner before the run is seen to go on",
         situation(job(Status.HELD, run=2, hold_code=1), seen(State.ACCEPTED)),
         [],

@@ -1,4 +1,4 @@
-"""Order and memory of durable steps: what a death between two of them, or a start, must not lose."""
+"""Durable steps of the overlay: their order, and what is known after a death between two of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from overlay_router.local.hidden import Directories, Hidden
 from overlay_router.rules.states import Outcome, Result
 from stageout.wire import blocks, overlay
 from stageout.wire.overlay import Custody
-from tests.unit.test_overlay_custodian import ORIGIN, PEER, Spooling, _Death, _faulty
+from tests.unit.test_overlay_custodian import ORIGIN, PEER, Spooling, _Death, _faulty, coming
+from tests.unit.test_overlay_destination import EXPIRES, Router, op
 from tests.unit.test_overlay_pack_custody import pack
 
 KEY = (ORIGIN, 1)
@@ -63,6 +64,12 @@ def test_what_a_loss_leaves_at_the_terminal_is_known_after_a_restart(spooling: S
     spooling.one.damaged(KEY, [0])
     spooling.restart()
     assert [stray.key for stray in spooling.one.strays()] == [KEY]
+
+
+def test_what_comes_in_is_known_before_it_is_in_custody(spooling: Spooling) -> None:
+    coming(spooling, 1)
+    assert spooling.one.knows(*KEY)
+    assert not spooling.one.knows(ORIGIN, 2)
 
 
 def test_results_of_packs_that_their_origin_has_settled_are_not_told_again(spooling: Spooling) -> None:
@@ -125,3 +132,67 @@ def test_after_a_new_beginning_nobody_of_before_counts_as_a_carrier() -> None:
     blocks.reopened(table, [])
     assert blocks.take(table, 2) == 0
     assert blocks.carrier_down(table, 2) == [0]
+
+
+def test_nobody_duplicates_blocks_while_others_wait_for_their_first_turn() -> None:
+    table = blocks.BlockTable(3)
+    blocks.reopened(table, [])
+    assert blocks.take(table, 1) == 0
+    blocks.staged(table, [1])
+    assert blocks.tail(table, [2]) == [], "the last one has not gone yet"
+    assert blocks.take(table, 1) == 2
+    assert blocks.tail(table, [2]) == [0, 2]
+
+
+# ---- the terminal ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def router(tmp_path: Path) -> Iterator[Router]:
+    made = Router(tmp_path / "router")
+    yield made
+    made.close()
+
+
+def test_every_directory_that_a_change_touches_is_synced_before_its_result(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, synced = os.fsync, set[int]()
+
+    def fsync(descriptor: int) -> None:
+        synced.add(os.fstat(descriptor).st_ino)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    trash = (router.root / ".stageout/trash").stat().st_ino
+
+    def synced_by(operation: overlay.Operation, data: bytes = b"") -> set[int]:
+        synced.clear()
+        assert router.send(operation, data) == "done"
+        return set(synced)
+
+    def inode(path: str) -> int:
+        return (router.root / path).stat().st_ino
+
+    assert inode("") in synced_by(op(1, "mkdir", "d"))
+    touched = synced_by(op(2, "publish", "d/f"), b"data")
+    assert {inode("d"), inode("d/f")} <= touched
+    assert {inode("d"), inode("")} <= synced_by(op(3, "rename", "d/f", target="e"))
+    assert inode("e") in synced_by(op(4, "setattr", "e", mode=0o600, attributes=("mode",)))
+    assert {inode(""), trash} <= synced_by(op(5, "delete", "e"))
+
+
+def test_what_was_done_and_could_not_be_recorded_is_not_done_again(router: Router) -> None:
+    (router.root / "a").write_text("data")
+    rename = op(1, "rename", "a", target="b")
+    with _faulty("overlay-settle", OSError(errno.ENOSPC, "planned"), after=False), pytest.raises(OSError, match="plan"):
+        router.send(rename)
+    (router.root / "a").write_text("another")
+    assert router.send(rename) == "done"
+    assert router.content() == {"a": "another", "b": "data"}
+
+
+def test_no_data_are_taken_for_a_path_that_cannot_be(router: Router) -> None:
+    answer = router.place.open(overlay.Open(ORIGIN, 1, "../f", 4, 4, EXPIRES), PEER).message
+    assert isinstance(answer, overlay.Result)
+    assert (answer.outcome, "not a path below the root" in answer.reason) == ("failed", True)
