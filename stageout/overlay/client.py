@@ -46,7 +46,9 @@ from stageout.wire.route import Route
 _PAUSE_MAX_S = 30.0
 _ASK_EVERY_S = 10.0
 #: A put that has failed tells the router so, if that does not take longer.
-_GIVE_UP_S = 5.0
+GIVE_UP_S = 5.0
+#: A process, or a call, that has to end.
+ENDS = (KeyboardInterrupt, SystemExit)
 Progress = Callable[[int], None]
 
 
@@ -353,7 +355,7 @@ def put(
         goes first among those of one priority.
     :raises TransferFailure: classified. Nothing is to be seen under the name then, or what was there before. The
         router has cancelled it; where it could not be asked to, or a custodian has the file, the failure says that it
-        may still arrive until it expires.
+        may still arrive until it expires. Ctrl-C (KeyboardInterrupt) has it cancelled, too, if the router can be reached.
     """
     order = _order(path, mode, terminal, expires_after_s, allowed(gateway, priority), deadline)
     upload = Upload(gateway, local, order, connections, progress, routes=routes or ((),), lot=lot)
@@ -362,6 +364,10 @@ def put(
         result = upload.run()
     except TransferFailure as failure:
         result = _given_up(upload, failure)
+    except ENDS:  # else its space there would stay taken until it expires
+        if upload.opened:
+            _cancelled(upload)
+        raise
     assert isinstance(result, Result)
     _raise_unless_done(gateway, path, result)
     return Put(
@@ -385,7 +391,7 @@ def _given_up(upload: Upload, failure: TransferFailure) -> Result:
 
 def _cancelled(upload: Upload) -> Result | Custody | None:
     """What the router says when it is asked to cancel; None when it says nothing."""
-    order, patience_s = upload.order, min(_GIVE_UP_S, upload.gateway.timeout_s)
+    order, patience_s = upload.order, min(GIVE_UP_S, upload.gateway.timeout_s)
     for route in upload.routes[:2]:
         with contextlib.suppress(TransferFailure), Channel(replace(upload.gateway, timeout_s=patience_s), route) as way:
             way.send(Cancel(order.origin, order.seq))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Generic, NamedTuple, TypeVar, Union
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Gateway
-from stageout.overlay.client import Put, allowed, deposit, put
+from stageout.overlay.client import ENDS, GIVE_UP_S, Put, allowed, deposit, put
 from stageout.overlay.packs import Packer, SmallPut
 from stageout.overlay.sources import AnyPath
 from stageout.wire.deposits import EXPIRES_AFTER_S
@@ -63,8 +64,9 @@ def put_many(
         deposit if custody else put, gateway, connections=connections, routes=routes, terminal=terminal,
         expires_after_s=expires_after_s, priority=priority, deadline=deadline, most_connections=most_connections,
     )  # fmt: skip
-    with Crew(at_once) as crew:
-        mixed = _Mixed(end, _Large(send, crew, end, progress))
+    crew = Crew(at_once)
+    with _Large(send, crew, end, progress) as large, crew:
+        mixed = _Mixed(end, large)
         packer = Packer(
             gateway, mixed.ended, routes, terminal=terminal, custody=custody, expires_after_s=expires_after_s,
             most_connections=max(connections, most_connections), priority=allowed(gateway, priority),
@@ -93,6 +95,15 @@ class _Large(Generic[Key]):
         self._send, self._crew, self._ended, self._progress = send, crew, ended, progress
         self._names: set[str] = set()
         self._changed = threading.Condition()
+        self._is_given_up = False
+
+    def __enter__(self) -> _Large[Key]:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *more: object) -> None:
+        if kind is not None and issubclass(kind, ENDS):  # what the router has of them would take its space for a day
+            self._is_given_up = True
+            self._crew.wait(GIVE_UP_S)
 
     def add(self, file: _File[Key]) -> None:
         """Send a file when its turn comes. None of that name is under way."""
@@ -107,7 +118,8 @@ class _Large(Generic[Key]):
 
     def _put_last(self, key: Key, place: AnyPath, path: str) -> None:
         try:
-            self._put(key, place, path)
+            if not self._is_given_up:
+                self._put(key, place, path)
         finally:
             with self._changed:
                 self._names.discard(path)
@@ -117,13 +129,18 @@ class _Large(Generic[Key]):
         local = Path(place)
         try:
             mode = local.stat().st_mode & 0o777
-            done = self._send(local, path, mode=mode, progress=partial(self._progress, key))
+            done = self._send(local, path, mode=mode, progress=partial(self._told, key))
         except TransferFailure as failure:
             self._ended(key, failure)
         except OSError as problem:
             self._ended(key, TransferFailure(ErrorClass.LOCAL_FILE, f"{local}: {problem.strerror}"))
         else:
             self._ended(key, done)
+
+    def _told(self, key: Key, sent_bytes: int) -> None:
+        if self._is_given_up:
+            raise TransferFailure(ErrorClass.UNKNOWN, "given up")
+        self._progress(key, sent_bytes)
 
 
 class _Mixed(Generic[Key]):
@@ -207,11 +224,17 @@ class Crew:
     def __enter__(self) -> Crew:
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *more: object) -> None:
+        if kind is None or not issubclass(kind, ENDS):
+            self.wait()
+
+    def wait(self, patience_s: float = float("inf")) -> None:
+        """On return all is done, or the patience is over; nothing more may be given to it."""
+        until_s = time.monotonic() + patience_s
         for _ in self._threads:
             self._todo.put(None)
         for thread in self._threads:
-            thread.join()
+            thread.join(None if patience_s == float("inf") else max(0.0, until_s - time.monotonic()))
 
     def do(self, work: Callable[[], None]) -> None:
         """Have something done, which must not raise."""

@@ -28,6 +28,7 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway, gateway_of, read_key
 from stageout.overlay.client import put
 from stageout.overlay.fetch import get
+from stageout.overlay.many import put_many
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess
 from stageout.wire import frames, greeting, token
@@ -234,6 +235,26 @@ def test_a_put_that_is_given_up_never_arrives(router: RouterProcess, gateway: Ga
     _refused(ErrorClass.DEADLINE, "any more$", lambda: put(gateway, source, "f", progress=give_up))
     wait_until(lambda: staging_is_empty(router), what="the data to be dropped")
     assert visible(router) == []
+
+    armed = threading.Event()
+
+    def interrupt(*told: object) -> None:
+        if armed.is_set():
+            armed.clear()
+            os.kill(os.getpid(), signal.SIGINT)
+
+    source = make(tmp_path / "source", 64 * BLOCK_BYTES)
+    armed.set()
+    with pytest.raises(KeyboardInterrupt):
+        put(gateway, source, "f", progress=interrupt)
+    wait_until(lambda: staging_is_empty(router), what="the data of an interrupted put to be dropped")
+    ended = list[object]()
+    armed.set()
+    files = [(number, source, f"f{number}") for number in range(20)]
+    with pytest.raises(KeyboardInterrupt):
+        put_many(gateway, files, lambda key, result: ended.append(key), progress=interrupt)
+    wait_until(lambda: staging_is_empty(router), what="the data of many to be dropped")
+    assert len(ended) < len(files)
 
 
 def _refused(kind: ErrorClass, words: str, call: Any) -> None:
