@@ -111,7 +111,7 @@ def _send(
 ) -> None:
     terminal = ""
     first, most = connections_of(options.connections)
-    deadline = _deadline(options)
+    deadline = deadline_of(options)
     if options.custody:
         from stageout.overlay.safekeeping import Custodian, deposit_copies
 
@@ -136,7 +136,8 @@ def _send(
         print(f"  {report(done.shares)}")
 
 
-def _deadline(options: argparse.Namespace) -> int:
+def deadline_of(options: argparse.Namespace) -> int:
+    """When it should be there, as Unix time; 0 for no wish."""
     return int(time.time() + options.within) if options.within else 0
 
 
@@ -254,6 +255,12 @@ def _print(gateway: Gateway, path: str, options: argparse.Namespace) -> int:
 
 
 def _get(gateway: Gateway, path: str, options: argparse.Namespace) -> int:
+    if options.recursive:
+        if options.file == "-" or options.through or options.stale_ok:
+            raise UsageError("-r fetches from the router into a directory: leave out -, --through and --stale-ok")
+        from stageout.cli.trees import fetch_tree
+
+        return fetch_tree(gateway, path, options, routes_of(options.routes, gateway))
     if options.file == "-":
         return _print(gateway, path, options)
     local = Path(options.file or Path(path).name)
@@ -276,7 +283,7 @@ def _fetch(gateway: Gateway, path: str, local: Path, options: argparse.Namespace
     kept = get_found(
         gateway, custodians, path, local,
         stale_ok=options.stale_ok, progress=bar, sized=sized, routes=routes_of(options.routes, gateway),
-        priority=options.priority, deadline=_deadline(options),
+        priority=options.priority, deadline=deadline_of(options),
     )  # fmt: skip
     bar.end(received[0])
     if kept is not None:

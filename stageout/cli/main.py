@@ -91,7 +91,8 @@ exit status: 0 the file is at its destination, 1 it is not and nobody will bring
 
 
 _GET = """\
-Fetches a file from a router of the overlay. It appears under its name only when it is whole.
+Fetches a file from a router of the overlay. It appears under its name only when it is whole. With -r everything below
+a directory; what fails does not stop the others, and symbolic links count as failed.
 
 exit status: 0 it is there, 1 it is not, 64 the URL cannot be used"""
 
@@ -312,7 +313,11 @@ def _add_files(commands: argparse._SubParsersAction[_Parser]) -> None:
     _add_key(command)
     command = _add(commands, "get", "fetches a file from a router of the overlay", _GET, "files")
     command.add_argument("url", metavar="URL", help="overlay://HOST[:PORT]/path")
-    command.add_argument("file", metavar="FILE", nargs="?", help="default: its name, here; - is standard output")
+    command.add_argument(
+        "file", metavar="FILE", nargs="?",
+        help="or a directory for it; default: its name, here. A file of that name is replaced. - is standard output",
+    )  # fmt: skip
+    command.add_argument("-r", "--recursive", action="store_true", help="a directory, with all that is below it")
     command.add_argument(
         "--through", metavar="HOSTS", help="custodians ('A; B') to be asked when the router has no such file"
     )
@@ -360,10 +365,12 @@ def _add_names(commands: argparse._SubParsersAction[_Parser]) -> None:
     url = "overlay://HOST[:PORT]/path"
     command = _add(commands, "ls", "lists what is at a router of the overlay", _LS, "names")
     command.add_argument("-l", "--long", action="store_true", help="kind, mode, size and time, too")
+    command.add_argument("--json", action="store_true", help="print JSON (its fields: docs/COMMANDS.md)")
     command.add_argument("url", metavar="URL", help=url)
     _add_key(command)
     _add_ways(command)
     command = _add(commands, "stat", "says what a name at a router is", _STAT, "names")
+    command.add_argument("--json", action="store_true", help="print JSON (its fields: docs/COMMANDS.md)")
     command.add_argument("url", metavar="URL", help=url)
     _add_key(command)
     _add_ways(command)

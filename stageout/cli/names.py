@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Callable
 
@@ -37,6 +38,12 @@ def line(entry: Entry, long: bool) -> str:
     return f"{_KINDS[entry.kind]} {entry.mode:03o} {entry.size_bytes:>14} {when} {name}"
 
 
+def as_json(entry: Entry) -> dict[str, object]:
+    """The same for programs (docs/COMMANDS.md)."""
+    fields = ("name", "kind", "size_bytes", "mode", "modified")
+    return {name: getattr(entry, name) for name in fields}
+
+
 def _session(gateway: Gateway, options: argparse.Namespace) -> Session:
     custodian = through(gateway, options.through)[0] if getattr(options, "through", None) else None
     return Session(gateway, routes=routes_of(options.routes, custodian or gateway), through=custodian)
@@ -47,14 +54,23 @@ def _ls(options: argparse.Namespace) -> None:
     with _session(gateway, options) as session:
         entry = session.stat(path)
         entries = session.entries(path) if entry.kind == "directory" else iter([entry])
-        for one in sorted(entries, key=lambda one: one.name):
-            print(line(one, options.long))
+        found = sorted(entries, key=lambda one: one.name)
+    if options.json:
+        print(json.dumps({"schema": 1, "entries": [as_json(one) for one in found]}, indent=1))
+        return
+    for one in found:
+        print(line(one, options.long))
 
 
 def _stat(options: argparse.Namespace) -> None:
     gateway, path = target(options.url, options.key)
     with _session(gateway, options) as session:
         entry = session.stat(path)
+    if options.json:
+        print(
+            json.dumps({"schema": 1, **as_json(entry), "generation": entry.generation, "known": entry.note}, indent=1)
+        )
+        return
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.modified))
     for name, value in (
         ("name", printable(path) or "/"), ("kind", entry.kind), ("size", f"{entry.size_bytes} bytes"),

@@ -1,25 +1,31 @@
-"""``stageout put -r``: whole directories to a router of the overlay."""
+"""``stageout put -r`` and ``get -r``: whole directories to a router of the overlay, and back."""
 
 from __future__ import annotations
 
 import argparse
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from stageout.cli.bars import Line, complain, printable
 from stageout.cli.exits import Exit
+from stageout.cli.files import deadline_of
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Gateway
-from stageout.overlay.client import Put
+from stageout.overlay.client import ENDS, GIVE_UP_S, Put
 from stageout.overlay.directories import deposit_directories
-from stageout.overlay.many import below, put_many
+from stageout.overlay.fetch import get
+from stageout.overlay.many import Crew, below, put_many
 from stageout.overlay.operations import Session
 from stageout.overlay.packs import SmallPut
 from stageout.overlay.settings import connections_of
 from stageout.wire.route import Route
 
 SHOW_EVERY_S = 0.2
+#: Files that come at once.
+_AT_ONCE = 4
 
 
 def send_trees(
@@ -55,7 +61,7 @@ class _Tree:
         """Send it; returns how many of its entries are not there now."""
         start_s = time.monotonic()
         first, most = connections_of(options.connections)
-        deadline = int(time.time() + options.within) if options.within else 0
+        deadline = deadline_of(options)
         passes = self._custodian if self._terminal else None
         with Session(self._gateway, routes=routes, through=passes) as names:
             put_many(
@@ -115,3 +121,90 @@ class _Tree:
         if time.monotonic() - self._shown_s >= SHOW_EVERY_S:
             self._shown_s = time.monotonic()
             self._line.show(f"{self._files} files, {self._bytes / 1e6:.1f} MB of {printable(str(self._local))}")
+
+
+def fetch_tree(gateway: Gateway, path: str, options: argparse.Namespace, routes: Sequence[Route]) -> int:
+    """All files below a directory there; each that fails is said, and the others are fetched nevertheless.
+
+    :raises TransferFailure: the directory cannot be read, or the router cannot be reached.
+    """
+    name = path.rpartition("/")[2]
+    local = Path(options.file or ".")
+    into = local / name if local.is_dir() else local
+    fetched = _Fetched(gateway, into, options, routes)
+    crew = Crew(_AT_ONCE)
+    try:
+        with Session(gateway, routes=routes) as names, crew:
+            fetched.all_below(names, path, crew)
+    except ENDS:  # what has come of a file is removed by who fetches it
+        fetched.is_given_up = True
+        crew.wait(GIVE_UP_S)
+        raise
+    return fetched.end()
+
+
+class _Fetched:
+    """A directory that is fetched. :param into: the directory here, made where it is missing.
+
+    :ivar is_given_up: nothing more of it is to come.
+    """
+
+    def __init__(self, gateway: Gateway, into: Path, options: argparse.Namespace, routes: Sequence[Route]) -> None:
+        self._gateway, self._into, self._routes = gateway, into, routes
+        self._get = partial(get, gateway, routes=routes, priority=options.priority, deadline=deadline_of(options))
+        self._files = self._bytes = self._failed = 0
+        self.is_given_up = False
+        self._line, self._lock, self._start_s, self._shown_s = Line(), threading.Lock(), time.monotonic(), 0.0
+
+    def all_below(self, names: Session, path: str, crew: Crew) -> None:
+        """Make the directories, and have the crew fetch the files."""
+        waiting = [(path, self._into)]
+        while waiting:
+            there, here = waiting.pop()
+            try:
+                here.mkdir(parents=True, exist_ok=True)
+            except OSError as problem:
+                raise TransferFailure(ErrorClass.LOCAL_FILE, f"{here}: {problem.strerror}") from None
+            for entry in sorted(names.entries(there), key=lambda one: one.name):
+                below = f"{there}/{entry.name}".lstrip("/")
+                if not entry.name or "/" in entry.name or entry.name in (".", ".."):  # it would be somewhere else here
+                    self._failure(below, "the router names what is no name of a file")
+                elif entry.kind == "directory":
+                    waiting.append((below, here / entry.name))
+                elif entry.kind == "file":
+                    crew.do(partial(self._fetch, below, here / entry.name))
+                else:
+                    self._failure(below, "is not a file")
+
+    def _go_on(self, received_bytes: int) -> None:
+        if self.is_given_up:
+            raise TransferFailure(ErrorClass.UNKNOWN, "given up")
+
+    def _fetch(self, there: str, here: Path) -> None:
+        if self.is_given_up:
+            return
+        try:
+            size_bytes = self._get(there, here, progress=self._go_on)
+        except TransferFailure as failure:
+            self._failure(there, str(failure))
+            return
+        with self._lock:
+            self._files += 1
+            self._bytes += size_bytes
+            if time.monotonic() - self._shown_s >= SHOW_EVERY_S:
+                self._shown_s = time.monotonic()
+                self._line.show(f"{self._files} files, {self._bytes / 1e6:.1f} MB of {printable(str(self._into))}")
+
+    def _failure(self, path: str, words: str) -> None:
+        with self._lock:
+            self._failed += 1
+            self._line.clear()
+            complain(words if words.startswith(path) else f"{path}: {words}")
+
+    def end(self) -> int:
+        """Say what has come; the exit status."""
+        self._line.clear()
+        seconds = max(1e-3, time.monotonic() - self._start_s)
+        rates = f"{self._files / seconds:.0f} files/s, {self._bytes / seconds / 1e6:.1f} MB/s"
+        print(f"{printable(str(self._into))}: {self._files} files, {self._bytes} bytes in {seconds:.2f} s, {rates}")
+        return int(Exit.FAILED if self._failed else Exit.OK)

@@ -18,6 +18,7 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.signing import KeyUnusable, key_of
 from stageout.core.sockets import Segments, acked_bytes, readable, segments, send_both, send_from, wait_at_most
 from stageout.overlay.links import Claim, Lane, Tap
+from stageout.overlay.sources import AnyPath
 from stageout.wire import frames, overlay, packs, token
 from stageout.wire.blocks import PART_BYTES
 from stageout.wire.capability import Credential
@@ -110,13 +111,15 @@ def read_ca(key: Path) -> str:
     return next((line[1].strip() for line in lines if len(line) == 2 and line[0] == "ca"), "")
 
 
-def gateway_of(host: str, port: int, key: Path, timeout_s: float = 60.0) -> Gateway:
+def gateway_of(host: str, port: int, key: AnyPath, timeout_s: float = 60.0) -> Gateway:
     """The router at an address, with all that a key file says: the key, ``capability ...``, ``ca FILE``.
 
+    Nothing is connected yet. :param timeout_s: silence after which a connection counts as dead.
     :raises TransferFailure: CREDENTIAL_MISSING, CREDENTIAL_REFUSED.
     """
-    name, secret = read_key(key)
-    return Gateway(host, port, name, secret, timeout_s, read_credential(key), read_ca(key))
+    file = Path(key)
+    name, secret = read_key(file)
+    return Gateway(host, port, name, secret, timeout_s, read_credential(file), read_ca(file))
 
 
 class Channel:

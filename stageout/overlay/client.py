@@ -25,7 +25,7 @@ from stageout.overlay.cargo import Loan, Share
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.links import Claim
 from stageout.overlay.sending import RecordsLost, Sending
-from stageout.overlay.sources import check_source, open_source
+from stageout.overlay.sources import AnyPath, check_source, open_source
 from stageout.tuning.shares import MOST_PRIORITY
 from stageout.wire import capability, frames
 from stageout.wire.deposits import EXPIRES_AFTER_S
@@ -327,7 +327,7 @@ def answer_to(control: Channel, order: Operation, patience_s: float = float("inf
 
 def put(
     gateway: Gateway,
-    local: Path,
+    local: AnyPath,
     path: str,
     *,
     mode: int = 0o644,
@@ -355,10 +355,13 @@ def put(
         goes first among those of one priority.
     :raises TransferFailure: classified. Nothing is to be seen under the name then, or what was there before. The
         router has cancelled it; where it could not be asked to, or a custodian has the file, the failure says that it
-        may still arrive until it expires. Ctrl-C (KeyboardInterrupt) has it cancelled, too, if the router can be reached.
+        may still arrive until it expires. An interrupt (Ctrl-C) has it cancelled, too, if the router can be reached.
     """
     order = _order(path, mode, terminal, expires_after_s, allowed(gateway, priority), deadline)
-    upload = Upload(gateway, local, order, connections, progress, routes=routes or ((),), lot=lot)
+    try:
+        upload = Upload(gateway, Path(local), order, connections, progress, routes=routes or ((),), lot=lot)
+    except OSError as problem:
+        raise TransferFailure(ErrorClass.LOCAL_FILE, f"{local}: {problem.strerror}") from None
     upload.most_connections = most_connections
     try:
         result = upload.run()

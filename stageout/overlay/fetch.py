@@ -21,6 +21,7 @@ from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import allowed
 from stageout.overlay.kept import Circuit, Place, Room, kept, place
 from stageout.overlay.links import Claim
+from stageout.overlay.sources import AnyPath
 from stageout.wire.fields import MAX_NUMBER
 from stageout.wire.overlay import BLOCK_BYTES, Found, Get, Heartbeat, Message
 from stageout.wire.route import Route
@@ -119,7 +120,7 @@ class _Fetch:
 def get(
     gateway: Gateway,
     path: str,
-    local: Path,
+    local: AnyPath,
     *,
     progress: Progress = lambda received_bytes: None,
     sized: Progress = lambda size_bytes: None,
@@ -128,15 +129,18 @@ def get(
     priority: int = 0,
     deadline: int = 0,
 ) -> int:
-    """Fetch a published file; returns its size in bytes. It appears under ``local`` only when whole.
+    """Fetch a published file; returns its size in bytes. It appears under ``local`` only when whole, and
+    takes the place of a file that has that name.
 
-    :param progress: called with the bytes of it that are here. :param sized: called with its size, before that.
+    :param path: below the router's root. :param progress: called with the bytes of it that are here.
+    :param sized: called with its size, before that.
     :param routes: ways to the router (relays in order, () is the direct one): the first that works, then the next.
     :param terminal: ``gateway`` is a custodian: what it has on its way to that router.
     :param priority: and :param deadline: as of :func:`stageout.overlay.client.put`: its share of the links on which
         other files come back, too.
     :raises TransferFailure: classified; nothing is left behind.
     """
+    local = Path(local)
     part = local.with_name(f".{local.name}.{secrets.token_hex(4)}.part")
     try:
         with part.open("xb") as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -83,6 +84,38 @@ def test_what_the_commands_refuse(router: RouterProcess, tmp_path: Path, capsys:
         assert main(arguments) == status
         assert words in capsys.readouterr().err
     assert not (tmp_path / "back").exists()
+
+
+def _below(place: Path) -> dict[str, bytes | None]:
+    return {str(path.relative_to(place)): path.read_bytes() if path.is_file() else None for path in place.rglob("*")}
+
+
+def test_a_directory_there_and_back(
+    router: RouterProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, tree = ["--key", str(router.key_file("site"))], tmp_path / "tree"
+    for name, size_bytes in (("a/b/c", 10), ("a/large", 3 << 20), ("two\nlines", 0), ("ünï", 1)):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_bytes(os.urandom(size_bytes))
+    (tree / "empty").mkdir()
+    assert main(["put", "-r", str(tree), _url(router, "d/"), *key]) == 0
+    (router.root / "d/tree/link").symlink_to("a/b/c")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    back = str(tmp_path / "back")
+    for into, there in (([back], "back"), ([back], "back/tree"), ([], "here/tree")):
+        assert main(["get", "-r", _url(router, "d/tree"), *into, *key]) == 1
+        assert "d/tree/link: is not a file" in capsys.readouterr().err
+        assert _below(tmp_path / there) == _below(tree)
+    assert main(["get", "-r", _url(router, "d/none"), *key]) == 1
+    assert main(["get", "-r", _url(router, "d/tree"), "-", *key]) == 64
+    capsys.readouterr()
+    assert main(["ls", "--json", _url(router, "d/tree"), *key]) == 0
+    entries = {one["name"]: one for one in json.loads(capsys.readouterr().out)["entries"]}
+    assert set(entries) == {"a", "empty", "link", "two\nlines", "ünï"}
+    assert main(["stat", "--json", _url(router, "d/tree/ünï"), *key]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts == {"schema": 1, **entries["ünï"], "generation": 1, "known": ""}
 
 
 def test_put_and_get_by_several_routes(
