@@ -76,21 +76,26 @@ static volatile uint64_t seen;
 #define HARDWARE
 #endif
 
+static uint64_t word(const char *at)
+{
+    uint64_t found;
+    memcpy(&found, at, sizeof found);
+    return found;
+}
+
 /* Three parts at once: each step of one part waits for the one before it. */
 HARDWARE static void look(const char *data, size_t count)
 {
-    uint64_t sums[3] = {0, 0, 0}, words[3] = {0, 0, 0};
+    uint64_t first = 0, second = 0, third = 0;
     size_t part = count / 24 * 8;
     for (size_t at = 0; at < part; at += 8) {
-        for (int lane = 0; lane < 3; lane++)
-            memcpy(&words[lane], data + lane * part + at, 8);
-        sums[0] = STEP(sums[0], words[0]);
-        sums[1] = STEP(sums[1], words[1]);
-        sums[2] = STEP(sums[2], words[2]);
+        first = STEP(first, word(data + at));
+        second = STEP(second, word(data + part + at));
+        third = STEP(third, word(data + 2 * part + at));
     }
     for (size_t at = 3 * part; at < count; at++)
-        sums[0] = STEP(sums[0], (unsigned char)data[at]);
-    seen = sums[0] ^ sums[1] ^ sums[2];
+        first = STEP(first, (unsigned char)data[at]);
+    seen = first ^ second ^ third;
 }
 
 static void copy(int from, int to, int looks)
