@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from stageout.cli.jobs import COMPLETED, REMOVED, STATUS_WORDS, Job
+from stageout.cli.jobs import COMPLETED, HELD, REMOVED, STATUS_WORDS, Job
 from stageout.core.states import ENDS, State
 from stageout.wire.control import StreamsReport
 from stageout.wire.custody import FileReport, Report, SandboxReport
@@ -111,7 +111,7 @@ def _from_ad(job: Job) -> dict[str, Any]:
         "state": job.state,
         "reason": (job.remove_reason if removed else "")
         or job.reason
-        or (job.hold_reason if job.held_by_stage_out else ""),
+        or (job.hold_reason if job.status == HELD else ""),
         "files_total": job.files_handed_off,
         "files_left": 0 if finished else _known(job.files_left, job.files_handed_off) + _files(custody),
         "bytes_total": job.bytes_handed_off,

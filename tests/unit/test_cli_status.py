@@ -91,6 +91,12 @@ def test_a_custodian_that_is_silent_is_named(reports: list[Report], words: list[
     assert render.silence_notes(ended, NOW) == []
 
 
+def test_a_job_that_is_held_without_output_in_custody_says_why() -> None:
+    held = job(JobStatus=5, TransferOutputStats=None, HoldReasonCode=12, HoldReasonSubCode=256, HoldReason="no out2")
+    (text, reason, *_) = lines(Snapshot(merge([held], []), []), NOW, 0, in_detail=True)
+    assert (text, reason) == ("Job 12.0 of alice: Held", "  reason    no out2")
+
+
 def test_what_was_removed_waits_for_nothing() -> None:
     gone = job(JobStatus=3, StageOutState="RetryWait", StageOutNextAttempt=int(NOW) + 9, RemoveReason="via condor_rm",
                StageOutReason="507: full; attempt 2 of 20")  # fmt: skip
