@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from overlay_router.copying.copies import Commanded, Copies, Key
+from overlay_router.copying.copies import LATE, Commanded, Copies, Key
 from overlay_router.copying.copyist import Order
 from overlay_router.custodians.forwarder import OnDisk
 from overlay_router.local.destination import Destination, Reply
@@ -154,28 +154,38 @@ class Copier:
             self.wake.set()
 
     async def _carried_out(self, commanded: Commanded, one: _Try) -> dict[str, Any]:
-        """How a process ended that carried it out. :raises OSError: it could not be started."""
-        copy, cancel = commanded.copy, commanded.key in self._copies.cancelled
-        if cancel and not commanded.reached:
-            return {"outcome": Outcome.CANCELLED.value}
-        file = -1
-        if not cancel:
+        """How a process ended that carried it out. :raises OSError: it could not be started.
+
+        What is given up ends so only when the other router, if it has heard of it, says that it was not done.
+        """
+        copy, gives_up, file = commanded.copy, self._given_up(commanded), -1
+        if gives_up is None:
             found = await self._on_disk(lambda: self._destination.published(copy.source, copy.source_generation))
             if isinstance(found, Answer):
-                return {"problem": found.message, "code": found.code, "again": False}
-            file = found.file
+                gives_up = {"problem": found.message, "code": found.code, "again": False}
+            else:
+                file = found.file
         try:
+            if gives_up is not None and not commanded.reached:
+                return gives_up
             routes = await self._ways(copy.terminal)
             if not routes:
                 words = f"no route to {copy.terminal} is known here"
                 return {"problem": words, "code": ErrorClass.CONNECT_FAILED.code, "again": True}
-            own = self._own.now
+            own, cancel = self._own.now, gives_up is not None
             name, secret = own.key
             order = Order(copy, f"/proc/self/fd/{file}", name, secret.hex(), routes, own.ca, cancel)
-            return await self._run(order, file, commanded.key, one)
+            end = await self._run(order, file, commanded.key, one)
+            return gives_up if gives_up and end.get("outcome") == Outcome.CANCELLED.value else end
         finally:
             if file >= 0:
                 os.close(file)
+
+    def _given_up(self, commanded: Commanded) -> dict[str, Any] | None:
+        """How a copy ends that is not to be made any more, unless it has been."""
+        if self._copies.is_late(commanded):
+            return {"outcome": Outcome.EXPIRED.value, "reason": LATE}
+        return {"outcome": Outcome.CANCELLED.value} if commanded.key in self._copies.cancelled else None
 
     async def _run(self, order: Order, file: int, key: Key, one: _Try) -> dict[str, Any]:
         process = await asyncio.create_subprocess_exec(

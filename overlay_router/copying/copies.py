@@ -12,6 +12,7 @@ import json
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
 
+from overlay_router.custodians.said import asked_until
 from overlay_router.local.destination import Reply
 from overlay_router.local.staging import as_result, recorded
 from overlay_router.local.store import SCHEMA, Store
@@ -21,6 +22,8 @@ from stageout.core.clock import Clock
 from stageout.wire import overlay
 from stageout.wire.overlay import Copy, Copying, Operation
 
+LATE = "not copied in time"
+_UNKNOWN = f"{LATE}, and whether it is there is not known: the other router was asked, and did not answer"
 #: That are not carried out yet: each takes some kB of memory.
 MOST_COPIES = 10_000
 
@@ -177,12 +180,24 @@ class Copies:
         return [Reply(one.sender, as_result(*key, result))]
 
     def expire(self, busy: Collection[Key]) -> list[Reply]:
-        """End what is beyond its time and not ``busy`` (carried out now)."""
+        """End what is beyond its time, not ``busy`` (carried out now) and not asked about.
+
+        Where the other router has heard of a copy, it is asked first whether that was made, for so long.
+        """
         now = int(self._clock.wall_s())
-        late = [key for key, one in self._commanded.items() if one.copy.expires < now and key not in busy]
-        replies = [reply for key in late for reply in self.settle(key, Result(Outcome.EXPIRED, "not copied in time"))]
+        late = [one for key, one in self._commanded.items() if self.is_late(one) and key not in busy]
+        ended = [one for one in late if not one.reached or now > asked_until(one.copy.expires, "")]
+        replies = [
+            reply
+            for one in ended
+            for reply in self.settle(one.key, Result(Outcome.EXPIRED, _UNKNOWN if one.reached else LATE))
+        ]
         self._store.forget(now)
         return replies
+
+    def is_late(self, commanded: Commanded) -> bool:
+        """Whether it is beyond its time."""
+        return commanded.copy.expires < int(self._clock.wall_s())
 
 
 def _copying(one: Commanded) -> Copying:

@@ -11,14 +11,14 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import Upload, answer_to
-from stageout.wire.overlay import BLOCK_BYTES, Cancel, Copy, Open, Operation, Result
+from stageout.wire.overlay import BLOCK_BYTES, Cancel, Copy, Open, Operation, Result, Status
 from stageout.wire.route import Route, address
 
 _SAY_EVERY_S = 0.5
@@ -90,9 +90,14 @@ def carry_out(order: Order) -> Result:
 
 def _cancelled(gateway: Gateway, operation: Operation, routes: tuple[Route, ...]) -> Result:
     with Channel(gateway, routes[0]) as control:
+        control.send(Status(operation.origin, operation.seq))  # its end is said also to who has no right any more
+        known = control.receive()
+        if isinstance(known, Result) and known.outcome not in ("pending", "unknown"):
+            return known
         control.send(Cancel(operation.origin, operation.seq))
         control.send(operation)
-        return _final(answer_to(control, operation, _PATIENCE_S))
+        result = _final(answer_to(control, operation, _PATIENCE_S))
+        return replace(result, outcome="cancelled") if result.outcome == "failed" else result  # refused
 
 
 def _final(answer: object) -> Result:

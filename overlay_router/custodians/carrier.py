@@ -94,7 +94,7 @@ class Answer:
     """What became of an order: an outcome of the protocol, blocks that are damaged, or a failure ("" for none).
 
     :param code: class of the failure, also of one that the terminal has recorded. :param waits: nobody has delivered it
-        yet, which was asked.
+        yet, which was asked. :param said: the next hop may have heard the operation.
     """
 
     number: int
@@ -106,6 +106,7 @@ class Answer:
     code: int = 0
     retry_after_s: float = 0.0
     waits: bool = False
+    said: bool = False
 
 
 def deliver(order: Order, growth: Growth) -> Answer:
@@ -190,9 +191,14 @@ def _execute(gateway: Gateway, operation: Operation, order: Order, growth: Growt
     """
     with Channel(gateway) as control:
         is_lost = has_lost(control, order.said_to, operation)
-        if is_lost and order.cancel == "late":
-            text = f"{LATE}, and {_LOST.format(gateway.server)}"
-            return Result(operation.origin, operation.seq, "expired", text)
+        if order.cancel == "late":
+            if is_lost:
+                text = f"{LATE}, and {_LOST.format(gateway.server)}"
+                return Result(operation.origin, operation.seq, "expired", text)
+            control.send(Status(operation.origin, operation.seq))
+            known = control.receive()
+            if isinstance(known, Result) and known.outcome not in ("pending", "unknown"):
+                return known
         if is_lost and not order.file and not operation.may_exist:
             text = _LOST.format(gateway.server)
             return Result(operation.origin, operation.seq, "failed", text, code=ErrorClass.CONFLICT.code)
@@ -201,6 +207,7 @@ def _execute(gateway: Gateway, operation: Operation, order: Order, growth: Growt
         recalls = bool(order.cancel and operation.terminal)
         if not recalls:
             growth.say(control.store)
+            growth.was_said = True
         growth.woken_by(control.abort)
         control.send(Status(operation.origin, operation.seq) if recalls else operation)
         if not control.has_more(WAITS_S):
@@ -214,9 +221,9 @@ def _execute(gateway: Gateway, operation: Operation, order: Order, growth: Growt
 
 
 def _ended(result: Result, order: Order) -> Result:
-    """What was cancelled because it had expired is expired."""
-    if order.cancel == "late" and result.outcome == "cancelled":
-        return replace(result, outcome="expired", reason=LATE)
+    """What had no result before it was cancelled because it has expired is expired."""
+    if order.cancel == "late" and result.outcome in ("cancelled", "failed"):
+        return Result(result.origin, result.seq, "expired", LATE)
     return result
 
 
@@ -311,7 +318,7 @@ class Carrier:
         self._rings.drop(order.comes, growth)
         growth.close()
         self._growing.pop(order.number, None)
-        self._say(answer)
+        self._say(replace(answer, said=growth.was_said))
 
     def _note(self, number: int, passed: Mapping[int, bytes], gone: Sequence[int]) -> None:
         self._say(Note(number, [[block, digest.hex()] for block, digest in passed.items()], list(gone)))

@@ -64,6 +64,7 @@ class _Order:
     :param held: None while the data still come in, and for data that the terminal is told to drop (``drops``).
     :param passes: of some blocks the next hop may have the only copy but the sender's.
     :param waits: the next hop has all of it and waits for something: it takes no place. :param is_stopped: it ends.
+    :param was_said: an earlier order may have said it onward.
     """
 
     key: Key
@@ -75,6 +76,7 @@ class _Order:
     passes: bool = False
     waits: bool = False
     is_stopped: bool = False
+    was_said: bool = False
 
 
 @dataclass(frozen=True)
@@ -274,6 +276,7 @@ class Forwarder:
 
     def _order(self, held: Held, facts: _Facts) -> None:
         order = _Order(held.key, held.operation.path, _hop(held.operation), held.tid, held, passes=bool(facts.passed))
+        order.was_said = facts.said_to is not None
         cancel = "late" if facts.is_late else "all" if held.key in self._custodian.cancelled else ""
         known: dict[str, Any] = {"digests": b"".join(digest for _, digest in facts.blocks).hex()}
         if facts.passed:
@@ -307,7 +310,7 @@ class Forwarder:
         if not isinstance(found, _Facts):
             self._tell(found)
         elif self._orders.get(number) is order:
-            order.held = held
+            order.held, order.was_said = held, found.said_to is not None
             operation = json.dumps(asdict(_onward(found.operation)))
             self._carrier.write({"whole": number, "operation": operation, "store": found.store})
 
@@ -536,6 +539,8 @@ class Forwarder:
             return await self._record_early(order, answer)
         if answer.outcome:
             return await self._on_disk(lambda: self._custodian.settle(held.key, result_of(answer)))
+        if not answer.said and not order.was_said:
+            await self._on_disk(lambda: self._custodian.said.unsay(held.key))
         if answer.damaged or (answer.code == ErrorClass.SOURCE_CHANGED.code and not held.operation.blocks):
             return await self._on_disk(lambda: self._custodian.damaged(held.key, answer.damaged))
         if answer.waits:

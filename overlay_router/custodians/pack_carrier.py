@@ -62,6 +62,7 @@ class Answer:
 
     :param damaged: positions of files whose data in the spool are not what they were; without ``results`` nothing was
         sent. :param code: class of the failure. :param waits: the next custodian has it.
+    :param is_unknown: the other side has nothing of it, and no results.
     """
 
     number: int
@@ -71,6 +72,7 @@ class Answer:
     code: int = 0
     retry_after_s: float = 0.0
     waits: bool = False
+    is_unknown: bool = False
 
 
 @dataclass(frozen=True)
@@ -266,7 +268,9 @@ class Way:
             self._waits[key] = self._sent.pop(key)
             self._answer(Answer(one.number, damaged=one.damaged, waits=True))
         elif isinstance(message, Result) and message.outcome == "unknown":
-            self._failed(key, TransferFailure(ErrorClass.CONNECTION_LOST, f"{self.gateway.server} does not have it"))
+            failure = TransferFailure(ErrorClass.CONNECTION_LOST, f"{self.gateway.server} does not have it")
+            self._forget(key)
+            self._answer(replace(_failure(one.number, failure), is_unknown=True))
 
     def _forget(self, key: tuple[str, int]) -> None:
         self._sent.pop(key, None)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from overlay_router.custodians.pack_records import HeldPack, PackRecords, pack_text
+from overlay_router.custodians.said import LATE, UNKNOWN, asked_until
 from overlay_router.local.destination import Reply
 from overlay_router.local.small_files import Arrived, overlap
 from overlay_router.local.staging import as_packed, recorded_pack
@@ -45,7 +46,6 @@ _EXPIRE_AT_ONCE = 1024
 _MOST_AHEAD = 1024
 _DAMAGED = "the copy in the custodian's spool was damaged"
 _SHARED = "unpacked: some of its files are in custody in another pack, or have their end: send each by itself"
-_LATE = "the custodian could not deliver it in time"
 
 
 class News(NamedTuple):
@@ -126,6 +126,8 @@ class PackCustody:
         self._behind: dict[Key, list[HeldPack]] = {}
         self._news = News([], [])
         self._done: dict[str, _Done] = {}
+        #: That may have been sent, by this process or one before.
+        self._perhaps_sent: set[Key] = set()
         self._recover()
 
     # ---- taken in ----------------------------------------------------------------------------------------------------
@@ -419,11 +421,29 @@ class PackCustody:
         return [Reply(held.sender, overlay.Result(*held.key, "unknown"))]
 
     def expire(self, busy: Collection[Key]) -> list[Reply]:
-        """End what is beyond its time and not ``busy`` (being delivered); when it is much, the rest the next time."""
+        """End what is beyond its time, not ``busy`` (being delivered) and not asked about.
+
+        When it is much, the rest the next time.
+        """
         now = self._clock.wall_s()
         late = (held for held in self._held.values() if held.expires < now and held.key not in busy)
-        ends = islice(late, _EXPIRE_AT_ONCE)
-        return self.settle([(held, [Result(Outcome.EXPIRED, _LATE)] * held.files) for held in ends])
+        ends = islice((held for held in late if not self.is_asked_about(held)), _EXPIRE_AT_ONCE)
+        return self.settle(
+            [(held, late_results(held, UNKNOWN if self._may_be_done(held) else LATE)) for held in ends]
+        )  # fmt: skip
+
+    def is_asked_about(self, held: HeldPack) -> bool:
+        """Whether it has expired, and is not EXPIRED before whoever may have it was asked."""
+        now = self._clock.wall_s()
+        return held.expires < now <= asked_until(held.expires, held.terminal) and self._may_be_done(held)
+
+    def was_sent(self, held: HeldPack) -> None:
+        """Whoever is next may have it, and has not answered."""
+        if held.key in self._held:
+            self._perhaps_sent.add(held.key)
+
+    def _may_be_done(self, held: HeldPack) -> bool:
+        return held.key in self._perhaps_sent or held.is_single  # another custodian may have its files, too
 
     # ---- the spool ---------------------------------------------------------------------------------------------------
 
@@ -435,6 +455,7 @@ class PackCustody:
         for held in self._store.held_packs():
             self._add(held)
             self._spool.lots[_owner(held)] = lots.Lot(held.size_bytes, 0.0, pinned=True)
+            self._perhaps_sent.add(held.key)
         for held in self._held.values():
             self._line_up(held)
         known = {self._file(key).name for key in self._held}
@@ -453,6 +474,7 @@ class PackCustody:
 
     def _remove(self, held: HeldPack) -> None:
         del self._held[held.key]
+        self._perhaps_sent.discard(held.key)
         known = self._origins[held.origin]
         del known.packs[held.seq]
         del known.starts[bisect_left(known.starts, held.seq)]
@@ -468,6 +490,11 @@ class PackCustody:
         except OSError as problem:
             log.error("custody-not-freed", path=held.path, problem=problem, advice="check the disk of the spool")
         lots.release(self._spool, _owner(held))
+
+
+def late_results(held: HeldPack, reason: str = LATE) -> list[Result]:
+    """Of a pack that has expired."""
+    return [Result(Outcome.EXPIRED, reason)] * held.files
 
 
 def lost() -> Result:

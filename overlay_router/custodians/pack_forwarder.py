@@ -14,7 +14,7 @@ from typing import Any
 from overlay_router.custodians.carrier_process import CarrierProcess, attempt
 from overlay_router.custodians.forwarder import AWAY, OnDisk
 from overlay_router.custodians.pack_carrier import Answer, Order
-from overlay_router.custodians.pack_custody import Key, PackCustody, lost
+from overlay_router.custodians.pack_custody import Key, PackCustody, late_results, lost
 from overlay_router.custodians.pack_records import HeldPack
 from overlay_router.custodians.pack_turns import Lane, Turns
 from overlay_router.local.destination import Reply
@@ -30,6 +30,8 @@ _IDLE_S = 5.0
 _COALESCE_S = 0.002
 #: Packs on their way to one router, without those that it has taken into custody; and as many that it is asked about.
 _UNDER_WAY = 16
+#: Failures before anything is sent.
+_NOT_SENT = frozenset({ErrorClass.CONNECT_FAILED, ErrorClass.NAME_LOOKUP_FAILED, ErrorClass.NAME_NOT_RESOLVED})
 _SETTLED = "its origin has settled it at the terminal already"
 
 
@@ -142,7 +144,8 @@ class PackForwarder:
         self._turns.add(self._lane(held), held, self._clock.wall_s())
 
     def _lane(self, held: HeldPack) -> Lane:
-        return Lane(next_hop(held.terminal)[0], held.key in self._asks)
+        asks = held.key in self._asks or self._packs.is_asked_about(held)
+        return Lane(next_hop(held.terminal)[0], asks)
 
     async def _start(self, held: HeldPack) -> bool:
         """Give it to the process; False when it is not in custody any more."""
@@ -233,8 +236,10 @@ class PackForwarder:
         if await self._carrier.has_died():
             await self._settle()
             log.error("carrier-died", packs=len(self._given))
-            for one in [one for one in map(self._drop, list(self._given)) if one is not None and not one.waits]:
-                self._line_up(one.held)
+            for one in [one for one in map(self._drop, list(self._given)) if one is not None]:
+                self._packs.was_sent(one.held)
+                if not one.waits:
+                    self._line_up(one.held)
             await asyncio.sleep(FIRST_S)
         await self._carrier.start()
 
@@ -283,6 +288,10 @@ class PackForwarder:
         elif answer.damaged:
             ended.damaged.append(held)
             self._forget(held.key)
+        elif answer.is_unknown and self._packs.is_asked_about(held):
+            self._reached(one.lane.hop)
+            ended.settled.append((held, late_results(held)))
+            self._forget(held.key)
         else:
             self._failed(held, answer)
 
@@ -305,6 +314,8 @@ class PackForwarder:
 
     def _failed(self, held: HeldPack, answer: Answer) -> None:
         hop, now_s = self._lane(held).hop, self._clock.monotonic_s()
+        if ErrorClass.from_code(answer.code) not in _NOT_SENT:
+            self._packs.was_sent(held)
         if ErrorClass.from_code(answer.code) in AWAY:
             pause = self._away.setdefault(hop, Pause())
         else:

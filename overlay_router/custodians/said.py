@@ -35,6 +35,12 @@ class Said:
             self._store.say(key, store)
             self._stores[key] = store
 
+    def unsay(self, key: Key) -> None:
+        """It was not said after all: durable on return."""
+        if key in self._stores:
+            self._store.unsay(key)
+            self.forget(key)
+
     def forget(self, key: Key) -> None:
         """It has its end, with which that is recorded."""
         self._stores.pop(key, None)

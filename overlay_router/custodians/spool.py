@@ -132,6 +132,11 @@ class CustodyStore(PackRecords):
         with self._transaction("custody-say"):
             self._connection.execute("INSERT OR REPLACE INTO said VALUES (?, ?, ?)", (*key, store))
 
+    def unsay(self, key: Key) -> None:
+        """It was not said."""
+        with self._transaction("custody-say"):
+            self._connection.execute("DELETE FROM said WHERE origin = ? AND seq = ?", key)
+
     def held(self) -> list[Held]:
         """Everything in custody."""
         rows = self._connection.execute(f"SELECT {_COLUMNS} FROM custody").fetchall()

@@ -69,6 +69,8 @@ class Growth:
         self._pieces: dict[int, Piece] = {}
         self._lent: set[Piece] = set()
         self._stopped: TransferFailure | None = None
+        #: The next hop may have heard the operation.
+        self.was_said = False
         self._ended, self._lends = False, True
         self._asks: deque[Lend] = deque(maxlen=_MOST_ASKS)
         self._on_loan: list[Lent] = []
@@ -461,7 +463,7 @@ class Spooled(Upload):
         if not self._growth.may_be_said(channel.store):
             self._growth.meets(channel.store, False)
             raise TransferFailure(ErrorClass.SERVER_BUSY, _OTHERS)
-        self.order = self._growth.operation
+        self.order, self._growth.was_said = self._growth.operation, True
         self._wait(True)
         return super().publish(tid, channel)
 

@@ -15,9 +15,12 @@ from typing import Any, cast
 
 import pytest
 
+from overlay_router.copying.copier import Copier, _Try
+from overlay_router.copying.copies import Copies, CopyStore
 from overlay_router.custodians import carrier
 from overlay_router.custodians.carrier import Answer, Note
 from overlay_router.custodians.forwarder import Forwarder
+from overlay_router.custodians.pack_carrier import Answer as PackAnswer
 from overlay_router.custodians.said import ASKS_S
 from overlay_router.custodians.spooled import Growth, Spooled
 from overlay_router.peers.keys import OwnCredential
@@ -26,8 +29,9 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Gateway
 from stageout.wire import overlay
 from stageout.wire.frames import digests
-from stageout.wire.overlay import Custody, Operation
-from tests.unit.test_overlay_custodian import EXPIRES, ORIGIN, PEER, TERMINAL, Spooling, coming, publish
+from stageout.wire.overlay import Custody, Operation, Packed
+from tests.unit import test_overlay_pack_custody as packs
+from tests.unit.test_overlay_custodian import EXPIRES, ORIGIN, PEER, TERMINAL, Clock, Spooling, coming, publish
 from tests.unit.test_overlay_pack_custody import spooling
 
 __all__ = ["spooling"]
@@ -80,7 +84,7 @@ def test_whom_a_file_may_have_been_said_to_is_on_the_disk_before_it_is(spooling:
     assert spooling.store.said() == {}
     assert delivering.meets(order["number"], "old", True) == [{"said": order["number"], "store": "old"}]
     assert spooling.store.said() == {KEY: "old"}
-    delivering.answers(_connection_lost(order["number"]))
+    delivering.answers(replace(_connection_lost(order["number"]), said=True))
     spooling.restart()
     again = Delivering(spooling).order()
     assert (again["said_to"], again["store"]) == ("old", "old")
@@ -144,6 +148,19 @@ def test_what_was_never_said_expires_at_once(spooling: Spooling, release: str, o
     assert (reply.message.outcome, "not known" in reply.message.reason) == (outcome, False)
 
 
+def test_what_never_left_is_not_known_as_said(spooling: Spooling) -> None:
+    """Its terminal was away all the time: everybody knows that it was not done."""
+    spooling.take(1)
+    delivering = Delivering(spooling)
+    delivering.one._stores[TERMINAL] = "old"
+    delivering.answers(Answer(delivering.order()["number"], failure="away", code=ErrorClass.CONNECT_FAILED.code))
+    assert (spooling.one.said.to(KEY), spooling.store.said()) == (None, {})
+    delivering.answers(replace(_connection_lost(delivering.order()["number"]), said=True))
+    assert spooling.one.said.to(KEY) == "old"
+    delivering.answers(Answer(delivering.order()["number"], failure="away", code=ErrorClass.CONNECT_FAILED.code))
+    assert spooling.store.said() == {KEY: "old"}, "it may have been said before"
+
+
 @pytest.mark.parametrize("damaged", [False, True])
 @pytest.mark.parametrize("answer", ["done", "expired"])
 def test_what_may_have_been_done_is_asked_about_before_it_is_expired(
@@ -184,10 +201,10 @@ def test_of_two_custodians_each_asks(spooling: Spooling) -> None:
 
 
 class _Terminal:
-    """Answers one question. :ivar heard: what it was told."""
+    """Answers a STATUS, and what else it is asked, with these. :ivar heard: what it was told."""
 
-    def __init__(self, answer: str, store: str = "old") -> None:
-        self.store, self.heard, self._answer = store, list[str](), answer
+    def __init__(self, answer: str, store: str = "old", status: str = "unknown") -> None:
+        self.store, self.heard, self._answer, self._status = store, list[str](), answer, status
 
     def send(self, message: object) -> None:
         self.heard.append(type(message).__name__)
@@ -196,7 +213,7 @@ class _Terminal:
         return True
 
     def receive(self) -> overlay.Result:
-        return overlay.Result(ORIGIN, 5, self._answer, generation=3)
+        return overlay.Result(ORIGIN, 5, self._status if self.heard[-1] == "Status" else self._answer, generation=3)
 
     def abort(self) -> None:
         pass
@@ -217,22 +234,29 @@ def _order(kind: str, onward: str = "", **further: Any) -> carrier.Order:
 
 
 @pytest.mark.parametrize(
-    ("answer", "store", "outcome", "is_known"),
-    [("done", "old", "done", True), ("cancelled", "old", "expired", True), ("expired", "old", "expired", True),
-     ("cancelled", "new", "expired", False)],
+    ("status", "answer", "outcome"),
+    [("done", "", "done"), ("failed", "", "failed"), ("unknown", "cancelled", "expired"),
+     ("pending", "done", "done"), ("unknown", "failed", "expired")],
 )  # fmt: skip
 def test_a_late_operation_is_what_its_terminal_has_recorded(
-    monkeypatch: pytest.MonkeyPatch, answer: str, store: str, outcome: str, is_known: bool
+    monkeypatch: pytest.MonkeyPatch, status: str, answer: str, outcome: str
 ) -> None:
-    terminal = _Terminal(answer, store)
+    """What it has no result of is cancelled there, so that it is not executed after that."""
+    terminal = _Terminal(answer, status=status)
     found = _delivered(monkeypatch, terminal, _order("delete", cancel="late", said_to="old", store="old"))
-    assert (found.outcome, "not known" not in found.reason) == (outcome, is_known)
-    assert terminal.heard == (["Cancel", "Operation"] if is_known else []), "it is never executed after that"
+    assert found.outcome == outcome
+    assert terminal.heard == (["Status", "Cancel", "Operation"] if answer else ["Status"])
+
+
+def test_of_a_late_operation_whose_terminal_has_lost_its_records_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = _Terminal("cancelled", "new")
+    found = _delivered(monkeypatch, terminal, _order("delete", cancel="late", said_to="old", store="old"))
+    assert (found.outcome, "not known" in found.reason, terminal.heard) == ("expired", True, [])
 
 
 def test_what_the_next_custodian_does_not_have_is_cancelled_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Said again it would wait there for data that nobody sends, and be asked about until it expires."""
-    terminal = _Terminal("unknown", "")
+    terminal = _Terminal("", "")
     found = _delivered(monkeypatch, terminal, _order("publish", "u:1", cancel="all", said_to=""))
     assert (found.outcome, terminal.heard) == ("cancelled", ["Cancel", "Status"])
 
@@ -297,3 +321,99 @@ def test_what_had_to_come_after_a_failure_fails_without_asking(spooling: Spoolin
     assert delivering.begin() == []
     assert [(message.outcome, message.reason) for message in delivering.said] == [("failed", "dependency")]
     assert not spooling.one.held()
+
+
+# ---- packs -----------------------------------------------------------------------------------------------------------
+
+
+def _outcomes(delivering: packs.Delivering) -> list[str]:
+    (reply,) = delivering.told
+    assert isinstance(reply.message, Packed)
+    return list(reply.message.outcomes)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("answer", ["done", "unknown"])
+def test_a_pack_that_may_have_arrived_is_asked_about_before_it_is_expired(
+    spooling: Spooling, answer: str, restarts: bool
+) -> None:
+    spooling.one.packs.take([packs.pack()])
+    delivering = packs.Delivering(spooling)
+    delivering.step()
+    lost = PackAnswer(delivering.number(1), failure="lost", code=ErrorClass.CONNECTION_LOST.code)
+    assert delivering.step(lost) == []
+    if restarts:
+        spooling.restart()
+        delivering = packs.Delivering(spooling)
+    spooling.clock.now_s = EXPIRES + 1.0
+    assert spooling.one.expire(()) == []
+    assert delivering.step() == [(1, True)], "it is not sent any more"
+    said = PackAnswer(delivering.number(1), [("done", "", 1, 0)] * 3) if answer == "done" else None
+    delivering.step(said or PackAnswer(delivering.number(1), failure="no", is_unknown=True))
+    assert _outcomes(delivering) == ([] if answer == "done" else ["expired"] * 3)
+
+
+@pytest.mark.parametrize(("release", "outcome"), [("delivered", "expired"), ("custody", "lost")])
+def test_of_a_pack_whose_terminal_was_away_it_is_said_whether_it_may_have_arrived(
+    spooling: Spooling, release: str, outcome: str
+) -> None:
+    """Another custodian may have what its sender has freed."""
+    spooling.one.packs.take([packs.pack(release=release)])
+    delivering = packs.Delivering(spooling)
+    delivering.step()
+    delivering.step(PackAnswer(delivering.number(1), failure="away", code=ErrorClass.CONNECT_FAILED.code))
+    spooling.clock.now_s = EXPIRES + 1.0
+    if release == "custody":
+        assert spooling.one.expire(()) == []
+        spooling.clock.now_s += ASKS_S
+    (reply,) = spooling.one.expire(())
+    assert isinstance(reply.message, Packed)
+    assert list(reply.message.outcomes) == [outcome] * 3
+    assert ("not known" in reply.message.reasons[0]) == (release == "custody")
+
+
+# ---- copies ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("why", ["late", "cancelled", "replaced"])
+@pytest.mark.parametrize("answer", ["done", "cancelled"])
+@pytest.mark.parametrize("reached", [False, True])
+def test_a_copy_that_is_given_up_and_has_been_made_is_made(why: str, answer: str, reached: bool) -> None:
+    async def on_disk(work: Callable[[], Any]) -> Any:
+        return work()
+
+    async def ways(terminal: str) -> Any:
+        return ((),)
+
+    async def run(order: Any, *facts: object) -> dict[str, Any]:
+        assert order.cancel
+        return {"outcome": answer}
+
+    copy = SimpleNamespace(source="f", source_generation=1, terminal="t:1")
+    commanded = cast(Any, SimpleNamespace(copy=copy, key=KEY, reached=reached))
+    copies = SimpleNamespace(is_late=lambda one: why == "late", cancelled={KEY} if why == "cancelled" else set())
+    tree = SimpleNamespace(published=lambda *name: overlay.Answer(code=ErrorClass.CONFLICT.code, message="replaced"))
+    copier = Copier(cast(Any, copies), cast(Any, tree), on_disk, lambda replies: None, ways, OwnCredential(), 1)
+    copier._run = run  # type: ignore[method-assign]
+    end = asyncio.run(copier._carried_out(commanded, _Try()))
+    given_up = {"late": "expired", "cancelled": "cancelled", "replaced": None}[why]
+    assert end.get("outcome") == (answer if reached and answer == "done" else given_up)
+
+
+def test_a_copy_that_may_have_been_made_is_not_expired_at_once(tmp_path: Path) -> None:
+    clock, store = Clock(), CopyStore(tmp_path / "store")
+    copies = Copies(store, "me:1", clock)
+    try:
+        for seq in (1, 2):
+            copies.take(overlay.Copy(ORIGIN, seq, "f", 1, "t:1", "g", 4, 0o644, EXPIRES, ""), PEER)
+        copies.moved((ORIGIN, 2), 0)
+        clock.now_s = EXPIRES + 1.0
+        (first,) = copies.expire(())
+        assert isinstance(first.message, overlay.Result)
+        assert (first.message.seq, "not known" in first.message.reason) == (1, False)
+        clock.now_s += ASKS_S
+        (second,) = copies.expire(())
+        assert isinstance(second.message, overlay.Result)
+        assert (second.message.seq, "not known" in second.message.reason) == (2, True)
+    finally:
+        store.close()
