@@ -109,8 +109,9 @@ class Outgoing:
         ends = self._ends
         if ends.custodian is not None and self._forwarder is not None and self._pack_forwarder is not None:
             busy = self._forwarder.busy | self._pack_forwarder.busy
-            self._tell(await self._on_disk(partial(ends.custodian.expire, busy)))
+            problems = {**self._pack_forwarder.problems, **self._forwarder.problems}
+            self._tell(await self._on_disk(partial(ends.custodian.expire, busy, problems)))
         if ends.copies is not None and self.copier is not None:
             self._tell(await self._on_disk(partial(ends.copies.expire, self.copier.busy)))
         if ends.egress is not None and self.outflow is not None:
-            self._tell(await self._on_disk(partial(ends.egress.expire, self.outflow.busy)))
+            self._tell(await self._on_disk(partial(ends.egress.expire, self.outflow.busy, self.outflow.problems)))

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from overlay_router.custodians.pack_custody import PackCustody
 from overlay_router.custodians.passing import Coming, Passed, SentOn, may_be_passed
-from overlay_router.custodians.said import Said
+from overlay_router.custodians.said import NO_PROBLEMS, Said
 from overlay_router.custodians.spool import Begun, CustodyStore, Held, Key
 from overlay_router.local.destination import Attached, Reply
 from overlay_router.local.staging import as_result, ranges, recorded, recorded_pack, whole
@@ -34,6 +34,7 @@ from stageout.core.clock import Clock
 from stageout.tuning.shares import turn
 from stageout.wire import overlay
 from stageout.wire.overlay import NoSpace, Open, Opened, Operation, Staged
+from stageout.wire.route import next_hop
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 #: Operations in custody, or waiting for their data: each takes some kB of memory, whatever its data.
@@ -411,15 +412,9 @@ class Custodian:
             key=lambda held: turn(held.operation.priority, held.operation.deadline, held.taken_at, now),
         )
 
-    def before(self, operation: Operation) -> tuple[int, ...] | None:
-        """Of ``after``, what has no end that is recorded here: a terminal that has lost its records knows of none.
-
-        None: one of them has failed, so this one fails. What its origin has signed stands as it is.
-        """
-        known = {seq: recorded(self._store, operation.origin, seq) for seq in operation.after}
-        if any(one is not None and one.outcome == "failed" for one in known.values()):
-            return None
-        return tuple(seq for seq, one in known.items() if one is None or operation.capability)
+    def result(self, origin: str, seq: int) -> overlay.Result | None:
+        """The end of an operation, as far as it is recorded here."""
+        return recorded(self._store, origin, seq)
 
     def digests(self, held: Held) -> list[bytes]:
         """Digests of all blocks on the disk here, in order."""
@@ -465,16 +460,16 @@ class Custodian:
             log.error("custody-damaged", path=held.operation.path, problem=problem)
         return [self._opened(transfer, held.sender)]
 
-    def expire(self, busy: Collection[Key]) -> list[Reply]:
-        """End what is beyond its time, not ``busy`` (being delivered) and not asked about; give up dead lots."""
+    def expire(self, busy: Collection[Key], problems: Mapping[str, str] = NO_PROBLEMS) -> list[Reply]:
+        """End what is beyond its time, not ``busy`` (being delivered) and not asked about; give up dead lots.
+
+        :param problems: what is in the way, by where it was to go.
+        """
         now = int(self._clock.wall_s())
-        late = [held for key, held in self._held.items() if held.operation.expires < now and key not in busy]
-        replies = [
-            reply
-            for held in late if not self.said.is_asked_about(held, now)
-            for reply in self.settle(held.key, Result(Outcome.EXPIRED, self.said.why_late(held)))
-        ]  # fmt: skip
-        replies += self.packs.expire(busy)
+        late = [held for held in self._held.values() if self.said.is_over(held, now, held.key in busy)]
+        ends = [(one.key, self.said.why_late(one, self._in_way(one, problems))) for one in late]
+        replies = [reply for key, why in ends for reply in self.settle(key, Result(Outcome.EXPIRED, why))]
+        replies += self.packs.expire(busy, problems)
         lots.expire(self._spool, self._clock.monotonic_s())
         dead = [item for item in self._store.transfers() if _key_of(item) not in self._held]
         dead = [item for item in dead if _owner(item) not in self._spool.lots or item.ask.expires < now]
@@ -490,6 +485,10 @@ class Custodian:
         self._store.forget(now)
         self._forget(now)
         return replies
+
+    def _in_way(self, held: Held, problems: Mapping[str, str]) -> str:
+        """Why a file is not where it was to go, as far as that is known."""
+        return problems.get(next_hop(held.operation.terminal)[0], "")
 
     def _forget(self, now: int) -> None:
         live = {_key_of(item) for item in self._store.transfers()}

@@ -9,16 +9,17 @@ import json
 import socket
 import sqlite3
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from overlay_router.custodians.carrier import Answer, Note, Order
 from overlay_router.custodians.carrier_process import CarrierProcess, attempt
 from overlay_router.custodians.custodian import Custodian
+from overlay_router.custodians.facts import Facts, facts_of, hop_of, may_say, named, onward, opening_of
 from overlay_router.custodians.passing import Coming
-from overlay_router.custodians.spool import FIRST_TID, Begun, Held, Key
+from overlay_router.custodians.spool import FIRST_TID, Held, Key
 from overlay_router.local.destination import Reply
 from overlay_router.pauses import FIRST_S, FORGET_EVERY_S, Pause
 from overlay_router.peers.keys import OwnCredential
@@ -26,8 +27,7 @@ from overlay_router.rules.states import Outcome, Result
 from stageout.core import log
 from stageout.core.clock import Clock
 from stageout.core.errors import ErrorClass
-from stageout.wire.overlay import Open, Operation
-from stageout.wire.route import next_hop
+from stageout.wire.overlay import Operation
 
 _COALESCE_S = 0.02
 _IDLE_S = 5.0
@@ -46,7 +46,6 @@ AWAY = frozenset(
     }
 )
 _Block = tuple[int, str]
-Digested = tuple[int, bytes]
 T = TypeVar("T")
 ShareWith = Callable[[socket.socket], None]
 
@@ -77,24 +76,6 @@ class _Order:
     waits: bool = False
     is_stopped: bool = False
     was_said: bool = False
-
-
-@dataclass(frozen=True)
-class _Facts:
-    """What is to be known of an operation for its order.
-
-    :param blocks: with their digests, those that are here. :param passed: those that only the next hop has.
-    :param said_to: the next hop's records that it may have been said to before; None: it was not.
-    :param store: those that it may be said to now, as is recorded. :param is_late: it has expired: it is asked about.
-    """
-
-    file: str
-    blocks: list[Digested]
-    passed: list[Digested]
-    operation: Operation
-    said_to: str | None
-    store: str | None
-    is_late: bool
 
 
 @dataclass
@@ -149,6 +130,10 @@ class Forwarder:
         self._early: dict[int, _Early] = {}
         #: Data that a dead carrier sent on: it is not said yet what of them must come again.
         self._untold: set[int] = set()
+        #: Blocks that the next hop has on its disk, by the number of their data, and that could not be recorded here.
+        self._unheard: dict[int, dict[int, bytes]] = {}
+        #: What is passed and what is gone are heard in their order.
+        self._hearing = asyncio.Lock()
         #: The records that next hops have, as they said last.
         self._stores: dict[str, str] = {}
         self._pauses: dict[Key | str, Pause] = {}
@@ -237,6 +222,23 @@ class Forwarder:
             self._untold.discard(tid)
             self._tell(replies)
 
+    async def _pass_again(self) -> bool:
+        """Have heard what the next hop has. What cannot be recorded (on a full disk) is tried again: others go on.
+
+        :returns: whether more than STAGED is said of it: something is in custody, or must come again.
+        """
+        is_news = False
+        for tid, blocks in list(self._unheard.items()):
+            try:
+                replies = await self._on_disk(lambda one=tid, some=blocks: self._custodian.passed(one, some))  # type: ignore[misc]
+            except (OSError, sqlite3.Error) as problem:
+                log.error("not-passed", tid=tid, problem=problem, advice="look at the disk of the spool")
+                continue
+            del self._unheard[tid]
+            self._tell(replies)
+            is_news |= len(replies) > 1
+        return is_news
+
     async def _start(self) -> None:
         mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with other, contextlib.ExitStack() as unused:
@@ -252,6 +254,8 @@ class Forwarder:
     async def _begin(self) -> None:
         await self._keep_carrier()
         await self._ask_again()
+        async with self._hearing:
+            await self._pass_again()
         due = await self._on_disk(self._custodian.due)
         await self._complete(due)
         for held in self._next(due):
@@ -263,26 +267,30 @@ class Forwarder:
     async def _deliver(self, held: Held) -> None:
         self._beginning = frozenset({held.key})
         try:
-            found = await self._on_disk(lambda: self._facts(held))
-            if isinstance(found, _Facts):
+            found = await self._facts(held)
+            if isinstance(found, Facts):
                 self._order(held, found)
             else:
                 self._tell(found)
         except (OSError, sqlite3.Error) as problem:  # of this file: that holds up no other one
-            order = _Order(held.key, held.operation.path, _hop(held.operation), held.tid)
+            order = _Order(held.key, held.operation.path, hop_of(held.operation), held.tid)
             self._failed(order, Answer(0, failure=f"its records cannot be read: {problem}"))
         finally:
             self._beginning = frozenset()
 
-    def _order(self, held: Held, facts: _Facts) -> None:
-        order = _Order(held.key, held.operation.path, _hop(held.operation), held.tid, held, passes=bool(facts.passed))
+    async def _facts(self, held: Held) -> Facts | list[Reply]:
+        known, now = self._stores.get(hop_of(held.operation)), self._clock.wall_s()
+        return await self._on_disk(lambda: facts_of(self._custodian, held, known, now))
+
+    def _order(self, held: Held, facts: Facts) -> None:
+        order = _Order(held.key, held.operation.path, hop_of(held.operation), held.tid, held, passes=bool(facts.passed))
         order.was_said = facts.said_to is not None
         cancel = "late" if facts.is_late else "all" if held.key in self._custodian.cancelled else ""
         known: dict[str, Any] = {"digests": b"".join(digest for _, digest in facts.blocks).hex()}
         if facts.passed:
-            known = {"blocks": _named(facts.blocks), "passed": _named(facts.passed), "passes": True}
+            known = {"blocks": named(facts.blocks), "passed": named(facts.passed), "passes": True}
         self._give(
-            order, _onward(facts.operation), file=facts.file, digest=held.digest, opening=_opening(held.asked),
+            order, onward(facts.operation), file=facts.file, digest=held.digest, opening=opening_of(held.asked),
             cancel=cancel, asks=held.stands_by(self._clock.wall_s()), said_to=facts.said_to, store=facts.store,
             **known,
         )  # fmt: skip
@@ -302,16 +310,16 @@ class Forwarder:
 
     async def _publish(self, number: int, order: _Order, held: Held) -> None:
         try:
-            found = await self._on_disk(lambda: self._facts(held))
+            found = await self._facts(held)
         except (OSError, sqlite3.Error) as problem:  # of this file: that holds up no other one
             self._failed(order, Answer(number, failure=f"not recorded: {problem}"))
             self._carrier.write({"stop": number})
             return
-        if not isinstance(found, _Facts):
+        if not isinstance(found, Facts):
             self._tell(found)
         elif self._orders.get(number) is order:
             order.held, order.was_said = held, found.said_to is not None
-            operation = json.dumps(asdict(_onward(found.operation)))
+            operation = json.dumps(asdict(onward(found.operation)))
             self._carrier.write({"whole": number, "operation": operation, "store": found.store})
 
     async def _send_early(self) -> None:
@@ -332,7 +340,7 @@ class Forwarder:
             if coming is None:
                 self._early.pop(tid, None)
                 continue
-            early.places = (coming.key, _hop(coming.asked))
+            early.places = (coming.key, hop_of(coming.asked))
             if self._is_open_for(early):
                 self._give_early(coming, self._early.pop(tid).blocks)
 
@@ -354,26 +362,27 @@ class Forwarder:
         blocks = {block: digest.hex() for block, digest in coming.blocks} | dict(more)
         operation = Operation(*coming.key, "publish", ask.path, ask.expires, size_bytes=ask.size_bytes)
         self._give(
-            _Order(coming.key, ask.path, _hop(ask), coming.tid, passes=coming.passes), operation, file=coming.file,
-            digest=coming.digest, opening=_opening(ask), comes=coming.tid, blocks=[*map(list, blocks.items())],
-            passed=_named((block, digest) for block, digest in coming.passed if block not in blocks),
-            passes=coming.passes, store=self._stores.get(_hop(ask)),
+            _Order(coming.key, ask.path, hop_of(ask), coming.tid, passes=coming.passes), operation, file=coming.file,
+            digest=coming.digest, opening=opening_of(ask), comes=coming.tid, blocks=[*map(list, blocks.items())],
+            passed=named((block, digest) for block, digest in coming.passed if block not in blocks),
+            passes=coming.passes, store=self._stores.get(hop_of(ask)),
         )  # fmt: skip
 
     async def _clean(self) -> None:
         """Stop sending what nobody goes on with, and have the terminals drop what they have of such files."""
         for number, order in list(self._orders.items()):
             tid = order.tid if order.held is None and not order.drops else 0
-            if tid and not await self._on_disk(lambda one=tid: self._custodian.is_coming(one)):  # type: ignore[misc]
+            is_over = order.held is not None and not self._custodian.has(order.held)
+            if is_over or (tid and not await self._on_disk(lambda one=tid: self._custodian.is_coming(one))):  # type: ignore[misc]
                 self._carrier.write({"stop": number})
         now_s = self._clock.monotonic_s()
         for stray in await self._on_disk(self._custodian.strays):
-            places = (stray.key, _hop(stray))
+            places = (stray.key, hop_of(stray))
             paused = any(self._pauses.get(place, Pause()).until_s > now_s for place in places)
             if paused or stray.key in self.busy or len(self._orders) >= 2 * self._most:
                 continue
             operation = Operation(*stray.key, "publish", stray.path, stray.expires)
-            self._give(_Order(stray.key, stray.path, _hop(stray), 0, drops=True), operation, cancel="data")
+            self._give(_Order(stray.key, stray.path, hop_of(stray), 0, drops=True), operation, cancel="data")
 
     async def _forget(self) -> None:
         """What is known of operations that have ended, and of terminals that nothing goes to, once a minute."""
@@ -387,12 +396,15 @@ class Forwarder:
         for what in known - await self._on_disk(lambda: self._waits(known)) if known else ():
             self._pauses.pop(what, None)
             self._problems.pop(str(what), None)
+        tids = [tid for tid, early in self._early.items() if not early.is_read]
+        for gone in await self._on_disk(lambda: [tid for tid in tids if not self._custodian.is_coming(tid)]):
+            self._early.pop(gone, None)
 
     def _waits(self, those: set[Key | str]) -> set[Key | str]:
         """Of these, operations that have not ended, and terminals that something waits for."""
         keys = {one for one in those if isinstance(one, tuple) and self._custodian.is_live(one)}
-        hops = {_hop(held.operation) for held in self._custodian.held()}
-        return {*keys, *hops, *map(_hop, self._custodian.strays())}
+        hops = {hop_of(held.operation) for held in self._custodian.held()}
+        return {*keys, *hops, *map(hop_of, self._custodian.strays())}
 
     def _give(self, order: _Order, operation: Operation, **further: Any) -> None:
         number, own = next(self._numbers), self._own.now
@@ -403,36 +415,13 @@ class Forwarder:
                   terminal=order.terminal, early=order.held is None and not order.drops)  # fmt: skip
         self._carrier.write(asdict(Order(number, order.terminal, name, secret.hex(), text, ca=own.ca, **further)))
 
-    def _facts(self, held: Held) -> _Facts | list[Reply]:
-        """What its order needs; what is to be said when there is none, because it has its end.
-
-        A file that will be said to records which are known here is recorded as said to them; else the process that
-        delivers asks for that when it has met them (:meth:`_say`).
-        """
-        custodian, operation, now = self._custodian, held.operation, self._clock.wall_s()
-        if not custodian.has(held):
-            return []
-        after = custodian.before(operation)
-        if after is None:
-            return custodian.settle(held.key, Result(Outcome.FAILED, "dependency"))
-        said_to, store = custodian.said.to(held.key), None
-        is_late = custodian.said.is_asked_about(held, now)
-        if said_to is not None:
-            store = said_to
-        elif held.tid and not held.stands_by(now) and not is_late and held.key not in custodian.cancelled:
-            store = self._stores.get(_hop(operation))
-        if store is not None:
-            custodian.said.say(held.key, store)
-        file = "" if held.damaged else custodian.file(held)
-        return _Facts(file, *custodian.blocks(held), replace(operation, after=after), said_to, store, is_late)
-
     def _next(self, due: list[Held]) -> list[Held]:
         """What begins now: no terminal takes all places, and one that is away is tried with one file at a time."""
         now_s, busy = self._clock.monotonic_s(), self.busy
         load = self._load()
         chosen: list[Held] = []
         for held in due:
-            terminal = _hop(held.operation)
+            terminal = hop_of(held.operation)
             away = self._pauses.get(terminal, Pause())
             most = 1 if away.failures else self._most_to_one
             if sum(load.values()) >= self._most:
@@ -483,17 +472,27 @@ class Forwarder:
         if note.store is not None:
             await self._meet(note.number, order, note.store, note.says)
         passed = {int(block): bytes.fromhex(digest) for block, digest in note.passed}
-        is_news = note.waits or bool(note.gone)
-        if passed:
-            replies = await self._on_disk(lambda: self._custodian.passed(order.tid, passed))
-            self._tell(replies)
-            is_news |= len(replies) > 1  # more than STAGED is said of it: it is in custody, or must come again
-        if note.gone:
-            self._tell(await self._on_disk(lambda: self._custodian.gone(order.tid, note.gone)))
-            if order.held is not None:  # it waits for them
-                self._carrier.write({"stop": note.number})
+        is_news = note.waits or note.sends or note.store is not None or bool(note.gone)
+        if passed or note.gone:
+            async with self._hearing:
+                is_news |= await self._hear(order.tid, passed, note.gone)
+        if note.gone and order.held is not None:  # it waits for them
+            self._carrier.write({"stop": note.number})
         if is_news:
             self.wake.set()
+
+    async def _hear(self, tid: int, passed: Mapping[int, bytes], gone: Sequence[int]) -> bool:
+        """As of :meth:`_pass_again`."""
+        is_news = False
+        if passed:
+            self._unheard.setdefault(tid, {}).update(passed)
+            is_news = await self._pass_again()
+        if gone:
+            left = self._unheard.get(tid, {})
+            for block in gone:
+                left.pop(block, None)
+            self._tell(await self._on_disk(lambda: self._custodian.gone(tid, gone)))
+        return is_news
 
     async def _meet(self, number: int, order: _Order, store: str, says: bool) -> None:
         """The next hop has these records. :param says: the operation is to be said to them, when that is recorded."""
@@ -502,18 +501,11 @@ class Forwarder:
         if not says or held is None:
             return
         try:
-            is_here = await self._on_disk(lambda: self._say(held, store))
+            is_here = await self._on_disk(lambda: may_say(self._custodian, held, store))
         except (OSError, sqlite3.Error) as problem:
             self._failed(order, Answer(number, failure=f"not recorded: {problem}"))
             is_here = False
         self._carrier.write({"said": number, "store": store} if is_here else {"stop": number})
-
-    def _say(self, held: Held, store: str) -> bool:
-        """Record it, unless it has its end."""
-        if self._custodian.has(held):
-            self._custodian.said.say(held.key, store)
-            return True
-        return False
 
     def _wait_with_few(self) -> None:
         """Of what waits at next hops, the oldest is asked about again later: each takes a connection, or some."""
@@ -573,26 +565,6 @@ class Forwarder:
         self._problems[order.terminal] = answer.failure
         log.warn("not-delivered", origin=order.key[0], seq=order.key[1], path=order.path, terminal=order.terminal,
                  problem=answer.failure, again_s=round(pause.until_s - self._clock.monotonic_s()))  # fmt: skip
-
-
-def _onward(operation: Operation) -> Operation:
-    """As the next hop hears it."""
-    terminal = next_hop(operation.terminal)[1]
-    return replace(operation, terminal=terminal, release="delivered", tid=0, standby_s=0, copies=1)
-
-
-def _opening(asked: Open | None) -> str:
-    if asked is None:
-        return ""
-    return json.dumps(asdict(replace(asked, terminal=next_hop(asked.terminal)[1], standby_s=0, release="delivered")))
-
-
-def _named(blocks: Iterable[Digested]) -> list[list[Any]]:
-    return [[block, digest.hex()] for block, digest in blocks]
-
-
-def _hop(message: Open | Operation | Begun) -> str:
-    return next_hop(message.terminal)[0]
 
 
 def result_of(answer: Answer) -> Result:

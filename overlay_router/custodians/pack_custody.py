@@ -10,14 +10,14 @@ from __future__ import annotations
 import errno
 import os
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Collection, Container, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from overlay_router.custodians.pack_records import HeldPack, PackRecords, pack_text
-from overlay_router.custodians.said import LATE, UNKNOWN, asked_until
+from overlay_router.custodians.said import LATE, NO_PROBLEMS, UNKNOWN, asked_until, because, is_overdue
 from overlay_router.local.destination import Reply
 from overlay_router.local.small_files import Arrived, overlap
 from overlay_router.local.staging import as_packed, recorded_pack
@@ -31,6 +31,7 @@ from stageout.core import durable, log
 from stageout.core.clock import Clock
 from stageout.wire import frames, overlay, packs
 from stageout.wire.overlay import Custody, NoSpace, Packed
+from stageout.wire.route import next_hop
 
 Key = tuple[str, int]
 #: In custody at once: each takes a kB of memory, and a MiB of the spool.
@@ -420,17 +421,20 @@ class PackCustody:
         self._remove(held)
         return [Reply(held.sender, overlay.Result(*held.key, "unknown"))]
 
-    def expire(self, busy: Collection[Key]) -> list[Reply]:
+    def expire(self, busy: Collection[Key], problems: Mapping[str, str] = NO_PROBLEMS) -> list[Reply]:
         """End what is beyond its time, not ``busy`` (being delivered) and not asked about.
 
-        When it is much, the rest the next time.
+        When it is much, the rest the next time. :param problems: what is in the way, by the next router.
         """
         now = self._clock.wall_s()
-        late = (held for held in self._held.values() if held.expires < now and held.key not in busy)
-        ends = islice((held for held in late if not self.is_asked_about(held)), _EXPIRE_AT_ONCE)
-        return self.settle(
-            [(held, late_results(held, UNKNOWN if self._may_be_done(held) else LATE)) for held in ends]
-        )  # fmt: skip
+        late = (held for held in self._held.values() if held.expires < now and not self.is_asked_about(held))
+        over = (one for one in late if one.key not in busy or is_overdue(one.expires, one.terminal, now))
+        ends = islice(over, _EXPIRE_AT_ONCE)
+        return self.settle([(held, late_results(held, self._why_late(held, problems))) for held in ends])
+
+    def _why_late(self, held: HeldPack, problems: Mapping[str, str]) -> str:
+        reason = UNKNOWN if self._may_be_done(held) else LATE
+        return because(reason, problems.get(next_hop(held.terminal)[0], ""))
 
     def is_asked_about(self, held: HeldPack) -> bool:
         """Whether it has expired, and is not EXPIRED before whoever may have it was asked."""

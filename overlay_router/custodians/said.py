@@ -10,11 +10,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from overlay_router.custodians.spool import CustodyStore, Held, Key
 
 #: Behind its expiry an operation is asked about for so long. Terminals keep results an hour.
 ASKS_S = 900
-_MOST_S = 3000
+_MOST_S = 2400
+_PROBLEM_CHARS = 300
+#: Where nobody knows what is in the way.
+NO_PROBLEMS: Mapping[str, str] = MappingProxyType({})
 LATE = "the custodian could not deliver it in time"
 UNKNOWN = f"{LATE}, and whether it has arrived is not known: its next hop was asked, and did not answer"
 
@@ -54,9 +60,26 @@ class Said:
         expires = held.operation.expires
         return expires < now <= asked_until(expires, held.operation.terminal) and self.may_be_done(held)
 
-    def why_late(self, held: Held) -> str:
-        """What its owner is told when it expires without an answer."""
-        return UNKNOWN if self.may_be_done(held) else LATE
+    def is_over(self, held: Held, now: float, is_busy: bool) -> bool:
+        """Whether it has expired, and is not asked about. :param is_busy: it is being delivered, or asked about."""
+        expires, terminal = held.operation.expires, held.operation.terminal
+        if is_busy:
+            return is_overdue(expires, terminal, now)
+        return expires < now and not self.is_asked_about(held, now)
+
+    def why_late(self, held: Held, problem: str) -> str:
+        """What its owner is told when it expires without an answer. :param problem: why it was not delivered."""
+        return because(UNKNOWN if self.may_be_done(held) else LATE, problem)
+
+
+def because(reason: str, problem: str) -> str:
+    """A reason with what was last in the way, where that is known."""
+    return f"{reason}: {problem[:_PROBLEM_CHARS]}" if problem else reason
+
+
+def is_overdue(expires: int, terminal: str, now: float) -> bool:
+    """Whether nobody waits any longer for who delivers, or asks: a router whose clock is wrong may never answer."""
+    return now > asked_until(expires, terminal) + ASKS_S
 
 
 def asked_until(expires: int, terminal: str) -> int:

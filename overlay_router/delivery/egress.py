@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from overlay_router.custodians.custodian import MOST_OPERATIONS, Custodian
 from overlay_router.custodians.passing import NonePassed
+from overlay_router.custodians.said import NO_PROBLEMS
 from overlay_router.custodians.spool import EgressStore, Held, Key, Sent
 from overlay_router.delivery.fetched import version_of
 from overlay_router.local.destination import Reply
@@ -184,14 +185,18 @@ class Egress(Custodian):
         """As :meth:`Store.among`."""
         return self._store.among(tid, blocks)
 
-    def expire(self, busy: Collection[Key]) -> list[Reply]:
+    def expire(self, busy: Collection[Key], problems: Mapping[str, str] = NO_PROBLEMS) -> list[Reply]:
         """As of a custodian. Packs of which nothing is here any more (it was damaged, and never came again) go, too."""
-        replies = super().expire(busy)
+        replies = super().expire(busy, problems)
         for origin, packs_of in list(self._gathered.items()):
             for first, one in list(packs_of.items()):
                 if not any((origin, seq) in self._held for seq in range(first, one.end)):
                     self._gathers_no_more(origin, first)
         return replies
+
+    def _in_way(self, held: Held, problems: Mapping[str, str]) -> str:
+        target = self.targets.find(held.operation.path)
+        return problems.get(target.shown, "") if target else ""
 
     def _gathers_no_more(self, origin: str, first: int) -> None:
         del self._gathered[origin][first]

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import itertools
 import secrets
+import sqlite3
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -190,7 +191,10 @@ class Outflow:
         """Begin a call, without files that have ended meanwhile."""
         self._beginning = frozenset(held.key for held in some)
         try:
-            files = await self._on_disk(lambda: [self._file(held) for held in some if self._egress.has(held)])
+            files, bad = await self._on_disk(lambda: self._files(some))
+            for held, problem in bad:
+                words = f"its records cannot be read: {problem}"
+                self._pause(target, held.key, 0.0, words, path=held.operation.path)
             if files:
                 call = Call(target, files, kit)
                 self._calls[call] = asyncio.get_running_loop().create_task(self._carry_out(call))
@@ -216,8 +220,15 @@ class Outflow:
                 load[target] += 1
         return chosen
 
-    def _file(self, held: Held) -> File:
-        return File(held, Path(self._egress.file(held)), tuple(self._egress.digests(held)))
+    def _files(self, some: Sequence[Held]) -> tuple[list[File], list[tuple[Held, Exception]]]:
+        """Those that have not ended meanwhile; and those whose records cannot be read, which hold up no others."""
+        files, bad = list[File](), list[tuple[Held, Exception]]()
+        for held in filter(self._egress.has, some):
+            try:
+                files.append(File(held, Path(self._egress.file(held)), tuple(self._egress.digests(held))))
+            except (OSError, sqlite3.Error) as problem:
+                bad.append((held, problem))
+        return files, bad
 
     async def _equipped(self, target: Target) -> Kit:
         """For a file that is fetched. :raises OSError: there is no plugin, or the credentials cannot be read."""
@@ -244,7 +255,11 @@ class Outflow:
         try:
             ends = await asyncio.get_running_loop().run_in_executor(self._threads, call.run)
             for file, end in zip(call.files, ends):
-                self._tell(await self._record(call.target, file.held, end))
+                try:
+                    self._tell(await self._record(call.target, file.held, end))
+                except (OSError, sqlite3.Error) as problem:  # of this file: the others have their end
+                    words = f"not recorded: {problem}"
+                    self._pause(call.target, file.held.key, 0.0, words, path=file.held.operation.path)
         except Exception as problem:  # not run, or not recorded: a fault of ours must not end all deliveries
             self._pause(call.target, call.target.url, 0.0, f"not delivered, or not recorded: {problem!r}")
         finally:

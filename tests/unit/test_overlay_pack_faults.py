@@ -5,23 +5,30 @@ from __future__ import annotations
 import asyncio
 import errno
 import sqlite3
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
 from overlay_router.custodians import pack_custody
-from overlay_router.custodians.forwarder import Forwarder
+from overlay_router.custodians.carrier import Note
+from overlay_router.custodians.forwarder import Forwarder, _Order
 from overlay_router.custodians.pack_carrier import Answer
 from overlay_router.custodians.pack_records import HeldPack
 from overlay_router.custodians.spool import Held
+from overlay_router.delivery.outflow import Outflow
 from overlay_router.peers.keys import OwnCredential
+from stageout.movers.results import Delivered
 from stageout.wire.overlay import Cancel, Custody, Packed
+from tests.unit import test_overlay_places as places
 from tests.unit.test_overlay_custodian import Spooling, _faulty
 from tests.unit.test_overlay_destination import ORIGIN, PEER
+from tests.unit.test_overlay_egress import Gate, _means, gate, home
 from tests.unit.test_overlay_pack_custody import DONE, Delivering, pack, spooling
 
-__all__ = ["spooling"]
+__all__ = ["gate", "home", "spooling"]
 
 
 def _broken(*facts: object) -> Any:
@@ -80,6 +87,61 @@ def test_a_file_whose_record_cannot_be_read_holds_up_no_other(
     asyncio.run(forwarder._begin())
     assert given == [2]
     assert "malformed" in str(forwarder.problems)
+
+
+def test_what_was_passed_and_cannot_be_recorded_now_is_later_and_ends_no_other_delivery(
+    spooling: Spooling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk the process that delivers was killed each time, and what leaves is what makes room."""
+    delivering, heard = places.Delivering(spooling), list[tuple[int, list[int]]]()
+    delivering.one._orders = {number: _Order(("o", number), "f", "t:1", number, passes=True) for number in (1, 2)}
+
+    def passed(tid: int, blocks: Mapping[int, bytes]) -> list[Any]:
+        heard.append((tid, sorted(blocks)))
+        return []
+
+    async def story() -> None:
+        monkeypatch.setattr(spooling.one, "passed", _broken)
+        await delivering.one._noted(Note(1, [[0, "00"], [1, "01"]], []))
+        await delivering.one._noted(Note(2, [[5, "05"]], []))
+        monkeypatch.setattr(spooling.one, "gone", lambda tid, blocks: heard.append((-tid, list(blocks))) or [])
+        await delivering.one._noted(Note(1, [], [1]))
+        monkeypatch.setattr(spooling.one, "passed", passed)
+        await delivering.one._begin()
+        assert not delivering.one._unheard
+
+    asyncio.run(story())
+    assert heard == [(-1, [1]), (1, [0]), (2, [5])], "what is gone is not said to be there"
+
+
+def test_a_file_of_a_call_that_fails_by_itself_holds_up_no_other(
+    gate: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def on_disk(work: Callable[[], Any]) -> Any:
+        return work()
+
+    def digests(held: Held) -> Any:
+        return _broken() if held.operation.path == "out/unread" else read(held)
+
+    def settle(key: Any, result: Any) -> Any:
+        return _broken() if key[1] == 2 else end(key, result)
+
+    for seq, name in enumerate(("unread", "unsettled", "good"), 1):
+        gate.put(seq, f"out/{name}")
+    read, end = gate.one.digests, gate.one.settle
+    monkeypatch.setattr(gate.one, "digests", digests)
+    monkeypatch.setattr(gate.one, "settle", settle)
+    flow = Outflow(gate.one, _means(tmp_path), on_disk, lambda replies: None, cast(Any, gate.clock))
+    target = gate.one.targets.find("out/good")
+    assert target is not None
+    held, _ = gate.one.ready(())
+    files, bad = flow._files(held)
+    assert ([file.held.key[1] for file in files], [one.key[1] for one, _ in bad]) == ([2, 3], [1])
+    call = Mock(target=target, files=files, run=lambda: [Delivered("size")] * len(files))
+    flow._calls[call] = cast(Any, None)
+    asyncio.run(flow._carry_out(call))
+    assert [one.key[1] for one in gate.one.held()] == [1, 2]
+    assert [*flow._pauses] == [held[1].key], "the target does not wait"
 
 
 def test_packs_that_cannot_be_looked_up_keep_no_space(spooling: Spooling, monkeypatch: pytest.MonkeyPatch) -> None:

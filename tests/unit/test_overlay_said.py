@@ -19,6 +19,7 @@ from overlay_router.copying.copier import Copier, _Try
 from overlay_router.copying.copies import Copies, CopyStore
 from overlay_router.custodians import carrier
 from overlay_router.custodians.carrier import Answer, Note
+from overlay_router.custodians.facts import before
 from overlay_router.custodians.forwarder import Forwarder
 from overlay_router.custodians.pack_carrier import Answer as PackAnswer
 from overlay_router.custodians.said import ASKS_S
@@ -301,11 +302,11 @@ def test_a_file_is_not_published_to_other_records_than_those_that_are_recorded(t
 
 def test_what_has_its_end_here_is_not_waited_for_at_a_terminal_that_may_have_forgotten_it(spooling: Spooling) -> None:
     rename = Operation(ORIGIN, 3, "rename", "f1", EXPIRES, target="g", after=(1, 2), terminal=TERMINAL)
-    assert spooling.one.before(rename) == (1, 2), "nothing is known of them here"
+    assert before(spooling.one, rename) == (1, 2), "nothing is known of them here"
     spooling.take(1)
     spooling.one.settle(KEY, Result(Outcome.DONE))
-    assert spooling.one.before(rename) == (2,)
-    assert spooling.one.before(replace(rename, capability="signed")) == (1, 2), "that would not be what was signed"
+    assert before(spooling.one, rename) == (2,)
+    assert before(spooling.one, replace(rename, capability="signed")) == (1, 2), "that would not be what was signed"
     spooling.one.operate(rename, PEER, "")
     assert json.loads(Delivering(spooling).order()["operation"])["after"] == [2]
     spooling.restart()

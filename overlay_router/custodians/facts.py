@@ -1,0 +1,101 @@
+"""What the order for a delivery says of an operation, of its data and of the records of the next hop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from overlay_router.custodians.custodian import Custodian
+from overlay_router.custodians.spool import Begun, Held
+from overlay_router.local.destination import Reply
+from overlay_router.rules.states import Outcome, Result
+from stageout.wire.overlay import Open, Operation
+from stageout.wire.route import next_hop
+
+Digested = tuple[int, bytes]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is to be known of an operation for its order.
+
+    :param blocks: with their digests, those that are here. :param passed: those that only the next hop has.
+    :param said_to: the next hop's records that it may have been said to before; None: it was not.
+    :param store: those that it may be said to now, as is recorded. :param is_late: it has expired: it is asked about.
+    """
+
+    file: str
+    blocks: list[Digested]
+    passed: list[Digested]
+    operation: Operation
+    said_to: str | None
+    store: str | None
+    is_late: bool
+
+
+def facts_of(custodian: Custodian, held: Held, known: str | None, now: float) -> Facts | list[Reply]:
+    """Those of an order; what is to be said when there is none, because the operation has its end.
+
+    A file that will be said to records which are known is recorded as said to them; else the process that delivers asks
+    for that when it has met them (:func:`may_say`).
+
+    :param known: the records that the next hop had the last time. :param now: Unix time in seconds.
+    """
+    operation = held.operation
+    if not custodian.has(held):
+        return []
+    after = before(custodian, operation)
+    if after is None:
+        return custodian.settle(held.key, Result(Outcome.FAILED, "dependency"))
+    said_to = store = custodian.said.to(held.key)
+    is_late = custodian.said.is_asked_about(held, now)
+    if said_to is None and held.tid and not (held.stands_by(now) or is_late or held.key in custodian.cancelled):
+        store = known
+    if store is not None:
+        custodian.said.say(held.key, store)
+    file = "" if held.damaged else custodian.file(held)
+    return Facts(file, *custodian.blocks(held), replace(operation, after=after), said_to, store, is_late)
+
+
+def before(custodian: Custodian, operation: Operation) -> tuple[int, ...] | None:
+    """Of ``after``, what has no end that is recorded here: a terminal that has lost its records knows of none.
+
+    None: one of them has failed, so this one fails. What its origin has signed stands as it is.
+    """
+    known = {seq: custodian.result(operation.origin, seq) for seq in operation.after}
+    if any(one is not None and one.outcome == "failed" for one in known.values()):
+        return None
+    return tuple(seq for seq, one in known.items() if one is None or operation.capability)
+
+
+def may_say(custodian: Custodian, held: Held, store: str) -> bool:
+    """Whether an operation may be said to these records, which is recorded then: it is in custody still."""
+    if custodian.has(held):
+        custodian.said.say(held.key, store)
+        return True
+    return False
+
+
+def onward(operation: Operation) -> Operation:
+    """As the next hop hears it."""
+    terminal = next_hop(operation.terminal)[1]
+    return replace(operation, terminal=terminal, release="delivered", tid=0, standby_s=0, copies=1)
+
+
+def opening_of(asked: Open | None) -> str:
+    """The OPEN of its sender as the next hop hears it, as JSON; "" without one."""
+    if asked is None:
+        return ""
+    return json.dumps(asdict(replace(asked, terminal=next_hop(asked.terminal)[1], standby_s=0, release="delivered")))
+
+
+def named(blocks: Iterable[Digested]) -> list[list[Any]]:
+    """Blocks as they are written into an order."""
+    return [[block, digest.hex()] for block, digest in blocks]
+
+
+def hop_of(message: Open | Operation | Begun) -> str:
+    """Address of the next hop."""
+    return next_hop(message.terminal)[0]
