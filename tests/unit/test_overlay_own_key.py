@@ -129,7 +129,7 @@ def test_files_are_copied_with_it_and_its_name_is_told(own: OwnCredential, monke
             return {}
 
         seen = list[Credential]()
-        copies: Any = SimpleNamespace(cancelled={KEY})
+        copies: Any = SimpleNamespace(cancelled={KEY}, is_late=lambda one: False)
         one = copying.Copier(copies, NOBODY, NOBODY, NOBODY, ways, own, 1)
         monkeypatch.setattr(one, "_run", ordered)
         commanded: Any = SimpleNamespace(key=KEY, reached=True, copy=SimpleNamespace(terminal="t:1"))

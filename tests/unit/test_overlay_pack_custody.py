@@ -21,6 +21,7 @@ from overlay_router.custodians.pack_carrier import Answer, Gone, Order, Way, _Se
 from overlay_router.custodians.pack_forwarder import PackForwarder, _Given
 from overlay_router.custodians.pack_records import HeldPack, as_pack
 from overlay_router.custodians.pack_turns import Lane, Turns
+from overlay_router.custodians.said import ASKS_S
 from overlay_router.local.destination import Reply
 from overlay_router.local.small_files import Arrived
 from overlay_router.peers.keys import OwnCredential
@@ -230,7 +231,7 @@ def test_who_answers_for_fewer_files_than_it_was_sent_has_failed(spooling: Spool
 
 def test_what_was_freed_is_lost_at_its_end(spooling: Spooling) -> None:
     spooling.one.packs.take([pack(release="custody")])
-    spooling.clock.now_s = EXPIRES + 1.0
+    spooling.clock.now_s = EXPIRES + ASKS_S + 1.0
     [reply] = spooling.one.expire(())
     assert isinstance(reply.message, Packed)
     assert reply.message.outcomes == ("lost",) * 3
