@@ -57,8 +57,9 @@ class _Search:
         self._lock = threading.Lock()
 
     def run(self) -> None:
-        """Ask until enough have it, or none is left."""
-        threads = [threading.Thread(target=self._fill, args=(place,), daemon=True) for place in range(self.copies)]
+        """Ask until enough have it, or none is left. Who is named first delivers first, whichever thread runs first."""
+        first = [self._next() for _ in range(self.copies)]
+        threads = [threading.Thread(target=self._fill, args=one, daemon=True) for one in enumerate(first)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -66,17 +67,18 @@ class _Search:
         if self.fatal is not None:
             raise self.fatal
 
-    def _fill(self, place: int) -> None:
+    def _fill(self, place: int, candidate: _Candidate | None) -> None:
         """Find a custodian for one of the copies."""
         try:
-            while (candidate := self._next()) is not None:
+            while candidate is not None:
                 try:
                     given = self.give(candidate.custodian, place)
                 except TransferFailure as failure:
                     self._failed(candidate, failure)
-                    continue
-                if self._is_kept(candidate, given):
-                    return
+                else:
+                    if self._is_kept(candidate, given):
+                        return
+                candidate = self._next()
         except BaseException as problem:
             self.fatal = problem
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -88,3 +90,32 @@ def test_of_a_file_whose_data_come_in_it_is_known_that_it_waits(monkeypatch: pyt
     monkeypatch.setattr(copying, "Channel", lambda gateway: _Channel({}, said))
     monkeypatch.setattr(copying.secrets, "token_hex", lambda size_bytes: "ff" * 16)
     assert [one.outcome for one in copying.states(_GATEWAY, mine, 2) if isinstance(one, Result)] == ["done", "pending"]
+
+
+def test_who_is_named_first_delivers_first_whichever_thread_runs_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine the only one that could be had stood by for ten minutes."""
+    late: list[Any] = []
+
+    class Thread:
+        def __init__(self, target: Any, args: Any, daemon: bool) -> None:
+            self._run = partial(target, *args)
+
+        def start(self) -> None:
+            late.append(self._run)
+
+        def join(self) -> None:
+            while late:
+                late.pop()()
+
+    monkeypatch.setattr("stageout.overlay.safekeeping.threading.Thread", Thread)
+    places: list[tuple[str, int]] = []
+
+    def give(custodian: safekeeping.Custodian, place: int) -> Any:
+        places.append((custodian.terminal, place))
+        return SimpleNamespace(router=custodian.terminal)
+
+    candidates = [safekeeping._Candidate(safekeeping.Custodian(_GATEWAY, name)) for name in ("one", "two", "three")]
+    search = safekeeping._Search(candidates, 2, 0.0, give)
+    search.run()
+    assert sorted(places) == [("one", 0), ("two", 1)]
+    assert len(search.kept) == 2
