@@ -413,9 +413,15 @@ def test_a_second_router_on_the_same_records_is_refused(router: RouterProcess) -
         other.start()
 
 
-def test_its_workers_end_with_it(router: RouterProcess) -> None:
+def _ignores(pid: int, number: signal.Signals) -> bool:
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return bool(int(status["SigIgn"], 16) & 1 << (number - 1))
+
+
+def test_its_workers_end_with_it_and_not_by_a_terminals_interrupt(router: RouterProcess) -> None:
     workers = router.workers()
     assert len(workers) == 2
+    wait_until(lambda: all(_ignores(pid, signal.SIGINT) for pid in workers), what="workers to ignore Ctrl-C")
     router.kill()
     wait_until(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in workers), what="workers to end")
 
