@@ -6,11 +6,13 @@ import asyncio
 import sqlite3
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sandbox_manager import lookups, orders, records, recovery
+from sandbox_manager.credentials import HeldSurroundings
 from sandbox_manager.ledger import Ledger, LedgerError, get_meta, set_meta
 from sandbox_manager.records import NewFile, NewSandbox
 from sandbox_manager.rules import read_rules
@@ -297,6 +299,18 @@ def test_retry_of_what_waits_for_its_next_attempt_makes_it_due(db: sqlite3.Conne
     orders.carry_out(db, sheet((Action.RETRY, 1, (), 0), first=2), 6)
     (item,) = records.take_files(db, box, 1, 6, 10, 10)
     assert item.attempts == 1
+
+
+def test_credentials_are_not_exchanged_below_a_mover(db: sqlite3.Connection) -> None:
+    box = add(db, "t1")
+    orders.carry_out(db, sheet((Action.CONFIRM, 1, ("t1",), 1)), 5)
+    held = HeldSurroundings("t1", "[A = 1]", "", ())
+    assert records.renew(db, replace(held, ticket="gone"), 6) is None
+    (item,) = records.take_files(db, box, 1, 6, 10, 10)
+    assert records.renew(db, held, 6) is None
+    waits = records.FileResult(item.ticket_id, item.position, FileState.WAITING, 9, 50, "later")
+    records.record_results(db, [waits])
+    assert records.renew(db, held, 6) == box
 
 
 def test_forget_waits_for_the_bytes(db: sqlite3.Connection) -> None:
