@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import tempfile
@@ -10,9 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from overlay_router.custodians.pack_carrier import Answer
+from overlay_router.custodians.pack_forwarder import PackForwarder
 from overlay_router.local import hidden
 from overlay_router.local.hidden import Directories, Hidden
+from overlay_router.peers.keys import OwnCredential
 from overlay_router.rules.states import Outcome, Result
+from stageout.core.errors import ErrorClass
 from stageout.wire import blocks, overlay
 from stageout.wire.overlay import Custody
 from tests.unit.test_overlay_custodian import ORIGIN, PEER, Spooling, _Death, _faulty, coming
@@ -79,6 +84,19 @@ def test_results_of_packs_that_their_origin_has_settled_are_not_told_again(spool
     for _ in range(2):
         assert list(spooling.store.results_of(ORIGIN, range(1, 4))) == [3]
         spooling.restart()
+
+
+@pytest.mark.parametrize("kind", [ErrorClass.CONNECT_FAILED, ErrorClass.NO_SPACE_REMOTE])
+def test_who_is_away_or_full_is_left_alone_for_as_long_as_it_says(spooling: Spooling, kind: ErrorClass) -> None:
+    async def run() -> float:
+        forwarder = PackForwarder(spooling.one.packs, None, None, OwnCredential(), spooling.clock)  # type: ignore[arg-type]
+        spooling.one.packs.take([pack()])
+        (held,) = spooling.one.packs.held()
+        forwarder._failed(held, Answer(1, failure="not now", code=kind.code, retry_after_s=7.0))
+        (pause,) = (*forwarder._away.values(), *forwarder._pauses.values())
+        return pause.until_s - spooling.clock.now_s
+
+    assert asyncio.run(run()) >= 7.0
 
 
 @pytest.mark.parametrize("sync", [True, False])

@@ -278,19 +278,6 @@ def test_a_pack_is_shown_with_why_it_is_not_there(spooling: Spooling, tmp_path: 
     assert row.endswith(f"{TERMINAL} a and 2 more  (only copy)")
 
 
-@pytest.mark.parametrize("kind", [ErrorClass.CONNECT_FAILED, ErrorClass.NO_SPACE_REMOTE])
-def test_who_is_away_or_full_is_left_alone_for_as_long_as_it_says(spooling: Spooling, kind: ErrorClass) -> None:
-    async def run() -> float:
-        forwarder = PackForwarder(spooling.one.packs, None, None, OwnCredential(), spooling.clock)  # type: ignore[arg-type]
-        spooling.one.packs.take([pack()])
-        (held,) = spooling.one.packs.held()
-        forwarder._failed(held, Answer(1, failure="not now", code=kind.code, retry_after_s=7.0))
-        (pause,) = (*forwarder._away.values(), *forwarder._pauses.values())
-        return pause.until_s - spooling.clock.now_s
-
-    assert asyncio.run(run()) >= 7.0
-
-
 def test_a_process_that_is_not_understood_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["sh", "-c", 'echo "{}"; exec sleep 600']
     monkeypatch.setattr("overlay_router.custodians.carrier_process.module_command", lambda module: words)
