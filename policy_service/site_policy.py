@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ from typing import Any, Protocol
 
 from stageout.core import log
 from stageout.core.errors import StageoutError
+from stageout.core.sockets import readable
 from stageout.tuning.policies import BUILT_IN, Grant, Limits, Policy, greedy
 
 _START_S = 10.0
@@ -152,8 +152,7 @@ class SitePolicy:
         assert self._child.stdout
         end, line = time.monotonic() + limit_s, b""
         while not line.endswith(b"\n"):
-            ready, _, _ = select.select([self._child.stdout], [], [], max(0.0, end - time.monotonic()))
-            if not ready:
+            if not readable([self._child.stdout.fileno()], max(0.0, end - time.monotonic())):
                 raise PolicyError(f"no answer within {limit_s:g} s")
             part = os.read(self._child.stdout.fileno(), _MOST_BYTES)
             line += part

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ from collections.abc import Sequence
 from sandbox_manager.startd import SlotAd, ask_startd
 from stageout.core.children import module_command
 from stageout.core.config import condor_settings
+from stageout.core.sockets import readable
 
 _PATIENCE_S = 10.0
 
@@ -74,7 +74,7 @@ class StartdProcess:
         assert child.stdin is not None and child.stdout is not None
         child.stdin.write(b"\n")
         child.stdin.flush()
-        if not select.select([child.stdout], [], [], self._patience_s)[0]:
+        if not readable([child.stdout.fileno()], self._patience_s):
             raise StartdError(f"it did not answer within {self._patience_s:g} s")
         line = child.stdout.readline()
         if not line:

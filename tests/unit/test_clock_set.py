@@ -33,7 +33,7 @@ def test_nothing_is_given_up_or_deleted_for_a_clock_that_is_set(
 ) -> None:
     """By a month: more than STAGEOUT_GIVE_UP and STAGEOUT_RETENTION."""
     clock = SetClock()
-    monkeypatch.setattr("manager_site.SystemClock", lambda: clock)
+    monkeypatch.setattr("manager_site.LaterClock", lambda: clock)
 
     async def story() -> None:
         async with site.manager(moving=False) as node:

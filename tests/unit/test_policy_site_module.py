@@ -15,6 +15,7 @@ from policy_site import ROOT_DIR, Service
 from policy_service.api import OPERATIONS
 from policy_service.site_policy import PolicyError, SitePolicy, fault, open_policy, trial_cases
 from stageout.tuning.policies import BUILT_IN, Grant, Limits
+from tests.descriptors import many_open
 from tests.polling import wait_for
 
 HALF = """
@@ -179,6 +180,12 @@ def test_the_example_in_the_documentation_is_a_good_policy(tmp_path: Path) -> No
         asker = Grant(f"{owner}/m", 0, 1000, owner)
         assert policy.decide(asker, [asker], limits) == streams
     policy.close()
+
+
+def test_a_service_with_many_connections_hears_its_module(tmp_path: Path) -> None:
+    with many_open():
+        policy = SitePolicy(_write(tmp_path / "site.py", HALF))
+        policy.close()
 
 
 def test_every_policy_and_operation_is_in_the_documentation() -> None:
