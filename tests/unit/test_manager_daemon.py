@@ -413,8 +413,8 @@ def test_a_startd_that_hangs_does_not_hold_up_the_manager(tmp_path: Path, monkey
 def test_a_startd_that_is_not_there_is_an_error_with_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONDOR_CONFIG", "/dev/null")
     monkeypatch.setenv("_CONDOR_LOG", str(tmp_path))
-    ask = StartdProcess()
     with many_open():  # of a node with thousands of connections
+        ask = StartdProcess()
         for _ in range(2):
             with pytest.raises(StartdError, match="startd_address"):
                 ask()
