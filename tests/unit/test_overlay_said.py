@@ -134,7 +134,9 @@ def test_a_file_that_was_sent_on_early_is_published_when_that_is_recorded(spooli
     operation = replace(publish(), size_bytes=2, blocks=2, manifest=manifest)
     assert isinstance(spooling.one.operate(operation, PEER, "blake2b-128")[-1].message, Custody)
     assert delivering.begin() == [], "its terminal was not met"
+    delivering.one.wake.clear()
     assert delivering.meets(order["number"], "new", False) == []
+    assert delivering.one.wake.is_set(), "else it is published some seconds later"
     whole = delivering.order()
     assert (whole["whole"], whole["store"]) == (order["number"], "new")
     assert spooling.store.said() == {KEY: "new"}
