@@ -162,6 +162,11 @@ TABLE: list[tuple[str, Situation, list[str]]] = [
         situation(None, seen(State.ACCEPTED), past=Past(4, 2), record=Record((ticket("t2"),))),
         ["supersede"],
     ),
+    (
+        "gone, completed, AP restarted: its own output has a lower number",
+        situation(None, seen(State.ACCEPTED), past=Past(4, 2), record=Record((ticket(),))),
+        ["confirm"],
+    ),
     ("gone, completed, no record", situation(None, seen(State.ACCEPTED), past=Past(4, 1)), []),
     ("no record yet", situation(job(), seen(State.ACCEPTED), record_missing=True), []),
     ("no record for long", situation(job(), seen(State.ACCEPTED), record_missing=True, waited_s=61.0), ["Show"]),
