@@ -173,7 +173,8 @@ class Custodians:
                     while len(self._over) > _OVER_KEPT:
                         del self._over[next(iter(self._over))]
                     self._is_stored = False
-            self._store()
+            if not self._is_stored:
+                self._store()
 
     def close(self) -> None:
         """Ask no more."""
@@ -211,7 +212,7 @@ class Custodians:
                 log.event("handed-over", job=box.job, run=box.number, custodians=",".join(_places(receipts)))
             if not self._is_stored:
                 self._tell_apart()
-            self._store()
+                self._store()
 
     def _tell_apart(self) -> None:
         """Files of many sandboxes share a seed: what a lost one may have given is not what another one has given."""
@@ -286,8 +287,6 @@ class Custodians:
 
     def _store(self) -> None:
         """On return what is known is on the disk. :raises OSError: it is not; the next call tries it again."""
-        if self._is_stored:
-            return
         rows: list[object] = [
             {
                 "manager": one.seen.manager_name,
