@@ -43,6 +43,7 @@ def test_nothing_is_given_up_or_deleted_for_a_clock_that_is_set(
             await node.pipeline.keep_house()
             boxes = list(node.pipeline.book.registry.by_id.values())
             assert [(box.state, box.reason) for box in boxes] == [(State.ACCEPTED, ""), (State.CONFIRMED, "")]
+            assert node.clock is clock
             assert all(0 <= clock.wall_s() - box.accepted_at < 600 for box in boxes)
 
     run(story())
