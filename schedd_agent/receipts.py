@@ -101,11 +101,15 @@ class Receipts:
         return [path for path, seen in zip(rotated[behind:], facts[behind:]) if not os.path.samestat(seen, last)]
 
     def _turn_to(self, file: FileIO) -> int:
-        """Read another file from its beginning, and what is added to it from now on."""
+        """Read what was added to the open file before it was replaced; another from its beginning, and on from then."""
+        with contextlib.ExitStack() as unused:
+            unused.callback(file.close)
+            found = self._follow()
+            unused.pop_all()
         if self._open is not None:
             self._open.close()
         self._open, self._offset = file, 0
-        return self._follow()
+        return found + self._follow()
 
     def _follow(self) -> int:
         """Read what was added to the open file."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +266,26 @@ def test_a_rotation_that_is_seen_late_loses_no_record(tmp_path: Path) -> None:
     unseen.rename(tmp_path / "epoch_history.20261121T110000")
     assert receipts.read_new() == 0
     assert all(receipts.get(cluster, 0, 1) == WANTED for cluster in (1, 2, 3, 4))
+
+
+def test_what_is_added_while_it_is_rotated_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look at the old file and the look for a new one: then the old one was never read again."""
+    path = tmp_path / "epoch_history"
+    receipts = Receipts(path)
+    path.write_text(_record(1, 1))
+    assert receipts.read_new() == 1
+
+    def rotated(name: Path) -> FileIO:
+        monkeypatch.undo()
+        with open(path, "a") as stream:
+            stream.write(_record(2, 1))
+        path.rename(tmp_path / "epoch_history.20261121T110000")
+        path.write_text(_record(3, 1))
+        return FileIO(name)
+
+    monkeypatch.setattr("schedd_agent.receipts.FileIO", rotated)
+    assert receipts.read_new() == 2
+    assert all(receipts.get(cluster, 0, 1) == WANTED for cluster in (1, 2, 3))
 
 
 def test_a_new_file_with_the_inode_of_the_old_one_is_read_from_its_beginning(tmp_path: Path) -> None:
