@@ -143,8 +143,8 @@ class Agent:
         for name in sorted(names):
             job = jobs.get(name)
             effects = decide(self._situation(name, job, seen.get(name, ())), self.limits)
-            if job and Run(name, 0).schedd != self.name:
-                effects = self._under_another_name(job, effects)
+            if Run(name, 0).schedd != self.name:
+                effects = self._under_another_name(name, job, effects)
             sends += [(name, effect) for effect in effects if isinstance(effect, Send)]
             if job:
                 plans.append((job, [effect for effect in effects if not isinstance(effect, Send)]))
@@ -152,12 +152,14 @@ class Agent:
             self._publish_orders()
         self._edit_all(plans)
 
-    def _under_another_name(self, job: Job, effects: Sequence[Effect]) -> list[Effect]:
+    def _under_another_name(self, name: str, job: Job | None, effects: Sequence[Effect]) -> list[Effect]:
         """What can be done for a job from before the schedd was renamed: nothing that needs its managers.
 
         They obey only the name in its id. One order about it, and they would refuse the whole sheet.
         """
-        reason = f"its id names the schedd {Run(job.name, 0).schedd}, and managers obey only that: set SCHEDD_NAME back"
+        if job is None:
+            return []
+        reason = f"its id names the schedd {Run(name, 0).schedd}, and managers obey only that: set SCHEDD_NAME back"
         reason += f" (from {self.name}) until this job has left the queue, or remove it"
         shown = [Show(replace(one.shown, reason=reason)) if isinstance(one, Show) else one for one in effects]
         return [one for one in shown if not isinstance(one, Send) and one != Show(job.shown)]

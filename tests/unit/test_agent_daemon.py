@@ -9,6 +9,7 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from schedd_agent.agent import Agent
 from schedd_agent.daemon import EXIT_NO_RESTART, Daemon, main
 from schedd_agent.edits import Edit
 from schedd_agent.leases import View
-from schedd_agent.model import Dag, Deliver, Effect, Job, Limits, Past, Show, Shown, Status
+from schedd_agent.model import Dag, Deliver, Effect, Job, Limits, Past, Seen, Show, Shown, Status
 from schedd_agent.notices import CollectorError, Look
 from schedd_agent.orders import Book, Numbers
 from schedd_agent.queue import QueueError
@@ -392,6 +393,19 @@ def test_a_schedd_that_was_renamed_says_so_of_its_older_jobs_and_has_its_orders_
     site.start("ap")
     site.passes()
     assert [order.action for order in site.orders] == [Action.CONFIRM]
+
+
+def test_a_job_that_left_the_queue_of_a_schedd_that_was_renamed_has_no_orders(site: Site) -> None:
+    """What custodians had of it was kept under its old name, and its managers would refuse the whole sheet."""
+    ended = SandboxReport(JOB, 1, "alice", "Delivered", 1, "", 0, ("t1",), 2, 0, 5, 0, 1, 0, 0, 0)
+    site.queue.found.clear()
+    for name, actions in (("new", []), ("ap", [Action.FORGET])):
+        agent = site.start(name)
+        agent.custodians = SimpleNamespace(  # type: ignore[assignment]
+            completed=lambda seen: {JOB: [Seen("m1", "", ended)]}, look_at=lambda jobs, past: None
+        )
+        assert site.passes(2)
+        assert [order.action for order in agent.book.open.values()] == actions
 
 
 def test_a_full_disk_gives_no_orders_and_loses_none(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
