@@ -157,7 +157,13 @@ class WallWatch:
         self._ahead_s = clock.wall_s() - clock.monotonic_s()
 
     def jump_s(self) -> int:
-        """By so much since the last call; negative: back. 0 for less than a minute."""
-        before_s, self._ahead_s = self._ahead_s, self._clock.wall_s() - self._clock.monotonic_s()
-        by_s = self._ahead_s - before_s
-        return int(by_s) if abs(by_s) > _SET_S else 0
+        """By so much since the last call, or the last jump that was :meth:`minded`; negative: back. 0 for a minute."""
+        by_s = self._clock.wall_s() - self._clock.monotonic_s() - self._ahead_s
+        if abs(by_s) > _SET_S:
+            return int(by_s)
+        self._ahead_s += by_s
+        return 0
+
+    def minded(self, jump_s: int) -> None:
+        """What is kept was changed for that jump, and is on the disk."""
+        self._ahead_s += jump_s

@@ -396,6 +396,8 @@ def test_the_clock_is_watched() -> None:
         clock.mono += passed_s
         clock.wall += passed_s + jump_s
         seen.append(watch.jump_s())
+        assert watch.jump_s() == seen[-1], "until that is minded"
+        watch.minded(seen[-1])
     assert seen == [0, 0, -7200, 0, 7200]
 
 
