@@ -167,8 +167,10 @@ class Way:
         """Send what waits, and hear what comes."""
         if not self._sent and len(self._origins) >= _MOST_ORIGINS:
             self._close()
+        began_s = time.monotonic()
         while not self._todo.empty() and len(self._origins) < _MOST_ORIGINS:
             self._begin(self._todo.get())
+        self._heard_s += time.monotonic() - began_s  # on a slow line a pack may take minutes, and nobody listened
         silence_s = self.gateway.timeout_s
         sources = [self._wake] if self._channel is None else [self._wake, self._channel.fileno()]
         ready = readable(sources, min(_ASK_EVERY_S, silence_s / 2) if self._sent else silence_s)

@@ -45,6 +45,8 @@ _MESSAGES_AT_ONCE = 1000
 _PROBE_TIMEOUT_S = 10.0
 #: Beside all transfers together, which have 1.
 _PROBE_WEIGHT = 0.1
+#: So many probes at once wait for their turn on the uplink, in threads that nothing else needs.
+_MOST_PROBES = 4
 #: For both greetings, however often something comes of them.
 _INTRODUCED_S = 20.0
 T = TypeVar("T")
@@ -91,6 +93,7 @@ class Neighbourhood:
         self._node, self._book, self._own, self._interval_s = node, book, own, interval_s
         self._chooser = Chooser(book.address)
         self._thinking = ThreadPoolExecutor(max_workers=1, thread_name_prefix="routes")
+        self._turns = ThreadPoolExecutor(max_workers=_MOST_PROBES, thread_name_prefix="probes")
         self._targets: dict[str, asyncio.Task[None]] = {}
         self._complaints = Complaints()
         self._ending: set[asyncio.Task[None]] = set()
@@ -112,6 +115,7 @@ class Neighbourhood:
         finally:
             self._thinking.shutdown(wait=False)
             await end([*self._targets.values(), *self._ending])
+            self._turns.shutdown(wait=False)
 
     def connect_to(self, targets: Iterable[str]) -> None:
         """From now on these are the neighbours."""
@@ -329,7 +333,7 @@ class Neighbourhood:
             turn = self.uplink.turn(("", 0), _PROBE_WEIGHT) if self.uplink else None
             for start in range(0, size_bytes, len(noise)):
                 if turn:
-                    await loop.run_in_executor(None, turn.take, len(noise))
+                    await loop.run_in_executor(self._turns, turn.take, len(noise))
                 await loop.sock_sendall(sock, noise[: size_bytes - start])
             answer = overlay.decode(await receive_frame(sock, checksum))
         if not isinstance(answer, Probed):

@@ -268,8 +268,6 @@ class Links:
             self._wake.clear()
             with self._lock:
                 lanes = list(self._lanes.values())
-                if not lanes:
-                    self._thread = None
             began_s = time.thread_time()
             try:
                 self._tick(lanes)
@@ -280,8 +278,10 @@ class Links:
                 if repr(problem) != said:
                     log.error("links-not-shared", problem=repr(problem), again_s=_TICK_S)
                 said = repr(problem)
-            if not lanes:
-                return
+            with self._lock:  # not before the last plan: the next thread must not begin beside it
+                if not lanes and not self._lanes:
+                    self._thread = None
+                    return
             time.sleep(max(_SOONEST_S, min(_LATEST_S, _REST * (time.thread_time() - began_s))))
             self._wake.wait(_TICK_S - _SOONEST_S)
 

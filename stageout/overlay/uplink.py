@@ -31,8 +31,9 @@ from stageout.tuning.turns import Place, Turns, piece_bytes
 
 #: Of a router's processes: what its line carries in bytes a second, a colon, and the file in which they share it.
 VARIABLE = "STAGEOUT_UPLINK"
-#: free_s, virtual, passed_bytes, since_s, used: as :class:`Turns` has them.
-_HEAD = struct.Struct("=5d")
+#: What :class:`Turns` has of these, in this order.
+_HEAD = struct.Struct("=6d")
+_KNOWN = "free_s", "virtual", "passed_bytes", "since_s", "used", "messages_s"
 #: Of one process: its pid, where its first flow stands, when it said who sends by it, and the size of what it said.
 _SLOT = struct.Struct("=qddq")
 _SLOTS, _SLOT_BYTES = 64, 4096
@@ -180,8 +181,7 @@ class Uplink:
             now_s = time.monotonic()
             for place, (_, _, said_s, size_bytes) in self._slots():
                 text = self._table[place + _SLOT.size : place + _SLOT.size + size_bytes]
-                for row in json.loads(text) if is_locked and now_s - said_s < _FRESH_S else ():
-                    one = Sharer(*row)
+                for one in _read(text) if is_locked and now_s - said_s < _FRESH_S else ():
                     key = one.to, one.owner, one.priority
                     found[key] = _both(found[key], one) if key in found else one
             return self._turns.rate_used(now_s), sorted(found.values(), key=lambda one: -one.rate)
@@ -227,14 +227,10 @@ class Uplink:
         try:
             turns = self._turns
             if locked:
-                turns.free_s, turns.virtual, turns.passed_bytes, turns.since_s, turns.used = _HEAD.unpack_from(
-                    self._table, 0
-                )
+                vars(turns).update(zip(_KNOWN, _HEAD.unpack_from(self._table, 0)))
             yield locked
             if locked:
-                _HEAD.pack_into(
-                    self._table, 0, turns.free_s, turns.virtual, turns.passed_bytes, turns.since_s, turns.used
-                )
+                _HEAD.pack_into(self._table, 0, *(vars(turns)[name] for name in _KNOWN))
         finally:
             if locked:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
@@ -293,6 +289,14 @@ def uplink_of_this_process() -> Uplink | None:
 
 def _written(sharers: Sequence[Sharer]) -> bytes:
     return json.dumps([list(vars(one).values()) for one in sharers]).encode()
+
+
+def _read(text: bytes) -> list[Sharer]:
+    """What :func:`_written` made; nothing, where a process was killed while it wrote."""
+    try:
+        return [Sharer(*row) for row in json.loads(text)]
+    except (ValueError, TypeError):
+        return []
 
 
 def _start(turn: Turn) -> float:

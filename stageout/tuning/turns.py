@@ -21,9 +21,10 @@ BACK_S = 0.02
 #: A process that does not come within this time, although it is its turn, loses it.
 PATIENCE_S = 0.005
 _POLL_S = 0.0005
-#: What is so small is a message: it waits for nobody, while messages are not more than the line carries in this time.
+#: What is so small is a message: it waits for nobody, while messages are not more than this part of the line. What else
+#: waits has the rest, so that data that come in small parts, in circuits that are fed slowly, starve nobody.
 MESSAGE_BYTES = 4096
-_MESSAGES_S = 0.25
+_MESSAGES_PART, _MESSAGES_S = 0.5, 0.25
 _PIECE_S = 0.01
 _LEAST_PIECE_BYTES, _MOST_PIECE_BYTES = 8 * 1024, 1024 * 1024
 
@@ -40,6 +41,7 @@ class Turns:
     :param rate: what it carries, bytes a second. :param free_s: when it is free. :param virtual: place in virtual time
         of what left last. :param passed_bytes: that have left since ``since_s``, which is a second ago at most while
         something leaves, and :param used: bytes a second in the second before.
+    :param messages_s: when messages have had the time that they take in their part of it.
     """
 
     rate: float
@@ -48,6 +50,7 @@ class Turns:
     passed_bytes: float = 0.0
     since_s: float = 0.0
     used: float = 0.0
+    messages_s: float = 0.0
 
     @property
     def behind(self) -> float:
@@ -72,8 +75,9 @@ class Turns:
 
     def lets(self, size_bytes: int, now_s: float) -> bool:
         """Whether something so small leaves at once. It counts like all else, if it does."""
-        if size_bytes > MESSAGE_BYTES or self.free_s > now_s + _MESSAGES_S:
+        if size_bytes > MESSAGE_BYTES or self.messages_s > now_s + _MESSAGES_S:
             return False
+        self.messages_s = max(self.messages_s, now_s) + size_bytes / (_MESSAGES_PART * self.rate)
         self._count(size_bytes, now_s)
         return True
 

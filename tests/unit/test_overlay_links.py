@@ -49,6 +49,27 @@ def processes(tmp_path: Path) -> Iterator[tuple[Links, Links]]:
     yield Links(shared_book(tmp_path)), Links(shared_book(tmp_path))
 
 
+def test_a_lane_that_begins_during_the_last_plan_is_planned_by_the_same_thread(tmp_path: Path) -> None:
+    book = shared_book(tmp_path)
+    here, is_last, goes_on = Links(book), threading.Event(), threading.Event()
+
+    def exchange(mine: Sequence[Row], now_s: float) -> list[Row]:
+        if not mine:
+            is_last.set()
+            goes_on.wait(_PATIENCE_S)
+        return list(mine)
+
+    book.exchange = exchange  # type: ignore[method-assign]
+    lane = here.lane("host:1", Claim())
+    first = here._thread
+    lane.close()
+    assert is_last.wait(_PATIENCE_S)
+    with here.lane("host:1", Claim()):
+        assert here._thread is first
+    goes_on.set()
+    wait_for(lambda: here._thread is None)
+
+
 def test_one_with_less_weight_is_held_until_the_other_has_ended(processes: tuple[Links, Links]) -> None:
     bulk = _Sender(processes[0].lane("host:1", Claim("bulk")))
     urgent = _Sender(processes[1].lane("host:1", Claim("urgent", priority=10)))

@@ -7,20 +7,23 @@ import errno
 import sqlite3
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
 
-from overlay_router.custodians import pack_custody
+from overlay_router.custodians import pack_carrier, pack_custody
 from overlay_router.custodians.carrier import Note
 from overlay_router.custodians.forwarder import Forwarder, _Order
-from overlay_router.custodians.pack_carrier import Answer
+from overlay_router.custodians.pack_carrier import Answer, Order, Way, _Sent
 from overlay_router.custodians.pack_records import HeldPack
 from overlay_router.custodians.spool import Held
 from overlay_router.delivery.outflow import Outflow
 from overlay_router.peers.keys import OwnCredential
+from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.movers.results import Delivered
+from stageout.overlay.channel import Gateway
 from stageout.wire.overlay import Cancel, Custody, Packed
 from tests.unit import test_overlay_places as places
 from tests.unit.test_overlay_custodian import Spooling, _faulty
@@ -179,3 +182,31 @@ def test_a_file_that_cannot_be_removed_holds_up_no_end(spooling: Spooling, monke
     assert not spooling.spool.lots
     spooling.restart()
     assert not list((spooling.home / ".stageout/packs").iterdir())
+
+
+class _SlowWay(Way):
+    """To send a pack takes 100 seconds."""
+
+    def _run(self) -> None:
+        pass
+
+    def _begin(self, order: Order) -> None:
+        self._sent[ORIGIN, order.number] = _Sent(order.number, 3)
+        pack_carrier.time.sleep(100)
+
+
+def test_while_a_pack_leaves_slowly_nobody_counts_as_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, channel = [1000.0], Mock()
+    channel.failure = TransferFailure
+    clock = SimpleNamespace(monotonic=lambda: now_s[0], sleep=lambda seconds: now_s.append(now_s.pop() + seconds))
+    monkeypatch.setattr(pack_carrier, "time", clock)
+    monkeypatch.setattr(pack_carrier, "readable", lambda sources, within_s: [])
+    way = _SlowWay(Gateway("t", 1, "k", b"", timeout_s=60.0), lambda answer: None)
+    way._channel, way._heard_s = channel, now_s[0]
+    way.take(cast("Order", SimpleNamespace(number=1)))
+    way._step()
+    assert channel.send.called, "it is asked first"
+    now_s[0] += 61.0
+    with pytest.raises(TransferFailure) as failed:
+        way._step()
+    assert failed.value.kind is ErrorClass.STALLED

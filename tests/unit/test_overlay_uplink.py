@@ -84,7 +84,7 @@ def test_messages_wait_for_nobody(two: tuple[Uplink, Uplink], monkeypatch: pytes
     here = two[0]
     turn = here.turn(("", 0), 1.0)
     here._turns.free_s = time.monotonic() + 0.2
-    module._HEAD.pack_into(here._table, 0, here._turns.free_s, 0.0, 0.0, 0.0, 0.0)
+    module._HEAD.pack_into(here._table, 0, here._turns.free_s, 0.0, 0.0, 0.0, 0.0, 0.0)
     monkeypatch.setattr(Uplink, "_try", lambda *rest: pytest.fail("it waits"))
     here.take(turn, 100)
 
@@ -103,6 +103,13 @@ def test_who_sends_is_seen_by_all(two: tuple[Uplink, Uplink]) -> None:
     two[1].say([Sharer("a:1", "alice", 0, 1, 0.25, 3000.0), Sharer("b:1", "", 3, 2, 0.5, 6000.0)])
     _, found = two[0].used()
     assert found == [Sharer("b:1", "", 3, 2, 0.5, 6000.0), Sharer("a:1", "alice", 0, 2, 0.5, 4000.0)]
+
+
+def test_who_was_killed_while_it_said_who_sends_is_passed_over(two: tuple[Uplink, Uplink]) -> None:
+    two[0].say([Sharer("a:1", "alice", 0, 1, 0.25, 1000.0)])
+    two[1].say([Sharer("b:1", "bob", 0, 1, 0.25, 1000.0)])
+    two[0]._table[two[0]._slot + module._SLOT.size + 3] = 0
+    assert [one.to for one in two[1].used()[1]] == ["b:1"]
 
 
 def test_of_thousands_of_sharers_the_fastest_are_told(two: tuple[Uplink, Uplink]) -> None:

@@ -177,6 +177,20 @@ def test_messages_without_end_wait_like_all_else() -> None:
     assert count * MESSAGE_BYTES < LINE / 2
 
 
+def test_messages_leave_the_line_to_others_too() -> None:
+    turns, data = Turns(LINE), Place(1.0)
+    left_bytes = 0
+    for millisecond in range(4000):
+        now_s = millisecond / 1000
+        for _ in range(12):  # four times what the line carries
+            turns.lets(MESSAGE_BYTES, now_s)
+        if not turns.wait_s(data.start, float("inf"), now_s):
+            turns.leaves(piece_bytes(LINE), data.start, now_s)
+            data.leave(piece_bytes(LINE))
+            left_bytes += piece_bytes(LINE)
+    assert left_bytes > 4 * 0.4 * LINE
+
+
 def test_the_rate_is_that_of_the_last_second() -> None:
     turns = Turns(LINE)
     for tenth in range(25):
