@@ -29,8 +29,9 @@ _REST_S = 0.1
 #: While nothing comes, so often it is looked what was sent on of what was left to be.
 _LOOK_S = 0.01
 #: What has left is told when nothing has come for so long, or much has left: who hears of each block at once has to
-#: be woken for each.
-_TELL_S = 0.005
+#: be woken for each. Where each block takes so long that much would never be soon, it is told at once; and of so many
+#: blocks at the end of a file when nothing is there.
+_TELL_S, _LATE_S, _END_BLOCKS = 0.005, 0.1, 8
 #: Of a block that came in more than this time, the next one is received in parts of so many bytes.
 _SLOW_S, _AT_ONCE_BYTES = 0.02, 128 * 1024
 _BEGINNINGS = (Type.ATTACH, Type.GET)
@@ -214,6 +215,7 @@ class Receiver:
         self._job, self._connection, self._file = job, connection, file
         self._shelf = shelf if shelf is not None and job.block_bytes == BLOCK_BYTES else None
         self._block_s = 0.0
+        self._is_at_end = False
         self._left = LeftOnes(self._store)
         self._used: list[Loans] = []
         self._checksum = frames.checksums()[job.checksum]
@@ -278,9 +280,16 @@ class Receiver:
         return True
 
     def _tell(self) -> None:
-        """Before anything is waited for longer than a moment, the carrier hears what has left."""
+        """Before anything is waited for longer than a moment, the carrier hears what has left.
+
+        So it does where blocks come slowly, whose next header is there with the end of the one before; and at the end
+        of a file somebody waits for it.
+        """
         ring = self._shelf.ring if self._shelf else None
-        if ring and ring.loans.has_untold and not readable([self._connection.fileno()], _TELL_S):
+        if not ring or not ring.loans.has_untold:
+            return
+        patience_s = 0.0 if self._is_at_end else _TELL_S
+        if self._block_s > _LATE_S or not readable([self._connection.fileno()], patience_s):
             ring.loans.flush()
 
     def _part(self, header: frames.Header, data: memoryview) -> None:
@@ -334,6 +343,7 @@ class Receiver:
             loans.leave(loan)
             raise
         self._block_s = time.monotonic() - began_s
+        self._is_at_end = (header.block + _END_BLOCKS) * self._job.block_bytes >= self._job.size_bytes
         if not loans.send(loan, header, data, self._checksum, digest):
             self._buffer = _pages(self._job.block_bytes)
             self._store(header.block, data, digest)

@@ -2,6 +2,7 @@
 
 At both ends one thread reads, and answers what it reads. If each waited until the other has read, neither would read
 any more: so this end never waits. What the socket does not take now waits here, and a thread says it when it does.
+Nothing is ever left out: where something cannot be said, the connection ends, and both know that.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ class Teller:
         self._waiting: deque[bytes] = deque()
 
     def say(self, message: bytes) -> None:
-        """Say it, behind all that was said before. It is as good as heard, unless one of the two processes ends."""
-        with self._lock, contextlib.suppress(OSError):
-            if not self._waiting and self._goes(message):
-                return
-            self._waiting.append(message)
-            if len(self._waiting) == 1:
-                threading.Thread(target=self._catch_up, daemon=True).start()
+        """Say it, behind all that was said before. It is as good as heard, unless the connection ends."""
+        try:
+            with self._lock:
+                if not self._waiting and self._goes(message):
+                    return
+                self._waiting.append(message)
+                if len(self._waiting) == 1:
+                    threading.Thread(target=self._catch_up, daemon=True).start()
+        except (OSError, RuntimeError):  # the latter of a process that has as many threads as it may
+            self._end()
 
     def offer(self, message: bytes) -> bool:
         """Say it if the carrier can have it now; whether that is so."""
@@ -44,12 +48,17 @@ class Teller:
         return True
 
     def _catch_up(self) -> None:
-        with contextlib.suppress(OSError):
+        try:
             while self._said_one():
                 pass
-            return
+        except OSError:
+            self._end()
+
+    def _end(self) -> None:
         with self._lock:
             self._waiting.clear()
+        with contextlib.suppress(OSError):  # it has ended
+            self._link.shutdown(socket.SHUT_RDWR)
 
     def _said_one(self) -> bool:
         """Say the first of those that wait; whether more do."""

@@ -1,0 +1,81 @@
+"""When a worker tells the carrier what has left by its connections, and that nothing is left out."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from overlay_router.data import loans, receiving
+from overlay_router.data.jobs import Job
+from overlay_router.data.loans import Loan, Loans
+from overlay_router.data.receiving import Gate, Receiver
+from overlay_router.data.teller import Teller
+from stageout.core.sockets import fill
+from stageout.wire import frames
+from stageout.wire.frames import Type
+from stageout.wire.overlay import BLOCK_BYTES
+
+PATIENCE_S = 20.0
+TID, COUNT, CHECKSUM, CRC = 7, 99, "crc32", frames.checksums()["crc32"]
+
+
+@pytest.mark.parametrize(
+    ("block", "late_s", "is_told"),
+    [(0, 0.0, True), (0, 1e9, False), (COUNT - 1, 1e9, True)],
+    ids=["a slow one", "a quick one", "the last one"],
+)
+def test_what_has_left_is_told_at_once_where_blocks_come_slowly_and_at_the_end_of_a_file(
+    block: int, late_s: float, is_told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next header comes with the end of a slow block: without it much would be told when the lease is over."""
+    said: list[int] = []
+    mine, data = Loans(lambda message: said.append(message[0])), bytes(BLOCK_BYTES)
+    frame = frames.encode_header(Type.BLOCK, data, CRC, TID, block) + data
+    shelf = cast(Any, SimpleNamespace(ring=SimpleNamespace(loans=mine)))
+    job = Job("receive", TID, CHECKSUM, "blake2b-128", BLOCK_BYTES, COUNT * BLOCK_BYTES)
+    near, here = socket.socketpair()
+    hop, far = socket.socketpair()
+    monkeypatch.setattr(receiving, "_LATE_S", late_s)
+    monkeypatch.setattr(receiving, "readable", lambda ends, within_s: [0] if within_s else [])
+    with near, here, hop, far, (tmp_path / "file").open("w+b") as file:
+        mine.want(TID)
+        mine._add(Loan(1, TID, 11, CHECKSUM, hop))
+        receiver = Receiver(job, here, file.fileno(), lambda report: None, Gate(), shelf)
+        both = [
+            threading.Thread(target=near.sendall, args=(frame,)),
+            threading.Thread(target=fill, args=(far, memoryview(bytearray(len(frame))))),
+        ]
+        for thread in both:
+            thread.start()
+        assert receiver._block()
+        receiver._tell()
+        for thread in both:
+            thread.join(PATIENCE_S)
+        receiver._syncing.finish()
+    assert (loans.LEFT in said) is is_told
+
+
+@pytest.mark.parametrize("problem", [OSError(errno.ENOBUFS, "no memory"), RuntimeError("no thread")])
+def test_what_cannot_be_said_ends_the_connection(problem: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A carrier that was not told of a block would wait for it for ever."""
+    mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    other.settimeout(PATIENCE_S)
+
+    def fail(*arguments: object) -> bool:
+        raise problem
+
+    with mine, other, monkeypatch.context() as patched:
+        teller = Teller(mine)
+        if isinstance(problem, OSError):
+            patched.setattr(teller, "_goes", fail)
+        else:
+            patched.setattr(teller, "_goes", lambda message: False)
+            patched.setattr(threading.Thread, "start", fail)
+        teller.say(b"left")
+        assert other.recv(100) == b""
