@@ -149,12 +149,16 @@ def add_key(path: Path, words: Sequence[str]) -> str:
     :param words: name and prefix, and ``router`` for another router's. :raises BadKeys: they, or the file, are no such.
     """
     name, secret = words[0], secrets.token_hex(24)
-    key = _key([name, secret, *words[1:]], "the new key")
+    line = " ".join([name, secret, *words[1:]]).split()  # as it will be read
+    key = _key(line, "the new key")
     try:
-        if path.exists() and path.read_text().strip() and name in read_keys(path):
+        before = _secret(path).decode() if path.exists() else ""
+        has_keys = any(found and not found[0].startswith("#") for found in map(str.split, before.splitlines()))
+        if has_keys and name in read_keys(path):
             raise BadKeys(f"{path} has a key of the name {name}: take that, another name, or the line out")
+        end = "" if not before or before.endswith("\n") else "\n"  # an editor may leave the last line without one
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as file:
-            file.write(f"{name} {secret} {' '.join(words[1:])}\n")
+            file.write(f"{end}{' '.join(line)}\n")
     except (OSError, UnicodeDecodeError) as problem:
         raise BadKeys(f"cannot add to the keys: {problem}") from None
     return f"{key.name} {secret}"

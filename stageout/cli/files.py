@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import stat
 import sys
 import time
 from collections import Counter
@@ -54,10 +55,11 @@ def run(options: argparse.Namespace) -> int:
 
             terminal = through(gateway, options.through)[1] if options.through else ""
             return send_trees(gateway, path, options, routes, first, terminal)
-        if "-" in options.files and (len(options.files) > 1 or options.url.endswith("/")):
+        if "-" in options.files and (len(options.files) > 1 or is_directory(path, options.url)):
             raise UsageError("- (standard input) goes alone, to a URL with the file's name at its end")
-        for file in options.files:
-            name = name_there(path, options.url, file, len(options.files) > 1)
+        names = [name_there(path, options.url, file, len(options.files) > 1) for file in options.files]
+        check_names(names)
+        for file, name in zip(options.files, names):
             with _given(file) as local:
                 _put(gateway, local, name, options, routes)
     except TransferFailure as failure:
@@ -66,12 +68,21 @@ def run(options: argparse.Namespace) -> int:
     return int(Exit.OK)
 
 
-def name_there(path: str, url: str, local: str, into: bool = False) -> str:
-    """The path of a file at the router. :param path: of the URL, a directory if it ends with / or has no path.
+def is_directory(path: str, url: str) -> bool:
+    """Whether a URL means a directory: it ends with /, or has no path."""
+    return not path or url.endswith("/")
 
-    :param into: it is a directory, however it is written.
-    """
-    if into or not path or url.endswith("/"):
+
+def check_names(names: Sequence[str]) -> None:
+    """:raises UsageError: two files would get the same name, and only the last would stay."""
+    for name, times in Counter(names).items():
+        if times > 1:
+            raise UsageError(f"{times} of these would be {printable(name)} there: send them to different directories")
+
+
+def name_there(path: str, url: str, local: str, into: bool = False) -> str:
+    """The path of a file at the router. :param path: of the URL. :param into: it is a directory, however written."""
+    if into or is_directory(path, url):
         return f"{path}/{Path(local).name}".lstrip("/")
     return path
 
@@ -82,7 +93,10 @@ def target(url: str, key: str) -> tuple[Gateway, str]:
         raise UsageError(
             f"{printable(url)}: in a URL write %3F for ?, %23 for #, %0A for the end of a line, %09 for a tab"
         )
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as problem:
+        raise UsageError(f"{printable(url)}: {problem}") from None
     path = os.fsdecode(unquote_to_bytes(os.fsencode(parts.path))).strip("/")
     if parts.scheme != "overlay" or not parts.hostname:
         raise UsageError(f"{url}: write overlay://HOST[:PORT]/path")
@@ -183,12 +197,13 @@ def _ask(gateway: Gateway, options: argparse.Namespace) -> int:
         complain(failure)
         return int(Exit.FAILED)
     if isinstance(answer, Custody):
-        print(f"in custody of {answer.router}")
+        print(f"in custody of {printable(answer.router)}")
         return int(Exit.TIMED_OUT)
     if isinstance(answer, Copying):
-        print(f"{answer.moved_bytes} of {answer.size_bytes} bytes{': ' if answer.problem else ''}{answer.problem}")
+        problem = f": {printable(answer.problem)}" if answer.problem else ""
+        print(f"{answer.moved_bytes} of {answer.size_bytes} bytes{problem}")
         return int(Exit.TIMED_OUT)
-    print(f"{answer.outcome}{': ' if answer.reason else ''}{answer.reason}")
+    print(f"{answer.outcome}{': ' if answer.reason else ''}{printable(answer.reason)}")
     return int({"done": Exit.OK, "pending": Exit.TIMED_OUT}.get(answer.outcome, Exit.FAILED))
 
 
@@ -206,7 +221,7 @@ def _ask_all(gateway: Gateway, options: argparse.Namespace) -> int:
     found = Counter("in custody" if isinstance(one, Custody) else one.outcome for one in answers)
     for seq, one in enumerate(answers, 1):
         if isinstance(one, Result) and one.outcome not in ("done", "pending"):
-            print(f"file {seq}: {one.outcome}{': ' if one.reason else ''}{one.reason}")
+            print(f"file {seq}: {one.outcome}{': ' if one.reason else ''}{printable(one.reason)}")
     print(", ".join(f"{count} {what}" for what, count in found.items()))
     if set(found) == {"done"}:
         return int(Exit.OK)
@@ -263,11 +278,30 @@ def _get(gateway: Gateway, path: str, options: argparse.Namespace) -> int:
         return fetch_tree(gateway, path, options, routes_of(options.routes, gateway))
     if options.file == "-":
         return _print(gateway, path, options)
-    local = Path(options.file or Path(path).name)
-    if options.file and local.is_dir():
-        local = local / Path(path).name
+    local = _place_here(path, options.file)
     with Bar(local.name, 0) as bar:
         return _fetch(gateway, path, local, options, bar)
+
+
+def _place_here(path: str, file: str | None) -> Path:
+    """Where a file is to be. :param file: its name here, or a directory: one that exists, or ends with /."""
+    name = Path(path).name
+    if not name:
+        raise UsageError("the URL names no file; get -r fetches a directory")
+    place = Path(file or name)
+    if file and (file.endswith("/") or stat.S_ISDIR(mode_here(place))):
+        place = place / name
+    if mode_here(place) and not stat.S_ISREG(mode_here(place)):  # a device, above all: its name would be a file's
+        raise CommandError(f"{place} is no file that could be replaced")
+    return place
+
+
+def mode_here(place: Path) -> int:
+    """Kind and permissions of what has a name here; 0 where nothing has, or one may not look."""
+    try:
+        return place.stat().st_mode
+    except OSError:
+        return 0
 
 
 def _fetch(gateway: Gateway, path: str, local: Path, options: argparse.Namespace, bar: Bar) -> int:

@@ -94,6 +94,7 @@ def _rm(options: argparse.Namespace) -> None:
 def _mv(options: argparse.Namespace) -> None:
     gateway, path = target(options.url, options.key)
     other, new = target(options.to, options.key)
+    new = name_there(new, options.to, path)
     if other.server != gateway.server:
         raise UsageError("mv renames at one router; use copy, then rm")
     with _session(gateway, options) as session:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from stageout.cli.bars import printable
 from stageout.cli.exits import CommandError, Exit, UsageError
 from stageout.cli.render import duration, table
 from stageout.core.errors import TransferFailure
@@ -29,11 +30,11 @@ def run(options: argparse.Namespace) -> int:
     except BadRoute as problem:
         raise UsageError(str(problem)) from None
     except TransferFailure as failure:
-        raise CommandError(str(failure)) from None
+        raise CommandError(printable(str(failure))) from None
     if options.json:
         print(json.dumps(as_json(links, routes, said), indent=1))
     else:
-        print("\n".join([*as_text(gateway.server, links, routes), *uplink_text(said)]))
+        print("\n".join(map(printable, [*as_text(gateway.server, links, routes), *uplink_text(said)])))
     return int(Exit.OK)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import stat
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -11,7 +13,7 @@ from pathlib import Path
 
 from stageout.cli.bars import Line, complain, printable
 from stageout.cli.exits import Exit
-from stageout.cli.files import deadline_of
+from stageout.cli.files import check_names, deadline_of, is_directory, mode_here
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Gateway
 from stageout.overlay.client import ENDS, GIVE_UP_S, Put
@@ -36,14 +38,20 @@ def send_trees(
     :param custodian: who is asked; the router itself where ``terminal`` is "". :param routes: to it.
     :raises TransferFailure: a directory cannot be read, or the router cannot be reached.
     """
-    into = len(options.files) > 1 or options.url.endswith("/")
+    into = len(options.files) > 1 or is_directory(path, options.url)
+    names = [f"{path}/{_name_of(Path(name))}".strip("/") if into else path for name in options.files]
+    check_names(names)
     status = Exit.OK
-    for name in options.files:
-        there = f"{path}/{Path(name).resolve().name}".strip("/") if into else path
+    for name, there in zip(options.files, names):
         tree = _Tree(gateway, Path(name), there, custodian, terminal)
         if tree.send(options, routes):
             status = Exit.FAILED
     return int(status)
+
+
+def _name_of(directory: Path) -> str:
+    """Its own name, also of a symbolic link; of ``.`` that of the directory that it is."""
+    return directory.name if directory.name not in ("", "..") else directory.resolve().name
 
 
 class _Tree:
@@ -78,7 +86,7 @@ class _Tree:
         seconds = max(1e-3, time.monotonic() - start_s)
         self._line.clear()
         rates = f"{self._files / seconds:.0f} files/s, {self._bytes / seconds / 1e6:.1f} MB/s"
-        print(f"{self._local}: {self._files} files, {self._bytes} bytes in {seconds:.2f} s, {rates}")
+        print(f"{printable(str(self._local))}: {self._files} files, {self._bytes} bytes in {seconds:.2f} s, {rates}")
         for origin, files in self._given.items():
             more = f" --files {files}" if files > 1 else ""
             print(f"  in custody; what became of it: stageout ask overlay://{self._custodian.server} {origin}{more}")
@@ -130,7 +138,7 @@ def fetch_tree(gateway: Gateway, path: str, options: argparse.Namespace, routes:
     """
     name = path.rpartition("/")[2]
     local = Path(options.file or ".")
-    into = local / name if local.is_dir() else local
+    into = local / name if stat.S_ISDIR(mode_here(local)) else local
     fetched = _Fetched(gateway, into, options, routes)
     crew = Crew(_AT_ONCE)
     try:
@@ -163,11 +171,16 @@ class _Fetched:
             there, here = waiting.pop()
             try:
                 here.mkdir(parents=True, exist_ok=True)
-            except OSError as problem:
-                raise TransferFailure(ErrorClass.LOCAL_FILE, f"{here}: {problem.strerror}") from None
-            for entry in sorted(names.entries(there), key=lambda one: one.name):
+                found = sorted(names.entries(there), key=lambda one: one.name)
+            except (OSError, TransferFailure) as problem:
+                failure = _classified(problem, here)
+                if here == self._into or failure.kind.retryable:
+                    raise failure from None
+                self._failure(there, str(failure))
+                continue
+            for entry in found:
                 below = f"{there}/{entry.name}".lstrip("/")
-                if not entry.name or "/" in entry.name or entry.name in (".", ".."):  # it would be somewhere else here
+                if not _is_name(entry.name):
                     self._failure(below, "the router names what is no name of a file")
                 elif entry.kind == "directory":
                     waiting.append((below, here / entry.name))
@@ -208,3 +221,18 @@ class _Fetched:
         rates = f"{self._files / seconds:.0f} files/s, {self._bytes / seconds / 1e6:.1f} MB/s"
         print(f"{printable(str(self._into))}: {self._files} files, {self._bytes} bytes in {seconds:.2f} s, {rates}")
         return int(Exit.FAILED if self._failed else Exit.OK)
+
+
+def _is_name(said: str) -> bool:
+    """Whether it can be a file's name here, and is below the directory that it is said to be in."""
+    try:
+        name = os.fsencode(said)
+    except UnicodeEncodeError:
+        return False
+    return name not in (b"", b".", b"..") and not {0, ord("/")} & set(name)
+
+
+def _classified(problem: OSError | TransferFailure, here: Path) -> TransferFailure:
+    if isinstance(problem, TransferFailure):
+        return problem
+    return TransferFailure(ErrorClass.LOCAL_FILE, f"{here}: {problem.strerror}")

@@ -141,7 +141,7 @@ def get(
     :raises TransferFailure: classified; nothing is left behind.
     """
     local = Path(local)
-    part = local.with_name(f".{local.name}.{secrets.token_hex(4)}.part")
+    part = local.with_name(f".{local.name[:60]}.{secrets.token_hex(4)}.part")  # a name has room for 255 bytes
     try:
         with part.open("xb") as file:
             claim = Claim(priority=allowed(gateway, priority), deadline=min(deadline, MAX_NUMBER))

@@ -12,7 +12,7 @@ import pytest
 
 from stageout.cli import status as status_module
 from stageout.cli.exits import CommandError, UsageError
-from stageout.cli.files import name_there, target
+from stageout.cli.files import _place_here, name_there, target
 from stageout.cli.main import build_parser, main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,6 +60,28 @@ def test_nothing_of_a_url_is_dropped_in_silence(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="%3F"):
             target(f"overlay://h/{part}", str(_key(tmp_path)))
     assert target("overlay://h/a%3Fb%23c%0Ad e\udcff", str(_key(tmp_path)))[1] == "a?b#c\nd e\udcff"
+
+
+def test_names_that_would_end_elsewhere_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    key = ["--key", str(_key(tmp_path))]
+    for words, said in (
+        (["put", "a/f", "b/f", "overlay://127.0.0.1:1/d/"], "2 of these would be d/f there"),
+        (["put", "-", "overlay://127.0.0.1:1"], "with the file's name at its end"),
+        (["get", "overlay://127.0.0.1:1/"], "the URL names no file"),
+        (["get", "overlay://[::1/f"], "Invalid IPv6 URL"),
+    ):
+        assert main([*words, *key]) == 64
+        assert said in capsys.readouterr().err
+
+
+def test_a_file_comes_into_a_directory_or_gets_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("is").mkdir()
+    for file, place in ((None, "f"), ("g", "g"), ("is", "is/f"), ("is/", "is/f"), ("none/", "none/f")):
+        assert _place_here("a/f", file) == Path(place)
+    for file in ("/dev/null", "/dev/full"):
+        with pytest.raises(CommandError, match="no file that could be replaced"):
+            _place_here("a/f", file)
 
 
 def test_without_a_key_it_says_whom_to_ask(tmp_path: Path) -> None:

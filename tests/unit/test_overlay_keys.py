@@ -60,10 +60,15 @@ def test_a_key_is_made_with_its_line(tmp_path: Path) -> None:
         assert read_keys(path)[name] == Key(name, secret.encode(), words[1].strip("/"), is_router)
     assert path.stat().st_mode & 0o777 == 0o600
     before = path.read_text()
-    for bad in (["alice", "/b"], ["b"], ["b", "/", "rooter"], ["a/b", "/"]):
+    for bad in (["alice", "/b"], ["b"], ["b", ""], ["b", "/a b"], ["b", "/", "rooter"], ["a/b", "/"]):
         with pytest.raises(BadKeys, match=r"has a key of the name|write 'NAME SECRET PREFIX'"):
             add_key(path, bad)
     assert path.read_text() == before
+    for other in (f"site {_SECRET} /", "# none yet\n"):
+        path.write_text(other)
+        name, secret = add_key(path, ["bob", "/b"]).split()
+        assert read_keys(path)[name] == Key(name, secret.encode(), "b")
+        assert path.read_text().startswith(other)
 
 
 @pytest.mark.parametrize("line", ["", f"site {_SECRET}", "site short /", f"a/b {_SECRET} /", f"r {_SECRET} / rooter"])

@@ -1,0 +1,105 @@
+"""``stageout put -r`` and ``get -r``: where the files end, whatever they are called, and whatever a router says."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from stageout.cli import trees
+from stageout.cli.exits import UsageError
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay.channel import Gateway
+from stageout.overlay.many import Crew
+from stageout.overlay.operations import Entry
+
+_GATEWAY = Gateway("h", 9621, "k", b"secret")
+_HOSTILE = ("", ".", "..", "../out", "/out", "a/b", "nul\0", "\ud800", "\udc2f")
+
+
+class _Names:
+    """A router that names what it likes."""
+
+    def __init__(self, directories: dict[str, list[tuple[str, str]] | ErrorClass]) -> None:
+        self._directories = directories
+
+    def entries(self, path: str) -> Iterator[Entry]:
+        found = self._directories[path]
+        if isinstance(found, ErrorClass):
+            raise TransferFailure(found, "not to be had")
+        return iter([Entry(name, kind, 1, 0o644, 0) for name, kind in found])
+
+
+def _fetched(
+    place: Path, directories: dict[str, list[tuple[str, str]] | ErrorClass], monkeypatch: pytest.MonkeyPatch
+) -> int:
+    def get(gateway: Gateway, path: str, local: Path, **more: object) -> int:
+        return local.write_bytes(b"x")
+
+    monkeypatch.setattr(trees, "get", get)
+    fetched = trees._Fetched(_GATEWAY, place / "into", Namespace(priority=0, within=None), ())
+    with Crew(2) as crew:
+        fetched.all_below(cast(Any, _Names(directories)), "d", crew)
+    return fetched.end()
+
+
+def _found(place: Path) -> set[str]:
+    return {str(path.relative_to(place)) for path in place.rglob("*")}
+
+
+def test_a_router_cannot_name_what_is_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entries = [(name, kind) for name in _HOSTILE for kind in ("file", "directory")]
+    assert _fetched(tmp_path, {"d": [*entries, ("good", "file")]}, monkeypatch) == 1
+    assert _found(tmp_path) == {"into", "into/good"}
+    assert capsys.readouterr().err.count("what is no name of a file") == len(entries)
+
+
+def test_a_directory_that_cannot_be_had_is_said_and_the_others_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "into").mkdir()
+    (tmp_path / "into/here").touch()
+    inside = [("one", "directory"), ("two", "directory"), ("here", "directory"), ("f", "file")]
+    directories = {"d": inside, "d/one": ErrorClass.PERMISSION_DENIED, "d/two": [("g", "file")], "d/here": inside[3:]}
+    assert _fetched(tmp_path, cast(Any, directories), monkeypatch) == 1
+    assert _found(tmp_path / "into") == {"one", "two", "two/g", "f", "here"}
+    said = capsys.readouterr().err
+    assert "d/one: not to be had" in said and "into/here: File exists" in said
+    with pytest.raises(TransferFailure, match="not to be had"):
+        _fetched(tmp_path, {"d": [("e", "directory")], "d/e": ErrorClass.CONNECTION_LOST}, monkeypatch)
+
+
+def _sent(url: str, path: str, names: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    sent: list[str] = []
+
+    class Tree:
+        def __init__(self, gateway: Gateway, local: Path, path: str, *more: object) -> None:
+            sent.append(path)
+
+        def send(self, *more: object) -> int:
+            return 0
+
+    monkeypatch.setattr(trees, "_Tree", Tree)
+    trees.send_trees(_GATEWAY, path, Namespace(files=names, url=url), (), _GATEWAY, "")
+    return sent
+
+
+def test_a_directory_goes_into_a_directory_or_gets_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run7").mkdir()
+    (tmp_path / "newest").symlink_to("run7")
+    monkeypatch.chdir(tmp_path / "run7")
+    for url, path, name, there in (
+        ("overlay://h", "", "../run7", "run7"),
+        ("overlay://h/", "", ".", "run7"),
+        ("overlay://h/a/", "a", "../newest/", "a/newest"),
+        ("overlay://h/a", "a", ".", "a"),
+    ):
+        assert _sent(url, path, [name], monkeypatch) == [there]
+    assert _sent("overlay://h/a", "a", ["b", "c"], monkeypatch) == ["a/b", "a/c"]
+    with pytest.raises(UsageError, match="2 of these would be a/run there"):
+        _sent("overlay://h/a/", "a", ["b/run", "c/run"], monkeypatch)
