@@ -68,6 +68,7 @@ class Drain:
             await self._mind_way_out()
             await asyncio.sleep(_LOOK_S)
         await pipeline.stop_sending(0.0)
+        pipeline.hand_over_to = self._way_out  # whose receipts, of an earlier start too, are told of what is lost
         lost = await self._lose()
         for box in lost:
             log.error("lost", job=box.run.job, run=box.run.number, owner=box.owner, bytes=box.bytes_left, reason=REASON)

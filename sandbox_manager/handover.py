@@ -44,17 +44,19 @@ class HandOver:
     def remember(self, begun: Iterable[FileRow]) -> None:
         """Go on with what an earlier start has begun, before anything is begun here.
 
-        :param begun: files whose receipts :meth:`receipts` gave; those of another key count for nothing any more.
+        :param begun: files whose receipts :meth:`receipts` gave; those of another key count for nothing any more. What
+            another custodian may have gets another number here: then both deposits can be found.
         """
         for file in begun:
             try:
                 receipt = read_receipt(file.digest)
             except BadReceipt:
                 continue  # a digest, in the words of whatever plugin delivered it
-            if is_seed_of(receipt.seed, self._key) and (not self._numbers or receipt.seed == self._seed):
+            if is_seed_of(receipt.seed, self._key) and (not self._last or receipt.seed == self._seed):
                 self._seed, self._last = receipt.seed, max(self._last, receipt.last)
-                self._numbers[file.ticket_id, file.position] = receipt.last
                 self._begun.setdefault(file.sandbox, {})[receipt.last] = receipt
+                if receipt.custodian == self.router:
+                    self._numbers[file.ticket_id, file.position] = receipt.last
 
     def takes(self, destination: Destination) -> bool:
         """Whether files for that destination can go this way: only what the overlay's plugin moves."""

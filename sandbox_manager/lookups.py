@@ -114,9 +114,12 @@ def _sandbox(db: sqlite3.Connection, row: Sequence[Any]) -> Sandbox:
 
 
 def begun_hand_over(db: sqlite3.Connection) -> list[FileRow]:
-    """Files that a custodian may have, recorded or not: those with a receipt (:mod:`stageout.wire.deposits`)."""
-    query = f"SELECT {FILE_COLUMNS} FROM files f JOIN tickets t ON t.id = f.ticket WHERE f.digest GLOB '* * *-* *'"
-    return list(map(file_row, db.execute(query)))
+    """Files that a custodian may have, recorded or not: those with a receipt (:mod:`stageout.wire.deposits`).
+
+    The digest of one that was delivered is its plugin's word, whatever it looks like.
+    """
+    query = f"SELECT {FILE_COLUMNS} FROM files f JOIN tickets t ON t.id = f.ticket WHERE f.state != ? AND "
+    return list(map(file_row, db.execute(f"{query} f.digest GLOB '* * *-* *'", (FileState.DELIVERED,))))
 
 
 def _handed_over(db: sqlite3.Connection, sandbox_id: int) -> list[tuple[str, int]]:

@@ -12,6 +12,7 @@ import json
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 from schedd_agent.model import Job, Past, Request, Seen, Status
 from stageout.core import log
 from stageout.core.clock import Clock
-from stageout.core.durable import read_file, write_file
+from stageout.core.durable import link, read_file, write_file
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.states import FREED, State
 from stageout.wire.custody import SandboxReport, sandbox_of
@@ -338,7 +339,7 @@ def _read(path: Path) -> tuple[list[Kept], list[object]]:
     except FileNotFoundError:
         return [], []
     except (OSError, ValueError) as problem:
-        log.error("custody-unreadable", path=path, problem=problem, advice=_ADVICE)
+        log.error("custody-unreadable", path=_kept_aside(path), problem=problem, advice=f"{_ADVICE} as {path}")
         return [], []
     found: list[Kept] = []
     unread: list[object] = []
@@ -349,6 +350,17 @@ def _read(path: Path) -> tuple[list[Kept], list[object]]:
             unread.append(row)
             log.error("custody-row-unreadable", path=path, row=f"{row!r:.200}", problem=repr(problem), advice=_ADVICE)
     return found, unread
+
+
+def _kept_aside(path: Path) -> Path:
+    """Another name of the file, which the next hand-over replaces; its own where it can have no other."""
+    try:
+        aside = path.with_name(f"{path.name}.unreadable-{path.stat().st_ino}")
+        with suppress(FileExistsError):  # at an earlier start
+            link("custody-keep", path, aside)
+    except OSError:
+        return path
+    return aside
 
 
 def _kept(row: Any) -> Kept:

@@ -14,7 +14,7 @@ from test_agent_tracker import NAME, job
 from test_drain import handed_off, state
 from test_handover import ROUTER, Asked, asked, handed_over, site, slow, waiting_for_a_slow_server
 
-from sandbox_manager import lookups
+from sandbox_manager import lookups, records
 from sandbox_manager.drain import Drain
 from sandbox_manager.handover import HandOver
 from schedd_agent.model import Past
@@ -79,8 +79,47 @@ def test_receipts_of_another_key_are_not_gone_on_with(site: Site) -> None:
                 told = again.begin(rows[::-1], 0)
                 assert told["STAGEOUT_OVERLAY_NUMBERS"] == numbers
                 assert (told["STAGEOUT_OVERLAY_SEED"] in receipt) is (key == "key")
+            elsewhere = HandOver("other.org:1", "key")
+            elsewhere.remember(begun)
+            assert elsewhere.begin(rows[::-1], 0)["STAGEOUT_OVERLAY_NUMBERS"] == "2-3"
+            assert receipt in elsewhere.begun(box.id), "the first custodian may have it"
 
     run(story())
+
+
+def test_what_is_lost_at_once_after_a_restart_is_told_with_what_may_be_in_custody(site: Site) -> None:
+    async def story() -> None:
+        async with site.manager(moving=False) as node:
+            await handed_off(node, "1.0", {"overlay://h/ok/a": b"1", "overlay://h/ok/b": b"22"})
+            (box,) = node.pipeline.book.registry.by_id.values()
+            ledger = node.pipeline.book.ledger
+            rows = await ledger.read(lambda db: list(lookups.all_files(db, box.id)))
+            first = HandOver(ROUTER, "")
+            first.begin(rows, 0)
+            await ledger.write(lambda db: records.keep_receipts(db, first.receipts(rows)))
+            said = "UPDATE files SET state = 2 WHERE position = ?"
+            await ledger.write(lambda db: db.execute(said, (rows[1].position,)).rowcount)
+            begun = await ledger.read(lookups.begun_hand_over)
+            assert [row.name for row in begun] == ["a"], "the other is its plugin's word only"
+            drain = Drain(node.pipeline, node.clock, 600, ROUTER)
+            drain.hurry()
+            await drain.run()
+            assert state(node, "1.0") is State.LOST
+            assert node.pipeline.hand_over_to is not None
+            assert node.pipeline.hand_over_to.begun(box.id) == (first.receipts(rows)[0][0],)
+
+    run(story())
+
+
+def test_a_file_that_cannot_be_read_is_not_replaced(asked: Asked) -> None:
+    asked.path.write_text('[{"rubbish"')
+    for _ in range(2):
+        asked.one.close()
+        asked.start()
+    asked.look(handed_over())
+    assert len(json.loads(asked.path.read_text())) == 1
+    (aside,) = asked.path.parent.glob("kept.unreadable-*")
+    assert aside.read_text() == '[{"rubbish"'
 
 
 @pytest.mark.parametrize("at", range(3))
