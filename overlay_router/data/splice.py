@@ -23,6 +23,8 @@ from stageout.core.sockets import wait_at_most
 from stageout.overlay.uplink import Turn
 
 _PIPE_BYTES = 256 * 1024
+#: What a pipe has at first. With less it takes a packet or two at once, as if these were messages.
+_LEAST_PIPE_BYTES = 64 * 1024
 _F_SETPIPE_SZ = 1031
 _SPLICE_F_MOVE = 1
 #: A circuit on which nothing moved for so long, in either direction, is closed.
@@ -112,7 +114,7 @@ class Circuit:
             return
         gathering = Gathering(source)
         try:
-            room = 0
+            room = _LEAST_PIPE_BYTES
             while True:
                 at_once = self._unsent if target is self._far else min(_PIPE_BYTES, self._most_bytes)
                 if at_once > room:

@@ -20,12 +20,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn, cast
+from unittest.mock import Mock
 
 import pytest
 import trustme
 
 from overlay_router.data import pool as pool_module
-from overlay_router.data import tunnels, worker
+from overlay_router.data import splice, tunnels, worker
 from overlay_router.data.jobs import Job, Report
 from overlay_router.data.receiving import Gate, Gates, Receiver, Syncing
 from overlay_router.data.ring import Lend, Piece, Rings, Shelf
@@ -342,6 +343,17 @@ def test_a_circuit_without_pipes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         circuit.run()
         near.settimeout(20)
         assert near.recv(1) == b""
+
+
+def test_on_a_slow_uplink_the_pipes_of_a_circuit_stay_as_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes_bytes: list[int] = []
+    monkeypatch.setattr(splice, "_widen", lambda pipe, size_bytes: sizes_bytes.append(size_bytes))
+    (near, one), (far, two) = socket.socketpair(), socket.socketpair()
+    with near, one, far, two:
+        near.shutdown(socket.SHUT_WR)
+        far.shutdown(socket.SHUT_WR)
+        Circuit(one, two, turn=Mock(piece_bytes=8192)).run()
+        assert not sizes_bytes, "with room for two packets they would go on one by one, as if these were messages"
 
 
 class _Download:
