@@ -222,13 +222,15 @@ class Forwarder:
             self._untold.discard(tid)
             self._tell(replies)
 
-    async def _pass_again(self) -> bool:
+    async def _pass_again(self, tids: Iterable[int]) -> bool:
         """Have heard what the next hop has. What cannot be recorded (on a full disk) is tried again: others go on.
 
-        :returns: whether more than STAGED is said of it: something is in custody, or must come again.
+        :param tids: of data of which it has some. :returns: whether more than STAGED is said of it: something is in
+            custody, or must come again.
         """
         is_news = False
-        for tid, blocks in list(self._unheard.items()):
+        for tid in tids:
+            blocks = self._unheard[tid]
             try:
                 replies = await self._on_disk(lambda one=tid, some=blocks: self._custodian.passed(one, some))  # type: ignore[misc]
             except (OSError, sqlite3.Error) as problem:
@@ -255,7 +257,7 @@ class Forwarder:
         await self._keep_carrier()
         await self._ask_again()
         async with self._hearing:
-            await self._pass_again()
+            await self._pass_again(list(self._unheard))
         due = await self._on_disk(self._custodian.due)
         await self._complete(due)
         for held in self._next(due):
@@ -486,7 +488,7 @@ class Forwarder:
         is_news = False
         if passed:
             self._unheard.setdefault(tid, {}).update(passed)
-            is_news = await self._pass_again()
+            is_news = await self._pass_again([tid])
         if gone:
             left = self._unheard.get(tid, {})
             for block in gone:

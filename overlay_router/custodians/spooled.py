@@ -293,6 +293,8 @@ class Growth:
                 self._stop(TransferFailure(ErrorClass.SERVER_BUSY, "it is not known which of its blocks are here"))
                 return
             self.operation = operation
+            for lent in self._on_loan:  # nothing more comes: when it is done, they are there for the next file
+                lent.recall()
             if self._sending:
                 self._sending.complete()
 

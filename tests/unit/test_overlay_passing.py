@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from overlay_router.custodians import forwarder
+from overlay_router.custodians.carrier import Note
 from overlay_router.custodians.forwarder import Forwarder, _Order
 from overlay_router.local.destination import Reply
 from overlay_router.peers.keys import OwnCredential
@@ -78,5 +79,33 @@ def test_after_the_death_of_its_process_every_sender_hears_what_must_come_again(
         await one._begin()
         assert sorted(told) == ["peer-1", "peer-2"], "once each, and of what is all on the disk nothing"
         assert not one.busy
+
+    asyncio.run(run())
+
+
+def test_what_cannot_be_recorded_is_not_tried_again_for_each_block_of_another_file(
+    spooling: Spooling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That syncs, and writes a line of the log, each time."""
+    asked: list[int] = []
+
+    def passed(tid: int, blocks: object) -> list[Reply]:
+        asked.append(tid)
+        if tid == 1:
+            raise sqlite3.OperationalError("database or disk is full")
+        return []
+
+    async def on_disk(work: Callable[[], Any]) -> Any:
+        return work()
+
+    async def run() -> None:
+        one = Forwarder(spooling.one, on_disk, lambda replies: None, OwnCredential(), 1, Clock())
+        monkeypatch.setattr(spooling.one, "passed", passed)
+        for tid in (1, 2):
+            one._orders[tid] = _Order((ORIGIN, tid), f"f{tid}", TERMINAL, tid, passes=True)
+        for number in (1, 2, 2, 2):
+            await one._noted(Note(number, [[0, "00"]], []))
+        assert asked == [1, 2, 2, 2]
+        assert one._unheard.keys() == {1}
 
     asyncio.run(run())

@@ -1,4 +1,4 @@
-"""When a worker tells the carrier what has left by its connections, and that nothing is left out."""
+"""When a worker tells the carrier what has left by its connections, all of it, and when they are back."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from typing import Any, cast
 
 import pytest
 
+from overlay_router.custodians.spooled import Growth
 from overlay_router.data import loans, receiving
 from overlay_router.data.jobs import Job
-from overlay_router.data.loans import Loan, Loans
+from overlay_router.data.loans import Lent, Loan, Loans
 from overlay_router.data.receiving import Gate, Receiver
 from overlay_router.data.teller import Teller
 from stageout.core.sockets import fill
 from stageout.wire import frames
 from stageout.wire.frames import Type
-from stageout.wire.overlay import BLOCK_BYTES
+from stageout.wire.overlay import BLOCK_BYTES, Operation
 
 PATIENCE_S = 20.0
 TID, COUNT, CHECKSUM, CRC = 7, 99, "crc32", frames.checksums()["crc32"]
@@ -79,3 +80,17 @@ def test_what_cannot_be_said_ends_the_connection(problem: Exception, monkeypatch
             patched.setattr(threading.Thread, "start", fail)
         teller.say(b"left")
         assert other.recv(100) == b""
+
+
+def test_connections_on_loan_come_back_when_nothing_more_comes() -> None:
+    """Else they are closed with the file, and the next one has to make others."""
+    said: list[int] = []
+    growth = Growth({}, None, (), lambda passed, gone: None)
+
+    def lend(connection: int, far_tid: int, checksum: str, heard: Any) -> Lent:
+        return Lent(1, lambda message, descriptors: said.append(message[0]), heard)
+
+    growth.asked(lend)
+    assert growth.lend(3, 11, CHECKSUM) is not None
+    growth.complete(Operation("0" * 32, 1, "publish", "f", 99))
+    assert said == [loans.RECALL]
