@@ -9,6 +9,7 @@ the time between the two counts against the manager, however long the messages t
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sandbox_manager.ledger import get_meta, set_meta
@@ -21,12 +22,16 @@ _REPORTS_KEPT = 2000
 
 @dataclass
 class Leases:
-    """The leases of all access points. Monotonic clock; a new manager has none until its first report was heard.
+    """The leases of all access points. A new manager has none until its first report was heard.
 
     A schedd whose agent asks for no lease needs none.
+
+    :param clock: its monotonic one counts. :param asleep_s: seconds for which that stood still with the machine, and
+        the access points' did not.
     """
 
     clock: Clock
+    asleep_s: Callable[[], float] = lambda: 0.0
     _made_s: dict[int, float] = field(default_factory=dict)
     _lease_s: dict[str, float] = field(default_factory=dict)
     _until_s: dict[str, float] = field(default_factory=dict)
@@ -40,7 +45,7 @@ class Leases:
 
     def reported(self, number: int) -> None:
         """A report with this number is being made."""
-        self._made_s[number] = self.clock.monotonic_s()
+        self._made_s[number] = self._now_s()
         while len(self._made_s) > _REPORTS_KEPT:
             del self._made_s[next(iter(self._made_s))]
 
@@ -60,7 +65,7 @@ class Leases:
         """May output of this access point's jobs be sent now?"""
         if not self._lease_s.get(schedd):
             return True
-        holds = self.clock.monotonic_s() < self._until_s.get(schedd, float("-inf"))
+        holds = self._now_s() < self._until_s.get(schedd, float("-inf"))
         if holds and schedd in self._ended:
             self._ended.discard(schedd)
             log.event("lease-renewed", schedd=schedd)
@@ -71,7 +76,7 @@ class Leases:
 
     def unleased(self) -> tuple[str, ...]:
         """Schedds whose agents want leases and have given none that still counts: the report says so."""
-        now_s = self.clock.monotonic_s()
+        now_s = self._now_s()
         wanted = (schedd for schedd, lease_s in self._lease_s.items() if lease_s)
         self._told = tuple(sorted(one for one in wanted if now_s >= self._until_s.get(one, float("-inf"))))
         return self._told
@@ -84,3 +89,6 @@ class Leases:
     def interval_s(self, usual_s: float) -> float:
         """Seconds between two reports, so that no lease ends while all is well."""
         return min([usual_s, *(lease_s / 4 for lease_s in self._lease_s.values() if lease_s)])
+
+    def _now_s(self) -> float:
+        return self.clock.monotonic_s() + self.asleep_s()

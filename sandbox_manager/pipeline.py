@@ -55,7 +55,7 @@ from sandbox_manager.syncing import Syncs
 from sandbox_manager.throughput import Throughput
 from sandbox_manager.tuner import Flight, Target, Tuner
 from stageout.core import log
-from stageout.core.clock import Clock, boot_id
+from stageout.core.clock import Clock, asleep_s, boot_id
 from stageout.core.ending import end
 from stageout.core.states import FREED, State
 from stageout.movers.mover import Stopped
@@ -112,7 +112,7 @@ class Pipeline:
         self._strays = Strays(spool)
         self._rates = Rates()
         self.tuner = Tuner(rules.tuning, clock, lambda server: self._rates.level(server, clock.wall_s()), grants)
-        self.leases = Leases(clock)
+        self.leases = Leases(clock, asleep_s)
         self._boot = boot_id()
         self.acceptance = Acceptance(manager, self.book, self.admission, self._boot, self._now, self.follow)
         self._wall = recovery.WallWatch(clock)

@@ -42,6 +42,11 @@ def boot_clock_s() -> float:
     return time.monotonic() if which is None else time.clock_gettime(which)
 
 
+def asleep_s() -> float:
+    """Seconds for which this machine was suspended since its start."""
+    return boot_clock_s() - time.monotonic()
+
+
 def boot_id() -> str:
     """Identity of the running kernel's boot; "" where the kernel does not tell (proc(5), random/boot_id)."""
     try:

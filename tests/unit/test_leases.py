@@ -56,6 +56,20 @@ def test_a_lease_counts_from_the_making_of_the_report_that_was_heard() -> None:
     assert leases.holds("ap"), "an old word takes nothing away"
 
 
+def test_a_lease_ends_while_the_machine_is_suspended() -> None:
+    """The job may have run again meanwhile."""
+    asleep_s = [50_000.0]
+    leases = Leases(Clock(), lambda: asleep_s[0])
+    leases.reported(7)
+    leases.heard("ap", 7, 100.0)
+    assert leases.holds("ap")
+    assert leases.unleased() == ()
+    asleep_s[0] += 101
+    assert not leases.holds("ap")
+    leases.heard("ap", 7, 100.0)
+    assert leases.unleased() == ("ap",), "a word from before that is old"
+
+
 def test_the_report_says_whose_lease_is_missing() -> None:
     clock, db = Clock(), _ledger()
     first = Leases(clock)
