@@ -16,6 +16,7 @@ import json
 import math
 import mmap
 import os
+import secrets
 import stat
 import struct
 import threading
@@ -263,17 +264,24 @@ def uplink_at(home: Path, rate: float) -> Iterator[Uplink]:
     name = hashlib.blake2b(os.fsencode(home.resolve()), digest_size=8).hexdigest()
     path = Path(f"/dev/shm/stageout-uplink.{os.geteuid()}.{name}")
     try:
-        path.unlink(missing_ok=True)  # of a daemon that was killed, and of its processes, which end
-        uplink = Uplink(rate, path)
+        uplink = _begun(rate, path)
     except (OSError, ValueError) as problem:
         raise StageoutError(f"an uplink is shared in {path}, which cannot be had: {problem}") from None
-    os.environ[VARIABLE] = f"{rate!r}:{path}"
+    os.environ[VARIABLE] = f"{rate!r}:{uplink.path}"
     try:
         yield uplink
     finally:
         del os.environ[VARIABLE]
         uplink.close()
-        path.unlink(missing_ok=True)
+        uplink.path.unlink(missing_ok=True)
+
+
+def _begun(rate: float, path: Path) -> Uplink:
+    try:
+        path.unlink(missing_ok=True)  # of a daemon that was killed, and of its processes, which end
+        return Uplink(rate, path)
+    except (PermissionError, IsADirectoryError):  # anybody may take a name there: no router is kept out by that
+        return Uplink(rate, path.with_name(f"{path.name}.{secrets.token_hex(8)}"))
 
 
 @functools.lru_cache(maxsize=1)

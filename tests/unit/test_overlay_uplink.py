@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import math
 import os
@@ -147,13 +148,27 @@ def test_its_processes_find_it_and_nothing_stays(tmp_path: Path, monkeypatch: py
     uplink_of_this_process.cache_clear()
 
 
-def test_without_shared_memory_a_router_does_not_start(tmp_path: Path) -> None:
+def test_without_shared_memory_a_router_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*place: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with uplink_at(tmp_path, _RATE) as here:
+        path = here.path
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(StageoutError, match="cannot be had"), uplink_at(tmp_path, _RATE):
+        pass
+    path.unlink()
+
+
+def test_who_takes_the_name_of_the_shared_memory_keeps_no_router_out(tmp_path: Path) -> None:
     with uplink_at(tmp_path, _RATE) as here:
         path = here.path
     path.mkdir()
     try:
-        with pytest.raises(StageoutError, match="cannot be had"), uplink_at(tmp_path, _RATE):
-            pass
+        with uplink_at(tmp_path, _RATE) as here:
+            assert os.environ[VARIABLE].endswith(str(here.path))
+            assert here.path != path
+        assert not here.path.exists()
     finally:
         path.rmdir()
 
