@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 
 from sandbox_manager.lookups import FileRow
@@ -24,6 +25,8 @@ METHOD = "overlay"
 #: In one call of the plugin: many small files take no longer than a few. Their numbers travel in its environment.
 BATCH_FILES = 5000
 _NUMBERS = "STAGEOUT_OVERLAY_NUMBERS"
+#: After a restart numbers go on from somewhere below.
+_GO_ON_BELOW = 10**14
 
 
 class HandOver:
@@ -44,6 +47,9 @@ class HandOver:
     def remember(self, begun: Iterable[FileRow]) -> None:
         """Go on with what an earlier start has begun, before anything is begun here.
 
+        The ledger may have forgotten files since then (of jobs that were removed), whose numbers nobody knows. A
+        custodian would take a file that gets one of these for that other one, which it has; so none does.
+
         :param begun: files whose receipts :meth:`receipts` gave; those of another key count for nothing any more. What
             another custodian may have gets another number here: then both deposits can be found.
         """
@@ -57,6 +63,8 @@ class HandOver:
                 self._begun.setdefault(file.sandbox, {})[receipt.last] = receipt
                 if receipt.custodian == self.router:
                     self._numbers[file.ticket_id, file.position] = receipt.last
+        if self._last:
+            self._last = max(self._last, secrets.randbelow(_GO_ON_BELOW))
 
     def takes(self, destination: Destination) -> bool:
         """Whether files for that destination can go this way: only what the overlay's plugin moves."""

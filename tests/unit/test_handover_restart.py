@@ -57,7 +57,8 @@ def test_a_manager_that_is_started_again_gives_the_same_deposits(site: Site) -> 
             await handed_off(node, "2.0", given[1])
             await Drain(node.pipeline, node.clock, 600, ROUTER).run()
             assert state(node, "1.0") is State.HANDED_OVER
-        assert calls() == {(seed, "overlay://h/ok/a", 1), (seed, "overlay://h/ok/b", 2)}
+        assert {(seed, url) for seed, url, _ in calls()} == {(seed, "overlay://h/ok/a"), (seed, "overlay://h/ok/b")}
+        assert [number for _, url, number in calls() if url == "overlay://h/ok/a"] == [1]
 
     run(story())
 
@@ -73,16 +74,36 @@ def test_receipts_of_another_key_are_not_gone_on_with(site: Site) -> None:
             first.begin(rows[:1], 0)
             ((receipt, *_),) = first.receipts(rows[:1])
             begun = [replace(rows[0], digest=receipt), replace(rows[1], digest="md5: of a b-c d")]
-            for key, numbers in (("key", "2,1"), ("another", "1-2")):
+            for key in ("key", "another"):
                 again = HandOver(ROUTER, key)
                 again.remember(begun)
                 told = again.begin(rows[::-1], 0)
-                assert told["STAGEOUT_OVERLAY_NUMBERS"] == numbers
                 assert (told["STAGEOUT_OVERLAY_SEED"] in receipt) is (key == "key")
+                new, old = read_numbers(told["STAGEOUT_OVERLAY_NUMBERS"])
+                assert (new, old) == (1, 2) if key == "another" else (old == 1 and new > 2)
             elsewhere = HandOver("other.org:1", "key")
             elsewhere.remember(begun)
-            assert elsewhere.begin(rows[::-1], 0)["STAGEOUT_OVERLAY_NUMBERS"] == "2-3"
+            assert 1 not in read_numbers(elsewhere.begin(rows[::-1], 0)["STAGEOUT_OVERLAY_NUMBERS"])
             assert receipt in elsewhere.begun(box.id), "the first custodian may have it"
+
+    run(story())
+
+
+def test_no_file_gets_the_number_of_one_that_the_ledger_has_forgotten(site: Site) -> None:
+    """A custodian that has delivered that one would say that this one has arrived."""
+
+    async def story() -> None:
+        async with site.manager(moving=False) as node:
+            await handed_off(node, "1.0", {"overlay://h/ok/a": b"1", "overlay://h/ok/b": b"2", "overlay://h/ok/c": b""})
+            box = node.box(node.facts("1.0"))
+            assert box is not None
+            rows = await node.pipeline.book.ledger.read(lambda db: list(lookups.all_files(db, box.id)))
+            first, again = HandOver(ROUTER, "key"), HandOver(ROUTER, "key")
+            forgotten = first.begin(rows[:2], 0)["STAGEOUT_OVERLAY_NUMBERS"]
+            ((receipt, *_), _) = first.receipts(rows[:2])
+            again.remember([replace(rows[0], digest=receipt)])
+            told = again.begin(rows[2:], 0)["STAGEOUT_OVERLAY_NUMBERS"]
+            assert not set(read_numbers(told)) & set(read_numbers(forgotten))
 
     run(story())
 
