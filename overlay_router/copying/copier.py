@@ -45,6 +45,11 @@ class _Try:
     task: asyncio.Task[None] | None = None
     process: asyncio.subprocess.Process | None = None
 
+    def stop(self) -> None:
+        """End the process, if there is one."""
+        if self.process is not None and self.process.returncode is None:
+            self.process.kill()
+
 
 class Copier:
     """Carries out what was commanded. :meth:`run` beside everything.
@@ -120,14 +125,15 @@ class Copier:
         one = self._tries.get(key)
         if one is not None:
             one.until_s = 0.0
-            if one.process is not None and one.process.returncode is None:
-                one.process.kill()
+            one.stop()
         self.wake.set()
 
     async def _begin(self) -> None:
         now_s = asyncio.get_running_loop().time()
         due = await self._on_disk(self._copies.due)
         live = {one.key for one in due}
+        for one in (one for key, one in self._tries.items() if key not in live):
+            one.stop()
         self._tries = {key: one for key, one in self._tries.items() if key in live or one.task is not None}
         for commanded in due:
             one = self._tries.setdefault(commanded.key, _Try())

@@ -12,7 +12,7 @@ import json
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
 
-from overlay_router.custodians.said import asked_until
+from overlay_router.custodians.said import asked_until, is_overdue
 from overlay_router.local.destination import Reply
 from overlay_router.local.staging import as_result, recorded
 from overlay_router.local.store import SCHEMA, Store
@@ -182,10 +182,15 @@ class Copies:
     def expire(self, busy: Collection[Key]) -> list[Reply]:
         """End what is beyond its time, not ``busy`` (carried out now) and not asked about.
 
-        Where the other router has heard of a copy, it is asked first whether that was made, for so long.
+        Where the other router has heard of a copy, it is asked first whether that was made, for so long. One whose
+        clock is wrong may never answer: who carries it out is not waited for without end.
         """
         now = int(self._clock.wall_s())
-        late = [one for key, one in self._commanded.items() if self.is_late(one) and key not in busy]
+        late = [
+            one
+            for key, one in self._commanded.items()
+            if self.is_late(one) and (key not in busy or is_overdue(one.copy.expires, "", now))
+        ]
         ended = [one for one in late if not one.reached or now > asked_until(one.copy.expires, "")]
         replies = [
             reply

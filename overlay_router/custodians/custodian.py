@@ -99,7 +99,7 @@ class Custodian:
         if final is not None:
             return Reply(peer, final)
         held = self._held.get((ask.origin, ask.seq))
-        if held is not None and not held.damaged:
+        if held is not None and not self._lacks_data(held):
             return self._in_custody(held, peer)
         if self.packs.has(ask.origin, ask.seq, [(ask.path, ask.size_bytes)], peer):
             return Reply(peer, overlay.Custody(ask.origin, ask.seq, self._name))
@@ -195,7 +195,7 @@ class Custodian:
             return [Reply(peer, final)]
         key = operation.origin, operation.seq
         held = self._held.get(key)
-        if held is not None and not held.damaged:
+        if held is not None and not self._lacks_data(held):
             return [self._in_custody(held, peer)]
         known = key in self._held or key in self._waiting
         if not known and len(self._held) + len(self._waiting) >= MOST_OPERATIONS:
@@ -260,7 +260,7 @@ class Custodian:
         if packed is not None:
             return [Reply(peer, packed)]
         held = self._held.get((ask.origin, ask.seq))
-        if held is not None and not held.damaged:
+        if held is not None and not self._lacks_data(held):
             return [self._in_custody(held, peer)]
         transfers = self._store.transfers_of(ask.origin, ask.seq)
         if held is not None:
@@ -291,7 +291,8 @@ class Custodian:
             return self._end(operation, peer, Result(Outcome.CANCELLED))
         self._store.cancel(*key)
         self.cancelled.add(key)
-        return self._end(held.operation, held.sender, Result(Outcome.CANCELLED)) if held.damaged else []
+        ends = held.damaged and not self.said.may_be_done(held)
+        return self._end(held.operation, held.sender, Result(Outcome.CANCELLED)) if ends else []
 
     def _drop(self, key: Key, peer: str) -> list[Reply]:
         """Another custodian gives up: what it has brought is dropped, unless it is in custody here."""
@@ -402,13 +403,18 @@ class Custodian:
         """Whether it is in custody still, and as it was."""
         return self._held.get(held.key) is held
 
+    def _lacks_data(self, held: Held) -> bool:
+        """Whether data must come again: not of what is asked about, or not wanted, and so is not sent any more."""
+        is_sent = held.key not in self.cancelled and not self.said.is_asked_about(held, self._clock.wall_s())
+        return held.damaged and is_sent
+
     def _is_held(self, origin: str, seq: int) -> bool:
         return (origin, seq) in self._held or self.packs.covers(origin, seq)
 
     def _ordered(self) -> list[Held]:
         now = self._clock.wall_s()
         return sorted(
-            (held for held in self._held.values() if not held.damaged or self.said.is_asked_about(held, now)),
+            (held for held in self._held.values() if not self._lacks_data(held)),
             key=lambda held: turn(held.operation.priority, held.operation.deadline, held.taken_at, now),
         )
 
@@ -529,7 +535,7 @@ class Custodian:
             return _not_yours(ask.origin, ask.seq)
         if held is not None and (held.operation.path, held.operation.size_bytes) != (ask.path, ask.size_bytes):
             return as_result(ask.origin, ask.seq, Result(Outcome.FAILED, "that number is in custody for another file"))
-        if held is not None and not held.damaged:
+        if held is not None and not self._lacks_data(held):
             return None
         if self._clock.wall_s() > ask.expires:
             return as_result(ask.origin, ask.seq, Result(Outcome.EXPIRED))

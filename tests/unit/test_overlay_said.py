@@ -184,6 +184,34 @@ def test_what_may_have_been_done_is_asked_about_before_it_is_expired(
     assert [message.outcome for message in delivering.said] == [answer]
 
 
+def test_who_asks_meanwhile_hears_that_it_is_in_custody(spooling: Spooling) -> None:
+    """Its data need not come again, and EXPIRED would be final before the terminal was asked."""
+    spooling.take(1)
+    spooling.one.said.say(KEY, "old")
+    spooling.one.damaged(KEY, [0])
+    spooling.clock.now_s = EXPIRES + 1.0
+    ask = overlay.Open(ORIGIN, 1, "f1", 4, 4, EXPIRES, TERMINAL)
+    said = [spooling.one.open(ask, PEER), *spooling.one.operate(publish(), PEER, "blake2b-128")]
+    said += spooling.one.status(overlay.Status(*KEY), PEER)
+    assert [reply.message for reply in said] == [Custody(*KEY, "me:1")] * 3
+
+
+def test_what_may_have_been_done_is_cancelled_by_its_terminal_also_when_its_data_are_gone(spooling: Spooling) -> None:
+    for seq in (1, 2):
+        spooling.take(seq)
+        spooling.one.damaged((ORIGIN, seq), [0])
+    spooling.one.said.say(KEY, "old")
+    assert spooling.one.cancel(overlay.Cancel(*KEY), PEER) == []
+    (never_said,) = spooling.one.cancel(overlay.Cancel(ORIGIN, 2), PEER)
+    assert isinstance(never_said.message, overlay.Result)
+    assert never_said.message.outcome == "cancelled"
+    delivering = Delivering(spooling)
+    order = delivering.order()
+    assert (order["cancel"], order["said_to"], order["file"]) == ("all", "old", "")
+    delivering.answers(Answer(order["number"], "done", generation=3))
+    assert [message.outcome for message in delivering.said] == ["done"]
+
+
 @pytest.mark.parametrize(("release", "outcome"), [("delivered", "expired"), ("custody", "lost")])
 def test_when_nobody_answers_it_is_said_that_nobody_knows(spooling: Spooling, release: str, outcome: str) -> None:
     spooling.take(1, release)
@@ -418,5 +446,31 @@ def test_a_copy_that_may_have_been_made_is_not_expired_at_once(tmp_path: Path) -
         (second,) = copies.expire(())
         assert isinstance(second.message, overlay.Result)
         assert (second.message.seq, "not known" in second.message.reason) == (2, True)
+    finally:
+        store.close()
+
+
+def test_a_copy_whose_router_never_answers_has_its_end_and_its_place_is_free(tmp_path: Path) -> None:
+    async def on_disk(work: Callable[[], Any]) -> Any:
+        return work()
+
+    clock, store, killed = Clock(), CopyStore(tmp_path / "store"), list[str]()
+    copies = Copies(store, "me:1", clock)
+    try:
+        copies.take(overlay.Copy(ORIGIN, 1, "f", 1, "t:1", "g", 4, 0o644, EXPIRES, ""), PEER)
+        copies.moved(KEY, 0)
+        copier = Copier(copies, cast(Any, None), on_disk, lambda replies: None, cast(Any, None), OwnCredential(), 1)
+        process = cast(Any, SimpleNamespace(returncode=None, kill=lambda: killed.append("it")))
+        copier._tries[KEY] = _Try(task=cast(Any, "runs"), process=process)
+        clock.now_s = EXPIRES + ASKS_S + 1.0
+        assert copies.expire(copier.busy) == []
+        asyncio.run(copier._begin())
+        assert killed == []
+        clock.now_s += ASKS_S
+        (end,) = copies.expire(copier.busy)
+        assert isinstance(end.message, overlay.Result)
+        assert (end.message.outcome, "not known" in end.message.reason) == ("expired", True)
+        asyncio.run(copier._begin())
+        assert killed == ["it"]
     finally:
         store.close()
