@@ -72,6 +72,8 @@ _FOUND = "collector"
 _LESSOR_SILENCE_S = 10.0
 #: Bytes a second with which some tens of connections still move within the time after which peers give up.
 _LEAST_UPLINK = 50_000.0
+#: What a directory is refused with that another start finds no better.
+_NOT_TO_BE_HAD = (PermissionError, FileNotFoundError, FileExistsError, NotADirectoryError)
 #: New objects after which Python looks for those that hold each other.
 _OBJECTS_TO_LOOK = 20_000
 
@@ -119,6 +121,16 @@ def credential_of(settings: Settings) -> Credential:
     return read_credential(Path(settings.text("STAGEOUT_ROUTER_KEY")))
 
 
+def _made(place: Path) -> Path:
+    """A directory of the records, made where it is missing. :raises ConfigError: it cannot be."""
+    try:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except _NOT_TO_BE_HAD as problem:
+        why = f"{problem.filename}: {problem.strerror}; make it, so that this router's user may write there"
+        raise ConfigError(f"STAGEOUT_ROUTER_DIR: {why}") from None
+    return place
+
+
 def neighbours_of(settings: Settings, own: OwnCredential) -> Neighbours:
     """Whom circuits are passed on to. :raises ConfigError: an address cannot be used, or there are too many."""
     words = settings.text("STAGEOUT_ROUTER_NEIGHBOURS").replace(",", " ").split()
@@ -145,8 +157,7 @@ def links_of(settings: Settings, node: str, port: int, neighbours: Neighbours) -
     :raises StageoutError: address, key or directory are unusable.
     """
     interval_s = settings.number("STAGEOUT_ROUTER_INTERVAL")
-    home = home_of(settings)
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    home = _made(home_of(settings))
     key, incarnation = identity(home)
     book = Book(address_of(settings, node, port), key, incarnation, INTERVALS_TO_AGE * interval_s)
     return Neighbourhood(node, book, neighbours.own, interval_s, neighbours.allowed), incarnation
@@ -235,9 +246,13 @@ def _uplink(settings: Settings, stack: contextlib.ExitStack) -> Uplink | None:
 
 
 def _destination(place: Place, makers: int, stack: contextlib.ExitStack) -> Destination:
-    place.records.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _made(place.records.parent)
     store = stack.enter_context(contextlib.closing(Store(place.records)))
-    tree = stack.enter_context(contextlib.closing(Tree(place.root)))
+    try:
+        tree = stack.enter_context(contextlib.closing(Tree(place.root)))
+    except _NOT_TO_BE_HAD as problem:
+        why = f"{problem.filename}: {problem.strerror}; let this router's user write there"
+        raise ConfigError(f"STAGEOUT_ROUTER_ROOT = {place.root}: {why}") from None
     destination = Destination(store, tree, lambda: int(time.time()), Makers(makers, place.root))
     return stack.enter_context(contextlib.closing(destination))
 
@@ -295,8 +310,7 @@ def _egress(settings: Settings, stack: contextlib.ExitStack) -> Egress | None:
 
 
 def _spool(settings: Settings, name: str) -> tuple[Path, Spool]:
-    place = home_of(settings) / name
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    place = _made(home_of(settings) / name)
     size_bytes = settings.count("STAGEOUT_ROUTER_SPOOL_MB") * 1024 * 1024
     if not size_bytes:
         disk = os.statvfs(place)

@@ -115,9 +115,17 @@ def _put(gateway: Gateway, local: Path, path: str, options: argparse.Namespace, 
         raise CommandError(f"{local}: {problem.strerror}") from None
     if local.is_dir():
         raise UsageError(f"{local} is a directory: put -r sends all that is below it")
-    shown = path.rpartition("/")[2] if options.files == ["-"] else local.name
-    with Bar(shown, status.st_size) as bar:
-        _send(gateway, local, path, options, routes, status.st_mode & 0o777, bar)
+    is_gathered = options.files == ["-"]
+    mode = _mode_of_new_files() if is_gathered else status.st_mode & 0o777
+    with Bar(path.rpartition("/")[2] if is_gathered else local.name, status.st_size) as bar:
+        _send(gateway, local, path, options, routes, mode, bar)
+
+
+def _mode_of_new_files() -> int:
+    """What standard input is sent with; gathered in a temporary file, nobody else may read it."""
+    umask = os.umask(0o022)
+    os.umask(umask)
+    return 0o666 & ~umask
 
 
 def _send(
@@ -237,8 +245,6 @@ def _given(file: str) -> Iterator[Path]:
     import shutil
     import tempfile
 
-    umask = os.umask(0o022)
-    os.umask(umask)
     with tempfile.NamedTemporaryFile(prefix="stageout-") as gathered:
         try:
             shutil.copyfileobj(sys.stdin.buffer, gathered)
@@ -246,7 +252,6 @@ def _given(file: str) -> Iterator[Path]:
         except OSError as problem:
             place = f"{tempfile.gettempdir()} (TMPDIR names another place)"
             raise CommandError(f"standard input is gathered in {place}: {problem.strerror}") from None
-        os.fchmod(gathered.fileno(), 0o666 & ~umask)
         yield Path(gathered.name)
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -188,7 +189,7 @@ KNOBS: dict[str, Knob] = {
         ),
         Knob("STAGEOUT_ROUTER_DIR", "$(SPOOL)/stageout_router", "router", "where the router keeps its records"),
         Knob("STAGEOUT_ROUTER_HOST", "0.0.0.0", "router", "address to listen on"),
-        Knob("STAGEOUT_ROUTER_PORT", 9621, "router", "TCP port; 0: any free one (see the log)", 0),
+        Knob("STAGEOUT_ROUTER_PORT", 9621, "router", "TCP port; 0: any free one (see the log)", 0, 65535),
         Knob("STAGEOUT_ROUTER_KEYS", "/etc/condor/stageout-router.keys", "router", "one NAME SECRET PREFIX a line"),
         Knob(
             "STAGEOUT_ROUTER_ISSUERS", "", "router", "file of trusted issuers of capabilities: NAME ed25519:KEY PREFIX"
@@ -361,6 +362,8 @@ class Settings:
 def _check(knob: Knob, text: str, value: Value) -> None:
     if knob.choices and str(value).lower() not in knob.choices:
         raise ConfigError(f"{knob.name} = {text}: write one of {', '.join(knob.choices)}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{knob.name} = {text}: write a number ({knob.doc})")
     if knob.least is not None and float(value) < knob.least:
         raise ConfigError(f"{knob.name} = {text}: must be at least {knob.least:g} ({knob.doc})")
     if knob.most is not None and float(value) > knob.most:

@@ -57,6 +57,25 @@ def test_without_htcondor_the_directory_of_the_records_must_be_named() -> None:
         home_of(mapping_settings({}))
 
 
+def test_what_cannot_be_used_ends_the_router_for_good(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "root").mkdir()
+    (tmp_path / "keys").touch(0o600)
+    (tmp_path / "keys").write_text(f"site {'0' * 24} /\n")
+    lines = [f"STAGEOUT_ROUTER_KEYS={tmp_path}/keys", f"STAGEOUT_ROUTER_ROOT={tmp_path}/root"]
+    lines += [f"STAGEOUT_ROUTER_DIR={tmp_path}/home", "STAGEOUT_ROUTER_HOST=127.0.0.1"]
+    for bad, words in (
+        (f"STAGEOUT_ROUTER_DIR={tmp_path}/file", "file: File exists; make it"),
+        (f"STAGEOUT_ROUTER_DIR={tmp_path}/file/x", "Not a directory; make it"),
+        ("STAGEOUT_ROUTER_ROOT=/proc", "let this router's user write there"),
+        ("STAGEOUT_ROUTER_PORT=70000", "must be at most 65535"),
+        ("STAGEOUT_ROUTER_UPLINK_MB_S=nan", "STAGEOUT_ROUTER_UPLINK_MB_S = nan: write a number"),
+        ("STAGEOUT_ROUTER_INTERVAL=inf", "STAGEOUT_ROUTER_INTERVAL = inf: write a number"),
+    ):
+        assert main(["--settings", str(_file(tmp_path, "\n".join([*lines, "STAGEOUT_ROUTER_PORT=0", bad])))]) == 99
+        assert words in capsys.readouterr().err
+
+
 def test_a_port_that_is_taken_is_said() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
