@@ -173,14 +173,16 @@ def test_who_takes_the_name_of_the_shared_memory_keeps_no_router_out(tmp_path: P
         path.rmdir()
 
 
-def _moves(lane: Lane, over: threading.Event) -> None:
+def _moves(lane: Lane, over: threading.Event) -> threading.Thread:
     tap = lane.tap()
 
     def run() -> None:
         while not over.is_set():
             tap.take(8192)
 
-    threading.Thread(target=run, daemon=True).start()
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
 
 
 def _weights(*lanes: Lane) -> list[float]:
@@ -196,11 +198,11 @@ def test_weights_count_whatever_the_next_hop(tmp_path: Path, two: tuple[Uplink, 
         there.lane("host:1", Claim("one", priority=2)),
         there.lane("host:2", Claim("other")),
     ]
+    threads: list[threading.Thread] = []
     try:
         assert lanes[0].turn is lanes[1].turn, "connections of a transfer share its part"
         assert all(lane.tap().held for lane in lanes)
-        for lane in lanes:
-            _moves(lane, over)
+        threads += [_moves(lane, over) for lane in lanes]
         # two of the first one's three connections are in the first process
         wait_for(lambda: _weights(*lanes) == [0.53, 0.53, 0.27, 0.2])
         wait_for(lambda: {one.to for one in two[0].used()[1]} == {"host:1", "host:2"})
@@ -209,6 +211,7 @@ def test_weights_count_whatever_the_next_hop(tmp_path: Path, two: tuple[Uplink, 
         for lane in lanes:
             lane.close()
         wait_for(lambda: here._thread is None and there._thread is None)
+        assert _ends(*threads)
 
 
 def test_without_an_uplink_a_lane_has_no_turn(tmp_path: Path) -> None:
