@@ -45,6 +45,8 @@ _STANDING_AGAIN_S = 1.0
 _PAUSED = "paused by its owner, `stageout resume` goes on"
 _LAST_WORD_S = 7200  # after this an access point's lease for a silent manager has run out anyway
 STATE_FILE = "state.json"
+#: Nothing of these may arrive any more.
+_GIVEN_UP = (State.LOST, State.SUPERSEDED, State.CANCELLED)
 _WORDS = {
     FileState.MOVING: State.MOVING, FileState.DELIVERED: State.DELIVERED, FileState.FAILED: State.FAILED,
     FileState.HANDED_OVER: State.HANDED_OVER,
@@ -90,7 +92,7 @@ def _reason(box: Sandbox) -> str:
 def sandbox_report(
     box: Sandbox, attempts_limit: int, files: Sequence[FileReport], begun: tuple[str, ...] = ()
 ) -> SandboxReport:
-    """One sandbox as agents and people see it. :param begun: receipts of what may be in custody of a lost one."""
+    """One sandbox as agents and people see it. :param begun: receipts of what may be in custody of one given up."""
     return SandboxReport(
         job=box.run.job, number=box.run.number, owner=box.owner, state=str(box.state), change=box.change,
         reason=_reason(box), error_code=box.error_code,
@@ -100,7 +102,7 @@ def sandbox_report(
         attempts_limit=attempts_limit + box.excused if attempts_limit else 0,
         next_attempt_at=0 if _stands_still(box) else box.next_attempt_at,
         accepted_at=box.accepted_at, data_slot=box.slot_name, files=tuple(files),
-        custody=begun if begun and box.state is State.LOST else box.custody, holdings=box.holdings,
+        custody=begun if begun and box.state in _GIVEN_UP else box.custody, holdings=box.holdings,
     )  # fmt: skip
 
 

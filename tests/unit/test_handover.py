@@ -180,6 +180,9 @@ def test_what_may_have_been_given_away_is_said_of_what_is_lost(site: Site) -> No
             assert way_out is not None
             (receipt,) = map(read_receipt, sandbox_report(box, 0, (), way_out.begun(box.id)).custody)
             assert (receipt.custodian, receipt.first, receipt.last) == (ROUTER, 1, 1)
+            for end in (State.SUPERSEDED, State.CANCELLED):  # old output would come after the new, or after all
+                assert sandbox_report(replace(box, state=end), 0, (), (str(receipt),)).custody == (str(receipt),)
+            assert sandbox_report(replace(box, state=State.RELEASED), 0, (), (str(receipt),)).custody == ()
 
     run(story())
 
