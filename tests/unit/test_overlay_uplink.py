@@ -215,9 +215,11 @@ def test_weights_count_whatever_the_next_hop(tmp_path: Path, two: tuple[Uplink, 
 
 
 def test_without_an_uplink_a_lane_has_no_turn(tmp_path: Path) -> None:
-    with Links(shared_book(tmp_path)).lane("host:1", Claim()) as lane:
+    here = Links(shared_book(tmp_path))
+    with here.lane("host:1", Claim()) as lane:
         assert lane.turn is None
         assert not lane.tap().held
+    wait_for(lambda: here._thread is None)
 
 
 def test_a_transfer_that_moves_seldom_still_counts(
