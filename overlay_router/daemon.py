@@ -73,7 +73,7 @@ _LESSOR_SILENCE_S = 10.0
 #: Bytes a second with which some tens of connections still move within the time after which peers give up.
 _LEAST_UPLINK = 50_000.0
 #: What a directory is refused with that another start finds no better.
-_NOT_TO_BE_HAD = (PermissionError, FileNotFoundError, FileExistsError, NotADirectoryError)
+_NOT_TO_BE_HAD = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.EEXIST, errno.ENOTDIR})
 #: New objects after which Python looks for those that hold each other.
 _OBJECTS_TO_LOOK = 20_000
 
@@ -125,7 +125,9 @@ def _made(place: Path) -> Path:
     """A directory of the records, made where it is missing. :raises ConfigError: it cannot be."""
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except _NOT_TO_BE_HAD as problem:
+    except OSError as problem:
+        if problem.errno not in _NOT_TO_BE_HAD:
+            raise
         why = f"{problem.filename}: {problem.strerror}; make it, so that this router's user may write there"
         raise ConfigError(f"STAGEOUT_ROUTER_DIR: {why}") from None
     return place
@@ -250,7 +252,9 @@ def _destination(place: Place, makers: int, stack: contextlib.ExitStack) -> Dest
     store = stack.enter_context(contextlib.closing(Store(place.records)))
     try:
         tree = stack.enter_context(contextlib.closing(Tree(place.root)))
-    except _NOT_TO_BE_HAD as problem:
+    except OSError as problem:
+        if problem.errno not in _NOT_TO_BE_HAD:
+            raise
         why = f"{problem.filename}: {problem.strerror}; let this router's user write there"
         raise ConfigError(f"STAGEOUT_ROUTER_ROOT = {place.root}: {why}") from None
     destination = Destination(store, tree, lambda: int(time.time()), Makers(makers, place.root))

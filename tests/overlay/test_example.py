@@ -36,11 +36,14 @@ def _unit() -> configparser.ConfigParser:
 def test_settings_and_unit_name_the_same_things() -> None:
     settings, service = _settings(_env()), _unit()["Service"]
     assert {name for name in settings if name not in KNOBS or KNOBS[name].role != "router"} == set()
-    assert service["ExecStart"] == "/opt/stageout/bin/stageout-router --alone"
+    program, option, file = service["ExecStart"].split()
+    assert (program, option) == ("/opt/stageout/bin/stageout-router", "--settings")
     assert service["ReadWritePaths"] == settings["STAGEOUT_ROUTER_ROOT"] == _unit()["Unit"]["RequiresMountsFor"]
     assert settings["STAGEOUT_ROUTER_DIR"] == f"/var/lib/{service['StateDirectory']}"
     readme = (_FOLDER / "README.md").read_text()
-    assert f"--settings {service['EnvironmentFile']} --new-key" in readme
+    assert f"--settings {file} --new-key" in readme
+    assert "EnvironmentFile" not in service, "a reload reads the file again, and not the environment"
+    assert settings["STAGEOUT_ROUTER_KEYS"] in readme
 
 
 def test_a_gateway_with_these_settings_takes_a_file_and_reads_its_keys_again(tmp_path: Path) -> None:
