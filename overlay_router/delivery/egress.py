@@ -326,11 +326,11 @@ class Egress(Custodian):
         found: list[Held] = []
         replies: list[Reply] = []
         for held in first.values():
-            if held.damaged or held.key in busy:
+            if self._lacks_data(held) or held.key in busy:
                 continue
             record = self._store.record(held.operation.origin)
             step, result = terminal.judge(record, _op(held.operation), int(self._clock.wall_s()))
-            if step is Step.EXECUTE:
+            if step is Step.EXECUTE and not held.damaged:
                 found.append(held)
             elif step is Step.RECORD and result is not None:
                 replies += self.settle(held.key, result)

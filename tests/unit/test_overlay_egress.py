@@ -343,6 +343,14 @@ def test_plugins_of_before_that_do_not_end_are_waited_for(
     asyncio.run(run())
 
 
+def test_what_is_not_wanted_has_its_end_also_when_its_data_are_gone(gate: Gate) -> None:
+    assert gate.put(1, "out/a") == ""
+    assert gate.one.cancel(overlay.Cancel(ORIGIN, 1), PEER) == []
+    gate.one.damaged((ORIGIN, 1), [0])
+    found, replies = gate.one.ready(())
+    assert (found, outcome(replies)) == ([], "cancelled")
+
+
 def test_a_block_that_the_disk_does_not_give_back_is_damaged(gate: Gate, tmp_path: Path) -> None:
     """Else everything for its target would wait behind it."""
     gate.put(1, "out/f")
