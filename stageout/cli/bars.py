@@ -54,7 +54,7 @@ class Line:
     """The last line of the terminal, written over again and again; nothing where standard error is no terminal."""
 
     def __init__(self) -> None:
-        self.is_visible = sys.stderr.isatty()
+        self.is_visible = sys.stderr is not None and sys.stderr.isatty()  # it is None where nobody has opened it
         self._is_empty = True
 
     @property

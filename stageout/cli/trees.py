@@ -148,13 +148,15 @@ def fetch_tree(gateway: Gateway, path: str, options: argparse.Namespace, routes:
         fetched.is_given_up = True
         crew.wait(GIVE_UP_S)
         raise
+    finally:
+        fetched.line.clear()
     return fetched.end()
 
 
 class _Fetched:
     """A directory that is fetched. :param into: the directory here, made where it is missing.
 
-    :ivar is_given_up: nothing more of it is to come.
+    :ivar is_given_up: nothing more of it is to come. :ivar line: what a terminal shows of it.
     """
 
     def __init__(self, gateway: Gateway, into: Path, options: argparse.Namespace, routes: Sequence[Route]) -> None:
@@ -162,7 +164,7 @@ class _Fetched:
         self._get = partial(get, gateway, routes=routes, priority=options.priority, deadline=deadline_of(options))
         self._files = self._bytes = self._failed = 0
         self.is_given_up = False
-        self._line, self._lock, self._start_s, self._shown_s = Line(), threading.Lock(), time.monotonic(), 0.0
+        self.line, self._lock, self._start_s, self._shown_s = Line(), threading.Lock(), time.monotonic(), 0.0
 
     def all_below(self, names: Session, path: str, crew: Crew) -> None:
         """Make the directories, and have the crew fetch the files."""
@@ -206,17 +208,16 @@ class _Fetched:
             self._bytes += size_bytes
             if time.monotonic() - self._shown_s >= SHOW_EVERY_S:
                 self._shown_s = time.monotonic()
-                self._line.show(f"{self._files} files, {self._bytes / 1e6:.1f} MB of {printable(str(self._into))}")
+                self.line.show(f"{self._files} files, {self._bytes / 1e6:.1f} MB of {printable(str(self._into))}")
 
     def _failure(self, path: str, words: str) -> None:
         with self._lock:
             self._failed += 1
-            self._line.clear()
+            self.line.clear()
             complain(words if words.startswith(path) else f"{path}: {words}")
 
     def end(self) -> int:
         """Say what has come; the exit status."""
-        self._line.clear()
         seconds = max(1e-3, time.monotonic() - self._start_s)
         rates = f"{self._files / seconds:.0f} files/s, {self._bytes / seconds / 1e6:.1f} MB/s"
         print(f"{printable(str(self._into))}: {self._files} files, {self._bytes} bytes in {seconds:.2f} s, {rates}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import unicodedata
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageout.cli.bars import cut, drawn, printable
+from stageout.cli.bars import Bar, cut, drawn, printable
 
 _MB = 1_000_000
 
@@ -30,3 +32,9 @@ def test_a_text_is_cut_between_characters() -> None:
     assert cut("abc", 2) == "ab"
     assert cut("日本語", 5) == "日本"
     assert cut("e\u0301x", 1) == "e\u0301"
+
+
+def test_nothing_is_shown_where_standard_error_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    with Bar("f", _MB) as bar:
+        bar(_MB)
