@@ -1,8 +1,8 @@
 """Receipts of deposits: what a pilot leaves behind, so that somebody else can ask a custodian what became of its files.
 
-One call of a plugin deposits many files. Their names are one random seed and a number each, from 1 on, so the receipts
-of a whole sandbox are a few short texts, ``HOST:PORT[,HOST:PORT] SEED FIRST-LAST EXPIRES``. Everybody can read them in
-reports, and whoever knows an origin could speak in its name: so that is derived with the key that the custodian knows
+One call of a plugin deposits many files. Their names are one random seed and a number each, from 1 on (behind a restart
+of the manager from somewhere far beyond), so the receipts of a whole sandbox are a few short texts,
+``HOST:PORT[,HOST:PORT] SEED FIRST-LAST EXPIRES``. Everybody can read them in reports, and whoever knows an origin could speak in its name: so that is derived with the key that the custodian knows
 depositors by.
 """
 
