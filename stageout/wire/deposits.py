@@ -2,8 +2,8 @@
 
 One call of a plugin deposits many files. Their names are one random seed and a number each, from 1 on (behind a restart
 of the manager from somewhere far beyond), so the receipts of a whole sandbox are a few short texts,
-``HOST:PORT[,HOST:PORT] SEED FIRST-LAST EXPIRES``. Everybody can read them in reports, and whoever knows an origin could speak in its name: so that is derived with the key that the custodian knows
-depositors by.
+``HOST:PORT[,HOST:PORT] SEED FIRST-LAST EXPIRES``. Everybody can read them in reports, and whoever knows an origin could
+speak in its name: so that is derived with the key that the custodian knows depositors by.
 """
 
 from __future__ import annotations
