@@ -9,7 +9,6 @@ import os
 import queue
 import random
 import resource
-import select
 import socket
 import subprocess
 import sys
@@ -298,7 +297,7 @@ def test_a_worker_whose_daemon_was_killed_ends_without_ado() -> None:
         other.close()
         try:
             mine.send(json.dumps(asdict(Job("close", 7))).encode())
-            select.select([mine], [], [], 60)
+            sockets.readable([mine.fileno()], 60)
             mine.close()  # with a report that nobody has read: that resets the connection
             _, said = worker.communicate(timeout=60)
         finally:
