@@ -19,10 +19,10 @@ from overlay_router.peers.greeting import Peer, Unwelcome
 from overlay_router.peers.rights import Rights, outside
 from stageout.core.clock import boot_clock_s
 from stageout.core.errors import ErrorClass
-from stageout.wire import frames
+from stageout.wire import frames, packs
 from stageout.wire.fields import is_origin
 from stageout.wire.frames import BadFrame
-from stageout.wire.overlay import Answer, Get, Lease, Leased, List, Lot, Reserved, Stat
+from stageout.wire.overlay import Answer, Get, GetPack, Lease, Leased, List, Lot, Reserved, Stat
 
 _TAKEN_WITHIN_S = 60.0
 
@@ -60,7 +60,7 @@ class Questions:
             raise Unwelcome(text, peer.checksum)
         return self._ends.destination
 
-    def refusal(self, peer: Peer, ask: Stat | List | Get) -> str:
+    def refusal(self, peer: Peer, ask: Stat | List | Get | GetPack) -> str:
         """Why a peer may not look at that, "" if it may."""
         return self._rights.refusal(peer.key, ask, int(time.time()), peer.nonce)
 
@@ -111,6 +111,20 @@ class Questions:
         if isinstance(found, Answer):
             raise Unwelcome(found.message, peer.checksum, code=found.code)
         return found
+
+    async def root(self, peer: Peer, ask: GetPack) -> int:
+        """The directory that a GET_PACK is answered from; a descriptor, which is the caller's to close.
+
+        :raises Unwelcome: not all of it may be read, or comes from there. :raises BadFrame: it asks for too much.
+        """
+        packs.check_asked(ask)
+        refusal = self.refusal(peer, ask)
+        if refusal:
+            raise Unwelcome(refusal, peer.checksum, code=ErrorClass.PERMISSION_DENIED.code)
+        if any(map(self._ends.goes_out, ask.paths)):
+            text = "a plugin fetches some of these: ask for each by itself"
+            raise Unwelcome(text, peer.checksum, code=ErrorClass.NOT_SUPPORTED.code)
+        return self.tree(peer).root()
 
     async def lot(self, peer: Peer, ask: Lot) -> Reserved:
         """A lot reserved, renewed or released, or why not.

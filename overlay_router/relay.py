@@ -64,6 +64,8 @@ _AGAIN_S = 5
 #: A full disk is tried again after so long.
 _RECORD_AGAIN_S = 1.0
 _ACCEPT_AGAIN_S = 0.1
+#: What a worker has no room for is given to it again after so long, so often.
+_GIVEN_AGAIN_S, _GIVEN_TRIES = 0.02, 500
 _GREETING_S = 30.0
 _NOT_FINAL = ("pending", "unknown")
 _REASON_CHARS = 200
@@ -255,6 +257,8 @@ class Router:
             await self._attach(sock, peer, first)
         elif isinstance(first, overlay.Get):
             await self._get(sock, peer, first)
+        elif isinstance(first, overlay.GetPack):
+            await self._get_pack(sock, peer, first)
         else:
             await self._control(sock.dup(), peer, first)
 
@@ -482,6 +486,21 @@ class Router:
             nonce=peer.nonce, to=peer.host, priority=ask.priority, deadline=ask.deadline,
         )  # fmt: skip
         self._give(job, sock, found.file)
+
+    async def _get_pack(self, sock: socket.socket, peer: Peer, ask: overlay.GetPack) -> None:
+        root = await self._questions.root(peer, ask)
+        job = Job(
+            "send-pack", 0, peer.checksum, peer.digest, peer=peer.key.name, nonce=peer.nonce, to=peer.host,
+            priority=ask.priority, deadline=ask.deadline, paths=ask.paths,
+        )  # fmt: skip
+        try:
+            for _ in range(_GIVEN_TRIES):
+                with contextlib.suppress(BlockingIOError):  # the worker has been given as much as it may be at once
+                    return self._pool.give(job, sock, root)
+                await asyncio.sleep(_GIVEN_AGAIN_S)
+            raise Unwelcome("too much is asked for at once", peer.checksum, retry_after_s=_AGAIN_S)
+        finally:
+            os.close(root)
 
     def _give(self, job: Job, sock: socket.socket, file: int) -> None:
         try:

@@ -13,9 +13,9 @@ _TOLD_AT_ONCE = 512
 class Job:
     """What to do with a connection.
 
-    :param kind: "receive", "send", or "relay" between two connections; "close", without any: nothing more of that
-        transfer is written; "hang-up": connections by which nothing more of it is written end; "share", with the
-        connection to a carrier: it sees what comes. :param tid: of what is received.
+    :param kind: "receive", "send", "send-pack" (files below a root), or "relay" between two connections; "close",
+        without any: nothing more of that transfer is written; "hang-up": connections by which nothing more of it is
+        written end; "share", with the connection to a carrier: it sees what comes. :param tid: of what is received.
     :param size_bytes: of the file.
     :param block: the first one to send. :param blocks: how many at most, 0: all.
     :param generation: of the file that is sent. :param mode: of that file.
@@ -24,7 +24,7 @@ class Job:
     :param host: of the other side, on the side that connects: then ``cert`` has the certificates that it trusts.
     :param flow: transfer that a relay passes on, with its owner, priority and deadline; of "send" the last two count.
     :param to: address that files go to on this connection; of "relay": that comes back, and what ``flow`` says is for.
-    :param nonce: of this router's WELCOME on the connection.
+    :param nonce: of this router's WELCOME on the connection. :param paths: of the files of a pack.
     """
 
     kind: str
@@ -48,13 +48,14 @@ class Job:
     deadline: int = 0
     nonce: str = ""
     to: str = ""
+    paths: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Again:
     """What a connection is wanted for when its job is done. :param peer: name of its key. :param nonce: of its WELCOME.
 
-    :param host: that it comes from. :param frame: the ATTACH or GET that came, in hexadecimal digits.
+    :param host: that it comes from. :param frame: the ATTACH, GET or GET_PACK that came, in hexadecimal digits.
     """
 
     peer: str

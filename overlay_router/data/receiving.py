@@ -34,7 +34,7 @@ _LOOK_S = 0.01
 _TELL_S, _LATE_S, _END_BLOCKS = 0.005, 0.1, 8
 #: Of a block that came in more than this time, the next one is received in parts of so many bytes.
 _SLOW_S, _AT_ONCE_BYTES = 0.02, 128 * 1024
-_BEGINNINGS = (Type.ATTACH, Type.GET)
+_BEGINNINGS = (Type.ATTACH, Type.GET, Type.GET_PACK)
 _DATA = (Type.BLOCK, Type.PART)
 
 
@@ -380,7 +380,7 @@ class Receiver:
 def beginning(connection: socket.socket, head: memoryview, header: frames.Header) -> bytes:
     """A frame that begins something on a connection. :raises BadFrame: it begins nothing."""
     if header.type not in _BEGINNINGS or header.length_bytes > frames.MAX_GREETING_BYTES:
-        raise BadFrame(f"{header.type.name} of {header.length_bytes} bytes where ATTACH or GET was due")
+        raise BadFrame(f"{header.type.name} of {header.length_bytes} bytes where ATTACH, GET or GET_PACK was due")
     payload = bytearray(header.length_bytes)
     if not fill(connection, memoryview(payload)):
         raise BadFrame("the connection ended in a frame")

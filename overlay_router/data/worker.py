@@ -18,9 +18,10 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 
+from overlay_router.data.gathering import gathered
 from overlay_router.data.jobs import Again, Job, Report
 from overlay_router.data.receiving import Gate, Gates, Receiver, beginning
 from overlay_router.data.ring import Shelf
@@ -29,7 +30,7 @@ from overlay_router.data.tunnels import cover
 from stageout.core import log
 from stageout.core.sockets import acked_bytes, fill, send_from, wait_at_most
 from stageout.overlay.links import Claim, Tap, links
-from stageout.wire import frames
+from stageout.wire import frames, packs
 from stageout.wire.frames import BadFrame, Type
 from stageout.wire.overlay import Found, Refuse, encode
 
@@ -90,6 +91,18 @@ def send_file(job: Job, connection: socket.socket, file: int) -> None:
                     tap.take(len(piece))
                 send_from(connection, head, file, offset + start, piece)
                 head = b""
+
+
+def send_files(job: Job, connection: socket.socket, root: int) -> None:
+    """The answer to a GET_PACK. It is read whole before its turn comes, so that one that waits keeps no file open."""
+    frame = memoryview(packs.encode_found(*gathered(root, job.paths), frames.checksums()[job.checksum]))
+    with _ordered(replace(job, size_bytes=len(frame)), connection) as tap:
+        piece_bytes = tap.piece_bytes if tap is not None and tap.held else len(frame)
+        for start in range(0, len(frame), piece_bytes):
+            piece = frame[start : start + piece_bytes]
+            if tap is not None:
+                tap.take(len(piece))
+            connection.sendall(piece)
 
 
 def _wanted_again(job: Job, connection: socket.socket) -> bytes:
@@ -153,7 +166,7 @@ def serve(job: Job, connection: socket.socket, file: int, report: Reporter, gate
                 receiver = Receiver(job, connection, file, report, gate, shelf)
                 receiver.run()
                 return receiver.again
-            send_file(job, connection, file)
+            (send_files if job.kind == "send-pack" else send_file)(job, connection, file)
         finally:
             os.close(file)  # a file that was deleted meanwhile takes no room while the connection waits for another
         return _wanted_again(job, connection)

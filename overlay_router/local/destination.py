@@ -171,6 +171,10 @@ class Destination:
             return Answer(code=ErrorClass.CONFLICT.code, message=f"{path} was replaced: ask for it from its beginning")
         return Answer(code=ErrorClass.CONFLICT.code, message=f"{path}: not a file")
 
+    def root(self) -> int:
+        """Descriptor of the tree's root, which is the caller's to close; may be called in any thread."""
+        return self._tree.open_root()
+
     def look_up(self, ask: overlay.Stat) -> Answer:
         """What a name is, and its generation."""
         found = replace(lookups.entry(self._tree, ask.path), store=self.epoch)

@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import stat
 from collections.abc import Iterator
 from dataclasses import replace
 
-from overlay_router.local.tree import OWN, BadPath, Tree, checked
-from stageout.core.errors import ErrorClass
+from overlay_router.below import OWN, BadPath, checked, failure_class
+from overlay_router.local.tree import Tree
 from stageout.wire.fields import MAX_ENTRIES
 from stageout.wire.overlay import Answer
 
 _PAGE_BYTES = 128 * 1024
 _MESSAGE_CHARS = 1000
-_CLASSES = {
-    errno.ENOENT: ErrorClass.NOT_FOUND,
-    errno.ENOTDIR: ErrorClass.NOT_FOUND,
-    errno.ELOOP: ErrorClass.NOT_FOUND,
-    errno.EACCES: ErrorClass.PERMISSION_DENIED,
-}
-
-
-def failure_class(problem: OSError | BadPath) -> ErrorClass:
-    """Row of the table for what a look-up met."""
-    if isinstance(problem, BadPath):
-        return ErrorClass.BAD_URL
-    return _CLASSES.get(problem.errno or 0, ErrorClass.SERVER_ERROR)
 
 
 def refusal(path: str, problem: OSError | BadPath) -> Answer:

@@ -15,24 +15,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from overlay_router.below import DIRECTORY, directory_below
+from overlay_router.below import OWN as OWN
+from overlay_router.below import BadPath as BadPath
+from overlay_router.below import checked as checked
+from overlay_router.below import is_allowed as is_allowed
 from overlay_router.rules.names import Entry, Names, parent, trash
 from overlay_router.rules.states import Kind, Op
 from stageout.core import durable
-from stageout.core.errors import StageoutError
 
-OWN = ".stageout"
-_NO_NAMES = frozenset({"", ".", ".."})
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 _SQLITE_FULL = 13
 _STAGING, _TRASH = f"{OWN}/staging", f"{OWN}/trash"
 #: From so many files or directories on, one sync of the filesystem costs less than one of each.
 SYNC_ALL_FROM = 8
 _libc = ctypes.CDLL(None, use_errno=True)
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-class BadPath(StageoutError):
-    """A path that cannot be below the root; the text says why."""
 
 
 def no_room(problem: Exception) -> bool:
@@ -42,21 +39,6 @@ def no_room(problem: Exception) -> bool:
     if isinstance(problem, sqlite3.OperationalError):
         return getattr(problem, "sqlite_errorcode", _SQLITE_FULL) & 0xFF == _SQLITE_FULL
     return isinstance(problem, OSError) and problem.errno in NO_ROOM
-
-
-def is_allowed(path: str) -> bool:
-    """Whether it is names joined by single slashes, and not the router's own."""
-    parts = path.split("/")
-    return _NO_NAMES.isdisjoint(parts) and "\0" not in path and parts[0] != OWN
-
-
-def checked(path: str) -> str:
-    """The path as it is used; raises BadPath unless it is names joined by single slashes."""
-    if is_allowed(path):
-        return path
-    if path.split("/")[0] == OWN:
-        raise BadPath(f"{OWN} belongs to the router")
-    raise BadPath(f"{path!r} is not a path below the root: no empty names, no . and no ..")
 
 
 class Tree:
@@ -72,7 +54,7 @@ class Tree:
                 (root / part).mkdir(mode=0o700)
         for place in (root / OWN, root):
             durable.sync("router-place", place)
-        self._root = os.open(root, _DIRECTORY)
+        self._root = os.open(root, DIRECTORY)
         self._unsynced: dict[int, int] = {}
 
     def close(self) -> None:
@@ -135,6 +117,10 @@ class Tree:
         """Descriptor for reading; a symbolic link is not followed. :raises OSError: there is no such file."""
         with self._parent(path) as (directory, name):
             return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+
+    def open_root(self) -> int:
+        """Another descriptor of the root."""
+        return os.dup(self._root)
 
     def status(self, path: str) -> os.stat_result:
         """Of a name, "" is the root; a symbolic link is not followed. :raises OSError: there is none."""
@@ -286,12 +272,8 @@ class Tree:
     def _parent(self, path: str) -> Iterator[tuple[int, str]]:
         """Descriptor of the directory that holds a path's last name, and that name."""
         *directories, name = path.split("/")
-        descriptor = os.dup(self._root)
+        descriptor = directory_below(self._root, directories)
         try:
-            for part in directories:
-                inner = os.open(part, _DIRECTORY, dir_fd=descriptor)
-                os.close(descriptor)
-                descriptor = inner
             yield descriptor, name
         finally:
             os.close(descriptor)

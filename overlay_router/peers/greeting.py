@@ -84,6 +84,7 @@ async def greet(
         int(time.time()),
         store=store,
         cancels=True,
+        packs=bool(store),
     )
     mine = overlay.proof(key.secret, "welcome", hello, welcome)
     answer = replace(welcome, proof=mine)

@@ -16,7 +16,7 @@ from overlay_router.local.store import Transfer
 from overlay_router.peers.keys import BadKeys, Key
 from stageout.wire.capability import BadCapability, Capability, Look, allow, read
 from stageout.wire.deposits import MOST_EXPIRES_AFTER_S
-from stageout.wire.overlay import MAX_CLOCK_SKEW_S, Get, List, Message, Open, Operation, Pack, Stat
+from stageout.wire.overlay import MAX_CLOCK_SKEW_S, Get, GetPack, List, Message, Open, Operation, Pack, Stat
 
 
 class Lot(NamedTuple):
@@ -46,7 +46,8 @@ class Rights:
     def refusal(self, key: Key, message: Message, now: int, nonce: str = "") -> str:
         """Why a peer may not ask for this, "" if it may. :param nonce: of this router on its connection."""
         if isinstance(message, Look) and not message.capability:
-            return "" if key.allows(message.path) else outside(key, message.path)
+            paths = message.paths if isinstance(message, GetPack) else (message.path,)
+            return next((outside(key, path) for path in paths if not key.allows(path)), "")
         if isinstance(message, Look):
             return self._look(message, now, nonce)
         if isinstance(message, (Open, Operation, Pack)) and (message.capability or self.insists):
@@ -100,7 +101,7 @@ class Rights:
             lot = Lot(one.sender.split("/")[0], "", max(0, one.ask.size_bytes), one.ask.expires)
             self._count((one.ask.origin, one.ask.seq), lot)
 
-    def _look(self, message: Stat | List | Get, now: int, nonce: str) -> str:
+    def _look(self, message: Stat | List | Get | GetPack, now: int, nonce: str) -> str:
         try:
             allow(message, self.issuers, now, nonce)
         except BadCapability as problem:

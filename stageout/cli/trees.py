@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import stat
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 from stageout.cli.bars import Line, complain, printable
 from stageout.cli.exits import Exit
 from stageout.cli.files import check_names, deadline_of, is_directory, mode_here
 from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.core.pauses import growing_s
 from stageout.overlay.channel import Gateway
-from stageout.overlay.client import ENDS, GIVE_UP_S, Put
+from stageout.overlay.client import Put
 from stageout.overlay.directories import deposit_directories
-from stageout.overlay.fetch import get
-from stageout.overlay.many import Crew, below, put_many
-from stageout.overlay.operations import Session
+from stageout.overlay.many import below, get_many, put_many
+from stageout.overlay.operations import Entry, Session
 from stageout.overlay.packs import SmallPut
 from stageout.overlay.settings import connections_of
 from stageout.wire.route import Route
 
 SHOW_EVERY_S = 0.2
-#: Files that come at once.
-_AT_ONCE = 4
+_LOST = frozenset({ErrorClass.CONNECTION_LOST, ErrorClass.STALLED})
+_LIST_AGAIN = 3
 
 
 def send_trees(
@@ -139,15 +139,13 @@ def fetch_tree(gateway: Gateway, path: str, options: argparse.Namespace, routes:
     name = path.rpartition("/")[2]
     local = Path(options.file or ".")
     into = local / name if stat.S_ISDIR(mode_here(local)) else local
-    fetched = _Fetched(gateway, into, options, routes)
-    crew = Crew(_AT_ONCE)
+    fetched = _Fetched(into)
     try:
-        with Session(gateway, routes=routes) as names, crew:
-            fetched.all_below(names, path, crew)
-    except ENDS:  # what has come of a file is removed by who fetches it
-        fetched.is_given_up = True
-        crew.wait(GIVE_UP_S)
-        raise
+        with Session(gateway, routes=routes) as names:
+            get_many(
+                gateway, fetched.all_below(names, path), fetched.ended,
+                routes=routes, priority=options.priority, deadline=deadline_of(options),
+            )  # fmt: skip
     finally:
         fetched.line.clear()
     return fetched.end()
@@ -156,24 +154,22 @@ def fetch_tree(gateway: Gateway, path: str, options: argparse.Namespace, routes:
 class _Fetched:
     """A directory that is fetched. :param into: the directory here, made where it is missing.
 
-    :ivar is_given_up: nothing more of it is to come. :ivar line: what a terminal shows of it.
+    :ivar line: what a terminal shows of it.
     """
 
-    def __init__(self, gateway: Gateway, into: Path, options: argparse.Namespace, routes: Sequence[Route]) -> None:
-        self._gateway, self._into, self._routes = gateway, into, routes
-        self._get = partial(get, gateway, routes=routes, priority=options.priority, deadline=deadline_of(options))
+    def __init__(self, into: Path) -> None:
+        self._into = into
         self._files = self._bytes = self._failed = 0
-        self.is_given_up = False
         self.line, self._lock, self._start_s, self._shown_s = Line(), threading.Lock(), time.monotonic(), 0.0
 
-    def all_below(self, names: Session, path: str, crew: Crew) -> None:
-        """Make the directories, and have the crew fetch the files."""
+    def all_below(self, names: Session, path: str) -> Iterator[tuple[str, str, Path, int]]:
+        """The files, with their names there and here and their sizes; the directories here are made."""
         waiting = [(path, self._into)]
         while waiting:
             there, here = waiting.pop()
             try:
                 here.mkdir(parents=True, exist_ok=True)
-                found = sorted(names.entries(there), key=lambda one: one.name)
+                found = _listed(names, there)
             except (OSError, TransferFailure) as problem:
                 failure = _classified(problem, here)
                 if here == self._into or failure.kind.retryable:
@@ -187,25 +183,18 @@ class _Fetched:
                 elif entry.kind == "directory":
                     waiting.append((below, here / entry.name))
                 elif entry.kind == "file":
-                    crew.do(partial(self._fetch, below, here / entry.name))
+                    yield below, below, here / entry.name, entry.size_bytes
                 else:
                     self._failure(below, "is not a file")
 
-    def _go_on(self, received_bytes: int) -> None:
-        if self.is_given_up:
-            raise TransferFailure(ErrorClass.UNKNOWN, "given up")
-
-    def _fetch(self, there: str, here: Path) -> None:
-        if self.is_given_up:
-            return
-        try:
-            size_bytes = self._get(there, here, progress=self._go_on)
-        except TransferFailure as failure:
-            self._failure(there, str(failure))
+    def ended(self, path: str, result: int | TransferFailure) -> None:
+        """A file is here, and has so many bytes; or it will not be."""
+        if isinstance(result, TransferFailure):
+            self._failure(path, str(result))
             return
         with self._lock:
             self._files += 1
-            self._bytes += size_bytes
+            self._bytes += result
             if time.monotonic() - self._shown_s >= SHOW_EVERY_S:
                 self._shown_s = time.monotonic()
                 self.line.show(f"{self._files} files, {self._bytes / 1e6:.1f} MB of {printable(str(self._into))}")
@@ -237,3 +226,18 @@ def _classified(problem: OSError | TransferFailure, here: Path) -> TransferFailu
     if isinstance(problem, TransferFailure):
         return problem
     return TransferFailure(ErrorClass.LOCAL_FILE, f"{here}: {problem.strerror}")
+
+
+def _listed(names: Session, path: str) -> list[Entry]:
+    """What is in a directory, by name; asked for again where the connection is lost, for files may come for hours.
+
+    :raises TransferFailure: it cannot be read, or the router cannot be reached.
+    """
+    for attempt in itertools.count(1):
+        try:
+            return sorted(names.entries(path), key=lambda one: one.name)
+        except TransferFailure as failure:
+            if failure.kind not in _LOST or attempt > _LIST_AGAIN:
+                raise
+            time.sleep(growing_s(0.25, 4.0, attempt))
+    raise AssertionError("unreachable")

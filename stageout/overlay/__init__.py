@@ -1,8 +1,9 @@
 """Client of the overlay's routers.
 
 ``gateway_of`` says which router is meant; ``put``, ``get`` and ``copy`` (from router to router) move whole files,
-``put_many`` many of them, ``open`` reads or writes one as Python's own. A ``Session`` lists, renames and deletes. All
-raise :class:`TransferFailure`, whose ``kind``, an :class:`ErrorClass`, says whether another try may help::
+``put_many`` and ``get_many`` many of them, ``open`` reads or writes one as Python's own. A ``Session`` lists, renames
+and deletes. All raise :class:`TransferFailure`, whose ``kind``, an :class:`ErrorClass`, says whether another try may
+help::
 
     from stageout import overlay
 
@@ -12,8 +13,8 @@ raise :class:`TransferFailure`, whose ``kind``, an :class:`ErrorClass`, says whe
     except overlay.TransferFailure as failure:
         print(failure, "- try again" if failure.kind.retryable else "- needs a person")
 
-Each is loaded when it is first used. More is in :mod:`client` (a file there), :mod:`many` (many files there, small ones
-in :mod:`packs`), :mod:`fetch` and :mod:`opening` (a file back), :mod:`copying` (from router to router),
+Each is loaded when it is first used. More is in :mod:`client` (a file there), :mod:`many` (many files there or back,
+small ones in :mod:`packs`), :mod:`fetch` and :mod:`opening` (a file back), :mod:`copying` (from router to router),
 :mod:`operations` (names), :mod:`channel` (one connection).
 """
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from stageout.overlay.client import put as put
     from stageout.overlay.copying import copy as copy
     from stageout.overlay.fetch import get as get
+    from stageout.overlay.many import get_many as get_many
     from stageout.overlay.many import put_many as put_many
     from stageout.overlay.opening import open_file as open
     from stageout.overlay.operations import Session as Session
@@ -38,13 +40,25 @@ _NAMES = {
     "put": ("stageout.overlay.client", "put"),
     "put_many": ("stageout.overlay.many", "put_many"),
     "get": ("stageout.overlay.fetch", "get"),
+    "get_many": ("stageout.overlay.many", "get_many"),
     "copy": ("stageout.overlay.copying", "copy"),
     "gateway_of": ("stageout.overlay.channel", "gateway_of"),
     "Session": ("stageout.overlay.operations", "Session"),
     "ErrorClass": ("stageout.core.errors", "ErrorClass"),
     "TransferFailure": ("stageout.core.errors", "TransferFailure"),
 }
-__all__ = ["ErrorClass", "Session", "TransferFailure", "copy", "gateway_of", "get", "open", "put", "put_many"]
+__all__ = [
+    "ErrorClass",
+    "Session",
+    "TransferFailure",
+    "copy",
+    "gateway_of",
+    "get",
+    "get_many",
+    "open",
+    "put",
+    "put_many",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -24,7 +24,21 @@ from stageout.wire.blocks import PART_BYTES
 from stageout.wire.capability import Credential
 from stageout.wire.frames import BadFrame, Header, Type
 from stageout.wire.greeting import SAFE_DIGESTS, WrongKey, accept, offer
-from stageout.wire.overlay import BLOCK_BYTES, Copy, Get, List, Message, Open, Operation, Refuse, Stat, Via, Welcome
+from stageout.wire.overlay import (
+    BLOCK_BYTES,
+    Copy,
+    FoundPack,
+    Get,
+    GetPack,
+    List,
+    Message,
+    Open,
+    Operation,
+    Refuse,
+    Stat,
+    Via,
+    Welcome,
+)  # fmt: skip
 from stageout.wire.route import BadRoute, Route, address, check, shown, written
 
 if TYPE_CHECKING:
@@ -204,7 +218,7 @@ class Channel:
         credential = self.gateway.credential
         if isinstance(message, (Open, Operation)) and credential and not message.capability:
             message = credential.signed(message)
-        elif isinstance(message, (Stat, List, Get)) and credential and credential.may_read:
+        elif isinstance(message, (Stat, List, Get, GetPack)) and credential and credential.may_read:
             message = credential.signed(message, self._nonce)
         elif isinstance(message, Copy) and credential and credential.may_read:
             read = credential.signed(Get(message.source), self._nonce)
@@ -348,6 +362,24 @@ class Channel:
         with self._failures():
             header, payload = self._frame()
             message = overlay.decode(frames.Frame(header, payload))
+        return self._unless_refused(message)
+
+    def receive_pack(self, asked: int) -> tuple[FoundPack, list[memoryview]]:
+        """The answer to a GET_PACK for so many files, and what is in each.
+
+        :raises TransferFailure: as :meth:`receive`; CONTENT_MISMATCH for an answer that cannot be one.
+        """
+        with self._failures():
+            frame = frames.Frame(*self._frame())
+        try:
+            if frame.header.type is Type.FOUND_PACK:
+                return packs.decode_found(frame, asked)
+            told = self._unless_refused(overlay.decode(frame))
+        except BadFrame as problem:
+            raise self.failure(ErrorClass.CONTENT_MISMATCH, str(problem)) from None
+        raise self.failure(ErrorClass.CONTENT_MISMATCH, f"{type(told).__name__} where FOUND_PACK was due")
+
+    def _unless_refused(self, message: Message) -> Message:
         if isinstance(message, Refuse):
             again_s = message.retry_after_s
             kind = ErrorClass.from_code(message.code) if message.code else self._refused[again_s >= 0]
@@ -418,7 +450,7 @@ class Channel:
         self._checksum_name, self._checksum = welcome.checksum, frames.checksums()[welcome.checksum]
         self._sums = frames.sums(welcome.checksum, welcome.digest)
         self.digest = frames.digests()[welcome.digest]
-        self.store, self.cancels = welcome.store, welcome.cancels
+        self.store, self.cancels, self.packs = welcome.store, welcome.cancels, welcome.packs
         self.digest_name = welcome.digest
         self.node, self._nonce = welcome.node, welcome.nonce
         self.send(proved)

@@ -1,4 +1,4 @@
-"""Many files to one router: small ones in packs, large ones side by side, each on connections of its own."""
+"""Many files to one router, or back: small ones in packs, large ones side by side, each on connections of its own."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from typing import Generic, NamedTuple, TypeVar, Union
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Gateway
 from stageout.overlay.client import ENDS, GIVE_UP_S, Put, allowed, deposit, put
+from stageout.overlay.fetch import get
+from stageout.overlay.gatherer import Gatherer, Wanted
 from stageout.overlay.packs import Packer, SmallPut
 from stageout.overlay.sources import AnyPath
 from stageout.wire.deposits import EXPIRES_AFTER_S
@@ -21,6 +23,7 @@ from stageout.wire.fields import MAX_NUMBER
 from stageout.wire.route import Route
 
 Key = TypeVar("Key")
+Result = TypeVar("Result")
 _File = tuple[Key, AnyPath, str]
 Ended = Callable[[Key, Union[Put, SmallPut, TransferFailure]], None]
 
@@ -76,10 +79,77 @@ def put_many(
             mixed.send(files, small)
 
 
-def _one_at_a_time(ended: Ended[Key]) -> Ended[Key]:
+def get_many(
+    gateway: Gateway,
+    files: Iterable[Wanted[Key]],
+    ended: Callable[[Key, int | TransferFailure], None],
+    *,
+    routes: Sequence[Route] = ((),),
+    at_once: int = 4,
+    priority: int = 0,
+    deadline: int = 0,
+) -> None:
+    """Fetch files: key, path below the router's root, local file, size as listed. On return every one has ended.
+
+    Small ones come many for one question, meanwhile the others by themselves. Each appears only when whole, and takes
+    the place of a file that has its name; its directory must be there.
+
+    :param ended: called once for each, never twice at a time: with its size when it is here, checked, or why it is not.
+    :param routes: ways to the router. :param at_once: files that come by themselves.
+    :param priority: :param deadline: as of :func:`~stageout.overlay.fetch.get`.
+    :raises TransferFailure: ``files`` raised it; those before it have ended.
+    """
+    crew = Crew(at_once)
+    single = _Single(partial(get, gateway, routes=routes, priority=priority, deadline=deadline), _one_at_a_time(ended))
+    try:
+        with crew, Gatherer(
+            gateway, single.ended, lambda wanted: crew.do(partial(single.fetch, wanted)), routes,
+            priority=priority, deadline=deadline,
+        ) as small:  # fmt: skip
+            try:
+                for wanted in files:
+                    small.add(wanted)
+            except TransferFailure:
+                small.finish()
+                raise
+            small.finish()
+    except ENDS:  # what has come of a file is removed by who fetches it
+        single.is_given_up = True
+        crew.wait(GIVE_UP_S)
+        raise
+
+
+class _Single(Generic[Key]):
+    """Files that come by themselves. :param fetch: :func:`~stageout.overlay.fetch.get`, say.
+
+    :ivar is_given_up: nothing more is to come.
+    """
+
+    def __init__(self, fetch: Callable[..., int], ended: Callable[[Key, int | TransferFailure], None]) -> None:
+        self._fetch, self.ended = fetch, ended
+        self.is_given_up = False
+
+    def fetch(self, wanted: Wanted[Key]) -> None:
+        """Fetch one file to its end."""
+        if self.is_given_up:
+            return
+        key, path, local, _ = wanted
+        try:
+            size_bytes = self._fetch(path, local, progress=self._go_on)
+        except TransferFailure as failure:
+            self.ended(key, failure)
+        else:
+            self.ended(key, size_bytes)
+
+    def _go_on(self, received_bytes: int) -> None:
+        if self.is_given_up:
+            raise TransferFailure(ErrorClass.UNKNOWN, "given up")
+
+
+def _one_at_a_time(ended: Callable[[Key, Result], None]) -> Callable[[Key, Result], None]:
     lock = threading.Lock()
 
-    def end(key: Key, result: Put | SmallPut | TransferFailure) -> None:
+    def end(key: Key, result: Result) -> None:
         with lock:
             ended(key, result)
 

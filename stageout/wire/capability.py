@@ -1,9 +1,9 @@
 """Capabilities: what the holder of a key may do at terminals that trust the issuer. Pure; described in docs/WIRE.md.
 
 A capability is a text, ``BODY.SIGNATURE``: base64url of a JSON object, and the issuer's Ed25519 signature over that
-JSON. It names the holder's public key. Each OPEN, OPERATION, PACK, STAT, LIST and GET carries it with the holder's
-signature over what is asked, so whoever passes one on can neither change it nor ask for anything else. What is only
-read has no number that makes it the same however often it is said: there the signature is for one connection.
+JSON. It names the holder's public key. Each OPEN, OPERATION, PACK, STAT, LIST, GET and GET_PACK carries it with the
+holder's signature over what is asked, so whoever passes one on can neither change it nor ask for anything else. What is
+only read has no number that makes it the same however often it is said: there the signature is for one connection.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, TypeVar, Union
 from stageout.core import signing
 from stageout.core.signing import BadSignature, SigningKey
 from stageout.wire.fields import MAX_NUMBER, MAX_PATH_BYTES
-from stageout.wire.overlay import Get, List, Open, Operation, Pack, Stat
+from stageout.wire.overlay import Get, GetPack, List, Open, Operation, Pack, Stat
 
 RIGHTS = ("write", "delete", "read")
 #: The rights that each kind of operation needs.
@@ -38,9 +38,9 @@ _OPERATION = (
 )  # fmt: skip
 _PACK = ("origin", "seq", "expires", "paths", "sizes_bytes", "modes", "manifest")
 _LOOK = ("path",)
-Look = (Stat, List, Get)
+Look = (Stat, List, Get, GetPack)
 """What changes nothing: for the right to read."""
-Asked = Union[Open, Operation, Pack, Stat, List, Get]
+Asked = Union[Open, Operation, Pack, Stat, List, Get, GetPack]
 Signed = TypeVar("Signed", bound=Asked)
 _SIGNED: dict[type[Any], tuple[tuple[str, ...], str]] = {
     Open: (_OPEN, "OverlayOpen"),
@@ -49,6 +49,7 @@ _SIGNED: dict[type[Any], tuple[tuple[str, ...], str]] = {
     Stat: (_LOOK, "OverlayStat"),
     List: (_LOOK, "OverlayList"),
     Get: (_LOOK, "OverlayGet"),
+    GetPack: (("paths",), "OverlayGetPack"),
 }
 
 
@@ -157,7 +158,7 @@ def below(path: str, prefix: str) -> bool:
 
 def _allow_names(message: Asked, found: Capability) -> None:
     operation = message if isinstance(message, Operation) else None
-    names = message.paths if isinstance(message, Pack) else (message.path,)
+    names = message.paths if isinstance(message, (Pack, GetPack)) else (message.path,)
     target = (operation.target,) if operation and operation.target else ()
     for path in (*names, *target):
         if not below(path, found.prefix):  # "" is the root
@@ -166,7 +167,7 @@ def _allow_names(message: Asked, found: Capability) -> None:
     missing = set(needed) - set(found.rights)
     if missing:
         raise BadCapability(f"the capability lacks the right to {', '.join(sorted(missing))}")
-    if isinstance(message, (Get, Operation)) and message.priority > found.max_priority:
+    if isinstance(message, (Get, GetPack, Operation)) and message.priority > found.max_priority:
         raise BadCapability(f"the capability allows no higher priority than {found.max_priority}")
     if isinstance(message, Look):
         return

@@ -92,6 +92,8 @@ class Type(enum.IntEnum):
     LIST = 32
     ANSWER = 33
     FOUND = 34
+    GET_PACK = 35
+    FOUND_PACK = 36
     LOT = 40
     RESERVED = 41
     LEASE = 42
@@ -105,7 +107,7 @@ class Type(enum.IntEnum):
 
 
 #: Payloads of bytes, with or without meta data in front; all others are meta data alone.
-BULK = frozenset({Type.BLOCK, Type.PART, Type.PACK, Type.ANSWER})
+BULK = frozenset({Type.BLOCK, Type.PART, Type.PACK, Type.ANSWER, Type.FOUND_PACK})
 MAX_BULK_BYTES = 1024 * 1024 + 256 * 1024
 MAX_META_BYTES = 256 * 1024
 MAX_GREETING_BYTES = 16 * 1024
@@ -223,7 +225,7 @@ def decode_header(data: Buffer, checksum: Checksum) -> Header:
 
 def max_bytes(kind: Type) -> int:
     """Greatest length of a payload of this type."""
-    if kind in (Type.HELLO, Type.WELCOME, Type.PROVE, Type.REFUSE, Type.VIA):
+    if kind in (Type.HELLO, Type.WELCOME, Type.PROVE, Type.REFUSE, Type.VIA, Type.GET_PACK):
         return MAX_GREETING_BYTES
     return MAX_BULK_BYTES if kind in BULK else MAX_META_BYTES
 

@@ -25,6 +25,8 @@ from stageout.wire.link_state import Probe as Probe
 from stageout.wire.link_state import Probed as Probed
 from stageout.wire.link_state import Routed as Routed
 from stageout.wire.link_state import Routes as Routes
+from stageout.wire.pack_gets import FoundPack as FoundPack
+from stageout.wire.pack_gets import GetPack as GetPack
 
 MAX_PROBE_BYTES = 8 * 1024 * 1024
 #: Clocks further apart than this make ``expires`` meaningless: no custody (section 2, "the late router").
@@ -53,7 +55,7 @@ class Welcome:
     """Answer to HELLO: what was chosen, and the proof that this side has the key (:func:`proof`).
 
     :param store: epoch of the records of what was executed there: another one, and the old ones are lost. "" for none.
-    :param cancels: it heeds what a PACK says is cancelled.
+    :param cancels: it heeds what a PACK says is cancelled. :param packs: it answers a GET_PACK.
     """
 
     node: str
@@ -64,6 +66,7 @@ class Welcome:
     proof: str = ""
     store: str = ""
     cancels: bool = False
+    packs: bool = False
 
 
 @dataclass(frozen=True)
@@ -501,7 +504,7 @@ class Leased:
 Message = Union[
     Hello, Welcome, Prove, Refuse, Via, Open, Opened, NoSpace, Attach, Get, Found, Stat, List, Answer, Staged,
     Operation, Copy, Copying, Pack, Packed, Result, Custody, Status, Cancel, Low, Heartbeat, Links, Routes,
-    Routed, Known, Probe, Probed, Lot, Reserved, Lease, Leased,
+    Routed, Known, Probe, Probed, Lot, Reserved, Lease, Leased, GetPack, FoundPack,
 ]  # fmt: skip
 
 TYPES: dict[type[Any], Type] = {
@@ -516,6 +519,8 @@ TYPES: dict[type[Any], Type] = {
     Attach: Type.ATTACH,
     Get: Type.GET,
     Found: Type.FOUND,
+    GetPack: Type.GET_PACK,
+    FoundPack: Type.FOUND_PACK,
     Stat: Type.STAT,
     List: Type.LIST,
     Answer: Type.ANSWER,

@@ -1,7 +1,7 @@
 """Packs: many small files in one frame. No I/O; described in docs/WIRE.md.
 
 Behind the meta data (:class:`~stageout.wire.overlay.Pack`) come the digests of all files, 16 bytes each, then their
-data, both in order and without gaps.
+data, both in order and without gaps. On the way back (:class:`~stageout.wire.overlay.FoundPack`) there are no digests.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import NamedTuple
 from stageout.wire import frames, overlay
 from stageout.wire.fields import MAX_ENTRIES, MAX_NUMBER
 from stageout.wire.frames import BadFrame, Buffer, Checksum, Frame, Type
-from stageout.wire.overlay import Pack
+from stageout.wire.overlay import FoundPack, GetPack, Pack
+from stageout.wire.pack_gets import MAX_ASKED, MAX_ASKED_BYTES
 
 MAX_FILE_BYTES = 64 * 1024
 MAX_PACK_BYTES = 1024 * 1024
@@ -63,6 +64,36 @@ def decode(frame: Frame) -> tuple[Pack, list[PackedFile]]:
     if pack.manifest != manifest([bytes(tail[: count * DIGEST_BYTES])]):
         raise BadFrame("the digests of a pack are not those of its manifest")
     return pack, _files(pack, tail)
+
+
+def encode_found(found: FoundPack, data: Sequence[Buffer], checksum: Checksum) -> bytearray:
+    """The whole frame of an answer to GET_PACK, for which the data are copied once."""
+    frame = bytearray().join((bytes(frames.HEADER_BYTES), frames.encode_meta(overlay.to_meta(found)), *data))
+    with memoryview(frame) as whole:
+        whole[: frames.HEADER_BYTES] = frames.encode_header(Type.FOUND_PACK, whole[frames.HEADER_BYTES :], checksum)
+    return frame
+
+
+def decode_found(frame: Frame, asked: int) -> tuple[FoundPack, list[memoryview]]:
+    """An answer to a GET_PACK for so many files, and what is in each, as views of the frame; raises BadFrame."""
+    meta, tail = frames.decode_meta(frame.payload)
+    found = overlay.from_meta(frame.header.type, meta)
+    if not isinstance(found, FoundPack):
+        raise BadFrame("this is no answer to GET_PACK")
+    if not asked == len(found.sizes_bytes) == len(found.modes) == len(found.codes):
+        raise BadFrame(f"FOUND_PACK has not one row for each of {asked} files")
+    if max(found.sizes_bytes) > MAX_FILE_BYTES or len(tail) > MAX_PACK_BYTES:
+        raise BadFrame("a FOUND_PACK holds more than the protocol allows")
+    if len(tail) != sum(found.sizes_bytes) or any(size for size, code in zip(found.sizes_bytes, found.codes) if code):
+        raise BadFrame("the data of a FOUND_PACK are not those that it names")
+    ends = list(accumulate(found.sizes_bytes, initial=0))
+    return found, [tail[start:end] for start, end in zip(ends, ends[1:])]
+
+
+def check_asked(ask: GetPack) -> None:
+    """:raises BadFrame: it is for no file, or for more than the protocol allows."""
+    if not 0 < len(ask.paths) <= MAX_ASKED or len(json.dumps(ask.paths)) > MAX_ASKED_BYTES:
+        raise BadFrame(f"GET_PACK is for 1 to {MAX_ASKED} files, whose paths take up {MAX_ASKED_BYTES} bytes at most")
 
 
 def refused(pack: Pack, why: str) -> overlay.Packed:

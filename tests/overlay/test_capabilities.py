@@ -19,7 +19,7 @@ from stageout.overlay.operations import Session
 from stageout.overlay.packs import End, Packer, SmallPut
 from stageout.testing.router import RouterProcess, custodian_for
 from stageout.wire.capability import Credential, issue
-from stageout.wire.overlay import BLOCK_BYTES, Answer, Get, NoSpace, Open, Opened, Operation, Result, Stat
+from stageout.wire.overlay import BLOCK_BYTES, Answer, Get, GetPack, NoSpace, Open, Opened, Operation, Result, Stat
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +130,12 @@ def test_reading_needs_the_right_to_read(router: RouterProcess, gateway: Gateway
         assert caught.value.kind is ErrorClass.PERMISSION_DENIED
         with pytest.raises(TransferFailure, match=words):
             get(who, path, tmp_path / "g")
+    with Channel(erin) as channel:
+        channel.send(GetPack(("vo/erin/f", "vo/erin/g")))
+        assert [bytes(data) for data in channel.receive_pack(2)[1]] == [b"12345", b""]
+        channel.send(GetPack(("vo/erin/f", "vo/alice/f")))
+        with pytest.raises(TransferFailure, match="the capability is for 'vo/erin'"):
+            channel.receive_pack(2)
     with Session(erin) as session, pytest.raises(TransferFailure, match="lacks the right to write"):
         session.mkdir("vo/erin/d")
         session.push()

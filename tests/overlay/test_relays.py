@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from overlay_router.data import splice
+from stageout.cli.main import main
 from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay import many
 from stageout.overlay.channel import Channel, Gateway, read_key
 from stageout.overlay.client import Put, put
 from stageout.overlay.fetch import get
@@ -62,6 +64,29 @@ def _answers(gateway: Gateway, route: Route) -> bool:
 def test_messages_pass_relays(outer: RouterProcess, inner: RouterProcess, gateway: Gateway) -> None:
     for route in ((), (inner.address,), (outer.address, inner.address)):
         assert _answers(gateway, route)
+
+
+def test_a_tree_comes_back_through_relays_small_files_many_at_once(
+    outer: RouterProcess, inner: RouterProcess, terminal: RouterProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {f"a/{number % 7}/f{number}": os.urandom(number % 900) for number in range(600)}
+    files |= {f"b/large{number}": os.urandom(65_530 + 5 * number) for number in range(4)}
+    for name, data in files.items():
+        (terminal.root / "many" / name).parent.mkdir(parents=True, exist_ok=True)
+        (terminal.root / "many" / name).write_bytes(data)
+    single: list[str] = []
+
+    def by_itself(gateway: Gateway, path: str, local: Path, **more: Any) -> int:
+        single.append(path)
+        return get(gateway, path, local, **more)
+
+    monkeypatch.setattr(many, "get", by_itself)
+    key = ["--key", str(terminal.key_file("site")), "--routes", f"{outer.address},{inner.address}"]
+    back = tmp_path / "back"
+    assert main(["get", "-r", f"overlay://{terminal.address}/many", str(back), *key]) == 0
+    found = {str(path.relative_to(back)): path.read_bytes() for path in back.rglob("*") if path.is_file()}
+    assert found == files
+    assert sorted(single) == ["many/b/large2", "many/b/large3"], "larger than 64 KiB"
 
 
 def _refused(gateway: Gateway, route: Route, kind: ErrorClass, *words: str) -> None:

@@ -146,6 +146,14 @@ def _pack(data: bytes) -> object:
     return packs.decode(_frame(Type.PACK, len(meta).to_bytes(4, "big") + meta + tail))
 
 
+def _found_pack(data: bytes) -> object:
+    """The same, as the answer for four files."""
+    meta, _, tail = data.partition(b"\n")
+    found, files = packs.decode_found(_frame(Type.FOUND_PACK, len(meta).to_bytes(4, "big") + meta + tail), 4)
+    assert [len(file) for file in files] == list(found.sizes_bytes)
+    return found
+
+
 def _stream(data: bytes) -> object:
     """What comes by a connection, cut somewhere; headers are those of who knows how to make them."""
     decoder, found = frames.Decoder(), []
@@ -289,6 +297,8 @@ _MESSAGES: tuple[Any, ...] = (
     overlay.Known(2, (("a:1", "b:1", 1000, 200, 5),), "r:1", 9, 8, (("a:1", "site", 3, 1, 1000, 8),)),
     overlay.Probe(5),
     overlay.Probed(5, 6),
+    overlay.GetPack(("a", "d/b"), "c", "s", 3, 99),
+    overlay.FoundPack((3, 0), (0o644, 0), (0, 40)),
 )
 
 
@@ -312,6 +322,11 @@ def _packs() -> list[bytes]:
     tables = [frames.digests()["blake2b-128"](data) for data in files]
     pack = overlay.Pack(_ORIGIN, 1, 99, ("a", "b", "c"), tuple(map(len, files)), (0o644,) * 3, packs.manifest(tables))
     return [_json(overlay.to_meta(pack)) + b"\n" + b"".join((*tables, *files))]
+
+
+def _found_packs() -> list[bytes]:
+    found = overlay.FoundPack((3, 0, 500, 0), (0o644,) * 4, (0, 0, 0, 40))
+    return [_json(overlay.to_meta(found)) + b"\n" + b"one" + b"three" * 100]
 
 
 def _streams() -> list[bytes]:
@@ -380,6 +395,7 @@ DECODERS: Mapping[str, Decoder] = {
     },
     "stream of frames": Decoder(_streams(), _stream, BadFrame),
     "files of a pack": Decoder(_packs(), _pack, BadFrame),
+    "files of a pack that was asked for": Decoder(_found_packs(), _found_pack, BadFrame),
     "greeting of who connects": Decoder(_samples(overlay.Hello), _greeted, BadFrame),
     "greeting of a router": Decoder(_welcomes(), _welcomed, BadFrame),
     "announced links": Decoder(_samples(overlay.Links), _announced, BadFrame),

@@ -14,7 +14,7 @@ from overlay_router.peers.rights import Rights, outside_of, read_issuers, too_la
 from stageout.core.signing import new_key
 from stageout.wire import capability, warrant
 from stageout.wire.capability import BadCapability, Credential
-from stageout.wire.overlay import Get, List, Open, Operation, Pack, Stat
+from stageout.wire.overlay import Get, GetPack, List, Open, Operation, Pack, Stat
 from stageout.wire.warrant import Warrant
 
 ORIGIN, NOW, STORE, NONCE = "0a" * 16, 1000, "e" * 32, "0b" * 16
@@ -41,6 +41,7 @@ def credential(prefix: str = "vo", given: tuple[str, ...] = ("write",), expires:
     [
         (OPEN, True), (replace(OPEN, path="other"), False), (replace(OPEN, path="vox"), False),
         (Stat("vo/f"), True), (Stat("other"), False), (List(""), False), (Get("vo"), True), (Get("other/f"), False),
+        (GetPack(("vo/a", "other")), False), (GetPack(("vo/a", "vo/b")), True), (GetPack(("vo/a", "")), False),
         (Operation(ORIGIN, 1, "rename", "vo/a", 1500, target="other/b"), False),
         (Operation(ORIGIN, 1, "rename", "other/a", 1500, target="vo/b"), False),
         (Operation(ORIGIN, 1, "rename", "vo/a", 1500, target="vo/b"), True),
@@ -109,12 +110,17 @@ def test_a_capability_allows_what_it_says_and_nothing_else(given: Credential, me
 def test_what_is_only_read_is_signed_for_one_connection() -> None:
     reader = credential(given=("read",))
     assert reader.may_read and not credential().may_read
-    for message in (Stat("vo/f"), List("vo"), Get("vo/f")):
+    for message in (Stat("vo/f"), List("vo"), Get("vo/f"), GetPack(("vo/f", "vo/g"))):
         asked = reader.signed(message, NONCE)
         assert rights().refusal(NONE, asked, NOW, NONCE) == ""
         assert "not signed by the holder" in rights().refusal(NONE, asked, NOW, "0c" * 16)
         assert "lacks the right to read" in rights().refusal(ALL, credential().signed(message, NONCE), NOW, NONCE)
-    assert "no higher priority" in rights().refusal(ALL, reader.signed(Get("vo/f", priority=1), NONCE), NOW, NONCE)
+    for urgent in (Get("vo/f", priority=1), GetPack(("vo/f",), priority=1)):
+        assert "no higher priority" in rights().refusal(ALL, reader.signed(urgent, NONCE), NOW, NONCE)
+    both = reader.signed(GetPack(("vo/f", "other/g")), NONCE)
+    assert "is for 'vo', not for 'other/g'" in rights().refusal(ALL, both, NOW, NONCE)
+    other = replace(reader.signed(GetPack(("vo/f",)), NONCE), paths=("vo/g",))
+    assert "not signed by the holder" in rights().refusal(ALL, other, NOW, NONCE)
 
 
 def test_a_capability_that_somebody_else_has_made_or_changed_is_none() -> None:
