@@ -167,7 +167,7 @@ class Gatherer(Generic[Key]):
 def _written(place: AnyPath, content: memoryview) -> int | TransferFailure:
     """A file here, which gets its name when it is whole, and replaces one that has it. Its size, or why it is not."""
     local, size_bytes = Path(place), len(content)
-    part = local.with_name(f".{local.name}.{secrets.token_hex(4)}.part")
+    part = local.with_name(f".{local.name[:60]}.{secrets.token_hex(4)}.part")  # a name has room for 255 bytes
     try:
         descriptor = os.open(part, _NEW, 0o666)
         try:

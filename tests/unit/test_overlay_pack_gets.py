@@ -307,6 +307,14 @@ def test_a_file_that_cannot_be_written_here_fails_alone(tmp_path: Path, monkeypa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["f0000", "f0001", "f0002"]
 
 
+def test_a_file_comes_under_the_longest_name_that_there_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends, local = _Ends(tmp_path, monkeypatch), tmp_path / ("n" * 255)
+    with Gatherer(GATEWAY, ends._end, lambda wanted: None) as gather:
+        gather.add(("long", "long", local, 4))
+        gather.finish()
+    assert ends.ended == {"long": 4} and list(tmp_path.iterdir()) == [local]
+
+
 def test_get_many_ends_each_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ends = _Ends(tmp_path, monkeypatch, told=[(0, MISSING, 0)])
 
