@@ -13,7 +13,6 @@ from stageout.cli import trees
 from stageout.cli.exits import UsageError
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Gateway
-from stageout.overlay.many import Crew
 from stageout.overlay.operations import Entry
 
 _GATEWAY = Gateway("h", 9621, "k", b"secret")
@@ -33,16 +32,10 @@ class _Names:
         return iter([Entry(name, kind, 1, 0o644, 0) for name, kind in found])
 
 
-def _fetched(
-    place: Path, directories: dict[str, list[tuple[str, str]] | ErrorClass], monkeypatch: pytest.MonkeyPatch
-) -> int:
-    def get(gateway: Gateway, path: str, local: Path, **more: object) -> int:
-        return local.write_bytes(b"x")
-
-    monkeypatch.setattr(trees, "get", get)
-    fetched = trees._Fetched(_GATEWAY, place / "into", Namespace(priority=0, within=None), ())
-    with Crew(2) as crew:
-        fetched.all_below(cast(Any, _Names(directories)), "d", crew)
+def _fetched(place: Path, directories: dict[str, list[tuple[str, str]] | ErrorClass]) -> int:
+    fetched = trees._Fetched(place / "into")
+    for key, _, local, _ in fetched.all_below(cast(Any, _Names(directories)), "d"):
+        fetched.ended(key, local.write_bytes(b"x"))
     return fetched.end()
 
 
@@ -50,28 +43,26 @@ def _found(place: Path) -> set[str]:
     return {str(path.relative_to(place)) for path in place.rglob("*")}
 
 
-def test_a_router_cannot_name_what_is_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_router_cannot_name_what_is_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     entries = [(name, kind) for name in _HOSTILE for kind in ("file", "directory")]
-    assert _fetched(tmp_path, {"d": [*entries, ("good", "file")]}, monkeypatch) == 1
+    assert _fetched(tmp_path, {"d": [*entries, ("good", "file")]}) == 1
     assert _found(tmp_path) == {"into", "into/good"}
     assert capsys.readouterr().err.count("what is no name of a file") == len(entries)
 
 
 def test_a_directory_that_cannot_be_had_is_said_and_the_others_come(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "into").mkdir()
     (tmp_path / "into/here").touch()
     inside = [("one", "directory"), ("two", "directory"), ("here", "directory"), ("f", "file")]
     directories = {"d": inside, "d/one": ErrorClass.PERMISSION_DENIED, "d/two": [("g", "file")], "d/here": inside[3:]}
-    assert _fetched(tmp_path, cast(Any, directories), monkeypatch) == 1
+    assert _fetched(tmp_path, cast(Any, directories)) == 1
     assert _found(tmp_path / "into") == {"one", "two", "two/g", "f", "here"}
     said = capsys.readouterr().err
     assert "d/one: not to be had" in said and "into/here: File exists" in said
     with pytest.raises(TransferFailure, match="not to be had"):
-        _fetched(tmp_path, {"d": [("e", "directory")], "d/e": ErrorClass.CONNECTION_LOST}, monkeypatch)
+        _fetched(tmp_path, {"d": [("e", "directory")], "d/e": ErrorClass.SERVER_BUSY})
 
 
 def _sent(url: str, path: str, names: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
