@@ -185,7 +185,7 @@ def test_files_one_after_the_other_go_by_one_circuit(
     between, route = way
     names = [f"k{number}" for number in range(4)]
     for name in names:
-        assert _put(gateway, route, tmp_path, name).sent_bytes == SIZE
+        assert _put(gateway, route, tmp_path, name).size_bytes == SIZE  # a slow tail may be sent twice
     # One for control and two for blocks; a file that does not wait for one that is just coming back makes another.
     assert between.connections < 2 * len(names)
     assert _are_there(terminal, tmp_path, names)
