@@ -309,7 +309,8 @@ def test_retention_ends_the_wait_for_a_credential(site: Site) -> None:
                 await node.pipeline.keep_house()
                 await asyncio.sleep(0.05)
             box = await node.until_state(State.FAILED)
-            assert "needs credential" in box.reason and "gave up" in box.reason
+            # as the plugin said it, or, where another try came first, as the manager did
+            assert "gave up" in box.reason and ("needs credential" in box.reason or "token of team ended" in box.reason)
             node.clock.ahead_s = 3000
             await node.pipeline.keep_house()
             await until(lambda: not list((site.base / "spool" / "sandboxes").iterdir()), "the spool to be empty")
