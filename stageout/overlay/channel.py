@@ -18,6 +18,7 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.signing import KeyUnusable, key_of
 from stageout.core.sockets import Segments, acked_bytes, readable, segments, send_both, send_from, wait_at_most
 from stageout.overlay.links import Claim, Lane, Tap
+from stageout.overlay.proof import Proof
 from stageout.overlay.sources import AnyPath
 from stageout.wire import frames, overlay, packs, token
 from stageout.wire.blocks import PART_BYTES
@@ -386,8 +387,11 @@ class Channel:
             raise TransferFailure(kind, message.message, self.gateway.server, float(again_s) if again_s >= 0 else None)
         return message
 
-    def receive_block(self, view: memoryview) -> tuple[int, int]:
-        """The next block into ``view``: its position and length. :raises TransferFailure: as :meth:`receive`."""
+    def receive_block(self, view: memoryview, proof: Proof | None = None) -> tuple[int, int]:
+        """The next block into ``view``: its position and length. :raises TransferFailure: as :meth:`receive`.
+
+        :param proof: takes its digest, found in the same pass where the checksum allows that.
+        """
         with self._failures():
             header = frames.decode_header(self._exactly(frames.HEADER_BYTES), self._checksum)
             if header.type is Type.REFUSE:
@@ -398,8 +402,12 @@ class Channel:
                 raise BadFrame(f"{header.type.name} of {header.length_bytes} bytes where a block was due")
             data = view[: header.length_bytes]
             self._fill(data)
-            if self._checksum(data) != header.checksum:
+            is_wanted = proof is not None and proof.is_wanted
+            checksum, digest = self._sums(data) if is_wanted else (self._checksum(data), b"")
+            if checksum != header.checksum:
                 raise BadFrame(f"block {header.block} does not fit its checksum")
+            if proof is not None and is_wanted:
+                proof.add(header.block, len(data), digest)
         return header.block, header.length_bytes
 
     def _pass_relays(self) -> None:

@@ -21,6 +21,7 @@ from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import allowed
 from stageout.overlay.kept import Circuit, Place, Room, kept, place
 from stageout.overlay.links import Claim
+from stageout.overlay.proof import Proof
 from stageout.overlay.sources import AnyPath
 from stageout.wire.fields import MAX_NUMBER
 from stageout.wire.overlay import BLOCK_BYTES, Found, Get, Heartbeat, Message
@@ -36,7 +37,7 @@ Progress = Callable[[int], None]
 class _Fetch:
     """A range of a published file, in order. What was received outlives a lost connection.
 
-    :param size_bytes: how many at most; negative for all behind the offset.
+    :param size_bytes: how many at most; negative for all behind the offset. :param proof: None for a part.
     """
 
     gateway: Gateway
@@ -50,6 +51,7 @@ class _Fetch:
     sized: Progress = lambda size_bytes: None
     terminal: str = ""
     claim: Claim = field(default_factory=Claim)
+    proof: Proof | None = None
 
     def parts(self, buffer: memoryview) -> Iterator[memoryview]:
         """The bytes that are still missing, block by block; each is valid until the next is asked for."""
@@ -60,6 +62,8 @@ class _Fetch:
             if not isinstance(found, Found) or found.block_bytes != BLOCK_BYTES:
                 raise channel.failure(ErrorClass.NOT_SUPPORTED, f"{type(found).__name__} where FOUND was due")
             self.found, self.generation = found, found.generation
+            if self.proof is not None:
+                self.proof.begin(found, channel.digest_name, anew=not self.received_bytes)
             self.sized(found.size_bytes)
             end = found.size_bytes if self.size_bytes < 0 else min(found.size_bytes, self.offset + self.size_bytes)
             yield from self._blocks(channel, buffer, at, max(at, end))
@@ -108,9 +112,13 @@ class _Fetch:
     def _blocks(self, channel: Channel, buffer: memoryview, at: int, end: int) -> Iterator[memoryview]:
         while at < end:
             expected, skip = divmod(at, BLOCK_BYTES)
-            block, length = channel.receive_block(buffer)
-            if block != expected or length <= skip:
-                raise channel.failure(ErrorClass.CONTENT_MISMATCH, f"block {block} where {expected} was due")
+            block, length = channel.receive_block(buffer, self.proof)
+            assert self.found is not None
+            due = min(BLOCK_BYTES, self.found.size_bytes - expected * BLOCK_BYTES)
+            if (block, length) != (expected, due):
+                raise channel.failure(
+                    ErrorClass.CONTENT_MISMATCH, f"block {block} of {length} bytes where {expected} was due"
+                )
             part = buffer[skip : min(length, skip + end - at)]
             yield part
             at += len(part)
@@ -130,7 +138,8 @@ def get(
     deadline: int = 0,
 ) -> int:
     """Fetch a published file; returns its size in bytes. It appears under ``local`` only when whole, and
-    takes the place of a file that has that name.
+    takes the place of a file that has that name. Where the router knows the digests with which it was published, it is
+    what was published then.
 
     :param path: below the router's root. :param progress: called with the bytes of it that are here.
     :param sized: called with its size, before that.
@@ -138,7 +147,7 @@ def get(
     :param terminal: ``gateway`` is a custodian: what it has on its way to that router.
     :param priority: and :param deadline: as of :func:`stageout.overlay.client.put`: its share of the links on which
         other files come back, too.
-    :raises TransferFailure: classified; nothing is left behind.
+    :raises TransferFailure: classified (CONTENT_MISMATCH: it is not what was published); nothing is left behind.
     """
     local = Path(local)
     part = local.with_name(f".{local.name[:60]}.{secrets.token_hex(4)}.part")  # a name has room for 255 bytes
@@ -146,7 +155,9 @@ def get(
         with part.open("xb") as file:
             claim = Claim(priority=allowed(gateway, priority), deadline=min(deadline, MAX_NUMBER))
             fetch = _Fetch(gateway, path, 0, _ANY, routes=routes or ((),), sized=sized, terminal=terminal, claim=claim)
+            fetch.proof = Proof(path, gateway.server)
             size_bytes = _into(fetch, file.fileno(), progress)
+            fetch.proof.judge()
         part.replace(local)
     except OSError as problem:
         raise TransferFailure(ErrorClass.LOCAL_FILE, f"{local}: {problem.strerror}") from None

@@ -180,12 +180,18 @@ class Get:
 
 @dataclass(frozen=True)
 class Found:
-    """The published file that the BLOCKs behind this frame belong to."""
+    """The published file that the BLOCKs behind this frame belong to.
+
+    :param manifest: SHA-256 over the digests of all its blocks when it was published, "" where that is not known, or it
+        was changed since. :param digest: their kind, that of WELCOME; "" without a manifest.
+    """
 
     size_bytes: int
     block_bytes: int
     generation: int
     mode: int
+    manifest: str = ""
+    digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -222,6 +228,7 @@ class Answer:
     :param code: 0, or the number of the class of failure (:class:`~stageout.core.errors.ErrorClass`).
     :param store: to a STAT: epoch of the store there. :param bearer: to a STAT: name of the key by which other routers
         know this one, if it carries out copies. :param note: how it is known, where that is not from the file itself.
+    :param manifest: to a STAT: as of a FOUND, of whatever kind. :param digest: that kind.
     """
 
     names: tuple[str, ...] = ()
@@ -236,6 +243,8 @@ class Answer:
     store: str = ""
     bearer: str = ""
     note: str = ""
+    manifest: str = ""
+    digest: str = ""
 
 
 @dataclass(frozen=True)

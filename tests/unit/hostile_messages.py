@@ -270,10 +270,12 @@ _MESSAGES: tuple[Any, ...] = (
     overlay.NoSpace(_ORIGIN, 1, 5),
     overlay.Attach(4),
     overlay.Get("d/f", 1, 2, 3, "c", "s", "t:1", 4, 99, True),
-    overlay.Found(5, overlay.BLOCK_BYTES, 3, 0o644),
+    overlay.Found(5, overlay.BLOCK_BYTES, 3, 0o644, "ab" * 32, "blake2b-128"),
     overlay.Stat("d/f", "c", "s", "t:1"),
     overlay.List("d"),
-    overlay.Answer(("a", "b"), ("file", "link"), (1, 2), (0o644, 0o777), (5, 6), 3, True, 0, "", _EPOCH, "b", "n"),
+    overlay.Answer(
+        ("a", "b"), ("file", "link"), (1, 2), (0o644, 0o777), (5, 6), 3, True, 0, "", _EPOCH, "b", "n", "ab" * 32, "d"
+    ),
     overlay.Staged(4, ((0, 2), (4, 9)), _EPOCH),
     _OPERATION,
     overlay.Operation(_ORIGIN, 3, "rename", "d/f", 99, target="e/g", absent=True, attributes=("mode", "size")),
