@@ -29,9 +29,11 @@ from sandbox_manager.control import Control, condor_uid
 from sandbox_manager.drain import Drain
 from sandbox_manager.fetch import Fetcher
 from sandbox_manager.grants import Grants
+from sandbox_manager.handover import METHOD
 from sandbox_manager.identity import Identity
 from sandbox_manager.intake import Identifier, Intake
 from sandbox_manager.ledger import Ledger, LedgerError, get_meta, set_meta
+from sandbox_manager.missing import Missing, missing_methods
 from sandbox_manager.pipeline import Pipeline
 from sandbox_manager.policy_client import PolicyClient, address_of
 from sandbox_manager.rules import read_rules
@@ -87,7 +89,7 @@ class Daemon:
         if not settings.condor("EXECUTE"):
             raise ConfigError("EXECUTE is not set; a sandbox manager runs where jobs run")
         self.spool = Spool(spool_directory(settings), execute)
-        self._table = PluginsTable()
+        self._table, self._missing = PluginsTable(), Missing()
         self._keys = AgentKeys(around.clock, read_listed(settings.text("STAGEOUT_AGENT_KEYS")))
         self._agents = AgentBook(around.clock, settings.number("STAGEOUT_AGENT_FRESH"), self._keys.claimed)
         self._stop = asyncio.Event()
@@ -124,12 +126,15 @@ class Daemon:
         pipeline = Pipeline(manager, ledger, self.spool, self._table, self._rules, self._agents, around.clock, grants)
         await self._load_plugins()
         await pipeline.recover()
+        self._tell_missing(pipeline)
         await self._know_keys(ledger, pipeline)
         gate = Gatekeeper(manager.name, manager.key, self._agents, self._keys)
         reporter = Reporter(pipeline, self.spool, around.collector, around.clock, settings, condor_uid(), key)
         intake = Intake(self.spool, around.identity(settings), pipeline.acceptance, settings, around.clock)
         fetcher = Fetcher(pipeline, self._agents, key.sign)
-        control = Control(pipeline, reporter.figures, lambda: {**gate.facts(), **fetcher.facts()})
+        control = Control(
+            pipeline, reporter.figures, lambda: {**gate.facts(), **fetcher.facts(), **self._missing.facts()}
+        )
         run = self.spool.root / "run"
         await control.start(run / SOCKET_NAME)
         await intake.start(run / socket_name(settings.condor("EXECUTE")))
@@ -270,6 +275,7 @@ class Daemon:
                 await asyncio.wait_for(self._reconfigure.wait(), _PLUGINS_INTERVAL_S)
             except asyncio.TimeoutError:
                 await self._load_plugins()
+                self._tell_missing(pipeline)
                 continue
             self._reconfigure.clear()
             try:
@@ -282,11 +288,19 @@ class Daemon:
             self._settings, self._rules, self._keys.listed = settings, rules, listed
             pipeline.new_rules(rules)
             await self._load_plugins()
+            self._tell_missing(pipeline)
             log.event("reconfigured")
 
     async def _load_plugins(self) -> None:
         paths = self._settings.condor("FILETRANSFER_PLUGINS").replace(",", " ").split()
         await asyncio.get_running_loop().run_in_executor(None, self._table.load, paths)
+
+    def _tell_missing(self, pipeline: Pipeline) -> None:
+        """Say what no plugin moves: all of it waits, and the first try may be hours away."""
+        registry = pipeline.book.registry
+        way_out = METHOD if self._rules.is_pilot and self._settings.text("STAGEOUT_PILOT_ROUTER") else ""
+        missing = missing_methods(self._table.find, registry.by_id.values(), registry.destinations, way_out)
+        self._missing.tell(missing)
 
 
 def _replace_meta(db: sqlite3.Connection, name: str, value: str) -> str:

@@ -20,6 +20,7 @@ from sandbox_manager import lookups, orders, rates, records, recovery
 from sandbox_manager.acceptance import Acceptance, Manager
 from sandbox_manager.admission import Admission
 from sandbox_manager.agents import AgentBook
+from sandbox_manager.ages import Ages
 from sandbox_manager.batches import (
     BatchRun,
     Judged,
@@ -115,8 +116,7 @@ class Pipeline:
         self.leases = Leases(clock, asleep_s)
         self._boot = boot_id()
         self.acceptance = Acceptance(manager, self.book, self.admission, self._boot, self._now, self.follow)
-        self._wall = recovery.WallWatch(clock)
-        self._minding_clock = asyncio.Lock()
+        self.ages = Ages(self.book, clock, self._boot, lambda: self.rules.retry.longest_s)
         self._load = Load()
         self._batch_number = 0
         self._running: dict[int, BatchRun] = {}
@@ -144,6 +144,7 @@ class Pipeline:
 
         await self.book.write(change, "record-recovered")
         await self.book.load()
+        await self.ages.load()
         self.breakers.restore(await self.book.ledger.read(lambda db: get_meta(db, _BREAKERS)))
         await self.renewal.mend()
         await self.book.ledger.read(self._rates.load)
@@ -390,7 +391,7 @@ class Pipeline:
             arrived_bytes = sum(files[index].size_bytes for index in arrived)
             self.throughput.ended(batch.server, size_bytes, arrived_bytes, self._clock.monotonic_s())
         renewable = bool(held and held.credentials)
-        await self._mind_clock()
+        await self.ages.mind()
         now_wall = self._clock.wall_s()
         judged = judge_batch(files, answers, self.rules.retry, self.book.registry.accepted_at, now_wall, renewable)
         now_s = self._clock.monotonic_s()
@@ -480,7 +481,7 @@ class Pipeline:
             await self.book.ledger.keep_reserve()
         except OSError as problem:
             log.warn("reserve-keep", problem=problem)
-        await self._mind_clock()
+        await self.ages.mind()
         busy, now = self.busy_sandboxes, self._now()
         due = recovery.due(self.book.registry.by_id.values(), busy, self.rules, now)
         if due:
@@ -488,25 +489,9 @@ class Pipeline:
                 await self.book.write(lambda db: recovery.pass_deadlines(db, due, self.rules, now), "record-failed")
             )
 
-    async def _mind_clock(self) -> None:
-        """A wall clock that was set makes nothing older. On return that is on the disk; else the next call does it."""
-        async with self._minding_clock:
-            jump_s = self._wall.jump_s()
-            if not jump_s:
-                return
-            now, longest_s = self._now(), self.rules.retry.longest_s
-            log.warn(
-                "clock-set", by_s=jump_s, advice="nothing is given up or deleted sooner for that; waits stay short"
-            )
-            await self.book.write(
-                lambda db: records.keep_ages(db, jump_s, now) | records.shorten_waits(db, now, longest_s),
-                "record-retry",
-            )
-            self._wall.minded(jump_s)
-
     async def forget_old_jobs(self) -> None:
         """Forget jobs that nothing is held of and that were not heard of for the retention time; remove strays."""
-        await self._mind_clock()
+        await self.ages.mind()
         self._shares.fade(self._clock.monotonic_s())
         kept = await self.book.ledger.read(lookups.kept_tickets)
         await self._in_disk_thread(self._strays.collect, list(kept))

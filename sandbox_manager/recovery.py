@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 
 from sandbox_manager import lookups, records
 from sandbox_manager.rules import Rules
@@ -16,6 +17,8 @@ from stageout.core.states import FREED, State
 from stageout.movers.mover import end_leftovers
 
 _SET_S = 60.0
+#: Of the time for which a machine was off, so much counts as age at most.
+_DOWN_COUNTS_S = 86_400
 _NEEDS_BYTES = frozenset(State) - FREED - {State.OFFERED}
 
 
@@ -149,12 +152,67 @@ _DEADLINES = {
 }
 
 
-class WallWatch:
-    """Notices that the wall clock, by which waits and ages are kept over restarts, was set."""
+@dataclass(frozen=True)
+class ClockSeen:
+    """Both clocks of the machine at one moment, as the ledger keeps them for the next start.
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    :param boot: id of the kernel's boot: within one the monotonic clock goes on. :param ahead_s: of the wall clock
+        before that one. :param wall: wall clock, seconds.
+    """
+
+    boot: str
+    ahead_s: int
+    wall: int
+
+    def __str__(self) -> str:
+        return f"{self.boot or '-'} {self.ahead_s} {self.wall}"
+
+    def jump_s(self, now: ClockSeen) -> int:
+        """By how much the wall clock was set between this and ``now``; negative: back. 0 for a minute.
+
+        Over a start of the machine nobody knows. Back is certain; of time that passed a day is believed: what is kept
+        for its owner for a week was kept while somebody could have asked for it.
+        """
+        if self.boot == now.boot and self.boot not in ("", "-"):
+            by_s = now.ahead_s - self.ahead_s
+        else:
+            passed_s = now.wall - self.wall
+            by_s = min(passed_s, max(0, passed_s - _DOWN_COUNTS_S))
+        return by_s if abs(by_s) > _SET_S else 0
+
+
+def read_clock(text: str) -> ClockSeen | None:
+    """What a ledger has kept; None when it has kept nothing."""
+    words = text.split(" ")
+    try:
+        return ClockSeen(words[0], int(words[1]), int(words[2]))
+    except (IndexError, ValueError):
+        return None
+
+
+class WallWatch:
+    """Notices that the wall clock, by which waits and ages are kept over restarts, was set.
+
+    :param boot: id of the kernel's boot.
+    """
+
+    def __init__(self, clock: Clock, boot: str = "") -> None:
+        self._clock, self._boot = clock, boot
         self._ahead_s = clock.wall_s() - clock.monotonic_s()
+
+    @property
+    def seen(self) -> ClockSeen:
+        """For the next start: what ages are counted by."""
+        return self.seen_after(0)
+
+    def seen_after(self, jump_s: int) -> ClockSeen:
+        """The same once that jump is :meth:`minded`."""
+        return ClockSeen(self._boot, round(self._ahead_s) + jump_s, int(self._clock.wall_s()))
+
+    def since(self, before: ClockSeen) -> None:
+        """Count from what an earlier start has seen: :meth:`jump_s` is then also what the clock was set by since."""
+        self._ahead_s = self._clock.wall_s() - self._clock.monotonic_s()
+        self._ahead_s -= before.jump_s(self.seen)
 
     def jump_s(self) -> int:
         """By so much since the last call, or the last jump that was :meth:`minded`; negative: back. 0 for a minute."""

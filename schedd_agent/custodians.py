@@ -317,7 +317,7 @@ def _receipts(item: Seen) -> tuple[Receipt, ...]:
 def _given_up(number: int, job: Job | None, past: Past | None) -> str:
     """What becomes of a run that nobody waits for any more, "" while somebody does."""
     if job is None:
-        return State.CANCELLED.value if past is not None and past.status == Status.REMOVED else ""
+        return State.CANCELLED.value if past is not None and past.wants_nothing else ""
     if job.status == Status.REMOVED or (job.request == Request.CANCEL and job.ended and job.run == number):
         return State.CANCELLED.value
     return State.LOST.value if job.run > number and not job.reconnects else ""

@@ -132,12 +132,19 @@ class Past:
 
     :param status: JobStatus in the history. :param run: NumShadowStarts there. :param executing_since: as of a
     :class:`Job`, and so is ``transferred_at``: they do not tell two ends apart.
+    :param given_up: its owner has done without its output: StageOutState says Cancelled.
     """
 
     status: int
     run: int
     executing_since: int = field(default=0, compare=False)
     transferred_at: int = field(default=0, compare=False)
+    given_up: bool = field(default=False, compare=False)
+
+    @property
+    def wants_nothing(self) -> bool:
+        """Whether what is still on its way must not arrive."""
+        return self.status == Status.REMOVED or self.given_up
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from schedd_agent.model import (
 )
 from stageout.core.durable import step
 from stageout.core.errors import StageoutError
+from stageout.core.states import State
 from stageout.wire.custody import Run
 from stageout.wire.typed import MOST_NUMBER
 
@@ -148,7 +149,8 @@ class CondorQueue:
         for ad in self._history([Run(name, 0).job_id for name in names]):
             if ad.get("GlobalJobId") in names:
                 job = parse_job(ad, False)
-                found[job.name] = Past(job.status, job.run, job.executing_since, job.transferred_at)
+                given_up = job.shown.state == State.CANCELLED
+                found[job.name] = Past(job.status, job.run, job.executing_since, job.transferred_at, given_up)
         return found
 
     def dags(self, clusters: Collection[int]) -> dict[int, Dag]:

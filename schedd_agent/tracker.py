@@ -212,7 +212,10 @@ def _settle(s: Situation, job: Job, record: Record, own: Sequence[Seen], limits:
         yield from _confirm(s, job, record, own)
     lost = _lost(s, record, own, limits)
     states = {item.sandbox.state for item in own}
-    if lost:
+    if lost and job.request == Request.CANCEL:
+        reason = f"given up by its owner; {lost}"
+        yield from _let_go(job, replace(_sum(job, own), state=State.CANCELLED.value, reason=reason))
+    elif lost:
         yield from _when_lost(s, job, replace(_sum(job, own), state=State.LOST.value, reason=lost), limits)
         if job.request:
             yield ClearRequest()  # there is nothing left to send or to give up; what is shown says so
@@ -445,7 +448,7 @@ def _no_record(s: Situation, job: Job, limits: Limits) -> Iterator[Effect]:
 
 
 def _gone(s: Situation) -> Iterator[Effect]:
-    """Cancelled only if the history says removed; otherwise the delivery goes on."""
+    """Cancelled only if the history says removed, or given up by its owner; otherwise the delivery goes on."""
     own = _own_of_past(s)
     for item in s.seen:
         box = item.sandbox
@@ -453,7 +456,7 @@ def _gone(s: Situation) -> Iterator[Effect]:
             yield Send(item.manager, Action.FORGET, box.number)
         elif s.past is None:
             continue
-        elif s.past.status == Status.REMOVED:
+        elif s.past.wants_nothing:
             yield Send(item.manager, Action.CANCEL, box.number)
         elif s.past.status == Status.COMPLETED and s.record is not None:
             yield from _of_completed(s, s.past.run, s.record, item, item in own)

@@ -117,6 +117,7 @@ class Outflow:
             while not await self._is_alone():
                 await asyncio.sleep(FIRST_S)
             await asyncio.to_thread(self._table.load, self._means.plugins)
+            self._name_missing()
             while True:
                 self.wake.clear()
                 await self._try_to_begin()
@@ -128,6 +129,13 @@ class Outflow:
                 call.stop()
             await asyncio.gather(*self._calls.values(), return_exceptions=True)
             self._threads.shutdown()
+
+    def _name_missing(self) -> None:
+        """Targets that no plugin delivers to: whatever comes for them waits here."""
+        for target in self._egress.targets.known:
+            if self._table.find("", target.scheme) is None:
+                advice = f"name a plugin for {target.scheme} in FILETRANSFER_PLUGINS and start the router again"
+                log.error("no-plugin", prefix=f"/{target.prefix}", to=target.shown, advice=advice)
 
     def cancelled(self, key: Key) -> None:
         """Somebody does not want it any more: a plugin that has it is killed."""

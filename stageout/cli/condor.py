@@ -13,6 +13,7 @@ from stageout.cli.exits import CommandError, Unavailable
 from stageout.cli.jobs import ATTRIBUTES, Job, JobId, constraint, is_cluster_ad
 from stageout.core.classads import ClassAd
 from stageout.wire.custody import (
+    AD_LIFETIME_S,
     AGENT_AD,
     MANAGER_AD,
     AgentNotice,
@@ -194,6 +195,11 @@ _NO_SCHEDD = (
 #: Ads with a manager's report, whichever door it came in by. A slot ad has an empty one while the other door is open.
 REPORTS = f'(StageOutPayload ?: "") != "" && (MyType == "{MANAGER_AD}" || MyType == "Machine")'
 
+_NEWS = (
+    f'((MyType == "{MANAGER_AD}" && time() - LastHeardFrom < {AD_LIFETIME_S}) || (MyType == "Machine" && '
+    f'(StageOutPayload ?: "") != "" && MyCurrentTime - StageOutHeartbeat < {AD_LIFETIME_S}))'
+)
+
 
 class Pool:
     """The collector's view: managers' reports and agents' notices.
@@ -230,6 +236,15 @@ class Pool:
             if known is None or known.number < report.number:
                 newest[report.manager, report.key] = report
         return list(newest.values())
+
+    def heard(self, managers: Iterable[str]) -> set[str]:
+        """Those of these managers whose report is news, by the clock of who shows it: the collector's for their own
+        ads, the startd's for its slot ads.
+
+        :raises Unavailable: the collector does not answer.
+        """
+        names = " || ".join(f"StageOutManager == {quote(name)}" for name in sorted(set(managers) - {""}))
+        return {ad.text("StageOutManager") for ad in self.ads(f"({names or 'false'}) && {_NEWS}", ["StageOutManager"])}
 
     def notices(self, schedd: str) -> list[AgentNotice]:
         """What the agents of a schedd said last about themselves.

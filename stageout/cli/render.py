@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from stageout.cli.rows import Row
 from stageout.core.states import ENDS
 from stageout.wire.control import StreamsReport
-from stageout.wire.custody import FileReport, Report
+from stageout.wire.custody import AD_LIFETIME_S, FileReport, Report
 from stageout.wire.deposits import Holding
 
 _UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
@@ -17,8 +17,6 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]|\x1b")
 #: What is said of files in custody of routers, by whether it is their only copy.
 _HELD = {True: "only copy", False: "copies"}
 _ENDED = frozenset(state.value for state in ENDS)
-#: Managers report every STAGEOUT_REPORT_INTERVAL (300 s) at least.
-_SILENT_S = 660.0
 _RIGHT = frozenset({"FILES", "SIZE", "ATTEMPT", "NEXT", "AT ONCE", "STREAMS", "RATE"})
 
 
@@ -73,22 +71,18 @@ def server_notes(reports: Iterable[Report], now: float) -> list[str]:
     ]
 
 
-def silence_notes(rows: Iterable[Row], now: float) -> list[str]:
-    """A sentence for each custodian that should have been heard of lately. :param now: wall clock, seconds."""
-    heard: dict[str, int] = {}
-    for row in rows:
-        if row.manager and row.job_status == "Completed" and row.state not in _ENDED and row.state != "HandedOver":
-            heard[row.manager] = max(heard.get(row.manager, 0), row.reported_at or 0)
-    return [
-        f"{clean(manager)} {_silence(at, now)}: is its node up? Its output waits there; what stays unheard of for "
-        "STAGEOUT_LEASE seconds is taken for lost, and the jobs run again"
-        for manager, at in sorted(heard.items())
-        if now - at > _SILENT_S
-    ]
+def awaited_managers(rows: Iterable[Row]) -> set[str]:
+    """Managers that should be heard of: output of a completed job waits with them."""
+    waiting = (row for row in rows if row.job_status == "Completed" and row.state not in (*_ENDED, "HandedOver"))
+    return {name for row in waiting for name in row.manager.split(",") if name}
 
 
-def _silence(at: int, now: float) -> str:
-    return f"was last heard of {duration(now - at)} ago" if at else "has no report about it in the collector"
+def silence_note(manager: str) -> str:
+    """A sentence about one of them of which the collector has no report that is news."""
+    return (
+        f"nothing was heard of {clean(manager)} for {duration(AD_LIFETIME_S)} or more: is its node up? Its output "
+        "waits there; what stays unheard of for STAGEOUT_LEASE seconds is taken for lost, and the jobs run again"
+    )
 
 
 def _probe(at: int, now: float) -> str:

@@ -9,20 +9,22 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from stageout.cli.exits import CommandError, Exit, UnknownJob
+from stageout.cli.exits import CommandError, Exit, Unavailable, UnknownJob
 from stageout.cli.jobs import STATUS_WORDS, Job, JobId, parse_job_ids
-from stageout.cli.render import clean
+from stageout.cli.render import clean, duration
 from stageout.cli.verdict import GAVE_UP, judge_history
 from stageout.core.clock import Clock, SystemClock
+from stageout.wire.custody import AD_LIFETIME_S
 
 if TYPE_CHECKING:
     from stageout.cli.condor import Pool, Queue
 
 _ANSWER_TIMEOUT_S = 45.0
 _AGENT_TIMEOUT_S = 8.0
+_SAID_AFTER_S = 3.0
 _LOOK_INTERVAL_S = 0.5
 _NOTICE_FRESH_S = 180
 
@@ -89,6 +91,7 @@ def await_answers(
     """
     started_s = clock.monotonic_s()
     waiting, heard = list(jobs), False
+    silent: set[str] | None = None
     while True:
         now = {job.id: job for job in queue.jobs(waiting)[0]}
         waited_s = clock.monotonic_s() - started_s
@@ -99,13 +102,47 @@ def await_answers(
                 print(f"{job_id}: {verb} accepted; {_outcome(job, verb)}", flush=True)
         if not waiting:
             return Exit.OK
+        if waited_s >= _SAID_AFTER_S and silent is None:
+            silent = _silent(pool, now.values())
+            for job_id in waiting:
+                print(f"{job_id}: {_meanwhile(verb, now[job_id], silent)}", file=sys.stderr, flush=True)
         if waited_s >= _AGENT_TIMEOUT_S and not heard:
             heard = agent_silence_s(queue, pool, clock.wall_s()) <= _NOTICE_FRESH_S
+        hopeless = silent is not None and all(_managers(now[one]) <= silent for one in waiting)
+        if heard and hopeless:
+            return Exit.TIMED_OUT
         if waited_s >= (_ANSWER_TIMEOUT_S if heard else _AGENT_TIMEOUT_S):
             silence_s = agent_silence_s(queue, pool, clock.wall_s())
             print(f"stageout: {no_answer(queue.name(), silence_s, sorted(waiting))}", file=sys.stderr)
             return Exit.TIMED_OUT
         sleep(_LOOK_INTERVAL_S)
+
+
+def _managers(job: Job) -> set[str]:
+    """Who has its output. Nobody in particular, as long as the job's ad does not say."""
+    return set(job.manager.split(",")) - {""} or {""}
+
+
+def _silent(pool: Pool, jobs: Iterable[Job]) -> set[str]:
+    """Managers of these jobs that nothing is heard of; none where nobody can say."""
+    names = {name for job in jobs for name in _managers(job)} - {""}
+    try:
+        return names - pool.heard(names) if names else set()
+    except Unavailable:
+        return set()
+
+
+def _meanwhile(verb: str, job: Job, silent: Collection[str]) -> str:
+    """What a request that is not taken at once waits for."""
+    gone = sorted(_managers(job) & set(silent))
+    if not gone:
+        return f"{verb} stands in the job's ad; waiting until the schedd agent and the node's manager have taken it"
+    then = "the job leaves without its output" if verb == "cancel" else "the job runs again"
+    return (
+        f"{verb} stands in the job's ad, but nothing was heard of {clean(', '.join(gone))} for "
+        f"{duration(AD_LIFETIME_S)} or more. It is carried out when that node is heard again; if it stays silent for "
+        f"STAGEOUT_LEASE seconds in all, {then}. Not to wait for that: condor_rm {job.id}"
+    )
 
 
 def _still_failed(job: Job, verb: str) -> bool:

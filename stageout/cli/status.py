@@ -77,11 +77,18 @@ def _look(queue: Queue, pool: Pool, wanted: list[JobId], owner: str | None) -> S
     # A job's output may be with several managers; before the agent has written which, all are asked.
     managers = {name for job in under_way for name in job.manager.split(",")}
     try:
-        reports = pool.reports(None if "" in managers else managers)
+        return _with_reports(jobs, pool, None if "" in managers else managers)
     except Unavailable as problem:
         return Snapshot(merge(jobs, []), [f"figures are from the job queue only: {problem}"])
-    rows, now = merge(jobs, reports), time.time()
-    return Snapshot(rows, [*render.server_notes(reports, now), *render.silence_notes(rows, now)])
+
+
+def _with_reports(jobs: list[Job], pool: Pool, managers: set[str] | None) -> Snapshot:
+    """:raises Unavailable: the collector does not answer."""
+    reports = pool.reports(managers)
+    rows = merge(jobs, reports)
+    awaited = render.awaited_managers(rows)
+    silent = sorted(awaited - pool.heard(awaited)) if awaited else []
+    return Snapshot(rows, [*render.server_notes(reports, time.time()), *map(render.silence_note, silent)])
 
 
 def _wanted_jobs(queue: Queue, wanted: list[JobId]) -> list[Job]:

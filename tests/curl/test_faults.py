@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from stageout.core.errors import ErrorClass as K
+from stageout.protocols.curl.failures import server_words
 from stageout.testing.starter import Wanted
 from tests.curl.interposer import Drop, Early, Hold, Interposer, Reply, changed, cut, paced, status
 from tests.curl.plugin import NO_RETRY
@@ -52,6 +53,24 @@ def test_status(plugin, door, method):
     for ad, (code, kind) in zip(result.run.ads, SINGLE_STATUS):
         assert [error["ErrorCode"] for error in ad["TransferErrorData"]] == [kind.code], code
         assert "the server's own words" in ad["TransferError"]
+
+
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        (b"<html><head><title>Error response</title></head><body><h1>Error response</h1><p>too busy</p></body></html>",
+         "Error response too busy"),
+        (b"<html><HEAD><title>503 Service Unavailable</title></HEAD><h1>503 Service Unavailable</h1>nginx</html>",
+         "nginx"),
+        (b"503 Service Unavailable", ""),
+        (b"503 Service Unavailable.\nno more streams", "no more streams"),
+        (b"<title>gone for a while</title>", "gone for a while"),
+        (b"<style>h1 {color: red}</style><script>again()</script>full", "full"),
+        (b"<title>never closed <p>full", "never closed full"),
+    ],
+)  # fmt: skip
+def test_a_page_says_nothing_twice(page, words):
+    assert server_words(page, "503 Service Unavailable") == words
 
 
 @pytest.mark.parametrize(("code", "exit_code"), [(503, 11), (507, 11), (403, 1)])

@@ -146,6 +146,13 @@ TABLE: list[tuple[str, Situation, list[str]]] = [
     ),
     ("silent for a while", situation(job(), absent_s={"m1": 7199.0}, done=DONE), ["Show"]),
     ("silent for too long", situation(job(), absent_s={"m1": 7200.0}, done=DONE), ["Rerun"]),
+    ("given up, silent for a while", situation(job(request="cancel"), absent_s={"m1": 7199.0}, done=DONE), ["Show"]),
+    (
+        "given up, silent for too long",
+        situation(job(request="cancel"), absent_s={"m1": 7200.0}, done=DONE),
+        ["Show", "LetGo"],
+    ),
+    ("given up, lost", situation(job(request="cancel"), seen(State.LOST)), ["cancel", "Show", "LetGo"]),
     ("superseded by mistake", situation(job(), seen(State.SUPERSEDED)), ["Rerun"]),
     ("removed", situation(job(Status.REMOVED), seen(State.MOVING)), ["cancel"]),
     ("gone, unknown", situation(None, seen(State.MOVING)), []),
@@ -155,6 +162,11 @@ TABLE: list[tuple[str, Situation, list[str]]] = [
         "gone, completed",
         situation(None, seen(State.ACCEPTED), past=Past(4, 1), record=Record((ticket(),))),
         ["confirm"],
+    ),
+    (
+        "gone, given up while its manager was away",
+        situation(None, seen(State.MOVING), past=Past(4, 1, given_up=True), record=Record((ticket(),))),
+        ["cancel"],
     ),
     ("gone, completed, moving", situation(None, seen(State.MOVING), past=Past(4, 1), record=Record((ticket(),))), []),
     (

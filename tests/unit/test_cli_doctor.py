@@ -425,6 +425,13 @@ def test_a_pilot_serves_its_own_user() -> None:
     assert findings["spool-owner"].level is Level.OK
 
 
+@pytest.mark.parametrize(("missing", "level"), [("", Level.OK), ("overlay root", Level.FAIL)])
+def test_what_no_plugin_moves_is_found(missing: str, level: Level) -> None:
+    said = ClassAd({"Manager": "m", "Uid": 0, "MissingPlugins": missing})
+    (found,) = node.plugins_for_waiting(Fake(manager=said))
+    assert found.level is level and missing in found.text
+
+
 def test_text_and_json() -> None:
     machine = Fake(condor="23.9.6")
     machine.values["QUEUE_SUPER_USERS"] = "root"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pytest
@@ -51,8 +51,11 @@ class Schedd:
 class Collector:
     """Knows one agent, or none."""
 
-    def __init__(self, silent_s: float | None) -> None:
-        self.silent_s = silent_s
+    def __init__(self, silent_s: float | None, managers: Collection[str] = ("ep1", "ep2")) -> None:
+        self.silent_s, self.managers = silent_s, managers
+
+    def heard(self, managers: Collection[str]) -> set[str]:
+        return set(managers) & set(self.managers)
 
     def notices(self, schedd: str) -> list[AgentNotice]:
         assert schedd == "ap"
@@ -64,10 +67,15 @@ class Collector:
 ASKED = {"StageOutRequest": "retry", "StageOutState": "Failed"}
 
 
-def outcome(*changes: tuple[float, dict[str, Any] | None], silent_s: float | None = 5, verb: str = "retry") -> Any:
+def outcome(
+    *changes: tuple[float, dict[str, Any] | None],
+    silent_s: float | None = 5,
+    verb: str = "retry",
+    managers: Collection[str] = ("ep1", "ep2"),
+) -> Any:
     clock = Clock()
     schedd: Any = Schedd(clock, *changes)
-    collector: Any = Collector(silent_s)
+    collector: Any = Collector(silent_s, managers)
     return await_answers(schedd, collector, verb, [ID], clock, clock.sleep), clock.now_s
 
 
@@ -116,6 +124,34 @@ def test_no_answer(silent_s: float | None, words: str, longest_s: float, capsys:
     assert status == 2 and took_s <= longest_s
     text = capsys.readouterr().err
     assert words in text and "stays in the job's ad (12.0)" in text
+
+
+AT_TWO = {**ASKED, "StageOutState": "Moving", "StageOutManager": "ep1,ep2"}
+
+
+@pytest.mark.parametrize(
+    ("verb", "managers", "most_s", "words"),
+    [
+        ("cancel", (), 10, "nothing was heard of ep1, ep2 for 15m00s or more"),
+        ("cancel", (), 10, "the job leaves without its output. Not to wait for that: condor_rm 12.0"),
+        ("pause", (), 10, "the job runs again"),
+        ("cancel", ("ep1",), 60, "nothing was heard of ep2 for"),
+        ("cancel", ("ep1", "ep2"), 60, "waiting until the schedd agent"),
+    ],
+)
+def test_a_node_that_is_gone_is_said_soon_and_not_waited_for(
+    verb: str, managers: Collection[str], most_s: float, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, took_s = outcome((0, {**AT_TWO, "StageOutRequest": verb}), verb=verb, managers=managers)
+    assert status == 2
+    assert most_s / 2 < took_s + 5 and took_s <= most_s
+    assert words in capsys.readouterr().err
+
+
+def test_a_slow_answer_is_announced(capsys: pytest.CaptureFixture[str]) -> None:
+    assert outcome((0, {**AT_TWO, "StageOutRequest": "cancel"}), (20, None), verb="cancel") == (0, 20)
+    told = capsys.readouterr()
+    assert told.err.count("cancel stands in the job's ad") == 1 and "left the queue" in told.out
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 from manager_site import Site, made, run
 from test_drain import handed_off
 
+from sandbox_manager.recovery import ClockSeen, read_clock
 from stageout.core import durable
 from stageout.core.clock import SystemClock
 from stageout.core.states import State
@@ -73,3 +74,66 @@ def test_an_attempt_that_fails_before_the_house_is_kept_is_not_the_last(
             assert node.state(facts) is not State.FAILED
 
     run(story())
+
+
+@pytest.mark.parametrize("jump_s", [400 * 86_400.0, -3600.0, -400 * 86_400.0])
+def test_nothing_is_given_up_or_kept_for_ever_for_a_clock_that_is_set_while_the_manager_is_down(
+    site: Site, jump_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SetClock()
+    monkeypatch.setattr("manager_site.LaterClock", lambda: clock)
+
+    async def story() -> None:
+        async with site.manager(moving=False) as node:
+            await node.hand_off({"copy://h/ok/a": b"x"})
+            await handed_off(node, "2.0", {"copy://h/ok/b": b"x"})
+        clock.ahead_s = jump_s
+        for _ in range(2):  # the next start minds nothing again
+            async with site.manager(moving=False) as node:
+                await node.pipeline.keep_house()
+                boxes = list(node.pipeline.book.registry.by_id.values())
+                assert [(box.state, box.reason) for box in boxes] == [(State.ACCEPTED, ""), (State.CONFIRMED, "")]
+                assert all(0 <= clock.wall_s() - box.accepted_at < 600 for box in boxes)
+
+    run(story())
+
+
+def test_what_has_passed_while_the_manager_was_down_counts(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        async with site.manager(moving=False) as node:
+            await node.hand_off({"copy://h/ok/a": b"x"})
+        monkeypatch.setattr("manager_site.LaterClock.ahead_s", 40 * 86_400.0)
+        async with site.manager(moving=False) as node:
+            await node.pipeline.keep_house()
+            (box,) = node.pipeline.book.registry.by_id.values()
+            assert (box.state, box.reason[:15]) == (State.LOST, "never confirmed")
+
+    run(story())
+
+
+DAY_S = 86_400
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "jump_s"),
+    [
+        (ClockSeen("b", 100, 1000), ClockSeen("b", 100, 900_000), 0),
+        (ClockSeen("b", 100, 1000), ClockSeen("b", 140, 2000), 0),
+        (ClockSeen("b", 100, 1000), ClockSeen("b", 100 + 365 * DAY_S, 365 * DAY_S), 365 * DAY_S),
+        (ClockSeen("b", 100, 9000), ClockSeen("b", -7100, 2000), -7200),
+        (ClockSeen("b", 100, 1000), ClockSeen("c", 900, 1000 + DAY_S), 0),
+        (ClockSeen("b", 100, 1000), ClockSeen("c", 900, 1000 + 8 * DAY_S), 7 * DAY_S),
+        (ClockSeen("b", 100, 9000), ClockSeen("c", 900, 2000), -7000),
+        (ClockSeen("", 100, 1000), ClockSeen("", 900, 5000), 0),
+    ],
+)
+def test_by_how_much_a_clock_was_set(before: ClockSeen, now: ClockSeen, jump_s: int) -> None:
+    """Over a start of the machine a day is believed."""
+    kept = read_clock(str(before))
+    assert kept is not None
+    assert kept.jump_s(now) == jump_s
+
+
+@pytest.mark.parametrize("text", ["", "b", "b 1", "b x 2"])
+def test_a_ledger_that_has_kept_no_clock(text: str) -> None:
+    assert read_clock(text) is None

@@ -191,6 +191,20 @@ def _manager_uid(machine: Machine, uid: int) -> Iterator[Finding]:
         yield fail("manager-user", text, remedy)
 
 
+def plugins_for_waiting(machine: Machine) -> Iterator[Finding]:
+    """Is there a plugin for everything that the manager holds, and for a pilot's way out?"""
+    name = "plugins-needed"
+    try:
+        missing = machine.manager_answer().text("MissingPlugins")
+    except (FileNotFoundError, ConnectionRefusedError):
+        raise Unseen("no sandbox manager answers") from None
+    if missing:
+        remedy = "name a plugin for it in FILETRANSFER_PLUGINS, then condor_reconfig: what waits is sent by itself"
+        yield fail(name, f"no plugin here moves {missing}, and output waits for one", remedy)
+    else:
+        yield ok(name, "there is a plugin for all that is held here")
+
+
 def startd_answers(machine: Machine) -> Iterator[Finding]:
     """Does the startd say whose job runs in a slot, which is what the manager asks at each hand-off?"""
     name = "startd-answers"
@@ -235,5 +249,6 @@ def _exists(machine: Machine, path: str) -> bool:
 
 
 EXECUTE_POINT = (
-    spool_place, spool_known, spool_filesystem, spool_owner, space, encryption, manager, startd_answers, restart_risk,
+    spool_place, spool_known, spool_filesystem, spool_owner, space, encryption, manager, plugins_for_waiting,
+    startd_answers, restart_risk,
 )  # fmt: skip

@@ -12,6 +12,8 @@ from stageout.core.errors import ErrorClass, TransferFailure
 _K = ErrorClass
 _WORDS_CHARS = 200
 _TAGS = re.compile(r"<[^<>]*>")
+#: Of a page nothing of these is shown; a title says what the page says again below it.
+_UNSEEN = re.compile(r"<(head|title|style|script)\b.*?</\1\s*>", re.IGNORECASE | re.DOTALL)
 
 CURL_CODES: dict[int, ErrorClass] = {
     pycurl.E_UNSUPPORTED_PROTOCOL: _K.NOT_SUPPORTED,
@@ -187,11 +189,21 @@ def remote_failure(error: OSError, path: str) -> TransferFailure:
     return TransferFailure(kind, f"{path}: {error.strerror or error}")
 
 
-def server_words(body: bytes) -> str:
-    """The first printable characters of an error page: what the server itself says."""
-    text = _TAGS.sub(" ", body.decode("utf-8", "replace"))
-    text = " ".join("".join(char if char.isprintable() else " " for char in text).split())
+def server_words(body: bytes, reason: str = "") -> str:
+    """The first printable characters of an error page: what the server itself says, once.
+
+    :param reason: of the status line, which is said already.
+    """
+    page = body.decode("utf-8", "replace")
+    text = _printable(_UNSEEN.sub(" ", page)) or _printable(page)
+    if reason and text.startswith(reason):
+        text = text[len(reason) :].lstrip(" .:,;-")
     return text[:_WORDS_CHARS]
+
+
+def _printable(page: str) -> str:
+    text = _TAGS.sub(" ", page)
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
 
 
 def certificate_problem(verify_result: int) -> str | None:

@@ -95,8 +95,8 @@ class Http:
         :param deed: what was tried, as in "upload of NAME".
         """
         kind = self._kind(reply)
-        words = server_words(reply.text)
         reason = reply.lines[0].partition(" ")[2] if reply.lines else str(reply.status)
+        words = server_words(reply.text, reason)
         text = f"{self._home.host} answered {reason} to the {deed}" + (f": {words}" if words else "")
         hint = _HINTS.get(kind, "")
         if hint:
