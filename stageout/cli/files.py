@@ -20,6 +20,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 from stageout.cli.bars import Bar, complain, printable
 from stageout.cli.exits import CommandError, Exit, UsageError
 from stageout.core.errors import TransferFailure
+from stageout.overlay.arrivals import umask
 from stageout.overlay.channel import Gateway, gateway_of
 from stageout.overlay.client import put
 from stageout.overlay.sending import report
@@ -123,9 +124,7 @@ def _put(gateway: Gateway, local: Path, path: str, options: argparse.Namespace, 
 
 def _mode_of_new_files() -> int:
     """What standard input is sent with; gathered in a temporary file, nobody else may read it."""
-    umask = os.umask(0o022)
-    os.umask(umask)
-    return 0o666 & ~umask
+    return 0o666 & ~umask()
 
 
 def _send(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.pauses import growing_s
+from stageout.overlay.arrivals import part_of, permit, private
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import allowed
 from stageout.overlay.kept import Circuit, Place, Room, kept, place
@@ -137,9 +137,9 @@ def get(
     priority: int = 0,
     deadline: int = 0,
 ) -> int:
-    """Fetch a published file; returns its size in bytes. It appears under ``local`` only when whole, and
-    takes the place of a file that has that name. Where the router knows the digests with which it was published, it is
-    what was published then.
+    """Fetch a published file; returns its size in bytes. It appears under ``local`` only when whole, with the
+    permissions that it has there (within the umask), and takes the place of a file that has that name. Where the router
+    knows the digests with which it was published, it is what was published then.
 
     :param path: below the router's root. :param progress: called with the bytes of it that are here.
     :param sized: called with its size, before that.
@@ -150,14 +150,15 @@ def get(
     :raises TransferFailure: classified (CONTENT_MISMATCH: it is not what was published); nothing is left behind.
     """
     local = Path(local)
-    part = local.with_name(f".{local.name[:60]}.{secrets.token_hex(4)}.part")  # a name has room for 255 bytes
+    part = part_of(local)
     try:
-        with part.open("xb") as file:
+        with open(part, "xb", opener=private) as file:
             claim = Claim(priority=allowed(gateway, priority), deadline=min(deadline, MAX_NUMBER))
             fetch = _Fetch(gateway, path, 0, _ANY, routes=routes or ((),), sized=sized, terminal=terminal, claim=claim)
             fetch.proof = Proof(path, gateway.server)
             size_bytes = _into(fetch, file.fileno(), progress)
             fetch.proof.judge()
+            permit(file.fileno(), fetch.found.mode if fetch.found else 0)
         part.replace(local)
     except OSError as problem:
         raise TransferFailure(ErrorClass.LOCAL_FILE, f"{local}: {problem.strerror}") from None

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar, Union
 
 from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay.arrivals import part_of
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import allowed
 from stageout.overlay.links import Claim
@@ -148,11 +148,11 @@ class Gatherer(Generic[Key]):
                 self._refuse(self._under_way.popleft(), failure)
             raise
         self._under_way.popleft()
-        for wanted, code, content in zip(batch, found.codes, data):
+        for wanted, code, mode, content in zip(batch, found.codes, found.modes, data):
             if code:
                 self._singly(wanted)  # which says why, where it fails, too
             else:
-                self._ended(wanted[0], _written(wanted[2], content))
+                self._ended(wanted[0], _written(wanted[2], content, mode))
 
     def _refuse(self, batch: list[Wanted[Key]], failure: TransferFailure) -> None:
         for wanted in batch:
@@ -164,12 +164,12 @@ class Gatherer(Generic[Key]):
             self._channel = None
 
 
-def _written(place: AnyPath, content: memoryview) -> int | TransferFailure:
+def _written(place: AnyPath, content: memoryview, mode: int) -> int | TransferFailure:
     """A file here, which gets its name when it is whole, and replaces one that has it. Its size, or why it is not."""
     local, size_bytes = Path(place), len(content)
-    part = local.with_name(f".{local.name[:60]}.{secrets.token_hex(4)}.part")  # a name has room for 255 bytes
+    part = part_of(local)
     try:
-        descriptor = os.open(part, _NEW, 0o666)
+        descriptor = os.open(part, _NEW, mode & 0o777)
         try:
             _write(descriptor, content)
             part.replace(local)

@@ -91,8 +91,9 @@ def get_many(
 ) -> None:
     """Fetch files: key, path below the router's root, local file, size as listed. On return every one has ended.
 
-    Small ones come many for one question, meanwhile the others by themselves. Each appears only when whole, and takes
-    the place of a file that has its name; its directory must be there.
+    Small ones come many for one question, meanwhile the others by themselves. Each appears only when whole, with the
+    permissions that it has there (within the umask), and takes the place of a file that has its name; its directory
+    must be there.
 
     :param ended: called once for each, never twice at a time: with its size when it is here, checked, or why it is not.
     :param routes: ways to the router. :param at_once: files that come by themselves.

@@ -12,6 +12,7 @@ import pytest
 
 from stageout.cli import bars, trees
 from stageout.cli.main import main
+from stageout.overlay.arrivals import umask
 from stageout.testing.conformance import check, failures, table
 from stageout.testing.endpoints import Endpoint
 from stageout.testing.router import RouterProcess, relay
@@ -41,11 +42,13 @@ def test_put_and_get(router: RouterProcess, tmp_path: Path, capsys: pytest.Captu
     files = [tmp_path / "a", tmp_path / "b c"]
     for file in files:
         file.write_bytes(os.urandom(3_000_000))
+    files[1].chmod(0o750)
     assert main(["put", *map(str, files), _url(router, "some/where"), *key]) == 0
     assert (router.root / "some/where/b c").read_bytes() == files[1].read_bytes()
     assert main(["put", str(files[0]), _url(router, "one"), *key]) == 0
     assert main(["get", _url(router, "some/where/b%20c"), str(tmp_path / "back"), *key]) == 0
     assert (tmp_path / "back").read_bytes() == files[1].read_bytes()
+    assert (tmp_path / "back").stat().st_mode & 0o777 == 0o750 & ~umask()
     printed = capsys.readouterr().out.splitlines()
     # what a controller of connections says of itself depends on the machine
     assert [line.split(" in ")[0] for line in printed if not line.startswith("  ")] == [
@@ -86,8 +89,9 @@ def test_what_the_commands_refuse(router: RouterProcess, tmp_path: Path, capsys:
     assert not (tmp_path / "back").exists()
 
 
-def _below(place: Path) -> dict[str, bytes | None]:
-    return {str(path.relative_to(place)): path.read_bytes() if path.is_file() else None for path in place.rglob("*")}
+def _below(place: Path) -> dict[str, tuple[bytes, int] | None]:
+    found = {str(path.relative_to(place)): path for path in place.rglob("*")}
+    return {name: (path.read_bytes(), path.stat().st_mode) if path.is_file() else None for name, path in found.items()}
 
 
 def test_a_directory_there_and_back(
@@ -97,6 +101,7 @@ def test_a_directory_there_and_back(
     for name, size_bytes in (("a/b/c", 10), ("a/large", 3 << 20), ("two\nlines", 0), ("ünï", 1)):
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         (tree / name).write_bytes(os.urandom(size_bytes))
+        (tree / name).chmod(0o700)
     (tree / "empty").mkdir()
     assert main(["put", "-r", str(tree), _url(router, "d/"), *key]) == 0
     (router.root / "d/tree/link").symlink_to("a/b/c")
@@ -226,6 +231,19 @@ def test_small_files_of_a_job_travel_together(
     (router.root / "to/bad").mkdir()
     (run,) = starter.upload([Wanted(_url(router, f"to/{name}"), name) for name in ("bad", "f1")])
     assert {Path(ad["TransferFileName"]).name: ad["TransferSuccess"] for ad in run.ads} == {"bad": False, "f1": True}
+
+
+def test_an_input_of_a_job_can_be_run_if_it_can_be_there(
+    router: RouterProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAGEOUT_OVERLAY_KEY", str(router.key_file("site")))
+    (router.root / "tool").write_text("#!/bin/sh\n")
+    (router.root / "tool").chmod(0o755)
+    (tmp_path / "scratch").mkdir()
+    starter = EmbeddedStarter(tmp_path / "scratch", PluginTable([installed(PLUGIN, tmp_path)]))
+    (run,) = starter.download([Wanted(_url(router, "tool"), "tool")])
+    assert run.succeeded
+    assert os.access(tmp_path / "scratch/tool", os.X_OK)
 
 
 def test_a_lot_by_commands(router: RouterProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

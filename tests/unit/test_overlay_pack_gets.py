@@ -197,6 +197,7 @@ class _Channel:
     packs = True
     told: ClassVar[list[Any]] = []
     made = 0
+    mode = 0o644
 
     def __init__(self, *arguments: object, **more: object) -> None:
         type(self).made += 1
@@ -213,7 +214,7 @@ class _Channel:
         paths = self.asked.pop(0).paths
         data = [memoryview(path.encode()) for path in paths]
         codes = said or (0,) * len(paths)
-        return FoundPack(tuple(map(len, data)), (0o644,) * len(paths), codes), data
+        return FoundPack(tuple(map(len, data)), (self.mode,) * len(paths), codes), data
 
     def close(self) -> None:
         pass
@@ -250,6 +251,19 @@ def test_every_file_comes_under_its_name(tmp_path: Path, monkeypatch: pytest.Mon
     assert ends.ended == dict.fromkeys(ends.ended, 5) and not ends.single
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {name: name for name in ends.ended}
     assert ends.channel.made == 1
+
+
+@pytest.mark.parametrize(("mode", "here"), [(0o755, 0o750), (0o4711, 0o710), (0o600, 0o600), (0o444, 0o440)])
+def test_a_file_has_the_permissions_that_it_has_there_within_the_umask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, here: int
+) -> None:
+    ends = _Ends(tmp_path, monkeypatch, mode=mode)
+    before = os.umask(0o027)
+    try:
+        ends.run(1)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "f0000").stat().st_mode & 0o7777 == here
 
 
 def test_a_large_file_and_a_very_long_name_come_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,40 @@
+"""What has come of a file, until it is whole and gets its name: with the permissions that it has where it comes from."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+
+_ALL = 0o777
+
+
+def part_of(local: Path) -> Path:
+    """A new name beside that of a file, for what has come of it; a name has room for 255 bytes."""
+    return local.with_name(f".{local.name[:60]}.{secrets.token_hex(4)}.part")
+
+
+def private(path: str, flags: int) -> int:
+    """Opener of a part: nobody else reads what may turn out to be private."""
+    return os.open(path, flags, 0o600)
+
+
+def permit(descriptor: int, mode: int) -> None:
+    """Give a file that is whole its permissions, within the umask, as if it had been made here with these.
+
+    A filesystem that knows none is no failure. :raises OSError: it cannot be done.
+    """
+    with contextlib.suppress(PermissionError):
+        os.fchmod(descriptor, mode & _ALL & ~umask())
+
+
+def umask() -> int:
+    """The umask of this process. To ask for it by setting it would change what other threads make meanwhile."""
+    with contextlib.suppress(OSError), open("/proc/self/status", "rb") as status:
+        for line in status:
+            if line.startswith(b"Umask:"):  # Linux 4.7
+                return int(line.split()[1], 8)
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
