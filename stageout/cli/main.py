@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 import stageout
@@ -519,7 +522,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = parser.parse_args(_protect_job_ids(words))
         if options.command in (None, "help"):
             return _help(parser, getattr(options, "topic", None))
-        return int(importlib.import_module(f"stageout.cli.{options.module}").run(options))
+        with _signals_end_it():
+            return int(importlib.import_module(f"stageout.cli.{options.module}").run(options))
     except StageoutError as problem:
         print(f"stageout: {problem}", file=sys.stderr)
         return int(problem.status if isinstance(problem, CommandError) else Exit.FAILED)
@@ -528,6 +532,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+
+
+@contextlib.contextmanager
+def _signals_end_it() -> Iterator[None]:
+    """SIGTERM, and SIGHUP of a terminal that is closed, end a command as Ctrl-C does: nothing half is left behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    mine = [number for number, handler in before.items() if handler is signal.SIG_DFL]  # nohup ignores SIGHUP
+    for number in mine:
+        signal.signal(number, _end)
+    try:
+        yield
+    finally:
+        for number in mine:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _end(number: int, frame: object) -> NoReturn:
+    signal.signal(number, signal.SIG_DFL)  # a second one does not wait for what the first has begun
+    raise SystemExit(128 + number)
 
 
 def _protect_job_ids(arguments: list[str]) -> list[str]:

@@ -423,17 +423,24 @@ def give(
     progress: Progress = lambda sent_bytes: None,
     routes: Sequence[Route] = ((),),
     most_connections: int = 0,
+    may_come_again: bool = True,
 ) -> Deposit:
     """Give a file to a custodian. On return it is durable there, and may be freed.
 
     It is not at its destination then: ask with :func:`stageout.overlay.copying.state`. Parameters as of :func:`put`.
 
-    :param order: of :func:`deposit_order`.
+    :param order: of :func:`deposit_order`. :param may_come_again: the same order, when this has failed: what the
+        custodian has of it is kept for that, until it expires. Else it is cancelled, also by an interrupt.
     :raises TransferFailure: classified. The file must be kept then.
     """
     upload = Upload(gateway, local, order, connections, progress, routes=routes or ((),))
     upload.most_connections = most_connections
-    answer = upload.run(until_custody=True, keep_result=True)
+    try:
+        answer = upload.run(until_custody=True, keep_result=True)
+    except (TransferFailure, *ENDS):
+        if upload.opened and not may_come_again:
+            _cancelled(upload)
+        raise
     if isinstance(answer, Result):  # it was quicker than its CUSTODY
         _raise_unless_done(gateway, order.path, answer)
     return Deposit(
@@ -465,7 +472,7 @@ def deposit(
     order = deposit_order(path, terminal, mode, expires_after_s, wanted, deadline, "")
     given = give(
         gateway, local, order, connections=connections, progress=progress, routes=routes,
-        most_connections=most_connections,
+        most_connections=most_connections, may_come_again=False,
     )  # fmt: skip
     return Put(given.size_bytes, given.sent_bytes, "", "", 0, origin=given.origin)
 

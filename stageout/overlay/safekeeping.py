@@ -16,7 +16,7 @@ from pathlib import Path
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.pauses import growing_s
 from stageout.overlay.channel import Channel, Gateway
-from stageout.overlay.client import Deposit, allowed, deposit_order, give
+from stageout.overlay.client import ENDS, GIVE_UP_S, Deposit, allowed, deposit_order, give
 from stageout.wire.deposits import EXPIRES_AFTER_S
 from stageout.wire.overlay import Cancel, Operation, Status
 from stageout.wire.route import Route
@@ -24,6 +24,7 @@ from stageout.wire.route import Route
 #: A further custodian delivers when the one before it has not for so long: a resend without need doubles the load.
 STANDBY_S = 600
 _FIRST_PAUSE_S, _PAUSE_MAX_S = 0.5, 15.0
+_UNREACHED = frozenset({ErrorClass.CONNECT_FAILED, ErrorClass.NAME_LOOKUP_FAILED, ErrorClass.NAME_NOT_RESOLVED})
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,10 @@ class _Candidate:
 
 @dataclass
 class _Search:
-    """Custodians that are still to be asked, and those that have the file."""
+    """Custodians that are still to be asked, and those that have the file.
+
+    :ivar asked: those that were asked, by their name. :ivar is_given_up: nobody else is to be asked.
+    """
 
     candidates: list[_Candidate]
     copies: int
@@ -52,17 +56,19 @@ class _Search:
     kept: list[Deposit] = field(default_factory=list)
     problems: dict[str, TransferFailure] = field(default_factory=dict)
     fatal: BaseException | None = None
+    asked: dict[str, Gateway] = field(default_factory=dict)
+    is_given_up: bool = False
 
     def __post_init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock, self._threads = threading.Lock(), list[threading.Thread]()
 
     def run(self) -> None:
         """Ask until enough have it, or none is left. Who is named first delivers first, whichever thread runs first."""
         first = [self._next() for _ in range(self.copies)]
-        threads = [threading.Thread(target=self._fill, args=one, daemon=True) for one in enumerate(first)]
-        for thread in threads:
+        self._threads = [threading.Thread(target=self._fill, args=one, daemon=True) for one in enumerate(first)]
+        for thread in self._threads:
             thread.start()
-        for thread in threads:
+        for thread in self._threads:
             thread.join()
         if self.fatal is not None:
             raise self.fatal
@@ -84,12 +90,27 @@ class _Search:
 
     def _next(self) -> _Candidate | None:
         with self._lock:
-            if not self.candidates:
+            if not self.candidates or self.is_given_up:
                 return None
             candidate = min(self.candidates, key=lambda one: one.due_s)
             self.candidates.remove(candidate)
         time.sleep(max(0.0, candidate.due_s - time.monotonic()))
+        gateway = candidate.custodian.gateway
+        with self._lock:
+            self.asked[gateway.server] = gateway
         return candidate
+
+    def wait(self, patience_s: float) -> None:
+        """On return nobody is being asked, or the patience is over."""
+        until_s = time.monotonic() + patience_s
+        for thread in self._threads:
+            thread.join(max(0.0, until_s - time.monotonic()))
+
+    def holders(self) -> list[Gateway]:
+        """Those that may have something of the file."""
+        with self._lock:
+            unreached = {server for server, failure in self.problems.items() if failure.kind in _UNREACHED}
+            return [gateway for server, gateway in self.asked.items() if server not in unreached]
 
     def _failed(self, candidate: _Candidate, failure: TransferFailure) -> None:
         now_s = time.monotonic()
@@ -135,8 +156,8 @@ def deposit_copies(
 
     :param origin: and ``seq``, its number there: for this file only. 32 hexadecimal digits; "" for a random one.
     :param wait_s: how long to go on asking when there are not enough. :param progress: called with bytes of one copy.
-    :raises TransferFailure: not enough have taken it, and the file must be kept. Those that did were asked to give it
-        up; with an ``origin``, which can be repeated, they keep it.
+    :raises TransferFailure: not enough have taken it, and the file must be kept. Those that have something of it were
+        asked to give it up, as they are by an interrupt; with an ``origin``, which can be repeated, they keep it.
     """
     first = custodians[0]
     order = deposit_order(
@@ -147,17 +168,27 @@ def deposit_copies(
 
     def one(custodian: Custodian, place: int) -> Deposit:
         mine = replace(order, terminal=custodian.terminal, standby_s=place * STANDBY_S)
-        return give(
-            custodian.gateway, local, mine, connections=connections, most_connections=most_connections,
-            progress=sent.by(place), routes=routes,
-        )  # fmt: skip
+        try:
+            return give(
+                custodian.gateway, local, mine, connections=connections, most_connections=most_connections,
+                progress=sent.by(place), routes=routes,
+            )  # fmt: skip
+        except TransferFailure:
+            if sent.is_given_up and not origin:
+                _give_up(custodian.gateway, order, routes)
+            raise
 
     search = _Search([_Candidate(one) for one in custodians], copies, time.monotonic() + wait_s, one)
-    search.run()
-    if len(search.kept) < copies:
-        for given in search.kept if not origin else ():
-            _give_up(next(item.gateway for item in custodians if item.gateway.server == given.custodian), order)
-        raise too_few(path, len(search.kept), copies, search.problems)
+    try:
+        search.run()
+        if len(search.kept) < copies:
+            raise too_few(path, len(search.kept), copies, search.problems)
+    except (TransferFailure, *ENDS):
+        search.is_given_up = sent.is_given_up = True
+        for gateway in search.holders() if not origin else ():
+            _give_up(gateway, order, routes)
+        search.wait(GIVE_UP_S)
+        raise
     return tuple(search.kept)
 
 
@@ -168,29 +199,33 @@ def the_same(server: str) -> TransferFailure:
 
 
 class _Sent:
-    """Bytes of all copies together, as those of one."""
+    """Bytes of all copies together, as those of one. :ivar is_given_up: nothing more is to leave."""
 
     def __init__(self, progress: Callable[[int], None], copies: int) -> None:
         self._progress, self._sent_bytes = progress, [0] * copies
+        self.is_given_up = False
 
     def by(self, place: int) -> Callable[[int], None]:
         """For one of them."""
 
         def count(sent_bytes: int) -> None:
+            if self.is_given_up:
+                raise TransferFailure(ErrorClass.UNKNOWN, "given up")
             self._sent_bytes[place] = sent_bytes
             self._progress(sum(self._sent_bytes) // len(self._sent_bytes))
 
         return count
 
 
-def _give_up(gateway: Gateway, order: Operation) -> None:
+def _give_up(gateway: Gateway, order: Operation, routes: Sequence[Route]) -> None:
     """As far as it can be reached: else the file arrives although nobody was told so.
 
     A router drops what a peer that has left said last. So it is asked, behind that, for a number that only the answer
     to this question has: what is said of the file to all who ask for it may come before.
     """
     behind = Status(order.origin, order.seq + 1)
-    with contextlib.suppress(TransferFailure), Channel(gateway) as channel:
+    gateway = replace(gateway, timeout_s=min(GIVE_UP_S, gateway.timeout_s))
+    with contextlib.suppress(TransferFailure), Channel(gateway, next(iter(routes), ())) as channel:
         channel.send(Cancel(order.origin, order.seq))
         channel.send(behind)
         while getattr(channel.receive(), "seq", None) != behind.seq:

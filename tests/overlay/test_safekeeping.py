@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from stageout.cli.bars import Bar
 from stageout.cli.main import main
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.overlay import safekeeping
+from stageout.overlay import client, safekeeping
 from stageout.overlay.channel import Gateway, read_key
 from stageout.overlay.copying import state, states
 from stageout.overlay.finding import find
@@ -184,3 +187,61 @@ def test_too_few_custodians_keep_nothing(
     for words in (["--copies", "2"], ["--copies", "2", "--through", one.address]):
         assert main(["put", str(source), f"overlay://{terminal.address}/f", *key, *words]) == 64
     assert "--copies is for --custody" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_deposit_that_is_interrupted_or_fails_keeps_no_space(
+    routers: list[RouterProcess], tmp_path: Path, copies: int
+) -> None:
+    terminal, one, two = routers
+    source = tmp_path / "source"
+    source.write_bytes(os.urandom(16 * BLOCK_BYTES))
+    places = [Custodian(gateway_of(router), terminal.address) for router in (one, two)]
+    sent_once = threading.Event()
+
+    def interrupt(sent_bytes: int) -> None:
+        if not sent_once.is_set():
+            sent_once.set()
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        deposit_copies(places, source, f"stopped/{copies}", copies=copies, progress=interrupt)
+    wait_until(lambda: is_empty(one) and is_empty(two), what="what came of it to be dropped")
+
+    def fail(sent_bytes: int) -> None:
+        raise TransferFailure(ErrorClass.SOURCE_CHANGED, "it has changed")
+
+    with pytest.raises(TransferFailure, match="it has changed"):
+        deposit_copies(places, source, f"failed/{copies}", copies=copies, progress=fail)
+    with pytest.raises(TransferFailure, match="it has changed"):
+        client.deposit(gateway_of(one), source, f"failed/{copies}", terminal=terminal.address, progress=fail)
+    wait_until(lambda: is_empty(one) and is_empty(two), what="what came of those to be dropped")
+    assert not (terminal.root / "stopped").exists() and not (terminal.root / "failed").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_command_that_is_told_to_end_takes_back_what_it_has_sent(
+    routers: list[RouterProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    terminal, one, _ = routers
+    source = tmp_path / "source"
+    source.write_bytes(os.urandom(16 * BLOCK_BYTES))
+    armed = threading.Event()
+
+    def end(bar: Bar, moved_bytes: int) -> None:
+        if armed.is_set():
+            armed.clear()
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(Bar, "__call__", end)
+    key = ["--key", str(terminal.key_file("site"))]
+    before = signal.getsignal(number)
+    for through, place in (["--through", one.address, "--custody"], one), ([], terminal):
+        armed.set()
+        with pytest.raises(SystemExit) as ended:
+            main(["put", str(source), f"overlay://{terminal.address}/told/f", *key, *through])
+        assert ended.value.code == 128 + number
+        staging = next(place.home.glob("**/.stageout/staging"))
+        wait_until(lambda staging=staging: not any(staging.iterdir()), what="what came of it to be dropped")
+    assert signal.getsignal(number) == before
+    assert not (terminal.root / "told/f").exists()

@@ -63,8 +63,8 @@ def test_who_gives_up_a_deposit_stays_until_the_router_has_heard_it(monkeypatch:
     """What is said of that origin to all who ask comes before, perhaps; and what a peer has said is dropped with it."""
     late = Custody(_ORDER.origin, 1, "r:1")
     channel = _Channel({Status: [Result(_ORDER.origin, 0, "unknown")]}, before=[late, late])
-    monkeypatch.setattr(safekeeping, "Channel", lambda gateway: channel)
-    safekeeping._give_up(_GATEWAY, _ORDER)
+    monkeypatch.setattr(safekeeping, "Channel", lambda gateway, route: channel)
+    safekeeping._give_up(_GATEWAY, _ORDER, ())
     assert isinstance(channel.asked[0], Cancel)
     assert not channel.unread, "it has left before the answer to what it asked behind its CANCEL"
 
