@@ -90,7 +90,6 @@ class Circuit:
     ) -> None:
         self._near, self._far, self._idle_s, self._moved = near, far, idle_s, moved
         self._take, self._ordered, self._turn = take, near if back else far, turn
-        self._most_bytes = turn.piece_bytes if turn else _MOST_UNSENT_BYTES
         self._untold_bytes, self._told_s, self._tell_s = 0, time.monotonic(), _FIRST_TELL_S
         self._moved_s = time.monotonic()
         self._unsent = 0
@@ -140,6 +139,11 @@ class Circuit:
         finally:
             os.close(reading)
             os.close(writing)
+
+    @property
+    def _most_bytes(self) -> int:
+        """What may be taken at once."""
+        return self._turn.piece_bytes if self._turn else _MOST_UNSENT_BYTES
 
     def _tell(self, size_bytes: int) -> None:
         self._untold_bytes += size_bytes

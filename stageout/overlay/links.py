@@ -25,6 +25,7 @@ from stageout.core import log
 from stageout.overlay.book import Book, Row, shared_book
 from stageout.overlay.uplink import Sharer, Turn, Uplink, uplink_of_this_process
 from stageout.tuning.shares import MOST_PRIORITY, Flow, Shares, weights
+from stageout.tuning.turns import least_part
 
 _TICK_S = 0.1
 _SOONEST_S = 0.02
@@ -157,10 +158,15 @@ class Lane:
             return self._ended_bytes + sum(tap.moved_bytes for tap in self._taps)
 
     @property
+    def connections(self) -> int:
+        """How many there are."""
+        with self._changed:
+            return len(self._taps)
+
+    @property
     def least_rate(self) -> float:
         """What its connections need so that none of them stands still for too long, in bytes a second."""
-        with self._changed:
-            return _LEAST_OF_ONE * len(self._taps)
+        return _LEAST_OF_ONE * self.connections
 
     def row(self, now_s: float) -> Row:
         """What other processes shall know of it."""
@@ -339,12 +345,23 @@ class Links:
         shares = {
             flow: parts[str(flow)] * _part_of_mine(rates[flow]) for flow in {lane.flow for lane in lanes} & set(flows)
         }
-        for lane in lanes:
-            if lane.turn and lane.flow in shares:
-                uplink.weigh(lane.turn, shares[lane.flow])
+        # what others have is a connection each: of those who send by several there is one process
+        self._weigh(uplink, lanes, shares, sum(not is_mine for told in rates.values() for _, is_mine in told))
         if now_s - self._said_s >= _SAY_S or not lanes:
             self._said_s = now_s
             uplink.say(self._sharers(lanes, mine, shares))
+
+    def _weigh(self, uplink: Uplink, lanes: Sequence[Lane], shares: Mapping[int, float], others: int) -> None:
+        """Give each transfer its part, and enough for each of its connections. :param others: of other processes."""
+        connections = Counter[int]()
+        for lane in lanes:
+            if lane.flow in shares:
+                connections[lane.flow] += max(1, lane.connections)
+        uplink.connections = others + sum(connections.values())
+        for lane in lanes:
+            if lane.turn and lane.flow in shares:
+                least = least_part(connections[lane.flow], uplink.connections, uplink.rate)
+                uplink.weigh(lane.turn, max(shares[lane.flow], least))
 
     def _sharers(self, lanes: list[Lane], mine: Sequence[Row], shares: Mapping[int, float]) -> list[Sharer]:
         """Those of this process, the fastest first. :param mine: their rows. :param shares: by transfer."""

@@ -9,7 +9,6 @@ in the file is durable or secret.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import hashlib
 import json
@@ -28,18 +27,17 @@ from pathlib import Path
 
 from stageout.core import log
 from stageout.core.errors import StageoutError
-from stageout.tuning.turns import Place, Turns, piece_bytes
+from stageout.overlay.agreed import Agreed
+from stageout.tuning.turns import MESSAGE_BYTES, Place, Turns, piece_bytes
 
 #: Of a router's processes: what its line carries in bytes a second, a colon, and the file in which they share it.
 VARIABLE = "STAGEOUT_UPLINK"
-#: What :class:`Turns` has of these, in this order.
-_HEAD = struct.Struct("=6d")
+#: What all agree on, in this order: as in :class:`Turns`.
 _KNOWN = "free_s", "virtual", "passed_bytes", "since_s", "used", "messages_s"
 #: Of one process: its pid, where its first flow stands, when it said who sends by it, and the size of what it said.
 _SLOT = struct.Struct("=qddq")
 _SLOTS, _SLOT_BYTES = 64, 4096
 _SIZE_BYTES = _SLOT_BYTES * (1 + _SLOTS)
-_TRIES, _TRY_S = 200, 0.00025
 _FRESH_S = 3.0
 _MOST_SAID = 128
 #: Flows that are gone are remembered while there are no more than this.
@@ -84,14 +82,15 @@ class Uplink:
     """It, in one of these processes.
 
     :param rate: what it carries, bytes a second. :param path: of the file that its processes share.
-    :raises OSError: it cannot be had.
+    :ivar connections: of all of them, as far as is known. :raises OSError: it cannot be had.
     """
 
     def __init__(self, rate: float, path: Path) -> None:
-        self.path, self.piece_bytes = path, piece_bytes(rate)
+        self.path, self.connections = path, 1
         self._file = _opened(path)
         self._table = mmap.mmap(self._file, _SIZE_BYTES)
         self._turns = Turns(rate)
+        self._agreed = Agreed(self._file, self._table, len(_KNOWN))
         self._lock = threading.Lock()
         self._active: set[Turn] = set()
         self._gone: dict[tuple[str, int], float] = {}
@@ -104,6 +103,11 @@ class Uplink:
     def rate(self) -> float:
         """What it carries, bytes a second."""
         return self._turns.rate
+
+    @property
+    def piece_bytes(self) -> int:
+        """What may leave at once."""
+        return piece_bytes(self.rate, self.connections)
 
     @property
     def number(self) -> int:
@@ -168,8 +172,8 @@ class Uplink:
         sharers = sharers[:_MOST_SAID]
         while len(text := _written(sharers)) > _SLOT_BYTES - _SLOT.size:
             sharers = sharers[: len(sharers) * 3 // 4]
-        with self._lock, self._shared() as is_locked:
-            if self._slot and is_locked:
+        with self._lock, self._shared():
+            if self._slot:
                 pid, head, _, _ = _SLOT.unpack_from(self._table, self._slot)
                 _SLOT.pack_into(self._table, self._slot, pid, head, time.monotonic(), len(text))
                 start = self._slot + _SLOT.size
@@ -178,11 +182,11 @@ class Uplink:
     def used(self) -> tuple[float, list[Sharer]]:
         """Bytes a second that leave by it lately, and who sends them, of all processes."""
         found: dict[tuple[str, str, int], Sharer] = {}
-        with self._lock, self._shared() as is_locked:
+        with self._lock, self._shared():
             now_s = time.monotonic()
             for place, (_, _, said_s, size_bytes) in self._slots():
                 text = self._table[place + _SLOT.size : place + _SLOT.size + size_bytes]
-                for one in _read(text) if is_locked and now_s - said_s < _FRESH_S else ():
+                for one in _read(text) if now_s - said_s < _FRESH_S else ():
                     key = one.to, one.owner, one.priority
                     found[key] = _both(found[key], one) if key in found else one
             return self._turns.rate_used(now_s), sorted(found.values(), key=lambda one: -one.rate)
@@ -191,6 +195,7 @@ class Uplink:
         """0: a piece of the first flow leaves now; else how long it waits before it tries again."""
         with self._shared():
             now_s = time.monotonic()
+            turn.begin(self._turns.late)
             late = [place for place, slot in self._slots() if place != self._slot and slot[1] < turn.start]
             wait_s = self._turns.wait_s(turn.start, -math.inf if late else math.inf, now_s)
             if wait_s:
@@ -205,6 +210,8 @@ class Uplink:
             return 0.0
 
     def _lets(self, size_bytes: int) -> bool:
+        if size_bytes > MESSAGE_BYTES:
+            return False
         with self._shared():
             return self._turns.lets(size_bytes, time.monotonic())
 
@@ -213,28 +220,23 @@ class Uplink:
             min(self._active, key=_start).waiting[0].notify()
 
     def _behind(self) -> float:
-        return Turns(self.rate, virtual=self._virtual()).behind
+        self._learn()
+        return self._turns.behind
 
     def _virtual(self) -> float:
-        return float(_HEAD.unpack_from(self._table, 0)[1])
+        self._learn()
+        return self._turns.virtual
+
+    def _learn(self) -> None:
+        vars(self._turns).update(zip(_KNOWN, self._agreed.read() or ()))
 
     @contextlib.contextmanager
-    def _shared(self) -> Iterator[bool]:
-        """What all processes know of the line is in ``_turns`` meanwhile, and what becomes of that is theirs.
-
-        False: the file cannot be had, since somebody who has it stands still: this process keeps to the rate by itself.
-        """
-        locked = _locked(self._file)
-        try:
-            turns = self._turns
-            if locked:
-                vars(turns).update(zip(_KNOWN, _HEAD.unpack_from(self._table, 0)))
-            yield locked
-            if locked:
-                _HEAD.pack_into(self._table, 0, *(vars(turns)[name] for name in _KNOWN))
-        finally:
-            if locked:
-                fcntl.flock(self._file, fcntl.LOCK_UN)
+    def _shared(self) -> Iterator[None]:
+        """What all processes know of the line is in ``_turns`` meanwhile, and what becomes of that is theirs."""
+        with self._agreed.held():
+            self._learn()
+            yield
+            self._agreed.write([vars(self._turns)[name] for name in _KNOWN])
 
     def _slots(self) -> Iterator[tuple[int, tuple[int, float, float, int]]]:
         """Of all processes: offset, and what is there."""
@@ -322,17 +324,6 @@ def _lives(pid: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _locked(file: int) -> bool:
-    for _ in range(_TRIES):
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            time.sleep(_TRY_S)
-        else:
-            return True
-    return False
 
 
 def _opened(path: Path) -> int:

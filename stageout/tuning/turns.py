@@ -7,6 +7,8 @@ weight. Of the pieces that wait the one that starts first leaves (Goyal, Vin and
   than the line carries in T and :data:`LATE_S`, and one piece.
 - A flow that has nothing to send keeps nothing for later but a place that is earlier by :data:`BACK_S` of the line: who
   was away for a moment, with the piece before, loses no turn by that.
+- A flow that waits, but lost its turns since its process stood still, makes up for :data:`AWAY_S` of the line at most:
+  else the others would have nothing for as long as it stood still.
 - While flows wait the line is used, and each has its part of it by its weight, to within one piece.
 """
 
@@ -18,6 +20,7 @@ from dataclasses import dataclass
 #: Who wakes up so much too late makes up for it.
 LATE_S = 0.01
 BACK_S = 0.02
+AWAY_S = 0.5
 #: A process that does not come within this time, although it is its turn, loses it.
 PATIENCE_S = 0.005
 _POLL_S = 0.0005
@@ -27,11 +30,24 @@ MESSAGE_BYTES = 4096
 _MESSAGES_PART, _MESSAGES_S = 0.5, 0.25
 _PIECE_S = 0.01
 _LEAST_PIECE_BYTES, _MOST_PIECE_BYTES = 8 * 1024, 1024 * 1024
+#: A connection that stands still for a minute is ended by its other side. So each has so many bytes a second, as long
+#: as all these together are not more than this part of the line; of so many that it is less, pieces are smaller.
+_LEAST_RATE, _LEAST_PART = 16 * 1024.0, 0.5
+_OFTEN_S = 4.0
 
 
-def piece_bytes(rate: float) -> int:
-    """What leaves at once on a line of so many bytes a second: what it carries in 10 ms, within bounds."""
-    return int(min(max(rate * _PIECE_S, _LEAST_PIECE_BYTES), _MOST_PIECE_BYTES))
+def piece_bytes(rate: float, connections: int = 1) -> int:
+    """What leaves at once on a line of so many bytes a second: what it carries in 10 ms, within bounds.
+
+    :param connections: that share it.
+    """
+    most_bytes = min(rate * _PIECE_S, _OFTEN_S * rate * _LEAST_PART / max(1, connections))
+    return int(min(max(most_bytes, _LEAST_PIECE_BYTES), _MOST_PIECE_BYTES))
+
+
+def least_part(mine: int, connections: int, rate: float) -> float:
+    """The part of the line that some connections have, whatever the others ask for. :param connections: of all."""
+    return mine * min(_LEAST_RATE / rate, _LEAST_PART / max(1, mine, connections))
 
 
 @dataclass
@@ -56,6 +72,11 @@ class Turns:
     def behind(self) -> float:
         """Place in virtual time of who has something to send again, or begins."""
         return max(0.0, self.virtual - BACK_S * self.rate)
+
+    @property
+    def late(self) -> float:
+        """The earliest place of one that waits: it has lost its turns until there."""
+        return max(0.0, self.virtual - AWAY_S * self.rate)
 
     def wait_s(self, start: float, others: float, now_s: float) -> float:
         """How long a piece must wait before it is looked at again; 0: it leaves now.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import math
 import os
 import threading
@@ -72,20 +71,11 @@ def test_a_process_that_ended_while_it_waited_holds_up_nobody_for_long(two: tupl
     assert heads == [math.inf]
 
 
-def test_one_that_stands_still_with_the_lock_is_not_waited_for(two: tuple[Uplink, Uplink]) -> None:
-    stopped = os.open(two[0].path, os.O_RDWR)
-    fcntl.flock(stopped, fcntl.LOCK_EX)
-    try:
-        assert _ends(_take(two[1], two[1].turn(("", 0), 1.0), 2))
-    finally:
-        os.close(stopped)
-
-
 def test_messages_wait_for_nobody(two: tuple[Uplink, Uplink], monkeypatch: pytest.MonkeyPatch) -> None:
     here = two[0]
     turn = here.turn(("", 0), 1.0)
     here._turns.free_s = time.monotonic() + 0.2
-    module._HEAD.pack_into(here._table, 0, here._turns.free_s, 0.0, 0.0, 0.0, 0.0, 0.0)
+    here._agreed.write([here._turns.free_s, 0.0, 0.0, 0.0, 0.0, 0.0])
     monkeypatch.setattr(Uplink, "_try", lambda *rest: pytest.fail("it waits"))
     here.take(turn, 100)
 
@@ -246,11 +236,14 @@ def test_a_transfer_that_moves_seldom_still_counts(
     assert weights(taps[1], after_s=9.0) == [0.2, 1.0], "it sends no more"
 
 
-def test_what_a_process_says_while_it_cannot_have_the_file_is_not_said(two: tuple[Uplink, Uplink]) -> None:
-    two[0].say([Sharer("a:1", "alice", 0, 1, 0.5, 1000.0)])
-    stopped = os.open(two[0].path, os.O_RDWR)
-    fcntl.flock(stopped, fcntl.LOCK_EX)
-    two[0].say([Sharer("b:1", "bob", 0, 1, 0.5, 1000.0)])
-    assert two[1].used()[1] == [], "half of it may be written"
-    os.close(stopped)
-    assert [one.to for one in two[1].used()[1]] == ["a:1"]
+def test_each_connection_has_enough_whatever_the_others_ask_for(tmp_path: Path, two: tuple[Uplink, Uplink]) -> None:
+    slow = Uplink(100e3, tmp_path / "slow")
+    here = Links(shared_book(tmp_path), slow)
+    lanes = [Lane(here, 1, "host:1", Claim("bulk")), Lane(here, 2, "host:2", Claim("urgent", priority=10))]
+    for lane, connections in zip(lanes, (3, 1)):
+        lane.turn = here._turn(lane)
+        for _ in range(connections):
+            lane.tap().take(1)
+    here._tick(lanes)
+    assert _weights(*lanes) == [0.38, 0.98], "of half of the line three parts of four"
+    assert slow.connections == 4

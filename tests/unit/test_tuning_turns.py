@@ -10,7 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stageout.tuning.turns import BACK_S, LATE_S, MESSAGE_BYTES, Place, Turns, piece_bytes
+from stageout.tuning.shares import Flow, weights
+from stageout.tuning.turns import AWAY_S, BACK_S, LATE_S, MESSAGE_BYTES, Place, Turns, least_part, piece_bytes
 
 LINE = 12.5e6
 _SECOND_S = 1.0
@@ -20,7 +21,7 @@ _SECOND_S = 1.0
 class _Flow:
     """Something to send. :param process: that it is in. :param from_s: when it begins, and :param until_s: ends.
 
-    :param away_s: how long it does something else after each piece.
+    :param away_s: how long it does something else after each piece. :param waits_on: another piece waits behind each.
     """
 
     weight: float
@@ -28,6 +29,7 @@ class _Flow:
     from_s: float = 0.0
     until_s: float = float("inf")
     away_s: float = 0.0
+    waits_on: bool = False
     place: Place = field(default_factory=Place)
     back_s: float = 0.0
     left: list[tuple[float, int]] = field(default_factory=list)
@@ -41,12 +43,16 @@ class _Flow:
 
 @dataclass
 class _World:
-    """Processes that wake up, late by so much at most, and let the first of their flows try."""
+    """Processes that wake up, late by so much at most, and let the first of their flows try.
+
+    :param stop: a process, and from when until when it stands still.
+    """
 
     flows: Sequence[_Flow]
     late_s: float = 0.0
     chance: random.Random = field(default_factory=lambda: random.Random(1))
     turns: Turns = field(default_factory=lambda: Turns(LINE))
+    stop: tuple[int, float, float] = (-1, 0.0, 0.0)
 
     def run(self, seconds: float) -> None:
         for flow in self.flows:
@@ -55,6 +61,9 @@ class _World:
         heads: dict[int, float] = {}
         while (now_s := min(wake_s.values())) < seconds:
             process = min(wake_s, key=lambda one: wake_s[one])
+            if process == self.stop[0] and self.stop[1] <= now_s < self.stop[2]:
+                wake_s[process] = self.stop[2]
+                continue
             mine = [flow for flow in self.flows if flow.process == process and flow.waits(now_s)]
             heads.pop(process, None)
             for flow in set(mine) - begun:
@@ -63,13 +72,16 @@ class _World:
             wait_s = 0.001
             if mine:
                 first = min(mine, key=lambda flow: flow.place.start)
+                first.place.begin(self.turns.late)
                 others = min(heads.values(), default=float("inf"))
                 wait_s = self.turns.wait_s(first.place.start, others, now_s)
                 if wait_s:
                     heads[process] = first.place.start
                 else:
                     self._leave(first, now_s)
-                    begun.discard(first)
+                    heads = {one: start for one, start in heads.items() if start >= first.place.start}
+                    if not first.waits_on:
+                        begun.discard(first)
             wake_s[process] = now_s + max(1e-5, wait_s) + self.chance.uniform(0, self.late_s)
 
     def _leave(self, flow: _Flow, now_s: float) -> None:
@@ -115,6 +127,41 @@ def test_a_process_that_does_not_come_costs_the_others_little() -> None:
     world = _World([here, _Flow(0.5, process=1, until_s=1.0)])
     world.run(10)
     assert here.rate(2, 10) >= 0.97 * LINE
+
+
+def test_a_process_that_stood_still_takes_no_more_than_moments_of_the_others() -> None:
+    here, there = _Flow(0.5, process=0), _Flow(0.5, process=1, waits_on=True)
+    _World([here, there], stop=(1, 2.0, 22.0)).run(30)
+    assert here.rate(3, 21) >= 0.95 * LINE
+    assert here.rate(22, 22 + 2 * AWAY_S + 1) > 0.2 * LINE
+    assert there.rate(24, 30) == pytest.approx(here.rate(24, 30), rel=0.1)
+
+
+@pytest.mark.parametrize("connections", [1, 4, 8])
+def test_no_connection_of_two_hundred_files_on_a_slow_line_stands_still_for_a_minute(connections: int) -> None:
+    """One of them is urgent, and has two connections; its priority is a thousand times that of each of the others."""
+    line, count = 2e6, 200
+    parts = weights([Flow(str(number), "", 0 if number else 10, 0, 0.0, 0.0) for number in range(count)], 0.0)
+    mine = [connections if number else 2 for number in range(count)]
+    places = [Place(max(parts[str(n)], least_part(mine[n], sum(mine), line))) for n in range(count)]
+    turns, size_bytes = Turns(line), piece_bytes(line, sum(mine))
+    left_s: list[list[float]] = [[] for _ in range(count)]
+    while turns.free_s < 100.0:
+        first = min(range(count), key=lambda number: places[number].start)
+        left_s[first].append(turns.free_s)
+        turns.leaves(size_bytes, places[first].start, turns.free_s)
+        places[first].leave(size_bytes)
+    for number, found in enumerate(left_s):
+        each = found[:: mine[number]]  # the connections of a file take turns
+        gaps = [later - sooner for sooner, later in zip([0.0, *each], [*each, 100.0])]
+        assert max(gaps) < 30.0, (number, max(gaps))
+    urgent = sum(size_bytes for at_s in left_s[0] if at_s >= 50.0) / 50.0
+    assert urgent > 0.4 * line
+
+
+def test_a_fast_line_of_few_connections_has_the_pieces_and_parts_that_it_has_anyway() -> None:
+    assert piece_bytes(LINE, 24) == piece_bytes(LINE) == int(LINE / 100)
+    assert least_part(4, 8, LINE) < 0.01
 
 
 @given(
