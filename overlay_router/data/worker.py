@@ -88,7 +88,7 @@ def send_file(job: Job, connection: socket.socket, file: int) -> None:
             for start in range(0, len(data), piece_bytes):
                 piece = data[start : start + piece_bytes]
                 if tap is not None:
-                    tap.take(len(piece))
+                    tap.take(len(head) + len(piece))
                 send_from(connection, head, file, offset + start, piece)
                 head = b""
 

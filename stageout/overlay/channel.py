@@ -45,6 +45,9 @@ from stageout.wire.route import BadRoute, Route, address, check, shown, written
 if TYPE_CHECKING:
     import ssl
 
+#: A router answers a greeting within this time, also a far one that has much to do; behind relays, each of which makes
+#: a connection in ten seconds or says that it cannot, it takes so much longer.
+_GREETING_S, _RELAY_S = 15.0, 10.0
 _UNSENT_BYTES = 256 * 1024
 #: Time of a block above which blocks leave in pieces, and their size.
 _PROMPT_S = 0.01
@@ -173,7 +176,7 @@ class Channel:
                 self._pass_relays()
             if gateway.ca:
                 self._cover()
-            self._greet()
+            self._greet(len(route))
             wait_at_most(self._socket, gateway.timeout_s)
             self._refused = ErrorClass.PERMISSION_DENIED, ErrorClass.SERVER_BUSY
         except BaseException:
@@ -257,7 +260,7 @@ class Channel:
         slow = self._is_held or self._block_s > _PROMPT_S
         started_s = time.monotonic()
         with self._failures():
-            for start, piece in self._pieces(data, slow):
+            for start, piece in self._pieces(data, slow, len(header)):
                 if kept == block and self._socket is self._wire:
                     send_from(self._socket, header, file, offset + start, piece)
                 else:
@@ -276,13 +279,17 @@ class Channel:
     def _is_held(self) -> bool:
         return self._tap is not None and self._tap.held
 
-    def _pieces(self, data: memoryview, cut: bool) -> Iterator[tuple[int, memoryview]]:
-        """What leaves at once, when it may: all of it, or with ``cut`` small pieces. :return: with their places."""
+    def _pieces(self, data: memoryview, cut: bool, head_bytes: int = 0) -> Iterator[tuple[int, memoryview]]:
+        """What leaves at once, when it may: all of it, or with ``cut`` small pieces. :return: with their places.
+
+        :param head_bytes: that leave before the first.
+        """
         piece_bytes = self._tap.piece_bytes if cut and self._tap is not None else len(data)
         for start in range(0, len(data), piece_bytes):
             piece = data[start : start + piece_bytes]
             if self._tap is not None:
-                self._tap.take(len(piece))
+                self._tap.take(len(piece) + head_bytes)
+            head_bytes = 0
             yield start, piece
 
     @property
@@ -307,7 +314,7 @@ class Channel:
         header = frames.encode_header(Type.PART, data, self._checksum, tid, start)
         with self._failures():
             self._let_wait(PART_BYTES)
-            for _, piece in self._pieces(memoryview(data), self._is_held):
+            for _, piece in self._pieces(memoryview(data), self._is_held, len(header)):
                 send_both(self._socket, header, piece)
                 header = b""
 
@@ -431,21 +438,33 @@ class Channel:
 
         from stageout.core import tls
 
-        raw = self._socket
+        raw, patience_s = self._socket, self._patience_s(len(self.route))
         try:
-            self._socket = tls.secured(raw, _trusting(self.gateway.ca), self.gateway.host, self.gateway.timeout_s)
+            self._socket = tls.secured(raw, _trusting(self.gateway.ca), self.gateway.host, patience_s)
         except ssl.SSLCertVerificationError as problem:
             why = f"its certificate is not one of {self.gateway.ca}: {problem.verify_message}"
             raise self.failure(ErrorClass.TLS_UNTRUSTED, why) from None
         except ssl.SSLError as problem:
             raise self.failure(ErrorClass.TLS_UNTRUSTED, f"TLS: {problem.reason or problem}") from None
+        except socket.timeout:
+            raise self._unanswered(patience_s) from None
         except OSError as problem:
             words = f"{problem.strerror or problem}; has the router a certificate (STAGEOUT_ROUTER_CERT)?"
             raise self.failure(ErrorClass.CONNECTION_LOST, words) from None
 
-    def _greet(self) -> None:
+    def _patience_s(self, relays: int) -> float:
+        """How long a greeting may take. :param relays: that it passes."""
+        return min(self.gateway.timeout_s, _GREETING_S + relays * _RELAY_S)
+
+    def _unanswered(self, patience_s: float) -> TransferFailure:
+        words = f"connected, but no router has answered there in {patience_s:.0f} s"
+        return self.failure(ErrorClass.CONNECT_FAILED, f"{words}: is it the router's port, and does the router run?")
+
+    def _greet(self, relays: int = 0) -> None:
         hello = offer(socket.gethostname(), self.gateway.key_name, self._digests())
         self.send(hello)
+        if not self.has_more(self._patience_s(relays)):
+            raise self._unanswered(self._patience_s(relays))
         welcome = self.receive()
         if not isinstance(welcome, Welcome):
             raise self.failure(ErrorClass.NOT_SUPPORTED, f"{type(welcome).__name__} where WELCOME was due")

@@ -1,0 +1,49 @@
+"""What answers at the address of a router, and is none: it is said within moments, and what to look at."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay import channel
+from stageout.overlay.channel import Channel, Gateway
+from stageout.overlay.client import put
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway]:
+    """A server that takes connections and says nothing."""
+    monkeypatch.setattr(channel, "_GREETING_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield Gateway("127.0.0.1", listening.getsockname()[1], "key", b"secret", timeout_s=60)
+
+
+def test_a_put_to_what_is_no_router_ends_soon(silent: Gateway, tmp_path: Path) -> None:
+    (tmp_path / "source").write_bytes(b"bytes")
+    began_s = time.monotonic()
+    with pytest.raises(TransferFailure, match="is it the router's port") as failed:
+        put(silent, tmp_path / "source", "name")
+    assert failed.value.kind is ErrorClass.CONNECT_FAILED
+    assert silent.server in str(failed.value)
+    assert time.monotonic() - began_s < 30
+
+
+def test_with_certificates_too(silent: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ssl
+
+    monkeypatch.setattr(channel, "_trusting", lambda ca: ssl.create_default_context())
+    with pytest.raises(TransferFailure, match="is it the router's port") as failed:
+        Channel(replace(silent, ca="any"))
+    assert failed.value.kind is ErrorClass.CONNECT_FAILED
+
+
+def test_who_is_silent_behind_relays_has_the_time_that_these_have() -> None:
+    far = Channel.__new__(Channel)
+    far.gateway = Gateway("host", 1, "key", b"secret")
+    assert [far._patience_s(relays) for relays in (0, 2, 20)] == [15.0, 35.0, 60.0]
