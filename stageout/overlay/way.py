@@ -74,6 +74,7 @@ class Way:
         self._channels: set[Channel] = set()
         self._busy: set[Channel] = set()
         self._left: set[Channel] = set()
+        self._proven: set[Channel] = set()
         self._lent: set[Channel] = set()
         self._not_lent_until_s = float("-inf")
         self._spare: list[Channel] = []
@@ -162,7 +163,11 @@ class Way:
             future.add_done_callback(_close)
 
     def leave(self) -> None:
-        """The next file may have those of its connections on which nothing is under way: no thread touches them now."""
+        """The file is there, and each block went once: the next file may have those connections that had some of it.
+
+        No thread touches them now, and nothing is under way on them. One that had none may have come after the end of
+        the file: then it was refused, as its next user would find out too late.
+        """
         if not self._hearing.acquire(timeout=_LOOK_S):
             return
         try:
@@ -170,7 +175,7 @@ class Way:
                 control, self.control = self.control, None
                 if control is None:
                     return
-                carriers = list(self._channels - self._busy) if self._sending.keeps else []
+                carriers = list(self._channels & self._proven - self._busy) if self._sending.keeps else []
                 self._channels.difference_update(carriers)
                 self._left.update((control, *carriers))
         finally:
@@ -470,6 +475,7 @@ class Way:
                     look_s = _LOOK_S if left else min(2 * look_s, _MOST_LOOK_S)
                     if left:
                         self.sent_bytes += sending.went(left, number)
+                        self._proven.add(channel)
                     if channel.lendable() is None or not sending.grows or self._is_wanted_back(look_s):
                         loan.recall()
                     if channel.has_more(0):
@@ -521,6 +527,7 @@ class Way:
             channel.send_block(self._sending.tid, part.block, data)
         else:
             channel.send_part(self._sending.tid, part.block * BLOCK_BYTES + part.start, data)
+        self._proven.add(channel)
         self.sent_bytes += len(data)
         try:
             self._sending.cargo.count(len(data))

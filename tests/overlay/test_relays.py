@@ -21,10 +21,13 @@ from stageout.overlay.channel import Channel, Gateway, read_key
 from stageout.overlay.client import Put, put
 from stageout.overlay.fetch import get
 from stageout.overlay.kept import kept
+from stageout.overlay.sending import Sending
+from stageout.overlay.way import Way
 from stageout.testing.router import RouterProcess, relay
-from stageout.wire.overlay import BLOCK_BYTES, Open, Result, Status, Via
+from stageout.wire.overlay import BLOCK_BYTES, Attach, Message, Open, Result, Status, Via
 from stageout.wire.route import Route
 from tests.overlay.between import Between
+from tests.polling import wait_for
 
 BOTH = {splice._splice_of_libc, splice.splice}
 
@@ -214,6 +217,34 @@ def test_a_file_on_a_circuit_of_before_is_one_flow_to_the_relays(
     before, made = asked[-1], len(asked)
     put(gateway, source, "flow", routes=[way[1]], connections=3)
     assert set(asked[made:]) == {before}
+
+
+def test_one_that_came_just_after_the_end_of_its_file_is_not_kept(
+    tmp_path: Path, way: tuple[Between, Route], gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The router has refused it, and the next file would find that out by its first block."""
+    source, is_done, came = tmp_path / "source", threading.Event(), list[Attach]()
+    source.write_bytes(os.urandom(2 * BLOCK_BYTES))
+    send, hear = Channel.send, Sending.hear
+
+    def late(channel: Channel, message: Message) -> None:
+        if isinstance(message, Attach):
+            came.append(message)
+            assert len(came) == 1 or is_done.wait(60)
+        send(channel, message)
+
+    def held(sending: Sending, of: Way, message: Message) -> None:
+        if isinstance(message, Result):
+            is_done.set()
+            wait_for(lambda: len(of._channels - of._busy) == 2)
+        hear(sending, of, message)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Channel, "send", late)
+        patch.setattr(Sending, "hear", held)
+        put(gateway, source, "late", routes=[way[1]], connections=2)
+    assert len(kept()) == 2, "one for control, one for blocks"
+    assert put(gateway, source, "next", routes=[way[1]], connections=2).sent_bytes == 2 * BLOCK_BYTES
 
 
 def test_circuits_that_ended_while_nobody_used_them_cost_nothing(
