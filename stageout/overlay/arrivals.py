@@ -1,4 +1,4 @@
-"""What has come of a file, until it is whole and gets its name: with the permissions that it has where it comes from."""
+"""What has come of a file, until it is whole and gets its name, with the permissions that it has at its source."""
 
 from __future__ import annotations
 
