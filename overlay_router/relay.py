@@ -388,6 +388,9 @@ class Router:
         if isinstance(message, overlay.Open):
             await self._open(line, message, name)
             return
+        if isinstance(message, overlay.Status) and message.files and self._packs.has(origin, message.seq):
+            line.send(overlay.Result(origin, message.seq, "pending"))
+            return
         if isinstance(message, overlay.Operation):
             operation = message
             if operation.kind == "publish":

@@ -36,6 +36,10 @@ class Packs:
             self._passed(arrived)
             raise
 
+    def has(self, origin: str, seq: int) -> bool:
+        """Whether the pack of that origin that begins with that number is waiting."""
+        return any((one.pack.origin, one.pack.seq) == (origin, seq) for one, _ in self._waiting.values())
+
     async def passed(self, concerns: Callable[[Arrived], bool]) -> None:
         """Wait until no such pack is waiting."""
         found = [future for arrived, future in self._waiting.values() if concerns(arrived)]

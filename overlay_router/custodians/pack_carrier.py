@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from queue import SimpleQueue
 
+from overlay_router.custodians.pack_looking import Files, Seen, look
 from overlay_router.custodians.pack_records import as_pack
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.sockets import readable
@@ -32,6 +33,11 @@ from stageout.wire.route import address, next_hop
 _ASK_EVERY_S = 10.0
 #: One connection may speak of so many origins; then it is made anew.
 _MOST_ORIGINS = 2000
+_LOST = "whether it has happened is not known, for {} has lost its records: look before you do it again"
+_NEWER = "{} has lost its records, and a file that is newer has this name: look before you do it again"
+_FileResult = tuple[str, str, int, int]
+Known = dict[int, _FileResult]
+"""Outcome, reason, generation and class of failure of files, by position."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,8 @@ class Order:
     :param low: its origin's LOW. :param cancelled: numbers of files that are not wanted.
     :param ca: certificates of the terminal, "" without TLS. :param asks: it was sent: only what became of it is asked,
         behind a CANCEL for each file that is not wanted.
+    :param said_to: the records of its terminal that it may have been said to before, "" to none that are known.
+    :param store: those that it may be said to, as is recorded. :param taken_at: as of a held pack.
     """
 
     number: int
@@ -54,6 +62,9 @@ class Order:
     cancelled: list[int] = field(default_factory=list)
     ca: str = ""
     asks: bool = False
+    said_to: str = ""
+    store: str = ""
+    taken_at: int = 0
 
 
 @dataclass(frozen=True)
@@ -63,29 +74,36 @@ class Answer:
     :param damaged: positions of files whose data in the spool are not what they were; without ``results`` nothing was
         sent. :param code: class of the failure. :param waits: the next custodian has it.
     :param is_unknown: the other side has nothing of it, and no results.
+    :param store: nothing was sent, for its terminal has these records: that is to be recorded first.
     """
 
     number: int
-    results: list[tuple[str, str, int, int]] = field(default_factory=list)
+    results: list[_FileResult] = field(default_factory=list)
     damaged: list[int] = field(default_factory=list)
     failure: str = ""
     code: int = 0
     retry_after_s: float = 0.0
     waits: bool = False
     is_unknown: bool = False
+    store: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Sent:
     """A pack that was sent, or asked about. :param damaged: positions of files that were damaged in the spool.
 
     :param told: numbers of files that are not wanted, as the other side has heard behind it.
+    :param heard_s: it was sent then, or something was heard of it. :param asked_s: it was asked about then, in vain.
+    :param known: results of files that were looked for, and are not sent.
     """
 
     number: int
     files: int
     damaged: list[int] = field(default_factory=list)
     told: set[int] = field(default_factory=set)
+    heard_s: float = 0.0
+    asked_s: float | None = None
+    known: Known = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -146,7 +164,8 @@ class Way:
         self._channel: Channel | None = None
         self._lane: Lane | None = None
         self._origins: set[str] = set()
-        self._heard_s = 0.0
+        #: On a clock that stands still while a pack leaves: on a slow line that takes minutes, and nobody listens.
+        self._heard_s = self._deaf_s = 0.0
         threading.Thread(target=self._run, daemon=True).start()
 
     def take(self, order: Order) -> None:
@@ -170,7 +189,7 @@ class Way:
         began_s = time.monotonic()
         while not self._todo.empty() and len(self._origins) < _MOST_ORIGINS:
             self._begin(self._todo.get())
-        self._heard_s += time.monotonic() - began_s  # on a slow line a pack may take minutes, and nobody listened
+        self._deaf_s += time.monotonic() - began_s
         silence_s = self.gateway.timeout_s
         sources = [self._wake] if self._channel is None else [self._wake, self._channel.fileno()]
         ready = readable(sources, min(_ASK_EVERY_S, silence_s / 2) if self._sent else silence_s)
@@ -179,12 +198,15 @@ class Way:
         if self._channel is None:
             return
         if self._channel.fileno() in ready:
-            self._heard_s = time.monotonic()
+            self._heard_s = self._now_s()
             self._hear(self._channel.receive())
-        elif self._sent and not ready:
-            self._ask(self._channel)
-        elif not ready:
+        elif not ready and not self._sent:
             self._close()
+            return
+        self._ask(self._channel, is_silent=not ready)
+
+    def _now_s(self) -> float:
+        return time.monotonic() - self._deaf_s
 
     def _begin(self, order: Order) -> None:
         if order.asks:
@@ -205,17 +227,46 @@ class Way:
         if one.damaged and one.pack.release == "delivered":
             self._answer(Answer(order.number, damaged=one.damaged))
             return
-        sent = self._sent[one.pack.origin, one.pack.seq] = _Sent(order.number, len(one.data), one.damaged)
-        self._send(self._connected(), one)
+        sent = self._sent[one.pack.origin, one.pack.seq] = self._new(order, one.pack)
+        sent.damaged = one.damaged
+        channel = self._connected()
+        if channel.store not in ("", order.store) and not next_hop(one.pack.terminal)[1]:
+            del self._sent[one.pack.origin, one.pack.seq]
+            self._answer(Answer(order.number, store=channel.store))
+            return
+        sent.known = self._looked_for(channel, order, one)
+        self._send(channel, one, sent.known)
         sent.told.update(order.cancelled)
+
+    def _new(self, order: Order, pack: Pack) -> _Sent:
+        return _Sent(order.number, len(pack.paths), heard_s=self._now_s())
+
+    def _looked_for(self, channel: Channel, order: Order, one: _Load) -> Known:
+        """What need not, or must not, be sent to a terminal that may have had it before it lost its records."""
+        if not _has_lost(channel, order, one.pack):
+            return {}
+        unwanted = {seq - one.pack.seq for seq in order.cancelled}
+        seen = self._look(order, one)
+        newer = "failed", _NEWER.format(self.gateway.server), 0, ErrorClass.CONFLICT.code
+        found: Known = dict.fromkeys(seen.newer - unwanted, newer)
+        return {**found, **_there(seen)}
+
+    def _look(self, order: Order, one: _Load) -> Seen:
+        files = Files(one.pack, order.digest, one.digests, order.taken_at)
+        return look(self.gateway, files, range(len(one.data)))
 
     def _inquire(self, order: Order, pack: Pack) -> None:
         """Ask about a pack that was sent. One without any answer yet is only told what is not wanted."""
         key = pack.origin, pack.seq
         has_no_answer = key in self._sent
         if not has_no_answer:
-            self._sent[key] = _Sent(order.number, len(pack.paths))
+            self._sent[key] = self._new(order, pack)
         channel = self._connected()
+        if not has_no_answer and _has_lost(channel, order, pack):
+            known = self._found_at_its_end(order)
+            del self._sent[key]
+            self._answer(Answer(order.number, known))
+            return
         self._origins.add(pack.origin)
         channel.send(Low(pack.origin, order.low))
         told = self._sent[key].told  # who cancels all files of a pack says so file by file
@@ -225,21 +276,33 @@ class Way:
         if not has_no_answer:
             channel.send(Status(pack.origin, pack.seq, len(pack.paths)))
 
+    def _found_at_its_end(self, order: Order) -> list[_FileResult]:
+        """Of a pack that is not sent any more, to a terminal that cannot say what it did."""
+        pack = as_pack(order.pack)
+        try:
+            known = _there(self._look(order, load(order)))
+        except (Gone, frames.NoDigest):
+            known = {}
+        unknown = "expired", _LOST.format(self.gateway.server), 0, 0
+        return [known.get(place, unknown) for place in range(len(pack.paths))]
+
     def _connected(self) -> Channel:
         if self._channel is None:
             if links().uplink and self._lane is None:
                 self._lane = links().lane(self.gateway.server, Claim())
             self._channel = Channel(self.gateway, lane=self._lane)
-            self._heard_s = time.monotonic()
+            self._heard_s = self._now_s()
         return self._channel
 
-    def _send(self, channel: Channel, one: _Load) -> None:
+    def _send(self, channel: Channel, one: _Load, known: Known) -> None:
+        """:param known: files that are not wanted there."""
         origin = one.pack.origin
+        unwanted = {*one.order.cancelled, *(one.pack.seq + place for place in known)}
         self._origins.add(origin)
         channel.send(Low(origin, one.order.low))  # and a PACK is never the first message
         onward = replace(
             one.pack, terminal=next_hop(one.pack.terminal)[1], release="delivered", after=(),
-            cancelled=tuple(one.order.cancelled),
+            cancelled=tuple(sorted(unwanted)),
         )  # fmt: skip
         if channel.cancels or not onward.cancelled:
             channel.send_pack(onward, one.digests_by(channel), one.data)
@@ -256,6 +319,7 @@ class Way:
         one = self._sent.get(key) or self._waits.get(key)
         if one is None:
             return
+        one.heard_s, one.asked_s = self._now_s(), None
         if isinstance(message, Packed) and not _is_for(message, one.files):
             text = f"{self.gateway.server} has answered for {len(message.generations)} of {one.files} files"
             self._failed(key, TransferFailure(ErrorClass.UNKNOWN, text))
@@ -265,8 +329,8 @@ class Way:
             self._failed(key, TransferFailure(ErrorClass.NO_SPACE_REMOTE, text, retry_after_s=again_s))
         elif isinstance(message, Packed):
             self._forget(key)
-            self._answer(Answer(one.number, _results(message), one.damaged))
-        elif isinstance(message, Custody) and key in self._sent:
+            self._answer(Answer(one.number, _results(message, one.known), one.damaged))
+        elif (isinstance(message, Custody) or _is_pending(message)) and key in self._sent:
             self._waits[key] = self._sent.pop(key)
             self._answer(Answer(one.number, damaged=one.damaged, waits=True))
         elif isinstance(message, Result) and message.outcome == "unknown":
@@ -278,12 +342,23 @@ class Way:
         self._sent.pop(key, None)
         self._waits.pop(key, None)
 
-    def _ask(self, channel: Channel) -> None:
-        """Nothing was heard for a while."""
-        if time.monotonic() - self._heard_s > self.gateway.timeout_s:
-            raise channel.failure(ErrorClass.STALLED, f"silent for {self.gateway.timeout_s:.0f} s")
-        for (origin, seq), one in self._sent.items():
-            channel.send(Status(origin, seq, one.files))
+    def _ask(self, channel: Channel, is_silent: bool) -> None:
+        """Ask about packs of which nothing was heard for a while, sooner when nothing at all is heard (``is_silent``).
+
+        One that stays without a word while others have theirs has failed by itself.
+        """
+        now_s, silence_s = self._now_s(), self.gateway.timeout_s
+        last_s = max(self._heard_s, min((one.heard_s for one in self._sent.values()), default=now_s))
+        if now_s - last_s > silence_s:
+            raise channel.failure(ErrorClass.STALLED, f"silent for {silence_s:.0f} s")
+        patience_s = min(_ASK_EVERY_S, silence_s / 2) if is_silent else silence_s
+        for key, one in list(self._sent.items()):
+            if one.asked_s is not None and now_s - one.asked_s > silence_s:
+                text = f"{self.gateway.server} says nothing of it, and answers others"
+                self._failed(key, TransferFailure(ErrorClass.TIMED_OUT, text))
+            elif one.asked_s is None and now_s - one.heard_s >= patience_s:
+                one.asked_s = now_s
+                channel.send(Status(*key, one.files))
 
     def _failed(self, key: tuple[str, int], failure: TransferFailure) -> None:
         one = self._sent.get(key) or self._waits[key]
@@ -309,6 +384,20 @@ class Way:
         self._waits.clear()
 
 
+def _has_lost(channel: Channel, order: Order, pack: Pack) -> bool:
+    """Whether a terminal has lost the records that a pack may have been said to. A custodian is no terminal."""
+    return bool(order.said_to and channel.store not in ("", order.said_to) and not next_hop(pack.terminal)[1])
+
+
+def _there(seen: Seen) -> Known:
+    return {place: ("done", "", generation, 0) for place, generation in seen.same.items()}
+
+
+def _is_pending(message: Message) -> bool:
+    """It waits there for something else."""
+    return isinstance(message, Result) and message.outcome == "pending"
+
+
 def _is_for(answer: Packed, files: int) -> bool:
     """Whether there is a result for each file: none counts as arrived for want of one."""
     return len(answer.generations) == files and len(answer.failed) == len(answer.outcomes)
@@ -325,11 +414,12 @@ def _failure(number: int, failure: TransferFailure) -> Answer:
     )  # fmt: skip
 
 
-def _results(answer: Packed) -> list[tuple[str, str, int, int]]:
+def _results(answer: Packed, known: Known) -> list[_FileResult]:
     reasons, codes = dict(zip(answer.failed, answer.reasons)), dict(zip(answer.failed, answer.codes))
     outcomes = dict(zip(answer.failed, answer.outcomes))
     return [
-        (outcomes.get(position, "done"), reasons.get(position, ""), generation, codes.get(position, 0))
+        known.get(position)
+        or (outcomes.get(position, "done"), reasons.get(position, ""), generation, codes.get(position, 0))
         for position, generation in enumerate(answer.generations)
     ]
 

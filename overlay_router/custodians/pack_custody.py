@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from overlay_router.custodians.pack_records import HeldPack, PackRecords, pack_text
-from overlay_router.custodians.said import LATE, NO_PROBLEMS, UNKNOWN, asked_until, because, is_overdue
+from overlay_router.custodians.pack_said import PackSaid
+from overlay_router.custodians.said import ASKS_S, LATE, NO_PROBLEMS, UNKNOWN, asked_until, because, is_overdue
 from overlay_router.local.destination import Reply
 from overlay_router.local.small_files import Arrived, overlap
 from overlay_router.local.staging import as_packed, recorded_pack
@@ -46,6 +47,7 @@ _EXPIRE_AT_ONCE = 1024
 #: Of one origin, behind a gap; beyond that its terminal forgets nothing before it expires.
 _MOST_AHEAD = 1024
 _DAMAGED = "the copy in the custodian's spool was damaged"
+_NOT_KNOWN = f"{_DAMAGED}, and whether it has arrived is not known: its next hop was asked, and did not answer"
 _SHARED = "unpacked: some of its files are in custody in another pack, or have their end: send each by itself"
 
 
@@ -129,7 +131,9 @@ class PackCustody:
         self._done: dict[str, _Done] = {}
         #: That may have been sent, by this process or one before.
         self._perhaps_sent: set[Key] = set()
-        self._recover()
+        #: Of which only what became of them is asked, for the copy here was damaged: since that monotonic time.
+        self._asked_s: dict[Key, float] = {}
+        self._said = self._recover()
 
     # ---- taken in ----------------------------------------------------------------------------------------------------
 
@@ -203,6 +207,9 @@ class PackCustody:
             log.event("no-space", packs=len(new))
             return [Reply(held.sender, NoSpace(*held.key, _FULL_AGAIN_S)) for held in taken]
         for held in taken:
+            if self._said.may_come_again(held.key):
+                self._perhaps_sent.add(held.key)
+            self._said.add(held)
             self._add(held)
             self._line_up(held)
             log.event("custody-take", origin=held.origin, seq=held.seq, path=held.path, terminal=held.terminal,
@@ -374,9 +381,11 @@ class PackCustody:
         record = self._store.record(held.origin)
         done = self._done.get(held.origin, _Done()).next - 1
         low = max(record.low, done - done % _FORGOTTEN_TOGETHER)
+        said_to, store = self._said.order(held)
         return {
             "pack": pack_text(self._store.pack(held.key)), "file": str(self._file(held.key)), "digest": held.digest,
             "low": low, "cancelled": [seq for seq in sorted(record.cancelled) if held.seq <= seq < held.end],
+            "said_to": said_to, "store": store, "taken_at": held.taken_at,
         }  # fmt: skip
 
     def settle(self, ends: Iterable[tuple[HeldPack, Sequence[Result]]]) -> list[Reply]:
@@ -387,6 +396,7 @@ class PackCustody:
         self._store.conclude_packs(found)
         replies: list[Reply] = []
         for held, one in found:
+            self._said.forget(held.key)
             self._remove(held)
             results = list(one.results.values())
             failed = next((result for result in results if result.outcome is not Outcome.DONE), None)
@@ -410,15 +420,24 @@ class PackCustody:
         return PackResults(held.origin, held.expires, dict(zip(range(held.seq, held.end), judged)))
 
     def damaged(self, held: HeldPack) -> list[Reply]:
-        """A pack in the spool is not what it was: it is asked for again, or LOST where nobody else has its files."""
+        """A pack in the spool is not what it was: it is asked for again, or LOST where nobody else has its files.
+
+        One that may have arrived is asked about first, for a while.
+        """
         if held.key not in self._held:
             return []
         log.error("custody-damaged", origin=held.origin, seq=held.seq, path=held.path, files=held.files,
                   release=held.release, advice="check the disk of the spool")  # fmt: skip
+        if held.is_single and held.key in self._perhaps_sent:
+            self._asked_s.setdefault(held.key, self._clock.monotonic_s())
+            return []
         if held.is_single:
             return self.settle([(held, [lost()] * held.files)])
-        self._store.withdraw_pack(held.key)
+        was_sent = held.key in self._perhaps_sent
+        self._said.withdraw(held, was_sent)
         self._remove(held)
+        if was_sent:
+            self._perhaps_sent.add(held.key)
         return [Reply(held.sender, overlay.Result(*held.key, "unknown"))]
 
     def expire(self, busy: Collection[Key], problems: Mapping[str, str] = NO_PROBLEMS) -> list[Reply]:
@@ -426,19 +445,24 @@ class PackCustody:
 
         When it is much, the rest the next time. :param problems: what is in the way, by the next router.
         """
-        now = self._clock.wall_s()
+        now, now_s = self._clock.wall_s(), self._clock.monotonic_s()
+        self._perhaps_sent.difference_update(self._said.expire(now))
+        given_up = [self._held[key] for key, since_s in self._asked_s.items() if now_s > since_s + ASKS_S]
+        replies = self.settle([(held, [lost(_NOT_KNOWN)] * held.files) for held in given_up])
         late = (held for held in self._held.values() if held.expires < now and not self.is_asked_about(held))
         over = (one for one in late if one.key not in busy or is_overdue(one.expires, one.terminal, now))
         ends = islice(over, _EXPIRE_AT_ONCE)
-        return self.settle([(held, late_results(held, self._why_late(held, problems))) for held in ends])
+        return replies + self.settle([(held, late_results(held, self._why_late(held, problems))) for held in ends])
 
     def _why_late(self, held: HeldPack, problems: Mapping[str, str]) -> str:
         reason = UNKNOWN if self._may_be_done(held) else LATE
         return because(reason, problems.get(next_hop(held.terminal)[0], ""))
 
     def is_asked_about(self, held: HeldPack) -> bool:
-        """Whether it has expired, and is not EXPIRED before whoever may have it was asked."""
+        """Whether it is not sent any more, and has no end before whoever may have it was asked."""
         now = self._clock.wall_s()
+        if held.key in self._asked_s:
+            return True
         return held.expires < now <= asked_until(held.expires, held.terminal) and self._may_be_done(held)
 
     def was_sent(self, held: HeldPack) -> None:
@@ -446,12 +470,24 @@ class PackCustody:
         if held.key in self._held:
             self._perhaps_sent.add(held.key)
 
+    def was_not_sent(self, held: HeldPack) -> None:
+        """By the last order nobody has heard of it."""
+        self._said.unsay(held.key)
+
+    def meet(self, hop: str, store: str) -> None:
+        """Its terminal has these records, which packs may be said to from now on: durable on return."""
+        self._said.meet(hop, store, self._held.values())
+
+    def ends_unknown(self, held: HeldPack) -> list[Result]:
+        """What became of a pack that is asked about, and that its next hop does not know."""
+        return [lost()] * held.files if held.key in self._asked_s else late_results(held)
+
     def _may_be_done(self, held: HeldPack) -> bool:
         return held.key in self._perhaps_sent or held.is_single  # another custodian may have its files, too
 
     # ---- the spool ---------------------------------------------------------------------------------------------------
 
-    def _recover(self) -> None:
+    def _recover(self) -> PackSaid:
         """After a restart: lots are as they were, what nobody owns is removed.
 
         All packs are known before the first may go: a clock that was set back has the later of two come first.
@@ -466,6 +502,7 @@ class PackCustody:
         for path in self._place.iterdir():
             if path.name not in known:
                 durable.unlink("custody-pack-free", path)
+        return PackSaid(self._store, self._held.values())
 
     def _file(self, key: Key) -> Path:
         return self._place / f"{key[0]}-{key[1]}"
@@ -479,6 +516,7 @@ class PackCustody:
     def _remove(self, held: HeldPack) -> None:
         del self._held[held.key]
         self._perhaps_sent.discard(held.key)
+        self._asked_s.pop(held.key, None)
         known = self._origins[held.origin]
         del known.packs[held.seq]
         del known.starts[bisect_left(known.starts, held.seq)]
@@ -501,9 +539,9 @@ def late_results(held: HeldPack, reason: str = LATE) -> list[Result]:
     return [Result(Outcome.EXPIRED, reason)] * held.files
 
 
-def lost() -> Result:
+def lost(reason: str = _DAMAGED) -> Result:
     """Of a file whose only copy was damaged."""
-    return Result(Outcome.LOST, _DAMAGED)
+    return Result(Outcome.LOST, reason)
 
 
 def _owner(pack: overlay.Pack | HeldPack) -> tuple[str, str, int]:

@@ -14,7 +14,7 @@ from typing import Any
 from overlay_router.custodians.carrier_process import CarrierProcess, attempt
 from overlay_router.custodians.forwarder import AWAY, OnDisk
 from overlay_router.custodians.pack_carrier import Answer, Order
-from overlay_router.custodians.pack_custody import Key, PackCustody, late_results, lost
+from overlay_router.custodians.pack_custody import Key, PackCustody, lost
 from overlay_router.custodians.pack_records import HeldPack
 from overlay_router.custodians.pack_turns import Lane, Turns
 from overlay_router.local.destination import Reply
@@ -270,6 +270,12 @@ class PackForwarder:
                 self._tell(await self._on_disk(lambda: self._packs.settle(ended.settled)))
             for held in ended.damaged:
                 self._tell(await self._on_disk(lambda held=held: self._packs.damaged(held)))  # type: ignore[misc]
+                if self._packs.is_asked_about(held):
+                    self._line_up(held)
+            for hop, store in ended.met.items():
+                await self._on_disk(lambda hop=hop, store=store: self._packs.meet(hop, store))  # type: ignore[misc]
+            for held in ended.unsaid:
+                self._line_up(held)
         except BaseException:
             for held in ended.packs():
                 self._line_up(held)
@@ -281,16 +287,22 @@ class PackForwarder:
             self._waits(one, answer)
             return
         self._drop(held.key)
-        if answer.results:
+        if answer.store:
+            self._reached(one.lane.hop)
+            self._packs.was_not_sent(held)
+            ended.met[one.lane.hop] = answer.store
+            ended.unsaid.append(held)
+        elif answer.results:
             self._reached(one.lane.hop)
             ended.settled.append((held, _judged(answer, self._asks.get(held.key, []))))
             self._forget(held.key)
         elif answer.damaged:
+            self._packs.was_not_sent(held)
             ended.damaged.append(held)
             self._forget(held.key)
         elif answer.is_unknown and self._packs.is_asked_about(held):
             self._reached(one.lane.hop)
-            ended.settled.append((held, late_results(held)))
+            ended.settled.append((held, self._packs.ends_unknown(held)))
             self._forget(held.key)
         else:
             self._failed(held, answer)
@@ -314,7 +326,9 @@ class PackForwarder:
 
     def _failed(self, held: HeldPack, answer: Answer) -> None:
         hop, now_s = self._lane(held).hop, self._clock.monotonic_s()
-        if ErrorClass.from_code(answer.code) not in _NOT_SENT:
+        if ErrorClass.from_code(answer.code) in _NOT_SENT:
+            self._packs.was_not_sent(held)
+        else:
             self._packs.was_sent(held)
         if ErrorClass.from_code(answer.code) in AWAY:
             pause = self._away.setdefault(hop, Pause())
@@ -336,14 +350,19 @@ class PackForwarder:
 
 @dataclass
 class _Ended:
-    """Packs whose results have come, and those that were damaged here."""
+    """Packs whose results have come, and those that were damaged here, or wait for a record of their terminal's.
+
+    :param met: the records that terminals have.
+    """
 
     settled: list[tuple[HeldPack, list[Result]]] = field(default_factory=list)
     damaged: list[HeldPack] = field(default_factory=list)
+    unsaid: list[HeldPack] = field(default_factory=list)
+    met: dict[str, str] = field(default_factory=dict)
 
     def packs(self) -> Iterable[HeldPack]:
         """All of them."""
-        return [*(held for held, _ in self.settled), *self.damaged]
+        return [*(held for held, _ in self.settled), *self.damaged, *self.unsaid]
 
 
 def _judged(answer: Answer, damaged: Iterable[int]) -> list[Result]:

@@ -7,7 +7,7 @@ import os
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from overlay_router.local.store import PackResults, Store, read_results
 from overlay_router.rules.states import Release, Result
@@ -19,6 +19,12 @@ _TABLE = """CREATE TABLE IF NOT EXISTS packs_held (
     taken_at INTEGER NOT NULL, pack TEXT NOT NULL, UNIQUE (origin, seq))"""
 _NAMES = """CREATE TABLE IF NOT EXISTS pack_names (
     origin TEXT NOT NULL, seq INTEGER NOT NULL, sums BLOB NOT NULL, PRIMARY KEY (origin, seq)) WITHOUT ROWID"""
+#: The records that routers have (their epoch), by address.
+_HOPS = "CREATE TABLE IF NOT EXISTS hops (hop TEXT PRIMARY KEY, store TEXT NOT NULL) WITHOUT ROWID"
+#: Packs that may have been said to other records than those, or that come again.
+_SAID = """CREATE TABLE IF NOT EXISTS packs_said (
+    origin TEXT NOT NULL, seq INTEGER NOT NULL, store TEXT NOT NULL, expires INTEGER NOT NULL,
+    PRIMARY KEY (origin, seq)) WITHOUT ROWID"""
 #: That tables of earlier versions lack.
 _LATER = {
     "priority": "INTEGER NOT NULL DEFAULT 0", "deadline": "INTEGER NOT NULL DEFAULT 0",
@@ -69,13 +75,28 @@ class HeldPack:
         return Release(self.release) is Release.CUSTODY
 
 
+class SaidPack(NamedTuple):
+    """To which records of its next hop a pack may have been said, "" where they are not known."""
+
+    origin: str
+    seq: int
+    store: str
+    expires: int
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """As of :class:`HeldPack`."""
+        return self.origin, self.seq
+
+
 class PackRecords(Store):
     """The part of a spool's database that is about packs. Each method is one transaction and durable on return."""
 
     def _bring_up(self, version: int) -> None:
         super()._bring_up(version)
         self._connection.execute(_TABLE)
-        self._connection.execute(_NAMES)
+        for table in (_NAMES, _HOPS, _SAID):
+            self._connection.execute(table)
         present = {row[1] for row in self._connection.execute("PRAGMA table_info(packs_held)")}
         for name in _LATER.keys() - present:
             self._connection.execute(f"ALTER TABLE packs_held ADD COLUMN {name} {_LATER[name]}")
@@ -131,10 +152,36 @@ class PackRecords(Store):
             self._connection.executemany("INSERT OR IGNORE INTO cancelled VALUES (?, ?)", rows)
         self.record(origin).cancelled.update(seqs)
 
-    def withdraw_pack(self, key: tuple[str, int]) -> None:
-        """A damaged pack whose sender has its files is not in custody any more."""
+    def withdraw_pack(self, key: tuple[str, int], said: SaidPack | None) -> None:
+        """A damaged pack whose sender has its files is not in custody any more. :param said: None: it was to nobody."""
         with self._transaction("custody-pack-withdraw"):
             self._forget_pack(key)
+            self._keep_said([said] if said else [])
+
+    def hops(self) -> dict[str, str]:
+        """The records that routers have, by address, as they said last."""
+        return dict(self._connection.execute("SELECT hop, store FROM hops").fetchall())
+
+    def said_packs(self) -> list[SaidPack]:
+        """Packs that may have been said to other records than these, or that come again."""
+        rows = self._connection.execute("SELECT origin, seq, store, expires FROM packs_said").fetchall()
+        return [SaidPack(*row) for row in rows]
+
+    def meet(self, hop: str, store: str, said: Iterable[SaidPack]) -> None:
+        """A router has these records. :param said: packs that may have been said to those that it had before."""
+        with self._transaction("custody-pack-meet"):
+            self._connection.execute("INSERT OR REPLACE INTO hops VALUES (?, ?)", (hop, store))
+            self._keep_said(said)
+
+    def _keep_said(self, said: Iterable[SaidPack]) -> None:
+        self._connection.executemany("INSERT OR REPLACE INTO packs_said VALUES (?, ?, ?, ?)", said)
+
+    def _drop_said(self, now: int) -> None:
+        """Of packs that were to come again, and did not."""
+        self._connection.execute(
+            "DELETE FROM packs_said WHERE expires < ? AND NOT EXISTS"
+            " (SELECT 1 FROM packs_held WHERE (origin, seq) = (packs_said.origin, packs_said.seq))", (now,),
+        )  # fmt: skip
 
     def conclude_packs(self, settled: Sequence[tuple[HeldPack, PackResults]]) -> None:
         """The final results of all files of some packs, and the end of their custody, in one."""
@@ -142,6 +189,7 @@ class PackRecords(Store):
             for held, one in settled:
                 self._keep_pack(one)
                 self._forget_pack(held.key)
+                self._connection.execute("DELETE FROM packs_said WHERE origin = ? AND seq = ?", held.key)
 
     def results_of(self, origin: str, seqs: range) -> dict[int, Result]:
         """As of every store. Those of packs are read when they are asked for: who frees its files raises no LOW.

@@ -194,6 +194,7 @@ class CustodyStore(PackRecords):
         """Drop origins whose last expiry is an hour ago; transfers end by :meth:`abandon` and :meth:`conclude`."""
         with self._transaction("overlay-forget"):
             old = self._drop_origins(now)
+            self._drop_said(now)
         for origin in old:
             self._records.pop(origin, None)
         return []

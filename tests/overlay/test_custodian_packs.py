@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stageout.cli.main import main
-from stageout.core.errors import TransferFailure
+from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway, read_key
 from stageout.overlay.copying import state
 from stageout.overlay.finding import find
@@ -163,6 +163,37 @@ def test_what_was_freed_arrives_or_is_said_to_be_lost(
     assert (lost.outcome, lost.reason) == ("lost", "the copy in the custodian's spool was damaged")
     assert isinstance(all_of_them, Packed)
     assert (all_of_them.failed, all_of_them.outcomes) == ((3,), ("lost",))
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_small_files_are_looked_for_at_a_terminal_that_has_lost_its_records(tmp_path: Path, restarts: bool) -> None:
+    armed, data = tmp_path / "armed", _data(5)
+    running = RouterProcess(tmp_path / "terminal", {"STAGEOUT_FAULTS": f"overlay-pack-settle=kill-after@{armed}"})
+    with running as terminal, custodian_for(tmp_path / "custodian", [terminal]) as custodian:
+        armed.touch()
+        putting = _Putting(_gateway(custodian), terminal, "lost", data, tmp_path, False)
+        terminal.wait_for_end()
+        if restarts:
+            custodian.kill()
+            custodian.start()
+        for path in (terminal.home / "records").glob("*.sqlite*"):
+            path.unlink()
+        there = terminal.root / "lost"
+        inodes = {path.name: path.stat().st_ino for path in there.iterdir()}
+        (there / "f1").write_bytes(b"newer, of somebody else")
+        os.utime(there / "f1", (time.time() + 60,) * 2)
+        (there / "f2").unlink()
+        (there / "f3").write_bytes(b"older")
+        os.utime(there / "f3", (1000, 1000))
+        terminal.start()
+        ends = putting.done()
+        refused = ends.pop("f1")
+        assert isinstance(refused, TransferFailure)
+        assert (refused.kind, "a file that is newer has this name" in str(refused)) == (ErrorClass.CONFLICT, True)
+        assert all(isinstance(end, SmallPut) for end in ends.values()), ends
+        assert _there(terminal, "lost") == {**data, "f1": b"newer, of somebody else"}
+        assert [(there / name).stat().st_ino == inodes[name] for name in ("f0", "f4")] == [True, True]
+        _freed(custodian)
 
 
 def test_later_changes_of_names_come_after_the_pack(

@@ -78,6 +78,7 @@ def _mended(spooling: Spooling) -> None:
     packs = spooling.one.packs
     if not spooling.one.packed(Status(ORIGIN, 1, 3)):
         packs.take([pack(1), pack(11)])
+        packs.meet(TERMINAL, "its records")
         rotten = next((held for held in packs.held() if held.seq == 11), None)
         if rotten is not None and not spooling.store.record(ORIGIN).results:
             packs.damaged(rotten)
@@ -185,7 +186,7 @@ def test_an_order_that_cannot_be_read_is_answered(spooling: Spooling) -> None:
 class _Terse:
     """A connection to a router that answers for one file, whatever it was sent."""
 
-    digest_name, gateway, cancels = "blake2b-128", Gateway("terse", 1, "k", b""), True
+    digest_name, gateway, cancels, store = "blake2b-128", Gateway("terse", 1, "k", b""), True, ""
 
     def __init__(self, origin: str) -> None:
         self.origin = origin

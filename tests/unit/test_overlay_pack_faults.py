@@ -24,7 +24,7 @@ from overlay_router.peers.keys import OwnCredential
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.movers.results import Delivered
 from stageout.overlay.channel import Gateway
-from stageout.wire.overlay import Cancel, Custody, Packed
+from stageout.wire.overlay import Cancel, Custody, Packed, Result
 from tests.unit import test_overlay_places as places
 from tests.unit.test_overlay_custodian import Spooling, _faulty
 from tests.unit.test_overlay_destination import ORIGIN, PEER
@@ -184,29 +184,82 @@ def test_a_file_that_cannot_be_removed_holds_up_no_end(spooling: Spooling, monke
     assert not list((spooling.home / ".stageout/packs").iterdir())
 
 
-class _SlowWay(Way):
-    """To send a pack takes 100 seconds."""
+class _Listening(Way):
+    """By a connection on which ``answers`` come, one a second, or nothing for as long as is waited.
+
+    To send a pack takes ``leaves_s``. :ivar asked: numbers of packs that were asked about. :ivar said: answers.
+    """
+
+    leaves_s = 0.0
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s, self.asked, self.said, self.answers = 1000.0, list[int](), list[Answer](), list[Any]()
+        super().__init__(Gateway("t", 1, "k", b"", timeout_s=60.0), self.said.append)
+        clock = SimpleNamespace(monotonic=lambda: self.now_s)
+        monkeypatch.setattr(pack_carrier, "time", clock)
+        monkeypatch.setattr(pack_carrier, "readable", self._readable)
+        self._channel = channel = Mock()
+        channel.failure, channel.send = TransferFailure, lambda message: self.asked.append(message.seq)
+        channel.receive = lambda: self.answers.pop(0)
+        self._heard_s = self.now_s
 
     def _run(self) -> None:
         pass
 
+    def _readable(self, sources: list[Any], within_s: float) -> list[Any]:
+        assert self._channel is not None
+        self.now_s += 1.0 if self.answers else within_s
+        return [self._channel.fileno()] if self.answers else []
+
     def _begin(self, order: Order) -> None:
-        self._sent[ORIGIN, order.number] = _Sent(order.number, 3)
-        pack_carrier.time.sleep(100)
+        self._sent[ORIGIN, order.number] = _Sent(order.number, 3, heard_s=self._now_s())
+        self.now_s += self.leaves_s
+
+    def send(self, number: int) -> None:
+        self._todo.put(cast("Order", SimpleNamespace(number=number)))
 
 
 def test_while_a_pack_leaves_slowly_nobody_counts_as_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s, channel = [1000.0], Mock()
-    channel.failure = TransferFailure
-    clock = SimpleNamespace(monotonic=lambda: now_s[0], sleep=lambda seconds: now_s.append(now_s.pop() + seconds))
-    monkeypatch.setattr(pack_carrier, "time", clock)
-    monkeypatch.setattr(pack_carrier, "readable", lambda sources, within_s: [])
-    way = _SlowWay(Gateway("t", 1, "k", b"", timeout_s=60.0), lambda answer: None)
-    way._channel, way._heard_s = channel, now_s[0]
-    way.take(cast("Order", SimpleNamespace(number=1)))
-    way._step()
-    assert channel.send.called, "it is asked first"
-    now_s[0] += 61.0
+    way = _Listening(monkeypatch)
+    way.leaves_s = 100.0
+    way.send(1)
+    for _ in range(6):
+        way._step()
+    assert way.asked == [1], "it is asked first"
     with pytest.raises(TransferFailure) as failed:
         way._step()
     assert failed.value.kind is ErrorClass.STALLED
+
+
+def test_after_a_pause_nobody_counts_as_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    way = _Listening(monkeypatch)
+    way.now_s += 55.0
+    way.send(1)
+    way._step()
+    assert way.asked == [1]
+
+
+def test_a_pack_without_a_word_fails_by_itself_while_others_have_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    way = _Listening(monkeypatch)
+    way.send(1)
+    for number in range(2, 200):
+        way.answers.append(Packed(ORIGIN, number, (1, 1, 1)))
+        way.send(number)
+        way._step()
+    (silent,) = [one for one in way.said if one.failure]
+    assert (silent.number, ErrorClass.from_code(silent.code)) == (1, ErrorClass.TIMED_OUT)
+    assert "answers others" in silent.failure
+    assert way.asked == [1], "it is asked about first, and nobody else is"
+    assert len(way.said) == 199
+
+
+@pytest.mark.parametrize("word", [Result(ORIGIN, 1, "pending"), Custody(ORIGIN, 1, "next:1")])
+def test_a_pack_that_waits_for_something_takes_no_place(monkeypatch: pytest.MonkeyPatch, word: Any) -> None:
+    way = _Listening(monkeypatch)
+    way.send(1)
+    way.answers.append(word)
+    way._step()
+    assert [(one.number, one.waits) for one in way.said] == [(1, True)]
+    way.answers.append(Packed(ORIGIN, 1, (1, 1, 1)))
+    way._step()
+    assert len(way.said[1].results) == 3, "its results come by themselves"
