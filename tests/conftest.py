@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections.abc import Iterator
 
 import hypothesis
 import pytest
+
+# Tests start processes by the hundred: each would compile all that it imports.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # An example takes as long as the machine lets it: speed is shown by benchmarks, never by tests.
 hypothesis.settings.register_profile("stageout", deadline=None)
