@@ -51,10 +51,14 @@ def drawn(name: str, moved_bytes: int, size_bytes: int, elapsed_s: float, idle_s
 
 
 class Line:
-    """The last line of the terminal, written over again and again; nothing where standard error is no terminal."""
+    """The last line of the terminal, written over again and again; nothing where standard error is no terminal.
 
-    def __init__(self) -> None:
-        self.is_visible = sys.stderr is not None and sys.stderr.isatty()  # it is None where nobody has opened it
+    :param is_wanted: whether anything is to be shown.
+    """
+
+    def __init__(self, is_wanted: bool = True) -> None:
+        is_open = sys.stderr is not None  # it is None where nobody has opened it
+        self.is_visible = is_wanted and is_open and sys.stderr.isatty()
         self._is_empty = True
 
     @property
@@ -78,12 +82,16 @@ class Line:
 
 
 class Bar:
-    """Progress of one file, as long as the context lasts: drawn when bytes move, and while none do."""
+    """Progress of one file, as long as the context lasts: drawn when bytes move, and while none do.
 
-    def __init__(self, name: str, size_bytes: int) -> None:
+    :param is_wanted: whether anything is to be shown, or said in the end.
+    """
+
+    def __init__(self, name: str, size_bytes: int, is_wanted: bool = True) -> None:
+        self._is_wanted = is_wanted
         self._name, self._size_bytes, self._moved_bytes = printable(name), size_bytes, 0
         self._start_s = self._shown_s = self._moved_s = time.monotonic()
-        self._line, self._lock, self._ended = Line(), threading.Lock(), threading.Event()
+        self._line, self._lock, self._ended = Line(is_wanted), threading.Lock(), threading.Event()
 
     def __enter__(self) -> Bar:
         if self._line.is_visible:
@@ -123,9 +131,11 @@ class Bar:
         """The file has arrived."""
         self.__exit__()
         seconds = max(1e-3, time.monotonic() - self._start_s)
-        print(f"{self._name}: {size_bytes} bytes in {seconds:.2f} s, {size_bytes / seconds / 1e6:.1f} MB/s")
+        if self._is_wanted:
+            print(f"{self._name}: {size_bytes} bytes in {seconds:.2f} s, {size_bytes / seconds / 1e6:.1f} MB/s")
 
 
 def complain(failure: TransferFailure | str) -> None:
     """Say on standard error what went wrong, as a terminal can show it."""
-    print(f"stageout: {printable(str(failure))}", file=sys.stderr)
+    if sys.stderr is not None:  # print would say it on standard output
+        print(f"stageout: {printable(str(failure))}", file=sys.stderr)

@@ -1,10 +1,15 @@
-"""Exit statuses of the command, and errors that end it with one of them."""
+"""Exit statuses of the command, and errors and signals that end it with one of them."""
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import signal
+import threading
+from collections.abc import Iterator
+from typing import NoReturn
 
-from stageout.core.errors import StageoutError
+from stageout.core.errors import ErrorClass, StageoutError
 
 
 class Exit(enum.IntEnum):
@@ -19,24 +24,54 @@ class Exit(enum.IntEnum):
 
 
 class CommandError(StageoutError):
-    """Ends the command; the text is all that a person gets to see."""
+    """Ends the command; the text is all that a person gets to see. :param kind: what programs hear, with ``--json``."""
 
     status = Exit.FAILED
+    kind = ErrorClass.UNKNOWN
+
+    def __init__(self, text: str, kind: ErrorClass | None = None) -> None:
+        super().__init__(text)
+        self.kind = kind or self.kind
 
 
 class UsageError(CommandError):
     """What was typed cannot be understood."""
 
     status = Exit.USAGE
+    kind = ErrorClass.BAD_REQUEST
 
 
 class UnknownJob(CommandError):
     """Neither the queue nor the history has the job."""
 
     status = Exit.UNKNOWN_JOB
+    kind = ErrorClass.NOT_FOUND
 
 
 class Unavailable(CommandError):
     """A daemon that is needed does not answer; the same command may work later."""
 
     status = Exit.UNAVAILABLE
+    kind = ErrorClass.CONNECT_FAILED
+
+
+@contextlib.contextmanager
+def signals_end_it() -> Iterator[None]:
+    """SIGTERM, and SIGHUP of a terminal that is closed, end a command as Ctrl-C does: nothing half is left behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    mine = [number for number, handler in before.items() if handler is signal.SIG_DFL]  # nohup ignores SIGHUP
+    for number in mine:
+        signal.signal(number, _end)
+    try:
+        yield
+    finally:
+        for number in mine:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _end(number: int, frame: object) -> NoReturn:
+    signal.signal(number, signal.SIG_DFL)  # a second one does not wait for what the first has begun
+    raise SystemExit(128 + number)

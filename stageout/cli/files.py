@@ -15,19 +15,24 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote_to_bytes, urlsplit
 
-from stageout.cli.bars import Bar, complain, printable
+from stageout.cli.bars import Bar, printable
 from stageout.cli.exits import CommandError, Exit, UsageError
-from stageout.core.errors import TransferFailure
+from stageout.cli.results import ending, item, tell
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay import outcomes
 from stageout.overlay.arrivals import umask
 from stageout.overlay.channel import Gateway, gateway_of
-from stageout.overlay.client import put
+from stageout.overlay.client import Deposit, put
 from stageout.overlay.sending import report
 from stageout.overlay.settings import congestion_of, connections_of, custodian_of, routes_of
 from stageout.wire.overlay import Copying, Custody, Result
 from stageout.wire.route import DEFAULT_PORT, BadRoute, Route, address, addresses, check, written
 
+#: Of a file of which nothing is known.
+_NOTHING_SENT: dict[str, Any] = {"size_bytes": 0, "sent_bytes": 0, "generation": 0, "routes": [], "custodians": []}
 #: What is no part of a path in a URL, or is dropped from it in silence.
 _LOST_IN_URLS = frozenset("?#\t\r\n")
 
@@ -40,32 +45,29 @@ def run(options: argparse.Namespace) -> int:
         return _ask(gateway, options)
     if getattr(options, "custody", False) and not options.through:
         raise UsageError("--custody needs --through")
-    try:
-        if options.command == "get":
-            return _get(gateway, path, options)
-        _check_copies(options)
-        custodians = (options.through or "").split(";")
-        first = through(gateway, custodians[0])[0] if custodians[0] else gateway
-        routes = routes_of(options.routes, first)
-        if options.recursive and (len(custodians) > 1 or "," in custodians[0] or options.copies > 1):
-            raise UsageError("--recursive goes through one custodian")
-        if options.lot and (options.recursive or options.through):
-            raise UsageError("--lot is for single files that go to the router itself")
-        if options.recursive:
-            from stageout.cli.trees import send_trees
+    if options.command == "get":
+        return _get(gateway, path, options)
+    _check_copies(options)
+    custodians = (options.through or "").split(";")
+    first = through(gateway, custodians[0])[0] if custodians[0] else gateway
+    routes = routes_of(options.routes, first)
+    if options.recursive and (len(custodians) > 1 or "," in custodians[0] or options.copies > 1):
+        raise UsageError("--recursive goes through one custodian")
+    if options.lot and (options.recursive or options.through):
+        raise UsageError("--lot is for single files that go to the router itself")
+    if options.recursive:
+        from stageout.cli.trees import send_trees
 
-            terminal = through(gateway, options.through)[1] if options.through else ""
-            return send_trees(gateway, path, options, routes, first, terminal)
-        if "-" in options.files and (len(options.files) > 1 or is_directory(path, options.url)):
-            raise UsageError("- (standard input) goes alone, to a URL with the file's name at its end")
-        names = [name_there(path, options.url, file, len(options.files) > 1) for file in options.files]
-        check_names(names)
-        for file, name in zip(options.files, names):
-            with _given(file) as local:
-                _put(gateway, local, name, options, routes)
-    except TransferFailure as failure:
-        complain(failure)
-        return int(Exit.FAILED)
+        terminal = through(gateway, options.through)[1] if options.through else ""
+        return send_trees(gateway, path, options, routes, first, terminal)
+    if "-" in options.files and (len(options.files) > 1 or is_directory(path, options.url)):
+        raise UsageError("- (standard input) goes alone, to a URL with the file's name at its end")
+    names = [name_there(path, options.url, file, len(options.files) > 1) for file in options.files]
+    check_names(names)
+    for file, name in zip(options.files, names):
+        about = {"kind": "file", "local": file, "server": gateway.server, "path": name, **_NOTHING_SENT}
+        with item(options.json, **about) as facts, _given(file) as local:
+            _put(gateway, local, name, options, routes, facts)
     return int(Exit.OK)
 
 
@@ -106,20 +108,28 @@ def target(url: str, key: str) -> tuple[Gateway, str]:
     except ValueError:
         raise UsageError(f"{url}: the port is not a number") from None
     except TransferFailure as failure:
-        raise CommandError(f"{failure} (--key)") from None
+        raise CommandError(f"{failure} (--key)", failure.kind) from None
 
 
-def _put(gateway: Gateway, local: Path, path: str, options: argparse.Namespace, routes: Sequence[Route]) -> None:
+def _put(
+    gateway: Gateway,
+    local: Path,
+    path: str,
+    options: argparse.Namespace,
+    routes: Sequence[Route],
+    facts: dict[str, Any],
+) -> None:
     try:
         status = local.stat()
     except OSError as problem:
-        raise CommandError(f"{local}: {problem.strerror}") from None
+        raise CommandError(f"{local}: {problem.strerror}", ErrorClass.LOCAL_FILE) from None
     if local.is_dir():
         raise UsageError(f"{local} is a directory: put -r sends all that is below it")
     is_gathered = options.files == ["-"]
     mode = _mode_of_new_files() if is_gathered else status.st_mode & 0o777
-    with Bar(path.rpartition("/")[2] if is_gathered else local.name, status.st_size) as bar:
-        _send(gateway, local, path, options, routes, mode, bar)
+    facts["size_bytes"] = status.st_size
+    with Bar(path.rpartition("/")[2] if is_gathered else local.name, status.st_size, not options.json) as bar:
+        facts.update(_send(gateway, local, path, options, routes, mode, bar))
 
 
 def _mode_of_new_files() -> int:
@@ -129,7 +139,8 @@ def _mode_of_new_files() -> int:
 
 def _send(
     gateway: Gateway, local: Path, path: str, options: argparse.Namespace, routes: Sequence[Route], mode: int, bar: Bar
-) -> None:
+) -> dict[str, Any]:
+    """Send it, and say what became of it; the same for programs."""
     terminal = ""
     first, most = connections_of(options.connections)
     deadline = deadline_of(options)
@@ -143,9 +154,9 @@ def _send(
             deadline=deadline,
         )  # fmt: skip
         bar.end(given[0].size_bytes)
-        for one in given:
+        for one in given if not options.json else ():
             print(f"  in custody; what became of it: stageout ask overlay://{one.custodian} {one.origin}")
-        return
+        return {"outcome": "custody", "custodians": [_custody(one) for one in given], "sent_bytes": _sent(given)}
     if options.through:
         gateway, terminal = through(gateway, options.through)
     done = put(
@@ -153,8 +164,24 @@ def _send(
         routes=routes, lot=options.lot, priority=options.priority, deadline=deadline,
     )  # fmt: skip
     bar.end(done.size_bytes)
-    if len(routes) > 1 or any(share.reason for share in done.shares):
+    if not options.json and (len(routes) > 1 or any(share.reason for share in done.shares)):
         print(f"  {report(done.shares)}")
+    shares = [
+        {"by": list(one.route), "sent_bytes": one.sent_bytes, "connections": one.connections, "problem": one.problem}
+        for one in done.shares
+    ]
+    return {
+        "size_bytes": done.size_bytes, "sent_bytes": done.sent_bytes, "generation": done.generation, "routes": shares,
+    }  # fmt: skip
+
+
+def _custody(given: Deposit) -> dict[str, Any]:
+    """What `ask` wants to know, and until when."""
+    return {"custodian": given.custodian, "origin": given.origin, "number": given.seq, "expires": given.expires}
+
+
+def _sent(given: Sequence[Deposit]) -> int:
+    return sum(one.sent_bytes for one in given)
 
 
 def deadline_of(options: argparse.Namespace) -> int:
@@ -198,20 +225,36 @@ def _ask(gateway: Gateway, options: argparse.Namespace) -> int:
 
     if options.files > 1:
         return _ask_all(gateway, options)
-    try:
-        answer = state(gateway, options.origin, options.cancel)
-    except TransferFailure as failure:
-        complain(failure)
-        return int(Exit.FAILED)
-    if isinstance(answer, Custody):
+    answer = state(gateway, options.origin, options.cancel)
+    if options.json:
+        tell(_fate(gateway, options.origin, 1, answer))
+    elif isinstance(answer, Custody):
         print(f"in custody of {printable(answer.router)}")
-        return int(Exit.TIMED_OUT)
-    if isinstance(answer, Copying):
+    elif isinstance(answer, Copying):
         problem = f": {printable(answer.problem)}" if answer.problem else ""
         print(f"{answer.moved_bytes} of {answer.size_bytes} bytes{problem}")
+    else:
+        print(f"{answer.outcome}{': ' if answer.reason else ''}{printable(answer.reason)}")
+    if not isinstance(answer, Result):
         return int(Exit.TIMED_OUT)
-    print(f"{answer.outcome}{': ' if answer.reason else ''}{printable(answer.reason)}")
     return int({"done": Exit.OK, "pending": Exit.TIMED_OUT}.get(answer.outcome, Exit.FAILED))
+
+
+def _fate(gateway: Gateway, origin: str, seq: int, answer: Result | Custody | Copying) -> dict[str, Any]:
+    """What became of a file, for programs."""
+    about: dict[str, Any] = {
+        "server": gateway.server, "origin": origin, "number": seq, "custodian": "", "moved_bytes": 0, "size_bytes": 0,
+        "generation": 0,
+    }  # fmt: skip
+    if isinstance(answer, Custody):
+        return {**about, **ending(outcome="custody"), "custodian": answer.router}
+    if isinstance(answer, Copying):
+        moved = {"moved_bytes": answer.moved_bytes, "size_bytes": answer.size_bytes}
+        problem = TransferFailure(ErrorClass.from_code(answer.code), answer.problem) if answer.problem else None
+        return {**about, **ending(problem, "copying"), **moved}
+    over = answer.outcome not in ("done", "pending")
+    problem = outcomes.failure(answer, f"file {seq}", gateway.server) if over else None
+    return {**about, **ending(problem, answer.outcome), "generation": answer.generation}
 
 
 def _ask_all(gateway: Gateway, options: argparse.Namespace) -> int:
@@ -220,16 +263,15 @@ def _ask_all(gateway: Gateway, options: argparse.Namespace) -> int:
 
     if options.cancel:
         raise UsageError("--cancel is for one file: leave out --files")
-    try:
-        answers = states(gateway, options.origin, options.files)
-    except TransferFailure as failure:
-        complain(failure)
-        return int(Exit.FAILED)
+    answers = states(gateway, options.origin, options.files)
     found = Counter("in custody" if isinstance(one, Custody) else one.outcome for one in answers)
     for seq, one in enumerate(answers, 1):
-        if isinstance(one, Result) and one.outcome not in ("done", "pending"):
+        if options.json:
+            tell(_fate(gateway, options.origin, seq, one))
+        elif isinstance(one, Result) and one.outcome not in ("done", "pending"):
             print(f"file {seq}: {one.outcome}{': ' if one.reason else ''}{printable(one.reason)}")
-    print(", ".join(f"{count} {what}" for what, count in found.items()))
+    if not options.json:
+        print(", ".join(f"{count} {what}" for what, count in found.items()))
     if set(found) == {"done"}:
         return int(Exit.OK)
     return int(Exit.TIMED_OUT if set(found) <= {"done", "in custody", "pending"} else Exit.FAILED)
@@ -250,7 +292,8 @@ def _given(file: str) -> Iterator[Path]:
             gathered.flush()
         except OSError as problem:
             place = f"{tempfile.gettempdir()} (TMPDIR names another place)"
-            raise CommandError(f"standard input is gathered in {place}: {problem.strerror}") from None
+            words = f"standard input is gathered in {place}: {problem.strerror}"
+            raise CommandError(words, ErrorClass.LOCAL_FILE) from None
         yield Path(gathered.name)
 
 
@@ -260,6 +303,8 @@ def _print(gateway: Gateway, path: str, options: argparse.Namespace) -> int:
 
     from stageout.overlay.opening import open_file
 
+    if options.json:
+        raise UsageError("--json prints on standard output, where the file would go: name one in place of -")
     if options.through or options.stale_ok:  # whoever reads has no way to see that it is another version
         raise UsageError("--through and --stale-ok are for files: name one in place of -")
     with open_file(gateway, path, routes=routes_of(options.routes, gateway)) as file:
@@ -269,7 +314,7 @@ def _print(gateway: Gateway, path: str, options: argparse.Namespace) -> int:
         except BrokenPipeError:
             raise
         except OSError as problem:
-            raise CommandError(f"standard output: {problem.strerror}") from None
+            raise CommandError(f"standard output: {problem.strerror}", ErrorClass.LOCAL_FILE) from None
     return int(Exit.OK)
 
 
@@ -283,8 +328,10 @@ def _get(gateway: Gateway, path: str, options: argparse.Namespace) -> int:
     if options.file == "-":
         return _print(gateway, path, options)
     local = _place_here(path, options.file)
-    with Bar(local.name, 0) as bar:
-        return _fetch(gateway, path, local, options, bar)
+    about = {"kind": "file", "local": str(local), "server": gateway.server, "path": path}
+    with item(options.json, **about, size_bytes=0, stale_from="") as facts, Bar(local.name, 0, not options.json) as bar:
+        facts.update(_fetch(gateway, path, local, options, bar))
+    return int(Exit.OK)
 
 
 def _place_here(path: str, file: str | None) -> Path:
@@ -296,7 +343,7 @@ def _place_here(path: str, file: str | None) -> Path:
     if file and (file.endswith("/") or stat.S_ISDIR(mode_here(place))):
         place = place / name
     if mode_here(place) and not stat.S_ISREG(mode_here(place)):  # a device, above all: its name would be a file's
-        raise CommandError(f"{place} is no file that could be replaced")
+        raise CommandError(f"{place} is no file that could be replaced", ErrorClass.LOCAL_FILE)
     return place
 
 
@@ -308,7 +355,7 @@ def mode_here(place: Path) -> int:
         return 0
 
 
-def _fetch(gateway: Gateway, path: str, local: Path, options: argparse.Namespace, bar: Bar) -> int:
+def _fetch(gateway: Gateway, path: str, local: Path, options: argparse.Namespace, bar: Bar) -> dict[str, Any]:
     from stageout.overlay.finding import get_found
 
     received = [0]
@@ -324,6 +371,6 @@ def _fetch(gateway: Gateway, path: str, local: Path, options: argparse.Namespace
         priority=options.priority, deadline=deadline_of(options),
     )  # fmt: skip
     bar.end(received[0])
-    if kept is not None:
+    if kept is not None and not options.json:
         print(f"  not from {gateway.server}: {kept}")
-    return int(Exit.OK)
+    return {"size_bytes": received[0], "stale_from": "" if kept is None else kept.custodian.server}

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import time
 
-from stageout.cli.bars import complain
 from stageout.cli.exits import Exit, UsageError
 from stageout.cli.files import target
-from stageout.core.errors import TransferFailure
-from stageout.overlay.lots import Lot, release, renew, reserve
+from stageout.cli.results import item
+from stageout.overlay.lots import release, renew, reserve
 
 
 def run(options: argparse.Namespace) -> int:
@@ -19,19 +18,14 @@ def run(options: argparse.Namespace) -> int:
     if bool(options.size) is not new or bool(options.lot) is new:
         raise UsageError("reserve needs --size, renew and release need --lot")
     lifetime_s = int(options.hours * 3600)
-    try:
-        if new:
-            _show(reserve(gateway, options.size, lifetime_s, path))
-        elif options.action == "renew":
-            _show(renew(gateway, options.lot, lifetime_s))
-        else:
+    about = {"server": gateway.server, "path": path, "lot": options.lot, "left_bytes": 0, "expires": 0}
+    with item(options.json, **about) as facts:
+        if options.action == "release":
             release(gateway, options.lot)
-    except TransferFailure as failure:
-        complain(failure)
-        return int(Exit.FAILED)
+            return int(Exit.OK)
+        lot = reserve(gateway, options.size, lifetime_s, path) if new else renew(gateway, options.lot, lifetime_s)
+        facts.update(lot=lot.number, left_bytes=lot.left_bytes, expires=lot.expires)
+        if not options.json:
+            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(lot.expires))
+            print(f"lot {lot.number}: {lot.left_bytes} bytes until {when}")
     return int(Exit.OK)
-
-
-def _show(lot: Lot) -> None:
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(lot.expires))
-    print(f"lot {lot.number}: {lot.left_bytes} bytes until {when}")

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import os
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import stageout
-from stageout.cli.exits import CommandError, Exit
-from stageout.core.errors import StageoutError
+from stageout.cli.exits import CommandError, Exit, signals_end_it
+from stageout.core.errors import StageoutError, TransferFailure
 
 _DESCRIPTION = """\
 Shows and steers the delivery of job output that was handed off when the job ended.
@@ -179,7 +176,7 @@ def _add_status(commands: argparse._SubParsersAction[_Parser]) -> None:
     command = _add(commands, "status", "shows what is delivered, what waits and why", _STATUS, "status")
     command.add_argument("jobs", metavar="JOB", nargs="*", help=_JOB)
     command.add_argument("-a", "--all", "-allusers", dest="all_users", action="store_true", help="jobs of all users")
-    command.add_argument("--json", action="store_true", help="print JSON (its fields: docs/COMMANDS.md)")
+    _add_json(command)
     command.add_argument("--watch", action="store_true", help="show it anew every 2 s until all is delivered or Ctrl-C")
     command.add_argument("--node", action="store_true", help="ask this machine's sandbox manager instead of a schedd")
     _add_schedd(command)
@@ -239,7 +236,7 @@ def _add_history(commands: argparse._SubParsersAction[_Parser]) -> None:
     command.add_argument("jobs", metavar="JOB", nargs="*", help=_JOB)
     command.add_argument("-a", "--all", "-allusers", dest="all_users", action="store_true", help="jobs of all users")
     command.add_argument("--limit", metavar="N", type=int, default=100, help="at most so many jobs (default: 100)")
-    command.add_argument("--json", action="store_true", help="print JSON (its fields: docs/COMMANDS.md)")
+    _add_json(command)
     _add_schedd(command)
 
 
@@ -253,7 +250,7 @@ def _add_doctor(commands: argparse._SubParsersAction[_Parser]) -> None:
         help="look at a router without HTCondor that has these settings (NAME=VALUE lines, as stageout-router"
         " --settings); --role router does so with those of the environment where HTCondor is not installed",
     )  # fmt: skip
-    command.add_argument("--json", action="store_true", help="print JSON (its fields: docs/COMMANDS.md)")
+    _add_json(command)
 
 
 def _add_estimate(commands: argparse._SubParsersAction[_Parser]) -> None:
@@ -306,6 +303,7 @@ def _add_files(commands: argparse._SubParsersAction[_Parser]) -> None:
     command.add_argument(
         "--wait", metavar="S", type=_seconds, default=0.0, help="with --custody: ask for so long when too few are there"
     )
+    _add_json(command)
     _add_key(command)
     _add_ways(command)
     command = _add(commands, "ask", "asks a custodian of the overlay what became of a file", _FATE, "files")
@@ -313,6 +311,7 @@ def _add_files(commands: argparse._SubParsersAction[_Parser]) -> None:
     command.add_argument("origin", metavar="ORIGIN", help="as put --custody or copy --background has printed it")
     command.add_argument("--cancel", action="store_true", help="give it up first")
     command.add_argument("--files", metavar="N", type=_files, default=1, help="of so many files, as put -r has said")
+    _add_json(command)
     _add_key(command)
     command = _add(commands, "get", "fetches a file from a router of the overlay", _GET, "files")
     command.add_argument("url", metavar="URL", help="overlay://HOST[:PORT]/path")
@@ -326,6 +325,7 @@ def _add_files(commands: argparse._SubParsersAction[_Parser]) -> None:
     )
     command.add_argument("--stale-ok", action="store_true", help="take a version that has not arrived there yet then")
     _add_wishes(command)
+    _add_json(command)
     _add_key(command)
     _add_ways(command)
 
@@ -334,7 +334,7 @@ def _add_routes(commands: argparse._SubParsersAction[_Parser]) -> None:
     command = _add(commands, "routes", "shows links and routes between routers of the overlay", _ROUTES, "routes")
     command.add_argument("router", metavar="ROUTER", help="HOST[:PORT] of the router that is asked")
     command.add_argument("terminals", metavar="TERMINAL", nargs="*", help="HOST[:PORT]")
-    command.add_argument("--json", action="store_true", help="print JSON (its fields: docs/COMMANDS.md)")
+    _add_json(command)
     _add_key(command)
 
 
@@ -368,24 +368,26 @@ def _add_names(commands: argparse._SubParsersAction[_Parser]) -> None:
     url = "overlay://HOST[:PORT]/path"
     command = _add(commands, "ls", "lists what is at a router of the overlay", _LS, "names")
     command.add_argument("-l", "--long", action="store_true", help="kind, mode, size and time, too")
-    command.add_argument("--json", action="store_true", help="print JSON (its fields: docs/COMMANDS.md)")
+    _add_json(command)
     command.add_argument("url", metavar="URL", help=url)
     _add_key(command)
     _add_ways(command)
     command = _add(commands, "stat", "says what a name at a router is", _STAT, "names")
-    command.add_argument("--json", action="store_true", help="print JSON (its fields: docs/COMMANDS.md)")
+    _add_json(command)
     command.add_argument("url", metavar="URL", help=url)
     _add_key(command)
     _add_ways(command)
     command = _add(commands, "rm", "removes names at a router", _RM, "names")
     command.add_argument("-r", "--recursive", action="store_true", help="directories, with all that is in them")
     command.add_argument("urls", metavar="URL", nargs="+", help=url)
+    _add_json(command)
     _add_key(command)
     _add_ways(command)
     _add_custodian(command)
     command = _add(commands, "mkdir", "makes directories at a router", _MKDIR, "names")
     command.add_argument("-p", "--parents", action="store_true", help="those above, too, where they are missing")
     command.add_argument("urls", metavar="URL", nargs="+", help=url)
+    _add_json(command)
     _add_key(command)
     _add_ways(command)
     _add_custodian(command)
@@ -393,12 +395,14 @@ def _add_names(commands: argparse._SubParsersAction[_Parser]) -> None:
     command.add_argument("-p", "--parents", action="store_true", help="make the directories above NEW, too")
     command.add_argument("url", metavar="URL", help=url)
     command.add_argument("to", metavar="NEW", help="the new name, at the same router")
+    _add_json(command)
     _add_key(command)
     _add_ways(command)
     _add_custodian(command)
     command = _add(commands, "copy", "copies a file from one router to another", _COPY, "names")
     command.add_argument("url", metavar="URL", help=url)
     command.add_argument("to", metavar="NEW", help="at any router; with / at its end a directory")
+    _add_json(command)
     _add_key(command)
     _add_ways(command)
     command.add_argument("--to-key", metavar="FILE", default="", help="key for the router of NEW (default: --key)")
@@ -421,7 +425,12 @@ def _add_lot(commands: argparse._SubParsersAction[_Parser]) -> None:
     command.add_argument(
         "--hours", metavar="N", type=_seconds, default=24.0, help="from now, at most 168 (default: 24)"
     )
+    _add_json(command)
     _add_key(command)
+
+
+def _add_json(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--json", action="store_true", help="print JSON (its fields: docs/COMMANDS.md)")
 
 
 def _add_key(command: argparse.ArgumentParser) -> None:
@@ -518,14 +527,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     parser = build_parser(words[0] if words else "")
+    options: argparse.Namespace | None = None
     try:
         options = parser.parse_args(_protect_job_ids(words))
         if options.command in (None, "help"):
             return _help(parser, getattr(options, "topic", None))
-        with _signals_end_it():
+        with signals_end_it():
             return int(importlib.import_module(f"stageout.cli.{options.module}").run(options))
-    except StageoutError as problem:
-        print(f"stageout: {problem}", file=sys.stderr)
+    except (StageoutError, TransferFailure) as problem:
+        _say(problem, getattr(options, "json", False))
         return int(problem.status if isinstance(problem, CommandError) else Exit.FAILED)
     except KeyboardInterrupt:
         return 130
@@ -534,26 +544,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 141
 
 
-@contextlib.contextmanager
-def _signals_end_it() -> Iterator[None]:
-    """SIGTERM, and SIGHUP of a terminal that is closed, end a command as Ctrl-C does: nothing half is left behind."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    mine = [number for number, handler in before.items() if handler is signal.SIG_DFL]  # nohup ignores SIGHUP
-    for number in mine:
-        signal.signal(number, _end)
-    try:
-        yield
-    finally:
-        for number in mine:
-            signal.signal(number, signal.SIG_DFL)
+def _say(problem: StageoutError | TransferFailure, is_json: bool) -> None:
+    """What went wrong, in a line for people, and as an object where that is wanted and was not told before."""
+    from stageout.cli.bars import complain
 
+    if is_json:
+        from stageout.cli.results import Told, ending, tell
 
-def _end(number: int, frame: object) -> NoReturn:
-    signal.signal(number, signal.SIG_DFL)  # a second one does not wait for what the first has begun
-    raise SystemExit(128 + number)
+        if not isinstance(problem, Told):
+            tell(ending(problem))
+    complain(str(problem))
 
 
 def _protect_job_ids(arguments: list[str]) -> list[str]:

@@ -6,13 +6,15 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from typing import Any
 
-from stageout.cli.bars import Bar, complain, printable
+from stageout.cli.bars import Bar, printable
 from stageout.cli.exits import Exit, UsageError
 from stageout.cli.files import ask_with, name_there, target, through
+from stageout.cli.results import item
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Gateway
-from stageout.overlay.copying import Copy, carry, command, copy
+from stageout.overlay.copying import carry, command, copy
 from stageout.overlay.operations import Entry, Session
 from stageout.overlay.settings import routes_of
 
@@ -21,11 +23,7 @@ _KINDS = {"file": "-", "directory": "d", "link": "l", "other": "?"}
 
 def run(options: argparse.Namespace) -> int:
     """Do it. The first failure ends the command."""
-    try:
-        _COMMANDS[options.command](options)
-    except TransferFailure as failure:
-        complain(failure)
-        return int(Exit.FAILED)
+    _COMMANDS[options.command](options)
     return int(Exit.OK)
 
 
@@ -84,7 +82,7 @@ def _stat(options: argparse.Namespace) -> None:
 def _rm(options: argparse.Namespace) -> None:
     for url in options.urls:
         gateway, path = target(url, options.key)
-        with _session(gateway, options) as session:
+        with item(options.json, server=gateway.server, path=path), _session(gateway, options) as session:
             if not options.recursive and session.stat(path).kind == "directory":
                 raise TransferFailure(ErrorClass.CONFLICT, f"{path} is a directory: rm -r removes it with all in it")
             session.delete(path)
@@ -97,7 +95,8 @@ def _mv(options: argparse.Namespace) -> None:
     new = name_there(new, options.to, path)
     if other.server != gateway.server:
         raise UsageError("mv renames at one router; use copy, then rm")
-    with _session(gateway, options) as session:
+    about = {"server": gateway.server, "path": path, "to": new}
+    with item(options.json, **about), _session(gateway, options) as session:
         session.rename(path, new, parents=options.parents)
         session.push()
 
@@ -105,7 +104,7 @@ def _mv(options: argparse.Namespace) -> None:
 def _mkdir(options: argparse.Namespace) -> None:
     for url in options.urls:
         gateway, path = target(url, options.key)
-        with _session(gateway, options) as session:
+        with item(options.json, server=gateway.server, path=path), _session(gateway, options) as session:
             session.mkdir(path, parents=options.parents)
             session.push()
 
@@ -115,20 +114,21 @@ def _copy(options: argparse.Namespace) -> None:
     to, new = target(options.to, options.to_key or options.key)
     new = name_there(new, options.to, path)
     routes, to_routes = routes_of(options.routes, source), routes_of(options.to_routes or options.routes, to)
-    if options.background:
-        given = command(source, path, to, new, routes=routes, target_routes=to_routes)
-        print(f"{source.server} copies it; what became of it: {ask_with(source, given.origin)}")
-        return
-    move = carry if options.carry else copy
-    with Bar(path.rpartition("/")[2], 0) as bar:
-        done = move(source, path, to, new, progress=bar, sized=bar.sized, routes=routes, target_routes=to_routes)
-        bar.end(done.size_bytes)
-    _tell_way(done)
-
-
-def _tell_way(done: Copy) -> None:
-    if done.carried:
-        print(f"  carried through this machine: {done.carried}")
+    about: dict[str, Any] = {"server": source.server, "path": path, "to_server": to.server, "to": new}
+    with item(options.json, **about, size_bytes=0, generation=0, origin="", carried="") as facts:
+        if options.background:
+            given = command(source, path, to, new, routes=routes, target_routes=to_routes)
+            facts.update(outcome="copying", size_bytes=given.size_bytes, origin=given.origin)
+            if not options.json:
+                print(f"{source.server} copies it; what became of it: {ask_with(source, given.origin)}")
+            return
+        move = carry if options.carry else copy
+        with Bar(path.rpartition("/")[2], 0, not options.json) as bar:
+            done = move(source, path, to, new, progress=bar, sized=bar.sized, routes=routes, target_routes=to_routes)
+            bar.end(done.size_bytes)
+        facts.update(size_bytes=done.size_bytes, generation=done.generation, carried=done.carried)
+        if done.carried and not options.json:
+            print(f"  carried through this machine: {done.carried}")
 
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {

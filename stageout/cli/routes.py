@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stageout.cli.bars import printable
-from stageout.cli.exits import CommandError, Exit, UsageError
+from stageout.cli.exits import Exit, UsageError
 from stageout.cli.render import duration, table
-from stageout.core.errors import TransferFailure
 from stageout.overlay.channel import gateway_of
 from stageout.overlay.routes import ask_links, ask_routes, ask_uplink
 from stageout.wire.fields import KnownRow
@@ -29,8 +28,6 @@ def run(options: argparse.Namespace) -> int:
         routes = [ask_routes(gateway, end) for end in ends]
     except BadRoute as problem:
         raise UsageError(str(problem)) from None
-    except TransferFailure as failure:
-        raise CommandError(printable(str(failure))) from None
     if options.json:
         print(json.dumps(as_json(links, routes, said), indent=1))
     else:

@@ -6,28 +6,30 @@ import argparse
 import itertools
 import os
 import stat
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from stageout.cli.bars import Line, complain, printable
 from stageout.cli.exits import Exit
 from stageout.cli.files import check_names, deadline_of, is_directory, mode_here
+from stageout.cli.tally import Tally
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.pauses import growing_s
 from stageout.overlay.channel import Gateway
 from stageout.overlay.client import Put
 from stageout.overlay.directories import deposit_directories
-from stageout.overlay.many import below, get_many, put_many
+from stageout.overlay.gatherer import Wanted
+from stageout.overlay.many import Found, below, get_many, put_many
 from stageout.overlay.operations import Entry, Session
 from stageout.overlay.packs import SmallPut
 from stageout.overlay.settings import connections_of
 from stageout.wire.route import Route
 
-SHOW_EVERY_S = 0.2
 _LOST = frozenset({ErrorClass.CONNECTION_LOST, ErrorClass.STALLED})
 _LIST_AGAIN = 3
+#: Path there, and file here.
+_Key = tuple[str, Path]
 
 
 def send_trees(
@@ -43,7 +45,7 @@ def send_trees(
     check_names(names)
     status = Exit.OK
     for name, there in zip(options.files, names):
-        tree = _Tree(gateway, Path(name), there, custodian, terminal)
+        tree = _Tree(gateway, Path(name), there, custodian, terminal, options.json)
         if tree.send(options, routes):
             status = Exit.FAILED
     return int(status)
@@ -57,78 +59,76 @@ def _name_of(directory: Path) -> str:
 class _Tree:
     """One directory that is sent. :param custodian: who is asked; the router itself where ``terminal`` is ""."""
 
-    def __init__(self, gateway: Gateway, local: Path, path: str, custodian: Gateway, terminal: str) -> None:
-        self._gateway, self._local, self._path = gateway, local, path
-        self._custodian, self._terminal = custodian, terminal
+    def __init__(
+        self, gateway: Gateway, local: Path, path: str, custodian: Gateway, terminal: str, is_json: bool = False
+    ) -> None:
+        self._gateway, self._local, self._prefix = gateway, local, f"{path}/" if path else ""
+        self._custodian, self._terminal, self._is_json = custodian, terminal, is_json
         self._given: dict[str, int] = {}
-        self._directories: list[str] = []
-        self._files = self._bytes = self._failed = 0
-        self._line, self._shown_s = Line(), 0.0
+        self._directories: list[Found] = []
+        self._tally = Tally(str(local), is_json, server=gateway.server)
 
     def send(self, options: argparse.Namespace, routes: Sequence[Route]) -> int:
         """Send it; returns how many of its entries are not there now."""
-        start_s = time.monotonic()
         first, most = connections_of(options.connections)
         deadline = deadline_of(options)
         passes = self._custodian if self._terminal else None
-        with Session(self._gateway, routes=routes, through=passes) as names:
-            put_many(
-                self._custodian, self._entries(), self._ended,
-                connections=first, most_connections=most, routes=routes, terminal=self._terminal,
-                priority=options.priority, deadline=deadline, custody=options.custody,
-            )  # fmt: skip
-            if options.custody:
-                self._deposit_directories(routes)
-            else:
-                for directory in self._directories:
-                    names.mkdir(directory, parents=True, may_exist=True)
-                names.push()
-        seconds = max(1e-3, time.monotonic() - start_s)
-        self._line.clear()
-        rates = f"{self._files / seconds:.0f} files/s, {self._bytes / seconds / 1e6:.1f} MB/s"
-        print(f"{printable(str(self._local))}: {self._files} files, {self._bytes} bytes in {seconds:.2f} s, {rates}")
-        for origin, files in self._given.items():
+        try:
+            with Session(self._gateway, routes=routes, through=passes) as names:
+                put_many(
+                    self._custodian, self._entries(), self._ended,
+                    connections=first, most_connections=most, routes=routes, terminal=self._terminal,
+                    priority=options.priority, deadline=deadline, custody=options.custody,
+                )  # fmt: skip
+                if options.custody:
+                    self._deposit_directories(routes)
+                else:
+                    for directory in self._directories:
+                        names.mkdir(self._prefix + directory.path, parents=True, may_exist=True)
+                    names.push()
+        finally:
+            self._tally.clear()
+        self._tally.end()
+        for origin, files in self._given.items() if not self._is_json else ():
             more = f" --files {files}" if files > 1 else ""
             print(f"  in custody; what became of it: stageout ask overlay://{self._custodian.server} {origin}{more}")
-        return self._failed
+        return self._tally.failures
 
     def _deposit_directories(self, routes: Sequence[Route]) -> None:
         if not self._directories:
             return
+        made = {self._prefix + one.path: one for one in self._directories}
         try:
             origin, failures = deposit_directories(
-                self._custodian, self._directories, terminal=self._terminal, routes=routes
+                self._custodian, list(made), terminal=self._terminal, routes=routes
             )  # fmt: skip
-            self._given[origin] = len(self._directories)
+            self._given[origin] = len(made)
         except TransferFailure as failure:
-            failures = dict.fromkeys(self._directories, failure)
+            failures = dict.fromkeys(made, failure)
         for path, reason in failures.items():
-            self._ended(path, reason)
+            self._ended(made[path], reason)
 
-    def _entries(self) -> Iterator[tuple[str, str, str]]:
+    def _entries(self) -> Iterator[tuple[Found, str, str]]:
         """The files; empty directories are made when these are there."""
-        prefix = f"{self._path}/" if self._path else ""
         for found in below(self._local):
             if found.kind == "file":
-                yield found.path, found.local, prefix + found.path
+                yield found, found.local, self._prefix + found.path
             elif found.kind == "empty":
-                self._directories.append(prefix + found.path)
+                self._directories.append(found)
             else:
-                self._ended(found.path, TransferFailure(ErrorClass.NOT_SUPPORTED, f"{found.local} is not a file"))
+                self._ended(found, TransferFailure(ErrorClass.NOT_SUPPORTED, f"{found.local} is not a file"))
 
-    def _ended(self, path: str, result: Put | SmallPut | TransferFailure) -> None:
+    def _ended(self, found: Found, result: Put | SmallPut | TransferFailure) -> None:
+        about: dict[str, Any] = {"local": found.local, "path": self._prefix + found.path}
         if isinstance(result, TransferFailure):
-            self._failed += 1
-            self._line.clear()
-            complain(f"{path}: {result}")
-        else:
-            self._files += 1
-            self._bytes += result.size_bytes
-            if result.origin:
-                self._given[result.origin] = max(self._given.get(result.origin, 0), getattr(result, "seq", 1))
-        if time.monotonic() - self._shown_s >= SHOW_EVERY_S:
-            self._shown_s = time.monotonic()
-            self._line.show(f"{self._files} files, {self._bytes / 1e6:.1f} MB of {printable(str(self._local))}")
+            self._tally.failed(found.path, result, **about, generation=0, custodians=[])
+            return
+        given, seq = [], getattr(result, "seq", 1)
+        if result.origin:
+            self._given[result.origin] = max(self._given.get(result.origin, 0), seq)
+            given = [{"custodian": self._custodian.server, "origin": result.origin, "number": seq}]
+        outcome = "custody" if result.origin else "done"
+        self._tally.arrived(result.size_bytes, outcome, **about, generation=result.generation, custodians=given)
 
 
 def fetch_tree(gateway: Gateway, path: str, options: argparse.Namespace, routes: Sequence[Route]) -> int:
@@ -139,7 +139,7 @@ def fetch_tree(gateway: Gateway, path: str, options: argparse.Namespace, routes:
     name = path.rpartition("/")[2]
     local = Path(options.file or ".")
     into = local / name if stat.S_ISDIR(mode_here(local)) else local
-    fetched = _Fetched(into)
+    fetched = _Fetched(into, Tally(str(into), options.json, server=gateway.server))
     try:
         with Session(gateway, routes=routes) as names:
             get_many(
@@ -147,22 +147,20 @@ def fetch_tree(gateway: Gateway, path: str, options: argparse.Namespace, routes:
                 routes=routes, priority=options.priority, deadline=deadline_of(options),
             )  # fmt: skip
     finally:
-        fetched.line.clear()
-    return fetched.end()
+        fetched.tally.clear()
+    fetched.tally.end()
+    return int(Exit.FAILED if fetched.tally.failures else Exit.OK)
 
 
 class _Fetched:
     """A directory that is fetched. :param into: the directory here, made where it is missing.
-
-    :ivar line: what a terminal shows of it.
+    :param tally: what has become of its files.
     """
 
-    def __init__(self, into: Path) -> None:
-        self._into = into
-        self._files = self._bytes = self._failed = 0
-        self.line, self._lock, self._start_s, self._shown_s = Line(), threading.Lock(), time.monotonic(), 0.0
+    def __init__(self, into: Path, tally: Tally) -> None:
+        self._into, self.tally = into, tally
 
-    def all_below(self, names: Session, path: str) -> Iterator[tuple[str, str, Path, int]]:
+    def all_below(self, names: Session, path: str) -> Iterator[Wanted[_Key]]:
         """The files, with their names there and here and their sizes; the directories here are made."""
         waiting = [(path, self._into)]
         while waiting:
@@ -174,43 +172,29 @@ class _Fetched:
                 failure = _classified(problem, here)
                 if here == self._into or failure.kind.retryable:
                     raise failure from None
-                self._failure(there, str(failure))
+                self.ended((there, here), failure)
                 continue
             for entry in found:
                 below = f"{there}/{entry.name}".lstrip("/")
                 if not _is_name(entry.name):
-                    self._failure(below, "the router names what is no name of a file")
+                    self._refuse(below, here, "the router names what is no name of a file")
                 elif entry.kind == "directory":
                     waiting.append((below, here / entry.name))
                 elif entry.kind == "file":
-                    yield below, below, here / entry.name, entry.size_bytes
+                    yield (below, here / entry.name), below, here / entry.name, entry.size_bytes
                 else:
-                    self._failure(below, "is not a file")
+                    self._refuse(below, here / entry.name, "is not a file")
 
-    def ended(self, path: str, result: int | TransferFailure) -> None:
+    def _refuse(self, path: str, local: Path, words: str) -> None:
+        self.ended((path, local), TransferFailure(ErrorClass.NOT_SUPPORTED, f"{path}: {words}"))
+
+    def ended(self, key: _Key, result: int | TransferFailure) -> None:
         """A file is here, and has so many bytes; or it will not be."""
+        path, local = key
         if isinstance(result, TransferFailure):
-            self._failure(path, str(result))
-            return
-        with self._lock:
-            self._files += 1
-            self._bytes += result
-            if time.monotonic() - self._shown_s >= SHOW_EVERY_S:
-                self._shown_s = time.monotonic()
-                self.line.show(f"{self._files} files, {self._bytes / 1e6:.1f} MB of {printable(str(self._into))}")
-
-    def _failure(self, path: str, words: str) -> None:
-        with self._lock:
-            self._failed += 1
-            self.line.clear()
-            complain(words if words.startswith(path) else f"{path}: {words}")
-
-    def end(self) -> int:
-        """Say what has come; the exit status."""
-        seconds = max(1e-3, time.monotonic() - self._start_s)
-        rates = f"{self._files / seconds:.0f} files/s, {self._bytes / seconds / 1e6:.1f} MB/s"
-        print(f"{printable(str(self._into))}: {self._files} files, {self._bytes} bytes in {seconds:.2f} s, {rates}")
-        return int(Exit.FAILED if self._failed else Exit.OK)
+            self.tally.failed(path, result, local=str(local), path=path)
+        else:
+            self.tally.arrived(result, local=str(local), path=path)
 
 
 def _is_name(said: str) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stageout.cli import bars, trees
+from stageout.cli import bars, tally
 from stageout.cli.main import main
 from stageout.overlay.arrivals import umask
 from stageout.testing.conformance import check, failures, table
@@ -273,7 +273,7 @@ def test_progress_is_shown_on_a_terminal_only(
     router: RouterProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bars, "_SHOW_EVERY_S", 0)
-    monkeypatch.setattr(trees, "SHOW_EVERY_S", 0)
+    monkeypatch.setattr(tally, "SHOW_EVERY_S", 0)
     key = ["--key", str(router.key_file("site"))]
     (tmp_path / "d").mkdir()
     (tmp_path / "d/f").write_bytes(bytes(2 << 20))

@@ -11,6 +11,7 @@ import pytest
 
 from stageout.cli import trees
 from stageout.cli.exits import UsageError
+from stageout.cli.tally import Tally
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Gateway
 from stageout.overlay.operations import Entry
@@ -33,10 +34,10 @@ class _Names:
 
 
 def _fetched(place: Path, directories: dict[str, list[tuple[str, str]] | ErrorClass]) -> int:
-    fetched = trees._Fetched(place / "into")
+    fetched = trees._Fetched(place / "into", Tally(str(place / "into"), False))
     for key, _, local, _ in fetched.all_below(cast(Any, _Names(directories)), "d"):
         fetched.ended(key, local.write_bytes(b"x"))
-    return fetched.end()
+    return fetched.tally.failures
 
 
 def _found(place: Path) -> set[str]:
@@ -45,7 +46,7 @@ def _found(place: Path) -> set[str]:
 
 def test_a_router_cannot_name_what_is_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     entries = [(name, kind) for name in _HOSTILE for kind in ("file", "directory")]
-    assert _fetched(tmp_path, {"d": [*entries, ("good", "file")]}) == 1
+    assert _fetched(tmp_path, {"d": [*entries, ("good", "file")]}) == len(entries)
     assert _found(tmp_path) == {"into", "into/good"}
     assert capsys.readouterr().err.count("what is no name of a file") == len(entries)
 
@@ -57,7 +58,7 @@ def test_a_directory_that_cannot_be_had_is_said_and_the_others_come(
     (tmp_path / "into/here").touch()
     inside = [("one", "directory"), ("two", "directory"), ("here", "directory"), ("f", "file")]
     directories = {"d": inside, "d/one": ErrorClass.PERMISSION_DENIED, "d/two": [("g", "file")], "d/here": inside[3:]}
-    assert _fetched(tmp_path, cast(Any, directories)) == 1
+    assert _fetched(tmp_path, cast(Any, directories)) == 2
     assert _found(tmp_path / "into") == {"one", "two", "two/g", "f", "here"}
     said = capsys.readouterr().err
     assert "d/one: not to be had" in said and "into/here: File exists" in said
@@ -76,7 +77,7 @@ def _sent(url: str, path: str, names: list[str], monkeypatch: pytest.MonkeyPatch
             return 0
 
     monkeypatch.setattr(trees, "_Tree", Tree)
-    trees.send_trees(_GATEWAY, path, Namespace(files=names, url=url), (), _GATEWAY, "")
+    trees.send_trees(_GATEWAY, path, Namespace(files=names, url=url, json=False), (), _GATEWAY, "")
     return sent
 
 

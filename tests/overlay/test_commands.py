@@ -1,0 +1,139 @@
+"""What scripts see of the commands: JSON, exit statuses, and what is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stageout.cli.main import main
+from stageout.testing.pool.waiting import wait_until
+from stageout.testing.router import RouterProcess, custodian_for
+
+_WORDS = set(re.findall(r"`(\w+)`", (Path(__file__).resolve().parents[2] / "docs/COMMANDS.md").read_text()))
+_ENDING = {"schema", "outcome", "reason", "error_class", "error_code", "retryable"}
+_FILE = {*_ENDING, "kind", "local", "server", "path", "size_bytes", "seconds"}
+
+
+class _Commands:
+    """Commands for one router. :ivar err: what the last one said to people."""
+
+    def __init__(self, router: RouterProcess, capsys: pytest.CaptureFixture[str]) -> None:
+        self._router, self._capsys, self.err = router, capsys, ""
+        self.key = ["--key", str(router.key_file("site"))]
+
+    def url(self, path: str) -> str:
+        return f"overlay://{self._router.address}/{path}"
+
+    def __call__(self, *words: str, status: int = 0) -> list[dict[str, Any]]:
+        """Run one; returns its objects."""
+        assert main([words[0], *self.key, *words[1:], "--json"]) == status
+        said = self._capsys.readouterr()
+        self.err = said.err
+        found = [json.loads(line) for line in said.out.splitlines()]
+        assert all(one["schema"] == 1 for one in found)
+        assert [name for one in found for name in one if name not in _WORDS] == []
+        return found
+
+
+@pytest.fixture
+def run(router: RouterProcess, capsys: pytest.CaptureFixture[str]) -> _Commands:
+    return _Commands(router, capsys)
+
+
+def test_files_are_told_to_programs(run: _Commands, router: RouterProcess, tmp_path: Path) -> None:
+    file = tmp_path / "a"
+    file.write_bytes(os.urandom(3_000_000))
+    (put,) = run("put", str(file), run.url("d/"))
+    assert set(put) == {*_FILE, "sent_bytes", "generation", "routes", "custodians"}
+    assert (put["local"], put["server"], put["path"]) == (str(file), router.address, "d/a")
+    assert (put["outcome"], put["reason"], put["error_class"], put["generation"]) == ("done", "", "", 1)
+    assert put["size_bytes"] == put["sent_bytes"] == 3_000_000 and put["seconds"] > 0
+    assert [(route["by"], route["sent_bytes"]) for route in put["routes"]] == [([], 3_000_000)]
+    (got,) = run("get", run.url("d/a"), str(tmp_path / "back"))
+    assert set(got) == {*_FILE, "stale_from"}
+    assert (got["outcome"], got["size_bytes"], got["local"]) == ("done", 3_000_000, str(tmp_path / "back"))
+    good, bad = run("put", str(file), str(tmp_path / "none"), run.url("e"), status=1)
+    assert good["outcome"] == "done" and set(bad) == set(put)
+    assert (bad["outcome"], bad["error_class"], bad["error_code"]) == ("failed", "LOCAL_FILE", 44)
+    assert "No such file" in bad["reason"] and run.err == f"stageout: {bad['reason']}\n"
+    (missing,) = run("get", run.url("none"), str(tmp_path / "back"), status=1)
+    assert (missing["error_class"], missing["retryable"]) == ("NOT_FOUND", False)
+    (copied,) = run("copy", run.url("d/a"), run.url("copied"))
+    assert (copied["outcome"], copied["to"], copied["size_bytes"]) == ("done", "copied", 3_000_000)
+
+
+def test_directories_are_told_file_by_file(run: _Commands, router: RouterProcess, tmp_path: Path) -> None:
+    (tmp_path / "tree/sub").mkdir(parents=True)
+    for name, size_bytes in (("small", 10), ("sub/large", 300_000)):
+        (tmp_path / "tree" / name).write_bytes(bytes(size_bytes))
+    (tmp_path / "tree/link").symlink_to("small")
+    for words, here in (
+        (["put", "-r", str(tmp_path / "tree"), run.url("t")], tmp_path / "tree"),
+        (["get", "-r", run.url("t"), str(tmp_path / "back")], tmp_path / "back"),
+    ):
+        if here == tmp_path / "back":
+            (router.root / "t/link").symlink_to("small")
+        *files, total = run(*words, status=1)
+        assert (total["kind"], total["files"], total["failed"], total["size_bytes"]) == ("total", 2, 1, 300_010)
+        assert all(set(one) >= _FILE for one in files)
+        found = {one["path"]: (one["local"], one["outcome"], one["size_bytes"]) for one in files}
+        assert found == {
+            f"t/{name}": (str(here / name), outcome, size_bytes)
+            for name, outcome, size_bytes in (
+                ("small", "done", 10),
+                ("sub/large", "done", 300_000),
+                ("link", "failed", 0),
+            )
+        }
+        assert "is not a file" in run.err
+
+
+def test_names_and_lots_are_told(run: _Commands, router: RouterProcess, tmp_path: Path) -> None:
+    first, second = run("mkdir", run.url("a"), run.url("b"))
+    assert (first["path"], second["outcome"]) == ("a", "done")
+    (made,) = run("mkdir", run.url("a"), status=1)
+    assert (made["outcome"], made["error_class"]) == ("failed", "CONFLICT")
+    (moved,) = run("mv", run.url("a"), run.url("c"))
+    assert (moved["path"], moved["to"], moved["outcome"]) == ("a", "c", "done")
+    removed, missing = run("rm", "-r", run.url("c"), run.url("none"), status=1)
+    assert (removed["outcome"], missing["outcome"]) == ("done", "failed")
+    for words in (["ls", run.url("none")], ["stat", run.url("none")]):
+        (failed,) = run(*words, status=1)
+        assert set(failed) == _ENDING and failed["error_class"] == "NOT_FOUND"
+    (lot,) = run("lot", "reserve", run.url("b"), "--size", "1M")
+    assert (lot["outcome"], lot["left_bytes"]) == ("done", 1 << 20) and lot["expires"] > 0
+    (released,) = run("lot", "release", run.url(""), "--lot", lot["lot"])
+    assert released["outcome"] == "done"
+    (refused,) = run("lot", "reserve", run.url("b"), status=64)
+    assert refused["error_class"] == "BAD_REQUEST"
+    (unread,) = run("ls", run.url(""), "--key", str(tmp_path / "none"), status=1)
+    assert unread["error_class"] == "CREDENTIAL_MISSING"
+    (binary,) = run("get", run.url("b"), "-", status=64)
+    assert "standard output" in binary["reason"]
+
+
+def test_custody_and_what_became_of_it(run: _Commands, router: RouterProcess, tmp_path: Path) -> None:
+    file = tmp_path / "f"
+    file.write_bytes(bytes(100))
+    with custodian_for(tmp_path / "custodian", [router]) as custodian:
+        (given,) = run("put", str(file), run.url("kept/f"), "--through", custodian.address, "--custody")
+        assert given["outcome"] == "custody"
+        (one,) = given["custodians"]
+        assert (one["custodian"], one["number"]) == (custodian.address, 1) and one["expires"] > 0
+        wait_until(lambda: (router.root / "kept/f").exists(), what="the delivery")
+        ask = ["ask", f"overlay://{custodian.address}", one["origin"]]
+
+        def delivered() -> bool:
+            return main([*ask, *run.key]) == 0
+
+        wait_until(delivered, what="the custodian to know")
+        run._capsys.readouterr()
+        (fate,) = run(*ask)
+        assert (fate["outcome"], fate["number"], fate["generation"]) == ("done", 1, 1)
+        first, second = run(*ask, "--files", "2", status=1)
+        assert (first["outcome"], second["number"], second["outcome"]) == ("done", 2, "unknown")
