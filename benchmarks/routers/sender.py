@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stageout.core.errors import TransferFailure
+from stageout.overlay.cargo import Share
 from stageout.overlay.channel import Gateway, read_key
 from stageout.overlay.client import Put, put
 from stageout.overlay.fetch import get
@@ -42,8 +43,10 @@ def main() -> None:
 
     start_s = time.monotonic()
     if verb == "get":
-        get(gateway, "file", local.with_suffix(".back"), routes=routes)
-        sent_bytes, shares = size_bytes, [size_bytes]
+        did: list[Share] = []
+        get(gateway, "file", local.with_suffix(".back"), routes=routes, progress=progress, connections=connections,
+            most_connections=most, ended=did.extend)  # fmt: skip
+        sent_bytes, shares = size_bytes, [share.sent_bytes for share in did]
     else:
         done = put(gateway, local, "file", routes=routes, progress=progress, connections=connections,
                    most_connections=most)  # fmt: skip

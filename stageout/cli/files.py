@@ -26,7 +26,7 @@ from stageout.overlay import outcomes
 from stageout.overlay.arrivals import umask
 from stageout.overlay.channel import Gateway, gateway_of
 from stageout.overlay.client import Deposit, put
-from stageout.overlay.sending import report
+from stageout.overlay.sending import Share, report
 from stageout.overlay.settings import congestion_of, connections_of, custodian_of, routes_of
 from stageout.wire.overlay import Copying, Custody, Result
 from stageout.wire.route import DEFAULT_PORT, BadRoute, Route, address, addresses, check, written
@@ -358,7 +358,8 @@ def mode_here(place: Path) -> int:
 def _fetch(gateway: Gateway, path: str, local: Path, options: argparse.Namespace, bar: Bar) -> dict[str, Any]:
     from stageout.overlay.finding import get_found
 
-    received = [0]
+    received, shares = [0], list[Share]()
+    first, most = connections_of(options.connections)
 
     def sized(size_bytes: int) -> None:
         received[0] = size_bytes
@@ -368,9 +369,13 @@ def _fetch(gateway: Gateway, path: str, local: Path, options: argparse.Namespace
     kept = get_found(
         gateway, custodians, path, local,
         stale_ok=options.stale_ok, progress=bar, sized=sized, routes=routes_of(options.routes, gateway),
-        priority=options.priority, deadline=deadline_of(options),
+        priority=options.priority, deadline=deadline_of(options), connections=first, most_connections=most,
+        ended=shares.extend,
     )  # fmt: skip
     bar.end(received[0])
+    told = report(shares) if kept is None and (len(shares) > 1 or any(share.reason for share in shares)) else ""
+    if told and not options.json:
+        print(f"  {told}")
     if kept is not None and not options.json:
         print(f"  not from {gateway.server}: {kept}")
     return {"size_bytes": received[0], "stale_from": "" if kept is None else kept.custodian.server}

@@ -284,10 +284,7 @@ def _add_files(commands: argparse._SubParsersAction[_Parser]) -> None:
     command.add_argument("url", metavar="URL", help="overlay://HOST[:PORT]/path")
     command.add_argument("-r", "--recursive", action="store_true", help="FILEs are directories: send all below them")
     command.add_argument("--lot", metavar="ID", default="", help="take the space from this lot (stageout lot)")
-    command.add_argument(
-        "--connections", metavar="N", type=_connections, default=0,
-        help="that carry one file on each route (default: auto, at most STAGEOUT_OVERLAY_CONNECTIONS)",
-    )  # fmt: skip
+    _add_connections(command)
     _add_wishes(command)
     command.add_argument(
         "--through",
@@ -320,6 +317,7 @@ def _add_files(commands: argparse._SubParsersAction[_Parser]) -> None:
         help="or a directory for it; default: its name, here. A file of that name is replaced. - is standard output",
     )  # fmt: skip
     command.add_argument("-r", "--recursive", action="store_true", help="a directory, with all that is below it")
+    _add_connections(command)
     command.add_argument(
         "--through", metavar="HOSTS", help="custodians ('A; B') to be asked when the router has no such file"
     )
@@ -467,6 +465,13 @@ def _streams(text: str) -> int:
     if not 1 <= value <= 64:
         raise ValueError
     return value
+
+
+def _add_connections(command: _Parser) -> None:
+    command.add_argument(
+        "--connections", metavar="N", type=_connections, default=0,
+        help="that carry one file on each route (default: auto, at most STAGEOUT_OVERLAY_CONNECTIONS)",
+    )  # fmt: skip
 
 
 def _connections(text: str) -> int:

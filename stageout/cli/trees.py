@@ -140,11 +140,13 @@ def fetch_tree(gateway: Gateway, path: str, options: argparse.Namespace, routes:
     local = Path(options.file or ".")
     into = local / name if stat.S_ISDIR(mode_here(local)) else local
     fetched = _Fetched(into, Tally(str(into), options.json, server=gateway.server))
+    first, most = connections_of(options.connections)
     try:
         with Session(gateway, routes=routes) as names:
             get_many(
                 gateway, fetched.all_below(names, path), fetched.ended,
                 routes=routes, priority=options.priority, deadline=deadline_of(options),
+                connections=first, most_connections=most,
             )  # fmt: skip
     finally:
         fetched.tally.clear()

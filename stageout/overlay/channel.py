@@ -147,6 +147,7 @@ class Channel:
     :param lane: that its blocks and packs travel in; None: they go as TCP lets them.
     :param back: of what comes back on it (after a GET), for the relays.
     :param flow: that relays count it to, "" for that of the lane. :ivar flow: that they do, as long as it lasts.
+    :ivar received_bytes: that have come on it, of a frame that is not whole, too.
     :raises TransferFailure: not reached, not understood, or refused.
     """
 
@@ -161,6 +162,7 @@ class Channel:
         self.flow = flow or (lane.claim.flow if lane else "")
         self.gateway, self.route, self._lane, self._back = gateway, route, lane, back
         self._tap: Tap | None = None
+        self.received_bytes = 0
         self._block_s = 0.0
         self._unsent_bytes = _UNSENT_BYTES
         self._acked_before = 0
@@ -499,6 +501,7 @@ class Channel:
             count = self._socket.recv_into(view)
             if not count:
                 raise ConnectionResetError("the router closed the connection")
+            self.received_bytes += count
             view = view[count:]
 
     def _failures(self) -> _Failures:

@@ -1,7 +1,8 @@
 """Published files back from a router: whole, or a range of bytes.
 
 A connection that is lost costs what was on its way: the same version of the file goes on at the block where it was. If
-the name was given to another file meanwhile, that one is fetched from its beginning.
+the name was given to another file meanwhile, that one is fetched from its beginning. What has more than a few blocks
+comes by several connections, and all routes (:mod:`stageout.overlay.receiving`).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,11 +19,15 @@ from pathlib import Path
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.pauses import growing_s
 from stageout.overlay.arrivals import part_of, permit, private
+from stageout.overlay.cargo import Share
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import allowed
+from stageout.overlay.fetching import Ask
 from stageout.overlay.kept import Circuit, Place, Room, kept, place
 from stageout.overlay.links import Claim
 from stageout.overlay.proof import Proof
+from stageout.overlay.receiving import Download, Receiving, write
+from stageout.overlay.sockets import FIRST_CONNECTIONS
 from stageout.overlay.sources import AnyPath
 from stageout.wire.fields import MAX_NUMBER
 from stageout.wire.overlay import BLOCK_BYTES, Found, Get, Heartbeat, Message
@@ -30,7 +36,10 @@ from stageout.wire.route import Route
 _RESUMES = 3
 _RESUMABLE = frozenset({ErrorClass.CONNECTION_LOST, ErrorClass.STALLED})
 _ANY = -1
+#: A file of no more blocks comes by one connection.
+_FEW_BLOCKS = 8
 Progress = Callable[[int], None]
+Ended = Callable[[Sequence[Share]], None]
 
 
 @dataclass
@@ -38,6 +47,9 @@ class _Fetch:
     """A range of a published file, in order. What was received outlives a lost connection.
 
     :param size_bytes: how many at most; negative for all behind the offset. :param proof: None for a part.
+    :param few_blocks: of the whole file so many are asked for, and what follows is decided when its size is known; 0:
+        all of it is.
+    :ivar trip_s: from the question to FOUND. :ivar made_s: what its connection took to be made.
     """
 
     gateway: Gateway
@@ -52,25 +64,41 @@ class _Fetch:
     terminal: str = ""
     claim: Claim = field(default_factory=Claim)
     proof: Proof | None = None
+    few_blocks: int = 0
+    trip_s: float = 0.0
+    made_s: float = 0.0
+    flow: str = field(default_factory=lambda: secrets.token_hex(8))
 
-    def parts(self, buffer: memoryview) -> Iterator[memoryview]:
-        """The bytes that are still missing, block by block; each is valid until the next is asked for."""
+    def begun(self) -> tuple[Channel, Found]:
+        """A connection on which the file was found, and its blocks come next."""
         channel, found = self._asked()
-        is_read = False
+        if not isinstance(found, Found) or found.block_bytes != BLOCK_BYTES:
+            channel.close()
+            raise channel.failure(ErrorClass.NOT_SUPPORTED, f"{type(found).__name__} where FOUND was due")
+        self.found, self.generation = found, found.generation
         try:
-            at = self.offset + self.received_bytes
-            if not isinstance(found, Found) or found.block_bytes != BLOCK_BYTES:
-                raise channel.failure(ErrorClass.NOT_SUPPORTED, f"{type(found).__name__} where FOUND was due")
-            self.found, self.generation = found, found.generation
             if self.proof is not None:
                 self.proof.begin(found, channel.digest_name, anew=not self.received_bytes)
             self.sized(found.size_bytes)
+        except BaseException:
+            channel.close()
+            raise
+        return channel, found
+
+    def parts(self, channel: Channel, found: Found, buffer: memoryview) -> Iterator[memoryview]:
+        """The bytes that are still missing, block by block; each is valid until the next is asked for.
+
+        :param channel: and :param found: of :meth:`begun`.
+        """
+        is_read = False
+        try:
+            at = self.offset + self.received_bytes
             end = found.size_bytes if self.size_bytes < 0 else min(found.size_bytes, self.offset + self.size_bytes)
             yield from self._blocks(channel, buffer, at, max(at, end))
             is_read = True
         finally:
             if is_read:
-                kept().leave(self._place, Circuit(None, [channel]))
+                kept().leave(self._place, Circuit(None, [channel], self.made_s))
             else:
                 channel.close()
 
@@ -79,15 +107,19 @@ class _Fetch:
         circuit = kept().take(self._place, self.gateway)
         if circuit is not None:
             (channel,) = circuit.carriers
+            self.made_s = circuit.round_trip_s
             with contextlib.suppress(TransferFailure):
                 return channel, self._ask(channel)
-        channel = Channel(self.gateway, self.routes[0], back=self.claim)
+        began_s = time.monotonic()
+        channel = Channel(self.gateway, self.routes[0], back=self.claim, flow=self.flow)
+        self.made_s = time.monotonic() - began_s
         return channel, self._ask(channel)
 
     def _ask(self, channel: Channel) -> Message:
         first, skip = divmod(self.offset + self.received_bytes, BLOCK_BYTES)
         left = self.size_bytes - self.received_bytes if self.size_bytes >= 0 else _ANY
-        blocks = max(0, -(-(skip + left) // BLOCK_BYTES)) if left >= 0 else 0
+        blocks = max(0, -(-(skip + left) // BLOCK_BYTES)) if left >= 0 else max(0, self.few_blocks - first)
+        began_s = time.monotonic()
         try:
             ask = Get(
                 self.path, first, blocks, self.generation, terminal=self.terminal,
@@ -96,6 +128,7 @@ class _Fetch:
             channel.send(ask)
             while isinstance(answer := channel.receive(), Heartbeat):
                 pass  # the router fetches the file itself
+            self.trip_s = time.monotonic() - began_s
             return answer
         except BaseException:
             channel.close()
@@ -136,6 +169,9 @@ def get(
     terminal: str = "",
     priority: int = 0,
     deadline: int = 0,
+    connections: int = FIRST_CONNECTIONS,
+    most_connections: int = 0,
+    ended: Ended = lambda shares: None,
 ) -> int:
     """Fetch a published file; returns its size in bytes. It appears under ``local`` only when whole, with the
     permissions that it has there (within the umask), and takes the place of a file that has that name. Where the router
@@ -143,7 +179,10 @@ def get(
 
     :param path: below the router's root. :param progress: called with the bytes of it that are here.
     :param sized: called with its size, before that.
-    :param routes: ways to the router (relays in order, () is the direct one): the first that works, then the next.
+    :param routes: ways to the router (relays in order, () is the direct one): the first that works, or the next, and
+        all of them at once for what has more than 8 MiB.
+    :param connections: of such a file, at first, on each route. :param most_connections: as of
+        :func:`stageout.overlay.client.put`. :param ended: called with what each route did, however it ended.
     :param terminal: ``gateway`` is a custodian: what it has on its way to that router.
     :param priority: and :param deadline: as of :func:`stageout.overlay.client.put`: its share of the links on which
         other files come back, too.
@@ -156,7 +195,11 @@ def get(
             claim = Claim(priority=allowed(gateway, priority), deadline=min(deadline, MAX_NUMBER))
             fetch = _Fetch(gateway, path, 0, _ANY, routes=routes or ((),), sized=sized, terminal=terminal, claim=claim)
             fetch.proof = Proof(path, gateway.server)
-            size_bytes = _into(fetch, file.fileno(), progress)
+            whole = _Whole(fetch, file.fileno(), progress, connections, most_connections)
+            try:
+                size_bytes = whole.run()
+            finally:
+                ended(whole.shares)
             fetch.proof.judge()
             permit(file.fileno(), fetch.found.mode if fetch.found else 0)
         part.replace(local)
@@ -186,7 +229,7 @@ def read(
     patience = _Patience(len(fetch.routes))
     while True:
         try:
-            for part in fetch.parts(buffer):
+            for part in fetch.parts(*fetch.begun(), buffer):
                 yield bytes(part)
             return
         except TransferFailure as failure:
@@ -194,32 +237,69 @@ def read(
             fetch.by_the_next()
 
 
-def _into(fetch: _Fetch, file: int, progress: Progress) -> int:
-    """All of it into a file; one that was replaced meanwhile begins again. Returns its size in bytes."""
-    buffer = memoryview(mmap.mmap(-1, BLOCK_BYTES))  # the kernel copies faster to whole pages
-    patience = _Patience(len(fetch.routes))
-    while True:
+class _Whole:
+    """All of a file. Parameters as of :func:`get`. :ivar shares: what each route did."""
+
+    def __init__(self, fetch: _Fetch, file: int, progress: Progress, connections: int, most_connections: int) -> None:
+        self._fetch, self._file, self._progress = fetch, file, progress
+        self._connections, self._most = connections, max(connections, most_connections)
+        self.shares: tuple[Share, ...] = ()
+        # what a custodian has, has no number by which another question could be for the same version
+        is_one = self._most == 1 and len(fetch.routes) == 1
+        fetch.few_blocks = 0 if fetch.terminal or is_one else _FEW_BLOCKS
+
+    def run(self) -> int:
+        """Fetch it; one that was replaced meanwhile begins again. Returns its size in bytes."""
+        fetch = self._fetch
+        patience = _Patience(len(fetch.routes))
+        while True:
+            try:
+                if self._has_come():
+                    break
+            except TransferFailure as failure:
+                if failure.kind is ErrorClass.CONFLICT and fetch.generation != _ANY:
+                    self.shares = ()
+                    fetch.generation, fetch.received_bytes = _ANY, 0
+                    fetch.few_blocks = 0  # one that is replaced ever again comes as one answer, however long that takes
+                elif self.shares:  # all that is worth it was tried
+                    raise
+                else:
+                    patience.spend(failure)
+                    fetch.by_the_next()
+        assert fetch.found is not None
+        os.ftruncate(self._file, fetch.found.size_bytes)
+        return fetch.found.size_bytes
+
+    def _has_come(self) -> bool:
+        """Whether all of it is here; else it is to be asked for as a whole."""
+        fetch = self._fetch
+        channel, found = fetch.begun()
+        if fetch.few_blocks and found.size_bytes > fetch.few_blocks * BLOCK_BYTES:
+            if not found.generation:  # no number by which another question could be for the same version
+                channel.close()
+                fetch.few_blocks = 0
+                return False
+            self._by_many(channel, found)
+            return True
+        buffer = memoryview(mmap.mmap(-1, BLOCK_BYTES))  # the kernel copies faster to whole pages
+        for part in fetch.parts(channel, found, buffer):
+            write(self._file, part, fetch.received_bytes)
+            self._progress(fetch.received_bytes + len(part))
+        self.shares = (Share(fetch.routes[0], found.size_bytes, connections=1),)
+        return True
+
+    def _by_many(self, channel: Channel, found: Found) -> None:
+        fetch = self._fetch
+        flow = channel.flow or fetch.flow  # two flows for one file would give it two parts in relays
+        download = Download(
+            fetch.gateway, fetch.path, fetch.routes, self._connections, self._most, fetch.claim, flow,
+            fetch.proof,
+        )  # fmt: skip
+        receiving = Receiving(download, found, self._file, self._progress)
         try:
-            for part in fetch.parts(buffer):
-                _write(file, part, fetch.received_bytes)
-                progress(fetch.received_bytes + len(part))
-            break
-        except TransferFailure as failure:
-            if failure.kind is ErrorClass.CONFLICT and fetch.generation != _ANY:
-                fetch.generation, fetch.received_bytes = _ANY, 0
-            else:
-                patience.spend(failure)
-                fetch.by_the_next()
-    assert fetch.found is not None
-    os.ftruncate(file, fetch.found.size_bytes)
-    return fetch.found.size_bytes
-
-
-def _write(file: int, data: memoryview, offset: int) -> None:
-    """All of it: a disk that is nearly full takes a part, and says why only when it is asked again."""
-    while data:
-        written = os.pwrite(file, data, offset)
-        data, offset = data[written:], offset + written
+            receiving.run(channel, Ask(0, fetch.few_blocks), fetch.trip_s, fetch.made_s)
+        finally:
+            self.shares = receiving.shares()
 
 
 class _Patience:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway
-from stageout.overlay.fetch import Progress, get, read
+from stageout.overlay.fetch import Ended, Progress, get, read
 from stageout.overlay.searching import Place, named, search
+from stageout.overlay.sockets import FIRST_CONNECTIONS
 from stageout.wire import frames
 from stageout.wire.overlay import Answer, Stat
 from stageout.wire.route import Route
@@ -79,6 +80,9 @@ def get_found(
     routes: Sequence[Route] = ((),),
     priority: int = 0,
     deadline: int = 0,
+    connections: int = FIRST_CONNECTIONS,
+    most_connections: int = 0,
+    ended: Ended = lambda shares: None,
 ) -> Kept | None:
     """Fetch a file from its destination; further parameters as of :func:`stageout.overlay.fetch.get`.
 
@@ -92,7 +96,10 @@ def get_found(
     :raises TransferFailure: classified; the text says who was asked, and what they have.
     """
     try:
-        get(gateway, path, local, progress=progress, sized=sized, routes=routes, priority=priority, deadline=deadline)
+        get(
+            gateway, path, local, progress=progress, sized=sized, routes=routes, priority=priority, deadline=deadline,
+            connections=connections, most_connections=most_connections, ended=ended,
+        )  # fmt: skip
         return None
     except TransferFailure as failure:
         is_away = failure.kind in _AWAY

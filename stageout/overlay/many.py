@@ -88,6 +88,8 @@ def get_many(
     at_once: int = 4,
     priority: int = 0,
     deadline: int = 0,
+    connections: int = 2,
+    most_connections: int = 0,
 ) -> None:
     """Fetch files: key, path below the router's root, local file, size as listed. On return every one has ended.
 
@@ -98,10 +100,15 @@ def get_many(
     :param ended: called once for each, never twice at a time: with its size when it is here, checked, or why it is not.
     :param routes: ways to the router. :param at_once: files that come by themselves.
     :param priority: :param deadline: as of :func:`~stageout.overlay.fetch.get`.
+    :param connections: :param most_connections: likewise, of each large file.
     :raises TransferFailure: ``files`` raised it; those before it have ended.
     """
     crew = Crew(at_once)
-    single = _Single(partial(get, gateway, routes=routes, priority=priority, deadline=deadline), _one_at_a_time(ended))
+    fetch = partial(
+        get, gateway, routes=routes, priority=priority, deadline=deadline, connections=connections,
+        most_connections=most_connections,
+    )  # fmt: skip
+    single = _Single(fetch, _one_at_a_time(ended))
     try:
         with crew, Gatherer(
             gateway, single.ended, lambda wanted: crew.do(partial(single.fetch, wanted)), routes,

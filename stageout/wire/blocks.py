@@ -1,5 +1,7 @@
 """Blocks of one transfer at whoever sends them: READY -> SENT(carrier) -> STAGED -> freed (rules 4 and 14). No I/O.
 
+Who fetches a file by several connections has such a table, too: SENT is then what was asked for, STAGED what is here.
+
 A carrier is whatever a block can be lost with: a connection, or a whole route. Where a file is sent on while it still
 comes in, its blocks begin AWAITED. A block may be cut: its parts leave with several carriers, and it is lost with any
 of them.
@@ -106,6 +108,21 @@ def take(table: BlockTable, carrier: int) -> int | None:
             sent(table, index, carrier)
             return index
     return None
+
+
+def take_run(table: BlockTable, carrier: int, most: int) -> tuple[int, int] | None:
+    """READY blocks that lie behind each other, SENT with this carrier from now on: the first one, and how many.
+
+    :param most: so many at most. :return: None when no block is READY.
+    """
+    first = take(table, carrier)
+    if first is None:
+        return None
+    end = first + 1
+    while end - first < most and table.queue and table.queue[0] == end and table.state[end] is Block.READY:
+        take(table, carrier)
+        end += 1
+    return first, end - first
 
 
 def take_part(table: BlockTable, carrier: int, most_bytes: int, block_bytes: int, size_bytes: int) -> Part | None:

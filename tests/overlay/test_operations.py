@@ -24,6 +24,7 @@ from stageout.overlay.channel import Channel, Gateway, read_key
 from stageout.overlay.client import put
 from stageout.overlay.fetch import get, read
 from stageout.overlay.operations import Entry, Session
+from stageout.overlay.proof import Proof
 from stageout.testing.router import RouterProcess
 from stageout.wire.overlay import BLOCK_BYTES, Found, Get, Operation
 
@@ -204,12 +205,12 @@ def _cut_at(block: int, meanwhile: Callable[[], object] = lambda: None) -> Itera
     """The connection is lost when that block is waited for, once."""
     real, cuts, calls = Channel.receive_block, list[int](), itertools.count(1)
 
-    def receive_block(channel: Channel, view: memoryview) -> tuple[int, int]:
+    def receive_block(channel: Channel, view: memoryview, *proof: Proof | None) -> tuple[int, int]:
         if next(calls) == block:
             cuts.append(block)
             meanwhile()
             channel.close()
-        return real(channel, view)
+        return real(channel, view, *proof)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Channel, "receive_block", receive_block)
@@ -224,7 +225,8 @@ def test_a_get_goes_on_where_it_was(router: RouterProcess, gateway: Gateway, tmp
         assert get(gateway, "f", tmp_path / "back", progress=seen.append) == len(content)
     assert (tmp_path / "back").read_bytes() == content
     assert cuts == [5]
-    assert seen == [min(n * BLOCK_BYTES, len(content)) for n in range(1, 11)], "no block came twice"
+    assert seen == sorted(set(seen)), "no block counts twice"
+    assert seen[-1] == len(content)
     with _cut_at(2) as cuts:
         assert b"".join(read(gateway, "f", 100)) == content[100:]
     assert cuts == [2]

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -22,12 +22,12 @@ from overlay_router.local.destination import Destination
 from overlay_router.local.store import Store
 from overlay_router.local.tree import Tree
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.overlay import fetch, finding
+from stageout.overlay import finding, receiving
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import Upload
 from stageout.wire.blocks import PART_BYTES
 from stageout.wire.frames import digests
-from stageout.wire.overlay import Cancel, Found, Message, Open, Opened, Operation
+from stageout.wire.overlay import Cancel, Message, Open, Opened, Operation
 
 GATEWAY = Gateway("host", 1, "key", b"secret")
 ORDER = Operation("0a" * 16, 1, "publish", "f", 99)
@@ -104,10 +104,8 @@ def test_a_block_that_cannot_be_read_again_is_a_matter_of_the_file(
 def test_what_a_disk_takes_in_pieces_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, write = os.urandom(5000), os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda file, part, offset: write(file, part[:999], offset))
-    asked = fetch._Fetch(GATEWAY, "f", 0, -1, found=Found(len(data), 1 << 20, 1, 0o644))
-    cast(Any, asked).parts = lambda buffer: iter([memoryview(data)])
     with (tmp_path / "file").open("w+b") as file:
-        fetch._into(asked, file.fileno(), lambda received_bytes: None)
+        receiving.write(file.fileno(), memoryview(data), 0)
     assert (tmp_path / "file").read_bytes() == data
 
 

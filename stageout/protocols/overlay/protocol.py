@@ -16,7 +16,7 @@ from stageout.overlay.fetch import get
 from stageout.overlay.many import Crew, put_many
 from stageout.overlay.packs import SmallPut
 from stageout.overlay.safekeeping import Custodian, deposit_copies
-from stageout.overlay.sending import report
+from stageout.overlay.sending import Share, report
 from stageout.overlay.settings import congestion_of, connections_of, key_file_of, routes_of
 from stageout.overlay.small_deposits import Small, deposit_small
 from stageout.plugin.api import BatchProtocol, Context, Outcome, Transfer
@@ -53,19 +53,20 @@ class OverlayProtocol(BatchProtocol):
 def _download(transfer: Transfer) -> None:
     """Fetch a published file; every block is checked on arrival."""
     request, context = transfer.request, transfer.context
+    shares: list[Share] = []
     try:
         host, port, path = _place(as_written(request.url))
         gateway = _gateway(host, port, context)
         routes = routes_of(context.setting("OVERLAY_ROUTES", ""), gateway)
-        priority, deadline = _wishes(context)
+        (connections, most), (priority, deadline) = _connections(context, len(routes)), _wishes(context)
         size_bytes = get(
             gateway, path, Path(request.local_path), progress=context.progress, routes=routes,
-            priority=priority, deadline=deadline,
+            priority=priority, deadline=deadline, connections=connections, most_connections=most, ended=shares.extend,
         )  # fmt: skip
     except TransferFailure as failure:
         transfer.finish(failure)
     else:
-        transfer.finish(Outcome(size_bytes, size_bytes, verified="crc32c"))
+        transfer.finish(Outcome(size_bytes, size_bytes, verified="crc32c", developer={"Routes": report(shares)}))
 
 
 def _by_router(transfers: Sequence[Transfer]) -> dict[tuple[str, int], list[tuple[Transfer, str]]]:

@@ -1,0 +1,250 @@
+"""One version of a file by several connections on one or several routes at once.
+
+All of them ask for ranges of it out of one plan (:mod:`stageout.overlay.fetching`), so shares follow speeds; and
+what a connection still owes when it is lost, or at the end when it is slow or silent, comes by the others.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay.cargo import Share
+from stageout.overlay.channel import Channel, Gateway
+from stageout.overlay.fetching import Ask, Plan
+from stageout.overlay.kept import Place, place
+from stageout.overlay.links import Claim
+from stageout.overlay.proof import Proof
+from stageout.overlay.way_back import Carrier, WayBack
+from stageout.wire.overlay import Found, Get
+from stageout.wire.route import Route
+
+Progress = Callable[[int], None]
+_TICK_S = 0.05
+#: A connection without anything to do looks so often whether another one is late with something.
+_LOOK_S = 0.1
+#: Connections that may be lost for each that there is, from one block that comes to the next.
+_LOSSES = 4
+#: Failures of one route, where there is no other, after which it is worth another try.
+RESUMABLE = frozenset(
+    {
+        ErrorClass.CONNECTION_LOST,
+        ErrorClass.STALLED,
+        ErrorClass.CONNECT_FAILED,
+        ErrorClass.SERVER_BUSY,
+        ErrorClass.NAME_LOOKUP_FAILED,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Download:
+    """What is fetched, and how. :param flow: one for all its connections, so that relays count them together.
+    :param proof: takes the digests of all blocks.
+
+    :param connections: on each route, at first. :param most_connections: a controller never has more on a route.
+    """
+
+    gateway: Gateway
+    path: str
+    routes: Sequence[Route] = ((),)
+    connections: int = 1
+    most_connections: int = 1
+    claim: Claim = field(default_factory=Claim)
+    flow: str = field(default_factory=lambda: secrets.token_hex(8))
+    proof: Proof | None = None
+
+    def get(self, ask: Ask, generation: int) -> Get:
+        """The question for a range. :param ask: no blocks: all from the first one on."""
+        claim = self.claim
+        return Get(
+            self.path, ask.first, ask.blocks, generation, priority=claim.priority, deadline=claim.deadline, waits=True
+        )
+
+    def place(self, route: Route) -> Place:
+        """Where connections of it are kept for others."""
+        return place("get", self.gateway, route, self.claim)
+
+    def connect(self, route: Route) -> Channel:
+        """A new connection. :raises TransferFailure: it cannot be made."""
+        return Channel(self.gateway, route, back=self.claim, flow=self.flow)
+
+
+class Receiving:
+    """Fetch a version of a file into ``file`` (a descriptor), all that was found.
+
+    :param progress: called with the bytes that are here, in the thread of :meth:`run`.
+    :ivar changed: guards everything here, and the plan. :ivar over: nothing more is wanted.
+    """
+
+    def __init__(self, download: Download, found: Found, file: int, progress: Progress) -> None:
+        self.download, self.found, self._file, self._progress = download, found, file, progress
+        self.changed = threading.Condition(threading.RLock())
+        self.plan = Plan(found.size_bytes)
+        self.over = False
+        self._failure: BaseException | None = None
+        self._numbers = 0
+        self._losses = self._told_bytes = 0
+        self._up_s = time.monotonic()
+        several = len(download.routes) > 1
+        self.ways = [WayBack(self, route, several) for route in download.routes]
+
+    def run(self, channel: Channel, ask: Ask, trip_s: float, made_s: float) -> None:
+        """On return all of it is written.
+
+        :param channel: by the first route; FOUND has come on it, and these blocks come next. It is closed or kept.
+        :param trip_s: from the question to FOUND. :param made_s: what the connection took to be made.
+        :raises TransferFailure: CONFLICT, the name has another file now; or it is not to be had.
+        """
+        try:
+            with self.changed:
+                first, *others = self.ways
+                first.begin(channel, ask, trip_s, made_s)
+                for way in others:
+                    way.man()
+            while not self.over:
+                with self.changed:
+                    self.changed.wait(_TICK_S)
+                    self._tick()
+                self._tell()
+        finally:
+            self._end()
+        if self._failure is not None:
+            raise self._failure
+
+    def _tick(self) -> None:
+        now_s = time.monotonic()
+        if any(way.carriers for way in self.ways):
+            self._up_s = now_s
+        for way in self.ways:
+            way.tick(now_s)
+        problems = [way.problem for way in self.ways if way.problem is not None and not way.carriers]
+        if len(problems) < len(self.ways) or self.over:
+            return
+        if all(way.is_out for way in self.ways) or now_s - self._up_s > self.download.gateway.timeout_s:
+            best = next((problem for problem in problems if problem.kind.retryable), problems[0])
+            text = "; ".join(dict.fromkeys(str(problem.message) for problem in problems))
+            self.fail(TransferFailure(best.kind, text, best.server, best.retry_after_s))
+
+    def _end(self) -> None:
+        """No thread writes any more then. What nothing is under way on is for the next file."""
+        with self.changed:
+            self.over = True
+            is_whole = self.plan.is_whole and self._failure is None
+            for way in self.ways:
+                way.abort()
+            self.changed.notify_all()
+            self.changed.wait_for(lambda: not any(way.carriers for way in self.ways))
+        for way in self.ways:
+            way.leave(is_whole)
+        if is_whole:
+            self._tell()
+
+    def _tell(self) -> None:
+        received_bytes = self.plan.received_bytes
+        if received_bytes != self._told_bytes:
+            self._told_bytes = received_bytes
+            self._progress(received_bytes)
+
+    def fail(self, problem: BaseException) -> None:
+        """End it: no other connection can help."""
+        with self.changed:
+            if not self.over:
+                self._failure, self.over = problem, True
+                self.changed.notify_all()
+
+    def number(self) -> int:
+        """For a new connection."""
+        with self.changed:
+            self._numbers += 1
+            return self._numbers
+
+    def take(self, carrier: Carrier) -> Ask | None:
+        """What a connection has to ask for next; None: nothing for now."""
+        with self.changed:
+            if self.over:
+                return None
+            carriers = sum(way.sockets.now for way in self.ways if way.carriers)
+            return _noted(carrier, self.plan.take(carrier.number, carriers, carrier.most_blocks))
+
+    def again(self, way: WayBack, carrier: Carrier) -> Ask | None:
+        """What an idle connection has to ask for although others were asked for it; None, after a moment: nothing."""
+        with self.changed:
+            if self.over:
+                return None
+            slow = set(self._slow(way))
+            mine = [number for number in way.carriers if number not in slow]
+            ask = self.plan.again(carrier.number, mine, slow)
+            if ask is None:
+                self.changed.wait(_LOOK_S)
+            return _noted(carrier, ask)
+
+    def _slow(self, way: WayBack) -> Iterator[int]:
+        """Connections that are silent, and those of routes that are slow beside this one."""
+        for other in self.ways:
+            is_slow = other is not way and 2 * other.rate < way.rate
+            yield from (number for number, one in other.carriers.items() if is_slow or other.is_silent(one))
+
+    def store(self, way: WayBack, block: int, data: memoryview) -> None:
+        """A block has come: write it, once."""
+        with self.changed:
+            if self.over or not self.plan.came(block):
+                return
+        try:
+            write(self._file, data, block * self.found.block_bytes)
+        except OSError as problem:
+            self.fail(problem)
+            return
+        with self.changed:
+            self.plan.written(block)
+            way.brought(len(data))
+            self._losses = 0
+            if self.plan.is_whole:
+                self.over = True
+                self.changed.notify_all()
+
+    def lost(self, way: WayBack, carrier: Carrier | None, failure: TransferFailure, was_kept: bool) -> None:
+        """A connection has ended, or could not be made (``carrier`` is None).
+
+        :param was_kept: that had to be expected.
+        """
+        with self.changed:
+            if self.over:
+                return
+            if failure.kind is ErrorClass.CONFLICT:
+                self.fail(failure)
+            worth_it = failure.kind in RESUMABLE or (len(self.ways) > 1 and failure.kind.retryable)
+            if not was_kept:
+                way.problem = failure
+                way.is_out |= not worth_it
+                self._losses += carrier is not None
+            if self._losses > _LOSSES * (1 + sum(way.sockets.now for way in self.ways)):
+                self.fail(failure)
+            self.changed.notify_all()
+
+    def shares(self) -> tuple[Share, ...]:
+        """What each route did."""
+        return tuple(way.share() for way in self.ways)
+
+    def pause(self, seconds: float) -> None:
+        """Wait, unless all is over."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.over, seconds)
+
+
+def _noted(carrier: Carrier, ask: Ask | None) -> Ask | None:
+    if ask is not None:
+        carrier.asked.append(ask)
+    return ask
+
+
+def write(file: int, data: memoryview, offset: int) -> None:
+    """All of it: a disk that is nearly full takes a part, and says why only when it is asked again."""
+    while data:
+        written = os.pwrite(file, data, offset)
+        data, offset = data[written:], offset + written

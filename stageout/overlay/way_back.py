@@ -1,0 +1,325 @@
+"""One route by which a file is fetched: connections, each in a thread, on which ranges of it come.
+
+What has nothing under way when the file is there is left to the next one (:mod:`stageout.overlay.kept`).
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay.cargo import Share
+from stageout.overlay.channel import Channel
+from stageout.overlay.fetching import Ask
+from stageout.overlay.kept import Circuit, kept
+from stageout.overlay.sockets import LONG_S, Sockets
+from stageout.overlay.way import FIRST_PAUSE_S, LEAST_SILENCE_S
+from stageout.wire.overlay import BLOCK_BYTES, Found, Heartbeat
+from stageout.wire.route import Route
+
+if TYPE_CHECKING:
+    from stageout.overlay.receiving import Receiving
+
+#: A range is no more than a connection brings in this time: what it owes at the end, nobody waits for longer.
+_RANGE_S = 1.0
+_FEW_BLOCKS = 4
+_MAX_PAUSE_S = 4.0
+#: A way that is not long has more than one connection for files that take longer than this.
+_SOON_S = 0.05
+#: No look takes longer than this: what a machine that stood still did not hear was not silence.
+_MOST_LOOK_S = 0.1
+_DOUBLINGS = 6
+_FADE = 0.5
+
+
+class Carrier:
+    """One connection.
+
+    :ivar asked: ranges that are under way on it. :ivar asked_s: when it was asked for one and nothing else was under
+        way, until FOUND has come; 0: never. :ivar is_found: it has come for the first one.
+    :ivar quiet_s: so long nothing has come. :ivar is_busy: it is waited for, and nothing else.
+    :ivar brought: a block has come on it.
+    :ivar rate: of the blocks that came lately, in bytes a second.
+    """
+
+    def __init__(self, number: int, channel: Channel) -> None:
+        self.number, self.channel = number, channel
+        self.asked: deque[Ask] = deque()
+        self._before_bytes = self._heard_bytes = channel.received_bytes
+        self.quiet_s = self.rate = self.asked_s = 0.0
+        self.is_busy = self.is_found = self.brought = False
+
+    @property
+    def received_bytes(self) -> int:
+        """That came on it for this file."""
+        return self.channel.received_bytes - self._before_bytes
+
+    @property
+    def most_blocks(self) -> int:
+        """That it brings in a while."""
+        return max(1, int(self.rate * _RANGE_S / BLOCK_BYTES)) if self.rate else _FEW_BLOCKS
+
+    def look(self, elapsed_s: float) -> None:
+        """Whether something has come since the last time."""
+        heard_bytes, self._heard_bytes = self._heard_bytes, self.channel.received_bytes
+        is_quiet = self.is_busy and heard_bytes == self._heard_bytes
+        self.quiet_s = self.quiet_s + elapsed_s if is_quiet else 0.0
+
+    def measured(self, size_bytes: int, seconds: float) -> None:
+        """A block has come."""
+        self.brought = True
+        rate = size_bytes / max(1e-6, seconds)
+        self.rate = rate if not self.rate else self.rate + _FADE * (rate - self.rate)
+
+
+class WayBack:
+    """One route. What it knows is guarded by the lock of all.
+
+    :ivar carriers: connections that are in use, by their numbers. :ivar problem: why the last one was lost.
+    :ivar is_out: it is not tried again.
+    """
+
+    def __init__(self, receiving: Receiving, route: Route, is_one_of_several: bool) -> None:
+        self._receiving, self.route, self._several = receiving, route, is_one_of_several
+        download = receiving.download
+        self.sockets = Sockets(download.connections, download.most_connections)
+        self.carriers: dict[int, Carrier] = {}
+        self.problem: TransferFailure | None = None
+        self.is_out = False
+        self._brought_bytes = self._lately_bytes = self._gone_bytes = 0
+        self._places: set[int] = set()
+        self._spare: list[Channel] = []
+        self._trip_s = self._made_s = 0.0
+        self._begun_s = self._looked_s = time.monotonic()
+        self._silent = 0
+
+    def begin(self, channel: Channel, ask: Ask, trip_s: float, made_s: float) -> None:
+        """By this one the file was found. :param ask: what comes on that connection already."""
+        self._trip_s, self._made_s = trip_s, made_s
+        self.sockets.note_way(max(trip_s, made_s))
+        carrier = self._join(channel)
+        assert carrier is not None
+        carrier.asked.append(self._receiving.plan.begin(carrier.number, ask.blocks))
+        carrier.is_found = True
+        self._start(0, carrier)
+        if self._several or max(trip_s, made_s) >= LONG_S:
+            self.man()
+
+    def man(self) -> None:
+        """As many connections as there should be; what is too much ends by itself, the latest first."""
+        left = self._receiving.plan.left
+        for place in range(0 if self.is_out else self.sockets.now):
+            if place not in self._places and (not place or self.carriers) and left:
+                left -= 1
+                self._start(place)
+
+    def _start(self, place: int, carrier: Carrier | None = None) -> None:
+        self._places.add(place)
+        threading.Thread(target=self._work, args=(place, carrier), daemon=True).start()
+
+    def tick(self, now_s: float) -> None:
+        """A few times a second."""
+        elapsed_s, self._looked_s = min(_MOST_LOOK_S, now_s - self._looked_s), now_s
+        for one in self.carriers.values():
+            one.look(elapsed_s)
+        if self._several and self.carriers and all(map(self.is_silent, self.carriers.values())):
+            self._silent += 1
+            self.abort()
+        if now_s - self._begun_s < _SOON_S and self.carriers:
+            return
+        received_bytes = self._gone_bytes + sum(one.received_bytes for one in self.carriers.values())
+        if self.carriers:
+            self.sockets.look(now_s, received_bytes, self._trip_s)
+        self.man()
+
+    def is_silent(self, one: Carrier) -> bool:
+        """Whether a connection owes something, and nothing has come for long."""
+        silence_s = max(LEAST_SILENCE_S, 3 * self._trip_s) * (1 << min(self._silent, _DOUBLINGS))
+        return one.quiet_s >= silence_s
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second since it came up."""
+        return self._lately_bytes / max(1e-3, time.monotonic() - self._begun_s)
+
+    def brought(self, size_bytes: int) -> None:
+        """A block has come by it, and by no other one before."""
+        self._brought_bytes += size_bytes
+        self._lately_bytes += size_bytes
+        self.problem = None
+
+    def share(self) -> Share:
+        """What it did."""
+        sockets = self.sockets
+        return Share(self.route, self._brought_bytes, str(self.problem or ""), sockets.now, sockets.reason)
+
+    def abort(self) -> None:
+        """End the connections on which something is under way; their threads notice and close them."""
+        for one in self.carriers.values():
+            if one.asked:
+                one.channel.abort()
+
+    def leave(self, is_well: bool) -> None:
+        """All is over: the connections are for the next file, or closed."""
+        spare, self._spare = self._spare, []
+        for channel in spare:
+            if is_well:
+                kept().leave(self._receiving.download.place(self.route), Circuit(None, [channel], self._made_s))
+            else:
+                channel.close()
+
+    def _work(self, place: int, carrier: Carrier | None = None) -> None:
+        """Connections, one after the other. :param carrier: the first one, if it is there already."""
+        receiving, pause_s = self._receiving, FIRST_PAUSE_S
+        try:
+            while carrier is not None or not self._ends(place):
+                was_kept = False
+                try:
+                    if carrier is None:
+                        channel, was_kept = self._connected()
+                        carrier = self._join(channel)
+                    if carrier is not None:
+                        self._carry(place, carrier)
+                except TransferFailure as failure:
+                    was_kept = was_kept and carrier is not None and not carrier.brought
+                    receiving.lost(self, carrier, failure, was_kept)
+                    pause_s = FIRST_PAUSE_S if carrier is not None and carrier.brought else pause_s
+                    if not was_kept:
+                        receiving.pause(pause_s)
+                        pause_s = min(_MAX_PAUSE_S, pause_s * 2)
+                carrier = None
+        except BaseException as problem:
+            receiving.fail(problem)
+            raise
+
+    def _ends(self, place: int) -> bool:
+        """Whether a thread has nothing more to do. Without any connection only one of them tries to make one."""
+        with self._receiving.changed:
+            is_over = self._receiving.over or self.is_out or self._is_surplus(place)
+            if is_over or (place and not self.carriers):
+                self._places.discard(place)
+                return True
+            return False
+
+    def _is_surplus(self, place: int) -> bool:
+        return place >= self.sockets.now
+
+    def _connected(self) -> tuple[Channel, bool]:
+        """A connection, and whether a file has left it, perhaps this one."""
+        receiving = self._receiving
+        with receiving.changed:
+            if self._spare:
+                return self._spare.pop(), True
+        circuit = kept().take(receiving.download.place(self.route), receiving.download.gateway)
+        if circuit is not None:
+            (channel,) = circuit.carriers
+            return channel, True
+        began_s = time.monotonic()
+        channel = receiving.download.connect(self.route)
+        with receiving.changed:
+            if not self._trip_s:
+                self._trip_s = self._made_s = time.monotonic() - began_s
+                self.sockets.note_way(self._made_s)
+        return channel, False
+
+    def _join(self, channel: Channel) -> Carrier | None:
+        """It takes part from now on; None: all is over."""
+        receiving = self._receiving
+        with receiving.changed:
+            if receiving.over:
+                channel.close()
+                return None
+            if not self.carriers:
+                self._begun_s, self._lately_bytes = time.monotonic(), 0
+                self.sockets.begin(self._begun_s)
+            carrier = Carrier(receiving.number(), channel)
+            self.carriers[carrier.number] = carrier
+            return carrier
+
+    def _carry(self, place: int, carrier: Carrier) -> None:
+        """Ranges, until it is one connection too many, or all is over."""
+        is_well = False
+        try:
+            buffer = memoryview(mmap.mmap(-1, BLOCK_BYTES))  # the kernel copies faster to whole pages
+            while carrier.asked or self._has_next(place, carrier):
+                self._receive(carrier, buffer)
+            is_well = True
+        finally:
+            receiving = self._receiving
+            with receiving.changed:
+                del self.carriers[carrier.number]
+                self._gone_bytes += carrier.received_bytes
+                receiving.plan.lost(carrier.number)
+                if is_well:
+                    self._spare.append(carrier.channel)
+                receiving.changed.notify_all()
+            if not is_well:
+                carrier.channel.close()
+
+    def _has_next(self, place: int, carrier: Carrier) -> bool:
+        """Ask for a range, when there is one. False: nothing more is wanted of this connection."""
+        receiving, channel = self._receiving, carrier.channel
+        while not receiving.over and not self._is_surplus(place):
+            ask = receiving.take(carrier) or receiving.again(self, carrier)
+            if ask is not None:
+                carrier.asked_s = time.monotonic()
+                channel.send(receiving.download.get(ask, receiving.found.generation))
+                return True
+            if channel.has_more(0):
+                channel.receive()  # nothing comes here but the reason of its end
+                raise channel.failure(ErrorClass.CONTENT_MISMATCH, "it says what nobody has asked for")
+        return False
+
+    def _receive(self, carrier: Carrier, buffer: memoryview) -> None:
+        """The first range that is under way. The next one is asked for before its end, so that nothing waits for that.
+
+        :raises TransferFailure: the connection is lost, or something else came.
+        """
+        receiving, channel, ask = self._receiving, carrier.channel, carrier.asked[0]
+        carrier.is_busy = True
+        if not carrier.is_found:
+            self._expect_found(carrier)
+        carrier.is_found = False
+        began_s = time.monotonic()
+        for block in range(ask.first, ask.end):
+            if len(carrier.asked) == 1 and ask.end - block <= 1 + int(carrier.rate * self._trip_s / BLOCK_BYTES):
+                self._ask_ahead(carrier)
+            carrier.is_busy = True
+            told, length = channel.receive_block(buffer, receiving.download.proof)
+            carrier.is_busy = False
+            if (told, length) != (block, receiving.plan.length(block)):
+                text = f"block {told} of {length} bytes where {block} was due"
+                raise channel.failure(ErrorClass.CONTENT_MISMATCH, text)
+            receiving.store(self, block, buffer[:length])
+            began_s, before_s = time.monotonic(), began_s
+            carrier.measured(length, began_s - before_s)
+        with receiving.changed:
+            carrier.asked.popleft()
+
+    def _ask_ahead(self, carrier: Carrier) -> None:
+        """What comes behind the range that comes now. Earlier routers close a connection on which that is said."""
+        receiving = self._receiving
+        ask = receiving.take(carrier) if carrier.channel.packs else None
+        if ask is not None:
+            carrier.channel.send(receiving.download.get(ask, receiving.found.generation))
+
+    def _expect_found(self, carrier: Carrier) -> None:
+        channel, found = carrier.channel, self._receiving.found
+        while isinstance(told := channel.receive(), Heartbeat):
+            pass  # the router fetches the file itself
+        if not isinstance(told, Found):
+            raise channel.failure(ErrorClass.NOT_SUPPORTED, f"{type(told).__name__} where FOUND was due")
+        if (told.size_bytes, told.block_bytes, told.generation) != (
+            found.size_bytes, found.block_bytes, found.generation,
+        ):  # fmt: skip
+            raise channel.failure(ErrorClass.CONTENT_MISMATCH, "it has another file under the same number")
+        if self._receiving.download.proof is not None:
+            self._receiving.download.proof.begin(told, channel.digest_name, anew=False)
+        if carrier.asked_s:
+            with self._receiving.changed:
+                trip_s = time.monotonic() - carrier.asked_s
+                self._trip_s, carrier.asked_s = min(self._trip_s or trip_s, trip_s), 0.0

@@ -1,0 +1,178 @@
+"""A file by several connections and routes from real routers: whatever dies on the way, it is what was published."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay import way_back
+from stageout.overlay.cargo import Share
+from stageout.overlay.channel import Gateway, read_key
+from stageout.overlay.client import put
+from stageout.overlay.fetch import get
+from stageout.overlay.kept import kept
+from stageout.testing.router import RouterProcess, relay
+from stageout.wire.overlay import BLOCK_BYTES
+from tests.overlay.between import Between
+
+_BLOCKS, _CONNECTIONS = 40, 6
+#: So slow that there is time to do something in the middle.
+_SLOW = {"STAGEOUT_ROUTER_UPLINK_MB_S": "25"}
+
+
+@pytest.fixture(scope="module")
+def terminal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RouterProcess]:
+    with RouterProcess(tmp_path_factory.mktemp("terminal"), _SLOW) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("source") / "source"
+    path.write_bytes(os.urandom(_BLOCKS * BLOCK_BYTES - 7))
+    return path
+
+
+@pytest.fixture
+def gateway(terminal: RouterProcess, source: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway]:
+    """The file is there as ``f``, and all ways count as long ones."""
+    monkeypatch.setattr(way_back, "LONG_S", -1.0)
+    found = _gateway(terminal)
+    if not (terminal.root / "f").exists():
+        put(found, source, "f")
+    yield found
+    kept().close()
+
+
+def _gateway(router: RouterProcess, port: int = 0) -> Gateway:
+    return Gateway("127.0.0.1", port or router.port, *read_key(router.key_file("site")), timeout_s=20)
+
+
+def _at(received_bytes: int, do: Callable[[], object]) -> Callable[[int], None]:
+    """Do something once, when so much is here."""
+    left = [do]
+
+    def progress(told_bytes: int) -> None:
+        if left and told_bytes >= received_bytes:
+            left.pop()()
+
+    return progress
+
+
+def test_several_connections_are_used_and_kept(gateway: Gateway, source: Path, tmp_path: Path) -> None:
+    shares: list[Share] = []
+    with Between(gateway.port) as between:
+        near = Gateway(gateway.host, between.port, gateway.key_name, gateway.secret)
+        assert get(near, "f", tmp_path / "back", connections=4, ended=shares.extend) == source.stat().st_size
+        assert 1 < between.connections <= 4
+        made = between.connections
+        get(near, "f", tmp_path / "again", connections=4)
+        assert between.connections <= max(made, 4), "those of the first are used again"
+    assert (tmp_path / "back").read_bytes() == (tmp_path / "again").read_bytes() == source.read_bytes()
+    assert [share.sent_bytes for share in shares] == [source.stat().st_size]
+
+
+def test_connections_that_are_cut_cost_what_was_on_its_way(gateway: Gateway, source: Path, tmp_path: Path) -> None:
+    with Between(gateway.port) as between:
+        near = Gateway(gateway.host, between.port, gateway.key_name, gateway.secret)
+        get(near, "f", tmp_path / "back", connections=3, progress=_at(9 * BLOCK_BYTES, between.cut))
+        assert between.connections > 3
+    assert (tmp_path / "back").read_bytes() == source.read_bytes()
+
+
+def test_a_router_that_is_started_again(
+    terminal: RouterProcess, gateway: Gateway, source: Path, tmp_path: Path
+) -> None:
+    def again() -> None:
+        terminal.kill()
+        terminal.start()
+
+    get(gateway, "f", tmp_path / "back", connections=3, progress=_at(9 * BLOCK_BYTES, again))
+    assert (tmp_path / "back").read_bytes() == source.read_bytes()
+
+
+def test_a_file_that_is_replaced_begins_anew(gateway: Gateway, source: Path, tmp_path: Path) -> None:
+    new = tmp_path / "new"
+    new.write_bytes(os.urandom(30 * BLOCK_BYTES))
+    put(gateway, source, "replaced")
+    get(
+        gateway, "replaced", tmp_path / "back", connections=3,
+        progress=_at(9 * BLOCK_BYTES, lambda: put(gateway, new, "replaced")),
+    )  # fmt: skip
+    assert (tmp_path / "back").read_bytes() == new.read_bytes()
+
+
+def test_a_file_that_others_have_put_there_and_replace(
+    terminal: RouterProcess, gateway: Gateway, tmp_path: Path
+) -> None:
+    """It has no generation, and is one version nevertheless."""
+    old, new = (os.urandom(BLOCK_BYTES) * 30 for _ in range(2))
+    place = terminal.root / "foreign"
+    place.write_bytes(old)
+
+    def replace() -> None:
+        (terminal.root / "next").write_bytes(new)
+        (terminal.root / "next").rename(place)
+
+    shares: list[Share] = []
+    get(gateway, "foreign", tmp_path / "back", connections=3, ended=shares.extend)
+    assert (tmp_path / "back").read_bytes() == old
+    assert shares[0].connections == 3
+    get(gateway, "foreign", tmp_path / "back", connections=3, progress=_at(9 * BLOCK_BYTES, replace))
+    assert (tmp_path / "back").read_bytes() == new
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_one_of_two_routes_that_dies_or_falls_silent(
+    terminal: RouterProcess, gateway: Gateway, source: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    with relay(tmp_path / "one", [terminal]) as one, relay(tmp_path / "two", [terminal]) as two:
+
+        def end() -> None:
+            for pid in [*one.workers(), one.pid]:
+                os.kill(pid, number)
+
+        shares: list[Share] = []
+        try:
+            get(
+                gateway, "f", tmp_path / "back", routes=[(one.address,), (two.address,)], ended=shares.extend,
+                progress=_at(9 * BLOCK_BYTES, end),
+            )  # fmt: skip
+        finally:
+            if number == signal.SIGSTOP:
+                for pid in [*one.workers(), one.pid]:
+                    os.kill(pid, signal.SIGCONT)
+        assert (tmp_path / "back").read_bytes() == source.read_bytes()
+        assert {share.route for share in shares} == {(one.address,), (two.address,)}
+        assert sum(share.sent_bytes for share in shares) == source.stat().st_size
+
+
+def test_a_router_that_takes_fewer_connections(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(way_back, "LONG_S", -1.0)
+    few = {"STAGEOUT_ROUTER_PEER_CONNECTIONS": "3"}
+    with RouterProcess(tmp_path / "router", {**_SLOW, **few}) as router:
+        (router.root / "f").write_bytes(source.read_bytes())
+        get(_gateway(router), "f", tmp_path / "back", connections=_CONNECTIONS)
+        kept().close()
+    assert (tmp_path / "back").read_bytes() == source.read_bytes()
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 8 * BLOCK_BYTES, 8 * BLOCK_BYTES + 1, 9 * BLOCK_BYTES])
+def test_files_of_any_size(terminal: RouterProcess, gateway: Gateway, tmp_path: Path, size_bytes: int) -> None:
+    (terminal.root / "some").write_bytes(os.urandom(size_bytes))
+    assert get(gateway, "some", tmp_path / "back", connections=_CONNECTIONS) == size_bytes
+    assert (tmp_path / "back").read_bytes() == (terminal.root / "some").read_bytes()
+
+
+def test_nothing_is_left_of_a_fetch_that_was_given_up(gateway: Gateway, tmp_path: Path) -> None:
+    def enough() -> None:
+        raise TransferFailure(ErrorClass.UNKNOWN, "given up")
+
+    with pytest.raises(TransferFailure, match="given up"):
+        get(gateway, "f", tmp_path / "back", connections=3, progress=_at(1, enough))
+    assert not list(tmp_path.iterdir())

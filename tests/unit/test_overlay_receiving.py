@@ -1,0 +1,341 @@
+"""A file by several connections: whatever one of them does, the file is what it was, or there is none."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay import receiving, way_back
+from stageout.overlay.channel import Channel, Gateway
+from stageout.overlay.fetching import Ask
+from stageout.overlay.kept import Kept
+from stageout.overlay.receiving import Download, Receiving
+from stageout.wire.overlay import BLOCK_BYTES, Found, Get, Heartbeat, Message
+from stageout.wire.route import Route
+
+GATEWAY = Gateway("host", 1, "key", b"secret", timeout_s=2.0)
+ONE, OTHER = ("one:1",), ("other:1",)
+FEW = 8
+Fault = Callable[["_Channel", int], None]
+
+
+class _Router:
+    """Has one file. :param faults: what a connection does before a block, by the order in which they were made.
+
+    :ivar made: connections. :ivar refuses: what a connection that is made raises, by its number and route.
+    """
+
+    def __init__(self, blocks: int, faults: dict[int, Fault] | None = None) -> None:
+        self.data = os.urandom(BLOCK_BYTES) * max(0, blocks - 1) + os.urandom(BLOCK_BYTES - 7) * (blocks > 0)
+        self.faults = faults or {}
+        self.made: list[_Channel] = []
+        self.refuses: Callable[[int, Route], TransferFailure | None] = lambda number, route: None
+        self.generation = 7
+        self.lock = threading.Lock()
+
+    def connect(self, route: Route) -> _Channel:
+        with self.lock:
+            number = len(self.made)
+            failure = self.refuses(number, route)
+            self.made.append(_Channel(self, number, route))
+        if failure is not None:
+            raise failure
+        return self.made[number]
+
+
+class _Channel:
+    """A connection, as :class:`stageout.overlay.channel.Channel` behaves."""
+
+    packs, flow, digest_name, gateway, is_open = True, "", "", GATEWAY, True
+
+    def __init__(self, router: _Router, number: int, route: Route) -> None:
+        self.router, self.number, self.route = router, number, route
+        self.received_bytes = 0
+        self.ended = threading.Event()
+        self.closed = False
+        self.said: deque[Message | int] = deque()
+        self.asked: list[tuple[int, int]] = []
+        self.go_on = threading.Event()
+        self.go_on.set()
+        self.moved = 0
+
+    def send(self, message: Get) -> None:
+        self._alive()
+        self.asked.append((message.first_block, message.blocks))
+        size_bytes, count = len(self.router.data), -(-len(self.router.data) // BLOCK_BYTES)
+        self.said.append(Found(size_bytes, BLOCK_BYTES, self.router.generation, 0o644))
+        if message.generation not in (-1, self.router.generation):
+            self.said[-1] = Heartbeat(41)
+        self.said.extend(range(message.first_block, min(count, message.first_block + message.blocks)))
+
+    def receive(self) -> Message:
+        self._alive()
+        told = self.said.popleft()
+        if isinstance(told, Heartbeat):
+            raise TransferFailure(ErrorClass.CONFLICT, "replaced")
+        assert not isinstance(told, int)
+        return told
+
+    def receive_block(self, view: memoryview, proof: object = None) -> tuple[int, int]:
+        self._alive()
+        block = self.said.popleft()
+        assert isinstance(block, int)
+        fault = self.router.faults.get(self.number)
+        if fault is not None:
+            fault(self, block)
+        if isinstance(self.said and self.said[0], str):
+            block = int(cast(Any, self.said.popleft()))
+        data = self.router.data[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES]
+        view[: len(data)] = data
+        self.received_bytes += len(data)
+        self.moved += 1
+        self._alive()
+        return block, len(data)
+
+    def has_more(self, within_s: float) -> bool:
+        return self.ended.is_set()
+
+    def abort(self) -> None:
+        self.ended.set()
+        self.go_on.set()
+
+    def close(self) -> None:
+        self.ended.set()
+        self.closed = True
+
+    def travel(self, lane: object) -> None:
+        """Nothing is sent."""
+
+    def failure(self, kind: ErrorClass, message: str) -> TransferFailure:
+        return TransferFailure(kind, message, "host:1")
+
+    def _alive(self) -> None:
+        if self.ended.is_set():
+            raise TransferFailure(ErrorClass.CONNECTION_LOST, "the router closed the connection")
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
+    mine = Kept(idle_s=1000)
+    monkeypatch.setattr(way_back, "kept", lambda: mine)
+    yield mine
+    mine.close()
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here takes long: other connections are made at once, and pauses are short."""
+    monkeypatch.setattr(way_back, "LONG_S", -1.0)
+    monkeypatch.setattr(way_back, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(receiving, "_TICK_S", 0.01)
+
+
+class _Fetched:
+    """One fetch. :ivar written: what was written, by offset. :ivar told: bytes that were said to be here."""
+
+    def __init__(
+        self, router: _Router, place: Path, monkeypatch: pytest.MonkeyPatch, routes: tuple[Route, ...], connections: int
+    ) -> None:
+        self.router, self.told = router, list[int]()
+        self.written, write = list[int](), receiving.write
+        monkeypatch.setattr(receiving, "write", lambda file, data, at: (self.written.append(at), write(file, data, at)))
+        monkeypatch.setattr(Download, "connect", lambda download, route: router.connect(route))
+        download = Download(GATEWAY, "f", routes, connections, connections)
+        self.path = place / "file"
+        found = Found(len(router.data), BLOCK_BYTES, router.generation, 0o644)
+        with self.path.open("w+b") as file:
+            first = router.connect(routes[0])
+            first.send(Get("f", 0, FEW))
+            first.said.popleft()
+            self.receiving = Receiving(download, found, file.fileno(), self.told.append)
+            self.receiving.run(cast(Channel, first), Ask(0, FEW), 0.0, 0.0)
+
+    def is_right(self) -> bool:
+        """Whether the file is what it was, and each block of it was written once."""
+        blocks = range(0, len(self.router.data), BLOCK_BYTES)
+        return self.path.read_bytes() == self.router.data and sorted(self.written) == list(blocks)
+
+
+@pytest.fixture
+def fetch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: Kept) -> Callable[..., _Fetched]:
+    def run(router: _Router, routes: tuple[Route, ...] = (ONE,), connections: int = 4) -> _Fetched:
+        return _Fetched(router, tmp_path, monkeypatch, routes, connections)
+
+    return run
+
+
+def _dies_at(blocks: int) -> Fault:
+    def die(channel: _Channel, block: int) -> None:
+        if channel.moved >= blocks:
+            channel.ended.set()
+
+    return die
+
+
+def _waits_for(others: int) -> Fault:
+    """Brings nothing until so many blocks came by others: so these take part, however busy the machine is."""
+
+    def wait(channel: _Channel, block: int) -> None:
+        for _ in range(1000):
+            if sum(one.moved for one in channel.router.made if one is not channel) >= others:
+                return
+            if channel.ended.wait(0.01):
+                return
+
+    return wait
+
+
+def _says(block: int) -> Fault:
+    def say(channel: _Channel, due: int) -> None:
+        if channel.moved == 3:
+            channel.said.appendleft(cast(Any, str(block)))
+
+    return say
+
+
+def test_all_connections_bring_a_part_and_are_left_to_the_next_file(fetch: Callable[..., _Fetched], kept: Kept) -> None:
+    router = _Router(24, {0: _waits_for(3)})
+    done = fetch(router)
+    assert done.is_right()
+    assert done.told[-1] == len(router.data)
+    assert done.told == sorted(done.told)
+    assert sum(bool(one.moved) for one in router.made) > 1
+    assert len(kept) + sum(one.closed for one in router.made) == len(router.made), "none is forgotten"
+    assert len(kept) >= 1
+
+
+@pytest.mark.parametrize("blocks", [9, 10, 40])
+@pytest.mark.parametrize("connections", [1, 2, 4])
+def test_any_size_by_any_number(fetch: Callable[..., _Fetched], blocks: int, connections: int) -> None:
+    done = fetch(_Router(blocks), connections=connections)
+    assert done.is_right()
+    assert len(done.router.made) <= connections
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_one_that_dies_costs_what_it_owed(fetch: Callable[..., _Fetched], number: int) -> None:
+    done = fetch(_Router(24, {0: _waits_for(3), number: _dies_at(2)}))
+    assert done.is_right()
+
+
+def test_all_that_there_are_die(fetch: Callable[..., _Fetched]) -> None:
+    assert fetch(_Router(24, {number: _dies_at(3) for number in range(8)})).is_right()
+
+
+def test_connections_that_bring_nothing_end_it(fetch: Callable[..., _Fetched]) -> None:
+    with pytest.raises(TransferFailure) as failure:
+        fetch(_Router(24, {number: _dies_at(0) for number in range(1000)}))
+    assert failure.value.kind is ErrorClass.CONNECTION_LOST
+
+
+def test_a_router_with_enough_connections_is_used_with_those_that_there_are(fetch: Callable[..., _Fetched]) -> None:
+    router = _Router(24)
+    busy = TransferFailure(ErrorClass.SERVER_BUSY, "enough")
+    router.refuses = lambda number, route: busy if number else None
+    assert fetch(router).is_right()
+
+
+def test_a_router_that_never_comes_back_is_waited_for_as_long_as_one_that_is_silent(
+    fetch: Callable[..., _Fetched],
+) -> None:
+    router = _Router(24, {0: _dies_at(3)})
+    gone = TransferFailure(ErrorClass.CONNECT_FAILED, "nobody is there")
+    router.refuses = lambda number, route: gone if number else None
+    with pytest.raises(TransferFailure, match="nobody is there") as failure:
+        fetch(router, connections=1)
+    assert failure.value.kind is ErrorClass.CONNECT_FAILED
+
+
+def test_a_router_that_comes_back_goes_on(fetch: Callable[..., _Fetched]) -> None:
+    router = _Router(24, {0: _dies_at(3)})
+    gone = TransferFailure(ErrorClass.CONNECT_FAILED, "nobody is there")
+    router.refuses = lambda number, route: gone if 0 < number < 5 else None
+    assert fetch(router, connections=1).is_right()
+
+
+def test_another_file_under_the_name_is_never_mixed_in(fetch: Callable[..., _Fetched]) -> None:
+    def replaced(channel: _Channel, block: int) -> None:
+        channel.router.generation = 8
+
+    with pytest.raises(TransferFailure) as failure:
+        fetch(_Router(24, {0: replaced}), connections=1)
+    assert failure.value.kind is ErrorClass.CONFLICT
+
+
+@pytest.mark.parametrize("block", [0, 1, 23])
+def test_a_block_that_nobody_asked_for_is_not_taken(fetch: Callable[..., _Fetched], block: int) -> None:
+    with pytest.raises(TransferFailure, match=f"block {block} of .* where 3 was due") as failure:
+        fetch(_Router(24, {0: _says(block)}), connections=1)
+    assert failure.value.kind is ErrorClass.CONTENT_MISMATCH
+
+
+def test_of_two_routes_one_that_says_what_nobody_asked_for_is_left_alone(fetch: Callable[..., _Fetched]) -> None:
+    assert fetch(_Router(24, {0: _says(1)}), (ONE, OTHER), 1).is_right()
+
+
+def test_two_routes_carry_a_part_each(fetch: Callable[..., _Fetched]) -> None:
+    done = fetch(_Router(24, {0: _waits_for(3)}), (ONE, OTHER), 1)
+    assert done.is_right()
+    shares = {share.route: share.sent_bytes for share in done.receiving.shares()}
+    assert all(shares.values())
+    assert sum(shares.values()) == len(done.router.data)
+
+
+def test_one_of_two_routes_that_cannot_be_does_no_harm(fetch: Callable[..., _Fetched]) -> None:
+    router = _Router(24)
+    wrong = TransferFailure(ErrorClass.CREDENTIAL_REFUSED, "who are you")
+    router.refuses = lambda number, route: wrong if route == OTHER else None
+    done = fetch(router, (ONE, OTHER), 2)
+    assert done.is_right()
+    assert sum(one.route == OTHER for one in router.made) <= 1, "it is not tried again"
+
+
+def test_what_a_silent_route_owes_comes_by_the_other_one(fetch: Callable[..., _Fetched]) -> None:
+    def silent(channel: _Channel, block: int) -> None:
+        if channel.moved >= 2:
+            channel.ended.wait(60)
+
+    done = fetch(_Router(24, {0: silent}), (ONE, OTHER), 1)
+    assert done.is_right()
+    assert done.router.made[0].ended.is_set()
+
+
+def test_a_silent_one_of_several_connections_holds_nobody_up(fetch: Callable[..., _Fetched]) -> None:
+    def silent(channel: _Channel, block: int) -> None:
+        if channel.moved >= 2:
+            channel.ended.wait(60)
+
+    assert fetch(_Router(24, {0: silent}), connections=2).is_right()
+
+
+def test_whoever_wants_no_more_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: Kept) -> None:
+    router = _Router(24)
+
+    def enough(received_bytes: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Download, "connect", lambda download, route: router.connect(route))
+    with (tmp_path / "file").open("w+b") as file, pytest.raises(KeyboardInterrupt):
+        first = router.connect(ONE)
+        first.send(Get("f", 0, FEW))
+        first.said.popleft()
+        found = Found(len(router.data), BLOCK_BYTES, router.generation, 0o644)
+        done = Receiving(Download(GATEWAY, "f", (ONE,), 4, 4), found, file.fileno(), enough)
+        done.run(cast(Channel, first), Ask(0, FEW), 0.0, 0.0)
+    assert not any(way.carriers for way in done.ways), "no thread writes any more"
+
+
+def test_a_disk_that_is_full_is_said(fetch: Callable[..., _Fetched], monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match="No space left"):
+        fetch(_Router(24))
