@@ -28,6 +28,7 @@ from stageout.wire.route import Route
 _FIRST_S, _LONGEST_S = 1.0, 60.0
 _LOOK_S = 5.0
 _REASON_CHARS = 200
+_NOT_KNOWN = "whether it is there is not known: the other router was asked, and did not answer"
 
 Ways = Callable[[str], Awaitable["tuple[Route, ...]"]]
 """Routes from here to a router, none if there are none."""
@@ -173,7 +174,7 @@ class Copier:
                 file = found.file
         try:
             if gives_up is not None and not commanded.reached:
-                return gives_up
+                return {**gives_up, "sure": True}
             routes = await self._ways(copy.terminal)
             if not routes:
                 words = f"no route to {copy.terminal} is known here"
@@ -182,7 +183,8 @@ class Copier:
             name, secret = own.key
             order = Order(copy, f"/proc/self/fd/{file}", name, secret.hex(), routes, own.ca, cancel)
             end = await self._run(order, file, commanded.key, one)
-            return gives_up if gives_up and end.get("outcome") == Outcome.CANCELLED.value else end
+            was_not_made = gives_up and end.get("outcome") == Outcome.CANCELLED.value
+            return {**gives_up, "sure": True} if gives_up and was_not_made else end
         finally:
             if file >= 0:
                 os.close(file)
@@ -191,7 +193,12 @@ class Copier:
         """How a copy ends that is not to be made any more, unless it has been."""
         if self._copies.is_late(commanded):
             return {"outcome": Outcome.EXPIRED.value, "reason": LATE}
-        return {"outcome": Outcome.CANCELLED.value} if commanded.key in self._copies.cancelled else None
+        if commanded.key in self._copies.cancelled:
+            return {"outcome": Outcome.CANCELLED.value}
+        if commanded.given_up is None:
+            return None
+        problem, code = commanded.given_up
+        return {"problem": problem, "code": code, "again": False}
 
     async def _run(self, order: Order, file: int, key: Key, one: _Try) -> dict[str, Any]:
         process = await asyncio.create_subprocess_exec(
@@ -228,13 +235,26 @@ class Copier:
         problem = str(end.get("problem") or "the process that carried it out died")
         code = int(end.get("code") or ErrorClass.UNKNOWN.code)
         self._tell(await self._on_disk(lambda: self._copies.stands(key, problem, code)))
-        if end.get("again", True):
+        if commanded.given_up is not None and not end.get("sure"):
+            await self._ask_again(commanded, one)
+        elif end.get("again", True):
             self._later(one)
+        elif commanded.reached and not end.get("sure"):
+            await self._on_disk(lambda: self._copies.give_up(commanded, problem, code))
         else:
-            reason = "source" if code in _SOURCE else problem[:_REASON_CHARS]
+            reason = _reason(problem, code)
             if code in _UNREACHED and not commanded.reached:
                 reason = "unreachable"
             self._tell(await self._on_disk(lambda: self._copies.settle(key, Result(Outcome.FAILED, reason))))
+
+    async def _ask_again(self, commanded: Commanded, one: _Try) -> None:
+        """It has failed for good, and the other router has not said whether it was made nevertheless."""
+        if commanded.given_up is None or not self._copies.is_unanswered(commanded):
+            self._later(one)
+            return
+        reason = f"{_reason(*commanded.given_up)}; {_NOT_KNOWN}"
+        key = commanded.key
+        self._tell(await self._on_disk(lambda: self._copies.settle(key, Result(Outcome.FAILED, reason))))
 
     def _later(self, one: _Try) -> None:
         one.failures += 1
@@ -251,6 +271,10 @@ _UNREACHED = frozenset(
         ErrorClass.TLS_UNTRUSTED.code,
     }
 )
+
+
+def _reason(problem: str, code: int) -> str:
+    return "source" if code in _SOURCE else problem[:_REASON_CHARS]
 
 
 def _result(end: dict[str, Any]) -> Result:

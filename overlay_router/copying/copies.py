@@ -12,7 +12,7 @@ import json
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
 
-from overlay_router.custodians.said import asked_until, is_overdue
+from overlay_router.custodians.said import ASKS_S, asked_until, is_overdue
 from overlay_router.local.destination import Reply
 from overlay_router.local.staging import as_result, recorded
 from overlay_router.local.store import SCHEMA, Store
@@ -35,6 +35,8 @@ class Commanded:
     """A copy that is this router's duty. :param sender: who commanded it. :param moved_bytes: of it have left.
 
     :param reached: the other router may have heard of it. :param problem: why it stands still, with its class.
+    :param given_up: how it has failed for good, unless it was made: that is asked. :param until_s: so long, on the
+        monotonic clock.
     """
 
     copy: Copy
@@ -43,6 +45,8 @@ class Commanded:
     moved_bytes: int = 0
     problem: str = ""
     code: int = 0
+    given_up: tuple[str, int] | None = None
+    until_s: float = 0.0
 
     @property
     def key(self) -> Key:
@@ -165,6 +169,16 @@ class Copies:
         one.problem, one.code = problem, code
         log.warn("not-copied", origin=key[0], seq=key[1], terminal=one.copy.terminal, problem=problem)
         return [Reply(one.sender, _copying(one))]
+
+    def give_up(self, commanded: Commanded, problem: str, code: int) -> None:
+        """It has failed for good, as far as is known here; the other router, which may have made it, is asked."""
+        if commanded.given_up is None:
+            commanded.given_up = problem, code
+            commanded.until_s = self._clock.monotonic_s() + ASKS_S
+
+    def is_unanswered(self, commanded: Commanded) -> bool:
+        """Whether one that was given up was asked about for long enough."""
+        return commanded.given_up is not None and self._clock.monotonic_s() > commanded.until_s
 
     def settle(self, key: Key, result: Result) -> list[Reply]:
         """Record the end, and say it."""

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from overlay_router.custodians.said import LATE
+from overlay_router.custodians.said import DAMAGED, LATE
 from overlay_router.custodians.spooled import WAITS_S, Growth, Spooled, Undigested, has_lost
 from overlay_router.data.ring import Rings
 from overlay_router.local.store import as_operation
@@ -24,7 +24,7 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import Damaged, answer_to
 from stageout.wire import frames
-from stageout.wire.overlay import BLOCK_BYTES, Cancel, Custody, Open, Operation, Result, Status
+from stageout.wire.overlay import BLOCK_BYTES, Cancel, Custody, Open, Operation, Result, Staged, Status
 from stageout.wire.route import address
 
 _PATIENCE_S = 60.0
@@ -45,7 +45,8 @@ class Order:
         to be told first (:class:`Note`).
     :param passes: what was sent from memory need not be on the disk. :param passed: blocks that only the next hop has.
     :param ca: certificates of the terminal, "" without TLS. :param cancel: tell the terminal to cancel it instead;
-        "data": only to drop its data; "late": it has expired, so only what was executed counts.
+        "data": only to drop its data; "late": it has expired, so only what was executed counts; "damaged": nobody has
+        its data any more, but the next hop, or another custodian (``copies``).
     :param asks: only whether another custodian has delivered it.
     """
 
@@ -68,6 +69,7 @@ class Order:
     passes: bool = False
     said_to: str | None = None
     store: str | None = None
+    copies: int = 1
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,8 @@ def deliver(order: Order, growth: Growth) -> Answer:
             return _drop(gateway, order, operation)
         if order.asks and not order.cancel:
             return _asked(gateway, operation, order.number)
+        if order.cancel == "damaged":
+            return _after_damage(gateway, operation, order)
         if order.cancel or not order.file:
             found = _found(gateway, operation, order, growth, opening) if order.file else None
             result = found or _execute(gateway, operation, order, growth)
@@ -174,6 +178,39 @@ def _asked(gateway: Gateway, operation: Operation, number: int) -> Answer:
     if isinstance(answer, Result) and answer.outcome not in ("pending", "unknown"):
         return Answer(number, answer.outcome, answer.reason, answer.generation, code=answer.code)
     return Answer(number, waits=True)
+
+
+def _after_damage(gateway: Gateway, operation: Operation, order: Order) -> Answer:
+    """What became of an operation whose data are nowhere else any more; what its next hop has whole goes on there."""
+    with Channel(gateway) as control:
+        if has_lost(control, order.said_to, operation):
+            return Answer(order.number, "lost", f"{DAMAGED}, and {_LOST.format(gateway.server)}")
+        control.send(Status(operation.origin, operation.seq))
+        known: object = control.receive()
+        if _has_whole(known, operation):
+            control.send(operation)
+            known = answer_to(control, operation, _PATIENCE_S)
+        if not _says(known) and order.copies > 1:
+            return Answer(order.number, waits=True)
+        if not _says(known):
+            control.send(Cancel(operation.origin, operation.seq))  # what is there of it is never whole
+            control.send(Status(operation.origin, operation.seq) if operation.terminal else operation)
+            known = answer_to(control, operation, _PATIENCE_S)
+            if (isinstance(known, Result) and known.outcome != "done") or known is None:
+                return Answer(order.number, "lost", DAMAGED)
+    if isinstance(known, Result) and known.outcome != "pending":
+        return Answer(order.number, known.outcome, known.reason, known.generation, code=known.code)
+    return Answer(order.number, waits=True)
+
+
+def _says(known: object) -> bool:
+    """Whether the next hop has an operation, or its end."""
+    return isinstance(known, Custody) or (isinstance(known, Result) and known.outcome != "unknown")
+
+
+def _has_whole(answer: object, operation: Operation) -> bool:
+    """Whether all data are there: it waits for something, or has not heard what they are for."""
+    return isinstance(answer, Staged) and sum(end - start for start, end in answer.staged) == operation.blocks > 0
 
 
 def _drop(gateway: Gateway, order: Order, operation: Operation) -> Answer:

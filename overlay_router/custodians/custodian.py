@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from overlay_router.custodians.pack_custody import PackCustody
 from overlay_router.custodians.passing import Coming, Passed, SentOn, may_be_passed
-from overlay_router.custodians.said import NO_PROBLEMS, Said
+from overlay_router.custodians.said import DAMAGED, DAMAGED_UNKNOWN, NO_PROBLEMS, Said
 from overlay_router.custodians.spool import Begun, CustodyStore, Held, Key
 from overlay_router.local.destination import Attached, Reply
 from overlay_router.local.staging import as_result, ranges, recorded, recorded_pack, whole
@@ -42,7 +42,6 @@ MOST_OPERATIONS = 100_000
 #: So many files are put in order whenever it is asked for.
 _FEW = 1000
 _TURN_S = 1.0
-_DAMAGED = "the copy in the custodian's spool was damaged"
 _NOT_KEPT = "its OPEN said that the sender keeps the bytes until they are delivered, and the operation does not"
 
 
@@ -405,8 +404,8 @@ class Custodian:
 
     def _lacks_data(self, held: Held) -> bool:
         """Whether data must come again: not of what is asked about, or not wanted, and so is not sent any more."""
-        is_sent = held.key not in self.cancelled and not self.said.is_asked_about(held, self._clock.wall_s())
-        return held.damaged and is_sent
+        asks = self.said.is_only_asked(held) or self.said.is_asked_about(held, self._clock.wall_s())
+        return held.damaged and not asks and held.key not in self.cancelled
 
     def _is_held(self, origin: str, seq: int) -> bool:
         return (origin, seq) in self._held or self.packs.covers(origin, seq)
@@ -444,21 +443,21 @@ class Custodian:
         return self._end(held.operation, held.sender, result._replace(outcome=outcome))
 
     def damaged(self, key: Key, blocks: Collection[int]) -> list[Reply]:
-        """Blocks in the spool are not what they were: they are asked for again, or LOST where nobody else has them."""
+        """Blocks in the spool are not what they were: they come again, or are LOST, which is asked about first."""
         held = self._held.get(key)
         if held is None:
             return []
         log.error("custody-damaged", origin=key[0], seq=key[1], path=held.operation.path, blocks=len(blocks),
                   release=held.operation.release, advice="check the disk of the spool")  # fmt: skip
-        if held.release is Release.CUSTODY:
+        if held.release is Release.CUSTODY and not self.said.may_be_done(held):
             operation = held.operation
             if operation.terminal:
                 self._sent_on.keep(Begun(key, operation.terminal, operation.path, operation.expires))
-            return self._end(held.operation, held.sender, Result(Outcome.LOST, _DAMAGED))
+            return self._end(held.operation, held.sender, Result(Outcome.LOST, DAMAGED))
         self._store.withdraw(key, held.tid, blocks)
-        self._held[key] = replace(held, damaged=True)
+        self._held[key] = held = replace(held, damaged=True)
         transfer = self._store.transfer(held.tid)
-        if transfer is None:
+        if transfer is None or not self._lacks_data(held):
             return []
         try:
             self._allocate(transfer)
@@ -473,8 +472,11 @@ class Custodian:
         """
         now = int(self._clock.wall_s())
         late = [held for held in self._held.values() if self.said.is_over(held, now, held.key in busy)]
-        ends = [(one.key, self.said.why_late(one, self._in_way(one, problems))) for one in late]
-        replies = [reply for key, why in ends for reply in self.settle(key, Result(Outcome.EXPIRED, why))]
+        ways = [(one, problems.get(next_hop(one.operation.terminal)[0], "")) for one in late]
+        ends = [(one.key, Result(Outcome.EXPIRED, self.said.why_late(one, problem))) for one, problem in ways]
+        damaged = self.said.unanswered(self._held.values(), self._clock.monotonic_s())
+        ends += [(key, Result(Outcome.LOST, DAMAGED_UNKNOWN)) for key in damaged]
+        replies = [reply for key, result in ends for reply in self.settle(key, result)]
         replies += self.packs.expire(busy, problems)
         lots.expire(self._spool, self._clock.monotonic_s())
         dead = [item for item in self._store.transfers() if _key_of(item) not in self._held]
@@ -491,10 +493,6 @@ class Custodian:
         self._store.forget(now)
         self._forget(now)
         return replies
-
-    def _in_way(self, held: Held, problems: Mapping[str, str]) -> str:
-        """Why a file is not where it was to go, as far as that is known."""
-        return problems.get(next_hop(held.operation.terminal)[0], "")
 
     def _forget(self, now: int) -> None:
         live = {_key_of(item) for item in self._store.transfers()}

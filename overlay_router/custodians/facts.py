@@ -51,7 +51,8 @@ def facts_of(custodian: Custodian, held: Held, known: str | None, now: float) ->
         return custodian.settle(held.key, Result(Outcome.FAILED, "dependency"))
     said_to = store = custodian.said.to(held.key)
     is_late = custodian.said.is_asked_about(held, now)
-    if said_to is None and held.tid and not (held.stands_by(now) or is_late or held.key in custodian.cancelled):
+    is_sent = not (held.stands_by(now) or is_late or held.damaged or held.key in custodian.cancelled)
+    if said_to is None and held.tid and is_sent:
         store = known
     if store is not None:
         custodian.said.say(held.key, store)

@@ -288,12 +288,14 @@ class Forwarder:
         order = _Order(held.key, held.operation.path, hop_of(held.operation), held.tid, held, passes=bool(facts.passed))
         order.was_said = facts.said_to is not None
         cancel = "late" if facts.is_late else "all" if held.key in self._custodian.cancelled else ""
+        cancel = cancel or ("damaged" if self._custodian.said.is_only_asked(held) else "")
         known: dict[str, Any] = {"digests": b"".join(digest for _, digest in facts.blocks).hex()}
         if facts.passed:
             known = {"blocks": named(facts.blocks), "passed": named(facts.passed), "passes": True}
         self._give(
             order, onward(facts.operation), file=facts.file, digest=held.digest, opening=opening_of(held.asked),
             cancel=cancel, asks=held.stands_by(self._clock.wall_s()), said_to=facts.said_to, store=facts.store,
+            copies=held.operation.copies,
             **known,
         )  # fmt: skip
 

@@ -18,7 +18,17 @@ from typing import NamedTuple
 
 from overlay_router.custodians.pack_records import HeldPack, PackRecords, pack_text
 from overlay_router.custodians.pack_said import PackSaid
-from overlay_router.custodians.said import ASKS_S, LATE, NO_PROBLEMS, UNKNOWN, asked_until, because, is_overdue
+from overlay_router.custodians.said import (
+    ASKS_S,
+    DAMAGED,
+    DAMAGED_UNKNOWN,
+    LATE,
+    NO_PROBLEMS,
+    UNKNOWN,
+    asked_until,
+    because,
+    is_overdue,
+)
 from overlay_router.local.destination import Reply
 from overlay_router.local.small_files import Arrived, overlap
 from overlay_router.local.staging import as_packed, recorded_pack
@@ -46,8 +56,6 @@ _REASON_CHARS = 200
 _EXPIRE_AT_ONCE = 1024
 #: Of one origin, behind a gap; beyond that its terminal forgets nothing before it expires.
 _MOST_AHEAD = 1024
-_DAMAGED = "the copy in the custodian's spool was damaged"
-_NOT_KNOWN = f"{_DAMAGED}, and whether it has arrived is not known: its next hop was asked, and did not answer"
 _SHARED = "unpacked: some of its files are in custody in another pack, or have their end: send each by itself"
 
 
@@ -448,7 +456,7 @@ class PackCustody:
         now, now_s = self._clock.wall_s(), self._clock.monotonic_s()
         self._perhaps_sent.difference_update(self._said.expire(now))
         given_up = [self._held[key] for key, since_s in self._asked_s.items() if now_s > since_s + ASKS_S]
-        replies = self.settle([(held, [lost(_NOT_KNOWN)] * held.files) for held in given_up])
+        replies = self.settle([(held, [lost(DAMAGED_UNKNOWN)] * held.files) for held in given_up])
         late = (held for held in self._held.values() if held.expires < now and not self.is_asked_about(held))
         over = (one for one in late if one.key not in busy or is_overdue(one.expires, one.terminal, now))
         ends = islice(over, _EXPIRE_AT_ONCE)
@@ -539,7 +547,7 @@ def late_results(held: HeldPack, reason: str = LATE) -> list[Result]:
     return [Result(Outcome.EXPIRED, reason)] * held.files
 
 
-def lost(reason: str = _DAMAGED) -> Result:
+def lost(reason: str = DAMAGED) -> Result:
     """Of a file whose only copy was damaged."""
     return Result(Outcome.LOST, reason)
 

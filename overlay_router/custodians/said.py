@@ -6,14 +6,17 @@
 3. An operation that may have been said, by this custodian or by the other one of two, is not EXPIRED before its next
    hop was asked whether it has happened, for :data:`ASKS_S` on each hop that is left.
 4. An end after that says that nobody knows.
+5. So it is with an operation whose data were damaged here, and whose sender has freed them: it is LOST at once only
+   when it was never said.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from overlay_router.custodians.spool import CustodyStore, Held, Key
+from overlay_router.rules.states import Release
 
 #: Behind its expiry an operation is asked about for so long. Terminals keep results an hour.
 ASKS_S = 900
@@ -22,7 +25,9 @@ _PROBLEM_CHARS = 300
 #: Where nobody knows what is in the way.
 NO_PROBLEMS: Mapping[str, str] = MappingProxyType({})
 LATE = "the custodian could not deliver it in time"
-UNKNOWN = f"{LATE}, and whether it has arrived is not known: its next hop was asked, and did not answer"
+DAMAGED = "the copy in the custodian's spool was damaged"
+_UNANSWERED = "and whether it has arrived is not known: its next hop was asked, and did not answer"
+UNKNOWN, DAMAGED_UNKNOWN = f"{LATE}, {_UNANSWERED}", f"{DAMAGED}, {_UNANSWERED}"
 
 
 class Said:
@@ -30,6 +35,8 @@ class Said:
 
     def __init__(self, store: CustodyStore) -> None:
         self._store, self._stores = store, store.said()
+        #: Since when, on the monotonic clock, what was damaged here is asked about.
+        self._damaged_s: dict[Key, float] = {}
 
     def to(self, key: Key) -> str | None:
         """The epoch of those records, "" where they have none; None: it was never said."""
@@ -50,6 +57,19 @@ class Said:
     def forget(self, key: Key) -> None:
         """It has its end, with which that is recorded."""
         self._stores.pop(key, None)
+        self._damaged_s.pop(key, None)
+
+    def is_only_asked(self, held: Held) -> bool:
+        """Whether its data were damaged here, and nobody has others: what became of it at its next hop counts."""
+        return held.damaged and held.release is Release.CUSTODY
+
+    def unanswered(self, held: Iterable[Held], now_s: float) -> list[Key]:
+        """Of those, what was asked about for long enough. Where another custodian has it, too, it is until it expires.
+
+        :param now_s: monotonic.
+        """
+        asked = [one for one in held if self.is_only_asked(one) and one.operation.copies < 2]
+        return [one.key for one in asked if now_s - self._damaged_s.setdefault(one.key, now_s) > ASKS_S]
 
     def may_be_done(self, held: Held) -> bool:
         """Whether its terminal may have executed it."""

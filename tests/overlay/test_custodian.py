@@ -298,6 +298,23 @@ def test_damage_of_the_only_copy_is_a_loss_and_said_so(
     wait_until(lambda: not any(staging.iterdir()), what="its other blocks to be dropped at the terminal")
 
 
+def test_a_damaged_file_that_has_arrived_is_no_loss(tmp_path: Path, source: Path) -> None:
+    armed = tmp_path / "armed"
+    running = RouterProcess(tmp_path / "terminal", {"STAGEOUT_FAULTS": f"overlay-settle=kill-after@{armed}"})
+    with running as terminal, custodian_for(tmp_path / "custodian", [terminal]) as custodian:
+        armed.touch()
+        given = deposit(gateway_of(custodian), source, "f", terminal.address)
+        terminal.wait_for_end()
+        custodian.kill()
+        spooled(custodian).unlink()
+        custodian.start()
+        terminal.start()
+        ends = ("done", "lost")
+        assert wait_until(lambda: (end := said(custodian, given)) in ends and end, what="its end") == "done"
+        assert "custody-damaged" in custodian.log
+        assert spool_is_empty(custodian)
+
+
 def test_a_lost_disk_costs_a_resend_or_is_a_loss_that_can_be_seen(
     terminal: RouterProcess, custodian: RouterProcess, source: Path
 ) -> None:

@@ -435,8 +435,7 @@ def test_the_way_says_that_the_next_custodian_has_it_and_hears_more(spooling: Sp
     assert [(one.number, one.waits, one.damaged, len(one.results)) for one in answers] == [
         (7, True, [2], 0), (7, False, [2], 3),
     ]  # fmt: skip
-    assert not way._sent
-    assert not way._waits
+    assert not (way._sent or way._waits)
 
 
 def test_who_asks_says_first_what_is_not_wanted(spooling: Spooling) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -421,7 +422,7 @@ def test_a_copy_that_is_given_up_and_has_been_made_is_made(why: str, answer: str
         return {"outcome": answer}
 
     copy = SimpleNamespace(source="f", source_generation=1, terminal="t:1")
-    commanded = cast(Any, SimpleNamespace(copy=copy, key=KEY, reached=reached))
+    commanded = cast(Any, SimpleNamespace(copy=copy, key=KEY, reached=reached, given_up=None))
     copies = SimpleNamespace(is_late=lambda one: why == "late", cancelled={KEY} if why == "cancelled" else set())
     tree = SimpleNamespace(published=lambda *name: overlay.Answer(code=ErrorClass.CONFLICT.code, message="replaced"))
     copier = Copier(cast(Any, copies), cast(Any, tree), on_disk, lambda replies: None, ways, OwnCredential(), 1)
@@ -429,6 +430,55 @@ def test_a_copy_that_is_given_up_and_has_been_made_is_made(why: str, answer: str
     end = asyncio.run(copier._carried_out(commanded, _Try()))
     given_up = {"late": "expired", "cancelled": "cancelled", "replaced": None}[why]
     assert end.get("outcome") == (answer if reached and answer == "done" else given_up)
+
+
+_REFUSED = {"problem": "wrong key", "code": ErrorClass.CREDENTIAL_REFUSED.code, "again": False}
+
+
+@pytest.mark.parametrize(
+    ("reached", "asked", "outcome", "words"),
+    [
+        (False, [], "failed", "unreachable"),
+        (True, [{"outcome": "done"}], "done", ""),
+        (True, [{"outcome": "cancelled"}], "failed", "wrong key"),
+        (True, [_REFUSED, {"outcome": "done"}], "done", ""),
+        (True, [_REFUSED] * 3, "failed", "wrong key; whether it is there is not known"),
+    ],
+)
+def test_a_copy_has_failed_only_when_it_is_known_that_it_was_not_made(
+    tmp_path: Path, reached: bool, asked: list[dict[str, Any]], outcome: str, words: str
+) -> None:
+    """A router that has refused the last try may have made the copy in the one before."""
+    clock, store, said, ends = Clock(), CopyStore(tmp_path / "store"), list[Any](), [_REFUSED, *asked]
+
+    async def on_disk(work: Callable[[], Any]) -> Any:
+        return work()
+
+    async def ways(terminal: str) -> Any:
+        return ((),)
+
+    async def run(order: Any, *facts: object) -> dict[str, Any]:
+        assert order.cancel == (len(ends) <= len(asked)), "only the first one is tried, the others only ask"
+        clock.now_s += ASKS_S / 2
+        return ends.pop(0)
+
+    async def story() -> None:
+        copies.take(overlay.Copy(ORIGIN, 1, "f", 1, "t:1", "g", 4, 0o644, EXPIRES * 10, ""), PEER)
+        (commanded,) = copies.due()
+        commanded.reached = reached
+        tree = SimpleNamespace(published=lambda *name: SimpleNamespace(file=os.open("/dev/null", os.O_RDONLY)))
+        copier = Copier(copies, cast(Any, tree), on_disk, said.extend, ways, OwnCredential(), 1)
+        copier._run = run  # type: ignore[method-assign]
+        while copies.has(commanded):
+            await copier._try(commanded, _Try())
+
+    copies = Copies(store, "me:1", clock)
+    try:
+        asyncio.run(story())
+        end = said[-1].message
+        assert (end.outcome, end.reason.startswith(words), ends) == (outcome, True, [])
+    finally:
+        store.close()
 
 
 def test_a_copy_that_may_have_been_made_is_not_expired_at_once(tmp_path: Path) -> None:

@@ -1,0 +1,152 @@
+"""A file whose only copy was damaged in a spool is asked about where it may have arrived, before it is called lost."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from overlay_router.custodians import carrier
+from overlay_router.custodians.carrier import Answer
+from overlay_router.custodians.said import ASKS_S
+from overlay_router.custodians.spooled import Growth
+from stageout.core.errors import ErrorClass
+from stageout.wire import overlay
+from stageout.wire.overlay import Cancel, Custody, Operation, Staged, Status
+from tests.unit.test_overlay_custodian import EXPIRES, ORIGIN, PEER, TERMINAL, Spooling, publish, spooling
+from tests.unit.test_overlay_said import KEY, Delivering
+
+__all__ = ["spooling"]
+
+
+def _damaged_after_it_was_said(spooling: Spooling) -> Delivering:
+    spooling.take(1, "custody")
+    delivering = Delivering(spooling)
+    delivering.one._stores[TERMINAL] = "old"
+    number = delivering.order()["number"]
+    delivering.answers(Answer(number, failure="lost", code=ErrorClass.CONNECTION_LOST.code, said=True))
+    number = delivering.order()["number"]
+    delivering.answers(Answer(number, damaged=[0], code=ErrorClass.SOURCE_CHANGED.code))
+    return delivering
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("outcome", ["done", "lost"])
+def test_what_may_have_arrived_is_asked_about(spooling: Spooling, restarts: bool, outcome: str) -> None:
+    delivering = _damaged_after_it_was_said(spooling)
+    assert delivering.said == []
+    if restarts:
+        spooling.restart()
+        delivering = Delivering(spooling)
+    (reply,) = spooling.one.status(Status(*KEY), PEER)
+    assert isinstance(reply.message, Custody), "its sender has no data any more"
+    assert spooling.one.find(TERMINAL, "f1") is None
+    order = delivering.order()
+    assert (order["cancel"], order["said_to"], order["file"]) == ("damaged", "old", "")
+    delivering.answers(Answer(order["number"], waits=True))
+    order = delivering.order()
+    delivering.answers(Answer(order["number"], outcome))
+    (end,) = delivering.said
+    assert end.outcome == outcome
+    assert spooling.files() == 0
+
+
+def test_what_was_never_said_is_lost_at_once(spooling: Spooling) -> None:
+    spooling.take(1, "custody")
+    delivering = Delivering(spooling)
+    delivering.one._stores[TERMINAL] = "old"
+    delivering.answers(Answer(delivering.order()["number"], damaged=[0], code=ErrorClass.SOURCE_CHANGED.code))
+    (end,) = delivering.said
+    assert end.outcome == "lost"
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_it_is_asked_about_for_a_while(spooling: Spooling, copies: int) -> None:
+    _damaged_after_it_was_said(spooling)
+    if copies > 1:
+        held = spooling.one._held[KEY]
+        spooling.one._held[KEY] = replace(
+            held, operation=replace(held.operation, copies=copies, expires=EXPIRES + 5000)
+        )
+    assert spooling.one.expire(()) == []
+    spooling.clock.now_s += ASKS_S + 1.0
+    ends = spooling.one.expire(())
+    if copies > 1:
+        assert ends == [], "another custodian has it"
+        return
+    (reply,) = ends
+    assert isinstance(reply.message, overlay.Result)
+    assert (reply.message.outcome, "not known" in reply.message.reason) == ("lost", True)
+
+
+def test_who_cancels_it_is_heard(spooling: Spooling) -> None:
+    delivering = _damaged_after_it_was_said(spooling)
+    assert spooling.one.cancel(Cancel(*KEY), PEER) == []
+    assert delivering.order()["cancel"] == "all"
+
+
+class _Hop:
+    """Answers each question with the next of these. :ivar heard: what it was told."""
+
+    store = "old"
+    gateway = SimpleNamespace(timeout_s=1.0)
+
+    def __init__(self, *answers: Any) -> None:
+        self.heard, self._answers = list[str](), list(answers)
+
+    def send(self, message: object) -> None:
+        self.heard.append(type(message).__name__)
+
+    def has_more(self, within_s: float) -> bool:
+        return True
+
+    def receive(self) -> Any:
+        return self._answers.pop(0)
+
+
+def _result(outcome: str) -> overlay.Result:
+    return overlay.Result(ORIGIN, 1, outcome)
+
+
+def _asked(
+    monkeypatch: pytest.MonkeyPatch, hop: _Hop, onward: str = "", copies: int = 1, said_to: str = "old"
+) -> Answer:
+    monkeypatch.setattr(carrier, "Channel", lambda *place: nullcontext(hop))
+    operation: Operation = replace(publish(), terminal=onward)
+    text = json.dumps(asdict(operation))
+    order = carrier.Order(1, "t:1", "key", "00", text, cancel="damaged", said_to=said_to, copies=copies)
+    return carrier.deliver(order, Growth({}, None))
+
+
+_WHOLE, _PART = Staged(7, ((0, 1),)), Staged(7, ())
+
+
+@pytest.mark.parametrize(
+    ("answers", "onward", "copies", "end", "heard"),
+    [
+        ([_result("done")], "", 1, "done", "Status"),
+        ([_result("pending")], "", 1, "waits", "Status"),
+        ([Custody(ORIGIN, 1, "u:1")], "u:1", 1, "waits", "Status"),
+        ([_WHOLE, _result("done")], "", 1, "done", "Status Operation"),
+        ([_PART, _result("cancelled")], "", 1, "lost", "Status Cancel Operation"),
+        ([_PART, _result("done")], "", 1, "done", "Status Cancel Operation"),
+        ([_result("unknown"), _result("cancelled")], "", 1, "lost", "Status Cancel Operation"),
+        ([_result("unknown"), _result("unknown")], "u:1", 1, "lost", "Status Cancel Status"),
+        ([_result("unknown")], "", 2, "waits", "Status"),
+    ],
+)
+def test_what_the_next_hop_says_counts(
+    monkeypatch: pytest.MonkeyPatch, answers: list[Any], onward: str, copies: int, end: str, heard: str
+) -> None:
+    hop = _Hop(*answers)
+    found = _asked(monkeypatch, hop, onward, copies)
+    assert (found.outcome or ("waits" if found.waits else found.failure), " ".join(hop.heard)) == (end, heard)
+
+
+def test_of_a_terminal_that_has_lost_its_records_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = _asked(monkeypatch, hop := _Hop(), said_to="older")
+    assert (found.outcome, "not known" in found.reason, hop.heard) == ("lost", True, [])
