@@ -486,7 +486,7 @@ class Router:
         job = Job(
             "send", 0, peer.checksum, peer.digest, overlay.BLOCK_BYTES, found.size_bytes,
             ask.first_block, found.generation, found.mode, blocks=ask.blocks, peer=peer.key.name,
-            nonce=peer.nonce, to=peer.host, priority=ask.priority, deadline=ask.deadline,
+            nonce=peer.nonce, to=peer.host, priority=ask.priority, deadline=ask.deadline, flow=ask.flow,
         )  # fmt: skip
         self._give(job, sock, found.file)
 

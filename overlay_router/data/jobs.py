@@ -22,7 +22,7 @@ class Job:
     :param hop: address of the router that a relay passes on to. :param peer: name of the peer's key.
     :param cert: file of the certificate, of "tls" between a connection and a plain one. :param cert_key: of its key.
     :param host: of the other side, on the side that connects: then ``cert`` has the certificates that it trusts.
-    :param flow: transfer that a relay passes on, with its owner, priority and deadline; of "send" the last two count.
+    :param flow: transfer that a relay passes on, with its owner, priority and deadline; of "send" all but the owner.
     :param to: address that files go to on this connection; of "relay": that comes back, and what ``flow`` says is for.
     :param nonce: of this router's WELCOME on the connection. :param paths: of the files of a pack.
     """

@@ -64,7 +64,7 @@ def _ordered(job: Job, connection: socket.socket) -> Iterator[Tap | None]:
         told = acked_bytes(connection)
         return None if told is None else max(0, told - before)
 
-    with links().lane(job.to, Claim("", job.peer, job.priority, job.deadline)) as lane:
+    with links().lane(job.to, Claim(job.flow, job.peer, job.priority, job.deadline)) as lane:
         yield lane.tap(acked)
 
 

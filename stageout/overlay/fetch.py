@@ -123,7 +123,7 @@ class _Fetch:
         try:
             ask = Get(
                 self.path, first, blocks, self.generation, terminal=self.terminal,
-                priority=self.claim.priority, deadline=self.claim.deadline, waits=True,
+                priority=self.claim.priority, deadline=self.claim.deadline, waits=True, flow=self.flow,
             )  # fmt: skip
             channel.send(ask)
             while isinstance(answer := channel.receive(), Heartbeat):
@@ -290,10 +290,8 @@ class _Whole:
 
     def _by_many(self, channel: Channel, found: Found) -> None:
         fetch = self._fetch
-        flow = channel.flow or fetch.flow  # two flows for one file would give it two parts in relays
         download = Download(
-            fetch.gateway, fetch.path, fetch.routes, self._connections, self._most, fetch.claim, flow,
-            fetch.proof,
+            fetch.gateway, fetch.path, fetch.routes, self._connections, self._most, fetch.claim, fetch.flow, fetch.proof
         )  # fmt: skip
         receiving = Receiving(download, found, self._file, self._progress)
         try:

@@ -44,7 +44,7 @@ RESUMABLE = frozenset(
 
 @dataclass(frozen=True)
 class Download:
-    """What is fetched, and how. :param flow: one for all its connections, so that relays count them together.
+    """What is fetched, and how. :param flow: one for all its connections, so that routers count them together.
     :param proof: takes the digests of all blocks.
 
     :param connections: on each route, at first. :param most_connections: a controller never has more on a route.
@@ -63,8 +63,9 @@ class Download:
         """The question for a range. :param ask: no blocks: all from the first one on."""
         claim = self.claim
         return Get(
-            self.path, ask.first, ask.blocks, generation, priority=claim.priority, deadline=claim.deadline, waits=True
-        )
+            self.path, ask.first, ask.blocks, generation, priority=claim.priority, deadline=claim.deadline,
+            waits=True, flow=self.flow,
+        )  # fmt: skip
 
     def place(self, route: Route) -> Place:
         """Where connections of it are kept for others."""

@@ -1,4 +1,4 @@
-"""How many connections one route of a put uses: few at first, more or fewer as the rate says. No I/O.
+"""How many connections one route of a put, or a get, uses: few at first, more or fewer as the rate says. No I/O.
 
 Where one connection fills the link, as with BBR or without loss, more only wait for each other; where each loses
 packets and backs off, as with CUBIC, many are needed. :mod:`stageout.tuning.climbing` finds out by trying; and where

@@ -164,6 +164,7 @@ class Get:
     :param capability: as of a STAT. :param terminal: as of a STAT.
     :param priority: and :param deadline: as of a VIA, among what one key asks for.
     :param waits: HEARTBEATs may come before FOUND, while the router fetches the file itself.
+    :param flow: as of a VIA: all connections by which one file is fetched have the same one, "" for one of its own.
     """
 
     path: str
@@ -176,6 +177,7 @@ class Get:
     priority: int = 0
     deadline: int = 0
     waits: bool = False
+    flow: str = ""
 
 
 @dataclass(frozen=True)

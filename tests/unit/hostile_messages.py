@@ -269,7 +269,7 @@ _MESSAGES: tuple[Any, ...] = (
     overlay.Opened(4, _EPOCH, ((0, 2), (4, 9)), True, True),
     overlay.NoSpace(_ORIGIN, 1, 5),
     overlay.Attach(4),
-    overlay.Get("d/f", 1, 2, 3, "c", "s", "t:1", 4, 99, True),
+    overlay.Get("d/f", 1, 2, 3, "c", "s", "t:1", 4, 99, True, "f"),
     overlay.Found(5, overlay.BLOCK_BYTES, 3, 0o644, "ab" * 32, "blake2b-128"),
     overlay.Stat("d/f", "c", "s", "t:1"),
     overlay.List("d"),

@@ -166,6 +166,19 @@ def test_an_answer_takes_its_turn_as_a_file_of_its_size_would(
     assert not ordered or max(line.taken) <= line.piece_bytes
 
 
+def test_all_connections_by_which_a_file_is_fetched_have_one_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "f").write_bytes(bytes(5000))
+    line = _Line(uplink=1.0)
+    monkeypatch.setattr(worker, "links", lambda: line)
+    near, far = socket.socketpair()
+    with near, far, (tmp_path / "f").open("rb") as file:
+        job = Job("send", peer="k", to="there", block_bytes=1 << 20, size_bytes=5000, flow="one")
+        worker.send_file(job, near, file.fileno())
+    assert line.claims == [("there", Claim("one", "k"))]
+
+
 class _Line:
     """All lanes of a process, and the one tap of each; it is held."""
 
