@@ -46,8 +46,10 @@ if TYPE_CHECKING:
     import ssl
 
 #: A router answers a greeting within this time, also a far one that has much to do; behind relays, each of which makes
-#: a connection in ten seconds or says that it cannot, it takes so much longer.
+#: a connection in ten seconds or says that it cannot, it takes so much longer. One that has answered before has all the
+#: time that a connection may be silent: it is a router, and perhaps stands still for a while.
 _GREETING_S, _RELAY_S = 15.0, 10.0
+_answered: set[str] = set()
 _UNSENT_BYTES = 256 * 1024
 #: Time of a block above which blocks leave in pieces, and their size.
 _PROMPT_S = 0.01
@@ -178,7 +180,7 @@ class Channel:
                 self._pass_relays()
             if gateway.ca:
                 self._cover()
-            self._greet(len(route))
+            self._greet(gateway.server, len(route))
             wait_at_most(self._socket, gateway.timeout_s)
             self._refused = ErrorClass.PERMISSION_DENIED, ErrorClass.SERVER_BUSY
         except BaseException:
@@ -421,7 +423,7 @@ class Channel:
 
     def _pass_relays(self) -> None:
         """Have the circuit made; the HELLO to its end follows at once, so that it costs no wait of its own."""
-        self._greet()
+        self._greet(self.route[0])
         claim = self._back or (self._lane.claim if self._lane else Claim())
         rest = (*self.route[1:], self.gateway.server)
         back = self._back is not None
@@ -440,7 +442,7 @@ class Channel:
 
         from stageout.core import tls
 
-        raw, patience_s = self._socket, self._patience_s(len(self.route))
+        raw, patience_s = self._socket, self._patience_s(self.gateway.server, len(self.route))
         try:
             self._socket = tls.secured(raw, _trusting(self.gateway.ca), self.gateway.host, patience_s)
         except ssl.SSLCertVerificationError as problem:
@@ -454,19 +456,21 @@ class Channel:
             words = f"{problem.strerror or problem}; has the router a certificate (STAGEOUT_ROUTER_CERT)?"
             raise self.failure(ErrorClass.CONNECTION_LOST, words) from None
 
-    def _patience_s(self, relays: int) -> float:
-        """How long a greeting may take. :param relays: that it passes."""
-        return min(self.gateway.timeout_s, _GREETING_S + relays * _RELAY_S)
+    def _patience_s(self, server: str, relays: int) -> float:
+        """How long a greeting may take. :param server: that is to answer. :param relays: that it passes."""
+        timeout_s = self.gateway.timeout_s
+        return timeout_s if server in _answered else min(timeout_s, _GREETING_S + relays * _RELAY_S)
 
     def _unanswered(self, patience_s: float) -> TransferFailure:
         words = f"connected, but no router has answered there in {patience_s:.0f} s"
         return self.failure(ErrorClass.CONNECT_FAILED, f"{words}: is it the router's port, and does the router run?")
 
-    def _greet(self, relays: int = 0) -> None:
+    def _greet(self, server: str, relays: int = 0) -> None:
         hello = offer(socket.gethostname(), self.gateway.key_name, self._digests())
         self.send(hello)
-        if not self.has_more(self._patience_s(relays)):
-            raise self._unanswered(self._patience_s(relays))
+        patience_s = self._patience_s(server, relays)
+        if not self.has_more(patience_s):
+            raise self._unanswered(patience_s)
         welcome = self.receive()
         if not isinstance(welcome, Welcome):
             raise self.failure(ErrorClass.NOT_SUPPORTED, f"{type(welcome).__name__} where WELCOME was due")
@@ -476,6 +480,7 @@ class Channel:
             raise self.failure(ErrorClass.CREDENTIAL_REFUSED, str(problem)) from None
         except BadFrame as problem:
             raise self.failure(ErrorClass.NOT_SUPPORTED, str(problem)) from None
+        _answered.add(server)
         self._checksum_name, self._checksum = welcome.checksum, frames.checksums()[welcome.checksum]
         self._sums = frames.sums(welcome.checksum, welcome.digest)
         self.digest = frames.digests()[welcome.digest]

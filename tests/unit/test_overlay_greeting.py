@@ -46,4 +46,14 @@ def test_with_certificates_too(silent: Gateway, monkeypatch: pytest.MonkeyPatch)
 def test_who_is_silent_behind_relays_has_the_time_that_these_have() -> None:
     far = Channel.__new__(Channel)
     far.gateway = Gateway("host", 1, "key", b"secret")
-    assert [far._patience_s(relays) for relays in (0, 2, 20)] == [15.0, 35.0, 60.0]
+    assert [far._patience_s("host:1", relays) for relays in (0, 2, 20)] == [15.0, 35.0, 60.0]
+
+
+def test_a_router_that_has_answered_before_has_all_the_time_there_is(
+    silent: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "_answered", {silent.server})
+    began_s = time.monotonic()
+    with pytest.raises(TransferFailure, match="no router has answered"):
+        Channel(replace(silent, timeout_s=0.5))
+    assert time.monotonic() - began_s > 0.45
