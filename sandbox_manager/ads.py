@@ -42,6 +42,8 @@ _STATE_INTERVAL_S = 30.0
 _PAUSE_PER_REPORT = 10
 _STANDING_INTERVAL_S = 15.0
 _STANDING_AGAIN_S = 1.0
+#: A hand-over waits so long at most for the report about it.
+_TELL_S = 5.0
 _PAUSED = "paused by its owner, `stageout resume` goes on"
 _LAST_WORD_S = 7200  # after this an access point's lease for a silent manager has run out anyway
 STATE_FILE = "state.json"
@@ -90,9 +92,13 @@ def _reason(box: Sandbox) -> str:
 
 
 def sandbox_report(
-    box: Sandbox, attempts_limit: int, files: Sequence[FileReport], begun: tuple[str, ...] = ()
+    box: Sandbox, attempts_limit: int, files: Sequence[FileReport], begun: tuple[str, ...] = (), only_here: int = 0
 ) -> SandboxReport:
-    """One sandbox as agents and people see it. :param begun: receipts of what may be in custody of one given up."""
+    """One sandbox as agents and people see it.
+
+    :param begun: receipts of what custodians may have. :param only_here: files left that are in none of them.
+    """
+    may_be_away = bool(begun) and (box.state in _GIVEN_UP or box.state in SENDABLE)
     return SandboxReport(
         job=box.run.job, number=box.run.number, owner=box.owner, state=str(box.state), change=box.change,
         reason=_reason(box), error_code=box.error_code,
@@ -102,7 +108,8 @@ def sandbox_report(
         attempts_limit=attempts_limit + box.excused if attempts_limit else 0,
         next_attempt_at=0 if _stands_still(box) else box.next_attempt_at,
         accepted_at=box.accepted_at, data_slot=box.slot_name, files=tuple(files),
-        custody=begun if begun and box.state in _GIVEN_UP else box.custody, holdings=box.holdings,
+        custody=begun if may_be_away else box.custody, holdings=box.holdings,
+        files_only_here=only_here if may_be_away and box.state in SENDABLE else 0,
     )  # fmt: skip
 
 
@@ -150,6 +157,8 @@ class Reporter:
         self._accepting = True
         self._refusal: str | None = None
         self._leaving = False
+        self._publishing = asyncio.Lock()
+        self._wanted = self._told = 0
 
     def leave(self) -> None:
         """From now on every report may be the last, and the startd that would carry it may be gone already."""
@@ -177,8 +186,24 @@ class Reporter:
             except asyncio.TimeoutError:
                 continue
 
-    async def publish(self) -> None:
-        """Build and publish one report now. A collector that refuses or is away is no error."""
+    async def tell(self) -> None:
+        """Publish what is in the ledger now; of many who ask this at once, one does it for all. Waits 5 s at most."""
+        self._wanted += 1
+        work = asyncio.get_running_loop().create_task(self.publish(self._wanted))
+        await asyncio.wait({work}, timeout=_TELL_S)
+
+    async def publish(self, wanted: int = 0) -> None:
+        """Build and publish one report now. A collector that refuses or is away is no error.
+
+        :param wanted: of :meth:`tell`: nothing is to be done when a report that began after it is out.
+        """
+        async with self._publishing:
+            if not wanted or self._told < wanted:
+                asked = self._wanted
+                await self._publish()
+                self._told = asked
+
+    async def _publish(self) -> None:
         try:
             ad = await self._report()
             if self._leaving:
@@ -248,7 +273,7 @@ class Reporter:
         report = Report(
             pipeline.manager.name, pipeline.manager.key, number, int(self._clock.wall_s()),
             dict(pipeline.book.acknowledged), pipeline.book.registry.bytes_at_risk, (),
-            tuple(pipeline.breakers.troubles()[:SERVERS_SHOWN]), pipeline.leases.unleased(),
+            tuple(pipeline.breakers.troubles()[:SERVERS_SHOWN]), pipeline.leases.unleased(), pipeline.leases.ends_in_s,
         )  # fmt: skip
         return report_ad(report, self._key, sandboxes)
 
@@ -264,6 +289,7 @@ class Reporter:
         files = await self._pipeline.book.ledger.read(
             lambda db: {box: lookups.files_in_trouble_first(db, box, limit) for box, limit in wanted.items()}
         )
+        only_here = await self._only_here([box for box in boxes if box.id in wanted])
         limit = self._pipeline.rules.retry.attempts
         places = self._pipeline.book.registry.destinations
         fresh: dict[int, _Shown] = {}
@@ -271,12 +297,24 @@ class Reporter:
             if box.id in wanted:
                 rows = [file_report(row, box, places) for row in files[box.id]]
                 fresh[box.id] = _Shown(
-                    box.change, len(rows), encoded(sandbox_report(box, limit, rows, self._begun(box)))
+                    box.change,
+                    len(rows),
+                    encoded(sandbox_report(box, limit, rows, self._begun(box), only_here.get(box.id, 0))),
                 )
             else:
                 fresh[box.id] = self._shown[box.id]
         self._shown = fresh
         return [item.encoded for item in fresh.values()]
+
+    async def _only_here(self, boxes: Sequence[Sandbox]) -> dict[int, int]:
+        """Of what may have been handed over in part: how many files of it have not."""
+        way_out = self._pipeline.hand_over_to
+        begun = [box.id for box in boxes if box.state in SENDABLE and self._begun(box)]
+        if way_out is None or not begun:
+            return {}
+        return await self._pipeline.book.ledger.read(
+            lambda db: {box: way_out.only_here(lookups.left_files(db, box)) for box in begun}
+        )
 
     async def _next_number(self) -> int:
         if self._number >= self._numbers_end:

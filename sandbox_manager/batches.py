@@ -11,7 +11,7 @@ from pathlib import Path
 from sandbox_manager import lookups, records
 from sandbox_manager.breaker import Breakers
 from sandbox_manager.credentials import HeldSurroundings
-from sandbox_manager.handover import for_these
+from sandbox_manager.handover import deposits_of, for_these
 from sandbox_manager.lookups import FileRow
 from sandbox_manager.planner import BatchPlan
 from sandbox_manager.records import FileResult
@@ -127,10 +127,11 @@ class BatchRun:
         if ended is not None:
             text = f"{ended.shown} ended at {utc(ended.expires_at)}"
             return [Failure(ErrorClass.CREDENTIAL_EXPIRED, text)] * len(files)
-        cargo = tuple(
-            Cargo(self._spool.path(item.ticket, item.position), item.url, item.name, item.size_bytes) for item in files
-        )
         settings = {**for_these(self._settings, whole), "STAGEOUT_STATE_DIR": str(self._spool.state_of(*self._user))}
+        cargo = tuple(
+            Cargo(self._spool.path(item.ticket, item.position), item.url, item.name, item.size_bytes, deposit)
+            for item, deposit in zip(files, deposits_of(settings, len(files)))
+        )
         group = self._spool.group_of(*self._user)
         batch = Batch(self._directory, self._plugin, *self._user, cargo, self._lifetime_s, equipment, settings, group)
         self.asked = True

@@ -130,6 +130,7 @@ class Daemon:
         await self._know_keys(ledger, pipeline)
         gate = Gatekeeper(manager.name, manager.key, self._agents, self._keys)
         reporter = Reporter(pipeline, self.spool, around.collector, around.clock, settings, condor_uid(), key)
+        pipeline.tell = reporter.tell
         intake = Intake(self.spool, around.identity(settings), pipeline.acceptance, settings, around.clock)
         fetcher = Fetcher(pipeline, self._agents, key.sign)
         control = Control(

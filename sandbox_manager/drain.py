@@ -46,6 +46,7 @@ class Drain:
         self._until_s = clock.monotonic_s() + sending_s
         self._end = clock.wall_s() + sending_s
         self._hurry = False
+        pipeline.leases.end_in(sending_s)
         self._way_out = HandOver(",".join(router.replace(",", " ").split()), key, copies) if router else None
         self._hand_over_s = clock.monotonic_s() + sending_s * _OWN_SHARE
 
@@ -71,7 +72,9 @@ class Drain:
         pipeline.hand_over_to = self._way_out  # whose receipts, of an earlier start too, are told of what is lost
         lost = await self._lose()
         for box in lost:
-            log.error("lost", job=box.run.job, run=box.run.number, owner=box.owner, bytes=box.bytes_left, reason=REASON)
+            log.error(
+                "lost", job=box.run.job, run=box.run.number, owner=box.owner, bytes=box.bytes_left, reason=_reason(box)
+            )
         away = [box for box in pipeline.book.registry.by_id.values() if box.state is State.HANDED_OVER]
         log.event("drained", lost=len(lost), lost_bytes=sum(box.bytes_left for box in lost), handed_over=len(away))
 
@@ -128,7 +131,7 @@ class Drain:
 
         def change(db: sqlite3.Connection) -> Iterable[int]:
             for box in lost:
-                records.end(db, box.id, State.LOST, now, REASON)
+                records.end(db, box.id, State.LOST, now, _reason(box))
                 yield box.id
 
         self._pipeline.follow(await self._pipeline.book.write(change, "record-lost"))
@@ -138,6 +141,12 @@ class Drain:
         left_s = self._until_s - self._clock.monotonic_s()
         log.warn("at-risk", bytes=self._pipeline.book.registry.bytes_at_risk, jobs=jobs_at_risk(self._left()),
                  left_s=round(left_s, 1))  # fmt: skip
+
+
+def _reason(box: Sandbox) -> str:
+    """With what had been in the way: the next run may meet it too."""
+    in_the_way = box.reason if box.error_code else ""
+    return f"{REASON}; before that: {in_the_way}" if in_the_way else REASON
 
 
 def jobs_at_risk(boxes: Iterable[Sandbox]) -> str:

@@ -96,12 +96,27 @@ class HandOver:
             for one in files
         ]
 
+    def only_here(self, files: Iterable[tuple[int, int]]) -> int:
+        """How many of these files no custodian can have. :param files: ticket and position of each."""
+        return sum(one not in self._numbers for one in files)
+
     def begun(self, sandbox: int) -> tuple[str, ...]:
         """All that may have been given to the custodian of a sandbox: its plugin may have died before it could say so.
 
         Whoever runs the job again must have this cancelled, or old output could come after the new.
         """
         return tuple(map(str, joined(list(self._begun.get(sandbox, {}).values()))))
+
+
+def deposits_of(settings: Mapping[str, str], files: int) -> Sequence[Receipt | None]:
+    """What a plugin with these settings may give each file to a custodian as; None: to none.
+
+    :param settings: of :meth:`HandOver.begin`, or others. :param files: that it is told of.
+    """
+    if _NUMBERS not in settings:
+        return [None] * files
+    router, seed = settings["STAGEOUT_OVERLAY_HANDOVER"], settings["STAGEOUT_OVERLAY_SEED"]
+    return [Receipt(router, seed, number, number, 0) for number in read_numbers(settings[_NUMBERS])]
 
 
 def for_these(settings: Mapping[str, str], indices: Sequence[int]) -> dict[str, str]:

@@ -8,6 +8,7 @@ the time between the two counts against the manager, however long the messages t
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from stageout.core.clock import Clock
 
 _META = "lease_s:"
 _REPORTS_KEPT = 2000
+#: For plugins that are told to end, and for the last report.
+_PLUGINS_END_S = 30.0
 
 
 @dataclass
@@ -37,6 +40,7 @@ class Leases:
     _until_s: dict[str, float] = field(default_factory=dict)
     _ended: set[str] = field(default_factory=set)
     _told: tuple[str, ...] = ()
+    _ends_s: float = float("inf")
 
     def load(self, db: sqlite3.Connection) -> None:
         """Read which access points want leases (at start)."""
@@ -61,8 +65,21 @@ class Leases:
         if made_s is not None:
             self._until_s[schedd] = max(made_s + lease_s, self._until_s.get(schedd, float("-inf")))
 
+    def end_in(self, limit_s: float) -> None:
+        """Nothing is sent after so long, whoever hears this manager: access points have its word for that."""
+        self._ends_s = self._now_s() + limit_s
+
+    @property
+    def ends_in_s(self) -> int:
+        """How long something may be sent or said yet, with the time that plugins take to end; 0 without an end."""
+        if self._ends_s == float("inf"):
+            return 0
+        return math.ceil(max(0.0, self._ends_s - self._now_s()) + _PLUGINS_END_S)
+
     def holds(self, schedd: str) -> bool:
         """May output of this access point's jobs be sent now?"""
+        if self._now_s() >= self._ends_s:
+            return False
         if not self._lease_s.get(schedd):
             return True
         holds = self._now_s() < self._until_s.get(schedd, float("-inf"))

@@ -122,6 +122,13 @@ def begun_hand_over(db: sqlite3.Connection) -> list[FileRow]:
     return list(map(file_row, db.execute(f"{query} f.digest GLOB '* * *-* *'", (FileState.DELIVERED,))))
 
 
+def left_files(db: sqlite3.Connection, sandbox_id: int) -> list[tuple[int, int]]:
+    """Ticket and position of each file of a sandbox that is left."""
+    return db.execute(
+        "SELECT ticket, position FROM files WHERE sandbox = ? AND state IN (0, 1, 3)", (sandbox_id,)
+    ).fetchall()
+
+
 def _handed_over(db: sqlite3.Connection, sandbox_id: int) -> list[tuple[str, int]]:
     """Receipt and size of each file that another custodian has."""
     query = "SELECT digest, size FROM files WHERE sandbox = ? AND state = ?"

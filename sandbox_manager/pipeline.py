@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -77,10 +77,15 @@ _PLUGINS_END_S = 0.1
 _BREAKERS = "breakers"
 
 
+async def _nobody() -> None:
+    """Tells nobody."""
+
+
 class Pipeline:
     """Custody of all sandboxes of this node. One event loop; :meth:`recover` first, then :meth:`run` beside everything.
 
     :param ledger: opened. :param spool: opened. :param table: loaded. :param grants: of the policy service, if any.
+    :ivar tell: waits until access points can read what is in the ledger now.
     """
 
     def __init__(
@@ -109,6 +114,7 @@ class Pipeline:
         )  # fmt: skip
         self._sending = True
         self.hand_over_to: HandOver | None = None
+        self.tell: Callable[[], Awaitable[None]] = _nobody
         self._shares = Shares()
         self._strays = Strays(spool)
         self._rates = Rates()
@@ -297,6 +303,8 @@ class Pipeline:
         try:
             await self._lease(batch)
             files, held, way_out = await self._take(batch)
+            if files and way_out is not None:
+                await self.tell()
             judged = bool(files) and await self._send(batch, files, held, flight, way_out)
         except (OSError, sqlite3.Error) as problem:
             log.error("batch-failed", server=batch.server, problem=problem)
@@ -337,6 +345,8 @@ class Pipeline:
             if to is not None:
                 settings.update(to.begin(taken, int(self._clock.wall_s())))
                 records.keep_receipts(db, to.receipts(taken))
+                for sandbox in {item.sandbox for item in taken}:
+                    records.touch(db, sandbox)
             return touched
 
         await self.book.write(change, "record-moving")

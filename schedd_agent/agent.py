@@ -39,7 +39,7 @@ from stageout.core import log
 from stageout.core.clock import Clock
 from stageout.core.durable import step
 from stageout.core.signing import SigningKey
-from stageout.core.states import State
+from stageout.core.states import FREED, State
 from stageout.wire.custody import Action, AgentNotice, Run, notice_ad, orders_ad
 
 #: Edits of one pass may take so long (s): the next runs that end are waiting for their orders meanwhile.
@@ -51,6 +51,9 @@ _AFTER_CONFIRMATION = frozenset(
     {State.LEASED, State.MOVING, State.RETRY_WAIT, State.DELIVERED, State.RELEASED, State.FAILED, State.LOST}
 )
 _ELDERS = 20
+#: What is said of these stays true when the pilot that said it has ended.
+_AFTER_THE_PILOT = FREED | {State.HANDED_OVER}
+_NO_WORD = "its pilot ended and did not say what became of it"
 
 
 @dataclass
@@ -97,7 +100,7 @@ class Agent:
         """Do what there is to do now; False when schedd or collector did not answer."""
         try:
             self._look()
-            seen = self.custodians.completed(self.board.by_job()) if self.custodians else self.board.by_job()
+            seen = self._seen()
             jobs = {job.name: job for job in self.queue.jobs(seen.keys())}
             self.read_receipts()  # after the queue: the record of a job that is Completed there has been written
             if self.custodians:
@@ -109,6 +112,21 @@ class Agent:
             return False
         self._say_trouble("")
         return True
+
+    def _seen(self) -> dict[str, list[Seen]]:
+        """What managers and custodians say; of managers that have ended as they said before, what follows from that."""
+        seen = self.board.by_job()
+        if self.custodians:
+            seen = self.custodians.completed(seen, self._is_gone)
+        return {job: [self._as_of_its_end(item) for item in items] for job, items in seen.items()}
+
+    def _is_gone(self, manager: str) -> bool:
+        return self.view.has_ended(manager) or self.view.silent_s(manager) >= self.limits.lease_s
+
+    def _as_of_its_end(self, item: Seen) -> Seen:
+        if item.sandbox.state in _AFTER_THE_PILOT or not self.view.has_ended(item.manager):
+            return item
+        return replace(item, sandbox=replace(item.sandbox, state=State.LOST.value, reason=_NO_WORD))
 
     def read_receipts(self) -> int:
         """Follow the AP's records; returns how many new receipts came."""
@@ -128,6 +146,8 @@ class Agent:
         now_s = self.clock.monotonic_s()
         self.view.looked(now_s, look.collector_age_s, self.board.shown(), self.board.numbers)
         self.view.disputed(self.board.disputed)
+        for manager, (number, ends_in_s) in self.board.endings.items():
+            self.view.ending(manager, number, ends_in_s)
         self.newest.store(now_s)
         for manager, number in self.board.acknowledged(self.book.numbering).items():
             for key in self.book.acknowledged(manager, number):
@@ -212,7 +232,8 @@ class Agent:
         for number in range(max(1, run - _ELDERS), run):
             record = self._record(name, number)
             for manager in record.managers if record else ():
-                found[Elder(manager, number)] = self.view.silent_s(manager)
+                silent_s = self.limits.lease_s if self.view.has_ended(manager) else self.view.silent_s(manager)
+                found[Elder(manager, number)] = silent_s
         return found
 
     # ---- what the schedd is asked beside the queue ---------------------------------------------------------------

@@ -1,8 +1,10 @@
 """Output that pilots handed over to routers of the overlay: what became of it, after the pilots are gone.
 
-A pilot's last report says HandedOver and carries receipts. They are kept here, durably, until the job has its end. The
-custodians are asked in a thread of its own; what they say turns the report that the decisions see into Delivered,
-Failed or Lost. Nobody's silence counts: only an answer, or the end of the time in which a custodian delivers.
+A pilot's last report says HandedOver and carries receipts. They are kept here, durably, until the job has its end. A
+pilot that is about to hand over says so before, with the receipts: should it end without a last report, what it may
+have handed over is asked for all the same, and withdrawn unless all of it arrives. The custodians are asked in a thread
+of its own; what they say turns the report that the decisions see into Delivered, Failed or Lost. Nobody's silence
+counts: only an answer, or the end of the time in which a custodian delivers.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from stageout.core.durable import link, read_file, write_file
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.states import FREED, State
 from stageout.wire.custody import SandboxReport, sandbox_of
-from stageout.wire.deposits import BadReceipt, Receipt, is_seed_of, read_receipt
+from stageout.wire.deposits import MOST_EXPIRES_AFTER_S, BadReceipt, Receipt, is_seed_of, read_receipt
 
 #: A custodian keeps results for an hour beyond the expiry; after that nobody can say anything any more.
 _KEPT_S = 3600
@@ -34,6 +36,9 @@ _VERIFIED = "digests, by the overlay"
 #: Sandboxes of which nobody sends anything any more but custodians.
 _GIVEN_AWAY = FREED | {State.HANDED_OVER}
 _UNDER_WAY = ("custody", "pending")
+#: Sandboxes that a pilot hands over, or is about to.
+_HANDING_OVER = frozenset({State.CONFIRMED, State.LEASED, State.MOVING, State.RETRY_WAIT})
+_CUT_OFF = "its pilot ended while it handed it over"
 _GIVEN_UP = (State.CANCELLED.value, State.LOST.value)
 _ADVICE = (
     "nobody asks the custodians for that output: its jobs run again when STAGEOUT_LEASE is over; to have them asked,"
@@ -69,6 +74,23 @@ class Kept:
         return self.seen.manager, self.seen.sandbox.job, self.seen.sandbox.number
 
     @property
+    def is_at_work(self) -> bool:
+        """Whether its pilot has not said yet what became of it, nor ended."""
+        return self.seen.sandbox.state not in _GIVEN_AWAY
+
+    @property
+    def is_presumed(self) -> bool:
+        """Whether its pilot ended before it heard that the custodians have it."""
+        return self.seen.sandbox.state == State.HANDED_OVER and self.seen.sandbox.files_left > 0
+
+    def cut_off(self) -> None:
+        """Its pilot has ended: all that is left may be in custody, or some of it certainly is not."""
+        box = self.seen.sandbox
+        all_of_it = box.state in _HANDING_OVER and not box.files_only_here
+        state = State.HANDED_OVER if all_of_it and not self.is_presumed else State.LOST
+        self.seen = replace(self.seen, sandbox=replace(box, state=state.value, reason=_CUT_OFF))
+
+    @property
     def open(self) -> list[tuple[str, str]]:
         """(custodian, name) of deposits of which the end is not known."""
         known = self.finals.keys() | self.others
@@ -102,7 +124,9 @@ class Kept:
                     return
                 answer = next((one for one in said.values() if one[0] != "unknown"), answer)
                 outcome, _ = answer
-        if outcome == "unknown" and not self.is_bad:
+        if outcome == "unknown" and self.is_presumed and not self.is_bad:
+            self.cut_off()  # it never got there: the rest is withdrawn
+        elif outcome == "unknown" and not self.is_bad:
             # It said that it has it. If it is asked with another key, it may deliver yet.
             advice = "has STAGEOUT_CUSTODIAN_KEY the key that pilots deposit with?"
             self.problem = f"{custodian} knows nothing of it: {advice}"
@@ -134,14 +158,17 @@ class Custodians:
         self._asking: Future[None] | None = None
         self._asked_s = float("-inf")
 
-    def completed(self, seen: Mapping[str, Sequence[Seen]]) -> dict[str, list[Seen]]:
+    def completed(
+        self, seen: Mapping[str, Sequence[Seen]], is_gone: Callable[[str], bool] = lambda manager: False
+    ) -> dict[str, list[Seen]]:
         """Reports as decisions shall see them: with what is kept, and with what custodians said. Begins to ask.
 
-        On return all receipts are on the disk. :raises OSError: they are not.
+        On return all receipts are on the disk. :param is_gone: whether a manager gives nothing away any more.
+        :raises OSError: they are not.
         """
         every = [item for items in seen.values() for item in items]
         self._reported = {(item.manager, item.sandbox.job, item.sandbox.number) for item in every}
-        self._keep(item for item in every if item.sandbox.custody)
+        self._keep(every, is_gone)
         found = {job: [self._as_it_ended(item) for item in items] for job, items in seen.items()}
         with self._lock:
             for kept in self._kept.values():
@@ -186,34 +213,55 @@ class Custodians:
         if before is not None:
             kept.until_s = before.until_s + kept.expires - before.expires
         else:
-            kept.until_s = self._clock.monotonic_s() + kept.expires - self._clock.wall_s()
+            left_s = kept.expires - self._clock.wall_s()
+            kept.until_s = self._clock.monotonic_s() + min(left_s, MOST_EXPIRES_AFTER_S)
         return kept
 
-    def _keep(self, items: Iterable[Seen]) -> None:
+    def _keep(self, items: Iterable[Seen], is_gone: Callable[[str], bool]) -> None:
         with self._lock:
             for item in items:
-                box = item.sandbox
-                known = self._kept.get((item.manager, box.job, box.number))
-                if known is not None and known.seen.sandbox.change >= box.change:
-                    continue
-                if (item.manager, box.job, box.number) in self._over:
-                    continue
-                if known is None and box.state not in _GIVEN_AWAY:
-                    continue  # it is still at work; all of it is said when it is not
-                try:
-                    receipts = _receipts(item)
-                except BadReceipt as problem:
-                    log.warn("receipt-refused", manager=item.manager_name, job=box.job, problem=problem)
-                    continue
-                kept = self._timed(Kept(item, receipts), known)
-                if known is not None:
-                    kept.finals, kept.given_up = known.finals, known.given_up
-                self._kept[kept.key] = kept
-                self._is_stored = False
-                log.event("handed-over", job=box.job, run=box.number, custodians=",".join(_places(receipts)))
+                self._keep_one(item)
+            for kept in self._kept.values():
+                if kept.is_at_work and is_gone(kept.seen.manager):
+                    kept.cut_off()
+                    self._is_stored = False
+                    box = kept.seen.sandbox
+                    log.warn("hand-over-cut-off", job=box.job, run=box.number, manager=kept.seen.manager_name,
+                             custodians=",".join(_places(kept.receipts)), taken_for=box.state)  # fmt: skip
             if not self._is_stored:
                 self._tell_apart()
                 self._store()
+
+    def _keep_one(self, item: Seen) -> None:
+        box = item.sandbox
+        known = self._kept.get((item.manager, box.job, box.number))
+        if known is not None and known.seen.sandbox.change >= box.change:
+            return
+        if not box.custody:
+            if known is not None and known.is_at_work:  # it has come to an end at its node
+                del self._kept[known.key]
+                self._is_stored = False
+            return
+        if (item.manager, box.job, box.number) in self._over:
+            return
+        try:
+            receipts = _receipts(item)
+        except BadReceipt as problem:
+            log.warn("receipt-refused", manager=item.manager_name, job=box.job, problem=problem)
+            return
+        if known is None and box.state not in _GIVEN_AWAY and not self._may_ask(item, receipts):
+            return  # all of it is said when it has come to its end
+        kept = self._timed(Kept(item, receipts), known)
+        if known is not None:
+            kept.finals, kept.given_up = known.finals, known.given_up
+        self._kept[kept.key] = kept
+        self._is_stored = False
+        if known is None or known.is_at_work != kept.is_at_work:
+            name = "handing-over" if kept.is_at_work else "handed-over"
+            log.event(name, job=box.job, run=box.number, custodians=",".join(_places(receipts)))
+
+    def _may_ask(self, item: Seen, receipts: Iterable[Receipt]) -> bool:
+        return item.sandbox.state in _HANDING_OVER and self.allowed.issuperset(_places(receipts))
 
     def _tell_apart(self) -> None:
         """Files of many sandboxes share a seed: what a lost one may have given is not what another one has given."""
@@ -266,7 +314,7 @@ class Custodians:
         with self._lock:
             todo: dict[tuple[str, bool], list[tuple[Kept, str]]] = {}
             for kept in self._kept.values():
-                for place, name in kept.open:
+                for place, name in () if kept.is_at_work else kept.open:
                     if place in self.allowed:
                         todo.setdefault((place, kept.is_bad), []).append((kept, name))
         for (place, cancel), wanted in todo.items():

@@ -33,6 +33,7 @@ class View:
         self._managers: dict[str, float] = {}
         self._waiting: dict[tuple[str, int], float] = {}
         self._disputed: dict[str, float] = {}
+        self._ends: dict[str, tuple[int, float]] = {}
 
     def looked(
         self, now_s: float, collector_age_s: float, shown: Iterable[tuple[str, str]], managers: Iterable[str] = ()
@@ -50,6 +51,23 @@ class View:
         for key in shown:
             self._shown[key] = self._seen_s
         _remember(self._managers, managers, self._seen_s)
+
+    def ending(self, manager: str, number: int, ends_in_s: float) -> None:
+        """What a manager's newest report says of its end. :param number: of that report. :param ends_in_s: 0: none."""
+        if not ends_in_s:
+            self._ends.pop(manager, None)
+        elif self._ends.get(manager, (0, 0.0))[0] != number:
+            self._ends[manager] = number, self._seen_s + ends_in_s
+            while len(self._ends) > _NAMES_KEPT:
+                del self._ends[next(iter(self._ends))]
+
+    def has_ended(self, manager: str) -> bool:
+        """Whether a manager (custodian) has said when it will have ended, that is over, and nothing came after it.
+
+        Time is counted from the look that found its word, so it has ended before by any clock.
+        """
+        found = self._ends.get(manager)
+        return found is not None and self._seen_s >= found[1]
 
     def disputed(self, names: Iterable[str]) -> None:
         """Others speak in the names of these managers now: their silence begins anew."""

@@ -144,6 +144,11 @@ class Board:
         """Manager -> number of its newest report."""
         return {manager: report.number for manager, report in self._reports.items()}
 
+    @property
+    def endings(self) -> dict[str, tuple[int, int]]:
+        """Manager -> number of its newest report, and in how many seconds it will have ended, 0 for no end."""
+        return {manager: (report.number, report.ends_in_s) for manager, report in self._reports.items()}
+
     def busy(self) -> set[str]:
         """Managers that hold output of this schedd's jobs."""
         return {

@@ -145,9 +145,11 @@ def _known(value: int | None, otherwise: int) -> int:
 def _from_report(job: Job, box: SandboxReport, report: Report) -> dict[str, Any]:
     ended = job.state in _ENDED and job.state_run in (None, job.run)
     custody = _custody(box, ended)
+    # Of what a pilot has handed over the access point hears from the custodians, and knows when the pilot has ended.
+    by_ad = ended or (job.state == State.HANDED_OVER and job.state_run in (None, job.run))
     return {
-        "state": job.state if ended else box.state,
-        "reason": (job.reason if ended else box.reason) or box.reason,
+        "state": job.state if by_ad else box.state,
+        "reason": (job.reason if by_ad else box.reason) or box.reason,
         "files_total": box.files_total,
         "files_left": box.files_left + _files(custody),
         "bytes_total": box.bytes_total,

@@ -40,6 +40,7 @@ from stageout.movers.results import (
     read_single,
 )
 from stageout.movers.scrub import Secrets
+from stageout.wire.deposits import Receipt
 from stageout.wire.handoff import OfferedCredential
 
 _LAUNCH = Path(launch.__file__)
@@ -71,12 +72,14 @@ class Cargo:
 
     :param source: in the spool; of a batch that fetches: where the file is put, on the filesystem of the batch's
         directory. :param name: as the job called it (base name). :param size_bytes: of what is sent.
+    :param deposit: that it may be given to a custodian as; None: to none.
     """
 
     source: Path
     url: str
     name: str
     size_bytes: int
+    deposit: Receipt | None = None
 
 
 @dataclass(frozen=True)
@@ -288,7 +291,7 @@ class Mover:
     def _sent(self) -> list[SentFile]:
         """What was asked for; sizes of what has been fetched are those of the files."""
         return [
-            SentFile(name, item.url, self._size_bytes(name) if self._batch.fetches else item.size_bytes)
+            SentFile(name, item.url, self._size_bytes(name) if self._batch.fetches else item.size_bytes, item.deposit)
             for item, name in zip(self._batch.files, self._names)
         ]
 

@@ -13,7 +13,7 @@ from typing import Any, Union
 
 from stageout.core.classads import ClassAd, ClassAdSyntaxError, parse_ads
 from stageout.core.errors import ErrorClass, classify_foreign
-from stageout.wire.deposits import BadReceipt, read_receipt
+from stageout.wire.deposits import BadReceipt, Receipt, read_receipt
 
 PLUGINS_WORD = "plugin's word"
 CUSTODY = "custody"
@@ -37,11 +37,16 @@ class Failure:
 
 @dataclass(frozen=True)
 class SentFile:
-    """One request of a batch. :param name: base name of the local file, unique in the batch."""
+    """One request of a batch.
+
+    :param name: base name of the local file, unique in the batch. :param deposit: that it may be given to a custodian
+        as; None: to none.
+    """
 
     name: str
     url: str
     size_bytes: int
+    deposit: Receipt | None = None
 
 
 @dataclass(frozen=True)
@@ -162,6 +167,11 @@ def _custody(item: SentFile, text: str, told: Sequence[int]) -> Answer:
         receipt = read_receipt(text)
     except BadReceipt as problem:
         return Failure(ErrorClass.NOT_VERIFIED, f"the plugin's receipt of a custodian cannot be read: {problem}")
+    if item.deposit is None:
+        return Failure(ErrorClass.NOT_VERIFIED, f"the plugin gave the file to {receipt.custodian}, as nobody had asked")
+    if not receipt.is_of(item.deposit):
+        text = f"the plugin's receipt, {receipt}, is of something else than it was given, {item.deposit}"
+        return Failure(ErrorClass.NOT_VERIFIED, f"{text}: is this the plugin that came with the manager?")
     return InCustody(str(receipt)) if item.size_bytes in told else _size_mismatch(item, told or [0])
 
 

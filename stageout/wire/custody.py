@@ -24,7 +24,7 @@ AGENT_AD = "StageOutAgent"
 ORDERS_AD = "StageOutOrders"
 AD_LIFETIME_S = 900
 FILES_SHOWN = 50
-_NEWER = frozenset({"manager_key", "vouches", "custody", "holdings"})
+_NEWER = frozenset({"manager_key", "vouches", "custody", "holdings", "files_only_here", "ends_in_s"})
 SERVERS_SHOWN = 20
 _NO_SANDBOXES = '"sandboxes":[]'
 
@@ -81,7 +81,9 @@ class SandboxReport:
     :param number: fencing number of the run. :param change: grows with each change of this sandbox's state.
     :param tickets: hand-offs that belong to it. :param attempts_limit: of each file; 0 without a limit.
     :param files: at most FILES_SHOWN, those in trouble first.
-    :param custody: receipts of files that were handed over to the overlay (:mod:`stageout.wire.deposits`).
+    :param custody: receipts of files that were handed over to the overlay (:mod:`stageout.wire.deposits`); of a sandbox
+        that has not come to its end, also of those that a custodian may have by now.
+    :param files_only_here: left, and in none of these receipts.
     :param holdings: who has how much of these, and since when.
     """
 
@@ -105,6 +107,7 @@ class SandboxReport:
     files: tuple[FileReport, ...] = ()
     custody: tuple[str, ...] = ()
     holdings: tuple[str, ...] = ()
+    files_only_here: int = 0
 
     @property
     def run(self) -> Run:
@@ -136,6 +139,8 @@ class Report:
     :param acknowledged: agent name -> number of the last order of it that was carried out.
     :param bytes_at_risk: accepted and not delivered. :param servers: that cannot be reached, at most SERVERS_SHOWN.
     :param unleased: schedds whose output waits for their agent's word that it hears this manager.
+    :param ends_in_s: a pilot's end: so long after this report was made its manager sends and says nothing any more,
+        unless it is started again. 0: no end is known.
     """
 
     manager: str
@@ -147,6 +152,7 @@ class Report:
     sandboxes: tuple[SandboxReport, ...] = ()
     servers: tuple[ServerReport, ...] = ()
     unleased: tuple[str, ...] = ()
+    ends_in_s: int = 0
 
 
 class Action(str, enum.Enum):

@@ -54,6 +54,11 @@ class Receipt:
         """Address of each custodian."""
         return tuple(self.custodian.split(","))
 
+    def is_of(self, given: Receipt) -> bool:
+        """Whether this is what a custodian may say of deposits that were to go to one or more of those of ``given``."""
+        same = (self.seed, self.first, self.last) == (given.seed, given.first, given.last)
+        return same and set(self.places) <= set(given.places)
+
     def names(self) -> Iterator[str]:
         """The name of each deposit, for :func:`operation_of`."""
         return (name_of(self.seed, number) for number in range(self.first, self.last + 1))

@@ -180,8 +180,9 @@ class Site:
         )
 
     def report(
-        self, state: State, run: int = 1, acknowledged: int = 0, key: SigningKey | None = None, place: str = "m1"
-    ) -> None:
+        self, state: State, run: int = 1, acknowledged: int = 0, key: SigningKey | None = None, place: str = "m1",
+        ends_in_s: int = 0,
+    ) -> None:  # fmt: skip
         """The manager (or who says so, with another key) puts its report into an ad called ``place``."""
         self.number += 1
         left = 0 if state is State.DELIVERED else 2
@@ -189,7 +190,14 @@ class Site:
             JOB, run, "alice", state.value, self.number, "why", 72, (f"t{run}",), 2, left, 5, left, 1, 0, 0, 0
         )
         report = Report(
-            "m1", key.public if key else "", self.number, 1, {self.agent.book.numbering: acknowledged}, 0, (box,)
+            "m1",
+            key.public if key else "",
+            self.number,
+            1,
+            {self.agent.book.numbering: acknowledged},
+            0,
+            (box,),
+            ends_in_s=ends_in_s,
         )
         ad = report_ad(report, key)
         kind = {} if place == "m1" else {"MyType": "Machine", "Name": place}
@@ -402,7 +410,7 @@ def test_a_job_that_left_the_queue_of_a_schedd_that_was_renamed_has_no_orders(si
     for name, actions in (("new", []), ("ap", [Action.FORGET])):
         agent = site.start(name)
         agent.custodians = SimpleNamespace(  # type: ignore[assignment]
-            completed=lambda seen: {JOB: [Seen("m1", "", ended)]}, look_at=lambda jobs, past: None
+            completed=lambda seen, is_gone: {JOB: [Seen("m1", "", ended)]}, look_at=lambda jobs, past: None
         )
         assert site.passes(2)
         assert [order.action for order in agent.book.open.values()] == actions

@@ -15,7 +15,7 @@ from daemon_site import Served, accepted, in_thread, served
 from manager_site import AGENT, Node, Site, made, run
 
 from sandbox_manager.collector import CollectorError, CollectorProcess
-from sandbox_manager.drain import Drain, jobs_at_risk
+from sandbox_manager.drain import REASON, Drain, jobs_at_risk
 from sandbox_manager.intake import Refusal
 from sandbox_manager.throughput import Throughput
 from stageout.core.states import State
@@ -64,7 +64,8 @@ def test_what_can_be_sent_is_sent_and_the_rest_is_lost_for_good(site: Site) -> N
             site.flag("hold", up=False)
             assert [state(node, f"{number}.0") for number in (2, 3, 4, 5)] == [State.LOST] * 4
             assert node.pipeline.movers_running == 0
-            assert "quota" not in (node.box(node.facts("3.0")) or site).reason  # type: ignore[union-attr]
+            reasons = [(node.box(node.facts(f"{number}.0")) or site).reason for number in (2, 3)]  # type: ignore[union-attr]
+            assert reasons == [REASON, f"{REASON}; before that: quota exceeded for alice"]
             await node.order(Action.CONFIRM, facts)
             await asyncio.sleep(0.3)
             await until(lambda: not any(node.spool.directories()), "the bytes to go")

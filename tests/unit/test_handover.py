@@ -50,8 +50,11 @@ from tests.polling import until
 SEED = "c72877be5735efabccb165997ac4a6d9"
 ROUTER = "router.example.org:9621"
 _GIVE = """
+    def numbered(text):
+        ends = [word.partition("-") for word in text.split(",")]
+        return [number for first, _, last in ends for number in range(int(first), int(last or first) + 1)]
     if os.environ.get("STAGEOUT_OVERLAY_HANDOVER") and url.startswith("overlay:"):
-        number = requests.index((url, name)) + 1
+        number = numbered(os.environ["STAGEOUT_OVERLAY_NUMBERS"])[requests.index((url, name))]
         words = (os.environ["STAGEOUT_OVERLAY_HANDOVER"], os.environ["STAGEOUT_OVERLAY_SEED"], number, number)
         ads.append(ad(url, name, True, TransferFileBytes=size, TransferTotalBytes=size,
                       DeveloperData=dict(StageOutCustody="%s %s %d-%d 9999999999" % words)))
@@ -165,7 +168,7 @@ def test_the_most_urgent_goes_first_to_the_custodian(site: Site) -> None:
 def test_what_may_have_been_given_away_is_said_of_what_is_lost(site: Site) -> None:
     async def story() -> None:
         text = site.plugin.read_text()
-        begin = "        number = requests"
+        begin = "        number = numbered"
         site.write_script("copy_plugin", text.replace(begin, f"        time.sleep(1000)\n{begin}"))
         async with site.manager() as node:
             await waiting_for_a_slow_server(site, node, "1.0", {"overlay://h/ok/a": b"1" * 10_000})

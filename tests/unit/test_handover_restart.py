@@ -42,7 +42,7 @@ def test_a_manager_that_is_started_again_gives_the_same_deposits(site: Site) -> 
         }
 
     async def story() -> None:
-        begin = "        number = requests"
+        begin = "        number = numbered"
         site.write_script("copy_plugin", plugin.replace(begin, f"        time.sleep(1000)\n{begin}"))
         async with site.manager() as node:
             await waiting_for_a_slow_server(site, node, "1.0", given[0])
