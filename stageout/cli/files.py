@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote_to_bytes, urlsplit
+from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
 
 from stageout.cli.bars import Bar, printable
 from stageout.cli.exits import CommandError, Exit, UsageError
@@ -28,6 +28,7 @@ from stageout.overlay.channel import Gateway, gateway_of
 from stageout.overlay.client import Deposit, put
 from stageout.overlay.sending import Share, report
 from stageout.overlay.settings import congestion_of, connections_of, custodian_of, routes_of
+from stageout.wire.fields import MAX_PATH_BYTES, is_origin
 from stageout.wire.overlay import Copying, Custody, Result
 from stageout.wire.route import DEFAULT_PORT, BadRoute, Route, address, addresses, check, written
 
@@ -103,12 +104,30 @@ def target(url: str, key: str) -> tuple[Gateway, str]:
     path = os.fsdecode(unquote_to_bytes(os.fsencode(parts.path))).strip("/")
     if parts.scheme != "overlay" or not parts.hostname:
         raise UsageError(f"{url}: write overlay://HOST[:PORT]/path")
+    if "@" in parts.netloc:
+        raise UsageError(f"{url}: nobody is named in a URL: --key is the file that says who you are")
+    if len(os.fsencode(path)) > MAX_PATH_BYTES:
+        raise UsageError(f"{url[:100]}...: its path is longer than {MAX_PATH_BYTES} bytes")
     try:
-        return gateway_of(parts.hostname, parts.port or DEFAULT_PORT, Path(key)), path
+        return gateway_of(parts.hostname, _port(parts), Path(key)), path
     except ValueError:
-        raise UsageError(f"{url}: the port is not a number") from None
+        raise UsageError(f"{url}: the port is not a number from 1 to 65535") from None
     except TransferFailure as failure:
         raise CommandError(f"{failure} (--key)", failure.kind) from None
+
+
+def _port(parts: SplitResult) -> int:
+    """:raises ValueError: it is none."""
+    if parts.port == 0:
+        raise ValueError
+    return parts.port or DEFAULT_PORT
+
+
+def named(url: str, path: str) -> str:
+    """The path of a URL. :raises UsageError: it has none."""
+    if not path:
+        raise UsageError(f"{printable(url)}: this is all of the router: name what is meant in it")
+    return path
 
 
 def _put(
@@ -223,6 +242,9 @@ def ask_with(gateway: Gateway, origin: str) -> str:
 def _ask(gateway: Gateway, options: argparse.Namespace) -> int:
     from stageout.overlay.copying import state
 
+    if not is_origin(options.origin):
+        words = "write the 32 digits that put --custody or copy --background has printed"
+        raise UsageError(f"{printable(options.origin)} is no ORIGIN: {words}")
     if options.files > 1:
         return _ask_all(gateway, options)
     answer = state(gateway, options.origin, options.cancel)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -533,20 +534,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else list(arguments)
     parser = build_parser(words[0] if words else "")
     options: argparse.Namespace | None = None
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names may have what the terminal's language has not
     try:
         options = parser.parse_args(_protect_job_ids(words))
         if options.command in (None, "help"):
             return _help(parser, getattr(options, "topic", None))
         with signals_end_it():
-            return int(importlib.import_module(f"stageout.cli.{options.module}").run(options))
+            status = int(importlib.import_module(f"stageout.cli.{options.module}").run(options))
+            if sys.stdout is not None:
+                sys.stdout.flush()
+            return status
     except (StageoutError, TransferFailure) as problem:
         _say(problem, getattr(options, "json", False))
         return int(problem.status if isinstance(problem, CommandError) else Exit.FAILED)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 141
+    except OSError as problem:
+        _drop_output()
+        _say(CommandError(f"{problem.filename or 'standard output'}: {problem.strerror}"), is_json=False)
+        return int(Exit.FAILED)
+
+
+def _drop_output() -> None:
+    """What is still to be printed goes nowhere: at the exit it would fail once more."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _say(problem: StageoutError | TransferFailure, is_json: bool) -> None:

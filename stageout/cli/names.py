@@ -5,19 +5,22 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 from stageout.cli.bars import Bar, printable
 from stageout.cli.exits import Exit, UsageError
-from stageout.cli.files import ask_with, name_there, target, through
-from stageout.cli.results import item
+from stageout.cli.files import ask_with, name_there, named, target, through
+from stageout.cli.results import SCHEMA, item
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Gateway
 from stageout.overlay.copying import carry, command, copy
 from stageout.overlay.operations import Entry, Session
 from stageout.overlay.settings import routes_of
 
+#: Names that are sorted together.
+_SORTED = 100_000
 _KINDS = {"file": "-", "directory": "d", "link": "l", "other": "?"}
 
 
@@ -51,13 +54,30 @@ def _ls(options: argparse.Namespace) -> None:
     gateway, path = target(options.url, options.key)
     with _session(gateway, options) as session:
         entry = session.stat(path)
-        entries = session.entries(path) if entry.kind == "directory" else iter([entry])
-        found = sorted(entries, key=lambda one: one.name)
-    if options.json:
-        print(json.dumps({"schema": 1, "entries": [as_json(one) for one in found]}, indent=1))
-        return
-    for one in found:
-        print(line(one, options.long))
+        parts = _sorted(session.entries(path) if entry.kind == "directory" else iter([entry]))
+        shown = (one for part in parts for one in part)
+        if options.json:
+            _print_json(shown)
+            return
+        for one in shown:
+            print(line(one, options.long))
+
+
+def _sorted(entries: Iterator[Entry]) -> Iterator[list[Entry]]:
+    """By name; of very many one part after the other, so that they need not all be held."""
+    while part := sorted(islice(entries, _SORTED), key=lambda one: one.name):
+        yield part
+
+
+def _print_json(entries: Iterator[Entry]) -> None:
+    """One object, as it comes."""
+    first = next(entries, None)
+    print(f'{{"schema": {SCHEMA}, "entries": [', end="")
+    if first is not None:
+        print("\n " + json.dumps(as_json(first)), end="")
+    for one in entries:
+        print(",\n " + json.dumps(as_json(one)), end="")
+    print("\n]}")
 
 
 def _stat(options: argparse.Namespace) -> None:
@@ -65,9 +85,8 @@ def _stat(options: argparse.Namespace) -> None:
     with _session(gateway, options) as session:
         entry = session.stat(path)
     if options.json:
-        print(
-            json.dumps({"schema": 1, **as_json(entry), "generation": entry.generation, "known": entry.note}, indent=1)
-        )
+        facts = {"schema": SCHEMA, **as_json(entry), "generation": entry.generation, "known": entry.note}
+        print(json.dumps(facts, indent=1))
         return
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.modified))
     for name, value in (
@@ -82,6 +101,7 @@ def _stat(options: argparse.Namespace) -> None:
 def _rm(options: argparse.Namespace) -> None:
     for url in options.urls:
         gateway, path = target(url, options.key)
+        named(url, path)
         with item(options.json, server=gateway.server, path=path), _session(gateway, options) as session:
             if not options.recursive and session.stat(path).kind == "directory":
                 raise TransferFailure(ErrorClass.CONFLICT, f"{path} is a directory: rm -r removes it with all in it")
@@ -91,6 +111,7 @@ def _rm(options: argparse.Namespace) -> None:
 
 def _mv(options: argparse.Namespace) -> None:
     gateway, path = target(options.url, options.key)
+    named(options.url, path)
     other, new = target(options.to, options.key)
     new = name_there(new, options.to, path)
     if other.server != gateway.server:
@@ -104,6 +125,7 @@ def _mv(options: argparse.Namespace) -> None:
 def _mkdir(options: argparse.Namespace) -> None:
     for url in options.urls:
         gateway, path = target(url, options.key)
+        named(url, path)
         with item(options.json, server=gateway.server, path=path), _session(gateway, options) as session:
             session.mkdir(path, parents=options.parents)
             session.push()
@@ -111,6 +133,7 @@ def _mkdir(options: argparse.Namespace) -> None:
 
 def _copy(options: argparse.Namespace) -> None:
     source, path = target(options.url, options.key)
+    named(options.url, path)
     to, new = target(options.to, options.to_key or options.key)
     new = name_there(new, options.to, path)
     routes, to_routes = routes_of(options.routes, source), routes_of(options.to_routes or options.routes, to)

@@ -13,6 +13,7 @@ from typing import Any
 
 from stageout.cli.exits import Exit
 from stageout.cli.files import check_names, deadline_of, is_directory, mode_here
+from stageout.cli.spooled import Spooled
 from stageout.cli.tally import Tally
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.pauses import growing_s
@@ -21,13 +22,17 @@ from stageout.overlay.client import Put
 from stageout.overlay.directories import deposit_directories
 from stageout.overlay.gatherer import Wanted
 from stageout.overlay.many import Found, below, get_many, put_many
-from stageout.overlay.operations import Entry, Session
+from stageout.overlay.operations import Session
 from stageout.overlay.packs import SmallPut
 from stageout.overlay.settings import connections_of
+from stageout.wire.fields import MAX_PATH_BYTES
 from stageout.wire.route import Route
 
 _LOST = frozenset({ErrorClass.CONNECTION_LOST, ErrorClass.STALLED})
 _LIST_AGAIN = 3
+#: Of one directory: a router that names more does not end, or means harm.
+MOST_ENTRIES = 10_000_000
+_MOST_NAME_BYTES = 255
 #: Path there, and file here.
 _Key = tuple[str, Path]
 
@@ -164,28 +169,36 @@ class _Fetched:
 
     def all_below(self, names: Session, path: str) -> Iterator[Wanted[_Key]]:
         """The files, with their names there and here and their sizes; the directories here are made."""
-        waiting = [(path, self._into)]
-        while waiting:
-            there, here = waiting.pop()
-            try:
-                here.mkdir(parents=True, exist_ok=True)
-                found = _listed(names, there)
-            except (OSError, TransferFailure) as problem:
-                failure = _classified(problem, here)
-                if here == self._into or failure.kind.retryable:
-                    raise failure from None
-                self.ended((there, here), failure)
-                continue
-            for entry in found:
-                below = f"{there}/{entry.name}".lstrip("/")
-                if not _is_name(entry.name):
-                    self._refuse(below, here, "the router names what is no name of a file")
-                elif entry.kind == "directory":
-                    waiting.append((below, here / entry.name))
-                elif entry.kind == "file":
-                    yield (below, here / entry.name), below, here / entry.name, entry.size_bytes
-                else:
-                    self._refuse(below, here / entry.name, "is not a file")
+        place = next(one for one in (self._into.absolute(), *self._into.absolute().parents) if one.is_dir())
+        with Spooled(place) as directories, Spooled(place) as entries:
+            directories.add((path, ""))
+            while directories:
+                there, below = directories.pop()
+                here = self._into / below
+                try:
+                    _list(names, there, entries)
+                    here.mkdir(parents=True, exist_ok=True)
+                except (OSError, TransferFailure) as problem:
+                    failure = _classified(problem, here)
+                    if here == self._into or failure.kind.retryable:
+                        raise failure from None
+                    self.ended((there, here), failure)
+                    continue
+                yield from self._files(there, below, entries, directories)
+
+    def _files(self, there: str, below: str, entries: Spooled, directories: Spooled) -> Iterator[Wanted[_Key]]:
+        """Those of one directory; the directories in it are added to the others."""
+        while entries:
+            name, kind, size_bytes = entries.pop()
+            path, local = f"{there}/{name}".lstrip("/"), self._into / below
+            if not _is_name(name) or len(os.fsencode(path)) > MAX_PATH_BYTES:
+                self._refuse(path, local, "the router names what is no name of a file")
+            elif kind == "directory":
+                directories.add((path, f"{below}/{name}".lstrip("/")))
+            elif kind == "file":
+                yield (path, local / name), path, local / name, size_bytes
+            else:
+                self._refuse(path, local / name, "is not a file")
 
     def _refuse(self, path: str, local: Path, words: str) -> None:
         self.ended((path, local), TransferFailure(ErrorClass.NOT_SUPPORTED, f"{path}: {words}"))
@@ -205,25 +218,35 @@ def _is_name(said: str) -> bool:
         name = os.fsencode(said)
     except UnicodeEncodeError:
         return False
-    return name not in (b"", b".", b"..") and not {0, ord("/")} & set(name)
+    return name not in (b"", b".", b"..") and not {0, ord("/")} & set(name) and len(name) <= _MOST_NAME_BYTES
 
 
 def _classified(problem: OSError | TransferFailure, here: Path) -> TransferFailure:
     if isinstance(problem, TransferFailure):
         return problem
-    return TransferFailure(ErrorClass.LOCAL_FILE, f"{here}: {problem.strerror}")
+    is_there = isinstance(problem, FileExistsError)
+    words = f"{here} is there, and no directory" if is_there else f"{here}: {problem.strerror}"
+    return TransferFailure(ErrorClass.LOCAL_FILE, words)
 
 
-def _listed(names: Session, path: str) -> list[Entry]:
-    """What is in a directory, by name; asked for again where the connection is lost, for files may come for hours.
+def _list(names: Session, path: str, found: Spooled) -> None:
+    """What is in a directory; asked for again where the connection is lost, for files may come for hours.
 
-    :raises TransferFailure: it cannot be read, or the router cannot be reached.
+    It is all taken at once: a router waits only a minute for who does not.
+
+    :raises TransferFailure: it cannot be read, or never ends, or the router cannot be reached.
+    :raises OSError: it cannot be kept here.
     """
     for attempt in itertools.count(1):
+        found.clear()
         try:
-            return sorted(names.entries(path), key=lambda one: one.name)
+            for entry in names.entries(path):
+                if len(found) == MOST_ENTRIES:
+                    words = f"{path}: the router names more than {MOST_ENTRIES} entries of that directory"
+                    raise TransferFailure(ErrorClass.TOO_LARGE, words)
+                found.add((entry.name, entry.kind, entry.size_bytes))
+            return
         except TransferFailure as failure:
             if failure.kind not in _LOST or attempt > _LIST_AGAIN:
                 raise
             time.sleep(growing_s(0.25, 4.0, attempt))
-    raise AssertionError("unreachable")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -137,3 +139,46 @@ def test_custody_and_what_became_of_it(run: _Commands, router: RouterProcess, tm
         assert (fate["outcome"], fate["number"], fate["generation"]) == ("done", 1, 1)
         first, second = run(*ask, "--files", "2", status=1)
         assert (first["outcome"], second["number"], second["outcome"]) == ("done", 2, "unknown")
+
+
+def test_what_cannot_be_meant_is_said_in_one_line(run: _Commands, router: RouterProcess, tmp_path: Path) -> None:
+    (router.root / "d").mkdir()
+    file = tmp_path / "f"
+    file.write_text("data")
+    place, port = str(tmp_path / "new"), router.port
+    for words, status, said in (
+        (["put", str(file), f"overlay://me:secret@127.0.0.1:{port}/f"], 64, "--key is the file that says who you are"),
+        (["put", str(file), "overlay://127.0.0.1:0/f"], 64, "not a number from 1 to 65535"),
+        (["put", str(file), "overlay://127.0.0.1:65536/f"], 64, "not a number from 1 to 65535"),
+        (["put", str(file), run.url("n/" * 3000)], 64, "longer than 4096 bytes"),
+        (["put", str(file), run.url("n" * 256)], 1, "File name too long"),
+        (["rm", "-r", run.url("")], 64, "this is all of the router"),
+        (["mkdir", run.url("")], 64, "this is all of the router"),
+        (["mv", run.url(""), run.url("d")], 64, "this is all of the router"),
+        (["ask", run.url(""), "zzz"], 64, "zzz is no ORIGIN"),
+        (["get", "-r", run.url("d"), str(file)], 1, "is there, and no directory"),
+        (["get", "-r", run.url("none"), place], 1, "No such file"),
+        (["get", "-r", run.url("d/none"), place], 1, "No such file"),
+    ):
+        run(*words, status=status)
+        assert run.err.count("\n") == 1 and said in run.err, run.err
+    assert not Path(place).exists() and file.read_text() == "data"
+
+
+def test_an_output_that_is_full_or_closed_is_one_line(router: RouterProcess, tmp_path: Path) -> None:
+    for number in range(3000):
+        (router.root / f"n{number:04}").touch()
+    (router.root / "ünï").touch()
+    key = ["--key", str(router.key_file("site"))]
+    command = [sys.executable, "-m", "stageout.cli.main", "ls", f"overlay://{router.address}/", *key]
+    with open("/dev/full", "wb") as full:
+        told = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=60)
+    assert (told.returncode, told.stderr) == (1, b"stageout: standard output: No space left on device\n")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as listing:
+        assert listing.stdout is not None and listing.stderr is not None
+        listing.stdout.close()
+        assert listing.stderr.read() == b""
+    assert listing.returncode == 141
+    plain = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
+    told = subprocess.run(command, capture_output=True, timeout=60, env=plain)
+    assert told.stdout.splitlines()[-1] == rb"\xfcn\xef" and not told.stderr

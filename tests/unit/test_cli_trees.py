@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from stageout.cli import trees
+from stageout.cli import spooled, trees
 from stageout.cli.exits import UsageError
 from stageout.cli.tally import Tally
 from stageout.core.errors import ErrorClass, TransferFailure
@@ -17,7 +18,7 @@ from stageout.overlay.channel import Gateway
 from stageout.overlay.operations import Entry
 
 _GATEWAY = Gateway("h", 9621, "k", b"secret")
-_HOSTILE = ("", ".", "..", "../out", "/out", "a/b", "nul\0", "\ud800", "\udc2f")
+_HOSTILE = ("n" * 256, "", ".", "..", "../out", "/out", "a/b", "nul\0", "\ud800", "\udc2f")
 
 
 class _Names:
@@ -59,9 +60,9 @@ def test_a_directory_that_cannot_be_had_is_said_and_the_others_come(
     inside = [("one", "directory"), ("two", "directory"), ("here", "directory"), ("f", "file")]
     directories = {"d": inside, "d/one": ErrorClass.PERMISSION_DENIED, "d/two": [("g", "file")], "d/here": inside[3:]}
     assert _fetched(tmp_path, cast(Any, directories)) == 2
-    assert _found(tmp_path / "into") == {"one", "two", "two/g", "f", "here"}
+    assert _found(tmp_path / "into") == {"two", "two/g", "f", "here"}
     said = capsys.readouterr().err
-    assert "d/one: not to be had" in said and "into/here: File exists" in said
+    assert "d/one: not to be had" in said and "into/here is there, and no directory" in said
     with pytest.raises(TransferFailure, match="not to be had"):
         _fetched(tmp_path, {"d": [("e", "directory")], "d/e": ErrorClass.SERVER_BUSY})
 
@@ -95,3 +96,50 @@ def test_a_directory_goes_into_a_directory_or_gets_the_name(tmp_path: Path, monk
     assert _sent("overlay://h/a", "a", ["b", "c"], monkeypatch) == ["a/b", "a/c"]
     with pytest.raises(UsageError, match="2 of these would be a/run there"):
         _sent("overlay://h/a/", "a", ["b/run", "c/run"], monkeypatch)
+
+
+class _Endless:
+    """A router whose listing of one directory never ends."""
+
+    def __init__(self) -> None:
+        self.named = 0
+
+    def entries(self, path: str) -> Iterator[Entry]:
+        while True:
+            self.named += 1
+            yield Entry(f"{self.named:0200}", "file", 1, 0o644, 0)
+
+
+def test_a_listing_that_never_ends_has_an_end_and_takes_little_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spooled, "_MEMORY_BYTES", 100_000)
+    monkeypatch.setattr(trees, "MOST_ENTRIES", 20_000)
+    names = _Endless()
+    fetched = trees._Fetched(tmp_path / "into", Tally("into", False))
+    tracemalloc.start()
+    try:
+        with pytest.raises(TransferFailure, match="more than 20000 entries") as caught:
+            list(fetched.all_below(cast(Any, names), "d"))
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert caught.value.kind is ErrorClass.TOO_LARGE and names.named == 20_001
+    assert peak_bytes < 2_000_000
+    assert not list(tmp_path.iterdir()), "nothing is made of a directory that cannot be read"
+
+
+def test_many_rows_come_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spooled, "_MEMORY_BYTES", 100)
+    with spooled.Spooled(tmp_path) as rows:
+        for start in (0, 50):
+            for number in range(start, start + 50):
+                rows.add((f"\udc2f\n{number}", number))
+            assert [rows.pop() for _ in range(20)] == [
+                [f"\udc2f\n{one}", one] for one in range(start // 50 * 20, start // 50 * 20 + 20)
+            ]
+        assert len(rows) == 60 and not list(tmp_path.iterdir())
+        rows.clear()
+        assert not rows
+        rows.add((1,))
+        assert rows.pop() == [1]
