@@ -302,7 +302,8 @@ class Lend(Protocol):
     """Lends a worker a connection that is attached for a transfer.
 
     :param connection: its descriptor. :param far_tid: of the transfer there. :param checksum: its kind of checksums.
-    :param heard: is told of blocks that have left, with their digests. :return: None: the worker has ended.
+    :param heard: is told of blocks that have left, with their digests. :return: None: the worker has ended, or
+        stands still.
     """
 
     def __call__(
@@ -325,7 +326,7 @@ class Rings:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._links: set[socket.socket] = set()
+        self._workers: set[Teller] = set()
         self._wanted: dict[int, tuple[Follower, int]] = {}
         self._lent: dict[int, Lent] = {}
         self._numbers = itertools.count(1)
@@ -360,32 +361,33 @@ class Rings:
                 return
             view = memoryview(mmap.mmap(found[0], SLOTS * BLOCK_BYTES, prot=mmap.PROT_READ))
             os.close(found[0])
+            worker = Teller(link)
             with self._lock:
-                self._links.add(link)
+                self._workers.add(worker)
                 for tid, (_, word) in self._wanted.items():
-                    link.send(_ASK.pack(word, tid))
+                    worker.say(_ASK.pack(word, tid))
             mine: set[Lent] = set()
             try:
                 while message := link.recv(_MESSAGE_BYTES):
-                    self._heard(link, view, message, mine)
+                    self._heard(worker, view, message, mine)
             finally:
                 with self._lock:
-                    self._links.discard(link)
+                    self._workers.discard(worker)
                     for lent in mine:
                         del self._lent[lent.number]
                 for lent in mine:
                     lent.lost()
 
-    def _heard(self, link: socket.socket, view: memoryview, message: bytes, mine: set[Lent]) -> None:
-        """:param mine: what was lent by this link."""
+    def _heard(self, worker: Teller, view: memoryview, message: bytes, mine: set[Lent]) -> None:
+        """:param mine: what was lent to this worker."""
         if message[0] == _OFFERED:
-            self._offered(link, view, message)
+            self._offered(worker, view, message)
             return
         tid = loans.wanted(message)
         if tid:
             follower, _ = self._wanted.get(tid, (None, _WANT))
             if follower is not None:
-                follower.asked(partial(self._lend, link, mine, tid))
+                follower.asked(partial(self._lend, worker, mine, tid))
             return
         for number, blocks in loans.left(message).items():
             lent = self._lent.get(number)
@@ -397,38 +399,42 @@ class Rings:
             lent.back()
 
     def _lend(
-        self, link: socket.socket, mine: set[Lent], tid: int,
+        self, worker: Teller, mine: set[Lent], tid: int,
         connection: int, far_tid: int, checksum: str, heard: Callable[[Mapping[int, bytes]], None],
     ) -> Lent | None:  # fmt: skip
         def say(message: bytes, descriptors: list[int]) -> None:
-            socket.send_fds(link, [message], descriptors)
+            if not descriptors:
+                worker.say(message)
+            elif not worker.offer(message, descriptors):  # it stands still, or has ended
+                raise BlockingIOError
 
         lent = Lent(next(self._numbers), say, heard)
         with self._lock:
-            if link not in self._links:
+            if worker not in self._workers:
                 return None
             self._lent[lent.number] = lent
             mine.add(lent)
         try:
             lent.lend(tid, far_tid, checksum, connection)
-        except OSError:
-            lent.lost()
+        except OSError:  # it has not got it
+            with self._lock:
+                self._lent.pop(lent.number, None)
+                mine.discard(lent)
+            return None
         return lent
 
-    def _offered(self, link: socket.socket, view: memoryview, message: bytes) -> None:
+    def _offered(self, worker: Teller, view: memoryview, message: bytes) -> None:
         _, tid, block, number, size_bytes, checksum, kind, digest = _OFFER.unpack(message)
         sums = Sums(digest, kind.rstrip(b"\0").decode(), checksum)
         start = number * BLOCK_BYTES
 
         def free(was_sent: bool) -> None:
-            with contextlib.suppress(OSError):
-                link.send(_ASK.pack(_SENT if was_sent else _FREE, number))
+            worker.say(_ASK.pack(_SENT if was_sent else _FREE, number))
 
         follower, _ = self._wanted.get(tid, (None, _WANT))
         if follower is None or not follower.shown(Piece(block, sums, view[start : start + size_bytes], free)):
             free(False)
 
     def _tell(self, message: bytes) -> None:
-        for link in self._links:
-            with contextlib.suppress(OSError):
-                link.send(message)
+        for worker in self._workers:
+            worker.say(message)

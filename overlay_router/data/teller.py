@@ -1,8 +1,9 @@
-"""What a worker says to a carrier, in its order, without ever waiting for it.
+"""What a worker says to a carrier, or a carrier to a worker, in its order, without ever waiting for the other.
 
 At both ends one thread reads, and answers what it reads. If each waited until the other has read, neither would read
-any more: so this end never waits. What the socket does not take now waits here, and a thread says it when it does.
-Nothing is ever left out: where something cannot be said, the connection ends, and both know that.
+any more; and while one worker stands still, a carrier has others to talk to. So nobody waits: what the socket does not
+take now waits here, and a thread says it when it does. Nothing is ever left out: where something cannot be said, the
+connection ends, and both know that.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import contextlib
 import socket
 import threading
 from collections import deque
+from collections.abc import Sequence
 
 
 class Teller:
-    """:param link: connection to the carrier. One that has ended hears nothing, and that is no error."""
+    """:param link: connection to the other. One that has ended hears nothing, and that is no error."""
 
     def __init__(self, link: socket.socket) -> None:
         self._link, self._lock = link, threading.Lock()
@@ -32,17 +34,20 @@ class Teller:
         except (OSError, RuntimeError):  # the latter of a process that has as many threads as it may
             self._end()
 
-    def offer(self, message: bytes) -> bool:
-        """Say it if the carrier can have it now; whether that is so."""
+    def offer(self, message: bytes, descriptors: Sequence[int] = ()) -> bool:
+        """Say it if the other can have it now; whether that is so. :param descriptors: that go with it."""
         try:
             with self._lock:
-                return not self._waiting and self._goes(message)
+                return not self._waiting and self._goes(message, descriptors)
         except OSError:
             return False
 
-    def _goes(self, message: bytes) -> bool:
+    def _goes(self, message: bytes, descriptors: Sequence[int] = ()) -> bool:
         try:
-            self._link.send(message, socket.MSG_DONTWAIT)
+            if descriptors:
+                socket.send_fds(self._link, [message], list(descriptors), socket.MSG_DONTWAIT)
+            else:
+                self._link.send(message, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         return True

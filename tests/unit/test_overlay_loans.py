@@ -20,7 +20,7 @@ from overlay_router.data import loans
 from overlay_router.data.jobs import Job
 from overlay_router.data.loans import Lent, Loan
 from overlay_router.data.receiving import Gate, Receiver
-from overlay_router.data.ring import Lend, Piece, Ring, Rings, Shelf
+from overlay_router.data.ring import SLOTS, Lend, Piece, Ring, Rings, Shelf
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.sockets import fill, readable, send_at_most
 from stageout.overlay.channel import Channel
@@ -234,7 +234,9 @@ def test_what_comes_too_late_is_given_back(both: Both) -> None:
     both.ring.loans.leave(both.loan())
     both.rings.drop(TID, both)
     wait_until(lambda: both.lent[0].is_back, what="it to be given back")
-    late = both.rings._lend(next(iter(both.rings._links)), set(), TID, both.near.fileno(), FAR_TID, CHECKSUM, both.hear)
+    late = both.rings._lend(
+        next(iter(both.rings._workers)), set(), TID, both.near.fileno(), FAR_TID, CHECKSUM, both.hear
+    )
     assert late is not None
     wait_until(lambda: late.is_back, what="one that nobody wants to be given back")
 
@@ -564,6 +566,40 @@ def test_a_worker_goes_on_reading_while_the_carrier_does_not() -> None:
         for number in range(count):
             other.send(loans._LEND.pack(loans.LEND, TID, number, FAR_TID, CHECKSUM.encode()))
         assert [loans.back(other.recv(100)) for _ in range(count)] == [*range(count)]
+
+
+def test_a_worker_that_stands_still_holds_up_neither_the_carrier_nor_other_workers(both: Both) -> None:
+    mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    still, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    count, end_s = 1000, time.monotonic() + PATIENCE_S
+    still.settimeout(PATIENCE_S)
+    with mine, other, still:
+        listening = threading.Thread(target=both.rings.listen, args=(other,))
+        listening.start()
+        memory = os.memfd_create("blocks")
+        os.truncate(memory, SLOTS * BLOCK_BYTES)
+        socket.send_fds(mine, [b"\0"], [theirs.fileno()])
+        theirs.close()
+        socket.send_fds(still, [b"memory"], [memory])
+        os.close(memory)
+        assert _asked(still) == TID
+        for tid in range(TID + 1, TID + count):
+            talking = threading.Thread(target=both.rings.want, args=(tid, both, True), daemon=True)
+            talking.start()
+            talking.join(end_s - time.monotonic())
+            assert not talking.is_alive(), f"{tid - TID} could be said"
+        wait_until(lambda: len(both.ring.loans._wanted) == count, what="the other worker to hear all")
+        for worker in both.rings._workers:
+            lent = both.rings._lend(worker, set(), TID, both.near.fileno(), FAR_TID, CHECKSUM, both.hear)
+            assert (lent is None) == bool(worker._waiting), "who does not read is lent none"
+        assert [_asked(still) for _ in range(1, count)] == [*range(TID + 1, TID + count)]
+        mine.close()
+        listening.join(PATIENCE_S)
+
+
+def _asked(worker: socket.socket) -> int:
+    """The transfer that a carrier speaks of next."""
+    return int(loans._WORD.unpack(worker.recv(100))[1])
 
 
 def test_nobody_has_to_wait_while_one_is_asked_for() -> None:
