@@ -57,9 +57,7 @@ class Ends:
     def open(self, ask: overlay.Open, peer: str, digest: str) -> Reply:
         """What there is for an OPEN. :param digest: the kind of digests that the peer uses."""
         end = self._end_for(ask)
-        if isinstance(end, Custodian):
-            return end.open(ask, peer, digest)
-        return end.open(ask, peer) if end else Reply(peer, _nowhere(ask))
+        return end.open(ask, peer, digest) if end else Reply(peer, _nowhere(ask))
 
     def decide(self, message: Message, peer: str, digest: str) -> list[Reply]:
         """Answer a message of a control connection. :param digest: the kind of digests that the peer uses.

@@ -10,6 +10,7 @@ from dataclasses import replace
 from overlay_router.copying.copier import Copier
 from overlay_router.custodians.finding import Finding
 from overlay_router.custodians.forwarder import OnDisk
+from overlay_router.data.jobs import Job
 from overlay_router.delivery.fetching import Fetching, awake
 from overlay_router.delivery.leases import Leases
 from overlay_router.ends import Ends
@@ -22,7 +23,7 @@ from stageout.core.errors import ErrorClass
 from stageout.wire import frames, packs
 from stageout.wire.fields import is_origin
 from stageout.wire.frames import BadFrame
-from stageout.wire.overlay import Answer, Get, GetPack, Lease, Leased, List, Lot, Reserved, Stat
+from stageout.wire.overlay import BLOCK_BYTES, Answer, Get, GetPack, Lease, Leased, List, Lot, Reserved, Stat
 
 _TAKEN_WITHIN_S = 60.0
 
@@ -107,7 +108,7 @@ class Questions:
             found = await awake(sock, checksum, ask.waits, self._fetching.file(ask, peer.key.name))
         else:
             tree = self.tree(peer)
-            found = await self._on_disk(lambda: tree.published(ask.path, ask.generation))
+            found = await self._on_disk(lambda: tree.published(ask.path, ask.generation, ask.first_block, ask.blocks))
         if isinstance(found, Answer):
             raise Unwelcome(found.message, peer.checksum, code=found.code)
         return found
@@ -152,3 +153,14 @@ class Questions:
             raise BadFrame(f"the key {peer.key.name!r} is not marked as that of a router: it gets no leases")
         leases, name = self._leases, peer.key.name
         return await self._on_disk(lambda: leases.answer(name, ask, boot_clock_s()))
+
+
+def sending_job(peer: Peer, ask: Get, found: Published) -> Job:
+    """What a worker does for who has asked for a file, of which the manifest is said where he can compare it."""
+    kind, manifest = found.content or ("", "")
+    return Job(
+        "send", 0, peer.checksum, peer.digest, BLOCK_BYTES, found.size_bytes, ask.first_block, found.generation,
+        found.mode, blocks=ask.blocks, peer=peer.key.name, nonce=peer.nonce, to=peer.host, priority=ask.priority,
+        deadline=ask.deadline, flow=ask.flow, path=ask.path, mtime_ns=found.mtime_ns,
+        manifest=manifest if kind == peer.digest else "", known=kind,
+    )  # fmt: skip

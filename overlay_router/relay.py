@@ -43,7 +43,7 @@ from overlay_router.peers.greeting import Peer, Unwelcome, connect, greet, refus
 from overlay_router.peers.keys import Key, Keys
 from overlay_router.peers.limits import Complaints, Limits, TooMany
 from overlay_router.peers.rights import Rights, outside_of, too_late
-from overlay_router.questions import Questions
+from overlay_router.questions import Questions, sending_job
 from overlay_router.routing.neighbours import Neighbourhood
 from overlay_router.waiting import TOGETHER, Changes, Packs
 from stageout.core import log
@@ -483,12 +483,7 @@ class Router:
 
     async def _get(self, sock: socket.socket, peer: Peer, ask: overlay.Get) -> None:
         found = await self._questions.file(peer, ask, sock)
-        job = Job(
-            "send", 0, peer.checksum, peer.digest, overlay.BLOCK_BYTES, found.size_bytes,
-            ask.first_block, found.generation, found.mode, blocks=ask.blocks, peer=peer.key.name,
-            nonce=peer.nonce, to=peer.host, priority=ask.priority, deadline=ask.deadline, flow=ask.flow,
-        )  # fmt: skip
-        self._give(job, sock, found.file)
+        self._give(sending_job(peer, ask, found), sock, found.file, found.digests)
 
     async def _get_pack(self, sock: socket.socket, peer: Peer, ask: overlay.GetPack) -> None:
         root = await self._questions.root(peer, ask)
@@ -505,9 +500,9 @@ class Router:
         finally:
             os.close(root)
 
-    def _give(self, job: Job, sock: socket.socket, file: int) -> None:
+    def _give(self, job: Job, sock: socket.socket, file: int, digests: bytes = b"") -> None:
         try:
-            self._pool.give(job, sock, file)
+            self._pool.give(job, sock, file, digests)
         finally:
             os.close(file)
 
@@ -516,6 +511,9 @@ class Router:
             self.links.moved(report.hop, report.moved_bytes)
         if report.problem:
             log.warn("connection-ended", tid=report.tid, problem=report.problem)
+        if report.damaged:
+            advice = "its disk does not give what was published: check that, and send the file again"
+            log.error("published-damaged", path=report.damaged, block=report.block, advice=advice)
         if report.blocks or report.parts:
             self._start(self._record(report))
 

@@ -165,13 +165,13 @@ class Copier:
 
         What is given up ends so only when the other router, if it has heard of it, says that it was not done.
         """
-        copy, gives_up, file = commanded.copy, self._given_up(commanded), -1
+        copy, gives_up, file, known = commanded.copy, self._given_up(commanded), -1, ("", "")
         if gives_up is None:
             found = await self._on_disk(lambda: self._destination.published(copy.source, copy.source_generation))
             if isinstance(found, Answer):
                 gives_up = {"problem": found.message, "code": found.code, "again": False}
             else:
-                file = found.file
+                file, known = found.file, (found.digests.hex(), found.content.digest if found.content else "")
         try:
             if gives_up is not None and not commanded.reached:
                 return {**gives_up, "sure": True}
@@ -181,7 +181,7 @@ class Copier:
                 return {"problem": words, "code": ErrorClass.CONNECT_FAILED.code, "again": True}
             own, cancel = self._own.now, gives_up is not None
             name, secret = own.key
-            order = Order(copy, f"/proc/self/fd/{file}", name, secret.hex(), routes, own.ca, cancel)
+            order = Order(copy, f"/proc/self/fd/{file}", name, secret.hex(), routes, own.ca, cancel, *known)
             end = await self._run(order, file, commanded.key, one)
             was_not_made = gives_up and end.get("outcome") == Outcome.CANCELLED.value
             return {**gives_up, "sure": True} if gives_up and was_not_made else end
@@ -245,7 +245,8 @@ class Copier:
             reason = _reason(problem, code)
             if code in _UNREACHED and not commanded.reached:
                 reason = "unreachable"
-            self._tell(await self._on_disk(lambda: self._copies.settle(key, Result(Outcome.FAILED, reason))))
+            result = Result(Outcome.FAILED, reason, code=code if code in _ROTTEN else 0)
+            self._tell(await self._on_disk(lambda: self._copies.settle(key, result)))
 
     async def _ask_again(self, commanded: Commanded, one: _Try) -> None:
         """It has failed for good, and the other router has not said whether it was made nevertheless."""
@@ -263,6 +264,8 @@ class Copier:
 
 #: The file is not what it was when the copy was commanded.
 _SOURCE = frozenset({ErrorClass.SOURCE_CHANGED.code, ErrorClass.CONFLICT.code, ErrorClass.NOT_FOUND.code})
+#: Nor what it was when it was published, although nobody has changed it.
+_ROTTEN = frozenset({ErrorClass.CONTENT_MISMATCH.code})
 #: The other router does not let this one in, or is not who it should be.
 _UNREACHED = frozenset(
     {

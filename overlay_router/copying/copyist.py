@@ -17,7 +17,9 @@ from typing import Any
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway
-from stageout.overlay.client import Upload, answer_to
+from stageout.overlay.client import Damaged, Known, Upload, answer_to
+from stageout.wire import frames
+from stageout.wire.frames import DIGEST_BYTES
 from stageout.wire.overlay import BLOCK_BYTES, Cancel, Copy, Open, Operation, Result, Status
 from stageout.wire.route import Route, address
 
@@ -41,6 +43,17 @@ class Order:
     routes: tuple[Route, ...] = ((),)
     ca: str = ""
     cancel: bool = False
+    digests: str = ""
+    digest: str = ""
+
+    @property
+    def known(self) -> Known | None:
+        """What the blocks must be, as far as it can be looked at here."""
+        if self.digest not in frames.digests():
+            return None
+        whole = bytes.fromhex(self.digests)
+        starts = range(0, len(whole), DIGEST_BYTES)
+        return Known(self.digest, {block: whole[at : at + DIGEST_BYTES] for block, at in enumerate(starts)})
 
 
 class Progress:
@@ -65,6 +78,17 @@ class _Told(Upload):
         self.progress(self.sent_bytes)
         return super().ask()
 
+    def take_digest(self, block: int, data: memoryview, channel: Channel) -> None:
+        """Keep the digest of a block that was read. :raises Damaged: CONTENT_MISMATCH, it is not what was published."""
+        try:
+            super().take_digest(block, data, channel)
+        except Damaged:
+            self.check_source()
+            if self.known is None:
+                raise
+            text = f"block {block} is not what was published: the disk of the first router has damaged it"
+            raise Damaged(ErrorClass.CONTENT_MISMATCH, text) from None
+
 
 def carry_out(order: Order) -> Result:
     """Bring the file there, or have it cancelled; the other router's answer. :raises TransferFailure: classified."""
@@ -82,7 +106,8 @@ def carry_out(order: Order) -> Result:
         copy.origin, copy.seq, copy.path, copy.size_bytes, BLOCK_BYTES, copy.expires, capability=copy.capability,
         warrant=copy.warrant,
     )  # fmt: skip
-    upload = _Told(gateway, Path(order.file), operation, _CONNECTIONS, Progress(), routes=order.routes, opening=opening)
+    upload = _Told(gateway, Path(order.file), operation, _CONNECTIONS, Progress(), order.known, routes=order.routes,
+                   opening=opening)  # fmt: skip
     if upload.size_bytes != copy.size_bytes:
         raise TransferFailure(ErrorClass.SOURCE_CHANGED, f"{copy.source} has {upload.size_bytes} bytes")
     return _final(upload.run(keep_result=True))
@@ -122,7 +147,7 @@ def main() -> None:
     try:
         result = carry_out(read_order(json.loads(sys.stdin.read())))
     except TransferFailure as failure:
-        retry = failure.kind.retryable
+        retry = failure.kind.retryable and not isinstance(failure, Damaged)
         _say({"problem": failure.message, "code": failure.kind.code, "again": retry})
     except OSError as problem:
         _say({"problem": str(problem), "code": ErrorClass.LOCAL_FILE.code, "again": False})

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from overlay_router.custodians.pack_records import PackRecords
+from overlay_router.local.contents import Identity
 from overlay_router.local.store import SCHEMA, PackResults, Transfer, as_operation
 from overlay_router.rules.states import Outcome, Release, Result
 from stageout.wire.overlay import Open, Operation
@@ -190,8 +191,11 @@ class CustodyStore(PackRecords):
         """A transfer that nobody goes on with is closed."""
         self._abandon("custody-abandon", transfer)
 
-    def forget(self, now: int) -> list[int]:
-        """Drop origins whose last expiry is an hour ago; transfers end by :meth:`abandon` and :meth:`conclude`."""
+    def forget(self, now: int, changed: Iterable[Identity] = ()) -> list[int]:
+        """Drop origins whose last expiry is an hour ago; transfers end by :meth:`abandon` and :meth:`conclude`.
+
+        :param changed: nothing is published here.
+        """
         with self._transaction("overlay-forget"):
             old = self._drop_origins(now)
             self._drop_said(now)

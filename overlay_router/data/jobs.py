@@ -25,6 +25,8 @@ class Job:
     :param flow: transfer that a relay passes on, with its owner, priority and deadline; of "send" all but the owner.
     :param to: address that files go to on this connection; of "relay": that comes back, and what ``flow`` says is for.
     :param nonce: of this router's WELCOME on the connection. :param paths: of the files of a pack.
+    :param path: of the file that is sent, with :param mtime_ns: when it was found, and :param manifest: for FOUND.
+    :param known: kind of the digests of its blocks from ``block`` on, which come in a third descriptor; "" for none.
     """
 
     kind: str
@@ -49,6 +51,10 @@ class Job:
     nonce: str = ""
     to: str = ""
     paths: tuple[str, ...] = ()
+    path: str = ""
+    mtime_ns: int = 0
+    manifest: str = ""
+    known: str = ""
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,7 @@ class Report:
     :param parts: of blocks, on the disk too: where each begins in the file, and its length.
     :param digest: the kind that their blocks are to have.
     :param late: these were written just before nothing more of the transfer was, and are not known to be on the disk.
+    :param damaged: path of a published file of which a block, :param block:, is not what it was.
     """
 
     tid: int
@@ -87,6 +94,8 @@ class Report:
     ended: str = ""
     closed: bool = False
     late: bool = False
+    damaged: str = ""
+    block: int = 0
 
     def in_messages(self) -> Iterator[Report]:
         """The same in reports that are small enough for one message each: while a disk is slow, many blocks come."""

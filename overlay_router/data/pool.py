@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 
 from overlay_router.data.jobs import Again, Job, Report
@@ -17,6 +18,20 @@ from stageout.core import log
 
 _MESSAGE_BYTES = 256 * 1024
 OnAgain = Callable[[Again, socket.socket], None]
+
+
+@contextlib.contextmanager
+def _in_memory(data: bytes) -> Iterator[list[int]]:
+    """A descriptor of a file that has these bytes and no name; none for no bytes. A message has no room for many."""
+    if not data:
+        yield []
+        return
+    descriptor = os.memfd_create("digests")
+    try:
+        os.write(descriptor, data)
+        yield [descriptor]
+    finally:
+        os.close(descriptor)
 
 
 class Worker:
@@ -46,9 +61,11 @@ class Worker:
         """Of the process."""
         return self._process.pid
 
-    def give(self, job: Job, connection: socket.socket, file: int) -> None:
-        """Hand over a connection and a file; the caller closes its own descriptors."""
-        socket.send_fds(self._socket, [json.dumps(asdict(job)).encode()], [connection.fileno(), file])
+    def give(self, job: Job, connection: socket.socket, file: int, digests: bytes) -> None:
+        """As of the pool."""
+        with _in_memory(digests) as more:
+            told = json.dumps(asdict(job)).encode()
+            socket.send_fds(self._socket, [told], [connection.fileno(), file, *more])
         self.jobs[job.peer] += 1
 
     def share(self, link: socket.socket) -> None:
@@ -123,10 +140,13 @@ class Pool:
         self._carrier: socket.socket | None = None
         self._workers = [self._start() for _ in range(count)]
 
-    def give(self, job: Job, connection: socket.socket, file: int) -> None:
-        """Hand a connection and a file to the worker that has fewest."""
+    def give(self, job: Job, connection: socket.socket, file: int, digests: bytes = b"") -> None:
+        """Hand a connection and a file to the worker that has fewest; the caller closes its own descriptors.
+
+        :param digests: of the blocks that the job is about, as far as they are known.
+        """
         worker = min(self._workers, key=lambda one: sum(one.jobs.values()))
-        worker.give(job, connection, file)
+        worker.give(job, connection, file, digests)
 
     def share_with(self, carrier: socket.socket) -> None:
         """All workers share what they receive with this carrier from now on, and with none before it.

@@ -10,93 +10,47 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import mmap
 import os
 import resource
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import partial
 
 from overlay_router.data.gathering import gathered
 from overlay_router.data.jobs import Again, Job, Report
+from overlay_router.data.known import Damaged, Digests
 from overlay_router.data.receiving import Gate, Gates, Receiver, beginning
 from overlay_router.data.ring import Shelf
+from overlay_router.data.sending import Sending, ordered
 from overlay_router.data.splice import Circuit
 from overlay_router.data.tunnels import cover
 from stageout.core import log
-from stageout.core.sockets import acked_bytes, fill, send_from, wait_at_most
-from stageout.overlay.links import Claim, Tap, links
+from stageout.core.errors import ErrorClass
+from stageout.core.sockets import acked_bytes, fill, wait_at_most
+from stageout.overlay.links import Claim, links
 from stageout.wire import frames, packs
-from stageout.wire.frames import BadFrame, Type
-from stageout.wire.overlay import Found, Refuse, encode
+from stageout.wire.frames import BadFrame
+from stageout.wire.overlay import Refuse, encode
 
 _IDLE_S = 60.0
 #: Whoever has got a file may ask for another one within this time.
 _KEPT_S = 15.0
 #: So many of a process may wait for that, each with a thread and a descriptor; who is one more connects anew.
 _MOST_WAITING = 256
+#: Characters of what a peer is told.
+_WORDS = 1000
 _waiting = threading.BoundedSemaphore(_MOST_WAITING)
-#: A file of so many bytes, at most, is gone before an order could matter. What may wait unsent.
-_UNORDERED_BYTES = 64 * 1024
-_UNSENT_BYTES = 256 * 1024
 #: The interpreter's lock changes hands sooner, so that a thread that has data does not wait for one that computes.
 _SWITCH_INTERVAL_S = 0.0002
-
-
-@contextlib.contextmanager
-def _ordered(job: Job, connection: socket.socket) -> Iterator[Tap | None]:
-    """The tap that a file passes, in a lane of all that the same address gets; None: it is too small for an order.
-
-    Where it is known what this router's line carries, all files count.
-    """
-    if links().uplink is None and (job.size_bytes <= _UNORDERED_BYTES or not job.to):
-        yield None
-        return
-    if connection.family != socket.AF_UNIX:  # what waits in the kernel is ordered no more
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
-    before = acked_bytes(connection) or 0
-
-    def acked() -> int | None:
-        told = acked_bytes(connection)
-        return None if told is None else max(0, told - before)
-
-    with links().lane(job.to, Claim(job.flow, job.peer, job.priority, job.deadline)) as lane:
-        yield lane.tap(acked)
-
-
-def send_file(job: Job, connection: socket.socket, file: int) -> None:
-    """FOUND and the blocks of a file, in order."""
-    checksum = frames.checksums()[job.checksum]
-    found = Found(job.size_bytes, job.block_bytes, job.generation, job.mode)
-    connection.sendall(encode(found, checksum))
-    buffer = memoryview(mmap.mmap(-1, job.block_bytes))
-    end = -(-job.size_bytes // job.block_bytes)
-    with _ordered(job, connection) as tap:
-        for block in range(job.block, min(end, job.block + job.blocks) if job.blocks else end):
-            offset = block * job.block_bytes
-            data = buffer[: min(job.block_bytes, job.size_bytes - offset)]
-            if os.preadv(file, [data], offset) != len(data):
-                connection.sendall(encode(Refuse("the file became shorter while it was sent"), checksum))
-                return
-            head = frames.encode_header(Type.BLOCK, data, checksum, 0, block)
-            # where others need the link more it leaves in pieces, so that it can be stopped in the middle
-            piece_bytes = tap.piece_bytes if tap is not None and tap.held else len(data)
-            for start in range(0, len(data), piece_bytes):
-                piece = data[start : start + piece_bytes]
-                if tap is not None:
-                    tap.take(len(head) + len(piece))
-                send_from(connection, head, file, offset + start, piece)
-                head = b""
 
 
 def send_files(job: Job, connection: socket.socket, root: int) -> None:
     """The answer to a GET_PACK. It is read whole before its turn comes, so that one that waits keeps no file open."""
     frame = memoryview(packs.encode_found(*gathered(root, job.paths), frames.checksums()[job.checksum]))
-    with _ordered(replace(job, size_bytes=len(frame)), connection) as tap:
+    with ordered(replace(job, size_bytes=len(frame)), connection) as tap:
         piece_bytes = tap.piece_bytes if tap is not None and tap.held else len(frame)
         for start in range(0, len(frame), piece_bytes):
             piece = frame[start : start + piece_bytes]
@@ -142,9 +96,18 @@ class Reporter:
             socket.send_fds(self._daemon, [json.dumps({"again": asdict(again)}).encode()], [connection.fileno()])
 
 
-def serve(job: Job, connection: socket.socket, file: int, report: Reporter, gate: Gate, shelf: Shelf) -> bytes:
+def serve(
+    job: Job,
+    connection: socket.socket,
+    file: int,
+    report: Reporter,
+    gate: Gate,
+    shelf: Shelf,
+    digests: Digests | None = None,
+) -> bytes:
     """One job to its end; what goes wrong is told to the peer and the daemon.
 
+    :param digests: of a file that is sent, None: nothing is known of it.
     :return: the frame behind it, if the connection is wanted for something else now.
     """
     if job.kind == "relay":
@@ -166,10 +129,19 @@ def serve(job: Job, connection: socket.socket, file: int, report: Reporter, gate
                 receiver = Receiver(job, connection, file, report, gate, shelf)
                 receiver.run()
                 return receiver.again
-            (send_files if job.kind == "send-pack" else send_file)(job, connection, file)
+            if job.kind == "send-pack":
+                send_files(job, connection, file)
+            else:
+                Sending(job, connection, file, digests or Digests(job)).run()
         finally:
             os.close(file)  # a file that was deleted meanwhile takes no room while the connection waits for another
         return _wanted_again(job, connection)
+    except Damaged as problem:
+        report(Report(0, damaged=job.path, block=problem.block))
+        words = Refuse(str(problem)[:_WORDS], code=ErrorClass.CONTENT_MISMATCH.code)
+        with contextlib.suppress(OSError):
+            connection.sendall(encode(words, frames.checksums()[job.checksum]))
+        return b""
     except (BadFrame, OSError) as problem:
         if gate.closed:
             return b""  # the sender knows that all is here, and drops the rest
@@ -182,12 +154,19 @@ def serve(job: Job, connection: socket.socket, file: int, report: Reporter, gate
 
 
 def _serve_to_its_end(
-    job: Job, connection: socket.socket, file: int, report: Reporter, gate: Gate, gates: Gates, shelf: Shelf
+    job: Job,
+    connection: socket.socket,
+    file: int,
+    report: Reporter,
+    gate: Gate,
+    gates: Gates,
+    shelf: Shelf,
+    digests: Digests,
 ) -> None:
     with connection:
         again = b""
         try:
-            again = serve(job, connection, file, report, gate, shelf)
+            again = serve(job, connection, file, report, gate, shelf, digests)
         finally:
             gates.remove(job.tid, gate)
             report(Report(0, ended=job.peer))
@@ -214,7 +193,7 @@ def main(argv: list[str]) -> None:
     report, gates, shelf = Reporter(daemon), Gates(), Shelf()
     while True:
         try:
-            message, descriptors, _, _ = socket.recv_fds(daemon, 65536, 2)
+            message, descriptors, _, _ = socket.recv_fds(daemon, 65536, 3)
         except ConnectionError:  # it was killed, and left reports unread
             message, descriptors = b"", []
         if not message:
@@ -241,7 +220,8 @@ def main(argv: list[str]) -> None:
             report(Report(0, ended=job.peer))
             continue
         connection = socket.socket(fileno=descriptors[0])
-        arguments = (job, connection, descriptors[1], report, gates.add(job.tid, connection), gates, shelf)
+        digests = Digests(job, *descriptors[2:])
+        arguments = (job, connection, descriptors[1], report, gates.add(job.tid, connection), gates, shelf, digests)
         threading.Thread(target=_serve_to_its_end, args=arguments, daemon=True).start()
 
 

@@ -18,7 +18,9 @@ from typing import NamedTuple
 
 from overlay_router.local import lookups
 from overlay_router.local.changes import Change, Ended, Footprint, Group, Held
+from overlay_router.local.contents import Content, Made
 from overlay_router.local.makers import Makers
+from overlay_router.local.remembered import Remembered
 from overlay_router.local.reservations import Reservations
 from overlay_router.local.small_files import Arrived, SmallFiles, apart
 from overlay_router.local.staging import as_result, ranges, recorded, recorded_pack, whole
@@ -56,17 +58,25 @@ class Attached(NamedTuple):
 
 
 class Published(NamedTuple):
-    """A published file and a descriptor of it, open for reading; the caller closes it."""
+    """A published file and a descriptor of it, open for reading; the caller closes it.
+
+    :param content: what it was when it was published, and still seems to be; None where that is not known.
+    :param digests: of the blocks that were asked for, with ``content`` only. :param mtime_ns: as it was found.
+    """
 
     size_bytes: int
     mode: int
     generation: int
     file: int
+    content: Content | None = None
+    digests: bytes = b""
+    mtime_ns: int = 0
 
 
 class Destination:
     """One root directory and its store.
 
+    :ivar remembered: what its files were when they were published.
     :param now: wall clock in seconds; ``expires`` of operations is in that time.
     :param makers: processes that make small files; they belong to it from now on. None: it makes them itself.
     """
@@ -78,6 +88,9 @@ class Destination:
         self._unrecorded: dict[tuple[str, int], tuple[Operation, Result]] = {}
         #: Begun, but there was no room on the disk: the inode says whether it happened.
         self._begun: dict[tuple[str, int], int] = {}
+        #: Published and not yet recorded: what these files are.
+        self._made: dict[tuple[str, int], Made] = {}
+        self.remembered = Remembered(store.contents, tree)
         self._small = SmallFiles(store, tree, now, makers)
         self._lots = Reservations(store, tree, now)
         self._recover()
@@ -86,15 +99,18 @@ class Destination:
         """End what works for it; store and tree belong to others."""
         self._small.close()
 
-    def open(self, ask: Open, peer: str) -> Reply:
-        """Grant a transfer number and its space: OPENED, NOSPACE, or the RESULT of an operation that is final."""
+    def open(self, ask: Open, peer: str, digest: str = "") -> Reply:
+        """Grant a transfer number and its space: OPENED, NOSPACE, or the RESULT of an operation that is final.
+
+        :param digest: the kind of digests that the peer uses; without it those of the file are not kept.
+        """
         done = self._unrecorded.get((ask.origin, ask.seq))
         if done is not None:  # its data have their name already
             self._consider([Held(done[0])])
         final = self._final(ask)
         if final is not None:
             return Reply(peer, final)
-        transfer = self._store.grant(ask, peer)
+        transfer = self._store.grant(ask, peer, digest)
         if not self._tree.inode(transfer.tid):
             self._forget_blocks(transfer.tid)
             if ask.lot and not self._lots.take(ask, transfer.tid, peer.split("/")[0]):
@@ -164,8 +180,11 @@ class Destination:
             return None
         return Attached(transfer, os.open(self._tree.staging(tid), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC))
 
-    def published(self, path: str, generation: int) -> Published | Answer:
-        """A file for a GET, or why there is none. :param generation: that is wanted, negative for any."""
+    def published(self, path: str, generation: int, first: int = 0, blocks: int = 0) -> Published | Answer:
+        """A file for a GET, or why there is none. :param generation: that is wanted, negative for any.
+
+        :param first: block from which on it is wanted, and how many :param blocks:, 0 for all.
+        """
         try:
             file = self._tree.open_file(checked(path))
         except (OSError, BadPath) as problem:
@@ -173,7 +192,11 @@ class Destination:
         status, known = os.fstat(file), self._store.generation(path)
         present = known or foreign_version(status)
         if stat.S_ISREG(status.st_mode) and generation in (-1, known, present):
-            return Published(status.st_size, status.st_mode & 0o777, present, file)
+            content = self.remembered.of(status)
+            digests = self.remembered.blocks(status, first, blocks) if content else b""
+            return Published(
+                status.st_size, status.st_mode & 0o777, present, file, content, digests, status.st_mtime_ns
+            )
         os.close(file)
         if stat.S_ISREG(status.st_mode):
             return Answer(code=ErrorClass.CONFLICT.code, message=f"{path} was replaced: ask for it from its beginning")
@@ -186,7 +209,11 @@ class Destination:
     def look_up(self, ask: overlay.Stat) -> Answer:
         """What a name is, and its generation."""
         found = replace(lookups.entry(self._tree, ask.path), store=self.epoch)
-        return found if found.code else replace(found, generation=self._store.generation(ask.path))
+        if found.code:
+            return found
+        content = self.remembered.of(self._tree.status(ask.path)) or Content("", "")
+        generation = self._store.generation(ask.path)
+        return replace(found, generation=generation, manifest=content.manifest, digest=content.digest)
 
     @property
     def epoch(self) -> str:
@@ -274,7 +301,7 @@ class Destination:
         late = [held for held in self._held.values() if held.operation.expires < now]
         replies = self._consider(late)
         try:
-            gone = self._store.forget(now)
+            gone = self._store.forget(now, self.remembered.changed_behind())
         except (OSError, sqlite3.Error) as problem:
             if no_room(problem):  # their data make some for the record
                 for transfer in self._store.transfers():
@@ -450,7 +477,8 @@ class Destination:
         """One system call."""
         op, operation = change.op, change.held.operation
         if op.kind is Kind.PUBLISH:
-            self._tree.publish(op, change.tid, operation.mode, operation.size_bytes)
+            identity = self._tree.publish(op, change.tid, operation.mode, operation.size_bytes)
+            self._made[change.held.key] = Made(change.tid, identity)
         elif op.kind is Kind.MKDIR:
             self._tree.make_dir(op)
         elif op.kind is Kind.RENAME:
@@ -477,7 +505,7 @@ class Destination:
             mine = [transfer.tid for transfer in self._store.transfers_of(operation.origin, operation.seq)]
             # the data of the one that was published are not where they were gathered any more
             used = [tid for tid in mine if result.outcome is Outcome.DONE and not self._tree.inode(tid)]
-            settled.append(Settled(operation, result, generations, used))
+            settled.append(Settled(operation, result, generations, used, self._made.get(one.held.key)))
             tids += mine
         self._store.settle(settled)
         for tid in tids:
@@ -488,6 +516,7 @@ class Destination:
         for one, item in zip(ends, settled):
             self._unrecorded.pop(one.held.key, None)
             self._begun.pop(one.held.key, None)
+            self._made.pop(one.held.key, None)
             if one.op.kind is Kind.DELETE:
                 self._tree.empty(one.op)
             self._held.pop(one.held.key, None)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from stageout.core import log
 
-VERSION = 6
+VERSION = 7
 
 
 class Later(Exception):
@@ -74,4 +74,15 @@ def _columns(connection: sqlite3.Connection) -> None:
         connection.execute("UPDATE packs SET results = ? WHERE origin = ? AND seq = ?", (columns, origin, seq))
 
 
-_STEPS: list[Callable[[sqlite3.Connection], None]] = [_packs, _lots, _taken, _codes, _columns]
+def _contents(connection: sqlite3.Connection) -> None:
+    """6 to 7: digests of published files; of those that there are nothing is known, nor of which kind others are."""
+    connection.execute("ALTER TABLE transfers ADD COLUMN digest TEXT NOT NULL DEFAULT ''")
+    connection.execute(
+        "CREATE TABLE contents (inode INTEGER PRIMARY KEY, size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL,"
+        " path BLOB NOT NULL, digest TEXT NOT NULL, manifest TEXT NOT NULL)"
+    )
+    connection.execute("CREATE INDEX content_paths ON contents (path)")
+    connection.execute("CREATE TABLE content_blocks (inode INTEGER PRIMARY KEY, digests BLOB NOT NULL)")
+
+
+_STEPS: list[Callable[[sqlite3.Connection], None]] = [_packs, _lots, _taken, _codes, _columns, _contents]

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from overlay_router.local.contents import SCHEMA as CONTENTS
+from overlay_router.local.contents import Contents, Identity, Made
 from overlay_router.local.migrations import VERSION, Later, migrate
 from overlay_router.local.tree import no_room
 from overlay_router.rules.states import Outcome, Result
@@ -30,7 +32,7 @@ CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE transfers (
     tid INTEGER PRIMARY KEY AUTOINCREMENT, origin TEXT NOT NULL, seq INTEGER NOT NULL, sender TEXT NOT NULL,
     path BLOB NOT NULL, size INTEGER NOT NULL, block_bytes INTEGER NOT NULL, expires INTEGER NOT NULL,
-    UNIQUE (origin, seq, sender));
+    digest TEXT NOT NULL DEFAULT '', UNIQUE (origin, seq, sender));
 CREATE TABLE staged (tid INTEGER NOT NULL, block INTEGER NOT NULL, digest BLOB NOT NULL, PRIMARY KEY (tid, block))
     WITHOUT ROWID;
 CREATE TABLE origins (origin TEXT PRIMARY KEY, low INTEGER NOT NULL, expires INTEGER NOT NULL) WITHOUT ROWID;
@@ -50,7 +52,7 @@ CREATE TABLE lots (
     WITHOUT ROWID;
 CREATE TABLE taken (tid INTEGER PRIMARY KEY, lot TEXT NOT NULL, size INTEGER NOT NULL);
 CREATE TABLE generations (path BLOB PRIMARY KEY, generation INTEGER NOT NULL) WITHOUT ROWID;
-"""
+""" + CONTENTS.lstrip()
 #: An origin is forgotten so long (s) after the last expiry of its operations (rule 1).
 FORGET_AFTER_S = 3600
 #: In memory; the others are read again when they are needed.
@@ -87,12 +89,14 @@ class Settled(NamedTuple):
     """The end of an operation.
 
     :param generations: new ones of the names that it changed. :param used: transfers whose data have a name now.
+    :param made: the file that a PUBLISH has just made; None where that is not known.
     """
 
     operation: Operation
     result: Result
     generations: dict[str, int]
     used: Collection[int] = ()
+    made: Made | None = None
 
 
 class StoredLot(NamedTuple):
@@ -150,6 +154,7 @@ class Store:
                 f"{path}: {problem}. It is damaged, and may be removed: origins then check by size and digest what has"
                 " arrived"
             ) from problem
+        self.contents = Contents(self._connection)
         self.epoch = self._meta("epoch")
         self._records: dict[str, OriginRecord] = {}
 
@@ -170,18 +175,21 @@ class Store:
         results = self.record(origin).results
         return {seq: results[seq] for seq in seqs if seq in results}
 
-    def grant(self, ask: Open, sender: str) -> Transfer:
-        """The live transfer of this sender for that operation, or a new number that was never used."""
+    def grant(self, ask: Open, sender: str, digest: str = "") -> Transfer:
+        """The live transfer of this sender for that operation, or a new number that was never used.
+
+        :param digest: the kind of digests that its blocks come with from now on, "" where nobody asks for it later.
+        """
         with self._transaction("overlay-grant"):
-            self._grant(ask, sender)
+            self._grant(ask, sender, digest)
         return self._granted(ask, sender)
 
-    def _grant(self, ask: Open, sender: str) -> None:
+    def _grant(self, ask: Open, sender: str, digest: str = "") -> None:
         self._keep_origin(ask.origin, ask.expires)
         self._connection.execute(
-            "INSERT OR IGNORE INTO transfers (origin, seq, sender, path, size, block_bytes, expires)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (ask.origin, ask.seq, sender, _blob(ask.path), ask.size_bytes, ask.block_bytes, ask.expires),
+            "INSERT INTO transfers (origin, seq, sender, path, size, block_bytes, expires, digest)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (origin, seq, sender) DO UPDATE SET digest = excluded.digest",
+            (ask.origin, ask.seq, sender, _blob(ask.path), ask.size_bytes, ask.block_bytes, ask.expires, digest),
         )
 
     def _granted(self, ask: Open, sender: str) -> Transfer:
@@ -276,6 +284,8 @@ class Store:
                 self._keep_result(one.operation, one.result)
                 run("DELETE FROM intents WHERE origin = ? AND seq = ?", key)
                 self._connection.executemany("DELETE FROM taken WHERE tid = ?", ((tid,) for tid in one.used))
+                if one.result.outcome is Outcome.DONE:
+                    self.contents.changed(one.operation, one.made)
                 self._close_transfers("origin = ? AND seq = ?", key)
                 rows = [(_blob(path), number) for path, number in one.generations.items()]
                 self._connection.executemany("INSERT OR REPLACE INTO generations VALUES (?, ?)", rows)
@@ -401,10 +411,14 @@ class Store:
         with self._transaction(label):
             self._close_transfers("tid = ?", (transfer.tid,))
 
-    def forget(self, now: int) -> list[int]:
-        """Drop expired transfers, whose numbers are returned, and origins whose last expiry is an hour ago."""
+    def forget(self, now: int, changed: Iterable[Identity] = ()) -> list[int]:
+        """Drop expired transfers, whose numbers are returned, and origins whose last expiry is an hour ago.
+
+        :param changed: published files that are not what they were any more.
+        """
         gone = [transfer.tid for transfer in self._transfers("expires < ?", (now,))]
         with self._transaction("overlay-forget"):
+            self.contents.drop(changed)
             self._close_transfers("expires < ?", (now,))
             old = self._drop_origins(now)
         for origin in old:

@@ -20,6 +20,7 @@ from overlay_router.below import OWN as OWN
 from overlay_router.below import BadPath as BadPath
 from overlay_router.below import checked as checked
 from overlay_router.below import is_allowed as is_allowed
+from overlay_router.local.contents import Identity
 from overlay_router.rules.names import Entry, Names, parent, trash
 from overlay_router.rules.states import Kind, Op
 from stageout.core import durable
@@ -55,6 +56,7 @@ class Tree:
         for place in (root / OWN, root):
             durable.sync("router-place", place)
         self._root = os.open(root, DIRECTORY)
+        self._device = os.fstat(self._root).st_dev
         self._unsynced: dict[int, int] = {}
 
     def close(self) -> None:
@@ -129,6 +131,18 @@ class Tree:
         with self._parent(path) as (directory, name):
             return os.stat(name, dir_fd=directory, follow_symlinks=False)
 
+    def is_here(self, status: os.stat_result) -> bool:
+        """Whether it is of the filesystem that files are published on: others have inodes of the same numbers."""
+        return status.st_dev == self._device
+
+    def is_still(self, path: str, identity: Identity) -> bool:
+        """Whether a path has that file, unchanged; also where nobody can say now."""
+        try:
+            status = self.status(path)
+        except OSError as problem:
+            return problem.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+        return self.is_here(status) and Identity.of(status) == identity
+
     @contextmanager
     def scan(self, path: str) -> Iterator[Iterator[os.DirEntry[str]]]:
         """Entries of a directory, "" is the root. :raises OSError: there is none."""
@@ -189,13 +203,14 @@ class Tree:
         if inode not in self._unsynced:
             self._unsynced[inode] = os.dup(descriptor)
 
-    def publish(self, op: Op, tid: int, mode: int, size_bytes: int) -> None:
-        """Give a transfer's data, cut to their size and synced, their name, replacing a file."""
+    def publish(self, op: Op, tid: int, mode: int, size_bytes: int) -> Identity:
+        """Give a transfer's data, cut to their size and synced, their name, replacing a file. What that file is."""
         with durable.step("overlay-finish"):
-            self._finish(tid, mode, size_bytes)
+            identity = self._finish(tid, mode, size_bytes)
         with self._parent(op.path) as (directory, name), durable.step("overlay-publish"):
             os.replace(self.staging(tid), name, dst_dir_fd=directory)
             self._changed(directory)
+        return identity
 
     def prepare_dir(self, op: Op, mode: int) -> int:
         """Make the directory of a MKDIR out of sight; returns its inode."""
@@ -253,12 +268,13 @@ class Tree:
             with self._parent(path) as (directory, _), durable.step("overlay-recover-sync"):
                 os.fsync(directory)
 
-    def _finish(self, tid: int, mode: int, size_bytes: int) -> None:
+    def _finish(self, tid: int, mode: int, size_bytes: int) -> Identity:
         descriptor = os.open(self.staging(tid), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             os.ftruncate(descriptor, size_bytes)
             os.fchmod(descriptor, mode & 0o777)
             os.fsync(descriptor)
+            return Identity.known(os.fstat(descriptor))
         finally:
             os.close(descriptor)
 

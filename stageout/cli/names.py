@@ -85,13 +85,14 @@ def _stat(options: argparse.Namespace) -> None:
     with _session(gateway, options) as session:
         entry = session.stat(path)
     if options.json:
-        facts = {"schema": SCHEMA, **as_json(entry), "generation": entry.generation, "known": entry.note}
-        print(json.dumps(facts, indent=1))
+        more = {"generation": entry.generation, "known": entry.note, "digest": entry.digest, "manifest": entry.manifest}
+        print(json.dumps({"schema": SCHEMA, **as_json(entry), **more}, indent=1))
         return
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.modified))
     for name, value in (
         ("name", printable(path) or "/"), ("kind", entry.kind), ("size", f"{entry.size_bytes} bytes"),
         ("mode", f"{entry.mode:03o}"), ("modified", when), ("generation", entry.generation),
+        ("digest", printable(f"{entry.digest} {entry.manifest}") if entry.manifest else "-"),
     ):  # fmt: skip
         print(f"{name + ':':<12}{value}")
     if entry.note:

@@ -28,6 +28,7 @@ _NAME_BYTES = 16
 _BACKING_OFF = frozenset({b"reno", b"cubic"})
 #: What ``sendfile`` says where a filesystem, or a kind of socket, does not have it.
 _NO_SENDFILE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
+SHORTER = "the file became shorter while it was sent"
 
 
 def wait_at_most(sock: socket.socket, seconds: float) -> None:
@@ -170,17 +171,37 @@ def send_from(sock: socket.socket, head: bytes, file: int, offset: int, data: me
         there, which is sent where the filesystem has no ``sendfile``.
     :raises OSError: the connection is lost, or the file has become shorter; part of it may have been sent.
     """
+    sent = _sent_from(sock, head, file, offset, len(data))
+    if sent < len(data):
+        sock.sendall(data[sent:])
+
+
+def send_unread(sock: socket.socket, head: bytes, file: int, offset: int, size_bytes: int) -> None:
+    """The same for what nobody has read: it is read here only where the filesystem has no ``sendfile``.
+
+    :raises OSError: as of :func:`send_from`.
+    """
+    sent = _sent_from(sock, head, file, offset, size_bytes)
+    if sent < size_bytes:
+        data = os.pread(file, size_bytes - sent, offset + sent)
+        sock.sendall(data)
+        if len(data) < size_bytes - sent:
+            raise OSError(errno.ENODATA, SHORTER)
+
+
+def _sent_from(sock: socket.socket, head: bytes, file: int, offset: int, size_bytes: int) -> int:
+    """Send a header and what belongs to it by ``sendfile``: all of it, or less where there is no such thing."""
     if head:
         sock.sendall(head, socket.MSG_MORE)
     sent = 0
-    while sent < len(data):
+    while sent < size_bytes:
         try:
-            count = os.sendfile(sock.fileno(), file, offset + sent, len(data) - sent)
+            count = os.sendfile(sock.fileno(), file, offset + sent, size_bytes - sent)
         except OSError as problem:
             if problem.errno not in _NO_SENDFILE:
                 raise
-            sock.sendall(data[sent:])
-            return
+            return sent
         if not count:
-            raise OSError(errno.ENODATA, "the file became shorter while it was sent")
+            raise OSError(errno.ENODATA, SHORTER)
         sent += count
+    return sent

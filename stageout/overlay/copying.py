@@ -84,12 +84,12 @@ class Unreached(TransferFailure):
 class _Passage:
     """What :class:`~stageout.overlay.sending.Sending` asks of a file that lies at another router.
 
-    :param version: generation of the source, the same for all blocks.
+    :param found: what the source's router says of it: the version that all blocks are of, and what it must be.
     """
 
     source: Gateway
     source_path: str
-    version: int
+    found: overlay.Answer
     gateway: Gateway
     order: Operation
     progress: Progress
@@ -115,8 +115,8 @@ class _Passage:
         """The next block from the source; another one than the next costs a connection."""
         with self._lock:
             if block != self._next:
-                offset = block * BLOCK_BYTES
-                self._parts = read(self.source, self.source_path, offset, generation=self.version, routes=self.routes)
+                offset, version = block * BLOCK_BYTES, self.found.generation
+                self._parts = read(self.source, self.source_path, offset, generation=version, routes=self.routes)
             data = next(self._parts, b"")
             self._next = block + 1
         if len(data) != min(BLOCK_BYTES, self.order.size_bytes - block * BLOCK_BYTES):
@@ -128,9 +128,13 @@ class _Passage:
         """Nobody else has the file."""
 
     def publish(self, tid: int, channel: Channel) -> Operation:
-        """The PUBLISH, when all blocks were read."""
+        """The PUBLISH, when all blocks were read. :raises TransferFailure: they are not what was published there."""
         digests = (self.digests[block] for block in range(self.blocks))
-        return replace(self.order, tid=tid, manifest=hashlib.sha256(b"".join(digests)).hexdigest())
+        manifest = hashlib.sha256(b"".join(digests)).hexdigest()
+        if self.found.manifest not in ("", manifest) and self.found.digest == channel.digest_name:
+            text = f"{self.source_path} is not what was published: its disk has damaged it"
+            raise TransferFailure(ErrorClass.CONTENT_MISMATCH, text, self.source.server)
+        return replace(self.order, tid=tid, manifest=manifest)
 
     def count(self, size_bytes: int) -> None:
         """So many more bytes left."""
@@ -412,7 +416,7 @@ def carry(
         secrets.token_hex(16), 1, "publish", target_path, int(time.time()) + EXPIRES_AFTER_S, parents=True,
         mode=entry.mode, size_bytes=entry.size_bytes, blocks=-(-entry.size_bytes // BLOCK_BYTES),
     )  # fmt: skip
-    passage = _Passage(source, source_path, found.generation, target, order, progress, routes)
+    passage = _Passage(source, source_path, found, target, order, progress, routes)
     nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     sending = Sending(passage, nothing, target_routes, target.timeout_s)
     try:

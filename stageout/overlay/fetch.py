@@ -38,6 +38,8 @@ _RESUMABLE = frozenset({ErrorClass.CONNECTION_LOST, ErrorClass.STALLED})
 _ANY = -1
 #: A file of no more blocks comes by one connection.
 _FEW_BLOCKS = 8
+#: Nor does one of more, whoever says that there is one.
+_MOST_BLOCKS = 4 * 1024 * 1024
 Progress = Callable[[int], None]
 Ended = Callable[[Sequence[Share]], None]
 
@@ -275,7 +277,8 @@ class _Whole:
         fetch = self._fetch
         channel, found = fetch.begun()
         if fetch.few_blocks and found.size_bytes > fetch.few_blocks * BLOCK_BYTES:
-            if not found.generation:  # no number by which another question could be for the same version
+            # no number by which another question could be for the same version; or more than a list could be made of
+            if not found.generation or found.size_bytes > _MOST_BLOCKS * BLOCK_BYTES:
                 channel.close()
                 fetch.few_blocks = 0
                 return False

@@ -37,7 +37,8 @@ class Entry:
 
     :param kind: "file", "directory", "link" or "other". :param modified: Unix time in seconds.
     :param generation: how often the name was changed by the overlay; 0 in listings. :param note: how the router knows,
-        where that is not from the file itself.
+        where that is not from the file itself. :param manifest: SHA-256 over the digests of its blocks when it was
+        published, "" where that is not known, or it was changed since; in listings, too. :param digest: their kind.
     """
 
     name: str
@@ -47,6 +48,8 @@ class Entry:
     modified: int
     generation: int = 0
     note: str = ""
+    manifest: str = ""
+    digest: str = ""
 
 
 class Session:
@@ -138,7 +141,9 @@ class Session:
         found = self.look_up(path)
         _raise_refused(found, self.gateway)
         (entry,) = entries_of(found)
-        return replace(entry, generation=found.generation, note=found.note)
+        return replace(
+            entry, generation=found.generation, note=found.note, manifest=found.manifest, digest=found.digest
+        )
 
     def look_up(self, path: str) -> Answer:
         """All that the router says of a name, after all operations so far. :raises TransferFailure: as :meth:`push`."""

@@ -153,7 +153,7 @@ def sums(checksum: str, digest: str) -> Sums:
     :param checksum: its name, one of :func:`checksums`. :param digest: likewise, of :func:`digests`.
     """
     digest_of = digests()[digest]
-    if checksum == _BEGINNING and digest == _XXH3:
+    if vouches(checksum, digest):
 
         def in_one(data: Buffer) -> tuple[int, bytes]:
             found = digest_of(data)
@@ -162,6 +162,11 @@ def sums(checksum: str, digest: str) -> Sums:
         return in_one
     checksum_of = checksums()[checksum]
     return lambda data: (checksum_of(data), digest_of(data))
+
+
+def vouches(checksum: str, digest: str) -> bool:
+    """Whether the checksum of a block is the beginning of its digest. Both by name."""
+    return checksum == _BEGINNING and digest == _XXH3
 
 
 def _beginning(digest: Callable[[Buffer], bytes]) -> Checksum:

@@ -12,13 +12,14 @@ from stageout.wire.overlay import BLOCK_BYTES
 class Between:
     """Passes connections on to a port of this machine, and keeps what it hears in both directions.
 
-    :param flips: bits that it changes in all, each in the middle of a block on its way to the port.
+    :param flips: bits that it changes in all, each in the middle of a block on its way to the port, or, with
+        :param back:, from there.
     :ivar port: where it listens. :ivar heard: the bytes. :ivar flipped: bits that were changed. :ivar connections: that
         were made.
     """
 
-    def __init__(self, target: int, flips: int = 0) -> None:
-        self._target, self._flips = target, flips
+    def __init__(self, target: int, flips: int = 0, back: bool = False) -> None:
+        self._target, self._flips, self._back = target, flips, back
         self.heard, self.flipped, self.connections = bytearray(), 0, 0
         self._ends: list[socket.socket] = []
         self._lock = threading.Lock()
@@ -52,8 +53,8 @@ class Between:
                 continue
             self.connections += 1
             self._ends += near, far
-            threading.Thread(target=self._copy, args=(near, far, True), daemon=True).start()
-            threading.Thread(target=self._copy, args=(far, near, False), daemon=True).start()
+            threading.Thread(target=self._copy, args=(near, far, not self._back), daemon=True).start()
+            threading.Thread(target=self._copy, args=(far, near, self._back), daemon=True).start()
 
     def _copy(self, source: socket.socket, target: socket.socket, may_flip: bool) -> None:
         passed_bytes = 0

@@ -246,7 +246,9 @@ def test_two_versions_are_never_mixed(router: RouterProcess, gateway: Gateway, t
         _refused(ErrorClass.CONFLICT, "replaced", channel.receive)
     with Channel(gateway) as channel:
         channel.send(Get("versions", generation=2, blocks=1))
-        assert channel.receive() == Found(len(new), BLOCK_BYTES, 2, 0o644)
+        found = channel.receive()
+        assert isinstance(found, Found)
+        assert found == Found(len(new), BLOCK_BYTES, 2, 0o644, found.manifest, found.digest)
 
 
 def test_a_session_without_a_router_says_so(router: RouterProcess, gateway: Gateway) -> None:

@@ -26,6 +26,8 @@ from stageout.wire import frames, overlay
 from stageout.wire.overlay import Open, Operation
 
 ORIGIN, PEER, BLOCK, EXPIRES = "0a" * 16, "site", 4, 1000
+#: Kind of the digests, as far as anybody is told.
+DIGEST = "blake2b-128"
 
 
 class Crash(BaseException):
@@ -72,9 +74,9 @@ class Router:
 
     def _stage(self, operation: Operation, data: bytes) -> Operation:
         blocks = [data[start : start + BLOCK] for start in range(0, len(data), BLOCK)]
-        digests = [hashlib.sha256(block).digest()[:16] for block in blocks]
+        digests = digests_of(data)
         manifest = hashlib.sha256(b"".join(digests)).hexdigest()
-        answer = self.place.open(Open(ORIGIN, operation.seq, operation.path, len(data), BLOCK, EXPIRES), PEER)
+        answer = self.place.open(Open(ORIGIN, operation.seq, operation.path, len(data), BLOCK, EXPIRES), PEER, DIGEST)
         if isinstance(answer.message, overlay.Opened):
             self._write(answer.message.tid, list(zip(blocks, digests)))
         return replace(operation, size_bytes=len(data), blocks=len(blocks), manifest=manifest)
@@ -96,6 +98,25 @@ class Router:
 
     def leftovers(self) -> list[Path]:
         return [*(self.root / ".stageout/staging").iterdir(), *(self.root / ".stageout/trash").iterdir()]
+
+
+def digests_of(data: bytes) -> list[bytes]:
+    """Those of its blocks, as :class:`Router` makes them."""
+    return [hashlib.sha256(data[at : at + BLOCK]).digest()[:16] for at in range(0, len(data), BLOCK)]
+
+
+def known(router: Router) -> set[str]:
+    """Files of which is known what they were when they were published; all that is known of them is right."""
+    found = set()
+    for path in router.root.rglob("*"):
+        name = str(path.relative_to(router.root))
+        content = None if name.startswith(".stageout") else router.place.remembered.of(path.lstat())
+        if content is not None:
+            digests = digests_of(path.read_bytes())
+            assert content == (DIGEST, hashlib.sha256(b"".join(digests)).hexdigest())
+            assert router.store.contents.digests(path.stat().st_ino, 0, 99) == b"".join(digests)
+            found.add(name)
+    return found
 
 
 def outcome(replies: list[Reply], seq: int) -> str:
@@ -391,6 +412,9 @@ def _check_told(router: Router) -> None:
     assert router.store.generation("a") == 5, "published three times, renamed away once, deleted once"
     assert not router.leftovers()
     assert router.store.intents() == []
+    files = {name for name, what in router.content().items() if what != "/"}
+    assert known(router) <= files
+    assert len(router.store.contents.after(0, 99)) == len(known(router)), "what is not known has no row"
 
 
 @contextmanager

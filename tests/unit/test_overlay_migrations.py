@@ -61,6 +61,7 @@ CREATE TABLE taken (tid INTEGER PRIMARY KEY);
     origin TEXT NOT NULL, seq INTEGER NOT NULL, outcome TEXT NOT NULL, reason TEXT NOT NULL,
     generation INTEGER NOT NULL, code INTEGER NOT NULL, PRIMARY KEY (origin, seq)) WITHOUT ROWID;
 """,
+    6: "",
 }
 _CODE = ErrorClass.CONFLICT.code
 
@@ -82,6 +83,8 @@ def _old(path: Path, version: int, more: str = "") -> None:
             packed = [[10, "done", "", 1], [11, "failed", "conflict", 0]]
             if version >= 5:
                 packed = [[*packed[0], 0], [*packed[1], _CODE]]
+            if version >= 6:
+                packed = [list(column) for column in zip(*packed)]
             run("INSERT INTO packs VALUES (?, 10, 11, ?)", (ORIGIN, json.dumps(packed)))
             run("INSERT INTO pack_intents VALUES (?, ?, ?)", (ORIGIN, EXPIRES, json.dumps([[12, "p/q", 99]])))
         if version >= 3:

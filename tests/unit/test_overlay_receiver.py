@@ -25,7 +25,7 @@ import pytest
 import trustme
 
 from overlay_router.data import pool as pool_module
-from overlay_router.data import splice, tunnels, worker
+from overlay_router.data import sending, splice, tunnels, worker
 from overlay_router.data.jobs import Job, Report
 from overlay_router.data.receiving import Gate, Gates, Receiver, Syncing
 from overlay_router.data.ring import Lend, Piece, Rings, Shelf
@@ -458,7 +458,8 @@ def _endless(source: socket.socket) -> None:
 @pytest.mark.parametrize("kind", ["send", "relay"])
 def test_a_download_makes_way_for_a_more_urgent_one(kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     here = Links(Book())
-    monkeypatch.setattr(worker, "links", lambda: here)
+    for module in (worker, sending):
+        monkeypatch.setattr(module, "links", lambda: here)
     file = tmp_path / "file"
     with file.open("wb") as made:
         made.truncate(1 << 36)

@@ -1,0 +1,102 @@
+"""A published file on its way to who has asked for it, in its turn among all that goes to the same address."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import socket
+from collections.abc import Iterator
+
+from overlay_router.data.jobs import Job
+from overlay_router.data.known import Digests
+from stageout.core.sockets import SHORTER, acked_bytes, send_from, send_unread
+from stageout.overlay.links import Claim, Tap, links
+from stageout.wire import frames
+from stageout.wire.frames import Type
+from stageout.wire.overlay import Found, encode
+
+#: A file of so many bytes, at most, is gone before an order could matter. What may wait unsent.
+_UNORDERED_BYTES = 64 * 1024
+_UNSENT_BYTES = 256 * 1024
+
+
+@contextlib.contextmanager
+def ordered(job: Job, connection: socket.socket) -> Iterator[Tap | None]:
+    """The tap that a file passes, in a lane of all that the same address gets; None: it is too small for an order.
+
+    Where it is known what this router's line carries, all files count.
+    """
+    if links().uplink is None and (job.size_bytes <= _UNORDERED_BYTES or not job.to):
+        yield None
+        return
+    if connection.family != socket.AF_UNIX:  # what waits in the kernel is ordered no more
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+    before = acked_bytes(connection) or 0
+
+    def acked() -> int | None:
+        told = acked_bytes(connection)
+        return None if told is None else max(0, told - before)
+
+    with links().lane(job.to, Claim(job.flow, job.peer, job.priority, job.deadline)) as lane:
+        yield lane.tap(acked)
+
+
+class Sending:
+    """One file for one connection. :param file: descriptor. :param digests: of its blocks, as far as they are known."""
+
+    def __init__(self, job: Job, connection: socket.socket, file: int, digests: Digests) -> None:
+        self._job, self._connection, self._file, self._digests = job, connection, file, digests
+        self._checksum = frames.checksums()[job.checksum]
+        self._buffer = memoryview(mmap.mmap(-1, job.block_bytes))
+
+    def run(self) -> None:
+        """FOUND and the blocks, in order.
+
+        :raises Damaged: the first one is not what was published; nothing was sent.
+        :raises OSError: the connection is lost, or the file became shorter.
+        """
+        job = self._job
+        end = -(-job.size_bytes // job.block_bytes)
+        end = min(end, job.block + job.blocks) if job.blocks else end
+        first = self._read(job.block) if job.block < end else memoryview(b"")
+        is_known = job.block >= end or self._digests.fit_first(first, job, self._file)
+        if not is_known:
+            self._digests = Digests(job)
+        manifest = job.manifest if is_known else ""
+        kind = job.digest if manifest else ""
+        found = Found(job.size_bytes, job.block_bytes, job.generation, job.mode, manifest, kind)
+        self._connection.sendall(encode(found, self._checksum))
+        with ordered(job, self._connection) as tap:
+            for block in range(job.block, end):
+                self._send(block, first if block == job.block else None, tap)
+
+    def _send(self, block: int, data: memoryview | None, tap: Tap | None) -> None:
+        """A block: as it was read, or, where its digest is known, as it comes from the disk, unread."""
+        offset, size_bytes = block * self._job.block_bytes, self._size_bytes(block)
+        checksum = self._digests.checksum(block) if data is None else None
+        if checksum is None:
+            data = self._read(block) if data is None else data
+            checksum = self._checksum(data)
+        head = frames.pack_header(Type.BLOCK, size_bytes, checksum, self._checksum, 0, block)
+        # where others need the link more it leaves in pieces, so that it can be stopped in the middle
+        piece_bytes = tap.piece_bytes if tap is not None and tap.held else size_bytes
+        for start in range(0, size_bytes, piece_bytes):
+            end = min(start + piece_bytes, size_bytes)
+            if tap is not None:
+                tap.take(len(head) + end - start)
+            if data is None:
+                send_unread(self._connection, head, self._file, offset + start, end - start)
+            else:
+                send_from(self._connection, head, self._file, offset + start, data[start:end])
+            head = b""
+
+    def _size_bytes(self, block: int) -> int:
+        return min(self._job.block_bytes, self._job.size_bytes - block * self._job.block_bytes)
+
+    def _read(self, block: int) -> memoryview:
+        data = self._buffer[: self._size_bytes(block)]
+        if os.preadv(self._file, [data], block * self._job.block_bytes) != len(data):
+            raise OSError(errno.ENODATA, SHORTER)
+        return data

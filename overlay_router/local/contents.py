@@ -1,0 +1,146 @@
+"""What files were when they were published: their digests, by inode, and whether they are still these files.
+
+Used inside the store's transactions, and in its thread. A row is of use as long as its inode has the size and the time
+of modification that it had then; the path beside it is only for the way out (docs/decisions/0027-digests-kept.md).
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from stageout.wire.frames import DIGEST_BYTES
+from stageout.wire.overlay import Operation
+
+SCHEMA = """
+CREATE TABLE contents (
+    inode INTEGER PRIMARY KEY, size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, path BLOB NOT NULL,
+    digest TEXT NOT NULL, manifest TEXT NOT NULL);
+CREATE INDEX content_paths ON contents (path);
+CREATE TABLE content_blocks (inode INTEGER PRIMARY KEY, digests BLOB NOT NULL);
+"""
+#: A file of more blocks (16 TiB) is not recorded: a row has its end, and memory too.
+_MOST_BLOCKS = 16 * 1024 * 1024
+
+
+class Identity(NamedTuple):
+    """What tells whether a file is still the one that it was."""
+
+    inode: int
+    size_bytes: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Identity | None:
+        """That of a regular file, None for anything else."""
+        return cls.known(status) if stat.S_ISREG(status.st_mode) else None
+
+    @classmethod
+    def known(cls, status: os.stat_result) -> Identity:
+        """That of what is known to be a file."""
+        return cls(status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+class Content(NamedTuple):
+    """What a file was when it was published. :param digest: kind of its digests."""
+
+    digest: str
+    manifest: str
+
+
+class Made(NamedTuple):
+    """A file that was just published. :param tid: of the transfer whose data these were."""
+
+    tid: int
+    identity: Identity
+
+
+class Seen(NamedTuple):
+    """A row, to be looked after. :param path: where the file was when this router changed its name last."""
+
+    identity: Identity
+    path: str
+
+
+class Contents:
+    """Rows of an open database; changes belong to the transaction that is open."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def find(self, identity: Identity) -> Content | None:
+        """Of a file that is what it was."""
+        row = self._connection.execute(
+            "SELECT digest, manifest FROM contents WHERE inode = ? AND size = ? AND mtime_ns = ?", identity
+        ).fetchone()
+        return Content(*row) if row else None
+
+    def digests(self, inode: int, first: int, blocks: int) -> bytes:
+        """Those of some blocks, one behind the other."""
+        row = self._connection.execute(
+            "SELECT substr(digests, ?, ?) FROM content_blocks WHERE inode = ?",
+            (first * DIGEST_BYTES + 1, blocks * DIGEST_BYTES, inode),
+        ).fetchone()
+        return bytes(row[0] or b"") if row else b""
+
+    def changed(self, operation: Operation, made: Made | None) -> None:
+        """An operation was executed. :param made: by a PUBLISH, None where nobody can vouch for what is there.
+
+        Its transfer has its blocks still.
+        """
+        if operation.kind == "rename" and operation.path != operation.target:
+            self._remove(operation.target)
+            self._move(operation.path, operation.target)
+        elif operation.kind == "delete" or (operation.kind == "setattr" and "size" in operation.attributes):
+            self._remove(operation.path)
+        elif operation.kind == "publish":
+            self._drop("path = ?", (os.fsencode(operation.path),))
+            if made is not None and operation.blocks <= _MOST_BLOCKS:
+                self._keep(operation, made)
+
+    def after(self, inode: int, most: int) -> list[Seen]:
+        """Some rows behind that inode."""
+        rows = self._connection.execute(
+            "SELECT inode, size, mtime_ns, path FROM contents WHERE inode > ? ORDER BY inode LIMIT ?", (inode, most)
+        )
+        return [Seen(Identity(*identity), os.fsdecode(path)) for *identity, path in rows]
+
+    def drop(self, gone: Iterable[Identity]) -> None:
+        """Forget files that are not these any more."""
+        for identity in gone:
+            self._drop("inode = ? AND size = ? AND mtime_ns = ?", identity)
+
+    def _keep(self, operation: Operation, made: Made) -> None:
+        run = self._connection.execute
+        (digest,) = run("SELECT digest FROM transfers WHERE tid = ?", (made.tid,)).fetchone() or ("",)
+        if not digest:
+            return
+        blocks = run("SELECT digest FROM staged WHERE tid = ? ORDER BY block", (made.tid,))
+        digests = b"".join(one for (one,) in blocks)
+        row = (*made.identity, os.fsencode(operation.path), digest, operation.manifest)
+        run("INSERT OR REPLACE INTO contents VALUES (?, ?, ?, ?, ?, ?)", row)
+        run("INSERT OR REPLACE INTO content_blocks VALUES (?, ?)", (made.identity.inode, digests))
+
+    def _remove(self, path: str) -> None:
+        for where, values in _at_and_below(path):
+            self._drop(where, values)
+
+    def _drop(self, where: str, values: tuple[object, ...]) -> None:
+        run = self._connection.execute
+        run(f"DELETE FROM content_blocks WHERE inode IN (SELECT inode FROM contents WHERE {where})", values)
+        run(f"DELETE FROM contents WHERE {where}", values)
+
+    def _move(self, path: str, target: str) -> None:
+        start, old = os.fsencode(target), os.fsencode(path)
+        for where, values in _at_and_below(path):
+            moved = "UPDATE contents SET path = CAST(? || substr(path, ?) AS BLOB)"
+            self._connection.execute(f"{moved} WHERE {where}", (start, len(old) + 1, *values))
+
+
+def _at_and_below(path: str) -> tuple[tuple[str, tuple[bytes, ...]], ...]:
+    """Conditions that an index serves: a name, and all below it."""
+    name = os.fsencode(path)
+    return ("path = ?", (name,)), ("path > ? AND path < ?", (name + b"/", name + b"0"))

@@ -1,0 +1,236 @@
+"""Published files that are not any more what they were: who gets them hears so, whoever it was that changed them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from overlay_router.peers.greeting import greet
+from overlay_router.peers.keys import Key
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay import copying
+from stageout.overlay.channel import Channel, Gateway, gateway_of
+from stageout.overlay.client import put
+from stageout.overlay.copying import carry, copy
+from stageout.overlay.fetch import get, read
+from stageout.overlay.operations import Session
+from stageout.testing.pool.waiting import wait_until
+from stageout.testing.router import RouterProcess
+from stageout.wire import frames
+from stageout.wire.frames import Type
+from stageout.wire.overlay import BLOCK_BYTES, Found, Get, encode
+from tests.overlay.between import Between
+
+_SIZE_BYTES = 4 * BLOCK_BYTES + 7
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    (tmp_path / "source").write_bytes(os.urandom(_SIZE_BYTES))
+    return tmp_path / "source"
+
+
+def _rots(path: Path, block: int) -> None:
+    """A bit of it changes on the disk, and nothing else."""
+    status = path.stat()
+    with path.open("r+b") as file:
+        bit = os.pread(file.fileno(), 1, block * BLOCK_BYTES + 5)[0] ^ 4
+        os.pwrite(file.fileno(), bytes([bit]), block * BLOCK_BYTES + 5)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def _refused(gateway: Gateway, path: str, local: Path, words: str) -> None:
+    before = sorted(local.parent.iterdir())
+    with pytest.raises(TransferFailure, match=words) as caught:
+        get(gateway, path, local)
+    assert caught.value.kind is ErrorClass.CONTENT_MISMATCH
+    assert sorted(local.parent.iterdir()) == before, "nothing is left"
+
+
+def _stat(gateway: Gateway, path: str) -> tuple[str, str]:
+    with Session(gateway) as session:
+        entry = session.stat(path)
+    return entry.digest, entry.manifest
+
+
+@pytest.mark.parametrize("block", [0, 2, 4])
+@pytest.mark.parametrize("digest", ["", "blake2b-128"])
+def test_what_rots_is_not_delivered(
+    router: RouterProcess, gateway: Gateway, source: Path, digest: str, block: int
+) -> None:
+    """A router that looks at what it sends, for checksums of another kind, notices it in the first block only."""
+    gateway = replace(gateway, digest=digest)
+    done = put(gateway, source, "d/f")
+    assert _stat(gateway, "d/f") == (done.digest_name, done.manifest)
+    get(gateway, "d/f", source.with_name("back"))
+    _rots(router.root / "d/f", block)
+    is_named = not digest or not block
+    words = f"d/f: block {block} is not what was published" if is_named else "d/f is not what was published"
+    _refused(gateway, "d/f", source.with_name("none"), words)
+    event = f"published-damaged path=d/f block={block}"
+    if is_named:
+        wait_until(lambda: event in router.log, what="the administrator to be told")
+
+
+@pytest.mark.parametrize("block", [3, 13])
+def test_nor_by_several_connections(router: RouterProcess, gateway: Gateway, source: Path, block: int) -> None:
+    source.write_bytes(os.urandom(20 * BLOCK_BYTES + 7))
+    put(gateway, source, "f")
+    get(gateway, "f", source.with_name("back"), connections=3)
+    _rots(router.root / "f", block)
+    _refused(gateway, "f", source.with_name("none"), f"f: block {block} is not what was published")
+
+
+def test_a_range_is_refused_where_it_has_rotted(router: RouterProcess, gateway: Gateway, source: Path) -> None:
+    put(gateway, source, "f")
+    _rots(router.root / "f", 2)
+    content = source.read_bytes()
+    for offset, size_bytes in ((0, 2 * BLOCK_BYTES), (3 * BLOCK_BYTES, BLOCK_BYTES + 7)):
+        assert b"".join(read(gateway, "f", offset, size_bytes)) == content[offset : offset + size_bytes]
+    for offset, size_bytes in ((2 * BLOCK_BYTES, 1), (BLOCK_BYTES + 9, 2 * BLOCK_BYTES)):
+        with pytest.raises(TransferFailure, match="f: block 2 is not what was published") as caught:
+            b"".join(read(gateway, "f", offset, size_bytes))
+        assert caught.value.kind is ErrorClass.CONTENT_MISMATCH
+
+
+def test_a_client_that_only_knows_how_to_ask_again_hears_it_too(
+    router: RouterProcess, gateway: Gateway, source: Path
+) -> None:
+    put(gateway, source, "f")
+    _rots(router.root / "f", 3)
+    buffer, come = memoryview(bytearray(BLOCK_BYTES)), 0
+    with Channel(gateway) as channel:
+        channel.send(Get("f"))
+        assert isinstance(channel.receive(), Found)
+        with pytest.raises(TransferFailure, match="block 3 does not fit its checksum"):
+            while True:
+                channel.receive_block(buffer)
+                come += 1
+    with Channel(gateway) as channel, pytest.raises(TransferFailure, match="block 3 is not what was") as caught:
+        channel.send(Get("f", first_block=come))
+        channel.receive()
+    assert caught.value.kind is ErrorClass.CONTENT_MISMATCH
+
+
+def test_what_is_damaged_on_the_way_comes_again(router: RouterProcess, gateway: Gateway, source: Path) -> None:
+    put(gateway, source, "f")
+    with Between(router.port, flips=2, back=True) as between:
+        get(replace(gateway, port=between.port), "f", source.with_name("back"))
+        assert between.flipped == 2
+    assert source.with_name("back").read_bytes() == source.read_bytes()
+    assert "published-damaged" not in router.log
+
+
+def test_it_is_known_wherever_its_name_goes_and_after_a_restart(
+    router: RouterProcess, gateway: Gateway, source: Path
+) -> None:
+    put(gateway, source, "a/b/f")
+    with Session(gateway) as session:
+        session.rename("a/b/f", "a/b/g")
+        session.rename("a", "c")
+        session.set_mode("c/b/g", 0o600)
+        session.push()
+    router.kill()
+    router.start()
+    _rots(router.root / "c/b/g", 2)
+    _refused(gateway, "c/b/g", source.with_name("none"), "c/b/g: block 2 is not what")
+
+
+def test_what_somebody_else_has_written_comes_as_it_is(router: RouterProcess, gateway: Gateway, source: Path) -> None:
+    put(gateway, source, "f")
+    put(gateway, source, "g")
+    os.utime(router.root / "f", ns=(1, 1))
+    (router.root / "g").write_bytes(b"another file")
+    (router.root / "h").write_bytes(b"and one that was always there")
+    for name in "fgh":
+        assert _stat(gateway, name) == ("", "")
+        get(gateway, name, source.with_name(name))
+        assert source.with_name(name).read_bytes() == (router.root / name).read_bytes()
+    with Session(gateway) as session:
+        session.truncate("f", 2)
+        session.push()
+    get(gateway, "f", source.with_name("f"))
+    assert source.with_name("f").stat().st_size == 2
+
+
+def test_a_copy_to_another_router_is_none_of_what_has_rotted(
+    router: RouterProcess, gateway: Gateway, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RouterProcess(tmp_path / "second") as second:
+        settings = {
+            "STAGEOUT_ROUTER_NEIGHBOURS": second.address,
+            "STAGEOUT_ROUTER_KEY": str(tmp_path / "router/hop.key"),
+        }
+        router.stop()
+        router.environment.update(settings)
+        router.start()
+        other = gateway_of("127.0.0.1", second.port, second.key_file("site"))
+        put(gateway, source, "f")
+        copy(gateway, "f", other, "right")
+        assert _stat(other, "right") == _stat(gateway, "f")
+        _rots(router.root / "f", 3)
+        for way, words in ((copy, "block 3 is not what was published"), (carry, "f: block 3 is not what")):
+            with monkeypatch.context() as patch:
+                patch.setattr(copying, "carry", None)
+                with pytest.raises(TransferFailure, match=words) as caught:
+                    way(gateway, "f", other, "wrong")
+            assert caught.value.kind is ErrorClass.CONTENT_MISMATCH
+        assert not (second.root / "wrong").exists()
+
+
+@contextlib.contextmanager
+def _router_that_says(found: Found, blocks: list[tuple[int, bytes]]) -> Iterator[int]:
+    """A port at which a router answers every GET so."""
+
+    def serve(listening: socket.socket) -> None:
+        while True:
+            try:
+                sock, _ = listening.accept()
+            except OSError:
+                return
+            with sock, contextlib.suppress(OSError):  # who asked may have heard enough
+                sock.setblocking(False)
+                peer, first = asyncio.run(greet(sock, "hostile", {"site": Key("site", b"secret", "/")}))
+                assert isinstance(first, Get)
+                checksum = frames.checksums()[peer.checksum]
+                sock.setblocking(True)
+                sock.sendall(encode(replace(found, digest=peer.digest), checksum))
+                for block, data in blocks:
+                    sock.sendall(frames.encode_header(Type.BLOCK, data, checksum, 0, block) + data)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve, args=(listening,))
+        thread.start()
+        yield listening.getsockname()[1]
+        listening.shutdown(socket.SHUT_RDWR)
+    thread.join(10)
+
+
+_BLOCK = b"b" * BLOCK_BYTES
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "manifest", "blocks", "words"),
+    [
+        (5, "ab" * 32, [(0, b"12345")], "f is not what was published"),
+        (5, "no digits at all", [(0, b"12345")], "f is not what was published"),
+        (0, "ab" * 32, [], "f is not what was published"),
+        (2 * BLOCK_BYTES, "ab" * 32, [(0, b"short"), (1, _BLOCK)], "block 0 of 5 bytes where 0 was due"),
+        (BLOCK_BYTES + 5, "ab" * 32, [(0, _BLOCK), (1, b"123456")], "block 1 of 6 bytes"),
+        (2 * BLOCK_BYTES, "ab" * 32, [(1, _BLOCK)], "block 1 of 1048576 bytes where 0 was due"),
+        ((1 << 63) - 1, "ab" * 32, [(1 << 42, _BLOCK)], "where 0 was due"),
+    ],
+)
+def test_a_router_that_says_what_is_not_so(
+    tmp_path: Path, size_bytes: int, manifest: str, blocks: list[tuple[int, bytes]], words: str
+) -> None:
+    with _router_that_says(Found(size_bytes, BLOCK_BYTES, 1, 0o644, manifest), blocks) as port:
+        _refused(Gateway("127.0.0.1", port, "site", b"secret", timeout_s=20), "f", tmp_path / "none", words)

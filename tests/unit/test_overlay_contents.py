@@ -1,0 +1,188 @@
+"""What a terminal remembers of published files: as long as they are these files, wherever their names go."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from overlay_router.local import remembered
+from overlay_router.local.contents import Identity
+from overlay_router.local.destination import Published
+from stageout.wire import overlay
+from stageout.wire.overlay import Open, Stat
+from tests.unit.test_overlay_destination import (
+    BLOCK,
+    DIGEST,
+    EXPIRES,
+    ORIGIN,
+    PEER,
+    Crash,
+    Router,
+    _dying,
+    digests_of,
+    home,
+    known,
+    op,
+    router,
+)
+
+__all__ = ["home", "router"]
+_DATA = b"some bytes of a file"
+
+
+def _rows(router: Router) -> list[str]:
+    return [one.path for one in router.store.contents.after(0, 1000)]
+
+
+def _behind(path: Path, data: bytes) -> None:
+    """Somebody else changes a file; a moment later, as the clock of the filesystem counts."""
+    before = path.stat()
+    path.write_bytes(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+
+
+def test_it_is_said_with_the_digests_of_the_blocks_that_are_asked_for(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remembered, "BLOCK_BYTES", BLOCK)
+    router.send(op(1, "publish", "f"), _DATA)
+    for first, blocks in ((0, 0), (2, 2), (4, 9), (7, 0), (1 << 62, 1 << 62)):
+        found = router.place.published("f", -1, first, blocks)
+        assert isinstance(found, Published)
+        os.close(found.file)
+        assert found.digests == b"".join(digests_of(_DATA)[first : first + (blocks or 9)])
+        assert found.content is not None
+        assert router.place.look_up(Stat("f")).manifest == found.content.manifest
+        assert router.place.look_up(Stat("f")).digest == found.content.digest == DIGEST
+
+
+def test_names_change_and_it_stays_known(router: Router) -> None:
+    name = os.fsdecode(b"\xff\xfe%_'")
+    for number, path in enumerate(("a/b/f", "a/b/g", f"a/b/{name}", "a/bb", "empty"), 1):
+        router.send(op(number, "publish", path, parents=True), _DATA if path != "empty" else b"")
+    router.send(op(6, "rename", "a/b/f", target="a/b/h"))
+    router.send(op(7, "rename", "a/b", target="c"))
+    router.send(op(8, "rename", "a", target=name))
+    router.send(op(9, "setattr", "c/h", mode=0o600))
+    router.send(op(10, "rename", "empty", target="empty"))
+    expected = {"c/h", "c/g", f"c/{name}", f"{name}/bb", "empty"}
+    assert (known(router), set(_rows(router))) == (expected, expected)
+    router.restart()
+    assert (known(router), set(_rows(router))) == (expected, expected)
+
+
+def test_what_goes_through_the_router_leaves_no_row(router: Router) -> None:
+    for number, path in enumerate(("d/x", "d/e/y", "d0", "deleted", "over", "other", "cut"), 1):
+        assert router.send(op(number, "publish", path, parents=True), _DATA) == "done"
+    router.send(op(10, "delete", "d"))
+    router.send(op(11, "delete", "deleted"))
+    router.send(op(12, "publish", "over"), b"another one")
+    router.send(op(13, "rename", "d0", target="other"))
+    router.send(op(14, "setattr", "cut", attributes=("size",), size_bytes=len(_DATA)))
+    assert (known(router), sorted(_rows(router))) == ({"over", "other"}, ["other", "over"])
+    count = "SELECT count(*) FROM content_blocks"
+    assert router.store._connection.execute(count).fetchone() == (2,)
+
+
+def test_what_was_changed_behind_the_router_is_not_known_and_leaves_no_row_for_ever(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["changed", "deleted", "linked", "longer", "moved", "same"]
+    for number, path in enumerate(names, 1):
+        router.send(op(number, "publish", path), _DATA)
+    _behind(router.root / "changed", _DATA)
+    (router.root / "deleted").unlink()
+    (router.root / "moved").rename(router.root / "elsewhere")
+    (router.root / "linked").rename(router.root / "behind")
+    (router.root / "linked").symlink_to("behind")
+    _behind(router.root / "longer", _DATA + b"!")
+    assert known(router) == {"same", "elsewhere", "behind"}
+    monkeypatch.setattr(remembered, "_LOOKED_AFTER", 2)
+    left = []
+    for _ in range(5):
+        router.place.expire()
+        left.append(len(_rows(router)))
+    assert left[0] >= 4, "a few at a time"
+    assert (left[-1], _rows(router), known(router)) == (1, ["same"], {"same"})
+
+
+def test_an_inode_that_is_used_again_is_another_file(router: Router) -> None:
+    router.send(op(1, "publish", "f"), _DATA)
+    status = (router.root / "f").stat()
+    row = (status.st_ino, status.st_size, status.st_mtime_ns)
+    assert router.store.contents.find(Identity(*row)) is not None
+    for place in range(3):
+        other = tuple(value + (at == place) for at, value in enumerate(row))
+        assert router.store.contents.find(Identity(*other)) is None
+    foreign = os.stat_result([*status[:2], status.st_dev + 1, *status[3:]])
+    assert router.place.remembered.of(foreign) is None
+    assert router.place.remembered.of(router.root.stat()) is None
+
+
+def test_nothing_is_kept_of_a_kind_that_nobody_names_and_the_last_one_counts(router: Router) -> None:
+    ask, digests = Open(ORIGIN, 1, "f", len(_DATA), BLOCK, EXPIRES), digests_of(_DATA)
+    router.place.open(ask, PEER, "another")
+    assert router.send(op(1, "publish", "f"), _DATA) == "done"
+    assert known(router) == {"f"}
+    opened = router.place.open(Open(ORIGIN, 2, "g", len(_DATA), BLOCK, EXPIRES), PEER).message
+    assert isinstance(opened, overlay.Opened)
+    router._write(opened.tid, [(_DATA[at * BLOCK : (at + 1) * BLOCK], one) for at, one in enumerate(digests)])
+    manifest = router.place.look_up(Stat("f")).manifest
+    publish = op(2, "publish", "g", size_bytes=len(_DATA), blocks=len(digests), manifest=manifest)
+    assert [reply.message.outcome for reply in router.place.operate(publish, PEER)] == ["done"]  # type: ignore[union-attr]
+    assert known(router) == {"f"}
+
+
+@pytest.mark.parametrize(("when", "expected"), [("before", set()), ("after", {"f"})])
+def test_a_death_before_its_record_leaves_a_file_of_which_nothing_is_known(
+    router: Router, when: str, expected: set[str]
+) -> None:
+    """Until the restart anybody may have changed it: what is there then is no proof of what it should be."""
+    with _dying("overlay-settle", 1, when), pytest.raises(Crash):
+        router.send(op(1, "publish", "f"), _DATA)
+    if when == "before":
+        (router.root / "f").write_bytes(_DATA[::-1])
+    router.restart()
+    assert router.send(op(1, "publish", "f"), _DATA) == "done"
+    assert (known(router), set(_rows(router))) == (expected, expected)
+
+
+_NAMES = st.sampled_from(["a", "b", "d", "d/a", "d/b", "d/e", "d/e/a"])
+_STEPS = st.one_of(
+    st.tuples(st.sampled_from(["publish", "delete", "mkdir", "mode", "cut"]), _NAMES, st.none()),
+    st.tuples(st.just("rename"), _NAMES, _NAMES),
+    st.tuples(st.sampled_from(["restart", "write", "unlink"]), _NAMES, st.none()),
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=st.lists(_STEPS, max_size=14))
+def test_whatever_happens_what_is_known_is_true_and_nothing_is_left_over(home: Path, steps: Any) -> None:
+    router, inodes = Router(home / os.urandom(8).hex()), dict[int, bool]()
+    for number, (kind, path, target) in enumerate(steps, 1):
+        place = router.root / path
+        if kind == "restart":
+            router.restart()
+        elif kind in ("write", "unlink"):
+            if place.is_file():
+                inodes[place.stat().st_ino] = False
+                _behind(place, b"by hand") if kind == "write" else place.unlink()
+        elif kind == "rename":
+            router.send(op(number, "rename", path, target=target))
+        elif kind in ("mode", "cut"):
+            attributes = ("mode",) if kind == "mode" else ("size",)
+            if router.send(op(number, "setattr", path, attributes=attributes, mode=0o600, size_bytes=3)) == "done":
+                inodes[place.stat().st_ino] &= kind == "mode" or place.is_dir()
+        elif router.send(op(number, kind, path), str(number).encode() * 5) == "done" and kind != "delete":
+            inodes[place.stat().st_ino] = kind == "publish"
+    files = [path for path in router.root.rglob("*") if path.is_file() and ".stageout" not in path.parts]
+    expected = {str(path.relative_to(router.root)) for path in files if inodes[path.stat().st_ino]}
+    assert known(router) == expected
+    router.place.expire()
+    assert set(_rows(router)) == expected
+    router.close()
