@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -36,8 +37,11 @@ UID = 64001 if ROOT else os.geteuid()
 SCHEDD = "ap"
 AGENT = "agent@ap"
 
+#: The system's: every user may run it, and no launcher of somebody's home stands before it.
+PYTHON = shutil.which("python3", path=os.defpath) or sys.executable
+
 #: Copies ``copy://host/MODE/name`` to ``DEST/name``. What goes wrong stands in the URL, or in files of the test.
-PLUGIN = r"""#!/usr/bin/env -S python3 -I
+PLUGIN = r"""#!{python} -I
 import os, re, signal, sys, time
 from pathlib import Path
 BASE = Path({base!r})
@@ -170,7 +174,9 @@ class Site:
     def write_plugin(self, name: str, methods: str, protocol: int = 4, more: str = "") -> Path:
         """A copy of the test's plugin under another name."""
         path = self.base / name
-        path.write_text(PLUGIN.format(base=str(self.base), methods=methods, protocol=protocol, more=more))
+        path.write_text(
+            PLUGIN.format(python=PYTHON, base=str(self.base), methods=methods, protocol=protocol, more=more)
+        )
         path.chmod(0o755)
         return path
 

@@ -53,6 +53,14 @@ class Service:
         self._process: subprocess.Popen[bytes] | None = None
         self._port = 0
 
+    @property
+    def settings(self) -> dict[str, str]:
+        """Its knobs as it reads them from the environment."""
+        found = {f"_CONDOR_STAGEOUT_POLICY_{name}": value for name, value in self.knobs.items() if name != "POLICY"}
+        found["_CONDOR_STAGEOUT_POLICY"] = self.knobs.get("POLICY", "")
+        found["_CONDOR_STAGEOUT_POLICY_SERVICE_LOG"] = str(self.log)
+        return found
+
     def start(self, arguments: Sequence[str] = ("--alone",)) -> Service:
         """Start it and wait until it listens."""
         begun = self.log.stat().st_size if self.log.exists() else 0
@@ -67,14 +75,11 @@ class Service:
 
     def launch(self, arguments: Sequence[str] = ("--alone",)) -> subprocess.Popen[bytes]:
         """Start it only."""
-        alone = "--alone" in arguments
-        settings = {f"_CONDOR_STAGEOUT_POLICY_{name}": value for name, value in self.knobs.items() if name != "POLICY"}
-        settings["_CONDOR_STAGEOUT_POLICY"] = self.knobs.get("POLICY", "")
-        settings["_CONDOR_STAGEOUT_POLICY_SERVICE_LOG"] = str(self.log)
+        settings = self.settings if "--alone" in arguments else {}
         self.log.touch()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "policy_service.daemon", *arguments],
-            cwd=ROOT_DIR, env={**os.environ, **(settings if alone else {}), **self.environment}, stderr=subprocess.PIPE,
+            cwd=ROOT_DIR, env={**os.environ, **settings, **self.environment}, stderr=subprocess.PIPE,
         )  # fmt: skip
         return self._process
 

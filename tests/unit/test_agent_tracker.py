@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -430,29 +431,23 @@ _SITUATION = st.builds(
     ).map(frozenset),
     wall_s=st.just(1000.0),
 )
-_EXAMPLES = settings(max_examples=300, deadline=None)
 
 
-@_EXAMPLES
-@given(_SITUATION)
-def test_never_two_contradictory_effects(s: Situation) -> None:
-    effects = decide(s, LIMITS)
-    ends = [effect for effect in effects if isinstance(effect, (Deliver, Hold, Rerun, Remove, LetGo))]
+def _never_two_contradictory_effects(s: Situation, decided: Sequence[Effect]) -> None:
+    ends = [effect for effect in decided if isinstance(effect, (Deliver, Hold, Rerun, Remove, LetGo))]
     assert len(ends) <= 1
     orders: dict[tuple[str, int], set[Action]] = {}
-    for effect in effects:
+    for effect in decided:
         if isinstance(effect, Send):
             orders.setdefault((effect.manager, effect.run), set()).add(effect.action)
     finals = {Action.CONFIRM, Action.SUPERSEDE, Action.CANCEL, Action.FORGET}
-    assert all(len(actions & finals) <= 1 for actions in orders.values()), effects
+    assert all(len(actions & finals) <= 1 for actions in orders.values()), decided
 
 
-@_EXAMPLES
-@given(_SITUATION)
-def test_an_older_run_is_never_confirmed(s: Situation) -> None:
+def _an_older_run_is_never_confirmed(s: Situation, decided: Sequence[Effect]) -> None:
     named = {(item.manager, item.name) for item in s.record.tickets} if s.record and s.record.tickets else None
     run = s.job.run if s.job else s.past.run if s.past else 0
-    for effect in decide(s, LIMITS):
+    for effect in decided:
         if not isinstance(effect, Send) or effect.action is not Action.CONFIRM or not effect.tickets:
             continue
         assert s.job is None or s.job.ended
@@ -462,10 +457,8 @@ def test_an_older_run_is_never_confirmed(s: Situation) -> None:
             assert effect.run == run or (s.job and s.job.reconnects)
 
 
-@_EXAMPLES
-@given(_SITUATION)
-def test_jobs_are_edited_only_when_they_may_be(s: Situation) -> None:
-    for effect in decide(s, LIMITS):
+def _jobs_are_edited_only_when_they_may_be(s: Situation, decided: Sequence[Effect]) -> None:
+    for effect in decided:
         if isinstance(effect, Send):
             continue
         assert s.job is not None
@@ -482,19 +475,15 @@ def test_jobs_are_edited_only_when_they_may_be(s: Situation) -> None:
             assert not isinstance(effect, Show) or effect.shown.state == "None"
 
 
-@_EXAMPLES
-@given(_SITUATION)
-def test_cancelled_only_if_removed_or_asked(s: Situation) -> None:
-    cancels = [e for e in decide(s, LIMITS) if isinstance(e, Send) and e.action is Action.CANCEL]
+def _cancelled_only_if_removed_or_asked(s: Situation, decided: Sequence[Effect]) -> None:
+    cancels = [e for e in decided if isinstance(e, Send) and e.action is Action.CANCEL]
     removed = s.job.status == Status.REMOVED if s.job else s.past is not None and s.past.status == Status.REMOVED
     asked = s.job is not None and s.job.request == "cancel"
     assert not cancels or removed or asked
 
 
-@_EXAMPLES
-@given(_SITUATION)
-def test_delivered_only_if_all_of_the_record_is(s: Situation) -> None:
-    if not any(isinstance(effect, Deliver) for effect in decide(s, LIMITS)):
+def _delivered_only_if_all_of_the_record_is(s: Situation, decided: Sequence[Effect]) -> None:
+    if not any(isinstance(effect, Deliver) for effect in decided):
         return
     wanted = {(item.manager, item.name) for item in s.record.tickets} if s.record else set()
     good = {
@@ -507,18 +496,31 @@ def test_delivered_only_if_all_of_the_record_is(s: Situation) -> None:
     assert good
 
 
-@_EXAMPLES
-@given(_SITUATION)
-def test_records_are_forgotten_only_when_nothing_is_left_to_say(s: Situation) -> None:
+def _records_are_forgotten_only_when_nothing_is_left_to_say(s: Situation, decided: Sequence[Effect]) -> None:
     freed = {(item.manager, item.sandbox.number) for item in s.seen if item.sandbox.state in FREED}
-    for effect in decide(s, LIMITS):
+    for effect in decided:
         if isinstance(effect, Send) and effect.action is Action.FORGET:
             assert (effect.manager, effect.run) in freed
 
 
-@_EXAMPLES
-@given(_SITUATION)
-def test_a_decision_is_the_same_after_a_restart(s: Situation) -> None:
+def _a_decision_is_the_same_after_a_restart(s: Situation, decided: Sequence[Effect]) -> None:
     """Without the memory of what was acknowledged there are more orders, never other ones."""
     fresh = decide(replace(s, done=frozenset()), LIMITS)
-    assert all(effect in fresh for effect in decide(s, LIMITS) if isinstance(effect, Send))
+    assert all(effect in fresh for effect in decided if isinstance(effect, Send))
+
+
+@settings(max_examples=500)
+@given(_SITUATION)
+def test_every_decision_keeps_all_promises(s: Situation) -> None:
+    """One test: to make up a situation costs more than all that is asked of it."""
+    decided = decide(s, LIMITS)
+    for promise in (
+        _never_two_contradictory_effects,
+        _an_older_run_is_never_confirmed,
+        _jobs_are_edited_only_when_they_may_be,
+        _cancelled_only_if_removed_or_asked,
+        _delivered_only_if_all_of_the_record_is,
+        _records_are_forgotten_only_when_nothing_is_left_to_say,
+        _a_decision_is_the_same_after_a_restart,
+    ):
+        promise(s, decided)

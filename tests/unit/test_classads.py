@@ -29,7 +29,7 @@ values = st.recursive(
     max_leaves=8,
 )
 ads = st.dictionaries(names, values, min_size=1, max_size=5).map(ClassAd)
-slow_machine = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+slow_machine = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 
 
 def from_condor(value):
@@ -71,7 +71,7 @@ def test_we_read_what_condor_writes(ad):
     assert same(classads.parse_ad(str(theirs)), ad)
 
 
-@slow_machine
+@settings(slow_machine, max_examples=40)
 @given(st.lists(ads, max_size=4), st.sampled_from(["", " ", "\n", " , ", "/* [ */", "// ]\n"]))
 def test_streams_with_any_separator(many, separator):
     text = separator.join(map(classads.unparse_ad, many)) + " " * 300

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from handoff_site import ALICE, BOB, Child, RawPlugin, needs_root, site_for, write_files
-from manager_site import Node, Site, made, run
+from manager_site import PYTHON, Node, Site, made, run
 
 from sandbox_manager import lookups
 from sandbox_manager.credentials import BadCredential, Credential, examine
@@ -261,7 +261,7 @@ def test_what_has_ended_waits_for_a_new_one_and_goes_on_with_it(site: Site) -> N
 
 
 def test_a_refused_credential_waits_too_and_its_gate_opens(site: Site) -> None:
-    site.plugin = site.write_script("picky_plugin", PICKY.format(base=site.base))
+    site.plugin = site.write_script("picky_plugin", PICKY.format(python=PYTHON, base=site.base))
     site.plugins = [site.plugin]
     site.knobs["STAGEOUT_ATTEMPTS"] = "1"
 
@@ -278,7 +278,7 @@ def test_a_refused_credential_waits_too_and_its_gate_opens(site: Site) -> None:
     run(work())
 
 
-PICKY = """#!/usr/bin/env -S python3 -I
+PICKY = """#!{python} -I
 import os, re, sys
 from pathlib import Path
 if sys.argv[1:] == ["-classad"]:

@@ -12,7 +12,8 @@ import pytest
 from plugin_site import DEADLINE_S, Bench
 
 from stageout.core.classads import ClassAd
-from stageout.core.errors import ErrorClass
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.plugin.results import exit_status
 from stageout.testing.starter import (
     PREALLOCATED_BYTES,
     Result,
@@ -58,19 +59,23 @@ def test_success_ad(bench):
     }
 
 
+def test_every_error_class_becomes_a_complete_ad(bench):
+    run = bench.download(*(f"fail/{kind.name}/9.2" for kind in ErrorClass))
+    assert len(run.ads) == len(ErrorClass)
+    for kind, ad in zip(ErrorClass, run.ads):
+        (error,) = ad["TransferErrorData"]
+        assert not dropped(ad)
+        assert filtered(ad)["TransferErrorData"] == [error]
+        assert error["ErrorType"] == kind.value.error_type
+        assert error.get("FailureType") == kind.value.failure_type
+        assert error["ErrorCode"] == ad["DeveloperData"]["StageOutErrorCode"] == kind.code
+        assert error["Retryable"] == (10 if kind.retryable else -1)
+        assert ad["TransferError"] == error["ErrorString"] == f"scripted {kind.name}"
+
+
 @pytest.mark.parametrize("kind", list(ErrorClass), ids=lambda kind: kind.name)
-def test_every_error_class_becomes_a_complete_ad(bench, kind):
-    run = bench.download(f"fail/{kind.name}/9.2")
-    (ad,) = run.ads
-    (error,) = ad["TransferErrorData"]
-    assert not dropped(ad)
-    assert filtered(ad)["TransferErrorData"] == [error]
-    assert error["ErrorType"] == kind.value.error_type
-    assert error.get("FailureType") == kind.value.failure_type
-    assert error["ErrorCode"] == ad["DeveloperData"]["StageOutErrorCode"] == kind.code
-    assert error["Retryable"] == (10 if kind.retryable else -1)
-    assert run.exit_code == (11 if kind.retryable else 1)
-    assert ad["TransferError"] == error["ErrorString"] == f"scripted {kind.name}"
+def test_every_error_class_has_its_exit_status(kind):
+    assert exit_status([TransferFailure(kind, "")]) == (11 if kind.retryable else 1)
 
 
 @pytest.mark.parametrize(

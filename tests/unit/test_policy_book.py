@@ -20,6 +20,7 @@ from policy_service.store import Store, StoreError
 from stageout.tuning.policies import BUILT_IN, Limits
 
 LEASE_S = 100.0
+_MEMORY = Path("/dev/shm")
 
 
 class Hands:
@@ -129,7 +130,7 @@ class Clients(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = TemporaryDirectory()
+        self.folder = TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None)
         self.path = Path(self.folder.name) / "db"
         self.clock = Hands()
         self.using: dict[str, int] = {}
