@@ -34,6 +34,7 @@ from stageout.wire.route import DEFAULT_PORT, BadRoute, Route, address, addresse
 
 #: Of a file of which nothing is known.
 _NOTHING_SENT: dict[str, Any] = {"size_bytes": 0, "sent_bytes": 0, "generation": 0, "routes": [], "custodians": []}
+_NOTHING_FETCHED: dict[str, Any] = {"size_bytes": 0, "stale_from": "", "routes": []}
 #: What is no part of a path in a URL, or is dropped from it in silence.
 _LOST_IN_URLS = frozenset("?#\t\r\n")
 
@@ -46,6 +47,10 @@ def run(options: argparse.Namespace) -> int:
         return _ask(gateway, options)
     if getattr(options, "custody", False) and not options.through:
         raise UsageError("--custody needs --through")
+    if getattr(options, "update", False) and (options.through or not options.recursive):
+        raise UsageError(
+            "--update is for directories (-r), and compares them with the router's own: not with --through"
+        )
     if options.command == "get":
         return _get(gateway, path, options)
     _check_copies(options)
@@ -185,13 +190,17 @@ def _send(
     bar.end(done.size_bytes)
     if not options.json and (len(routes) > 1 or any(share.reason for share in done.shares)):
         print(f"  {report(done.shares)}")
-    shares = [
-        {"by": list(one.route), "sent_bytes": one.sent_bytes, "connections": one.connections, "problem": one.problem}
-        for one in done.shares
-    ]
     return {
-        "size_bytes": done.size_bytes, "sent_bytes": done.sent_bytes, "generation": done.generation, "routes": shares,
+        "size_bytes": done.size_bytes, "sent_bytes": done.sent_bytes, "generation": done.generation,
+        "routes": _routes(done.shares),
     }  # fmt: skip
+
+
+def _routes(shares: Sequence[Share]) -> list[dict[str, Any]]:
+    return [
+        {"by": list(one.route), "sent_bytes": one.sent_bytes, "connections": one.connections, "problem": one.problem}
+        for one in shares
+    ]
 
 
 def _custody(given: Deposit) -> dict[str, Any]:
@@ -351,7 +360,7 @@ def _get(gateway: Gateway, path: str, options: argparse.Namespace) -> int:
         return _print(gateway, path, options)
     local = _place_here(path, options.file)
     about = {"kind": "file", "local": str(local), "server": gateway.server, "path": path}
-    with item(options.json, **about, size_bytes=0, stale_from="") as facts, Bar(local.name, 0, not options.json) as bar:
+    with item(options.json, **about, **_NOTHING_FETCHED) as facts, Bar(local.name, 0, not options.json) as bar:
         facts.update(_fetch(gateway, path, local, options, bar))
     return int(Exit.OK)
 
@@ -400,4 +409,5 @@ def _fetch(gateway: Gateway, path: str, local: Path, options: argparse.Namespace
         print(f"  {told}")
     if kept is not None and not options.json:
         print(f"  not from {gateway.server}: {kept}")
-    return {"size_bytes": received[0], "stale_from": "" if kept is None else kept.custodian.server}
+    stale_from = "" if kept is None else kept.custodian.server
+    return {"size_bytes": received[0], "stale_from": stale_from, "routes": _routes(shares)}

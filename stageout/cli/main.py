@@ -284,6 +284,7 @@ def _add_files(commands: argparse._SubParsersAction[_Parser]) -> None:
     command.add_argument("files", metavar="FILE", nargs="+", help="- is standard input")
     command.add_argument("url", metavar="URL", help="overlay://HOST[:PORT]/path")
     command.add_argument("-r", "--recursive", action="store_true", help="FILEs are directories: send all below them")
+    _add_update(command)
     command.add_argument("--lot", metavar="ID", default="", help="take the space from this lot (stageout lot)")
     _add_connections(command)
     _add_wishes(command)
@@ -318,6 +319,7 @@ def _add_files(commands: argparse._SubParsersAction[_Parser]) -> None:
         help="or a directory for it; default: its name, here. A file of that name is replaced. - is standard output",
     )  # fmt: skip
     command.add_argument("-r", "--recursive", action="store_true", help="a directory, with all that is below it")
+    _add_update(command)
     _add_connections(command)
     command.add_argument(
         "--through", metavar="HOSTS", help="custodians ('A; B') to be asked when the router has no such file"
@@ -426,6 +428,10 @@ def _add_lot(commands: argparse._SubParsersAction[_Parser]) -> None:
     )
     _add_json(command)
     _add_key(command)
+
+
+def _add_update(command: argparse.ArgumentParser) -> None:
+    command.add_argument("-u", "--update", action="store_true", help="with -r: only what is not the same there already")
 
 
 def _add_json(command: argparse.ArgumentParser) -> None:

@@ -23,7 +23,7 @@ class Tally:
 
     def __init__(self, name: str, is_json: bool, **about: Any) -> None:
         self._name, self._is_json, self._about = printable(name), is_json, about
-        self._files = self._bytes = self.failures = 0
+        self._files = self._bytes = self._same = self.failures = 0
         self._line, self._lock = Line(not is_json), threading.Lock()
         self._start_s, self._shown_s = time.monotonic(), 0.0
 
@@ -37,6 +37,13 @@ class Tally:
             elif time.monotonic() - self._shown_s >= SHOW_EVERY_S:
                 self._shown_s = time.monotonic()
                 self._line.show(f"{self._files} files, {self._bytes / 1e6:.1f} MB of {self._name}")
+
+    def same(self, **facts: Any) -> None:
+        """A file was there already."""
+        with self._lock:
+            self._same += 1
+            if self._is_json:
+                self._tell({**facts, **ending(outcome="unchanged")})
 
     def failed(self, name: str, failure: TransferFailure, **facts: Any) -> None:
         """A file will not be there. :param name: what people know it by."""
@@ -57,11 +64,12 @@ class Tally:
         seconds = max(1e-3, time.monotonic() - self._start_s)
         self._line.clear()
         if self._is_json:
-            counts = {"files": self._files, "failed": self.failures, "size_bytes": self._bytes}
+            counts = {"files": self._files, "unchanged": self._same, "failed": self.failures, "size_bytes": self._bytes}
             tell({"kind": "total", "local": self._name, **self._about, **counts, "seconds": round(seconds, 3)})
             return
         rates = f"{self._files / seconds:.0f} files/s, {self._bytes / seconds / 1e6:.1f} MB/s"
-        print(f"{self._name}: {self._files} files, {self._bytes} bytes in {seconds:.2f} s, {rates}")
+        more = f"; {self._same} were there already" if self._same else ""
+        print(f"{self._name}: {self._files} files, {self._bytes} bytes in {seconds:.2f} s, {rates}{more}")
 
     def _tell(self, facts: dict[str, Any]) -> None:
         seconds = round(time.monotonic() - self._start_s, 3)

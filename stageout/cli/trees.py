@@ -24,6 +24,7 @@ from stageout.overlay.gatherer import Wanted
 from stageout.overlay.many import Found, below, get_many, put_many
 from stageout.overlay.operations import Session
 from stageout.overlay.packs import SmallPut
+from stageout.overlay.sameness import compared
 from stageout.overlay.settings import connections_of
 from stageout.wire.fields import MAX_PATH_BYTES
 from stageout.wire.route import Route
@@ -80,8 +81,9 @@ class _Tree:
         passes = self._custodian if self._terminal else None
         try:
             with Session(self._gateway, routes=routes, through=passes) as names:
+                files = self._new(self._files(), routes) if options.update else self._files()
                 put_many(
-                    self._custodian, self._entries(), self._ended,
+                    self._custodian, ((one, one.local, self._prefix + one.path) for one in files), self._ended,
                     connections=first, most_connections=most, routes=routes, terminal=self._terminal,
                     priority=options.priority, deadline=deadline, custody=options.custody,
                 )  # fmt: skip
@@ -94,8 +96,8 @@ class _Tree:
         finally:
             self._tally.clear()
         self._tally.end()
-        for origin, files in self._given.items() if not self._is_json else ():
-            more = f" --files {files}" if files > 1 else ""
+        for origin, count in self._given.items() if not self._is_json else ():
+            more = f" --files {count}" if count > 1 else ""
             print(f"  in custody; what became of it: stageout ask overlay://{self._custodian.server} {origin}{more}")
         return self._tally.failures
 
@@ -113,15 +115,24 @@ class _Tree:
         for path, reason in failures.items():
             self._ended(made[path], reason)
 
-    def _entries(self) -> Iterator[tuple[Found, str, str]]:
+    def _files(self) -> Iterator[Found]:
         """The files; empty directories are made when these are there."""
         for found in below(self._local):
             if found.kind == "file":
-                yield found, found.local, self._prefix + found.path
+                yield found
             elif found.kind == "empty":
                 self._directories.append(found)
             else:
                 self._ended(found, TransferFailure(ErrorClass.NOT_SUPPORTED, f"{found.local} is not a file"))
+
+    def _new(self, files: Iterator[Found], routes: Sequence[Route]) -> Iterator[Found]:
+        """Those that are not there yet."""
+        pairs = ((one, Path(one.local), self._prefix + one.path) for one in files)
+        for found, is_same in compared(self._gateway, pairs, is_put=True, routes=routes):
+            if is_same:
+                self._tally.same(local=found.local, path=self._prefix + found.path, generation=0, custodians=[])
+            else:
+                yield found
 
     def _ended(self, found: Found, result: Put | SmallPut | TransferFailure) -> None:
         about: dict[str, Any] = {"local": found.local, "path": self._prefix + found.path}
@@ -141,15 +152,14 @@ def fetch_tree(gateway: Gateway, path: str, options: argparse.Namespace, routes:
 
     :raises TransferFailure: the directory cannot be read, or the router cannot be reached.
     """
-    name = path.rpartition("/")[2]
-    local = Path(options.file or ".")
-    into = local / name if stat.S_ISDIR(mode_here(local)) else local
+    into = _into(path, options.file or "./", options.update)
     fetched = _Fetched(into, Tally(str(into), options.json, server=gateway.server))
     first, most = connections_of(options.connections)
     try:
         with Session(gateway, routes=routes) as names:
+            files = fetched.all_below(names, path)
             get_many(
-                gateway, fetched.all_below(names, path), fetched.ended,
+                gateway, fetched.new(gateway, files, routes) if options.update else files, fetched.ended,
                 routes=routes, priority=options.priority, deadline=deadline_of(options),
                 connections=first, most_connections=most,
             )  # fmt: skip
@@ -157,6 +167,13 @@ def fetch_tree(gateway: Gateway, path: str, options: argparse.Namespace, routes:
         fetched.tally.clear()
     fetched.tally.end()
     return int(Exit.FAILED if fetched.tally.failures else Exit.OK)
+
+
+def _into(path: str, file: str, is_update: bool) -> Path:
+    """The directory here. The same update again has to mean the same one, whether it is there by then or not."""
+    local = Path(file)
+    is_inside = file.endswith("/") or (not is_update and stat.S_ISDIR(mode_here(local)))
+    return local / path.rpartition("/")[2] if is_inside else local
 
 
 class _Fetched:
@@ -199,6 +216,15 @@ class _Fetched:
                 yield (path, local / name), path, local / name, size_bytes
             else:
                 self._refuse(path, local / name, "is not a file")
+
+    def new(self, gateway: Gateway, files: Iterator[Wanted[_Key]], routes: Sequence[Route]) -> Iterator[Wanted[_Key]]:
+        """Those that are not here yet."""
+        pairs = ((wanted, Path(wanted[2]), wanted[1]) for wanted in files)
+        for wanted, is_same in compared(gateway, pairs, is_put=False, routes=routes):
+            if is_same:
+                self.tally.same(local=str(wanted[2]), path=wanted[1])
+            else:
+                yield wanted
 
     def _refuse(self, path: str, local: Path, words: str) -> None:
         self.ended((path, local), TransferFailure(ErrorClass.NOT_SUPPORTED, f"{path}: {words}"))

@@ -149,6 +149,7 @@ class Channel:
     :param lane: that its blocks and packs travel in; None: they go as TCP lets them.
     :param back: of what comes back on it (after a GET), for the relays.
     :param flow: that relays count it to, "" for that of the lane. :ivar flow: that they do, as long as it lasts.
+    :ivar ahead_s: of the router's clock, before ours.
     :ivar received_bytes: that have come on it, of a frame that is not whole, too.
     :raises TransferFailure: not reached, not understood, or refused.
     """
@@ -487,6 +488,7 @@ class Channel:
         self.store, self.cancels, self.packs = welcome.store, welcome.cancels, welcome.packs
         self.digest_name = welcome.digest
         self.node, self._nonce = welcome.node, welcome.nonce
+        self.ahead_s = welcome.clock - int(time.time())
         self.send(proved)
 
     def _frame(self) -> tuple[Header, bytes]:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from stageout.cli.main import main
+from stageout.overlay import sameness
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess, custodian_for
 
@@ -57,7 +58,7 @@ def test_files_are_told_to_programs(run: _Commands, router: RouterProcess, tmp_p
     assert put["size_bytes"] == put["sent_bytes"] == 3_000_000 and put["seconds"] > 0
     assert [(route["by"], route["sent_bytes"]) for route in put["routes"]] == [([], 3_000_000)]
     (got,) = run("get", run.url("d/a"), str(tmp_path / "back"))
-    assert set(got) == {*_FILE, "stale_from"}
+    assert set(got) == {*_FILE, "stale_from", "routes"}
     assert (got["outcome"], got["size_bytes"], got["local"]) == ("done", 3_000_000, str(tmp_path / "back"))
     good, bad = run("put", str(file), str(tmp_path / "none"), run.url("e"), status=1)
     assert good["outcome"] == "done" and set(bad) == set(put)
@@ -182,3 +183,40 @@ def test_an_output_that_is_full_or_closed_is_one_line(router: RouterProcess, tmp
     plain = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
     told = subprocess.run(command, capture_output=True, timeout=60, env=plain)
     assert told.stdout.splitlines()[-1] == rb"\xfcn\xef" and not told.stderr
+
+
+def test_the_same_command_again_transfers_the_rest(
+    run: _Commands, router: RouterProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sameness, "MARGIN_S", -1_000_000)
+    tree, back = tmp_path / "tree", tmp_path / "back"
+    (tree / "sub").mkdir(parents=True)
+    for number in range(150):
+        (tree / f"sub/f{number:03}").write_bytes(b"%d" % number)
+    (tree / "large").write_bytes(os.urandom(2_000_000))
+
+    def moved(*words: str) -> tuple[set[str], int]:
+        *files, total = run(*words, "--update")
+        done = {one["path"][len("t/") :] for one in files if one["outcome"] == "done"}
+        assert total["files"] == len(done) and total["unchanged"] == len(files) - len(done)
+        return done, total["unchanged"]
+
+    put, get = ["put", "-r", str(tree), run.url("t")], ["get", "-r", run.url("t"), str(back)]
+    everything = {f"sub/f{number:03}" for number in range(150)} | {"large"}
+    for words in (put, get):
+        assert moved(*words) == (everything, 0)
+        assert moved(*words) == (set(), 151)
+    (tree / "sub/f007").write_bytes(b"longer")
+    (tree / "sub/f008").chmod(0o700)
+    (tree / "new").touch()
+    (router.root / "t/sub/f009").unlink()
+    assert moved(*put) == ({"sub/f007", "sub/f008", "sub/f009", "new"}, 148)
+    (back / "large").unlink()
+    assert moved(*get) == ({"sub/f007", "new", "large"}, 149)
+    assert _below(back) == _below(tree)
+    run("put", str(tree / "large"), run.url("t/large"), "--update", status=64)
+    run(*put, "--update", "--through", router.address, status=64)
+
+
+def _below(place: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}
