@@ -75,7 +75,8 @@ class Again:
 @dataclass(frozen=True)
 class Report:
     """Blocks whose bytes are on the disk: position and digest in hexadecimal digits; or why it ended; or what a relay
-    has passed on to a hop; or that a connection of a peer has ended; or that nothing more of a transfer is written.
+    has passed on to a hop; or that a connection of a peer, for a transfer, has ended; or that nothing more of a
+    transfer is written.
 
     :param parts: of blocks, on the disk too: where each begins in the file, and its length.
     :param digest: the kind that their blocks are to have.

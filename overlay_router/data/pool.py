@@ -53,6 +53,7 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(mine, self._readable)
         self.jobs: Counter[str] = Counter()
+        self._receiving: Counter[int] = Counter()
         self._closing: dict[int, list[asyncio.Future[list[Report]]]] = {}
         self._late: dict[int, list[Report]] = {}
 
@@ -67,14 +68,21 @@ class Worker:
             told = json.dumps(asdict(job)).encode()
             socket.send_fds(self._socket, [told], [connection.fileno(), file, *more])
         self.jobs[job.peer] += 1
+        self._receiving[job.tid] += 1
 
     def share(self, link: socket.socket) -> None:
         """Have it share with a carrier what it receives. :param link: the worker's end; the caller closes its own."""
         socket.send_fds(self._socket, [json.dumps(asdict(Job("share"))).encode()], [link.fileno()])
 
     def ask_to_close(self, tid: int) -> asyncio.Future[list[Report]]:
-        """Done when this process writes nothing more of a transfer, or has ended; what it wrote just before."""
+        """Done when this process writes nothing more of a transfer, or has ended; what it wrote just before.
+
+        One that has no connection of it has told all that came by those before, and is not asked: it may stand still.
+        """
         done = self._loop.create_future()
+        if not self._receiving[tid]:
+            done.set_result([])
+            return done
         self._closing.setdefault(tid, []).append(done)
         socket.send_fds(self._socket, [json.dumps(asdict(Job("close", tid))).encode()], [])
         return done
@@ -125,6 +133,8 @@ class Worker:
         elif report.ended:
             self.jobs[report.ended] -= 1
             self.jobs = +self.jobs
+            self._receiving[report.tid] -= 1
+            self._receiving = +self._receiving
         else:
             self._on_report(report)
 

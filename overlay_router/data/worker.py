@@ -169,7 +169,7 @@ def _serve_to_its_end(
             again = serve(job, connection, file, report, gate, shelf, digests)
         finally:
             gates.remove(job.tid, gate)
-            report(Report(0, ended=job.peer))
+            report(Report(job.tid, ended=job.peer))
         if again:
             report.give_back(connection, Again(job.peer, job.checksum, job.digest, job.nonce, again.hex(), job.to))
 
@@ -217,7 +217,7 @@ def main(argv: list[str]) -> None:
                 os.close(descriptor)
             words = "a worker has as many descriptors as it may: allow more (ulimit -n), or have more workers"
             report(Report(job.tid, problem=words, errno=errno.EMFILE))
-            report(Report(0, ended=job.peer))
+            report(Report(job.tid, ended=job.peer))
             continue
         connection = socket.socket(fileno=descriptors[0])
         digests = Digests(job, *descriptors[2:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import json
@@ -9,6 +10,7 @@ import os
 import queue
 import random
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -43,6 +45,7 @@ from stageout.wire import frames, overlay
 from stageout.wire.blocks import PART_BYTES
 from stageout.wire.frames import BadFrame, Type
 from stageout.wire.overlay import BLOCK_BYTES, Open
+from tests.polling import until
 
 BLOCK = 4096
 COUNT = 40
@@ -531,3 +534,24 @@ def test_of_what_is_passed_only_that_is_written_which_was_not_sent_on(
     written = (tmp_path / "file").read_bytes()
     assert written == bytes(BLOCK_BYTES) + data[1] + data[2]
     assert sorted(block for report in reports for block, _ in report.blocks) == [1, 2]
+
+
+def test_a_worker_that_stands_still_holds_up_no_file_that_others_receive(tmp_path: Path) -> None:
+    async def run() -> None:
+        pool = pool_module.Pool(2, lambda report: None, lambda again, sock: None)
+        busy, still = pool._workers
+        near, far = socket.socketpair()
+        file = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+        try:
+            os.kill(still.pid, signal.SIGSTOP)
+            with near, far:
+                pool.give(Job("receive", 7, CHECKSUM, DIGEST, BLOCK, len(CONTENT), peer="key"), near, file)
+                assert busy.jobs["key"] == 1
+                assert await asyncio.wait_for(pool.no_more(7), 60) == []
+                assert busy._receiving[7], "it was asked"
+            await until(lambda: not busy._receiving and not busy.jobs)
+        finally:
+            os.close(file)
+            pool.close()
+
+    asyncio.run(run())
