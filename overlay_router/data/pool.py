@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
+import termios
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -61,6 +64,11 @@ class Worker:
     def pid(self) -> int:
         """Of the process."""
         return self._process.pid
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether it has not read yet what was said to it: it has much to do, or stands still."""
+        return struct.unpack("i", fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(4))) != (0,)
 
     def give(self, job: Job, connection: socket.socket, file: int, digests: bytes) -> None:
         """As of the pool."""
@@ -151,11 +159,13 @@ class Pool:
         self._workers = [self._start() for _ in range(count)]
 
     def give(self, job: Job, connection: socket.socket, file: int, digests: bytes = b"") -> None:
-        """Hand a connection and a file to the worker that has fewest; the caller closes its own descriptors.
+        """Hand a connection and a file to the worker that has fewest, of those that have read what they were given.
+
+        The caller closes its own descriptors.
 
         :param digests: of the blocks that the job is about, as far as they are known.
         """
-        worker = min(self._workers, key=lambda one: sum(one.jobs.values()))
+        worker = min(self._workers, key=lambda one: (one.is_behind, sum(one.jobs.values())))
         worker.give(job, connection, file, digests)
 
     def share_with(self, carrier: socket.socket) -> None:

@@ -542,11 +542,21 @@ def test_a_worker_that_stands_still_holds_up_no_file_that_others_receive(tmp_pat
         busy, still = pool._workers
         near, far = socket.socketpair()
         file = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+
+        async def give(tid: int) -> None:
+            await until(lambda: not busy.is_behind, "what goes on to read what it was given")
+            pool.give(Job("receive", tid, CHECKSUM, DIGEST, BLOCK, len(CONTENT), peer="key"), near, file)
+
         try:
+            await until(lambda: not still.is_behind)
             os.kill(still.pid, signal.SIGSTOP)
             with near, far:
-                pool.give(Job("receive", 7, CHECKSUM, DIGEST, BLOCK, len(CONTENT), peer="key"), near, file)
-                assert busy.jobs["key"] == 1
+                await give(7)
+                await give(8)
+                assert (busy.jobs["key"], still.jobs["key"]) == (1, 1), "nothing is known of it before"
+                for _ in range(3):
+                    await give(7)
+                assert (busy.jobs["key"], still.jobs["key"]) == (4, 1)
                 assert await asyncio.wait_for(pool.no_more(7), 60) == []
                 assert busy._receiving[7], "it was asked"
             await until(lambda: not busy._receiving and not busy.jobs)
