@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stageout.core.errors import TransferFailure
-from stageout.overlay.cargo import Share
+from stageout.overlay.cargo import Share, report
 from stageout.overlay.channel import Gateway, read_key
 from stageout.overlay.client import Put, put
 from stageout.overlay.fetch import get
@@ -46,12 +46,12 @@ def main() -> None:
         did: list[Share] = []
         get(gateway, "file", local.with_suffix(".back"), routes=routes, progress=progress, connections=connections,
             most_connections=most, ended=did.extend)  # fmt: skip
-        sent_bytes, shares = size_bytes, [share.sent_bytes for share in did]
+        sent_bytes, shares, why = size_bytes, [share.sent_bytes for share in did], report(did)
     else:
         done = put(gateway, local, "file", routes=routes, progress=progress, connections=connections,
                    most_connections=most)  # fmt: skip
-        sent_bytes, shares = done.sent_bytes, [share.sent_bytes for share in done.shares]
-    print(json.dumps({"took_s": time.monotonic() - start_s, "sent_bytes": sent_bytes, "shares": shares}))
+        sent_bytes, shares, why = done.sent_bytes, [share.sent_bytes for share in done.shares], report(done.shares)
+    print(json.dumps({"took_s": time.monotonic() - start_s, "sent_bytes": sent_bytes, "shares": shares, "why": why}))
 
 
 def _many(gateway: Gateway, local: Path, routes: Sequence[Route]) -> None:

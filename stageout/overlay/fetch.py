@@ -26,6 +26,7 @@ from stageout.overlay.fetching import Ask
 from stageout.overlay.kept import Circuit, Place, Room, kept, place
 from stageout.overlay.links import Claim
 from stageout.overlay.proof import Proof
+from stageout.overlay.reaching import reach
 from stageout.overlay.receiving import Download, Receiving, write
 from stageout.overlay.sockets import FIRST_CONNECTIONS
 from stageout.overlay.sources import AnyPath
@@ -113,9 +114,17 @@ class _Fetch:
             with contextlib.suppress(TransferFailure):
                 return channel, self._ask(channel)
         began_s = time.monotonic()
-        channel = Channel(self.gateway, self.routes[0], back=self.claim, flow=self.flow)
+        route, channel = reach(self.routes, self._connected, self._late)
+        self.routes = (route, *(other for other in self.routes if other != route))
         self.made_s = time.monotonic() - began_s
         return channel, self._ask(channel)
+
+    def _connected(self, route: Route) -> Channel:
+        return Channel(self.gateway, route, back=self.claim, flow=self.flow)
+
+    def _late(self, route: Route, channel: Channel) -> None:
+        """This file may use it yet, or the next one."""
+        kept().leave(place("get", self.gateway, route, self.claim), Circuit(None, [channel]))
 
     def _ask(self, channel: Channel) -> Message:
         first, skip = divmod(self.offset + self.received_bytes, BLOCK_BYTES)

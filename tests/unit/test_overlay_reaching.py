@@ -1,0 +1,79 @@
+"""A connection by the first route that gives one."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay import reaching
+from stageout.overlay.channel import Channel
+from stageout.overlay.reaching import reach
+from stageout.testing.pool.waiting import wait_until
+from stageout.wire.route import Route
+
+ONE, TWO, THREE = ("one:1",), ("two:1",), ("three:1",)
+
+
+class _Channel(Channel):
+    def __init__(self) -> None:
+        """It goes nowhere."""
+
+
+class _Routes:
+    """What there is by each route: a connection, at once or once it is let go, or a failure."""
+
+    def __init__(self, **silent: threading.Event) -> None:
+        self.silent, self.tried = silent, list[Route]()
+        self.channels = {route: _Channel() for route in (ONE, TWO, THREE)}
+        self.fails: set[Route] = set()
+        self.late: list[tuple[Route, Channel]] = []
+
+    def connect(self, route: Route) -> Channel:
+        self.tried.append(route)
+        if route in self.fails:
+            raise TransferFailure(ErrorClass.CONNECT_FAILED, f"by {route[0]}")
+        wait = self.silent.get(route[0].partition(":")[0])
+        if wait is not None:
+            wait.wait(60)
+        return self.channels[route]
+
+    def reach(self, *routes: Route) -> tuple[Route, Channel]:
+        return reach(routes, self.connect, lambda route, channel: self.late.append((route, channel)))
+
+
+def test_the_first_route_is_used_and_no_other_is_tried() -> None:
+    routes = _Routes()
+    assert routes.reach(ONE, TWO) == (ONE, routes.channels[ONE])
+    assert routes.tried == [ONE]
+
+
+def test_the_next_follows_a_failure_at_once() -> None:
+    routes = _Routes()
+    routes.fails = {ONE, TWO}
+    assert routes.reach(ONE, TWO, THREE) == (THREE, routes.channels[THREE])
+    routes.fails.add(THREE)
+    with pytest.raises(TransferFailure, match="by three:1"):
+        routes.reach(ONE, TWO, THREE)
+    with pytest.raises(TransferFailure, match="by one:1"):
+        routes.reach(ONE)
+
+
+def test_a_silent_route_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reaching, "_NEXT_AFTER_S", 0.01)
+    back = threading.Event()
+    routes = _Routes(one=back)
+    assert routes.reach(ONE, TWO) == (TWO, routes.channels[TWO])
+    back.set()
+    wait_until(lambda: routes.late, timeout_s=30, what="the late one to be handed over")
+    assert routes.late == [(ONE, routes.channels[ONE])]
+
+
+def test_the_silent_one_is_used_when_the_others_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reaching, "_NEXT_AFTER_S", 0.01)
+    back = threading.Event()
+    routes = _Routes(one=back)
+    routes.fails = {TWO}
+    threading.Timer(0.05, back.set).start()
+    assert routes.reach(ONE, TWO) == (ONE, routes.channels[ONE])
