@@ -78,7 +78,7 @@ class Site:
     ) -> subprocess.Popen[str]:
         """Start a put, or at the place "back" a get, of a file that is a hole.
 
-        :param connections: of a put, as "4", or "2-24" for a controller. :param address: of the far router.
+        :param connections: as "4", or "2-24" for a controller. :param address: of the far router.
         """
         fetches = place in ("back", "line")
         source = (self.router.root if fetches else self.folder) / name
@@ -129,7 +129,7 @@ def _rate(put: subprocess.Popen[str], from_s: float, until_s: float) -> float:
 
 
 def shares(at: Site, place: str, seconds: float) -> tuple[float, float]:
-    """MB/s of weight 4 and of weight 1, four connections each (a get has one)."""
+    """MB/s of weight 4 and of weight 1, four connections each."""
     puts = [at.move("less", _BULK_BYTES, place, "4", 0), at.move("more", _BULK_BYTES, place, "4", 2)]
     time.sleep(_SETTLE_S)
     from_s = time.monotonic()

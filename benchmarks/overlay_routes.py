@@ -46,19 +46,21 @@ class Case:
         rates = [area.link.rate_bytes_per_s for area in net.areas]
         self.size_bytes = max(8, int(sum(rates) * seconds) // MIB) * MIB
 
-    def both_and_each(self, size_bytes: int) -> tuple[list[Sent], list[list[Sent]]]:
+    def both_and_each(self, size_bytes: int, verb: str) -> tuple[list[Sent], list[list[Sent]]]:
         """By both, and by each alone, in turn."""
         both: list[Sent] = []
         each: list[list[Sent]] = [[] for _ in self._net.areas]
+        if verb == "get":  # it is there then
+            self._net.put(size_bytes, [0])
         for _ in range(self.rounds):
-            both.append(self._net.put(size_bytes, range(len(each))))
+            both.append(self._net.put(size_bytes, range(len(each)), verb=verb))
             for number, runs in enumerate(each):
-                runs.append(self._net.put(size_bytes, [number]))
+                runs.append(self._net.put(size_bytes, [number], verb=verb))
         return both, each
 
-    def of_the_sum(self, what: str, goal: float) -> list[Figure]:
+    def of_the_sum(self, what: str, goal: float, verb: str = "put") -> list[Figure]:
         """The rate of both, as a share of what each does alone."""
-        both, each = self.both_and_each(self.size_bytes)
+        both, each = self.both_and_each(self.size_bytes, verb)
         ratios = [one.rate / sum(runs[k].rate for runs in each) for k, one in enumerate(both)]
         return [
             Figure(f"{what}: of the sum", _median(ratios), "ratio", goal=goal, more=True),
@@ -139,6 +141,7 @@ def _parts() -> dict[str, _Part]:
     equal = (_link(), _link())
     return {
         "equal": _Part(equal, lambda it, name: it.of_the_sum(name, 0.95)),
+        "equal, back": _Part(equal, lambda it, name: it.of_the_sum(name, 0.95, "get")),
         "4 to 1": _Part((_link(), _link(_RATE / 4)), lambda it, name: it.of_the_sum(name, 0.92)),
         "10 to 1": _Part((_link(), _link(_RATE / 10)), lambda it, name: it.of_the_better(name)),
         "10 to 1, 8 MiB": _Part((_link(), _link(_RATE / 10)), lambda it, name: it.of_the_better(name, 8 * MIB, 1.15)),

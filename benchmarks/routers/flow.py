@@ -40,7 +40,10 @@ def main() -> None:
     first, _, most = connections.partition("-")
     start_s = time.monotonic()
     if verb == "get":
-        get(gateway, name, Path(file), routes=parse_routes(ways), progress=progress, priority=int(priority))
+        get(
+            gateway, name, Path(file), routes=parse_routes(ways), progress=progress, priority=int(priority),
+            connections=int(first), most_connections=int(most or 0),
+        )  # fmt: skip
         print(json.dumps({"took_s": time.monotonic() - start_s}))
         return
     done = put(
