@@ -3,7 +3,7 @@
 The link is real TCP between two network namespaces with a process between them (:mod:`stageout.testing.wide_area`).
 ``put`` counts from its first connection to the file under its name on the far disk; iperf3 counts its bytes only, and
 looks at none. "default" is a put that chooses the number of its connections. So do "get" and, where one packet of a
-thousand is lost, "get cubic" and "get bbr": what the router's kernel does then. Needs root and iperf3.
+thousand is lost, "get reno" and "get bbr": what the router's kernel does then. Needs root and iperf3.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _STREAMS = (1, 4, 16)
 _DEFAULT = "default"
 _GET = "get"
 _LOSS = 0.001
-_LOSSY = {f"{_GET} {congestion}": congestion for congestion in ("cubic", "bbr")}
+_LOSSY = {f"{_GET} {congestion}": congestion for congestion in ("reno", "bbr")}
 
 
 def _moved(area: WideArea, router: RouterProcess, source: Path, connections: int, verb: str = "put") -> float:
@@ -64,7 +64,7 @@ def measure(wanted: Sequence[str], quick: bool) -> list[Figure]:
 def _gets(name: str, quick: bool) -> list[Figure]:
     """A get that finds the number of its connections; on a link without losses beside iperf3."""
     rounds, size_bytes = (1, 64 * MIB) if quick else (3, 256 * MIB)
-    link = replace(LINK, congestion=_LOSSY[name], loss=_LOSS) if name in _LOSSY else LINK
+    link = replace(LINK, congestion=_LOSSY[name], loss=_LOSS, mtu_bytes=1500) if name in _LOSSY else LINK
     rates, peers = list[float](), {streams: list[float]() for streams in _STREAMS if name == _GET}
     with tempfile.TemporaryDirectory(prefix="wan", dir="/var/tmp") as folder, WideArea(link) as area:
         source = Path(folder) / "source"

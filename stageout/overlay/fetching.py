@@ -15,7 +15,7 @@ from stageout.wire import blocks
 from stageout.wire.blocks import BlockTable
 from stageout.wire.overlay import BLOCK_BYTES
 
-#: A range is a part of what is left for each connection, at most so many blocks.
+#: Of several connections each asks for half of its part of what is left, and for so many blocks at most.
 _PARTS, _MOST_BLOCKS = 2, 64
 
 
@@ -57,7 +57,7 @@ class Plan:
 
         :param carriers: how many connections there are. :param most: blocks, at most.
         """
-        part = -(-self.left // (_PARTS * max(1, carriers)))
+        part = -(-self.left // (_PARTS * carriers)) if carriers > 1 else self.left
         found = blocks.take_run(self._table, carrier, max(1, min(part, most, _MOST_BLOCKS)))
         return Ask(*found) if found else None
 

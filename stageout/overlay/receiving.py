@@ -170,7 +170,7 @@ class Receiving:
         with self.changed:
             if self.over:
                 return None
-            carriers = sum(way.sockets.now for way in self.ways if way.carriers)
+            carriers = sum(len(way.carriers) for way in self.ways)
             return _noted(carrier, self.plan.take(carrier.number, carriers, carrier.most_blocks))
 
     def again(self, way: WayBack, carrier: Carrier) -> Ask | None:

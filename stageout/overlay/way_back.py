@@ -29,7 +29,7 @@ _RANGE_S = 1.0
 _FEW_BLOCKS = 4
 _MAX_PAUSE_S = 4.0
 #: A way that is not long has more than one connection for files that take longer than this.
-_SOON_S = 0.05
+_SOON_S = 0.25
 #: No look takes longer than this: what a machine that stood still did not hear was not silence.
 _MOST_LOOK_S = 0.1
 _DOUBLINGS = 6

@@ -97,7 +97,7 @@ def test_what_a_dead_connection_owed_is_asked_for_again() -> None:
         plan.written(block)
     assert plan.take(2, 1) is None
     plan.lost(1)
-    assert [plan.take(2, 1), plan.take(2, 1)] == [Ask(2, 1), Ask(3, 1)]
+    assert [plan.take(2, 2), plan.take(2, 2)] == [Ask(2, 1), Ask(3, 1)]
     assert plan.take(2, 1) is None
 
 
