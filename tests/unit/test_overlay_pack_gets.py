@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from overlay_router.data import gathering, worker
+from overlay_router.data import gathering, sending, worker
 from overlay_router.data.gathering import gathered
 from overlay_router.data.jobs import Job
 from stageout.core.errors import ErrorClass, TransferFailure
@@ -147,7 +147,7 @@ def test_an_answer_takes_its_turn_as_a_file_of_its_size_would(
     for path, data in files:
         path.write_bytes(data)
     line = _Line(uplink)
-    monkeypatch.setattr(worker, "links", lambda: line)
+    monkeypatch.setattr(sending, "links", lambda: line)
     near, far = socket.socketpair()
     root = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     with near, far:
@@ -171,11 +171,11 @@ def test_all_connections_by_which_a_file_is_fetched_have_one_part(
 ) -> None:
     (tmp_path / "f").write_bytes(bytes(5000))
     line = _Line(uplink=1.0)
-    monkeypatch.setattr(worker, "links", lambda: line)
+    monkeypatch.setattr(sending, "links", lambda: line)
     near, far = socket.socketpair()
     with near, far, (tmp_path / "f").open("rb") as file:
         job = Job("send", peer="k", to="there", block_bytes=1 << 20, size_bytes=5000, flow="one")
-        worker.send_file(job, near, file.fileno())
+        sending.Sending(job, near, file.fileno(), sending.Digests(job)).run()
     assert line.claims == [("there", Claim("one", "k"))]
 
 
