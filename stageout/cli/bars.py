@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -58,7 +59,7 @@ class Line:
 
     def __init__(self, is_wanted: bool = True) -> None:
         is_open = sys.stderr is not None  # it is None where nobody has opened it
-        self.is_visible = is_wanted and is_open and sys.stderr.isatty()
+        self.is_visible = is_wanted and is_open and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._is_empty = True
 
     @property
