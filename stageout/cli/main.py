@@ -538,11 +538,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     :returns: the exit status.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
-    parser = build_parser(words[0] if words else "")
     options: argparse.Namespace | None = None
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names may have what the terminal's language has not
     try:
+        parser = build_parser(words[0] if words else "")
         options = parser.parse_args(_protect_job_ids(words))
         if options.command in (None, "help"):
             return _help(parser, getattr(options, "topic", None))

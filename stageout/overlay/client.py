@@ -105,7 +105,7 @@ class Upload:
     :param order: the PUBLISH: identity, path, attributes, terminal. :param known: digests to be checked against.
     :param most_connections: as of :func:`put`.
     :param opening: the OPEN to be sent, for who sends it in another's name; else it is made from ``order``.
-    :ivar opened: the router has something of it.
+    :ivar opened: the router has something of it. :ivar asked: it may have.
     """
 
     gateway: Gateway
@@ -123,6 +123,7 @@ class Upload:
     lot: str = ""
     most_connections: int = 0
     opened: bool = False
+    asked: bool = False
 
     def __post_init__(self) -> None:
         self.status = self.local.stat()
@@ -158,6 +159,7 @@ class Upload:
             sending.close()
             os.close(file)
             self.opened |= bool(sending.tid)
+            self.asked |= sending.has_asked
             self.shares = sending.shares()
         return answer
 
@@ -368,7 +370,7 @@ def put(
     except TransferFailure as failure:
         result = _given_up(upload, failure)
     except ENDS:  # else its space there would stay taken until it expires
-        if upload.opened:
+        if upload.asked:
             _cancelled(upload)
         raise
     assert isinstance(result, Result)
@@ -393,10 +395,14 @@ def _given_up(upload: Upload, failure: TransferFailure) -> Result:
 
 
 def _cancelled(upload: Upload) -> Result | Custody | None:
-    """What the router says when it is asked to cancel; None when it says nothing."""
-    order, patience_s = upload.order, min(GIVE_UP_S, upload.gateway.timeout_s)
-    for route in upload.routes[:2]:
-        with contextlib.suppress(TransferFailure), Channel(replace(upload.gateway, timeout_s=patience_s), route) as way:
+    return cancelled(upload.gateway, upload.routes, upload.order)
+
+
+def cancelled(gateway: Gateway, routes: Sequence[Route], order: Operation) -> Result | Custody | None:
+    """What the router says when it is asked to cancel a PUBLISH; None when it says nothing."""
+    patience_s = min(GIVE_UP_S, gateway.timeout_s)
+    for route in routes[:2]:
+        with contextlib.suppress(TransferFailure), Channel(replace(gateway, timeout_s=patience_s), route) as way:
             way.send(Cancel(order.origin, order.seq))
             way.send(order)
             return answer_to(way, order, patience_s)
@@ -437,8 +443,9 @@ def give(
     upload.most_connections = most_connections
     try:
         answer = upload.run(until_custody=True, keep_result=True)
-    except (TransferFailure, *ENDS):
-        if upload.opened and not may_come_again:
+    except (TransferFailure, *ENDS) as problem:
+        is_there = upload.opened if isinstance(problem, TransferFailure) else upload.asked
+        if is_there and not may_come_again:
             _cancelled(upload)
         raise
     if isinstance(answer, Result):  # it was quicker than its CUSTODY

@@ -19,6 +19,7 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.pauses import growing_s
 from stageout.overlay import outcomes
 from stageout.overlay.channel import Channel, Gateway
+from stageout.overlay.client import ENDS, cancelled
 from stageout.overlay.fetch import read
 from stageout.overlay.links import Claim
 from stageout.overlay.operations import Session, entries_of
@@ -407,7 +408,8 @@ def carry(
 ) -> Copy:
     """Copy a file through this process. Parameters as of :func:`copy`, and what is true on return.
 
-    :raises TransferFailure: classified; SOURCE_CHANGED when the source was replaced meanwhile.
+    :raises TransferFailure: classified; SOURCE_CHANGED when the source was replaced meanwhile. It is cancelled then, as
+        it is when the call is interrupted.
     """
     found = _file(source, source_path, routes)
     (entry,) = entries_of(found)
@@ -427,6 +429,11 @@ def carry(
         if failure:
             raise failure
         sending.say(Low(order.origin, order.seq))
+    except (TransferFailure, *ENDS):  # else its space there would stay taken until it expires
+        sending.close()
+        if sending.has_asked:
+            cancelled(target, target_routes, order)
+        raise
     finally:
         sending.close()
         os.close(nothing)

@@ -77,7 +77,7 @@ class Sending:
         self._grows = grows
         if grows:
             blocks.await_all(self.table)
-        self.over = False
+        self.over = self.has_asked = False
         self.tid = 0
         self._epoch = ""
         self._answer: Answer | None = None

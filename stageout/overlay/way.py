@@ -272,6 +272,7 @@ class Way:
         self.sockets.note_way(trip_s)
         with self._owned(control):
             self.had = self._sending.had()
+            self._sending.has_asked = True
             control.send(self._sending.cargo.ask())
             try:
                 self._listen(control, self._trips_s)

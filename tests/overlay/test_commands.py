@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stageout.cli.bars import Bar
 from stageout.cli.main import main
 from stageout.overlay import sameness
+from stageout.overlay.sending import Sending
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess, custodian_for
 
@@ -220,3 +224,37 @@ def test_the_same_command_again_transfers_the_rest(
 
 def _below(place: Path) -> dict[str, bytes]:
     return {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}
+
+
+def _staging_is_empty(router: RouterProcess) -> bool:
+    return not any((router.root / ".stageout/staging").iterdir())
+
+
+def test_what_is_interrupted_takes_no_space(
+    run: _Commands, router: RouterProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (router.root / "large").write_bytes(bytes(8 << 20))
+    (tmp_path / "f").write_bytes(bytes(8 << 20))
+    armed = threading.Event()
+
+    def interrupt(*told: object) -> None:
+        if armed.is_set():
+            armed.clear()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def interrupted(*words: str) -> None:
+        armed.set()
+        with pytest.raises(SystemExit):
+            main([*words, *run.key])
+        wait_until(lambda: _staging_is_empty(router), what="what came of it to be dropped")
+        assert [path.name for path in tmp_path.rglob(".*.part")] == []
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Bar, "__call__", interrupt)
+        interrupted("copy", "--carry", run.url("large"), run.url("copied"))
+        interrupted("get", run.url("large"), str(tmp_path / "back"))
+    with monkeypatch.context() as patched:  # the router has opened it, and that is not known here yet
+        patched.setattr(Sending, "hear", interrupt)
+        interrupted("put", str(tmp_path / "f"), run.url("sent"))
+    assert sorted(path.name for path in router.root.iterdir()) == [".stageout", "large"]
+    assert not (tmp_path / "back").exists()
