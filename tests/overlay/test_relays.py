@@ -252,7 +252,7 @@ def test_circuits_that_ended_while_nobody_used_them_cost_nothing(
 ) -> None:
     between, route = way
     for name in ("c0", "c1"):
-        assert _put(gateway, route, tmp_path, name).sent_bytes == SIZE
+        assert _put(gateway, route, tmp_path, name).size_bytes == SIZE
         get(gateway, name, tmp_path / "back", routes=[route])
         between.cut()
     assert _are_there(terminal, tmp_path, ["c0", "c1"])
@@ -266,7 +266,7 @@ def test_a_relay_that_was_killed_meanwhile(tmp_path: Path, terminal: RouterProce
         get(gateway, "d0", tmp_path / "back", routes=[route])
         between.kill()
         between.start()
-        assert _put(gateway, route, tmp_path, "d1").sent_bytes == SIZE
+        assert _put(gateway, route, tmp_path, "d1").size_bytes == SIZE
         get(gateway, "d1", tmp_path / "back", routes=[route])
     assert _are_there(terminal, tmp_path, ["d0", "d1"])
 
