@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 from overlay_router.custodians.pack_custody import PackCustody
 from overlay_router.custodians.passing import Coming, Passed, SentOn, may_be_passed
+from overlay_router.custodians.place import Place
 from overlay_router.custodians.said import DAMAGED, DAMAGED_UNKNOWN, NO_PROBLEMS, Said
 from overlay_router.custodians.spool import Begun, CustodyStore, Held, Key
 from overlay_router.local.destination import Attached, Reply
@@ -77,13 +78,11 @@ class Custodian:
         self.terminals = terminals
         self._held = {held.key: held for held in store.held()}
         self.packs = PackCustody(store, tree.root, spool, terminals, name, clock, self._held)
-        self._waiting: dict[Key, _Waiting] = {}
-        self._asked: dict[Key, _Asked] = {}
+        self._waiting, self._asked = dict[Key, _Waiting](), dict[Key, _Asked]()
         self._sent_on = SentOn(store)
         self.said = Said(store)
-        self._passed = Passed()
-        self._in_turn: list[Held] = []
-        self._in_turn_s = float("-inf")
+        self._passed, self._place = Passed(), Place(tree.staging(0).parent)
+        self._in_turn, self._in_turn_s = list[Held](), float("-inf")
         self.cancelled: set[Key] = {key for key in self._held if key[1] in store.record(key[0]).cancelled}
         self._recover()
 
@@ -112,6 +111,7 @@ class Custodian:
             self._allocate(transfer)
         except OSError as problem:
             if problem.errno not in _NO_ROOM:
+                self._place.check()
                 raise
             return self._no_room(ask, peer, lots.RETRY_AFTER_S)
         return self._opened(transfer, peer)
@@ -447,6 +447,7 @@ class Custodian:
         held = self._held.get(key)
         if held is None:
             return []
+        self._place.check()
         log.error("custody-damaged", origin=key[0], seq=key[1], path=held.operation.path, blocks=len(blocks),
                   release=held.operation.release, advice="check the disk of the spool")  # fmt: skip
         if held.release is Release.CUSTODY and not self.said.may_be_done(held):

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from overlay_router.custodians.pack_records import HeldPack, PackRecords, pack_text
 from overlay_router.custodians.pack_said import PackSaid
+from overlay_router.custodians.place import Place
 from overlay_router.custodians.said import (
     ASKS_S,
     DAMAGED,
@@ -132,6 +133,7 @@ class PackCustody:
         self._place = root / OWN / "packs"
         self._place.mkdir(mode=0o700, exist_ok=True)
         durable.sync("router-place", self._place.parent)
+        self._is_there = Place(self._place)
         self._held: dict[Key, HeldPack] = {}
         self._origins: dict[str, _Origin] = {}
         self._behind: dict[Key, list[HeldPack]] = {}
@@ -211,6 +213,7 @@ class PackCustody:
             for held in taken:
                 self._free(held)
             if not no_room(problem):
+                self._is_there.check()
                 raise
             log.event("no-space", packs=len(new))
             return [Reply(held.sender, NoSpace(*held.key, _FULL_AGAIN_S)) for held in taken]
@@ -430,10 +433,11 @@ class PackCustody:
     def damaged(self, held: HeldPack) -> list[Reply]:
         """A pack in the spool is not what it was: it is asked for again, or LOST where nobody else has its files.
 
-        One that may have arrived is asked about first, for a while.
+        One that may have arrived is asked about first, for a while. :raises OSError: the spool is not there.
         """
         if held.key not in self._held:
             return []
+        self._is_there.check()
         log.error("custody-damaged", origin=held.origin, seq=held.seq, path=held.path, files=held.files,
                   release=held.release, advice="check the disk of the spool")  # fmt: skip
         if held.is_single and held.key in self._perhaps_sent:
@@ -482,9 +486,10 @@ class PackCustody:
         """By the last order nobody has heard of it."""
         self._said.unsay(held.key)
 
-    def meet(self, hop: str, store: str) -> None:
-        """Its terminal has these records, which packs may be said to from now on: durable on return."""
+    def meet(self, hop: str, store: str) -> list[Reply]:
+        """A terminal has these records, which packs may be said to from now on: durable on return."""
         self._said.meet(hop, store, self._held.values())
+        return []
 
     def ends_unknown(self, held: HeldPack) -> list[Result]:
         """What became of a pack that is asked about, and that its next hop does not know."""

@@ -165,6 +165,7 @@ class PackForwarder:
         now_s, pause = self._clock.monotonic_s(), self._pauses.setdefault(held.key, Pause())
         pause.more(now_s, 0.0)
         self._turns.later(self._lane(held), held, pause.until_s)
+        self._problems[next_hop(held.terminal)[0]] = str(problem)
         log.error("custody-not-read", origin=held.origin, seq=held.seq, path=held.path, problem=problem,
                   again_s=round(pause.until_s - now_s), advice="look at the spool's disk and its database")  # fmt: skip
 
@@ -269,17 +270,22 @@ class PackForwarder:
             if ended.settled:
                 self._tell(await self._on_disk(lambda: self._packs.settle(ended.settled)))
             for held in ended.damaged:
-                self._tell(await self._on_disk(lambda held=held: self._packs.damaged(held)))  # type: ignore[misc]
-                if self._packs.is_asked_about(held):
-                    self._line_up(held)
-            for hop, store in ended.met.items():
-                await self._on_disk(lambda hop=hop, store=store: self._packs.meet(hop, store))  # type: ignore[misc]
-            for held in ended.unsaid:
-                self._line_up(held)
+                await self._trying(held, lambda held=held: self._packs.damaged(held))  # type: ignore[misc]
+            for held, store in ended.met:
+                hop = next_hop(held.terminal)[0]
+                await self._trying(held, lambda hop=hop, store=store: self._packs.meet(hop, store))  # type: ignore[misc]
         except BaseException:
             for held in ended.packs():
                 self._line_up(held)
             raise
+
+    async def _trying(self, held: HeldPack, work: Callable[[], list[Reply]]) -> None:
+        """Have something recorded without which a pack cannot go on. What fails holds up no other."""
+        try:
+            self._tell(await self._on_disk(work))
+            self._line_up(held)
+        except (OSError, sqlite3.Error) as problem:
+            self._put_off(held, problem)
 
     def _sort(self, one: _Given, answer: Answer, ended: _Ended) -> None:
         held = one.held
@@ -290,8 +296,7 @@ class PackForwarder:
         if answer.store:
             self._reached(one.lane.hop)
             self._packs.was_not_sent(held)
-            ended.met[one.lane.hop] = answer.store
-            ended.unsaid.append(held)
+            ended.met.append((held, answer.store))
         elif answer.results:
             self._reached(one.lane.hop)
             ended.settled.append((held, _judged(answer, self._asks.get(held.key, []))))
@@ -350,19 +355,18 @@ class PackForwarder:
 
 @dataclass
 class _Ended:
-    """Packs whose results have come, and those that were damaged here, or wait for a record of their terminal's.
+    """Packs whose results have come, and those that were damaged here.
 
-    :param met: the records that terminals have.
+    :param met: those that go on when it is recorded that their terminal has these records.
     """
 
     settled: list[tuple[HeldPack, list[Result]]] = field(default_factory=list)
     damaged: list[HeldPack] = field(default_factory=list)
-    unsaid: list[HeldPack] = field(default_factory=list)
-    met: dict[str, str] = field(default_factory=dict)
+    met: list[tuple[HeldPack, str]] = field(default_factory=list)
 
     def packs(self) -> Iterable[HeldPack]:
         """All of them."""
-        return [*(held for held, _ in self.settled), *self.damaged, *self.unsaid]
+        return [*(held for held, _ in self.settled), *self.damaged, *(held for held, _ in self.met)]
 
 
 def _judged(answer: Answer, damaged: Iterable[int]) -> list[Result]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import nullcontext
 from dataclasses import asdict, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,11 +13,13 @@ import pytest
 
 from overlay_router.custodians import carrier
 from overlay_router.custodians.carrier import Answer
+from overlay_router.custodians.pack_carrier import Answer as PackAnswer
 from overlay_router.custodians.said import ASKS_S
 from overlay_router.custodians.spooled import Growth
 from stageout.core.errors import ErrorClass
 from stageout.wire import overlay
 from stageout.wire.overlay import Cancel, Custody, Operation, Staged, Status
+from tests.unit import test_overlay_pack_custody as packs
 from tests.unit.test_overlay_custodian import EXPIRES, ORIGIN, PEER, TERMINAL, Spooling, publish, spooling
 from tests.unit.test_overlay_said import KEY, Delivering
 
@@ -87,6 +90,33 @@ def test_who_cancels_it_is_heard(spooling: Spooling) -> None:
     delivering = _damaged_after_it_was_said(spooling)
     assert spooling.one.cancel(Cancel(*KEY), PEER) == []
     assert delivering.order()["cancel"] == "all"
+
+
+def test_while_the_spool_is_not_there_nothing_is_lost(spooling: Spooling) -> None:
+    """Its filesystem was unmounted, say, or its directory moved: both come back."""
+    spooling.spool.size_bytes = 10_000
+    spooling.take(1, "custody")
+    spooling.one.packs.take([packs.pack(1, origin="0b" * 16, release="custody")])
+    files, small = Delivering(spooling), packs.Delivering(spooling)
+    small.step()
+    (pack,) = spooling.one.packs.held()
+    inside, away = spooling.home / ".stageout", spooling.home / "away"
+    inside.rename(away)
+    damaged = Answer(files.order()["number"], damaged=[0], code=ErrorClass.SOURCE_CHANGED.code)
+    files.answers(damaged)
+    small.step(PackAnswer(small.one._given[pack.key].number, damaged=[0, 1, 2]))
+    assert (files.said, small.told) == ([], [])
+    for problems in (files.one.problems, small.one.problems):
+        assert "the spool is not there" in str(problems)
+    with pytest.raises(FileNotFoundError, match="the spool is not there"):
+        spooling.take(2)
+    with pytest.raises(FileNotFoundError, match="the spool is not there"):
+        spooling.one.packs.take([packs.pack(11)])
+    away.rename(inside)
+    spooling.clock.now_s += 200.0
+    assert Path(files.order()["file"]).exists()
+    assert small.step() == [(1, False)]
+    assert isinstance(spooling.take(2).message, Custody)
 
 
 class _Hop:
