@@ -55,6 +55,7 @@ _MOST_ORIGINS = 4096
 _REASON_CHARS = 200
 #: That come to their end in one call: their results are in memory together, and take the disk's thread.
 _EXPIRE_AT_ONCE = 1024
+_AS_WANTED = {Outcome.DONE, Outcome.CANCELLED}
 #: Of one origin, behind a gap; beyond that its terminal forgets nothing before it expires.
 _MOST_AHEAD = 1024
 _SHARED = "unpacked: some of its files are in custody in another pack, or have their end: send each by itself"
@@ -413,7 +414,7 @@ class PackCustody:
             failed = next((result for result in results if result.outcome is not Outcome.DONE), None)
             if failed is None:
                 self._arrived(held)
-            say = log.error if failed else log.event
+            say = log.event if {result.outcome for result in results} <= _AS_WANTED else log.error
             say("custody-settle", origin=held.origin, seq=held.seq, path=held.path, terminal=held.terminal,
                 files=held.files, failed=sum(result.outcome is not Outcome.DONE for result in results),
                 reason=failed.reason or failed.outcome.value if failed else "")  # fmt: skip

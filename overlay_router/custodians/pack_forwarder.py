@@ -283,6 +283,7 @@ class PackForwarder:
         """Have something recorded without which a pack cannot go on. What fails holds up no other."""
         try:
             self._tell(await self._on_disk(work))
+            self._pauses.pop(held.key, None)
             self._line_up(held)
         except (OSError, sqlite3.Error) as problem:
             self._put_off(held, problem)
@@ -304,7 +305,7 @@ class PackForwarder:
         elif answer.damaged:
             self._packs.was_not_sent(held)
             ended.damaged.append(held)
-            self._forget(held.key)
+            self._asks.pop(held.key, None)
         elif answer.is_unknown and self._packs.is_asked_about(held):
             self._reached(one.lane.hop)
             ended.settled.append((held, self._packs.ends_unknown(held)))

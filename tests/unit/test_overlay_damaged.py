@@ -112,6 +112,11 @@ def test_while_the_spool_is_not_there_nothing_is_lost(spooling: Spooling) -> Non
         spooling.take(2)
     with pytest.raises(FileNotFoundError, match="the spool is not there"):
         spooling.one.packs.take([packs.pack(11)])
+    spooling.clock.now_s += 1.5
+    assert small.step() == [(1, False)]
+    small.step(PackAnswer(small.one._given[pack.key].number, damaged=[0, 1, 2]))
+    spooling.clock.now_s += 1.5
+    assert small.step() == [], "it is tried ever more seldom"
     away.rename(inside)
     spooling.clock.now_s += 200.0
     assert Path(files.order()["file"]).exists()
