@@ -244,7 +244,7 @@ def test_one_that_came_just_after_the_end_of_its_file_is_not_kept(
         patch.setattr(Sending, "hear", held)
         put(gateway, source, "late", routes=[way[1]], connections=2)
     assert len(kept()) == 2, "one for control, one for blocks"
-    assert put(gateway, source, "next", routes=[way[1]], connections=2).sent_bytes == 2 * BLOCK_BYTES
+    assert put(gateway, source, "next", routes=[way[1]], connections=2).size_bytes == 2 * BLOCK_BYTES
 
 
 def test_circuits_that_ended_while_nobody_used_them_cost_nothing(
