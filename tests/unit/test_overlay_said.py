@@ -454,6 +454,9 @@ def test_a_copy_has_failed_only_when_it_is_known_that_it_was_not_made(
     async def on_disk(work: Callable[[], Any]) -> Any:
         return work()
 
+    def found() -> Any:
+        return SimpleNamespace(file=os.open("/dev/null", os.O_RDONLY), digests=b"", content=None)
+
     async def ways(terminal: str) -> Any:
         return ((),)
 
@@ -466,11 +469,12 @@ def test_a_copy_has_failed_only_when_it_is_known_that_it_was_not_made(
         copies.take(overlay.Copy(ORIGIN, 1, "f", 1, "t:1", "g", 4, 0o644, EXPIRES * 10, ""), PEER)
         (commanded,) = copies.due()
         commanded.reached = reached
-        tree = SimpleNamespace(published=lambda *name: SimpleNamespace(file=os.open("/dev/null", os.O_RDONLY)))
+        tree = SimpleNamespace(published=lambda *name: found())
         copier = Copier(copies, cast(Any, tree), on_disk, said.extend, ways, OwnCredential(), 1)
         copier._run = run  # type: ignore[method-assign]
-        while copies.has(commanded):
+        for _ in range(len(ends)):
             await copier._try(commanded, _Try())
+        assert not copies.has(commanded)
 
     copies = Copies(store, "me:1", clock)
     try:
