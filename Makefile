@@ -17,11 +17,12 @@ $(STAMP): setup.cfg pyproject.toml
 demo: $(STAMP)
 	$(PY) -m stageout.testing.demo
 
+# three at once on two cores: tests also wait for processes and for disks
 check: $(STAMP)
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
-	$(PY) -m pytest -q -n 2 tests/unit
+	$(PY) -m pytest -q -n 3 tests/unit
 
 # three at once on two cores: pools mostly wait
 test: check

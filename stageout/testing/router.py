@@ -140,7 +140,8 @@ class RouterProcess:
                 raise StageoutError(f"the router ended at once: {self.log[said:]}")
             return int(found.group(1)) if found else 0
 
-        self.port = wait_until(listening, timeout_s=30, what="the router to listen", describe=lambda: self.log[said:])
+        what, describe = "the router to listen", lambda: self.log[said:]
+        self.port = wait_until(listening, timeout_s=30, what=what, interval_s=0.02, describe=describe)
 
     def wait_for_end(self) -> None:
         """Wait until it has ended by itself."""
