@@ -191,6 +191,7 @@ def _add_wait(commands: argparse._SubParsersAction[_Parser]) -> None:
         "--return", metavar="STATUS", type=int, default=0, dest="returned",
         help="the job's own exit status; when it is not 0, end with it (2 and signals become 1) instead of 0",
     )  # fmt: skip
+    _add_json(command)
     _add_schedd(command)
 
 
@@ -204,22 +205,33 @@ def _seconds(text: str) -> float:
 _seconds.__name__ = "number of seconds"
 
 
-def _copies(text: str) -> int:
-    value = int(text)
-    if not 1 <= value <= 8:
+def _whole(name: str, least: int, most: int = sys.maxsize) -> Callable[[str], int]:
+    """What reads a whole number. :param name: for messages."""
+
+    def read(text: str) -> int:
+        value = int(text)
+        if not least <= value <= most:
+            raise ValueError
+        return value
+
+    read.__name__ = name
+    return read
+
+
+_files = _whole("number of files", 1)
+_copies = _whole("number of copies (1 to 8)", 1, 8)
+_priority = _whole("priority (0 to 10)", 0, 10)
+_streams = _whole("number of streams (1 to 64)", 1, 64)
+
+
+def _hours(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 168:
         raise ValueError
     return value
 
 
-def _files(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError
-    return value
-
-
-_files.__name__ = "number of files"
-_copies.__name__ = "number of copies (1 to 8)"
+_hours.__name__ = "number of hours (at most 168)"
 
 
 def _days(text: str) -> float:
@@ -423,9 +435,7 @@ def _add_lot(commands: argparse._SubParsersAction[_Parser]) -> None:
     command.add_argument("url", metavar="URL", help="overlay://HOST[:PORT]/path: for puts at or below it")
     command.add_argument("--size", metavar="SIZE", type=_size, default=0, help="how much to reserve, such as 500G")
     command.add_argument("--lot", metavar="ID", default="", help="which to renew or release")
-    command.add_argument(
-        "--hours", metavar="N", type=_seconds, default=24.0, help="from now, at most 168 (default: 24)"
-    )
+    command.add_argument("--hours", metavar="N", type=_hours, default=24.0, help="from now, at most 168 (default: 24)")
     _add_json(command)
     _add_key(command)
 
@@ -467,13 +477,6 @@ def _add_measuring(command: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def _streams(text: str) -> int:
-    value = int(text)
-    if not 1 <= value <= 64:
-        raise ValueError
-    return value
-
-
 def _add_connections(command: _Parser) -> None:
     command.add_argument(
         "--connections", metavar="N", type=_connections, default=0,
@@ -488,23 +491,11 @@ def _connections(text: str) -> int:
 _connections.__name__ = "number of connections (1 to 64, or auto)"
 
 
-def _priority(text: str) -> int:
-    value = int(text)
-    if not 0 <= value <= 10:
-        raise ValueError
-    return value
-
-
-_priority.__name__ = "priority (0 to 10)"
-
-
-_streams.__name__ = "number of streams (1 to 64)"
-
-
 def _add_requests(commands: argparse._SubParsersAction[_Parser]) -> None:
     for verb, text in _ASK.items():
         command = _add(commands, verb, text.split(".")[0].split(";")[0].lower(), text + _ASK_STATUS, "request")
         command.add_argument("jobs", metavar="JOB", nargs="+", help=_JOB)
+        _add_json(command)
         _add_schedd(command)
 
 

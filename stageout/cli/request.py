@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from stageout.cli.exits import CommandError, Exit, Unavailable, UnknownJob
 from stageout.cli.jobs import STATUS_WORDS, Job, JobId, parse_job_ids
 from stageout.cli.render import clean, duration
+from stageout.cli.results import tell
 from stageout.cli.verdict import GAVE_UP, judge_history
 from stageout.core.clock import Clock, SystemClock
 from stageout.wire.custody import AD_LIFETIME_S
@@ -45,10 +46,13 @@ def run(options: argparse.Namespace) -> int:
                 asked.append(job.id)
         except CommandError as problem:
             print(f"stageout: {problem}", file=sys.stderr)
+            if options.json:
+                tell({"job": str(one), "request": options.command, "outcome": "failed", "reason": str(problem)})
             worst = max(worst, int(problem.status))
     if not asked:
         return worst
-    return max(worst, await_answers(queue, pool, options.command, asked, SystemClock(), time.sleep))
+    answered = await_answers(queue, pool, options.command, asked, SystemClock(), time.sleep, options.json)
+    return max(worst, answered)
 
 
 def _jobs(queue: Queue, one: JobId, verb: str) -> list[Job]:
@@ -83,10 +87,17 @@ def why_not(job: Job) -> str:
 
 
 def await_answers(
-    queue: Queue, pool: Pool, verb: str, jobs: Sequence[JobId], clock: Clock, sleep: Callable[[float], object]
+    queue: Queue,
+    pool: Pool,
+    verb: str,
+    jobs: Sequence[JobId],
+    clock: Clock,
+    sleep: Callable[[float], object],
+    is_json: bool = False,
 ) -> int:
     """Wait until the agent has taken every request, and print what became of the job.
 
+    :param is_json: as objects.
     :returns: exit status: OK, or TIMED_OUT when some requests were not taken.
     """
     started_s = clock.monotonic_s()
@@ -99,7 +110,7 @@ def await_answers(
             job = now.get(job_id)
             if job is None or (job.request != verb and (waited_s >= _ANSWER_TIMEOUT_S or not _still_failed(job, verb))):
                 waiting.remove(job_id)
-                print(f"{job_id}: {verb} accepted; {_outcome(job, verb)}", flush=True)
+                _tell(job_id, verb, "accepted", _outcome(job, verb), is_json)
         if not waiting:
             return Exit.OK
         if waited_s >= _SAID_AFTER_S and silent is None:
@@ -110,10 +121,15 @@ def await_answers(
             heard = agent_silence_s(queue, pool, clock.wall_s()) <= _NOTICE_FRESH_S
         hopeless = silent is not None and all(_managers(now[one]) <= silent for one in waiting)
         if heard and hopeless:
+            for job_id in sorted(waiting) if is_json else ():
+                _tell(job_id, verb, "waiting", _meanwhile(verb, now[job_id], silent or ()), is_json)
             return Exit.TIMED_OUT
         if waited_s >= (_ANSWER_TIMEOUT_S if heard else _AGENT_TIMEOUT_S):
             silence_s = agent_silence_s(queue, pool, clock.wall_s())
-            print(f"stageout: {no_answer(queue.name(), silence_s, sorted(waiting))}", file=sys.stderr)
+            words = no_answer(queue.name(), silence_s, sorted(waiting))
+            print(f"stageout: {words}", file=sys.stderr)
+            for job_id in sorted(waiting) if is_json else ():
+                _tell(job_id, verb, "waiting", words, is_json)
             return Exit.TIMED_OUT
         sleep(_LOOK_INTERVAL_S)
 
@@ -143,6 +159,13 @@ def _meanwhile(verb: str, job: Job, silent: Collection[str]) -> str:
         f"{duration(AD_LIFETIME_S)} or more. It is carried out when that node is heard again; if it stays silent for "
         f"STAGEOUT_LEASE seconds in all, {then}. Not to wait for that: condor_rm {job.id}"
     )
+
+
+def _tell(job: JobId, verb: str, outcome: str, words: str, is_json: bool) -> None:
+    if is_json:
+        tell({"job": str(job), "request": verb, "outcome": outcome, "reason": words})
+    else:
+        print(f"{job}: {verb} {outcome}; {words}", flush=True)
 
 
 def _still_failed(job: Job, verb: str) -> bool:

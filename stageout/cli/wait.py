@@ -11,6 +11,7 @@ from typing import Protocol
 from stageout.cli.exits import Unavailable, UnknownJob
 from stageout.cli.jobs import Job, JobId, makes_more_jobs, parse_job_ids
 from stageout.cli.render import clean
+from stageout.cli.results import tell
 from stageout.cli.verdict import Outcome, Verdict, judge_history, judge_queued, own_status, wait_status
 from stageout.core.classads import ClassAd
 from stageout.core.clock import Clock, SystemClock
@@ -43,8 +44,9 @@ def run(options: argparse.Namespace) -> int:
     from stageout.cli.condor import Queue
 
     return wait(
-        Watcher(Queue(options.name, options.pool), wanted), options.timeout, options.returned, SystemClock(), time.sleep
-    )
+        Watcher(Queue(options.name, options.pool), wanted), options.timeout, options.returned, SystemClock(),
+        time.sleep, options.json,
+    )  # fmt: skip
 
 
 _BETWEEN = Verdict(Outcome.WAITING, "it has left the queue; looking for it in the history")
@@ -106,15 +108,21 @@ class Watcher:
 
 
 def wait(
-    watcher: Watcher, timeout_s: float | None, returned: int, clock: Clock, sleep: Callable[[float], object]
+    watcher: Watcher,
+    timeout_s: float | None,
+    returned: int,
+    clock: Clock,
+    sleep: Callable[[float], object],
+    is_json: bool = False,
 ) -> int:
     """Look again and again until every job has an end.
 
     :param timeout_s: seconds from now; None for no limit. :param returned: the job's own exit status.
+    :param is_json: ends are said as objects, and in the end what is still waited for.
     :returns: the exit status.
     """
     started = clock.monotonic_s()
-    pause_s, said = _FIRST_PAUSE_S, _Said()
+    pause_s, said = _FIRST_PAUSE_S, _Said(is_json)
     verdicts: dict[JobId, Verdict] = {}
     while True:
         more = True
@@ -135,9 +143,10 @@ def wait(
 
 
 class _Said:
-    """Tells each thing once: ends on stdout, what is waited for on stderr."""
+    """Tells each thing once: ends on stdout, what is waited for on stderr. :param is_json: ends are objects."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_json: bool = False) -> None:
+        self._is_json = is_json
         self._told: dict[JobId, str] = {}
         self._trouble = ""
 
@@ -147,6 +156,9 @@ class _Said:
             if self._told.get(job) == text:
                 continue
             self._told[job] = text
+            if self._is_json and outcome is not Outcome.WAITING:
+                _tell(job, outcome, text)
+                continue
             where = sys.stderr if outcome is Outcome.WAITING else sys.stdout
             print(f"{job} {outcome.value}: {clean(text)[:_LONGEST_TEXT]}", file=where, flush=True)
 
@@ -156,6 +168,13 @@ class _Said:
         self._trouble = text
 
     def timed_out(self, verdicts: dict[JobId, Verdict], timeout_s: float) -> None:
-        waiting = [str(job) for job, verdict in sorted(verdicts.items()) if verdict.outcome is Outcome.WAITING]
+        left = [(job, verdict) for job, verdict in sorted(verdicts.items()) if verdict.outcome is Outcome.WAITING]
+        for job, verdict in left if self._is_json else ():
+            _tell(job, *verdict)
+        waiting = [str(job) for job, _ in left]
         what = ", ".join(waiting[:10]) + (", ..." if len(waiting) > 10 else "") if waiting else "the schedd"
         print(f"stageout: timed out after {timeout_s:g} s; still waiting for {what}", file=sys.stderr)
+
+
+def _tell(job: JobId, outcome: Outcome, text: str) -> None:
+    tell({"job": str(job), "outcome": outcome.value, "reason": text})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -83,6 +84,20 @@ def test_accepted_when_the_agent_has_taken_it(capsys: pytest.CaptureFixture[str]
     status, took_s = outcome((0, ASKED), (5, {"StageOutState": "Failed"}), (9, {"StageOutState": "Confirmed"}))
     assert (status, took_s) == (0, 9), "a state of before the retry would end a wait at once"
     assert capsys.readouterr().out == "12.0: retry accepted; its output is now Confirmed\n"
+
+
+def test_programs_hear_each_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    for changes, status, outcome, words in (
+        ([(0, ASKED), (9, {"StageOutState": "Confirmed"})], 0, "accepted", "its output is now Confirmed"),
+        ([(0, ASKED)], 2, "waiting", "was not carried out within 45 s"),
+    ):
+        clock = Clock()
+        schedd: Any = Schedd(clock, *changes)
+        collector: Any = Collector(5, ("ep1", "ep2"))
+        assert await_answers(schedd, collector, "retry", [ID], clock, clock.sleep, is_json=True) == status
+        (told,) = map(json.loads, capsys.readouterr().out.splitlines())
+        assert words in told.pop("reason")
+        assert told == {"schema": 1, "job": "12.0", "request": "retry", "outcome": outcome}
 
 
 def test_what_fails_again_at_once_is_not_waited_for_for_ever(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any, Union
 
@@ -70,6 +71,16 @@ def test_waits_until_delivered(capsys: pytest.CaptureFixture[str]) -> None:
     out, err = capsys.readouterr()
     assert out == "12.0 delivered: its output is at its destination\n"
     assert "12.0 waiting: the job is Running" in err
+
+
+def test_programs_hear_of_ends_and_of_what_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+    running = job(ProcId=1, JobStatus=2)
+    schedd, clock = Schedd([job(**DONE), running]), Clock()
+    assert wait(Watcher(schedd, [JobId(12)]), 30, 0, clock, clock.sleep, is_json=True) == 2
+    first, last = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    delivered = "its output is at its destination"
+    assert first == {"schema": 1, "job": "12.0", "outcome": "delivered", "reason": delivered}
+    assert last == {"schema": 1, "job": "12.1", "outcome": "waiting", "reason": "the job is Running"}
 
 
 def test_a_failure_is_one() -> None:
