@@ -166,11 +166,14 @@ class Receiving:
             return self._numbers
 
     def take(self, carrier: Carrier) -> Ask | None:
-        """What a connection has to ask for next; None: nothing for now."""
+        """What a connection has to ask for next; None: nothing for now.
+
+        While something is under way on it, the last blocks are left to those that ask for them as they get idle.
+        """
         with self.changed:
-            if self.over:
-                return None
             carriers = sum(len(way.carriers) for way in self.ways)
+            if self.over or (carrier.asked and carriers > 1 and self.plan.left < carriers):
+                return None
             return _noted(carrier, self.plan.take(carrier.number, carriers, carrier.most_blocks))
 
     def again(self, way: WayBack, carrier: Carrier) -> Ask | None:
