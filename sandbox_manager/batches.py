@@ -116,7 +116,8 @@ class BatchRun:
     def _call(self, whole: Sequence[int]) -> list[Answer]:
         files = [self._files[index] for index in whole]
         if self._plugin is None:
-            text = f"no plugin of this node moves {method_of(self.destination.scheme)} URLs any more"
+            text = f"no plugin of this node moves {method_of(self.destination.scheme)} URLs any more: its administrator"
+            text += " can name one in FILETRANSFER_PLUGINS"
             return [Failure(ErrorClass.PLUGIN_BROKEN, text)] * len(files)
         try:
             equipment = self._equipment()

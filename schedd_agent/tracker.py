@@ -46,6 +46,24 @@ from stageout.wire.typed import MOST_NUMBER
 
 _RERUN_ADVICE = "`condor_release` runs the job again"
 _RETRY_ADVICE = f"`stageout retry` sends it again, {_RERUN_ADVICE}"
+#: What must be done before a retry can help.
+_BEFORE_A_RETRY = {
+    ErrorClass.PERMISSION_DENIED: "when you may write there",
+    ErrorClass.NO_SPACE_REMOTE: "when there is room",
+    ErrorClass.QUOTA_EXCEEDED: "when there is room",
+    ErrorClass.TLS_UNTRUSTED: "when that certificate is in order",
+    ErrorClass.CREDENTIAL_REFUSED: "when the credential is a good one",
+    ErrorClass.CREDENTIAL_EXPIRED: "when the credential is renewed (one in the URL itself cannot be)",
+    ErrorClass.PLUGIN_BROKEN: "when the administrator of its node has mended that",
+}
+#: Nothing changes a URL of output that waits.
+_WRONG_URL = frozenset(
+    {ErrorClass.BAD_URL, ErrorClass.NAME_NOT_RESOLVED, ErrorClass.NOT_SUPPORTED, ErrorClass.CREDENTIAL_MISSING}
+)
+_URL_ADVICE = (
+    "`stageout retry` sends it to the same URL again; for another one set OutputDestination with `condor_qedit`, "
+    f"then {_RERUN_ADVICE}"
+)
 _GONE_ADVICE = f"its bytes are no longer on the node, so `stageout retry` cannot help; {_RERUN_ADVICE}"
 _AT_WORK = (Status.RUNNING, Status.TRANSFERRING, Status.SUSPENDED)
 _GOING_ON = (Status.IDLE, *_AT_WORK)
@@ -361,13 +379,21 @@ def _show(s: Situation, job: Job, shown: Shown, limits: Limits) -> Iterator[Effe
 def _when_failed(s: Situation, job: Job, own: Sequence[Seen], limits: Limits) -> Iterator[Effect]:
     failed = next(item.sandbox for item in own if item.sandbox.state == State.FAILED)
     words = failed.reason or "the manager gave no reason"
-    advice = _GONE_ADVICE if failed.custody else _RETRY_ADVICE
+    advice = _GONE_ADVICE if failed.custody else _advice(ErrorClass.from_code(failed.error_code))
     shown = replace(_sum(job, own), state=State.FAILED.value, reason=f"{words}; {advice}")
     retrying = job.request == Request.RETRY
     if job.status == Status.COMPLETED and not job.dag and not retrying:
         yield Hold(shown, HOLD_SUBCODE_BASE + failed.error_code, f"Stage-out failed: {words}; {advice}")
     else:
         yield from _show(s, job, shown, limits)
+
+
+def _advice(kind: ErrorClass) -> str:
+    """What the owner of failed output can do."""
+    if kind in _WRONG_URL:
+        return _URL_ADVICE
+    first = _BEFORE_A_RETRY.get(kind)
+    return f"{first}, {_RETRY_ADVICE}" if first else _RETRY_ADVICE
 
 
 def _when_lost(s: Situation, job: Job, shown: Shown, limits: Limits) -> Iterator[Effect]:

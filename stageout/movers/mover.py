@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import re
 import signal
 import stat
 import subprocess
@@ -186,7 +187,8 @@ class Mover:
             answers = self._run_single() if self._batch.plugin.protocol == 1 else self._run_multi()
             if self._batch.fetches:
                 answers = [self._kept(*one) for one in zip(answers, self._batch.files, self._names)]
-            return [self._without_secrets(item) for item in answers]
+            told = [_of_the_owners(*one) for one in zip(answers, self._batch.files, self._names)]
+            return [self._without_secrets(item) for item in told]
         finally:
             os.close(self._wake_out)
             wake_in, self._wake_in = self._wake_in, -1
@@ -463,6 +465,14 @@ def _exit_descriptor(pid: int) -> Iterator[int]:
 def _has_ended(pid: int) -> bool:
     """True when the child has ended; it is not reaped."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+
+
+def _of_the_owners(answer: Answer, item: Cargo, name: str) -> Answer:
+    """What a plugin says of a file, by the name that its job gave it."""
+    if name == item.name or not isinstance(answer, Failure):
+        return answer
+    whole = rf"(?<![\w.]){re.escape(name)}(?![\w.])"  # not within an address
+    return replace(answer, message=re.sub(whole, lambda _: item.name, answer.message))
 
 
 def unique_names(names: Sequence[str]) -> list[str]:

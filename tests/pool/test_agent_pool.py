@@ -262,7 +262,7 @@ def test_a_failure_holds_the_job_and_retry_delivers(desk: Desk) -> None:
     job = desk.submit()
     name = desk.completed(job)
     held = desk.fail(job, name)
-    assert held["HoldReason"].startswith('Stage-out failed: dest says "quota"; `stageout retry` sends it again')
+    assert held["HoldReason"].startswith('Stage-out failed: dest says "quota"; when there is room, `stageout retry`')
     assert (held["HoldReasonCode"], held["HoldReasonSubCode"]) == (12, 20072)
     assert held["StageOutState"] == "Failed"
     assert isinstance(held["EnteredCurrentStatus"], int)

@@ -34,6 +34,7 @@ from schedd_agent.model import (
     Ticket,
 )
 from schedd_agent.tracker import decide
+from stageout.core.errors import ErrorClass
 from stageout.core.states import FREED, State
 from stageout.wire.custody import Action, FileReport, SandboxReport
 
@@ -324,10 +325,25 @@ def test_a_hand_off_whose_receipt_got_lost_is_dropped() -> None:
 def test_a_hold_speaks_in_the_plugins_words() -> None:
     (effect,) = decide(situation(job(), seen(State.FAILED, reason="quota exceeded", error_code=72)), LIMITS)
     assert isinstance(effect, Hold)
-    advice = "`stageout retry` sends it again, `condor_release` runs the job again"
+    advice = "when there is room, `stageout retry` sends it again, `condor_release` runs the job again"
     assert (effect.subcode, effect.reason) == (20072, f"Stage-out failed: quota exceeded; {advice}")
     assert effect.shown.reason == f"quota exceeded; {advice}"
     assert effect.shown.state == "Failed"
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (ErrorClass.NAME_NOT_RESOLVED, "for another one set OutputDestination with `condor_qedit`"),
+        (ErrorClass.PERMISSION_DENIED, "when you may write there, `stageout retry`"),
+        (ErrorClass.CREDENTIAL_EXPIRED, "when the credential is renewed"),
+        (ErrorClass.UNKNOWN, "why; `stageout retry` sends it again"),
+    ],
+)
+def test_a_hold_says_what_a_retry_needs(kind: ErrorClass, words: str) -> None:
+    (effect,) = decide(situation(job(), seen(State.FAILED, error_code=kind.code)), LIMITS)
+    assert isinstance(effect, Hold)
+    assert words in effect.reason and effect.reason.endswith("`condor_release` runs the job again")
 
 
 @pytest.mark.parametrize(("status", "run"), [(Status.IDLE, 0), (Status.RUNNING, 1), (Status.TRANSFERRING, 1)])

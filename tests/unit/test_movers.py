@@ -116,6 +116,18 @@ def test_the_environment_is_small(site: Site, monkeypatch: pytest.MonkeyPatch) -
     assert not {"CONDOR_INHERIT", "SECRET", "STAGEOUT_SPOOL", "_CONDOR_JOB_AD"} & set(env)
 
 
+def test_a_failure_names_the_file_as_its_job_did(site: Site) -> None:
+    """Two jobs of a batch have an output of that name; one is called otherwise meanwhile."""
+    text = site.plugin.read_text()
+    assert "quota exceeded for alice" in text
+    site.write_script(
+        "copy_plugin",
+        text.replace("quota exceeded for alice", 'no room at 10.1.out for %s" % os.path.basename(name) + "'),
+    )
+    answers = run(site, "copy://h/refuse/out", "copy://g/refuse/out")
+    assert [failure(one).message for one in answers] == ["no room at 10.1.out for out"] * 2
+
+
 def test_a_plugin_that_does_not_verify_is_believed_about_the_size(site: Site) -> None:
     assert run(site, "copy://h/plain/one") == [Delivered(PLUGINS_WORD)]
     assert failure(run(site, "copy://h/claim/one")[0]).kind is ErrorClass.SIZE_MISMATCH
