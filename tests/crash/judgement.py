@@ -56,7 +56,8 @@ class Judgement:
                     self.world.violation(f"{job.name}: silence of {view_s:.0f} s of view was taken for loss")
 
     def _counting(self, name: str) -> Execution | None:
-        return next((one for one in reversed(self.executions) if one.job == name and one.counted), None)
+        known = (one for one in reversed(self.executions) if one.number not in self.destination.unknown)
+        return next((one for one in known if one.job == name and one.counted), None)
 
     def _arrived(self, execution: Execution, url: str) -> bool:
         found = self.destination.content.get(url)

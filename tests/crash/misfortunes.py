@@ -298,12 +298,14 @@ class Misfortunes:
         if self.restored:
             return
         self.restored = True
-        saved = self.schedd.backup()
-        self.world.after(self.random.uniform(100, 2000), lambda: self._restore(saved))
+        saved, known = self.schedd.backup(), len(self.executions)
+        self.world.after(self.random.uniform(100, 2000), lambda: self._restore(saved, known))
 
-    def _restore(self, saved: Any) -> None:
+    def _restore(self, saved: Any, known: int) -> None:
+        """:param known: executions that the backup knows of."""
         if not self.troubled:
             return
+        self.destination.unknown |= {one.number for one in self.executions[known:] if not one.accepted}
         self.world.say("the schedd is restored from a backup")
         for name in [*self.running]:
             del self.running[name]
