@@ -171,6 +171,23 @@ class Disk:
         self._gone(self._terminal.root / "file")
         return Run(self._size_bytes, took_s, {"sender": cpu_s, "custodian": spent_s})
 
+    def publish(self) -> None:
+        """The source is at the router, too, and in the page cache, for :meth:`get`."""
+        self._put_to(self.source, "published", "")
+
+    def get(self) -> Run:
+        """``stageout get``, started once for each file. It is not synced: that is no part of the router's work."""
+        target = self._folder / "back"
+        before_s = _tree_s(self._terminal.pid)
+        url = f"overlay://127.0.0.1:{self._terminal.port}/published"
+        command = [sys.executable, "-m", "stageout.cli.main", "get", url, str(target)]
+        took_s, cpu_s = self._command([*command, "--key", str(self._terminal.key_file("site"))])
+        spent_s = _tree_s(self._terminal.pid) - before_s
+        if target.stat().st_size != self._size_bytes:
+            raise StageoutError(f"{target} is not whole")
+        self._gone(target)
+        return Run(self._size_bytes, took_s, {"sender": spent_s, "receiver": cpu_s})
+
     def start(self) -> Run:
         """A put of an empty file, as if it were the start of a put of the whole file."""
         empty = self._folder / "empty"
@@ -180,13 +197,16 @@ class Disk:
     def _put(self, source: Path, routes: str) -> Run:
         routers = {"receiver": self._terminal} | ({"relay": self._between} if routes else {})
         before = {name: _tree_s(router.pid) for name, router in routers.items()}
-        url = f"overlay://127.0.0.1:{self._terminal.port}/file"
-        command = [sys.executable, "-m", "stageout.cli.main", "put", str(source), url]
-        command += ["--key", str(self._terminal.key_file("site")), "--routes", routes or "direct"]
-        took_s, cpu_s = self._command(command)
+        took_s, cpu_s = self._put_to(source, "file", routes)
         spent = {name: _tree_s(router.pid) - before[name] for name, router in routers.items()}
         self._gone(self._terminal.root / "file")
         return Run(self._size_bytes, took_s, {"sender": cpu_s, **spent})
+
+    def _put_to(self, source: Path, name: str, routes: str) -> tuple[float, float]:
+        url = f"overlay://127.0.0.1:{self._terminal.port}/{name}"
+        command = [sys.executable, "-m", "stageout.cli.main", "put", str(source), url]
+        command += ["--key", str(self._terminal.key_file("site")), "--routes", routes or "direct"]
+        return self._command(command)
 
     def cp(self) -> Run:
         """cp and fdatasync."""
@@ -449,6 +469,23 @@ def of_sender(quick: bool, folder: Path) -> list[Figure]:
     return figures
 
 
+def of_get(quick: bool, folder: Path) -> list[Figure]:
+    """A file back from a router that has it in its page cache: the worker sends it, the client checks and writes it."""
+    size_bytes = (512 if quick else 2048) * MIB
+    floor = _compiled(FLOOR, folder)
+    with RouterProcess(folder / "router") as terminal, relay(folder / "between", [terminal]) as between:
+        disk = Disk(folder, size_bytes, terminal, between)
+        disk.publish()
+        found = _rounds(3 if quick else 7, {"get": disk.get, "calls": lambda: disk.calls(floor)})
+    return [
+        Figure("rate", _rate(found["get"]), "MB/s"),
+        Figure("sender (the router's worker)", _cost(found["get"], "sender"), "s/GB", "sendfile alone",
+               _cost(found["calls"], "sender"), goal=0.15),
+        Figure("receiver (stageout get)", _cost(found["get"], "receiver"), "s/GB", "recv and write alone",
+               _cost(found["calls"], "receiver")),
+    ]  # fmt: skip
+
+
 def custodian_in_memory(quick: bool, folder: Path) -> list[Figure]:
     """A custodian whose sender and terminal have no disk."""
     size_bytes = (256 if quick else 1024) * MIB
@@ -465,6 +502,7 @@ PARTS: dict[str, Callable[[bool, Path], list[Figure]]] = {
     "memory": in_memory,
     "disk": on_disk,
     "sender": of_sender,
+    "get": of_get,
     "custodian": spooling.figures,
     "custodian-memory": custodian_in_memory,
 }

@@ -22,7 +22,7 @@ def data(tmp_path: Path) -> bytes:
     return (tmp_path / "file").read_bytes()
 
 
-def _sent(path: Path, data: bytes, offset: int) -> bytes:
+def _sent(path: Path, data: bytes, offset: int, unread: bool = False) -> bytes:
     """What comes out of the other end."""
     near, far = socket.socketpair()
     received = bytearray()
@@ -35,28 +35,38 @@ def _sent(path: Path, data: bytes, offset: int) -> bytes:
     reader.start()
     try:
         with near, path.open("rb") as file:
-            sockets.send_from(near, _HEAD, file.fileno(), offset, memoryview(data)[offset:])
+            if unread:
+                sockets.send_unread(near, _HEAD, file.fileno(), offset, len(data) - offset)
+            else:
+                sockets.send_from(near, _HEAD, file.fileno(), offset, memoryview(data)[offset:])
     finally:
         reader.join()
         far.close()
     return bytes(received)
 
 
-def test_a_part_of_a_file_leaves_behind_its_header(tmp_path: Path, data: bytes) -> None:
-    assert _sent(tmp_path / "file", data, 4097) == _HEAD + data[4097:]
+@pytest.mark.parametrize("unread", [False, True])
+def test_a_part_of_a_file_leaves_behind_its_header(tmp_path: Path, data: bytes, unread: bool) -> None:
+    assert _sent(tmp_path / "file", data, 4097, unread) == _HEAD + data[4097:]
 
 
-def test_what_was_read_leaves_where_there_is_no_sendfile(
-    tmp_path: Path, data: bytes, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("unread", [False, True])
+def test_what_was_read_or_is_then_leaves_where_there_is_no_sendfile(
+    tmp_path: Path, data: bytes, monkeypatch: pytest.MonkeyPatch, unread: bool
 ) -> None:
     def refuse(*arguments: int) -> int:
         raise OSError(errno.EINVAL, "Invalid argument")
 
     monkeypatch.setattr(os, "sendfile", refuse)
-    assert _sent(tmp_path / "file", data, 4097) == _HEAD + data[4097:]
+    assert _sent(tmp_path / "file", data, 4097, unread) == _HEAD + data[4097:]
+    if unread:
+        os.truncate(tmp_path / "file", 200_000)
+        with pytest.raises(OSError, match="became shorter"):
+            _sent(tmp_path / "file", data, 4097, unread)
 
 
-def test_a_file_that_was_cut_is_said_and_not_waited_for(tmp_path: Path, data: bytes) -> None:
+@pytest.mark.parametrize("unread", [False, True])
+def test_a_file_that_was_cut_is_said_and_not_waited_for(tmp_path: Path, data: bytes, unread: bool) -> None:
     os.truncate(tmp_path / "file", 200_000)
     with pytest.raises(OSError, match="became shorter"):
-        _sent(tmp_path / "file", data, 4097)
+        _sent(tmp_path / "file", data, 4097, unread)

@@ -1,0 +1,127 @@
+"""A published file on its way to who asked for it: what leaves unread, what is looked at, and what is found then."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from overlay_router.data.jobs import Job
+from overlay_router.data.known import Damaged, Digests
+from overlay_router.data.sending import Sending
+from stageout.wire import frames, overlay
+from stageout.wire.frames import Type
+from stageout.wire.overlay import Found
+
+_BLOCK, _BLOCKS = overlay.BLOCK_BYTES, 5
+_FAST = "xxh3-128" in frames.digests()
+_CHECKSUM, _DIGEST = ("xxh3-32", "xxh3-128") if _FAST else ("crc32", "blake2b-128")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "f").write_bytes(os.urandom(_BLOCK * (_BLOCKS - 1) + 7))
+    return tmp_path / "f"
+
+
+def _job(file: Path, **more: object) -> Job:
+    status = file.stat()
+    job = Job("send", 0, _CHECKSUM, _DIGEST, _BLOCK, status.st_size, path="d/f", mtime_ns=status.st_mtime_ns,
+              manifest="ab" * 32, known=_DIGEST)  # fmt: skip
+    return replace(job, **more)  # type: ignore[arg-type]
+
+
+def _digests(file: Path, job: Job) -> Digests:
+    """Of what is in the file now, as the daemon hands them over."""
+    digest, data = frames.digests()[_DIGEST], file.read_bytes()
+    handed = os.memfd_create("digests")
+    os.write(handed, b"".join(digest(data[at : at + _BLOCK]) for at in range(job.block * _BLOCK, len(data), _BLOCK)))
+    return Digests(job, handed)
+
+
+def _sent(job: Job, file: Path, digests: Digests) -> tuple[Found, list[tuple[int, bytes, bool]]]:
+    """FOUND, and the blocks: position, bytes, whether they fit their checksum."""
+    near, far = socket.socketpair()
+    came = bytearray()
+
+    def receive() -> None:
+        while part := far.recv(70_000):
+            came.extend(part)
+
+    reader = threading.Thread(target=receive)
+    reader.start()
+    try:
+        with near, file.open("rb") as opened:
+            Sending(job, near, opened.fileno(), digests).run()
+    finally:
+        reader.join()
+        far.close()
+    checksum, found = frames.checksums()[_CHECKSUM], list[tuple[frames.Header, bytes]]()
+    while came:
+        header = frames.decode_header(came[: frames.HEADER_BYTES], checksum)
+        end = frames.HEADER_BYTES + header.length_bytes
+        found.append((header, bytes(came[frames.HEADER_BYTES : end])))
+        del came[:end]
+    (head, payload), *blocks = found
+    answer = overlay.decode(frames.Frame(head, payload))
+    assert isinstance(answer, Found)
+    assert all(header.type is Type.BLOCK for header, _ in blocks)
+    return answer, [(header.block, data, checksum(data) == header.checksum) for header, data in blocks]
+
+
+def _changes(file: Path, block: int, later: int = 0) -> None:
+    """One byte of it. :param later: what its time of modification is moved on by."""
+    status = file.stat()
+    with file.open("r+b") as opened:
+        byte = os.pread(opened.fileno(), 1, block * _BLOCK)[0]
+        os.pwrite(opened.fileno(), bytes([byte ^ 1]), block * _BLOCK)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns + later))
+
+
+@pytest.mark.parametrize(("first", "blocks"), [(0, 0), (2, 2), (4, 1), (5, 0), (9, 3)])
+def test_all_that_was_asked_for_leaves(file: Path, first: int, blocks: int) -> None:
+    job, data = _job(file, block=first, blocks=blocks), file.read_bytes()
+    found, came = _sent(job, file, _digests(file, job) if first < _BLOCKS else Digests(job))
+    assert found == Found(len(data), _BLOCK, 0, 0, "ab" * 32, _DIGEST)
+    end = min(_BLOCKS, first + (blocks or _BLOCKS))
+    assert came == [(at, data[at * _BLOCK : (at + 1) * _BLOCK], True) for at in range(first, end)]
+
+
+@pytest.mark.skipif(not _FAST, reason="without the package xxhash no block leaves unread")
+def test_what_rots_leaves_with_the_checksum_that_it_should_have(file: Path) -> None:
+    job = _job(file)
+    digests = _digests(file, job)
+    _changes(file, 3)
+    assert [is_right for _, _, is_right in _sent(job, file, digests)[1]] == [True, True, True, False, True]
+    unknown = Digests(replace(job, known=""))
+    assert all(is_right for _, _, is_right in _sent(job, file, unknown)[1]), "of which nothing is known, that is read"
+
+
+@pytest.mark.parametrize("first", [0, 3])
+def test_the_first_block_is_looked_at(file: Path, first: int) -> None:
+    job = _job(file, block=first)
+    digests = _digests(file, job)
+    _changes(file, first)
+    with pytest.raises(Damaged, match=f"d/f: block {first} is not what was published") as caught:
+        _sent(job, file, digests)
+    assert caught.value.block == first
+
+
+def test_a_file_that_was_changed_after_it_was_found_is_no_damaged_one(file: Path) -> None:
+    job = _job(file)
+    digests = _digests(file, job)
+    _changes(file, 0, later=1)
+    found, came = _sent(job, file, digests)
+    assert (found.manifest, found.digest) == ("", "")
+    assert b"".join(data for _, data, is_right in came if is_right) == file.read_bytes()
+
+
+def test_digests_that_did_not_come_along_cost_nothing_but_a_look(file: Path) -> None:
+    """A process that has as many descriptors as it may is given none."""
+    found, came = _sent(_job(file), file, Digests(_job(file)))
+    assert found.manifest
+    assert b"".join(data for _, data, is_right in came if is_right) == file.read_bytes()
