@@ -33,7 +33,7 @@ _COALESCE_S = 0.02
 _IDLE_S = 5.0
 #: So many times the deliveries at once may wait for something at their next hop.
 _MOST_WAITING = 4
-#: Before something is sent on again whose terminal has its result already.
+#: Before something that comes in is sent on again whose terminal has its result already.
 _REFUSED_S = 120.0
 #: Failures that say something of the terminal, not of one file: everything for it waits.
 AWAY = frozenset(
@@ -551,8 +551,8 @@ class Forwarder:
             await self._on_disk(lambda: self._custodian.dropped(order.key))
         elif answer.damaged:
             return await self._on_disk(lambda: self._custodian.spoiled(order.tid, answer.damaged))
-        elif answer.outcome:
-            self._pauses.setdefault(order.key, Pause()).more(self._clock.monotonic_s(), _REFUSED_S)
+        elif answer.outcome:  # that ends it as soon as it is in custody
+            self._early.setdefault(order.tid, _Early()).pause.more(self._clock.monotonic_s(), _REFUSED_S)
         elif answer.code != ErrorClass.NOT_ATTEMPTED.code:
             self._failed(order, answer)
         return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import sqlite3
@@ -25,7 +26,7 @@ from stageout.overlay import client
 from stageout.overlay.channel import Gateway
 from stageout.wire.frames import digests
 from stageout.wire.overlay import Operation
-from tests.unit.test_overlay_custodian import Spooling, coming
+from tests.unit.test_overlay_custodian import EXPIRES, ORIGIN, PEER, TERMINAL, Spooling, coming
 from tests.unit.test_overlay_pack_custody import spooling
 
 __all__ = ["spooling"]
@@ -112,6 +113,25 @@ def test_what_waited_and_sends_again_takes_a_place(spooling: Spooling) -> None:
     delivering.waits(delivering.orders[1])
     delivering.begin()
     assert len(delivering.orders) == 3, "it has its turn again"
+
+
+def test_what_its_terminal_has_ended_early_is_settled_as_soon_as_it_is_in_custody(spooling: Spooling) -> None:
+    """Another custodian has delivered it while it came in here: its sender waits for that word."""
+    delivering = Delivering(spooling)
+    tid = coming(spooling, 1)
+    delivering.one.opened(tid)
+    delivering.begin()
+    (early,) = delivering.orders
+    asyncio.run(delivering.one._answered(Answer(early, "done")))
+    delivering.one.staged(tid, [(0, "64" * 16)], False)
+    delivering.begin()
+    assert delivering.orders == [early], "what comes in is not sent on again"
+    spooling.one.staged(tid, [(1, b"d" * 16)])
+    manifest = hashlib.sha256(b"d" * 32).hexdigest()
+    whole = Operation(ORIGIN, 1, "publish", "f1", EXPIRES, size_bytes=2, blocks=2, manifest=manifest, terminal=TERMINAL)
+    assert spooling.one.operate(whole, PEER, "blake2b-128")
+    delivering.begin()
+    assert len(delivering.orders) == 2, "at once"
 
 
 def test_a_file_that_cannot_be_sent_early_holds_up_no_other(

@@ -61,7 +61,9 @@ def test_a_site_policy_decides(service: Service) -> None:
 
 def test_a_changed_module_counts_after_reconfig_and_a_bad_one_is_refused(service: Service, tmp_path: Path) -> None:
     service.start()
-    _write(tmp_path / "site.py", HALF.replace("2", "3"))
+    before = (tmp_path / "site.py").stat()
+    changed = _write(tmp_path / "site.py", HALF.replace("2", "3"))
+    os.utime(changed, ns=(before.st_atime_ns, before.st_mtime_ns))  # in the same second, with the same size
     assert service.lease("before")["streams"] == 2
     service.signal(signal.SIGHUP)
     wait_for(lambda: " reconfig policy=" in service.log.read_text(), "it is reloaded")
