@@ -179,10 +179,15 @@ def _dies_at(blocks: int) -> Fault:
     return die
 
 
-def _waits_for(others: int) -> Fault:
-    """Brings nothing until so many blocks came by others: so these take part, however busy the machine is."""
+def _waits_for(others: int, after: int = 0) -> Fault:
+    """Brings nothing until so many blocks came by others: so these take part, however busy the machine is.
+
+    :param after: blocks, that it brings before.
+    """
 
     def wait(channel: _Channel, block: int) -> None:
+        if channel.moved < after:
+            return
         for _ in range(1000):
             if sum(one.moved for one in channel.router.made if one is not channel) >= others:
                 return
@@ -281,7 +286,8 @@ def test_of_two_routes_one_that_says_what_nobody_asked_for_is_left_alone(fetch: 
 
 
 def test_two_routes_carry_a_part_each(fetch: Callable[..., _Fetched]) -> None:
-    done = fetch(_Router(24, {0: _waits_for(3)}), (ONE, OTHER), 1)
+    # a block was written when the next one comes
+    done = fetch(_Router(24, {0: _waits_for(3), 1: _waits_for(2, after=3)}), (ONE, OTHER), 1)
     assert done.is_right()
     shares = {share.route: share.sent_bytes for share in done.receiving.shares()}
     assert all(shares.values())
