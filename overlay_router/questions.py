@@ -26,6 +26,8 @@ from stageout.wire.frames import BadFrame
 from stageout.wire.overlay import BLOCK_BYTES, Answer, Get, GetPack, Lease, Leased, List, Lot, Reserved, Stat
 
 _TAKEN_WITHIN_S = 60.0
+#: Of a file that is sent, digests of so many blocks (1 TiB) are in memory; what is behind them is read instead.
+_MOST_KNOWN = 1024 * 1024
 
 
 class Questions:
@@ -108,7 +110,8 @@ class Questions:
             found = await awake(sock, checksum, ask.waits, self._fetching.file(ask, peer.key.name))
         else:
             tree = self.tree(peer)
-            found = await self._on_disk(lambda: tree.published(ask.path, ask.generation, ask.first_block, ask.blocks))
+            known = min(ask.blocks or _MOST_KNOWN, _MOST_KNOWN)
+            found = await self._on_disk(lambda: tree.published(ask.path, ask.generation, ask.first_block, known))
         if isinstance(found, Answer):
             raise Unwelcome(found.message, peer.checksum, code=found.code)
         return found

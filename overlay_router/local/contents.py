@@ -20,10 +20,16 @@ CREATE TABLE contents (
     inode INTEGER PRIMARY KEY, size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, path BLOB NOT NULL,
     digest TEXT NOT NULL, manifest TEXT NOT NULL);
 CREATE INDEX content_paths ON contents (path);
-CREATE TABLE content_blocks (inode INTEGER PRIMARY KEY, digests BLOB NOT NULL);
+CREATE TABLE content_blocks (
+    inode INTEGER NOT NULL, part INTEGER NOT NULL, digests BLOB NOT NULL, PRIMARY KEY (inode, part)) WITHOUT ROWID;
 """
 #: A file of more blocks (16 TiB) is not recorded: a row has its end, and memory too.
 _MOST_BLOCKS = 16 * 1024 * 1024
+#: Blocks whose digests are one row: SQLite reads a row whole, and who fetches a large file asks for a few at a time.
+PART_BLOCKS = 1024
+
+#: Some filesystems have inodes that SQLite has no room for, and a time of modification may be of any century.
+_TOO_LARGE = 1 << 63
 
 
 class Identity(NamedTuple):
@@ -35,8 +41,9 @@ class Identity(NamedTuple):
 
     @classmethod
     def of(cls, status: os.stat_result) -> Identity | None:
-        """That of a regular file, None for anything else."""
-        return cls.known(status) if stat.S_ISREG(status.st_mode) else None
+        """That of a regular file, None for anything else, and where its numbers are none that a row could have."""
+        found = cls.known(status)
+        return found if stat.S_ISREG(status.st_mode) and all(-_TOO_LARGE <= one < _TOO_LARGE for one in found) else None
 
     @classmethod
     def known(cls, status: os.stat_result) -> Identity:
@@ -80,11 +87,13 @@ class Contents:
 
     def digests(self, inode: int, first: int, blocks: int) -> bytes:
         """Those of some blocks, one behind the other."""
-        row = self._connection.execute(
-            "SELECT substr(digests, ?, ?) FROM content_blocks WHERE inode = ?",
-            (first * DIGEST_BYTES + 1, blocks * DIGEST_BYTES, inode),
-        ).fetchone()
-        return bytes(row[0] or b"") if row else b""
+        part, skip = divmod(first, PART_BLOCKS)
+        rows = self._connection.execute(
+            "SELECT digests FROM content_blocks WHERE inode = ? AND part >= ? AND part < ? ORDER BY part",
+            (inode, part, -(-(first + blocks) // PART_BLOCKS)),
+        )
+        found = b"".join(one for (one,) in rows)
+        return found[skip * DIGEST_BYTES : (skip + blocks) * DIGEST_BYTES]
 
     def changed(self, operation: Operation, made: Made | None) -> None:
         """An operation was executed. :param made: by a PUBLISH, None where nobody can vouch for what is there.
@@ -119,10 +128,12 @@ class Contents:
         if not digest:
             return
         blocks = run("SELECT digest FROM staged WHERE tid = ? ORDER BY block", (made.tid,))
-        digests = b"".join(one for (one,) in blocks)
         row = (*made.identity, os.fsencode(operation.path), digest, operation.manifest)
         run("INSERT OR REPLACE INTO contents VALUES (?, ?, ?, ?, ?, ?)", row)
-        run("INSERT OR REPLACE INTO content_blocks VALUES (?, ?)", (made.identity.inode, digests))
+        run("DELETE FROM content_blocks WHERE inode = ?", (made.identity.inode,))
+        for part, some in enumerate(iter(lambda: blocks.fetchmany(PART_BLOCKS), [])):
+            digests = b"".join(one for (one,) in some)
+            run("INSERT INTO content_blocks VALUES (?, ?, ?)", (made.identity.inode, part, digests))
 
     def _remove(self, path: str) -> None:
         for where, values in _at_and_below(path):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from stageout.core import log
 
-VERSION = 7
+VERSION = 8
 
 
 class Later(Exception):
@@ -85,4 +85,20 @@ def _contents(connection: sqlite3.Connection) -> None:
     connection.execute("CREATE TABLE content_blocks (inode INTEGER PRIMARY KEY, digests BLOB NOT NULL)")
 
 
-_STEPS: list[Callable[[sqlite3.Connection], None]] = [_packs, _lots, _taken, _codes, _columns, _contents]
+def _parts(connection: sqlite3.Connection) -> None:
+    """7 to 8: digests of a large file in parts of 1024, 16 bytes each."""
+    run = connection.execute
+    run("ALTER TABLE content_blocks RENAME TO all_blocks")
+    run(
+        "CREATE TABLE content_blocks (inode INTEGER NOT NULL, part INTEGER NOT NULL, digests BLOB NOT NULL,"
+        " PRIMARY KEY (inode, part)) WITHOUT ROWID"
+    )
+    for inode, digests in run("SELECT inode, digests FROM all_blocks"):
+        rows = (
+            (inode, part, digests[start : start + 16384]) for part, start in enumerate(range(0, len(digests), 16384))
+        )
+        connection.executemany("INSERT INTO content_blocks VALUES (?, ?, ?)", rows)
+    run("DROP TABLE all_blocks")
+
+
+_STEPS: list[Callable[[sqlite3.Connection], None]] = [_packs, _lots, _taken, _codes, _columns, _contents, _parts]

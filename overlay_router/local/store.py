@@ -178,7 +178,7 @@ class Store:
     def grant(self, ask: Open, sender: str, digest: str = "") -> Transfer:
         """The live transfer of this sender for that operation, or a new number that was never used.
 
-        :param digest: the kind of digests that its blocks come with from now on, "" where nobody asks for it later.
+        :param digest: the kind of digests that its blocks come with, "" where nobody asks for it later.
         """
         with self._transaction("overlay-grant"):
             self._grant(ask, sender, digest)
@@ -186,9 +186,11 @@ class Store:
 
     def _grant(self, ask: Open, sender: str, digest: str = "") -> None:
         self._keep_origin(ask.origin, ask.expires)
-        self._connection.execute(
+        self._connection.execute(  # of blocks that came before with another kind, nobody knows it any more
             "INSERT INTO transfers (origin, seq, sender, path, size, block_bytes, expires, digest)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (origin, seq, sender) DO UPDATE SET digest = excluded.digest",
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (origin, seq, sender) DO UPDATE SET digest = CASE WHEN EXISTS"
+            " (SELECT 1 FROM staged WHERE staged.tid = transfers.tid) THEN '' ELSE excluded.digest END"
+            " WHERE digest != excluded.digest",
             (ask.origin, ask.seq, sender, _blob(ask.path), ask.size_bytes, ask.block_bytes, ask.expires, digest),
         )
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from overlay_router.local import remembered
-from overlay_router.local.contents import Identity
+from overlay_router.local import contents, remembered
+from overlay_router.local.contents import Identity, Made
 from overlay_router.local.destination import Published
 from stageout.wire import overlay
 from stageout.wire.overlay import Open, Stat
@@ -50,8 +52,9 @@ def test_it_is_said_with_the_digests_of_the_blocks_that_are_asked_for(
     router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remembered, "BLOCK_BYTES", BLOCK)
+    monkeypatch.setattr(contents, "PART_BLOCKS", 2)
     router.send(op(1, "publish", "f"), _DATA)
-    for first, blocks in ((0, 0), (2, 2), (4, 9), (7, 0), (1 << 62, 1 << 62)):
+    for first, blocks in ((0, 0), (2, 2), (1, 2), (3, 1), (4, 9), (7, 0), (1 << 62, 1 << 62)):
         found = router.place.published("f", -1, first, blocks)
         assert isinstance(found, Published)
         os.close(found.file)
@@ -59,6 +62,41 @@ def test_it_is_said_with_the_digests_of_the_blocks_that_are_asked_for(
         assert found.content is not None
         assert router.place.look_up(Stat("f")).manifest == found.content.manifest
         assert router.place.look_up(Stat("f")).digest == found.content.digest == DIGEST
+
+
+def test_a_few_digests_of_a_large_file_cost_what_a_few_cost(router: Router) -> None:
+    """They were read whole for each range: 16 MB of a TB, some ten thousand times."""
+    blocks = 3 * contents.PART_BLOCKS + 1
+    digests = [number.to_bytes(16, "big") for number in range(blocks)]
+    transfer = router.store.grant(Open(ORIGIN, 1, "f", blocks * BLOCK, BLOCK, EXPIRES), PEER, DIGEST)
+    router.store.stage(transfer.tid, enumerate(digests))
+    publish, made = op(1, "publish", "f", blocks=blocks), Made(transfer.tid, Identity(77, blocks * BLOCK, 1))
+    for _ in range(2):
+        router.store.contents.changed(publish, made)
+    for first, some in ((0, blocks), (1, 5), (1023, 2), (1024, 1024), (2047, 1026), (blocks - 1, 1)):
+        assert router.store.contents.digests(77, first, some) == b"".join(digests[first : first + some])
+    connection = router.store._connection
+    (longest,) = connection.execute("SELECT max(length(digests)) FROM content_blocks").fetchone()
+    assert longest == 16 * contents.PART_BLOCKS
+    router.store.contents.drop([made.identity])
+    assert connection.execute("SELECT count(*) FROM content_blocks").fetchone() == (0,)
+
+
+def test_a_file_of_another_century_is_read_as_any_other(router: Router) -> None:
+    (router.root / "f").write_bytes(_DATA)
+    status = (router.root / "f").stat()
+    with mock.patch("os.fstat", lambda file: _at(status, 1 << 63)):
+        found = router.place.published("f", -1)
+    assert isinstance(found, Published)
+    os.close(found.file)
+    assert (found.content, found.digests) == (None, b"")
+    inode = os.stat_result([status.st_mode, (1 << 64) - 1, *status[2:]])
+    assert router.place.remembered.of(inode) is None
+
+
+def _at(status: os.stat_result, mtime_ns: int) -> Any:
+    names = ("st_mode", "st_ino", "st_dev", "st_size")
+    return SimpleNamespace(**{name: getattr(status, name) for name in names}, st_mtime_ns=mtime_ns)
 
 
 def test_names_change_and_it_stays_known(router: Router) -> None:
@@ -122,6 +160,17 @@ def test_an_inode_that_is_used_again_is_another_file(router: Router) -> None:
     foreign = os.stat_result([*status[:2], status.st_dev + 1, *status[3:]])
     assert router.place.remembered.of(foreign) is None
     assert router.place.remembered.of(router.root.stat()) is None
+
+
+def test_digests_of_one_kind_are_never_kept_as_those_of_another(router: Router) -> None:
+    """Its sender came again with another kind, while a PUBLISH with the first one waited for something."""
+    publish = op(2, "publish", "f", after=(1,))
+    assert router.send(publish, _DATA) == ""
+    for kind in ("another", "another", DIGEST):
+        router.place.open(Open(ORIGIN, 2, "f", len(_DATA), BLOCK, EXPIRES), PEER, kind)
+    assert router.send(op(1, "publish", "g"), _DATA) == "done"
+    assert (router.root / "f").read_bytes() == _DATA
+    assert (known(router), _rows(router)) == ({"g"}, ["g"])
 
 
 def test_nothing_is_kept_of_a_kind_that_nobody_names_and_the_last_one_counts(router: Router) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from overlay_router.custodians.pack_records import HeldPack
 from overlay_router.custodians.spool import FIRST_TID, CustodyStore
+from overlay_router.local.contents import Content, Identity
 from overlay_router.local.migrations import VERSION
 from overlay_router.local.store import Store, StoredLot, StoreError
 from overlay_router.rules.states import Outcome, Result
@@ -62,7 +63,19 @@ CREATE TABLE taken (tid INTEGER PRIMARY KEY);
     generation INTEGER NOT NULL, code INTEGER NOT NULL, PRIMARY KEY (origin, seq)) WITHOUT ROWID;
 """,
     6: "",
+    7: """DROP TABLE transfers; CREATE TABLE transfers (
+    tid INTEGER PRIMARY KEY AUTOINCREMENT, origin TEXT NOT NULL, seq INTEGER NOT NULL, sender TEXT NOT NULL,
+    path BLOB NOT NULL, size INTEGER NOT NULL, block_bytes INTEGER NOT NULL, expires INTEGER NOT NULL,
+    digest TEXT NOT NULL DEFAULT '', UNIQUE (origin, seq, sender));
+CREATE TABLE contents (
+    inode INTEGER PRIMARY KEY, size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, path BLOB NOT NULL,
+    digest TEXT NOT NULL, manifest TEXT NOT NULL);
+CREATE INDEX content_paths ON contents (path);
+CREATE TABLE content_blocks (inode INTEGER PRIMARY KEY, digests BLOB NOT NULL);
+INSERT INTO contents VALUES (5, 6, 7, CAST('a/b' AS BLOB), 'xxh3-128', 'abcd');
+""",
 }
+_DIGESTS = bytes(range(256)) * 129
 _CODE = ErrorClass.CONFLICT.code
 
 
@@ -71,7 +84,10 @@ def _old(path: Path, version: int, more: str = "") -> None:
     with sqlite3.connect(path) as connection:
         connection.executescript(_FIRST + "".join(_MORE[number] for number in range(2, version + 1)) + more)
         run = connection.execute
-        run("INSERT INTO transfers VALUES (7, ?, 4, 'key/x', ?, 5, 4, ?)", (ORIGIN, b"a/\xff", EXPIRES))
+        more = ", ''" if version >= 7 else ""
+        run(f"INSERT INTO transfers VALUES (7, ?, 4, 'key/x', ?, 5, 4, ?{more})", (ORIGIN, b"a/\xff", EXPIRES))
+        if version >= 7:
+            run("INSERT INTO content_blocks VALUES (5, ?)", (_DIGESTS,))
         run("INSERT INTO staged VALUES (7, 1, ?)", (b"d" * 16,))
         run("INSERT INTO origins VALUES (?, 1, ?)", (ORIGIN, EXPIRES))
         run("INSERT INTO cancelled VALUES (?, 4)", (ORIGIN,))
@@ -112,6 +128,10 @@ def test_a_database_of_an_earlier_version_loses_nothing(version: int, tmp_path: 
         assert (transfer.tid, transfer.ask.path) == (7, "a/\udcff")
         lots = [StoredLot("lot", "key", "a", 100, EXPIRES)] if version >= 3 else []
         assert store.lots() == lots
+        content = store.contents.find(Identity(5, 6, 7))
+        assert content == (Content("xxh3-128", "abcd") if version >= 7 else None)
+        assert store.contents.digests(5, 1, 1 << 20) == (_DIGESTS[16:] if version >= 7 else b"")
+        assert store.contents.digests(5, 1023, 2) == (_DIGESTS[1023 * 16 : 1025 * 16] if version >= 7 else b"")
         store.close()
     store = Store(tmp_path / "db")
     store.forget(EXPIRES + 1)
