@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from sandbox_manager import lookups
 from sandbox_manager.collector import Collector, CollectorError
 from sandbox_manager.drain import jobs_at_risk
+from sandbox_manager.handover import written
 from sandbox_manager.ledger import get_meta, set_meta
 from sandbox_manager.lookups import FileRow
 from sandbox_manager.pipeline import Pipeline
@@ -34,6 +35,7 @@ from stageout.wire.custody import (
     encoded,
     report_ad,
 )
+from stageout.wire.deposits import Receipt
 
 _NUMBERS_AT_ONCE = 1000
 _FILES_IN_ALL = 1000
@@ -223,9 +225,10 @@ class Reporter:
             await self._publish_apart(ad)
         self.write_state(ad if self._refusal is not None else None)
 
-    def _begun(self, box: Sandbox) -> tuple[str, ...]:
+    def _begun(self, boxes: Iterable[Sandbox]) -> dict[int, Mapping[int, Receipt]]:
+        """What custodians may have of these sandboxes now. A writer may go on with it meanwhile."""
         way_out = self._pipeline.hand_over_to
-        return way_out.begun(box.id) if way_out else ()
+        return {box.id: way_out.begun(box.id) for box in boxes} if way_out else {}
 
     async def _publish_apart(self, ad: Mapping[str, Any]) -> None:
         try:
@@ -289,31 +292,30 @@ class Reporter:
         files = await self._pipeline.book.ledger.read(
             lambda db: {box: lookups.files_in_trouble_first(db, box, limit) for box, limit in wanted.items()}
         )
-        only_here = await self._only_here([box for box in boxes if box.id in wanted])
+        begun = self._begun(box for box in boxes if box.id in wanted)
+        only_here = await self._only_here(begun)
         limit = self._pipeline.rules.retry.attempts
         places = self._pipeline.book.registry.destinations
         fresh: dict[int, _Shown] = {}
         for box in boxes:
             if box.id in wanted:
                 rows = [file_report(row, box, places) for row in files[box.id]]
-                fresh[box.id] = _Shown(
-                    box.change,
-                    len(rows),
-                    encoded(sandbox_report(box, limit, rows, self._begun(box), only_here.get(box.id, 0))),
-                )
+                receipts = written(begun.get(box.id, {}))
+                report = sandbox_report(box, limit, rows, receipts, only_here.get(box.id, 0))
+                fresh[box.id] = _Shown(box.change, len(rows), encoded(report))
             else:
                 fresh[box.id] = self._shown[box.id]
         self._shown = fresh
         return [item.encoded for item in fresh.values()]
 
-    async def _only_here(self, boxes: Sequence[Sandbox]) -> dict[int, int]:
+    async def _only_here(self, begun: Mapping[int, Mapping[int, Receipt]]) -> dict[int, int]:
         """Of what may have been handed over in part: how many files of it have not."""
         way_out = self._pipeline.hand_over_to
-        begun = [box.id for box in boxes if box.state in SENDABLE and self._begun(box)]
-        if way_out is None or not begun:
+        some = {box: numbers for box, numbers in begun.items() if numbers}
+        if way_out is None or not some:
             return {}
         return await self._pipeline.book.ledger.read(
-            lambda db: {box: way_out.only_here(lookups.left_files(db, box)) for box in begun}
+            lambda db: {box: way_out.only_here(lookups.left_files(db, box), some[box]) for box in some}
         )
 
     async def _next_number(self) -> int:

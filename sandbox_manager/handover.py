@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from sandbox_manager.lookups import FileRow
 from sandbox_manager.sandbox import Destination
@@ -96,16 +96,25 @@ class HandOver:
             for one in files
         ]
 
-    def only_here(self, files: Iterable[tuple[int, int]]) -> int:
-        """How many of these files no custodian can have. :param files: ticket and position of each."""
-        return sum(one not in self._numbers for one in files)
+    def only_here(self, files: Iterable[tuple[int, int]], begun: Collection[int]) -> int:
+        """How many of these files are in no receipt. :param files: ticket and position of each.
 
-    def begun(self, sandbox: int) -> tuple[str, ...]:
-        """All that may have been given to the custodian of a sandbox: its plugin may have died before it could say so.
+        :param begun: numbers of the receipts. More may be begun while somebody writes down what they say.
+        """
+        return sum(self._numbers.get(one, 0) not in begun for one in files)
+
+    def begun(self, sandbox: int) -> Mapping[int, Receipt]:
+        """All that may have been given to the custodian of a sandbox, by number, as it is now: its plugin may have died
+        before it could say so.
 
         Whoever runs the job again must have this cancelled, or old output could come after the new.
         """
-        return tuple(map(str, joined(list(self._begun.get(sandbox, {}).values()))))
+        return self._begun.get(sandbox, {}).copy()
+
+
+def written(begun: Mapping[int, Receipt]) -> tuple[str, ...]:
+    """Receipts of a sandbox, as few as say the same."""
+    return tuple(map(str, joined(begun.values())))
 
 
 def deposits_of(settings: Mapping[str, str], files: int) -> Sequence[Receipt | None]:

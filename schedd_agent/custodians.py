@@ -38,6 +38,7 @@ _GIVEN_AWAY = FREED | {State.HANDED_OVER}
 _UNDER_WAY = ("custody", "pending")
 #: Sandboxes that a pilot hands over, or is about to.
 _HANDING_OVER = frozenset({State.CONFIRMED, State.LEASED, State.MOVING, State.RETRY_WAIT})
+_GIVEN_UP_THERE = frozenset({State.LOST, State.SUPERSEDED, State.CANCELLED})
 _CUT_OFF = "its pilot ended while it handed it over"
 _GIVEN_UP = (State.CANCELLED.value, State.LOST.value)
 _ADVICE = (
@@ -237,6 +238,11 @@ class Custodians:
         known = self._kept.get((item.manager, box.job, box.number))
         if known is not None and known.seen.sandbox.change >= box.change:
             return
+        if not box.custody and known is not None and known.is_at_work and box.state in _HANDING_OVER | _GIVEN_UP_THERE:
+            # Its manager was started again and hands nothing over (yet): what it had begun may be on its way.
+            only_here = known.seen.sandbox.files_only_here
+            box = replace(box, custody=known.seen.sandbox.custody, files_only_here=only_here)
+            item = replace(item, sandbox=box)
         if not box.custody:
             if known is not None and known.is_at_work:  # it has come to an end at its node
                 del self._kept[known.key]

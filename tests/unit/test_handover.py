@@ -20,7 +20,7 @@ from test_drain import PILOT, handed_off, state
 from sandbox_manager import lookups
 from sandbox_manager.ads import sandbox_report
 from sandbox_manager.drain import Drain
-from sandbox_manager.handover import HandOver
+from sandbox_manager.handover import HandOver, written
 from schedd_agent import asking
 from schedd_agent.custodians import Custodians, Kept
 from schedd_agent.model import Past, Request, Seen
@@ -181,7 +181,7 @@ def test_what_may_have_been_given_away_is_said_of_what_is_lost(site: Site) -> No
             box, way_out = node.box(node.facts("1.0")), node.pipeline.hand_over_to
             assert box is not None
             assert way_out is not None
-            (receipt,) = map(read_receipt, sandbox_report(box, 0, (), way_out.begun(box.id)).custody)
+            (receipt,) = map(read_receipt, sandbox_report(box, 0, (), written(way_out.begun(box.id))).custody)
             assert (receipt.custodian, receipt.first, receipt.last) == (ROUTER, 1, 1)
             for end in (State.SUPERSEDED, State.CANCELLED):  # old output would come after the new, or after all
                 assert sandbox_report(replace(box, state=end), 0, (), (str(receipt),)).custody == (str(receipt),)
@@ -203,7 +203,7 @@ def test_a_file_that_is_given_away_again_is_the_same_deposit(site: Site) -> None
             settings = [way_out.begin(some, 0) for some in (rows, rows[1:], rows[::-1])]
             assert {one["STAGEOUT_OVERLAY_SEED"] for one in settings} == {settings[0]["STAGEOUT_OVERLAY_SEED"]}
             assert [one["STAGEOUT_OVERLAY_NUMBERS"] for one in settings] == ["1-2", "2", "2,1"]
-            (receipt,) = map(read_receipt, way_out.begun(box.id))
+            (receipt,) = map(read_receipt, written(way_out.begun(box.id)))
             assert (receipt.first, receipt.last, receipt.custodian) == (1, 2, ROUTER)
 
     run(story())

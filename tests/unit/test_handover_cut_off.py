@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from daemon_site import accepted, served
+from daemon_site import FakeCollector, accepted, served
 from manager_site import Site, made, run
 from test_agent_daemon import JOB, MANAGER_KEY
 from test_agent_daemon import Site as AccessPoint
@@ -13,14 +15,17 @@ from test_agent_tracker import NAME, seen
 from test_handover import _GIVE, ONE, ROUTER, SEED, TWO, Asked, asked, handed_over, site, waiting_for_a_slow_server
 
 from sandbox_manager import lookups
+from sandbox_manager.ads import Reporter
 from sandbox_manager.drain import Drain
+from sandbox_manager.handover import HandOver
 from schedd_agent.leases import View
 from schedd_agent.model import Seen, Status
 from stageout.core.classads import unparse_ad
+from stageout.core.config import mapping_settings
 from stageout.core.errors import ErrorClass
 from stageout.core.states import State
 from stageout.movers.results import Answer, Ending, Failure, InCustody, SentFile, read_answers
-from stageout.wire.custody import SandboxReport
+from stageout.wire.custody import SandboxReport, sandbox_of
 from stageout.wire.deposits import Receipt, read_receipt
 from tests.polling import until
 
@@ -71,7 +76,7 @@ def test_the_report_says_what_may_be_away_and_what_is_not() -> None:
                 assert node.collector.reports[-1].ends_in_s == 0
                 node.daemon.stop(fast=False)
                 await until(lambda: any("STAGEOUT_OVERLAY_SEED" in call["env"] for call in site.calls()), "it")
-                report = next(one for one in node.collector.reports if any(box.custody for box in one.sandboxes))
+                report = node.collector.reports[-1]
                 (box,) = report.sandboxes
                 (receipt,) = map(read_receipt, box.custody)
                 assert (box.state, receipt.first, receipt.last, receipt.custodian) == ("Moving", 1, 2, ROUTER)
@@ -79,6 +84,46 @@ def test_the_report_says_what_may_be_away_and_what_is_not() -> None:
                 assert 20 < report.ends_in_s <= 60
 
         run(story())
+
+
+class Busy(HandOver):
+    """One that goes on while somebody writes its report. :ivar rows: what it begins then."""
+
+    rows: Sequence[lookups.FileRow] = ()
+
+    def begun(self, sandbox: int) -> Mapping[int, Receipt]:
+        found = super().begun(sandbox)
+        self.begin(self.rows, 0)
+        return found
+
+    def only_here(self, files: Iterable[tuple[int, int]], begun: Collection[int]) -> int:
+        self.begin(self.rows, 0)
+        return super().only_here(files, begun)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_report_that_is_written_while_files_are_begun_leaves_none_out(first: int, site: Site) -> None:
+    """One that is in no receipt and not told of as only here would count as delivered when the others are."""
+
+    async def story() -> None:
+        async with site.manager() as node:
+            await waiting_for_a_slow_server(
+                site, node, "1.0", {f"overlay://h/ok/{name}": b"1" * 5000 for name in "abc"}
+            )
+            box = node.box(node.facts("1.0"))
+            assert box is not None
+            rows = await node.pipeline.book.ledger.read(lambda db: list(lookups.all_files(db, box.id)))
+            node.pipeline.hand_over_to = way_out = Busy(ROUTER, "")
+            way_out.begin(rows[:first], 0)
+            way_out.rows = rows[:2]
+            settings = mapping_settings(site.knobs)
+            reporter = Reporter(node.pipeline, node.spool, FakeCollector(), node.clock, settings, -1, MANAGER_KEY)
+            (written,) = await reporter._sandboxes([box])
+            told = sandbox_of(json.loads(written.text))
+            assert [receipt.last for receipt in map(read_receipt, told.custody)] == [1] * first
+            assert told.files_only_here == (2 if first else 0)
+
+    run(story())
 
 
 # ---- the access point ------------------------------------------------------------------------------------------------
@@ -160,6 +205,22 @@ def test_a_pilot_that_comes_to_an_end_itself_is_believed(watched: Watched) -> No
     watched.gone = True
     assert watched.look_once(done) == "Released"
     assert watched.one.completed({}) == {}
+
+
+@pytest.mark.parametrize("state", [State.RETRY_WAIT, State.LOST, State.SUPERSEDED])
+def test_what_was_begun_before_a_restart_is_withdrawn_when_the_pilot_ends_without_it(
+    state: State, watched: Watched
+) -> None:
+    """A manager that was started again says nothing of it until it drains; a router may deliver it for a day."""
+    watched.says = {ONE: ("unknown", ""), TWO: ("custody", "")}
+    watched.look(moving(files_only_here=1))
+    again = Seen("m1", "", SandboxReport(**{**vars(seen(state, files_left=2).sandbox), "change": 2}))
+    assert watched.look_once(again) == ("RetryWait" if state is State.RETRY_WAIT else "HandedOver")
+    watched.gone = True
+    assert watched.look().state == "HandedOver"
+    assert TWO in watched.cancelled
+    watched.says = {ONE: ("unknown", ""), TWO: ("cancelled", "")}
+    assert watched.look().state == ("Lost" if state is State.RETRY_WAIT else state)
 
 
 def test_what_nobody_would_be_asked_for_is_not_kept(watched: Watched) -> None:
