@@ -513,7 +513,7 @@ class Router:
             log.warn("connection-ended", tid=report.tid, problem=report.problem)
         if report.damaged:
             advice = "its disk does not give what was published: check that, and send the file again"
-            log.error("published-damaged", path=report.damaged, block=report.block, advice=advice)
+            self.complaints.damaged(report.damaged, block=report.block, advice=advice)
         if report.blocks or report.parts:
             self._start(self._record(report))
 

@@ -40,7 +40,7 @@ class Allowance:
 
 
 class Complaints:
-    """Warnings about peers, at most twenty of a kind and peer in a row, and then one every three seconds."""
+    """Lines about peers, or files, at most twenty of a kind and peer in a row, and then one every three seconds."""
 
     def __init__(self) -> None:
         self._allowances: dict[tuple[str, str], Allowance] = {}
@@ -48,6 +48,13 @@ class Complaints:
 
     def warn(self, name: str, who: str, **facts: object) -> None:
         """Log it, or count it for the next line."""
+        self._say(log.warn, name, who, peer=who, **facts)
+
+    def damaged(self, path: str, **facts: object) -> None:
+        """The same of a published file: who asks for it again and again causes no more lines than others do."""
+        self._say(log.error, "published-damaged", path, path=path, **facts)
+
+    def _say(self, say: Callable[..., None], name: str, who: str, **facts: object) -> None:
         matter, now_s = (name, who), time.monotonic()
         if len(self._allowances) >= _MATTERS_KEPT:
             self._allowances.clear()
@@ -58,7 +65,7 @@ class Complaints:
             return
         allowance.take(now_s)
         unsaid = self._unsaid.pop(matter, 0)
-        log.warn(name, peer=who, **facts, **({"more_like_this": unsaid} if unsaid else {}))
+        say(name, **facts, **({"more_like_this": unsaid} if unsaid else {}))
 
 
 @dataclass

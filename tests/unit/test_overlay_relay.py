@@ -132,6 +132,22 @@ def test_a_connection_that_cannot_be_answered_leaves_nothing_behind(end: _End) -
     serving(end, work)
 
 
+def test_who_asks_for_a_damaged_file_again_and_again_does_not_fill_the_log(
+    end: _End, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("stageout.core.log.error", lambda name, **facts: said.append(f"{name} {facts['path']}"))
+
+    async def work(router: Router, gateway: Gateway) -> None:
+        for path in ("f", "g"):
+            for _ in range(1000):
+                router._on_report(Report(0, damaged=path, block=3))
+        assert set(said) == {"published-damaged f", "published-damaged g"}
+        assert len(said) < 100
+
+    serving(end, work)
+
+
 def test_who_sends_on_knows_of_a_block_before_whatever_comes_behind_its_record(end: _End) -> None:
     """A file may be in custody right after it: then nobody may believe that a block of it is missing."""
     told: list[int] = []
