@@ -94,8 +94,8 @@ class Plan:
         self.received_bytes += self.length(block)
 
     def lost(self, carrier: int) -> None:
-        """A connection has ended: what only it was asked for is for others."""
-        blocks.carrier_down(self._table, carrier)
+        """A connection has ended: what only it was asked for is for others, and first: it may be damaged there."""
+        self._table.queue.rotate(len(blocks.carrier_down(self._table, carrier)))
 
     @property
     def is_whole(self) -> bool:

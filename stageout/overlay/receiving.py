@@ -90,7 +90,7 @@ class Receiving:
         self.over = False
         self._failure: BaseException | None = None
         self._numbers = 0
-        self._losses = self._told_bytes = 0
+        self._losses = self._mismatches = self._told_bytes = 0
         self._up_s = time.monotonic()
         several = len(download.routes) > 1
         self.ways = [WayBack(self, route, several) for route in download.routes]
@@ -222,12 +222,14 @@ class Receiving:
                 return
             if failure.kind is ErrorClass.CONFLICT:
                 self.fail(failure)
+            self._mismatches += failure.kind is ErrorClass.CONTENT_MISMATCH
             worth_it = failure.kind in RESUMABLE or (len(self.ways) > 1 and failure.kind.retryable)
             if not was_kept:
                 way.problem = failure
                 way.is_out |= not worth_it
                 self._losses += carrier is not None
-            if self._losses > _LOSSES * (1 + sum(way.sockets.now for way in self.ways)):
+            many = self._losses > _LOSSES * (1 + sum(way.sockets.now for way in self.ways))
+            if many or self._mismatches > len(self.ways):  # what is damaged there need not be fetched to its end
                 self.fail(failure)
             self.changed.notify_all()
 

@@ -281,6 +281,34 @@ def test_a_block_that_nobody_asked_for_is_not_taken(fetch: Callable[..., _Fetche
     assert failure.value.kind is ErrorClass.CONTENT_MISMATCH
 
 
+def test_what_is_damaged_there_is_known_before_all_else_was_fetched(fetch: Callable[..., _Fetched]) -> None:
+    """A block that did not fit its checksum was asked for last: of a large file that was hours later."""
+
+    def rots(channel: _Channel, block: int) -> None:
+        if block == 5:
+            kind = ErrorClass.CONTENT_MISMATCH if channel.number else ErrorClass.CONNECTION_LOST
+            raise TransferFailure(kind, "block 5 is not what was published")
+
+    router = _Router(24, dict.fromkeys(range(9), rots))
+    with pytest.raises(TransferFailure, match="block 5 is not") as failure:
+        fetch(router, connections=1)
+    assert failure.value.kind is ErrorClass.CONTENT_MISMATCH
+    assert sum(one.moved for one in router.made) == 5
+
+
+@pytest.mark.parametrize("routes", [(ONE,), (ONE, OTHER)])
+def test_what_is_damaged_by_every_route_is_not_fetched_to_its_end(routes: tuple[Route, ...]) -> None:
+    one = Receiving(
+        Download(GATEWAY, "f", routes, 4, 4), Found(1 << 40, BLOCK_BYTES, 7, 0), -1, lambda size_bytes: None
+    )
+    failure = TransferFailure(ErrorClass.CONTENT_MISMATCH, "block 5 is not what was published")
+    for way in one.ways:
+        one.lost(way, None, failure, False)
+    assert not one.over
+    one.lost(one.ways[0], None, failure, False)
+    assert one.over
+
+
 def test_of_two_routes_one_that_says_what_nobody_asked_for_is_left_alone(fetch: Callable[..., _Fetched]) -> None:
     assert fetch(_Router(24, {0: _says(1)}), (ONE, OTHER), 1).is_right()
 
