@@ -141,15 +141,18 @@ def eighteen(quick: bool) -> list[Figure]:
     size_bytes = FILE_BYTES // 4 if quick else FILE_BYTES
     with _folder() as folder, Net(folder, [_link(), _link()], terminals=2) as net:
         late = [one["named_s"] - one["there_s"] for one in _write(net, size_bytes, WRITERS, 0)]
-        alone_s = max(one["named_s"] for one in _write(net, size_bytes, WRITERS - 1, 0))
-        with _stopped(net.terminals[1], 1.0):
-            beside_s = max(one["named_s"] for one in _write(net, size_bytes, WRITERS - 1, 1))
+        alone_s, beside_s = list[float](), list[float]()
+        for _ in range(1 if quick else 5):
+            alone_s.append(max(one["named_s"] for one in _write(net, size_bytes, WRITERS - 1, 0)))
+            with _stopped(net.terminals[1], 1.0):
+                beside_s.append(max(one["named_s"] for one in _write(net, size_bytes, WRITERS - 1, 1)))
+    rate = (WRITERS - 1) * size_bytes / 1e6 / _median(alone_s)
+    later = _median([beside / alone - 1 for beside, alone in zip(beside_s, alone_s)])
     return [
-        Figure(f"{WRITERS - 1} writers, relays, two routes", (WRITERS - 1) * size_bytes / 1e6 / alone_s, "MB/s",
-               "both links", 2 * _RATE / 1e6),
+        Figure(f"{WRITERS - 1} writers, relays, two routes", rate, "MB/s", "both links", 2 * _RATE / 1e6),
         Figure("a rename after the last byte, others still write: median", _median(late), "s"),
         Figure("a rename after the last byte, others still write: longest", max(late), "s"),
-        Figure("another flow's end stops for ever: later by", max(0.0, beside_s / alone_s - 1), "share", goal=0.05),
+        Figure("another flow's end stops for ever: later by", max(0.0, later), "share", goal=0.05),
     ]  # fmt: skip
 
 
