@@ -99,7 +99,7 @@ class Copier:
             return ""
         if unreadable:
             return unreadable[:_REASON_CHARS]
-        found = await self._on_disk(lambda: self._destination.published(ask.source, ask.source_generation))
+        found = await self._on_disk(lambda: self._destination.published(ask.source, ask.source_generation, blocks=1))
         if isinstance(found, Answer):
             return found.message[:_REASON_CHARS]
         os.close(found.file)

@@ -13,6 +13,7 @@ import os
 import sqlite3
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -189,6 +190,16 @@ class Destination:
             file = self._tree.open_file(checked(path))
         except (OSError, BadPath) as problem:
             return lookups.refusal(path, problem)
+        is_found = False
+        try:
+            found = self._published(path, file, generation, first, blocks)
+            is_found = isinstance(found, Published)
+        finally:
+            if not is_found:
+                os.close(file)
+        return found
+
+    def _published(self, path: str, file: int, generation: int, first: int, blocks: int) -> Published | Answer:
         status, known = os.fstat(file), self._store.generation(path)
         present = known or foreign_version(status)
         if stat.S_ISREG(status.st_mode) and generation in (-1, known, present):
@@ -197,7 +208,6 @@ class Destination:
             return Published(
                 status.st_size, status.st_mode & 0o777, present, file, content, digests, status.st_mtime_ns
             )
-        os.close(file)
         if stat.S_ISREG(status.st_mode):
             return Answer(code=ErrorClass.CONFLICT.code, message=f"{path} was replaced: ask for it from its beginning")
         return Answer(code=ErrorClass.CONFLICT.code, message=f"{path}: not a file")
@@ -211,7 +221,10 @@ class Destination:
         found = replace(lookups.entry(self._tree, ask.path), store=self.epoch)
         if found.code:
             return found
-        content = self.remembered.of(self._tree.status(ask.path)) or Content("", "")
+        content = None
+        with suppress(OSError):  # somebody else has just removed it
+            content = self.remembered.of(self._tree.status(ask.path))
+        content = content or Content("", "")
         generation = self._store.generation(ask.path)
         return replace(found, generation=generation, manifest=content.manifest, digest=content.digest)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -97,6 +98,36 @@ def test_a_file_of_another_century_is_read_as_any_other(router: Router) -> None:
 def _at(status: os.stat_result, mtime_ns: int) -> Any:
     names = ("st_mode", "st_ino", "st_dev", "st_size")
     return SimpleNamespace(**{name: getattr(status, name) for name in names}, st_mtime_ns=mtime_ns)
+
+
+def test_a_record_that_cannot_be_read_leaves_no_file_open(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
+    router.send(op(1, "publish", "f"), _DATA)
+
+    def fails(*ignored: object) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(contents.Contents, "digests", fails)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        with pytest.raises(sqlite3.OperationalError):
+            router.place.published("f", -1)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_name_that_goes_while_it_is_looked_up_is_said_as_it_was_found(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router.send(op(1, "publish", "f"), _DATA)
+    found = [(router.root / "f").stat()]
+
+    def status(path: str) -> os.stat_result:
+        if not found:
+            raise FileNotFoundError(2, "it has gone")
+        return found.pop()
+
+    monkeypatch.setattr(router.tree, "status", status)
+    answer = router.place.look_up(Stat("f"))
+    assert (answer.code, answer.sizes_bytes, answer.manifest) == (0, (len(_DATA),), "")
 
 
 def test_names_change_and_it_stays_known(router: Router) -> None:
