@@ -46,7 +46,7 @@ class Reply(NamedTuple):
 
 
 def foreign_version(status: os.stat_result) -> int:
-    """A number for GETs of a file that this router did not publish, as it is now: other than any generation."""
+    """A number for GETs of a file that is not as this router published it, as it is: other than any generation."""
     facts = f"{status.st_dev} {status.st_ino} {status.st_size} {status.st_mtime_ns}".encode()
     return 1 << 62 | int.from_bytes(hashlib.blake2b(facts, digest_size=8).digest(), "big") >> 2
 
@@ -201,9 +201,9 @@ class Destination:
 
     def _published(self, path: str, file: int, generation: int, first: int, blocks: int) -> Published | Answer:
         status, known = os.fstat(file), self._store.generation(path)
-        present = known or foreign_version(status)
+        content = self.remembered.of(status)
+        present = known if known and content else foreign_version(status)
         if stat.S_ISREG(status.st_mode) and generation in (-1, known, present):
-            content = self.remembered.of(status)
             digests = self.remembered.blocks(status, first, blocks) if content else b""
             return Published(
                 status.st_size, status.st_mode & 0o777, present, file, content, digests, status.st_mtime_ns

@@ -223,6 +223,9 @@ class Receiving:
             if failure.kind is ErrorClass.CONFLICT:
                 self.fail(failure)
             self._mismatches += failure.kind is ErrorClass.CONTENT_MISMATCH
+            if carrier is not None and failure.kind is ErrorClass.NOT_FOUND:
+                text = f"{self.download.path} was deleted while it was fetched"
+                failure = TransferFailure(failure.kind, text, failure.server)
             worth_it = failure.kind in RESUMABLE or (len(self.ways) > 1 and failure.kind.retryable)
             if not was_kept:
                 way.problem = failure

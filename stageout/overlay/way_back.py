@@ -150,7 +150,8 @@ class WayBack:
         """A block has come by it, and by no other one before."""
         self._brought_bytes += size_bytes
         self._lately_bytes += size_bytes
-        self.problem = None
+        if not self.is_out:
+            self.problem = None
 
     def share(self) -> Share:
         """What it did."""
@@ -313,9 +314,9 @@ class WayBack:
             pass  # the router fetches the file itself
         if not isinstance(told, Found):
             raise channel.failure(ErrorClass.NOT_SUPPORTED, f"{type(told).__name__} where FOUND was due")
-        if (told.size_bytes, told.block_bytes, told.generation) != (
-            found.size_bytes, found.block_bytes, found.generation,
-        ):  # fmt: skip
+        if told.generation != found.generation:
+            raise channel.failure(ErrorClass.CONFLICT, f"{self._receiving.download.path} was changed meanwhile")
+        if (told.size_bytes, told.block_bytes) != (found.size_bytes, found.block_bytes):
             raise channel.failure(ErrorClass.CONTENT_MISMATCH, "it has another file under the same number")
         if self._receiving.download.proof is not None:
             self._receiving.download.proof.begin(told, channel.digest_name, anew=False)

@@ -127,6 +127,34 @@ def test_a_file_that_others_have_put_there_and_replace(
     assert (tmp_path / "back").read_bytes() == new
 
 
+def test_a_published_file_that_others_have_changed_and_replace_is_one_version_too(
+    terminal: RouterProcess, gateway: Gateway, source: Path, tmp_path: Path
+) -> None:
+    """What the router counts of its name says nothing of that."""
+    put(gateway, source, "overwritten")
+    old, new = (os.urandom(BLOCK_BYTES) * _BLOCKS for _ in range(2))
+
+    def replace(data: bytes) -> None:
+        (terminal.root / "next").write_bytes(data)
+        (terminal.root / "next").rename(terminal.root / "overwritten")
+
+    get(gateway, "overwritten", tmp_path / "back", connections=3, progress=_at(9 * BLOCK_BYTES, lambda: replace(old)))
+    assert (tmp_path / "back").read_bytes() == old
+    get(gateway, "overwritten", tmp_path / "back", connections=3, progress=_at(9 * BLOCK_BYTES, lambda: replace(new)))
+    assert (tmp_path / "back").read_bytes() == new
+
+
+def test_a_file_that_is_deleted_meanwhile_is_said_to_be(
+    terminal: RouterProcess, gateway: Gateway, source: Path, tmp_path: Path
+) -> None:
+    place = terminal.root / "deleted"
+    place.write_bytes(source.read_bytes())
+    with pytest.raises(TransferFailure, match="deleted was deleted while it was fetched") as failure:
+        get(gateway, "deleted", tmp_path / "back", connections=3, progress=_at(1, place.unlink))
+    assert failure.value.kind is ErrorClass.NOT_FOUND
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_one_of_two_routes_that_dies_or_falls_silent(
     terminal: RouterProcess, gateway: Gateway, source: Path, tmp_path: Path, number: signal.Signals

@@ -331,6 +331,15 @@ def test_one_of_two_routes_that_cannot_be_does_no_harm(fetch: Callable[..., _Fet
     assert sum(one.route == OTHER for one in router.made) <= 1, "it is not tried again"
 
 
+def test_what_ended_a_route_for_good_is_said_though_its_other_connections_bring_more() -> None:
+    done = Receiving(Download(GATEWAY, "f"), Found(9, BLOCK_BYTES, 7, 0o644), -1, lambda received_bytes: None)
+    (way,) = done.ways
+    for kind, said in ((ErrorClass.STALLED, ""), (ErrorClass.CREDENTIAL_REFUSED, "who are you")):
+        done.lost(way, None, TransferFailure(kind, "who are you"), was_kept=False)
+        way.brought(1)
+        assert way.share().problem == said
+
+
 def test_what_a_silent_route_owes_comes_by_the_other_one(fetch: Callable[..., _Fetched]) -> None:
     def silent(channel: _Channel, block: int) -> None:
         if channel.moved >= 2:
