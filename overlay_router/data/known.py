@@ -6,6 +6,7 @@ answer is looked at, so it is found here then (docs/decisions/0027-digests-kept.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 
@@ -31,10 +32,9 @@ class Digests:
     def __init__(self, job: Job, descriptor: int = -1) -> None:
         self._first, self._kind, self._view = job.block, job.known, memoryview(b"")
         if descriptor >= 0:
-            try:
+            with contextlib.suppress(OSError):  # there is no room for it: then all is read
                 self._view = memoryview(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ))
-            finally:
-                os.close(descriptor)
+            os.close(descriptor)
         self._vouches = frames.vouches(job.checksum, job.known)
 
     def of(self, block: int) -> bytes:

@@ -120,6 +120,14 @@ def test_a_file_that_was_changed_after_it_was_found_is_no_damaged_one(file: Path
     assert b"".join(data for _, data, is_right in came if is_right) == file.read_bytes()
 
 
+def test_digests_for_which_there_is_no_room_end_no_worker(file: Path) -> None:
+    near, far = os.pipe()
+    assert Digests(_job(file), near).of(0) == b""
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(near)
+    os.close(far)
+
+
 def test_digests_that_did_not_come_along_cost_nothing_but_a_look(file: Path) -> None:
     """A process that has as many descriptors as it may is given none."""
     found, came = _sent(_job(file), file, Digests(_job(file)))
