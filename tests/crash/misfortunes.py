@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, NamedTuple
 
+from sandbox_manager.lookups import STATE_OF
+from sandbox_manager.sandbox import SENDABLE
 from schedd_agent.model import Status
+from stageout.core.states import State
 from tests.crash.parties import LEASE_S, Node
 from tests.crash.pool_model import (
     SCHEDD,
@@ -25,6 +28,7 @@ _MISFORTUNES = (
 )  # fmt: skip
 
 
+_UNSENT = SENDABLE | {State.ACCEPTED, State.FAILED}
 FAULTS = ("kill-before", "kill-after", "EIO", "ENOSPC", "EDQUOT", "EMFILE", "EINTR", "short-write")
 
 
@@ -282,6 +286,18 @@ class Misfortunes:
         node.machine.databases.lose(node.ledger)
         self.without_ledger.add(node.name)
 
+    def _overtaken(self, known: int) -> set[tuple[int, int]]:
+        """(Run that counts again for a restored queue, run after it), where nobody can know of the second any more and
+        output of the first still waits at its node."""
+        query = "SELECT t.ticket, s.state FROM tickets t JOIN sandboxes s ON s.id = t.sandbox"
+        held = {ticket: STATE_OF[number] for node in self.nodes for ticket, number in node.rows(query)}
+        last = {one.job: one for one in self.executions[:known] if one.counted}
+        waiting = {job for job, one in last.items() if any(held.get(at) in _UNSENT for at in one.accepted)}
+        return {
+            (last[one.job].number, one.number) for one in self.executions[known:]
+            if one.job in waiting and not one.accepted.keys() & held.keys()
+        }  # fmt: skip
+
     def _mis_remove_job(self, node: Node, later: float) -> None:
         name = self.random.choice(list(self.schedd.jobs_) or [""])
         if name:
@@ -305,7 +321,10 @@ class Misfortunes:
         """:param known: executions that the backup knows of."""
         if not self.troubled:
             return
+        overtaken = self._overtaken(known)
+        self.destination.overtaken |= overtaken
         self.destination.unknown |= {one.number for one in self.executions[known:] if not one.accepted}
+        self.destination.unknown |= {newer for _, newer in overtaken}
         self.world.say("the schedd is restored from a backup")
         for name in [*self.running]:
             del self.running[name]

@@ -45,8 +45,9 @@ class Execution:
 @dataclass
 class Destination:
     """Servers that keep what they are sent. :param down: hosts that do not answer; :param refusing: that refuse.
-    :param unreachable_from: nodes that reach none of them. :param unknown: runs that uploaded their output themselves
-    and that a restored queue has never heard of: nobody can keep those before them from counting again."""
+    :param unreachable_from: nodes that reach none of them. :param unknown: runs that a restored queue does not know
+    and that no node holds output of. :param overtaken: (run, such a run after it) where nobody can keep the first from
+    counting again: docs/CRASH.md."""
 
     world: World
     content: dict[str, tuple[int, bytes]] = field(default_factory=dict)
@@ -54,6 +55,7 @@ class Destination:
     refusing: set[str] = field(default_factory=set)
     unreachable_from: set[str] = field(default_factory=set)
     unknown: set[int] = field(default_factory=set)
+    overtaken: set[tuple[int, int]] = field(default_factory=set)
     puts: int = 0
 
     def put(self, made_by: Execution, url: str, data: bytes, asked_by: str) -> str:
@@ -70,7 +72,7 @@ class Destination:
                 f"{url}: {data[:30]!r} was sent, run {made_by.number} made {made_by.files[url][:30]!r}"
             )
         before = self.content.get(url)
-        if before is not None and before[0] > made_by.number and before[0] not in self.unknown:
+        if before is not None and before[0] > made_by.number and (made_by.number, before[0]) not in self.overtaken:
             self.world.violation(f"{url}: output of run {made_by.number} overwrites that of run {before[0]}")
         if asked_by != "plugin" and not made_by.counted:
             self.world.violation(f"{url}: sent although run {made_by.number} never completed")

@@ -7,12 +7,15 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from tests.crash.planted import BUGS, Planted, planted
+from tests.crash.pool_model import Destination, Execution
 from tests.crash.simulation import Simulation
 from tests.crash.walk import ELSEWHERE, labels_of_the_table, scenes_by_label, walk
+from tests.crash.world import World
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -43,6 +46,17 @@ def test_planted_bugs_are_found(bug: Planted) -> None:
         if found:
             return
     pytest.fail(f"{bug.name}: not found")
+
+
+@pytest.mark.parametrize(("older", "newer", "found"), [(2, 3, 0), (1, 3, 1), (2, 4, 1), (1, 2, 1)])
+def test_only_the_run_that_counts_again_may_overwrite_one_that_nobody_knows(older: int, newer: int, found: int) -> None:
+    url = "copy://h1/1/f0"
+    world = World(Random(1), False)
+    destination = Destination(world, unknown={3, 4}, overtaken={(2, 3)})
+    for number in (newer, older):
+        run = Execution(number, "job", number, "ep0", {url: b"x"}, counted=True)
+        assert destination.put(run, url, b"x", "ep0.1") == ""
+    assert len(world.violations) == found
 
 
 @pytest.fixture(scope="module")
