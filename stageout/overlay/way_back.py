@@ -295,11 +295,12 @@ class WayBack:
             if (told, length) != (block, receiving.plan.length(block)):
                 text = f"block {told} of {length} bytes where {block} was due"
                 raise channel.failure(ErrorClass.CONTENT_MISMATCH, text)
+            if block == ask.end - 1:  # nothing is under way any more: who ends because all is here leaves it open
+                with receiving.changed:
+                    carrier.asked.popleft()
             receiving.store(self, block, buffer[:length])
             began_s, before_s = time.monotonic(), began_s
             carrier.measured(length, began_s - before_s)
-        with receiving.changed:
-            carrier.asked.popleft()
 
     def _ask_ahead(self, carrier: Carrier) -> None:
         """What comes behind the range that comes now. Earlier routers close a connection on which that is said."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -214,6 +215,15 @@ def test_all_connections_bring_a_part_and_are_left_to_the_next_file(fetch: Calla
     assert sum(bool(one.moved) for one in router.made) > 1
     assert len(kept) + sum(one.closed for one in router.made) == len(router.made), "none is forgotten"
     assert len(kept) >= 1
+
+
+def test_a_connection_that_has_brought_the_last_block_is_not_ended(
+    fetch: Callable[..., _Fetched], monkeypatch: pytest.MonkeyPatch, kept: Kept
+) -> None:
+    monkeypatch.setattr(way_back.Carrier, "measured", lambda *arguments: time.sleep(0.02))
+    done = fetch(_Router(10), connections=1)
+    assert not done.router.made[0].ended.is_set()
+    assert len(kept) == 1
 
 
 @pytest.mark.parametrize("blocks", [9, 10, 40])
