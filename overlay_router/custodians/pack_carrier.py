@@ -9,6 +9,7 @@ asked. The process ends with the daemon.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -126,16 +127,25 @@ class _Load:
         return found
 
 
+#: Of descriptors or memory: that says nothing about a file.
+_SHORT_OF = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+
+
 class Gone(Exception):
     """Nothing of a pack can be read."""
 
 
 def load(order: Order) -> _Load:
-    """A pack out of the spool, checked. :raises Gone: it is not there, or not even its digests are what they were."""
+    """A pack out of the spool, checked.
+
+    :raises Gone: it is not there, or not even its digests are what they were. :raises OSError: it may be read later.
+    """
     pack = as_pack(order.pack)
     try:
         tail = Path(order.file).read_bytes()
     except OSError as problem:
+        if problem.errno in _SHORT_OF:
+            raise
         raise Gone(problem.strerror or str(problem)) from None
     at = DIGEST_BYTES * len(pack.paths)
     if len(tail) != at + sum(pack.sizes_bytes) or packs.manifest([tail[:at]]) != pack.manifest:
@@ -281,7 +291,7 @@ class Way:
         pack = as_pack(order.pack)
         try:
             known = _there(self._look(order, load(order)))
-        except (Gone, frames.NoDigest):
+        except (Gone, OSError, frames.NoDigest):
             known = {}
         unknown = "expired", _LOST.format(self.gateway.server), 0, 0
         return [known.get(place, unknown) for place in range(len(pack.paths))]

@@ -143,6 +143,20 @@ def test_what_is_damaged_is_known_file_by_file(spooling: Spooling) -> None:
         load(order(spooling))
 
 
+def test_a_lack_of_descriptors_is_no_damage(spooling: Spooling, monkeypatch: pytest.MonkeyPatch) -> None:
+    spooling.one.packs.take([pack(release="custody")])
+    one, answers = order(spooling), list[Answer]()
+
+    def short_of(path: Path) -> bytes:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(Path, "read_bytes", short_of)
+    Way(Gateway("localhost", 1, "k", b""), answers.append)._begin(one)
+    (answer,) = answers
+    assert (answer.damaged, answer.code) == ([], ErrorClass.UNKNOWN.code)
+    assert ErrorClass.UNKNOWN.retryable
+
+
 def test_a_full_spool_and_what_is_too_late_are_said(spooling: Spooling) -> None:
     spooling.spool.size_bytes = 100
     taken, full = (reply.message for reply in spooling.one.packs.take([pack(1), pack(11)]))
