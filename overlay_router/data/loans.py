@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.core.sockets import TIME_BYTES, send_at_most
+from stageout.core.sockets import TIME_BYTES, UNSENT_BYTES, send_at_most, unsent_bytes
 from stageout.wire import frames
 from stageout.wire.frames import DIGEST_BYTES, Type
 
@@ -66,6 +66,7 @@ class Loan:
     is_broken: bool = False
     _rest: list[memoryview] = field(default_factory=list)
     _patience_s: float = 0.0
+    _unsent_bytes: int = UNSENT_BYTES
 
     def __post_init__(self) -> None:
         """Both processes have the same connection, so what is set here is set there."""
@@ -87,8 +88,12 @@ class Loan:
         """
         _, _, length_bytes, _, block, known = header
         head = frames.pack_header(Type.BLOCK, length_bytes, known, checksum, self.far_tid, block)
-        self._rest = [memoryview(head), data]
-        return self._go_on(_STALL_S)
+        self._rest, began_s = [memoryview(head), data], time.monotonic()
+        is_sent = self._go_on(_STALL_S)
+        if is_sent:
+            with contextlib.suppress(OSError):  # it has ended, as the next block will see
+                self._let_wait(unsent_bytes(length_bytes, time.monotonic() - began_s))
+        return is_sent
 
     def finish(self) -> bool:
         """Bring a block that lags to its end; False: that cannot be, and nothing more goes by this connection."""
@@ -101,7 +106,13 @@ class Loan:
         """It is used no more here, and waits in the carrier as it did before."""
         with contextlib.suppress(OSError):  # it has ended
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, self._carriers_patience)
+            self._let_wait(UNSENT_BYTES)
         self.connection.close()
+
+    def _let_wait(self, size_bytes: int) -> None:
+        if size_bytes != self._unsent_bytes and self.connection.family != socket.AF_UNIX:
+            self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, size_bytes)
+            self._unsent_bytes = size_bytes
 
     def _shut(self) -> None:
         self.is_broken = True

@@ -7,19 +7,19 @@ import errno
 import mmap
 import os
 import socket
+import time
 from collections.abc import Iterator
 
 from overlay_router.data.jobs import Job
 from overlay_router.data.known import Digests
-from stageout.core.sockets import SHORTER, acked_bytes, send_from, send_unread
+from stageout.core.sockets import SHORTER, UNSENT_BYTES, acked_bytes, send_from, send_unread, unsent_bytes
 from stageout.overlay.links import Claim, Tap, links
 from stageout.wire import frames
 from stageout.wire.frames import Type
 from stageout.wire.overlay import Found, encode
 
-#: A file of so many bytes, at most, is gone before an order could matter. What may wait unsent.
+#: A file of so many bytes, at most, is gone before an order could matter.
 _UNORDERED_BYTES = 64 * 1024
-_UNSENT_BYTES = 256 * 1024
 
 
 @contextlib.contextmanager
@@ -32,7 +32,7 @@ def ordered(job: Job, connection: socket.socket) -> Iterator[Tap | None]:
         yield None
         return
     if connection.family != socket.AF_UNIX:  # what waits in the kernel is ordered no more
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
     before = acked_bytes(connection) or 0
 
     def acked() -> int | None:
@@ -50,6 +50,7 @@ class Sending:
         self._job, self._connection, self._file, self._digests = job, connection, file, digests
         self._checksum = frames.checksums()[job.checksum]
         self._buffer = memoryview(mmap.mmap(-1, job.block_bytes))
+        self._unsent_bytes = UNSENT_BYTES
 
     def run(self) -> None:
         """FOUND and the blocks, in order.
@@ -70,7 +71,10 @@ class Sending:
         self._connection.sendall(encode(found, self._checksum))
         with ordered(job, self._connection) as tap:
             for block in range(job.block, end):
+                began_s = time.monotonic()
                 self._send(block, first if block == job.block else None, tap)
+                if tap is not None and self._connection.family != socket.AF_UNIX:
+                    self._let_wait(unsent_bytes(self._size_bytes(block), time.monotonic() - began_s))
 
     def _send(self, block: int, data: memoryview | None, tap: Tap | None) -> None:
         """A block: as it was read, or, where its digest is known, as it comes from the disk, unread."""
@@ -91,6 +95,11 @@ class Sending:
             else:
                 send_from(self._connection, head, self._file, offset + start, data[start:end])
             head = b""
+
+    def _let_wait(self, size_bytes: int) -> None:
+        if size_bytes != self._unsent_bytes:
+            self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, size_bytes)
+            self._unsent_bytes = size_bytes
 
     def _size_bytes(self, block: int) -> int:
         return min(self._job.block_bytes, self._job.size_bytes - block * self._job.block_bytes)

@@ -26,6 +26,9 @@ _FIELD = struct.Struct("=I")
 _NAME_BYTES = 16
 #: Congestion controls that make their window smaller by a part for a lost packet, whatever the reason.
 _BACKING_OFF = frozenset({b"reno", b"cubic"})
+#: What may wait unsent of a connection that carries blocks (:func:`unsent_bytes`): at least, and at most.
+UNSENT_BYTES, MOST_UNSENT_BYTES = 256 * 1024, 4 * 1024 * 1024
+_UNSENT_S = 0.005
 #: What ``sendfile`` says where a filesystem, or a kind of socket, does not have it.
 _NO_SENDFILE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 SHORTER = "the file became shorter while it was sent"
@@ -147,6 +150,18 @@ def fill(sock: socket.socket, view: memoryview, at_once_bytes: int = 1) -> bool:
         if enough != 1:  # whoever reads next may want less
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
     return True
+
+
+def unsent_bytes(size_bytes: int, took_s: float) -> int:
+    """What may wait in the kernel, unsent, of a connection that carries blocks: what leaves in 5 ms, within bounds.
+
+    It can take no other route and no other turn, and is lost with the connection. Where it is little on a fast link,
+    who sends sleeps and is woken for each part of a block, which costs as much as sending it.
+
+    :param size_bytes: what was sent last. :param took_s: so long that took. :return: a power of two.
+    """
+    fits_bytes = int(size_bytes * _UNSENT_S / max(took_s, 1e-6))
+    return max(UNSENT_BYTES, min(MOST_UNSENT_BYTES, 1 << fits_bytes.bit_length() >> 1))
 
 
 def send_both(sock: socket.socket, head: bytes, data: Buffer) -> None:

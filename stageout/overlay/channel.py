@@ -16,7 +16,17 @@ from typing import TYPE_CHECKING
 from stageout.core import log
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.signing import KeyUnusable, key_of
-from stageout.core.sockets import Segments, acked_bytes, readable, segments, send_both, send_from, wait_at_most
+from stageout.core.sockets import (
+    UNSENT_BYTES,
+    Segments,
+    acked_bytes,
+    readable,
+    segments,
+    send_both,
+    send_from,
+    unsent_bytes,
+    wait_at_most,
+)
 from stageout.overlay.links import Claim, Lane, Tap
 from stageout.overlay.proof import Proof
 from stageout.overlay.sources import AnyPath
@@ -50,7 +60,6 @@ if TYPE_CHECKING:
 #: time that a connection may be silent: it is a router, and perhaps stands still for a while.
 _GREETING_S, _RELAY_S = 15.0, 10.0
 _answered: set[str] = set()
-_UNSENT_BYTES = 256 * 1024
 #: Time of a block above which blocks leave in pieces, and their size.
 _PROMPT_S = 0.01
 #: Time of a part of a block, where that is slow.
@@ -167,7 +176,7 @@ class Channel:
         self._tap: Tap | None = None
         self.received_bytes = 0
         self._block_s = 0.0
-        self._unsent_bytes = _UNSENT_BYTES
+        self._unsent_bytes = UNSENT_BYTES
         self._acked_before = 0
         self._vouched = (-1, 0)
         self._kept_in = _NOWHERE
@@ -207,7 +216,7 @@ class Channel:
         if self._tap is not None:
             self._tap.close()
         with contextlib.suppress(OSError):  # it has ended, as whoever uses it will see
-            self._let_wait(_UNSENT_BYTES)
+            self._let_wait(UNSENT_BYTES)
         self._acked_before += self.acked_bytes
         self._lane, self._tap = lane, lane.tap(self._acked) if lane else None
 
@@ -271,7 +280,8 @@ class Channel:
                 else:
                     send_both(self._socket, header, piece)
                 header = b""
-        self._block_s = time.monotonic() - started_s
+            self._block_s = time.monotonic() - started_s
+            self._let_wait(unsent_bytes(len(data), self._block_s))
 
     def lendable(self) -> int | None:
         """Descriptor of the connection, for who sends blocks by it from another process; None: that cannot be now.
@@ -323,10 +333,10 @@ class Channel:
                 send_both(self._socket, header, piece)
                 header = b""
 
-    def _let_wait(self, unsent_bytes: int) -> None:
-        if unsent_bytes != self._unsent_bytes:
-            self._wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, unsent_bytes)
-            self._unsent_bytes = unsent_bytes
+    def _let_wait(self, size_bytes: int) -> None:
+        if size_bytes != self._unsent_bytes:
+            self._wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, size_bytes)
+            self._unsent_bytes = size_bytes
 
     def fileno(self) -> int:
         """Of its socket, for who waits for several things at once."""
@@ -584,7 +594,7 @@ def as_a_client(sock: socket.socket) -> socket.socket:
     """The same socket, as blocks are sent on it."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # What waits in the kernel can take no other route, and is lost with this one: no more than keeps the link busy.
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
     return sock
 
 

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from overlay_router.data import sending
+from overlay_router.data.jobs import Job
+from overlay_router.data.known import Digests
 from stageout.core import sockets
 
 _HEAD = b"h" * 32
@@ -70,3 +73,26 @@ def test_a_file_that_was_cut_is_said_and_not_waited_for(tmp_path: Path, data: by
     os.truncate(tmp_path / "file", 200_000)
     with pytest.raises(OSError, match="became shorter"):
         _sent(tmp_path / "file", data, 4097, unread)
+
+
+@pytest.mark.parametrize(
+    ("took_s", "waits_bytes"), [(0.0, 4 << 20), (0.001, 4 << 20), (0.005, 1 << 20), (0.08, 1 << 18)]
+)
+def test_what_may_wait_in_the_kernel_is_what_leaves_in_five_milliseconds(took_s: float, waits_bytes: int) -> None:
+    assert sockets.unsent_bytes(1 << 20, took_s) == waits_bytes
+
+
+def test_a_router_lets_more_wait_for_who_takes_blocks_fast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending, "unsent_bytes", lambda size_bytes, took_s: size_bytes)
+    path = tmp_path / "file"
+    path.write_bytes(bytes(8 << 20))
+    job = Job("send", checksum="crc32", block_bytes=1 << 20, size_bytes=8 << 20, to="host", peer="key")
+    listener = socket.create_server(("127.0.0.1", 0))
+    with listener, socket.create_connection(listener.getsockname()) as far, path.open("rb") as file:
+        near = listener.accept()[0]
+        reader = threading.Thread(target=lambda: all(iter(lambda: far.recv(1 << 20), b"")))
+        reader.start()
+        with near:
+            sending.Sending(job, near, file.fileno(), Digests(job)).run()
+            assert near.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == 1 << 20
+        reader.join()
