@@ -283,11 +283,14 @@ def _blocks(told: Iterable[Sequence[Any]]) -> dict[int, bytes]:
 
 
 def _damaged(order: Order, size_bytes: int, known: Mapping[int, bytes]) -> Iterator[int]:
-    """Blocks of the file that are not what their digests say; all of a file that is gone."""
+    """Blocks of the file that are not what their digests say; all of a file that is gone.
+
+    :raises OSError: that cannot be looked at now.
+    """
     digest, here = frames.digest_of_kind(order.digest), sorted(known)
     try:
         file = os.open(order.file, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    except FileNotFoundError:
         yield from here
         return
     try:

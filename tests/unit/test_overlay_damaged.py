@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -185,3 +186,15 @@ def test_what_the_next_hop_says_counts(
 def test_of_a_terminal_that_has_lost_its_records_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     found = _asked(monkeypatch, hop := _Hop(), said_to="older")
     assert (found.outcome, "not known" in found.reason, hop.heard) == ("lost", True, [])
+
+
+def test_what_cannot_be_looked_at_now_is_not_called_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order = carrier.Order(1, TERMINAL, "key", "00", "{}", file=str(tmp_path / "gone"), digest="blake2b-128")
+    assert list(carrier._damaged(order, 4, {0: b"d" * 16})) == [0]
+
+    def refuses(*how: object) -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="too many"):
+        patch.setattr(carrier.os, "open", refuses)
+        list(carrier._damaged(order, 4, {0: b"d" * 16}))
