@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from stageout.overlay.channel import as_a_client
+from stageout.core.sockets import as_a_client
 from stageout.wire import frames
 from stageout.wire.overlay import BLOCK_BYTES
 

@@ -8,7 +8,6 @@ threads: a call returns the messages to be sent.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sqlite3
 import stat
@@ -19,7 +18,7 @@ from typing import NamedTuple
 
 from overlay_router.local import lookups
 from overlay_router.local.changes import Change, Ended, Footprint, Group, Held
-from overlay_router.local.contents import Content, Made
+from overlay_router.local.contents import Content, Made, foreign_version
 from overlay_router.local.makers import Makers
 from overlay_router.local.remembered import Remembered
 from overlay_router.local.reservations import Reservations
@@ -43,12 +42,6 @@ class Reply(NamedTuple):
 
     to: str
     message: Message
-
-
-def foreign_version(status: os.stat_result) -> int:
-    """A number for GETs of a file that is not as this router published it, as it is: other than any generation."""
-    facts = f"{status.st_dev} {status.st_ino} {status.st_size} {status.st_mtime_ns}".encode()
-    return 1 << 62 | int.from_bytes(hashlib.blake2b(facts, digest_size=8).digest(), "big") >> 2
 
 
 class Attached(NamedTuple):

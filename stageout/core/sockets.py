@@ -152,6 +152,14 @@ def fill(sock: socket.socket, view: memoryview, at_once_bytes: int = 1) -> bool:
     return True
 
 
+def as_a_client(sock: socket.socket) -> socket.socket:
+    """The same socket, as blocks are sent on it."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # What waits in the kernel can take no other route, and is lost with this one: no more than keeps the link busy.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+    return sock
+
+
 def unsent_bytes(size_bytes: int, took_s: float) -> int:
     """What may wait in the kernel, unsent, of a connection that carries blocks: what leaves in 5 ms, within bounds.
 

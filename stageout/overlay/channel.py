@@ -20,6 +20,7 @@ from stageout.core.sockets import (
     UNSENT_BYTES,
     Segments,
     acked_bytes,
+    as_a_client,
     readable,
     segments,
     send_both,
@@ -588,14 +589,6 @@ def _why_unreached(problem: OSError, timeout_s: float) -> str:
     if isinstance(problem, ConnectionRefusedError):
         return f"{problem.strerror}: does a router run there, at that port?"
     return problem.strerror or str(problem)
-
-
-def as_a_client(sock: socket.socket) -> socket.socket:
-    """The same socket, as blocks are sent on it."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # What waits in the kernel can take no other route, and is lost with this one: no more than keeps the link busy.
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
-    return sock
 
 
 def _control_congestion(sock: socket.socket, name: str) -> None:

@@ -12,6 +12,7 @@ from typing import cast
 
 import pytest
 
+from stageout.core.sockets import UNSENT_BYTES
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.kept import Circuit, Kept, Place, place
 from stageout.overlay.links import Claim, Lane
@@ -137,7 +138,7 @@ def test_a_checksum_is_vouched_for_one_block_of_one_file(monkeypatch: pytest.Mon
     monkeypatch.setattr("stageout.overlay.channel.send_both", lambda sock, head, data: sent.append(head))
     channel = Channel.__new__(Channel)
     channel._tap, channel._block_s, channel._vouched, channel.gateway = None, 0.0, (-1, 0), GATEWAY
-    channel._kept_in = (-1, -1, 0)
+    channel._kept_in, channel._unsent_bytes = (-1, -1, 0), UNSENT_BYTES
     channel._socket = channel._wire = socket.socket()
     channel._checksum_name, channel._checksum, channel.route = "crc32", zlib.crc32, ()
     channel.vouch(0, "crc32", zlib.crc32(b"first"))

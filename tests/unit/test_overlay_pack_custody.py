@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from overlay_router.custodians import pack_custody, pack_turns
+from overlay_router.custodians import pack_turns
 from overlay_router.custodians.carrier_process import CarrierProcess
 from overlay_router.custodians.pack_carrier import Answer, Gone, Order, Way, _Sent, load
 from overlay_router.custodians.pack_forwarder import PackForwarder, _Given
@@ -591,24 +591,3 @@ def test_results_that_nobody_settles_take_no_memory(spooling: Spooling) -> None:
         ORIGIN, 12, (0, 0), (0, 1), ("stale", "failed"), ("", "no")
     )
     assert spooling.one.packed(Status(ORIGIN, 21, 3)) == Packed(ORIGIN, 21, (1, 1, 1))
-
-
-def test_the_terminal_may_forget_what_has_arrived_without_a_gap(
-    spooling: Spooling, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pack_custody, "_FORGOTTEN_TOGETHER", 2)
-    spooling.spool.size_bytes = 10**6
-    spooling.one.packs.take([pack(seq) for seq in (1, 4, 7, 10, 13)])
-    first, second, third, fourth, last = spooling.one.packs.held()
-
-    def low() -> object:
-        facts = spooling.one.packs.order(last)
-        assert facts is not None
-        return facts["low"]
-
-    spooling.one.packs.settle([(second, DONE)])
-    assert low() == 0
-    spooling.one.packs.settle([(first, DONE)])
-    assert low() == 6
-    spooling.one.packs.settle([(third, [*DONE[:2], Result(Outcome.FAILED, "no")]), (fourth, DONE)])
-    assert low() == 6, "something may depend on what has failed"

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
+from overlay_router.custodians import pack_custody
 from overlay_router.local.destination import Reply
+from overlay_router.rules.states import Outcome, Result
 from stageout.wire import overlay
 from stageout.wire.overlay import Custody, Open, Opened, Packed
 from tests.unit.test_overlay_custodian import TERMINAL, Spooling
@@ -58,3 +62,24 @@ def test_a_number_that_is_in_custody_by_itself_is_in_no_pack(spooling: Spooling)
 
 def _without_first(pack: overlay.Pack) -> overlay.Pack:
     return replace(pack, paths=pack.paths[1:], sizes_bytes=pack.sizes_bytes[1:], modes=pack.modes[1:])
+
+
+def test_the_terminal_may_forget_what_has_arrived_without_a_gap(
+    spooling: Spooling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pack_custody, "_FORGOTTEN_TOGETHER", 2)
+    spooling.spool.size_bytes = 10**6
+    spooling.one.packs.take([pack(seq) for seq in (1, 4, 7, 10, 13)])
+    first, second, third, fourth, last = spooling.one.packs.held()
+
+    def low() -> object:
+        facts = spooling.one.packs.order(last)
+        assert facts is not None
+        return facts["low"]
+
+    spooling.one.packs.settle([(second, DONE)])
+    assert low() == 0
+    spooling.one.packs.settle([(first, DONE)])
+    assert low() == 6
+    spooling.one.packs.settle([(third, [*DONE[:2], Result(Outcome.FAILED, "no")]), (fourth, DONE)])
+    assert low() == 6, "something may depend on what has failed"
