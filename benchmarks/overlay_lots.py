@@ -15,8 +15,9 @@ from pathlib import Path
 
 from common import Figure, main
 
-from stageout.overlay.channel import Gateway, read_key
+from stageout.overlay.channel import Gateway
 from stageout.overlay.client import put
+from stageout.overlay.key_file import read_key
 from stageout.overlay.lots import release, renew, reserve
 from stageout.overlay.operations import Session
 from stageout.testing.router import RouterProcess

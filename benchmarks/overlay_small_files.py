@@ -30,8 +30,9 @@ from common import Figure, main_in_parts
 from routers import bare, peers
 
 from stageout.core.errors import StageoutError, TransferFailure
-from stageout.overlay.channel import Gateway, read_key
+from stageout.overlay.channel import Gateway
 from stageout.overlay.client import Put
+from stageout.overlay.key_file import read_key
 from stageout.overlay.many import below, put_many
 from stageout.overlay.operations import Session
 from stageout.overlay.packs import SmallPut

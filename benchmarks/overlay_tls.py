@@ -22,8 +22,9 @@ import trustme
 from common import Figure, main
 
 from stageout.core.signing import load_or_make_key, new_key
-from stageout.overlay.channel import Gateway, gateway_of
+from stageout.overlay.channel import Gateway
 from stageout.overlay.client import put
+from stageout.overlay.key_file import gateway_of
 from stageout.testing.router import RouterProcess, relay
 from stageout.wire.capability import Credential, issue
 

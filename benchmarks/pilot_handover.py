@@ -18,7 +18,8 @@ from pathlib import Path
 from common import Figure, main
 
 from stageout.core.errors import StageoutError
-from stageout.overlay.channel import Gateway, read_key
+from stageout.overlay.channel import Gateway
+from stageout.overlay.key_file import read_key
 from stageout.overlay.many import Crew
 from stageout.overlay.safekeeping import Custodian, deposit_copies
 from stageout.testing.router import RouterProcess, custodian_for

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stageout.core.config import ConfigError, Settings
-from stageout.overlay.channel import Channel, Gateway, gateway_of
+from stageout.overlay.channel import Channel, Gateway
+from stageout.overlay.key_file import gateway_of
 from stageout.wire.deposits import earlier_operation_of, operation_of
 from stageout.wire.overlay import Cancel, Custody, Result, Status
 from stageout.wire.route import BadRoute, address, addresses

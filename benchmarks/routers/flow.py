@@ -14,9 +14,10 @@ import time
 from pathlib import Path
 
 from stageout.core import log
-from stageout.overlay.channel import Gateway, read_key
+from stageout.overlay.channel import Gateway
 from stageout.overlay.client import put
 from stageout.overlay.fetch import get
+from stageout.overlay.key_file import read_key
 from stageout.overlay.sending import report
 from stageout.wire.route import address, parse_routes
 

@@ -15,9 +15,10 @@ from pathlib import Path
 
 from stageout.core.errors import TransferFailure
 from stageout.overlay.cargo import Share, report
-from stageout.overlay.channel import Gateway, read_key
+from stageout.overlay.channel import Gateway
 from stageout.overlay.client import Put, put
 from stageout.overlay.fetch import get
+from stageout.overlay.key_file import read_key
 from stageout.overlay.many import below, put_many
 from stageout.overlay.packs import SmallPut
 from stageout.overlay.settings import connections_of

@@ -18,9 +18,10 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from stageout.overlay.channel import Channel, Gateway, gateway_of
+from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import put
 from stageout.overlay.fetch import get
+from stageout.overlay.key_file import gateway_of
 from stageout.overlay.operations import Session
 from stageout.overlay.safekeeping import Custodian, deposit_copies
 from stageout.wire.overlay import Result, Status

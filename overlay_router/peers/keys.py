@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stageout.core.errors import StageoutError
-from stageout.overlay.channel import read_ca
+from stageout.overlay.key_file import read_ca
 from stageout.wire import token
 from stageout.wire.token import MARK, BadToken
 

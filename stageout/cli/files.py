@@ -24,8 +24,9 @@ from stageout.cli.results import ending, item, tell
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay import outcomes
 from stageout.overlay.arrivals import umask
-from stageout.overlay.channel import Gateway, gateway_of
+from stageout.overlay.channel import Gateway
 from stageout.overlay.client import Deposit, put
+from stageout.overlay.key_file import gateway_of
 from stageout.overlay.sending import Share, report
 from stageout.overlay.settings import congestion_of, connections_of, custodian_of, routes_of
 from stageout.wire.fields import MAX_PATH_BYTES, is_origin

@@ -10,7 +10,7 @@ from pathlib import Path
 from stageout.cli.bars import printable
 from stageout.cli.exits import Exit, UsageError
 from stageout.cli.render import duration, table
-from stageout.overlay.channel import gateway_of
+from stageout.overlay.key_file import gateway_of
 from stageout.overlay.routes import ask_links, ask_routes, ask_uplink
 from stageout.wire.fields import KnownRow
 from stageout.wire.overlay import Known, Routed

@@ -15,7 +15,7 @@ help::
 
 Each is loaded when it is first used. More is in :mod:`client` (a file there), :mod:`many` (many files there or back,
 small ones in :mod:`packs`), :mod:`fetch` and :mod:`opening` (a file back), :mod:`copying` (from router to router),
-:mod:`operations` (names), :mod:`channel` (one connection).
+:mod:`operations` (names), :mod:`key_file` (``gateway_of``), :mod:`channel` (one connection).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from stageout.core.errors import ErrorClass as ErrorClass
     from stageout.core.errors import TransferFailure as TransferFailure
-    from stageout.overlay.channel import gateway_of as gateway_of
     from stageout.overlay.client import put as put
     from stageout.overlay.copying import copy as copy
     from stageout.overlay.fetch import get as get
+    from stageout.overlay.key_file import gateway_of as gateway_of
     from stageout.overlay.many import get_many as get_many
     from stageout.overlay.many import put_many as put_many
     from stageout.overlay.opening import open_file as open
@@ -42,7 +42,7 @@ _NAMES = {
     "get": ("stageout.overlay.fetch", "get"),
     "get_many": ("stageout.overlay.many", "get_many"),
     "copy": ("stageout.overlay.copying", "copy"),
-    "gateway_of": ("stageout.overlay.channel", "gateway_of"),
+    "gateway_of": ("stageout.overlay.key_file", "gateway_of"),
     "Session": ("stageout.overlay.operations", "Session"),
     "ErrorClass": ("stageout.core.errors", "ErrorClass"),
     "TransferFailure": ("stageout.core.errors", "TransferFailure"),

@@ -9,18 +9,12 @@ import time
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from stageout.core import log
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.core.signing import KeyUnusable, key_of
 from stageout.core.sockets import (
     UNSENT_BYTES,
     Segments,
     acked_bytes,
-    as_a_client,
     readable,
     segments,
     send_both,
@@ -28,10 +22,10 @@ from stageout.core.sockets import (
     unsent_bytes,
     wait_at_most,
 )
+from stageout.overlay.connecting import connect, trusting
 from stageout.overlay.links import Claim, Lane, Tap
 from stageout.overlay.proof import Proof
-from stageout.overlay.sources import AnyPath
-from stageout.wire import frames, overlay, packs, token
+from stageout.wire import frames, overlay, packs
 from stageout.wire.blocks import PART_BYTES
 from stageout.wire.capability import Credential
 from stageout.wire.frames import BadFrame, Header, Type
@@ -52,9 +46,6 @@ from stageout.wire.overlay import (
     Welcome,
 )  # fmt: skip
 from stageout.wire.route import BadRoute, Route, address, check, shown, written
-
-if TYPE_CHECKING:
-    import ssl
 
 #: A router answers a greeting within this time, also a far one that has much to do; behind relays, each of which makes
 #: a connection in ten seconds or says that it cannot, it takes so much longer. One that has answered before has all the
@@ -97,61 +88,6 @@ class Gateway:
         return written(self.host, self.port)
 
 
-def read_key(path: Path) -> tuple[str, bytes]:
-    """Name and secret from a file with one ``NAME SECRET``, or a token of HTCondor.
-
-    :raises TransferFailure: CREDENTIAL_MISSING.
-    """
-    try:
-        words = path.read_text().split()
-    except (OSError, UnicodeDecodeError) as problem:
-        raise _unreadable(path, problem) from None
-    if words and token.is_token(words[0]):
-        return token.key_of(words[0])
-    if len(words) < 2:
-        raise TransferFailure(ErrorClass.CREDENTIAL_MISSING, f"{path}: write 'NAME SECRET', or a token of HTCondor")
-    return words[0], words[1].encode()
-
-
-def _unreadable(path: Path, problem: Exception) -> TransferFailure:
-    why = getattr(problem, "strerror", "") or str(problem)
-    words = f"{path}: {why}: your key for the router stands there, 'NAME SECRET' as its administrator gave it to you"
-    return TransferFailure(ErrorClass.CREDENTIAL_MISSING, words)
-
-
-def read_credential(path: Path) -> Credential | None:
-    """The capability in a key file, a line ``capability TEXT PRIVATE``; None without one.
-
-    :raises TransferFailure: CREDENTIAL_MISSING, CREDENTIAL_REFUSED.
-    """
-    try:
-        lines = [line.split() for line in path.read_text().splitlines()]
-    except (OSError, UnicodeDecodeError) as problem:
-        raise _unreadable(path, problem) from None
-    found = [line for line in lines if line[:1] == ["capability"]]
-    try:
-        return Credential(found[0][1], key_of(found[0][2])) if found else None
-    except (IndexError, KeyUnusable) as problem:
-        raise TransferFailure(ErrorClass.CREDENTIAL_REFUSED, f"{path}: its capability: {problem}") from None
-
-
-def read_ca(key: Path) -> str:
-    """The file that a line ``ca FILE`` of a key file names, "" without one. :raises OSError: it cannot be read."""
-    lines = (line.split(None, 1) for line in key.read_text().splitlines())
-    return next((line[1].strip() for line in lines if len(line) == 2 and line[0] == "ca"), "")
-
-
-def gateway_of(host: str, port: int, key: AnyPath, timeout_s: float = 60.0) -> Gateway:
-    """The router at an address, with all that a key file says: the key, ``capability ...``, ``ca FILE``.
-
-    Nothing is connected yet. :param timeout_s: silence after which a connection counts as dead.
-    :raises TransferFailure: CREDENTIAL_MISSING, CREDENTIAL_REFUSED.
-    """
-    file = Path(key)
-    name, secret = read_key(file)
-    return Gateway(host, port, name, secret, timeout_s, read_credential(file), read_ca(file))
-
-
 class Channel:
     """Connect and prove the key.
 
@@ -183,7 +119,8 @@ class Channel:
         self._kept_in = _NOWHERE
         self._checksum: frames.Checksum = zlib.crc32
         self._refused = ErrorClass.PERMISSION_DENIED, ErrorClass.SERVER_BUSY
-        self._socket = self._wire = _connect(gateway, route)
+        place = _first_hop(gateway, route)
+        self._socket = self._wire = connect(place, gateway.server, gateway.timeout_s, gateway.congestion)
         try:
             if lane is not None:
                 self._tap = lane.tap(self._acked)
@@ -456,7 +393,7 @@ class Channel:
 
         raw, patience_s = self._socket, self._patience_s(self.gateway.server, len(self.route))
         try:
-            self._socket = tls.secured(raw, _trusting(self.gateway.ca), self.gateway.host, patience_s)
+            self._socket = tls.secured(raw, trusting(self.gateway.ca), self.gateway.host, patience_s)
         except ssl.SSLCertVerificationError as problem:
             why = f"its certificate is not one of {self.gateway.ca}: {problem.verify_message}"
             raise self.failure(ErrorClass.TLS_UNTRUSTED, why) from None
@@ -550,51 +487,9 @@ class _Failures:
             raise failure(ErrorClass.CONNECTION_LOST, problem.strerror or str(problem)) from None
 
 
-@lru_cache(maxsize=8)
-def _trusting(ca: str) -> ssl.SSLContext:
-    import ssl
-
-    try:
-        return ssl.create_default_context(cafile=ca)
-    except OSError as problem:
-        raise TransferFailure(ErrorClass.CREDENTIAL_MISSING, f"{ca}: no certificates there: {problem}") from None
-
-
-def _connect(gateway: Gateway, route: Route) -> socket.socket:
-    """A connection to the first hop."""
+def _first_hop(gateway: Gateway, route: Route) -> tuple[str, int]:
     try:
         check(route)
-        place = address(route[0]) if route else (gateway.host, gateway.port)
+        return address(route[0]) if route else (gateway.host, gateway.port)
     except BadRoute as problem:
         raise TransferFailure(ErrorClass.BAD_REQUEST, str(problem), gateway.server) from None
-    try:
-        sock = socket.create_connection(place, gateway.timeout_s)
-    except socket.gaierror as problem:
-        kind = ErrorClass.NAME_LOOKUP_FAILED if problem.errno == socket.EAI_AGAIN else ErrorClass.NAME_NOT_RESOLVED
-        raise TransferFailure(kind, f"{place[0]}: {problem.strerror}", gateway.server) from None
-    except UnicodeError as problem:
-        raise TransferFailure(ErrorClass.NAME_NOT_RESOLVED, f"{place[0]}: no host has such a name: {problem}",
-                              gateway.server) from None  # fmt: skip
-    except OSError as problem:
-        text = _why_unreached(problem, gateway.timeout_s)
-        raise TransferFailure(ErrorClass.CONNECT_FAILED, f"{written(*place)}: {text}", gateway.server) from None
-    if gateway.congestion:
-        _control_congestion(sock, gateway.congestion)
-    return as_a_client(sock)
-
-
-def _why_unreached(problem: OSError, timeout_s: float) -> str:
-    if isinstance(problem, socket.timeout):
-        return f"no answer in {timeout_s:.0f} s: is the address right, and does a firewall let it through?"
-    if isinstance(problem, ConnectionRefusedError):
-        return f"{problem.strerror}: does a router run there, at that port?"
-    return problem.strerror or str(problem)
-
-
-def _control_congestion(sock: socket.socket, name: str) -> None:
-    """A kernel without it goes on with its own: slower, perhaps, but the file arrives."""
-    try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
-    except OSError as problem:
-        log.warn("no-such-congestion-control", wanted=name, problem=problem.strerror,
-                 remedy="see net.ipv4.tcp_allowed_congestion_control, and load its module")  # fmt: skip

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stageout.overlay.channel import Gateway, read_key
+from stageout.overlay.channel import Gateway
+from stageout.overlay.key_file import read_key
 from stageout.testing.router import RouterProcess
 
 

@@ -9,7 +9,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from stageout.overlay.channel import Channel, Gateway, gateway_of
+from stageout.overlay.channel import Channel, Gateway
+from stageout.overlay.key_file import gateway_of
 from stageout.testing.router import RouterProcess
 from stageout.wire.overlay import BLOCK_BYTES, Attach, Message, Open, Opened, Operation, Staged, Status
 

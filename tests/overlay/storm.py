@@ -32,8 +32,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stageout.core.errors import StageoutError, TransferFailure
-from stageout.overlay.channel import Channel, Gateway, gateway_of
+from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import put
+from stageout.overlay.key_file import gateway_of
 from stageout.overlay.routes import found_routes
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess

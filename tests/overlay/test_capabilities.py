@@ -12,9 +12,10 @@ import pytest
 from stageout.cli.main import main
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.signing import load_or_make_key, new_key
-from stageout.overlay.channel import Channel, Gateway, read_credential, read_key
+from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import put
 from stageout.overlay.fetch import get
+from stageout.overlay.key_file import read_credential, read_key
 from stageout.overlay.operations import Session
 from stageout.overlay.packs import End, Packer, SmallPut
 from stageout.testing.router import RouterProcess, custodian_for

@@ -16,9 +16,10 @@ from stageout.cli.main import main
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.signing import new_key
 from stageout.overlay import copying
-from stageout.overlay.channel import Channel, Gateway, read_key
+from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import put
 from stageout.overlay.copying import Commanded, Unreached, cancel, command, copy, follow, state
+from stageout.overlay.key_file import read_key
 from stageout.overlay.operations import Session
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess, relay

@@ -19,9 +19,10 @@ import pytest
 from schedd_agent.asking import Asker
 from stageout.cli.main import main
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.overlay.channel import Channel, Gateway, read_key
+from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import Deposit, Put, put
 from stageout.overlay.copying import state
+from stageout.overlay.key_file import read_key
 from stageout.overlay.operations import Session
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess, custodian_for

@@ -11,9 +11,10 @@ import pytest
 
 from stageout.cli.main import main
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.overlay.channel import Channel, Gateway, gateway_of
+from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import put
 from stageout.overlay.copying import state
+from stageout.overlay.key_file import gateway_of
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess, custodian_for
 from stageout.wire.overlay import BLOCK_BYTES, Custody, Operation, Result

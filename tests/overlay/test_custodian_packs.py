@@ -12,9 +12,10 @@ import pytest
 
 from stageout.cli.main import main
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.overlay.channel import Channel, Gateway, read_key
+from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.copying import state
 from stageout.overlay.finding import find
+from stageout.overlay.key_file import read_key
 from stageout.overlay.packs import End, Packer, SmallPut
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess, custodian_for

@@ -14,9 +14,10 @@ import pytest
 from overlay_router.report import EGRESS_NAME, shown
 from stageout.cli.main import main
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.overlay.channel import Gateway, read_key
+from stageout.overlay.channel import Gateway
 from stageout.overlay.client import Put, put
 from stageout.overlay.fetch import get, read
+from stageout.overlay.key_file import read_key
 from stageout.overlay.many import put_many
 from stageout.overlay.operations import Session
 from stageout.overlay.packs import SmallPut

@@ -12,10 +12,11 @@ import pytest
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay import way_back
 from stageout.overlay.cargo import Share
-from stageout.overlay.channel import Gateway, read_key
+from stageout.overlay.channel import Gateway
 from stageout.overlay.client import put
 from stageout.overlay.fetch import get
 from stageout.overlay.kept import kept
+from stageout.overlay.key_file import read_key
 from stageout.testing.router import RouterProcess, relay
 from stageout.wire.overlay import BLOCK_BYTES
 from tests.overlay.between import Between

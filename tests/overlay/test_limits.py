@@ -14,10 +14,11 @@ import pytest
 from overlay_router.peers.limits import MOST_STRANGERS, MOST_STRANGERS_OF_ONE, Allowance, Limits, TooMany
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay import packs
-from stageout.overlay.channel import Channel, Gateway, read_key
+from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import put
 from stageout.overlay.fetch import get
 from stageout.overlay.kept import kept
+from stageout.overlay.key_file import read_key
 from stageout.overlay.many import put_many
 from stageout.overlay.operations import Session
 from stageout.overlay.packs import SmallPut

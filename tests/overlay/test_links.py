@@ -12,7 +12,8 @@ import pytest
 
 from stageout.cli.main import main
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.overlay.channel import Channel, Gateway, read_key
+from stageout.overlay.channel import Channel, Gateway
+from stageout.overlay.key_file import read_key
 from stageout.overlay.routes import found_routes
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router_graph import RouterGraph

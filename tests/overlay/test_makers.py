@@ -16,7 +16,8 @@ from overlay_router.local.destination import Destination
 from overlay_router.local.makers import MANY, Heard, Makers
 from overlay_router.local.store import Store
 from overlay_router.local.tree import Tree
-from stageout.overlay.channel import Gateway, read_key
+from stageout.overlay.channel import Gateway
+from stageout.overlay.key_file import read_key
 from stageout.overlay.packs import Packer, SmallPut
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.overlay.channel import Channel, Gateway, gateway_of
+from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import Deposit, put
 from stageout.overlay.copying import state
+from stageout.overlay.key_file import gateway_of
 from stageout.overlay.operations import Session
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess, custodian_for

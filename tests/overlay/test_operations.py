@@ -20,9 +20,10 @@ import pytest
 from stageout import overlay
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay import operations
-from stageout.overlay.channel import Channel, Gateway, read_key
+from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import put
 from stageout.overlay.fetch import get, read
+from stageout.overlay.key_file import read_key
 from stageout.overlay.operations import Entry, Session
 from stageout.overlay.proof import Proof
 from stageout.testing.router import RouterProcess

@@ -11,8 +11,9 @@ import pytest
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay import packs
-from stageout.overlay.channel import Channel, Gateway, read_key
+from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.helpers import MOST
+from stageout.overlay.key_file import read_key
 from stageout.overlay.packs import End, Packer, SmallPut
 from stageout.testing.router import RouterProcess
 from stageout.wire.packs import MAX_FILE_BYTES

@@ -17,10 +17,11 @@ from overlay_router.data import splice
 from stageout.cli.main import main
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay import many
-from stageout.overlay.channel import Channel, Gateway, read_key
+from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import Put, put
 from stageout.overlay.fetch import get
 from stageout.overlay.kept import kept
+from stageout.overlay.key_file import read_key
 from stageout.overlay.sending import Sending
 from stageout.overlay.way import Way
 from stageout.testing.router import RouterProcess, relay

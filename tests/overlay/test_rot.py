@@ -17,10 +17,11 @@ from overlay_router.peers.greeting import greet
 from overlay_router.peers.keys import Key
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay import copying
-from stageout.overlay.channel import Channel, Gateway, gateway_of
+from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import put
 from stageout.overlay.copying import carry, copy
 from stageout.overlay.fetch import get, read
+from stageout.overlay.key_file import gateway_of
 from stageout.overlay.operations import Session
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess

@@ -25,9 +25,10 @@ from typing import Any
 import pytest
 
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.overlay.channel import Channel, Gateway, gateway_of, read_key
+from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import put
 from stageout.overlay.fetch import get
+from stageout.overlay.key_file import gateway_of, read_key
 from stageout.overlay.many import put_many
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess

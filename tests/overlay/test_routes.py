@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.overlay.channel import Channel, Gateway, read_key
+from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import Put, put
 from stageout.overlay.fetch import get
+from stageout.overlay.key_file import read_key
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess, relay
 from stageout.wire.overlay import BLOCK_BYTES, Attach, Open, Opened, Operation, Result, Staged

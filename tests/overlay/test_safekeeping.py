@@ -17,9 +17,10 @@ from stageout.cli.bars import Bar
 from stageout.cli.main import main
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay import client, safekeeping
-from stageout.overlay.channel import Gateway, read_key
+from stageout.overlay.channel import Gateway
 from stageout.overlay.copying import state, states
 from stageout.overlay.finding import find
+from stageout.overlay.key_file import read_key
 from stageout.overlay.operations import Session
 from stageout.overlay.safekeeping import Custodian, deposit_copies
 from stageout.overlay.small_deposits import Small, deposit_small

@@ -10,9 +10,10 @@ import pytest
 import trustme
 
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.overlay.channel import Channel, Gateway, gateway_of, read_key
+from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import put
 from stageout.overlay.fetch import get
+from stageout.overlay.key_file import gateway_of, read_key
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess, custodian_for, relay
 from stageout.wire.overlay import BLOCK_BYTES, Low

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from stageout.cli.main import main
-from stageout.overlay.channel import Gateway, read_key
+from stageout.overlay.channel import Gateway
 from stageout.overlay.client import put
 from stageout.overlay.fetch import get
+from stageout.overlay.key_file import read_key
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess, relay
 

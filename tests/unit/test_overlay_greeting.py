@@ -37,7 +37,7 @@ def test_a_put_to_what_is_no_router_ends_soon(silent: Gateway, tmp_path: Path) -
 def test_with_certificates_too(silent: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     import ssl
 
-    monkeypatch.setattr(channel, "_trusting", lambda ca: ssl.create_default_context())
+    monkeypatch.setattr(channel, "trusting", lambda ca: ssl.create_default_context())
     with pytest.raises(TransferFailure, match="is it the router's port") as failed:
         Channel(replace(silent, ca="any"))
     assert failed.value.kind is ErrorClass.CONNECT_FAILED

@@ -10,9 +10,10 @@ from pathlib import Path
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.overlay.channel import Gateway, gateway_of
+from stageout.overlay.channel import Gateway
 from stageout.overlay.client import Put
 from stageout.overlay.fetch import get
+from stageout.overlay.key_file import gateway_of
 from stageout.overlay.many import Crew, put_many
 from stageout.overlay.packs import SmallPut
 from stageout.overlay.safekeeping import Custodian, deposit_copies

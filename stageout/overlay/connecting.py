@@ -1,0 +1,66 @@
+"""A connection to a router's port, and whom to believe there; the greeting is :mod:`channel`'s."""
+
+from __future__ import annotations
+
+import socket
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from stageout.core import log
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.core.sockets import as_a_client
+from stageout.wire.route import written
+
+if TYPE_CHECKING:
+    import ssl
+
+
+def connect(place: tuple[str, int], server: str, timeout_s: float, congestion: str = "") -> socket.socket:
+    """A connection to the first hop.
+
+    :param server: the end of the way, which failures name. :param timeout_s: silence after which it counts as dead.
+    :param congestion: TCP's congestion control, "" for the kernel's default.
+    :raises TransferFailure: NAME_NOT_RESOLVED, NAME_LOOKUP_FAILED, CONNECT_FAILED.
+    """
+    try:
+        sock = socket.create_connection(place, timeout_s)
+    except socket.gaierror as problem:
+        kind = ErrorClass.NAME_LOOKUP_FAILED if problem.errno == socket.EAI_AGAIN else ErrorClass.NAME_NOT_RESOLVED
+        raise TransferFailure(kind, f"{place[0]}: {problem.strerror}", server) from None
+    except UnicodeError as problem:
+        words = f"{place[0]}: no host has such a name: {problem}"
+        raise TransferFailure(ErrorClass.NAME_NOT_RESOLVED, words, server) from None
+    except OSError as problem:
+        text = _why_unreached(problem, timeout_s)
+        raise TransferFailure(ErrorClass.CONNECT_FAILED, f"{written(*place)}: {text}", server) from None
+    if congestion:
+        _control_congestion(sock, congestion)
+    return as_a_client(sock)
+
+
+@lru_cache(maxsize=8)
+def trusting(ca: str) -> ssl.SSLContext:
+    """What believes the certificates in that file. :raises TransferFailure: CREDENTIAL_MISSING."""
+    import ssl  # most links have none: its library takes as long as a small file
+
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except OSError as problem:
+        raise TransferFailure(ErrorClass.CREDENTIAL_MISSING, f"{ca}: no certificates there: {problem}") from None
+
+
+def _why_unreached(problem: OSError, timeout_s: float) -> str:
+    if isinstance(problem, socket.timeout):
+        return f"no answer in {timeout_s:.0f} s: is the address right, and does a firewall let it through?"
+    if isinstance(problem, ConnectionRefusedError):
+        return f"{problem.strerror}: does a router run there, at that port?"
+    return problem.strerror or str(problem)
+
+
+def _control_congestion(sock: socket.socket, name: str) -> None:
+    """A kernel without it goes on with its own: slower, perhaps, but the file arrives."""
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+    except OSError as problem:
+        log.warn("no-such-congestion-control", wanted=name, problem=problem.strerror,
+                 remedy="see net.ipv4.tcp_allowed_congestion_control, and load its module")  # fmt: skip
