@@ -145,10 +145,8 @@ class Disk:
         size_bytes: int,
         terminal: RouterProcess,
         between: RouterProcess,
-        custodian: RouterProcess | None = None,
     ) -> None:
         self._folder, self._size_bytes, self._terminal, self._between = folder, size_bytes, terminal, between
-        self._custodian = custodian
         self.source = folder / "source"
         with self.source.open("wb") as file:
             for _ in range(size_bytes // MIB):
@@ -159,15 +157,14 @@ class Disk:
         """``stageout put``, started once for each file."""
         return self._put(self.source, routes)
 
-    def through(self) -> Run:
-        """``stageout put --through`` the custodian, until the terminal has the file."""
-        assert self._custodian is not None
-        before_s = _tree_s(self._custodian.pid)
+    def through(self, custodian: RouterProcess) -> Run:
+        """``stageout put --through`` a custodian, until the terminal has the file."""
+        before_s = _tree_s(custodian.pid)
         url = f"overlay://127.0.0.1:{self._terminal.port}/file"
         command = [sys.executable, "-m", "stageout.cli.main", "put", str(self.source), url]
-        command += ["--key", str(self._custodian.key_file("site")), "--through", self._custodian.address]
+        command += ["--key", str(custodian.key_file("site")), "--through", custodian.address]
         took_s, cpu_s = self._command(command)
-        spent_s = _tree_s(self._custodian.pid) - before_s
+        spent_s = _tree_s(custodian.pid) - before_s
         self._gone(self._terminal.root / "file")
         return Run(self._size_bytes, took_s, {"sender": cpu_s, "custodian": spent_s})
 
@@ -295,11 +292,12 @@ class Disk:
 
 
 def _rounds(count: int, runs: Mapping[str, Callable[[], Run]]) -> dict[str, list[Run]]:
-    """All of them in turn, so many times; one round before is not counted."""
+    """All of them, so many times, in an order that is turned each time; one round before is not counted."""
     found: dict[str, list[Run]] = {name: [] for name in runs}
+    names = list(runs)
     for number in range(count + 1):
-        for name, run in runs.items():
-            done = run()
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            done = runs[name]()
             if number:
                 found[name].append(done)
     return found
@@ -395,23 +393,30 @@ def on_disk(quick: bool, folder: Path) -> list[Figure]:
         terminal = routers.enter_context(RouterProcess(folder / "router"))
         between = routers.enter_context(relay(folder / "between", [terminal]))
         custodian = routers.enter_context(custodian_for(folder / "custodian", [terminal]))
-        disk = Disk(folder, size_bytes, terminal, between, custodian)
+        other = routers.enter_context(spooling.another_device(folder / "other", 3 * size_bytes))
+        disk = Disk(folder, size_bytes, terminal, between)
         runs: dict[str, Callable[[], Run]] = {
             "direct": lambda: disk.put(""),
             "relay": lambda: disk.put(between.address),
-            "custodian": disk.through,
+            "custodian": lambda: disk.through(custodian),
             "cp": disk.cp,
             "writing": lambda: disk.writing(floor),
             "calls": lambda: disk.calls(floor),
             "relayed calls": lambda: disk.calls(floor, splicing),
         }
+        if other is not None:
+            elsewhere = routers.enter_context(custodian_for(other / "custodian", [terminal]))
+            runs["elsewhere"] = lambda: disk.through(elsewhere)
         with ExitStack() as stack:
             beside = disk.peers(stack)
             found = _rounds(2 if quick else 5, {**runs, **beside})
     figures = _ahead(found, list(beside))
     for name, words, goal in (
         ("direct", "direct", 1.3), ("relay", "through a relay", 1.3), ("custodian", "through a custodian", 0.9),
+        ("elsewhere", "through a custodian, its spool on a device in memory", 1.2),
     ):  # fmt: skip
+        if name not in found:
+            continue
         figures.append(
             Figure(f"{words}, synced, of cp + fdatasync", _share(found[name], found["cp"]), "ratio",
                    goal=goal, more=True)

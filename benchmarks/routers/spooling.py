@@ -60,7 +60,7 @@ def figures(quick: bool, folder: Path) -> list[Figure]:
                    "each of two writers at once", _rate(one, "writers", size_bytes)),
             Figure("custodian's processor time", statistics.median(one["cost"]), "s/GB", goal=1.2),
         ]  # fmt: skip
-        with _another_device(folder / "other", 3 * size_bytes) as other:
+        with another_device(folder / "other", 3 * size_bytes) as other:
             if other is not None:
                 with custodian_for(other / "custodian", [end]) as custodian:
                     two = _Rounds(source, size_bytes, end, custodian).run(rounds)
@@ -164,7 +164,7 @@ class _Rounds:
 
 
 @contextlib.contextmanager
-def _another_device(folder: Path, size_bytes: int) -> Iterator[Path | None]:
+def another_device(folder: Path, size_bytes: int) -> Iterator[Path | None]:
     """Where a filesystem in memory is mounted; None where that cannot be (it takes root, and memory)."""
     memory, folder_s = Path("/dev/shm"), str(folder)
     image = memory / f"{folder.parent.name}.img"
