@@ -201,7 +201,7 @@ class Router:
                 if isinstance(problem, OtherVersion):
                     await refuse(wire.sock, Unwelcome(problem.told))
             except (OSError, asyncio.TimeoutError) as problem:
-                log.event("peer-gone", problem=problem or "silent")
+                log.event("peer-gone", peer=host, problem=problem or "silent")
 
     async def _greeted(self, wire: Wire, proved: Callable[[str], None]) -> tuple[Peer, Message]:
         await wire.uncover(self.cover, self._pool)

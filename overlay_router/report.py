@@ -137,7 +137,8 @@ def shown(path: Path, now: float) -> str:
         f"{known['files']} files, {known['size_bytes']} bytes in custody; of these {known['single']} files,"
         f" {known['single_bytes']} bytes with this as their only copy; {known['damaged']} wait for their data"
     ]
-    lines += [f"{terminal}: {problem}" for terminal, problem in facts["problems"].items()]
+    for terminal, why in facts["problems"].items():
+        lines.append(why if why.startswith(f"{terminal}: ") else f"{terminal}: {why}")
     for row in facts["oldest"]:
         only = "only copy" if row["release"] == "custody" else "sender has it"
         state = "damaged, " if row["damaged"] else ""

@@ -67,7 +67,8 @@ async def greet(
 
     :param proved: called with the name of the key, before that frame has come.
     :param store: epoch of the store here, "" for none.
-    :raises Unwelcome: wrong key, clock or choices. :raises BadFrame: not in the protocol.
+    :raises Unwelcome: wrong key, clock or choices; it left when it saw our proof.
+    :raises BadFrame: not in the protocol.
     :raises OSError: the connection ended or said nothing for 10 s.
     """
     hello = await _receive(sock, Hello, zlib.crc32)
@@ -91,7 +92,10 @@ async def greet(
     loop = asyncio.get_running_loop()
     await loop.sock_sendall(sock, overlay.encode(answer, zlib.crc32))
     checksum = frames.checksums()[welcome.checksum]
-    shown = await _receive(sock, Prove, checksum)
+    try:
+        shown = await _receive(sock, Prove, checksum)
+    except ConnectionError:  # who has another secret sees that from our proof, and leaves without a word
+        raise Unwelcome(f"it left before it proved the key {key.name!r}: is its secret the one here?") from None
     right = overlay.proof(key.secret, "hello", hello, welcome)
     if not shown.proof.isascii() or not hmac.compare_digest(shown.proof, right):
         raise Unwelcome(f"the key {key.name!r} is not the one known here", welcome.checksum)

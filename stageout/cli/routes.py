@@ -42,6 +42,8 @@ def _ends(here: str, links: Sequence[KnownRow]) -> list[str]:
 def as_text(here: str, links: Sequence[KnownRow], routes: Sequence[Routed]) -> list[str]:
     """Both tables, for people."""
     rows = [(a, b, _rate(rate), _round_trip(rtt), duration(age_ms / 1000)) for a, b, rate, rtt, age_ms in links]
+    if not rows and not routes:
+        return [f"{here} has no link to another router: see neighbour-not-reached in its log, and its neighbours."]
     lines = [f"Links known to {here}:", *table(("FROM", "TO", "RATE", "RTT", "AGE"), rows), "", f"Routes from {here}:"]
     return lines + table(("TO", "USED", "BY", "WHY"), [row for one in routes for row in _routes(one)])
 

@@ -109,9 +109,15 @@ class Fake:
     ahead_s: float = 0.0
     collector_down: bool = False
     policy: Any = 200
+    others: Any = 0.0
     marked: list[tuple[int, str]] = field(default_factory=lambda: [(76, "/movers/1"), (75, "/movers/ended meanwhile")])
 
     sees_all: bool = True
+
+    def greet(self, host: str, port: int, key: str) -> float:
+        if isinstance(self.others, Exception):
+            raise self.others
+        return self.others  # type: ignore[no-any-return]
 
     def processes(self, variable: str) -> tuple[list[tuple[int, str]], bool]:
         assert variable == MOVER_MARK

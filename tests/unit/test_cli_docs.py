@@ -136,6 +136,7 @@ def test_routes_look_like_that() -> None:
     shown = [*routes.as_text(here, links, [routed]), *routes.uplink_text(said)]
     assert shown == printed("stageout routes gateway.example.org store.example.org")
     assert routes.uplink_text(Known(3, ())) == []
+    assert "neighbour-not-reached" in routes.as_text(here, [], [])[0]
     data = routes.as_json(links, [routed], said)
     rows = [*data["links"], *data["routes"], *data["uplink"]["sharers"], data["uplink"]]  # type: ignore[index, misc]
     assert [name for row in rows for name in row if name not in WORDS] == []

@@ -37,6 +37,7 @@ from stageout.cli.doctor.pilot import pilot_end
 from stageout.cli.main import main
 from stageout.core.children import having
 from stageout.core.classads import ClassAd
+from stageout.core.errors import ErrorClass, TransferFailure
 
 
 def examine(machine: Fake) -> list[Finding]:
@@ -512,6 +513,25 @@ def test_a_router_without_the_fast_packages_is_found(monkeypatch: pytest.MonkeyP
     level, text = _routers()["checksums"]
     assert level is Level.WARN
     assert "xxh3-32" in text and "crc32c" not in text
+
+
+@pytest.mark.parametrize(
+    ("answer", "level", "text", "remedy"),
+    [(0.0, Level.OK, "gw:9621 takes the key in /own", ""), (-90.0, Level.WARN, "the clock of gw:9621 is -90 s", "NTP"),
+     (TransferFailure(ErrorClass.CREDENTIAL_REFUSED, "another secret"), Level.FAIL, "another secret", "keys file"),
+     (TransferFailure(ErrorClass.CONNECT_FAILED, "refused"), Level.FAIL, "refused", "waits here")],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["NEIGHBOURS", "TERMINALS", "EGRESS_LEASES"])
+def test_the_routers_that_a_router_needs_are_asked(
+    name: str, answer: object, level: Level, text: str, remedy: str
+) -> None:
+    def change(machine: Fake) -> None:
+        machine.others = answer
+
+    found = _alone(change, KEY="/own", **{name: "gw:9621"})["router-others"]
+    assert (found[0], text in found[1], remedy in found[2]) == (level, True, True), found
+    assert "no router" in _alone(change, KEY="/own")["router-others"][1]
+    assert _alone(change, NEIGHBOURS="gw:port")["router-others"][0] is Level.FAIL
 
 
 def _alone(change: Callable[[Fake], None] = lambda machine: None, **values: str) -> dict[str, tuple[Level, str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 from collections.abc import Iterator
@@ -10,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from overlay_router.peers.greeting import Unwelcome, greet, introduce
+from overlay_router.peers.keys import Key
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay import channel
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import put
+from stageout.wire.greeting import WrongKey
 
 
 @pytest.fixture
@@ -57,3 +61,19 @@ def test_a_router_that_has_answered_before_has_all_the_time_there_is(
     with pytest.raises(TransferFailure, match="no router has answered"):
         Channel(replace(silent, timeout_s=0.5))
     assert time.monotonic() - began_s > 0.45
+
+
+def test_a_router_knows_whose_secret_is_another() -> None:
+    """Its log says so: the other side is told by its own program, and its administrator asks."""
+
+    async def meet() -> None:
+        here, there = socket.socketpair()
+        for end in (here, there):
+            end.setblocking(False)
+        met = asyncio.ensure_future(greet(here, "gateway", {"site": Key("site", b"ours", "")}))
+        with there, pytest.raises(WrongKey):
+            await introduce(there, "node", "site", b"theirs")
+        with here, pytest.raises(Unwelcome, match="the key 'site': is its secret the one here"):
+            await met
+
+    asyncio.run(meet())

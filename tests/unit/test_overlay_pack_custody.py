@@ -273,7 +273,8 @@ def test_one_damaged_file_is_lost_and_the_others_are_what_the_terminal_says(spoo
     assert (reply.message.generations, reply.message.outcomes) == ((1, 0, 0), ("lost", "failed"))
 
 
-def test_a_pack_is_shown_with_why_it_is_not_there(spooling: Spooling, tmp_path: Path) -> None:
+@pytest.mark.parametrize("why", ["nobody listens", f"{TERMINAL}: nobody listens"])
+def test_a_pack_is_shown_with_why_it_is_not_there(spooling: Spooling, tmp_path: Path, why: str) -> None:
     async def run() -> str:
         async def on_disk(work):  # type: ignore[no-untyped-def]
             return work()
@@ -281,7 +282,7 @@ def test_a_pack_is_shown_with_why_it_is_not_there(spooling: Spooling, tmp_path: 
         forwarder = PackForwarder(spooling.one.packs, on_disk, lambda replies: None, OwnCredential(), spooling.clock)
         spooling.one.packs.take([pack(release="custody")])
         (held,) = spooling.one.packs.held()
-        forwarder._failed(held, Answer(1, failure="nobody listens", code=ErrorClass.CONNECT_FAILED.code))
+        forwarder._failed(held, Answer(1, failure=why, code=ErrorClass.CONNECT_FAILED.code))
         reporting = Reporting(tmp_path / "custody.json", spooling.one, [forwarder], on_disk)
         reporting._write(reporting._facts())
         return shown(tmp_path / "custody.json", held.taken_at + 7)

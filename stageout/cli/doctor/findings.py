@@ -111,6 +111,12 @@ class Machine(Protocol):
     def listens(self, host: str, port: int) -> bool:
         """Whether somebody takes connections there."""
 
+    def greet(self, host: str, port: int, key: str) -> float:
+        """Prove the key in that file to a router. :return: how many seconds its clock is before ours.
+
+        :raises TransferFailure: it is not reached, does not take the key, or the file cannot be used.
+        """
+
     def processes(self, variable: str) -> tuple[list[tuple[int, str]], bool]:
         """Those with an environment variable, number and value; and whether this user may look at all others, too."""
 

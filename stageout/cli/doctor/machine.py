@@ -22,6 +22,8 @@ from stageout.cli.exits import Unavailable
 from stageout.core.children import having
 from stageout.core.classads import ClassAd
 from stageout.core.config import Settings, condor_settings
+from stageout.overlay.channel import Channel
+from stageout.overlay.key_file import gateway_of
 
 Result = TypeVar("Result")
 _READ_BYTES = 4096
@@ -162,6 +164,11 @@ class ThisMachine:
         except OSError:
             return False
         return True
+
+    def greet(self, host: str, port: int, key: str) -> float:
+        """Prove the key in that file to a router; its clock. :raises TransferFailure: it refuses, or is away."""
+        with Channel(gateway_of(host, port, key, _LATEST_S)) as channel:
+            return float(channel.ahead_s)
 
     def processes(self, variable: str) -> tuple[list[tuple[int, str]], bool]:
         """Those with an environment variable, and whether there are no others that this user may not look at.

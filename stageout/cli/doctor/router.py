@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 from stageout.cli.doctor import config
-from stageout.cli.doctor.findings import Finding, Machine, fail, ok, warn
+from stageout.cli.doctor.findings import Finding, Machine, fail, ok, warn, words
 from stageout.cli.doctor.leftovers import router_plugin_rest
+from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.wire import frames
 from stageout.wire.egress import BadEgress, Target, read_targets
 from stageout.wire.route import BadRoute, address
 
+_OTHERS = ("STAGEOUT_ROUTER_NEIGHBOURS", "STAGEOUT_ROUTER_TERMINALS", "STAGEOUT_ROUTER_EGRESS_LEASES")
+#: Among the neighbours: whoever is found through the collector.
+_FOUND = "collector"
+_AT_ONCE = 8
+#: A greeting is refused when clocks are ten minutes apart.
+_CLOCKS_S = 60
+_REACH = "is the router there up, and its port open to this machine? Until then what is for it waits here"
+_REMEDIES = {
+    ErrorClass.CREDENTIAL_REFUSED: "let NAME and SECRET in STAGEOUT_ROUTER_KEY be those of a line in its keys file",
+    ErrorClass.PERMISSION_DENIED: "add 'NAME SECRET PREFIX router' to its keys file, and let it read that (SIGHUP)",
+    ErrorClass.CREDENTIAL_MISSING: "write the NAME SECRET that this router shows to others there: STAGEOUT_ROUTER_KEY",
+}
 _CREDENTIALS = "STAGEOUT_ROUTER_EGRESS_CREDENTIALS"
 
 
@@ -69,6 +83,29 @@ def sums(machine: Machine) -> Iterator[Finding]:
         yield ok("checksums", "the fast ones are there")
 
 
+def others(machine: Machine) -> Iterator[Finding]:
+    """Do the routers that this one connects to answer, take its key and have its time?"""
+    setting = machine.settings.text
+    named = {word.partition("=")[0] for name in _OTHERS for word in words(setting(name))} - {_FOUND}
+    if not named:
+        yield ok("router-others", "it connects to no router that its settings name")
+        return
+    with ThreadPoolExecutor(_AT_ONCE) as threads:  # one that is away costs its whole time
+        yield from threads.map(lambda place: _other(machine, place, setting("STAGEOUT_ROUTER_KEY")), sorted(named))
+
+
+def _other(machine: Machine, place: str, key: str) -> Finding:
+    try:
+        ahead_s = machine.greet(*address(place), key)
+    except BadRoute as problem:
+        return fail("router-others", str(problem), f"write HOST:PORT in {', '.join(_OTHERS)}")
+    except TransferFailure as problem:
+        return fail("router-others", str(problem), _REMEDIES.get(problem.kind, _REACH))
+    if abs(ahead_s) > _CLOCKS_S:
+        return warn("router-others", f"the clock of {place} is {ahead_s:+.0f} s from ours", "set the wrong one (NTP)")
+    return ok("router-others", f"{place} takes the key in {key}")
+
+
 #: Of a router with HTCondor or without.
-WHEREVER = (sums, egress, router_plugin_rest)
+WHEREVER = (sums, others, egress, router_plugin_rest)
 ROUTER = (config.router_daemon, *WHEREVER)
