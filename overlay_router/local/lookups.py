@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from collections.abc import Iterator
 from dataclasses import replace
+from json.encoder import encode_basestring_ascii
 
 from overlay_router.below import OWN, BadPath, checked, failure_class
 from overlay_router.local.tree import Tree
@@ -49,7 +49,7 @@ def _pages(entries: Iterator[os.DirEntry[str]]) -> Iterator[Answer]:
             found.append((one.name, one.stat(follow_symlinks=False)))
         except FileNotFoundError:
             continue  # deleted meanwhile
-        size_bytes += len(json.dumps(one.name))
+        size_bytes += len(encode_basestring_ascii(one.name))
         if size_bytes >= _PAGE_BYTES or len(found) == MAX_ENTRIES:
             yield replace(_page(found), more=True)
             found, size_bytes = [], 0

@@ -34,8 +34,9 @@ _LIST_AGAIN = 3
 #: Of one directory: a router that names more does not end, or means harm.
 MOST_ENTRIES = 10_000_000
 _MOST_NAME_BYTES = 255
+_NO_NAMES = frozenset({"", ".", ".."})
 #: Path there, and file here.
-_Key = tuple[str, Path]
+_Key = tuple[str, str]
 
 
 def send_trees(
@@ -199,23 +200,26 @@ class _Fetched:
                     failure = _classified(problem, here)
                     if here == self._into or failure.kind.retryable:
                         raise failure from None
-                    self.ended((there, here), failure)
+                    self.ended((there, str(here)), failure)
                     continue
                 yield from self._files(there, below, entries, directories)
 
     def _files(self, there: str, below: str, entries: Spooled, directories: Spooled) -> Iterator[Wanted[_Key]]:
         """Those of one directory; the directories in it are added to the others."""
+        prefix, here = f"{there}/".lstrip("/"), self._into / below
+        inside = os.path.join("" if here == Path() else here, "")
+        most_bytes = min(_MOST_NAME_BYTES, MAX_PATH_BYTES - len(os.fsencode(prefix)))
         while entries:
-            name, kind, size_bytes = entries.pop()
-            path, local = f"{there}/{name}".lstrip("/"), self._into / below
-            if not _is_name(name) or len(os.fsencode(path)) > MAX_PATH_BYTES:
-                self._refuse(path, local, "the router names what is no name of a file")
-            elif kind == "directory":
-                directories.add((path, f"{below}/{name}".lstrip("/")))
-            elif kind == "file":
-                yield (path, local / name), path, local / name, size_bytes
-            else:
-                self._refuse(path, local / name, "is not a file")
+            for name, kind, size_bytes in zip(*entries.pop()):
+                path, local = prefix + name, inside + name
+                if not _is_name(name, most_bytes):
+                    self._refuse(path, str(here), "the router names what is no name of a file")
+                elif kind == "directory":
+                    directories.add((path, f"{below}/{name}".lstrip("/")))
+                elif kind == "file":
+                    yield (path, local), path, local, size_bytes
+                else:
+                    self._refuse(path, local, "is not a file")
 
     def new(self, gateway: Gateway, files: Iterator[Wanted[_Key]], routes: Sequence[Route]) -> Iterator[Wanted[_Key]]:
         """Those that are not here yet."""
@@ -226,25 +230,26 @@ class _Fetched:
             else:
                 yield wanted
 
-    def _refuse(self, path: str, local: Path, words: str) -> None:
+    def _refuse(self, path: str, local: str, words: str) -> None:
         self.ended((path, local), TransferFailure(ErrorClass.NOT_SUPPORTED, f"{path}: {words}"))
 
     def ended(self, key: _Key, result: int | TransferFailure) -> None:
         """A file is here, and has so many bytes; or it will not be."""
         path, local = key
         if isinstance(result, TransferFailure):
-            self.tally.failed(path, result, local=str(local), path=path)
+            self.tally.failed(path, result, local=local, path=path)
         else:
-            self.tally.arrived(result, local=str(local), path=path)
+            self.tally.arrived(result, local=local, path=path)
 
 
-def _is_name(said: str) -> bool:
+def _is_name(said: str, most_bytes: int) -> bool:
     """Whether it can be a file's name here, and is below the directory that it is said to be in."""
+    if said in _NO_NAMES or "/" in said or "\0" in said:
+        return False
     try:
-        name = os.fsencode(said)
+        return len(os.fsencode(said)) <= most_bytes
     except UnicodeEncodeError:
         return False
-    return name not in (b"", b".", b"..") and not {0, ord("/")} & set(name) and len(name) <= _MOST_NAME_BYTES
 
 
 def _classified(problem: OSError | TransferFailure, here: Path) -> TransferFailure:
@@ -265,12 +270,14 @@ def _list(names: Session, path: str, found: Spooled) -> None:
     """
     for attempt in itertools.count(1):
         found.clear()
+        entries = 0
         try:
-            for entry in names.entries(path):
-                if len(found) == MOST_ENTRIES:
+            for page in names.pages(path):
+                entries += max(1, len(page.names))  # one that is empty, and not the last, is no way to go on for ever
+                if entries > MOST_ENTRIES:
                     words = f"{path}: the router names more than {MOST_ENTRIES} entries of that directory"
                     raise TransferFailure(ErrorClass.TOO_LARGE, words)
-                found.add((entry.name, entry.kind, entry.size_bytes))
+                found.add((page.names, page.kinds, page.sizes_bytes))
             return
         except TransferFailure as failure:
             if failure.kind not in _LOST or attempt > _LIST_AGAIN:

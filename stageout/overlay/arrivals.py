@@ -8,11 +8,22 @@ import secrets
 from pathlib import Path
 
 _ALL = 0o777
+_MARK_BITS = 32
 
 
 def part_of(local: Path) -> Path:
-    """A new name beside that of a file, for what has come of it; a name has room for 255 bytes."""
-    return local.with_name(f".{local.name[:60]}.{secrets.token_hex(4)}.part")
+    """A new name beside that of a file, for what has come of it."""
+    return local.with_name(part_name(local.name, new_mark()))
+
+
+def new_mark() -> int:
+    """By which the parts of different fetches are told apart; who fetches many files counts on from there."""
+    return secrets.randbits(_MARK_BITS)
+
+
+def part_name(name: str, mark: int) -> str:
+    """The name of what has come of a file, beside its own. A name has room for 255 bytes."""
+    return f".{name[:60]}.{mark % (1 << _MARK_BITS):08x}.part"
 
 
 def private(path: str, flags: int) -> int:

@@ -439,17 +439,17 @@ class Channel:
         self.ahead_s = welcome.clock - int(time.time())
         self.send(proved)
 
-    def _frame(self) -> tuple[Header, bytes]:
+    def _frame(self) -> tuple[Header, bytearray]:
         header = frames.decode_header(self._exactly(frames.HEADER_BYTES), self._checksum)
         payload = self._exactly(header.length_bytes)
         if self._checksum(payload) != header.checksum:
             raise BadFrame(f"a {header.type.name} does not fit its checksum")
         return header, payload
 
-    def _exactly(self, count: int) -> bytes:
+    def _exactly(self, count: int) -> bytearray:
         data = bytearray(count)
         self._fill(memoryview(data))
-        return bytes(data)
+        return data
 
     def _fill(self, view: memoryview) -> None:
         while view:

@@ -6,15 +6,16 @@ connection is lost, a router is of an earlier version or refuses, or a file is l
 
 from __future__ import annotations
 
-import json
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from contextlib import suppress
+from itertools import count
+from json.encoder import encode_basestring_ascii
 from typing import Generic, TypeVar, Union
 
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.overlay.arrivals import part_of
+from stageout.overlay.arrivals import new_mark, part_name
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import allowed
 from stageout.overlay.links import Claim
@@ -62,6 +63,7 @@ class Gatherer(Generic[Key]):
         self._under_way: deque[list[Wanted[Key]]] = deque()
         self._data_bytes, self._paths_bytes = 0, _BRACKETS_BYTES
         self._lost, self._is_over = 0, False
+        self._marks = count(new_mark())
 
     def __enter__(self) -> Gatherer[Key]:
         return self
@@ -72,7 +74,7 @@ class Gatherer(Generic[Key]):
     def add(self, wanted: Wanted[Key]) -> None:
         """Fetch a file, now or with some that come behind it."""
         _, path, _, size_bytes = wanted
-        path_bytes = len(json.dumps(path)) + _COMMA_BYTES
+        path_bytes = len(encode_basestring_ascii(path)) + _COMMA_BYTES
         if self._is_over or size_bytes > MAX_FILE_BYTES or _BRACKETS_BYTES + path_bytes > MAX_ASKED_BYTES:
             self._singly(wanted)
             return
@@ -152,7 +154,7 @@ class Gatherer(Generic[Key]):
             if code:
                 self._singly(wanted)  # which says why, where it fails, too
             else:
-                self._ended(wanted[0], _written(wanted[2], content, mode))
+                self._ended(wanted[0], _written(wanted[2], content, mode, next(self._marks)))
 
     def _refuse(self, batch: list[Wanted[Key]], failure: TransferFailure) -> None:
         for wanted in batch:
@@ -164,17 +166,22 @@ class Gatherer(Generic[Key]):
             self._channel = None
 
 
-def _written(place: AnyPath, content: memoryview, mode: int) -> int | TransferFailure:
-    """A file here, which gets its name when it is whole, and replaces one that has it. Its size, or why it is not."""
-    local, size_bytes = Path(place), len(content)
-    part = part_of(local)
+def _written(place: AnyPath, content: memoryview, mode: int, mark: int) -> int | TransferFailure:
+    """A file here, which gets its name when it is whole, and replaces one that has it. Its size, or why it is not.
+
+    :param mark: of the name that it has before.
+    """
+    local, size_bytes = os.fspath(place), len(content)
+    directory, slash, name = local.rpartition("/")
+    part = f"{directory}{slash}{part_name(name, mark)}"
     try:
         descriptor = os.open(part, _NEW, mode & 0o777)
         try:
             _write(descriptor, content)
-            part.replace(local)
+            os.replace(part, local)
         except BaseException:
-            part.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                os.unlink(part)
             raise
         finally:
             os.close(descriptor)

@@ -152,12 +152,17 @@ class Session:
 
     def entries(self, path: str) -> Iterator[Entry]:
         """What is in a directory ("" is the root), in no order, after all operations so far; read as it is used."""
+        for page in self.pages(path):
+            yield from entries_of(page)
+
+    def pages(self, path: str) -> Iterator[Answer]:
+        """As :meth:`entries`, as many at once as the router says at once, by columns."""
         self.push()
         channel, found = self._asked(List(path))
         try:
             while True:
                 _raise_refused(found, self.gateway)
-                yield from entries_of(found)
+                yield found
                 if not found.more:
                     return
                 found = _answered(channel)

@@ -83,15 +83,13 @@ def _texts(name: str, value: Any) -> tuple[str, ...]:
     most = _MOST.get(name, _MOST_TEXTS)
     if not isinstance(value, list) or len(value) > most:
         raise BadFrame(f"{name} is not a list of at most {most} texts")
-    if name not in _WORDS and _are_plain(value):
+    if set(map(type, value)) == {str} and (set(value).issubset(_WORDS[name]) if name in _WORDS else _are_plain(value)):
         return tuple(value)
     return tuple(_text(name, item) for item in value)
 
 
-def _are_plain(texts: list[Any]) -> bool:
+def _are_plain(texts: list[str]) -> bool:
     """Whether :func:`_text` would take all of these as they are: a quick look at them together."""
-    if set(map(type, texts)) != {str}:
-        return False
     together = "".join(texts)
     return together.isascii() and "\0" not in together and max(map(len, texts)) <= MAX_PATH_BYTES
 

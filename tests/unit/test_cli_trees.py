@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tracemalloc
 from argparse import Namespace
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ from stageout.cli.exits import UsageError
 from stageout.cli.tally import Tally
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Gateway
-from stageout.overlay.operations import Entry
+from stageout.wire.fields import MAX_PATH_BYTES
+from stageout.wire.overlay import Answer
 
 _GATEWAY = Gateway("h", 9621, "k", b"secret")
 _HOSTILE = ("n" * 256, "", ".", "..", "../out", "/out", "a/b", "nul\0", "\ud800", "\udc2f")
@@ -27,17 +29,19 @@ class _Names:
     def __init__(self, directories: dict[str, list[tuple[str, str]] | ErrorClass]) -> None:
         self._directories = directories
 
-    def entries(self, path: str) -> Iterator[Entry]:
+    def pages(self, path: str) -> Iterator[Answer]:
         found = self._directories[path]
         if isinstance(found, ErrorClass):
             raise TransferFailure(found, "not to be had")
-        return iter([Entry(name, kind, 1, 0o644, 0) for name, kind in found])
+        for start in range(0, len(found), 2):
+            names, kinds = zip(*found[start : start + 2])
+            yield Answer(names, kinds, (1,) * len(names))
 
 
 def _fetched(place: Path, directories: dict[str, list[tuple[str, str]] | ErrorClass]) -> int:
     fetched = trees._Fetched(place / "into", Tally(str(place / "into"), False))
     for key, _, local, _ in fetched.all_below(cast(Any, _Names(directories)), "d"):
-        fetched.ended(key, local.write_bytes(b"x"))
+        fetched.ended(key, Path(local).write_bytes(b"x"))
     return fetched.tally.failures
 
 
@@ -104,10 +108,11 @@ class _Endless:
     def __init__(self) -> None:
         self.named = 0
 
-    def entries(self, path: str) -> Iterator[Entry]:
+    def pages(self, path: str) -> Iterator[Answer]:
         while True:
-            self.named += 1
-            yield Entry(f"{self.named:0200}", "file", 1, 0o644, 0)
+            self.named += 100
+            names = tuple(f"{number:0200}" for number in range(self.named, self.named + 100))
+            yield Answer(names, ("file",) * 100, (1,) * 100)
 
 
 def test_a_listing_that_never_ends_has_an_end_and_takes_little_memory(
@@ -124,9 +129,32 @@ def test_a_listing_that_never_ends_has_an_end_and_takes_little_memory(
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert caught.value.kind is ErrorClass.TOO_LARGE and names.named == 20_001
+    assert caught.value.kind is ErrorClass.TOO_LARGE and names.named == 20_100
     assert peak_bytes < 2_000_000
     assert not list(tmp_path.iterdir()), "nothing is made of a directory that cannot be read"
+
+
+def test_empty_pages_of_a_listing_have_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trees, "MOST_ENTRIES", 1000)
+
+    class Empty:
+        def pages(self, path: str) -> Iterator[Answer]:
+            return itertools.repeat(Answer(more=True))
+
+    with pytest.raises(TransferFailure, match="more than 1000 entries"):
+        list(trees._Fetched(tmp_path / "into", Tally("into", False)).all_below(cast(Any, Empty()), "d"))
+
+
+@pytest.mark.parametrize("name", ["n" * 255, "\u1234" * 85])
+def test_a_path_is_as_long_as_the_protocol_allows(tmp_path: Path, name: str) -> None:
+    for spare_bytes, failures in ((0, 0), (-1, 1)):
+        there = "d" * (MAX_PATH_BYTES - 256 - spare_bytes)
+        fetched = trees._Fetched(tmp_path / "into", Tally("into", False))
+        listed = _Names({there: [(name, "file"), ("short", "file")]})
+        found = [path for _, path, _, _ in fetched.all_below(cast(Any, listed), there)]
+        assert (found, fetched.tally.failures) == (
+            [f"{there}/{one}" for one in (name, "short")[failures:]], failures
+        )  # fmt: skip
 
 
 def test_many_rows_come_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
