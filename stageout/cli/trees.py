@@ -207,7 +207,7 @@ class _Fetched:
     def _files(self, there: str, below: str, entries: Spooled, directories: Spooled) -> Iterator[Wanted[_Key]]:
         """Those of one directory; the directories in it are added to the others."""
         prefix, here = f"{there}/".lstrip("/"), self._into / below
-        inside = os.path.join("" if here == Path() else here, "")
+        inside = "" if here == Path() else os.path.join(here, "")  # noqa: PTH118 - Path drops the last slash
         most_bytes = min(_MOST_NAME_BYTES, MAX_PATH_BYTES - len(os.fsencode(prefix)))
         while entries:
             for name, kind, size_bytes in zip(*entries.pop()):

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from itertools import count
 from json.encoder import encode_basestring_ascii
+from pathlib import Path
 from typing import Generic, TypeVar, Union
 
 from stageout.core.errors import ErrorClass, TransferFailure
@@ -178,10 +178,9 @@ def _written(place: AnyPath, content: memoryview, mode: int, mark: int) -> int |
         descriptor = os.open(part, _NEW, mode & 0o777)
         try:
             _write(descriptor, content)
-            os.replace(part, local)
+            os.replace(part, local)  # noqa: PTH105 - a Path takes longer than the call
         except BaseException:
-            with suppress(FileNotFoundError):
-                os.unlink(part)
+            Path(part).unlink(missing_ok=True)
             raise
         finally:
             os.close(descriptor)
