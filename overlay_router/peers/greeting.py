@@ -67,8 +67,7 @@ async def greet(
 
     :param proved: called with the name of the key, before that frame has come.
     :param store: epoch of the store here, "" for none.
-    :raises Unwelcome: wrong key, clock or choices; it left when it saw our proof.
-    :raises BadFrame: not in the protocol.
+    :raises Unwelcome: wrong key, clock or choices. :raises BadFrame: not in the protocol.
     :raises OSError: the connection ended or said nothing for 10 s.
     """
     hello = await _receive(sock, Hello, zlib.crc32)
@@ -95,7 +94,8 @@ async def greet(
     try:
         shown = await _receive(sock, Prove, checksum)
     except ConnectionError:  # who has another secret sees that from our proof, and leaves without a word
-        raise Unwelcome(f"it left before it proved the key {key.name!r}: is its secret the one here?") from None
+        words = f"it left before it proved the key {key.name!r}: it gave up, or its secret is not the one here"
+        raise ConnectionResetError(words) from None
     right = overlay.proof(key.secret, "hello", hello, welcome)
     if not shown.proof.isascii() or not hmac.compare_digest(shown.proof, right):
         raise Unwelcome(f"the key {key.name!r} is not the one known here", welcome.checksum)

@@ -1,0 +1,76 @@
+"""docs/OVERLAY.md, "A first overlay in ten minutes": the commands do what stands beside them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_ROOT = Path(__file__).resolve().parents[2]
+_PORTS = ("9631", "9632", "9633")
+_PATIENCE_S = 150
+_PROGRAMS = {"stageout": "stageout.cli.main", "stageout-router": "overlay_router.daemon"}
+
+
+def _shown() -> list[str]:
+    """The commands of that section, without those that install."""
+    (section,) = re.findall(r"^## A first overlay.*?(?=^## )", (_ROOT / "docs/OVERLAY.md").read_text(), re.S | re.M)
+    blocks = [str(block) for block in re.findall(r"^```\n(.*?)^```$", section, re.S | re.M)]
+    (stop,) = re.findall(r"`(kill \$archive[^`]*)`", section)
+    return [*(block for block in blocks if "venv" not in block), f"{stop}; wait\n"]
+
+
+def _free_ports() -> dict[str, str]:
+    with contextlib.ExitStack() as stack:
+        found = [stack.enter_context(socket.socket()) for _ in _PORTS]
+        for one in found:
+            one.bind(("127.0.0.1", 0))
+        return {port: str(one.getsockname()[1]) for port, one in zip(_PORTS, found)}
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Iterator[str]:
+    """A folder with the commands, for PATH."""
+    for name, module in _PROGRAMS.items():
+        path = tmp_path / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
+        path.chmod(0o755)
+    yield str(tmp_path / "bin")
+
+
+def _run(script: str, folder: Path, path: str) -> str:
+    """What it prints, with a line for each command that fails."""
+    told = f"trap 'echo \"FAILED: $BASH_COMMAND\"' ERR\n{script}"
+    started = subprocess.Popen(
+        ["bash", "-c", told], cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env={**os.environ, "PATH": f"{path}:{os.environ['PATH']}", "PYTHONPATH": str(_ROOT)}, start_new_session=True,
+    )  # fmt: skip
+    try:
+        return started.communicate(timeout=_PATIENCE_S)[0]
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
+        started.wait()
+
+
+def test_the_commands_shown_make_an_overlay(tmp_path: Path, programs: str) -> None:
+    ports = _free_ports()
+    script = re.sub("|".join(_PORTS), lambda found: ports[found[0]], "".join(_shown()))
+    said = _run(script, tmp_path, programs)
+    failed = [line for line in said.splitlines() if line.startswith("FAILED: ")]
+    assert len(failed) == 1 and "stageout get" in failed[0], said
+    assert "has a version of 20971520 bytes on its way there" in said
+    assert "what became of it: stageout ask" in said
+    content = (tmp_path / "first/results.tar").read_bytes()
+    for name in ("results", "second", "third", "fourth"):
+        assert (tmp_path / f"first/files/alice/{name}.tar").read_bytes() == content
+    assert "not-delivered" in (tmp_path / "first/gateway.log").read_text()
