@@ -178,6 +178,10 @@ class Ends:
         end = self._holder(tid)
         return end.attach(tid) if end else None
 
+    def sender_of(self, tid: int) -> str:
+        """Who sends the data of a live transfer, "" for a number that is closed."""
+        return next((item.sender for item in self.transfers() if item.tid == tid), "")
+
     def record(self, report: Report) -> tuple[Report, list[Reply], bool]:
         """Record what a worker reports, with the blocks that its parts make whole. All of it is durable on return.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sqlite3
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -55,6 +56,7 @@ class Line:
     """The control connection of a peer.
 
     :param changes: of names that it asked for and that wait for the disk. :param lowering: its last LOW.
+    :param problem: of a disk or database, for which it ends.
     """
 
     writer: asyncio.StreamWriter
@@ -62,6 +64,13 @@ class Line:
     origins: set[str] = field(default_factory=set)
     changes: list[asyncio.Future[None]] = field(default_factory=list)
     lowering: asyncio.Future[object] | None = None
+    problem: Exception | None = None
+
+    def end(self, problem: BaseException) -> None:
+        """Nothing more is taken from it: whoever reads it ends, and tells the peer of a disk or database at fault."""
+        if isinstance(problem, (OSError, sqlite3.Error)):
+            self.problem = self.problem or problem
+        self.writer.close()
 
     async def changed(self) -> None:
         """Wait until these have been decided."""
@@ -82,7 +91,7 @@ class Line:
                 settled()
             else:
                 log.error("low-not-recorded", problem=repr(problem), advice="its sender says it again")
-                self.writer.close()
+                self.end(problem)
 
         self.lowering = asyncio.get_running_loop().run_in_executor(disk, work)
         self.lowering.add_done_callback(done)

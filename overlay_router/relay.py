@@ -18,12 +18,13 @@ import os
 import socket
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+from overlay_router.away import is_disk, told_to
 from overlay_router.copying import warrants
 from overlay_router.custodians.forwarder import Forwarding
 from overlay_router.data.jobs import Again, Job, Report
@@ -189,7 +190,7 @@ class Router:
             wire = Wire(sock, owned)
             try:
                 peer, first = await meet(wire)
-                with self._among_limits(peer):
+                with self.limits.of(peer), told_to(peer.checksum):
                     await self._serve(wire.sock, peer, first)
             except TooMany as reason:
                 self.complaints.warn("too-many", host, reason=reason)
@@ -213,15 +214,6 @@ class Router:
         if self.cover.insists and not wire.covered and not passes:
             raise Unwelcome("this router takes files over TLS only: write 'ca FILE' into your key file", peer.checksum)
         return peer, first
-
-    @contextlib.contextmanager
-    def _among_limits(self, peer: Peer) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            try:
-                stack.enter_context(self.limits.peer(peer.key.name))
-            except TooMany as reason:
-                raise Unwelcome(str(reason), peer.checksum, retry_after_s=_AGAIN_S) from None
-            yield
 
     async def _pass_on(self, sock: socket.socket, peer: Peer, ask: overlay.Via) -> None:
         ask = replace(ask, owner=ask.owner if peer.key.is_router else peer.key.name)
@@ -295,6 +287,8 @@ class Router:
             finally:
                 self._leave(line)
                 await closed(writer)
+        if line.problem is not None:
+            raise line.problem
 
     def _leave(self, line: Line) -> None:
         for name in [name for name, known in self._lines.items() if line in known]:
@@ -317,7 +311,7 @@ class Router:
         except Exception as problem:  # a database on a full disk, too: who asks must not wait for what never comes
             if isinstance(problem, asyncio.TimeoutError):
                 line.writer.transport.abort()  # he does not take what he was sent: that would be waited for
-            line.writer.close()  # which ends whoever reads it too
+            line.end(problem)  # which ends whoever reads it too
             with contextlib.suppress(asyncio.CancelledError):
                 while True:  # unless he waits for a place among what is to be answered
                     todo.task_done()
@@ -511,11 +505,19 @@ class Router:
             self.links.moved(report.hop, report.moved_bytes)
         if report.problem:
             log.warn("connection-ended", tid=report.tid, problem=report.problem)
+        if report.tid and is_disk(report.errno):
+            self._start(self._end_lines(report.tid, OSError(report.errno, report.problem)))
         if report.damaged:
             advice = "its disk does not give what was published: check that, and send the file again"
             self.complaints.damaged(report.damaged, block=report.block, advice=advice)
         if report.blocks or report.parts:
             self._start(self._record(report))
+
+    async def _end_lines(self, tid: int, problem: OSError) -> None:
+        """Data of a transfer cannot be written now: its sender hears it, and asks for the transfer again."""
+        sender = await self._on_disk(lambda: self._ends.sender_of(tid))
+        for line in tuple(self._lines.get(sender, ())):
+            line.end(problem)
 
     async def _record(self, report: Report) -> None:
         """What came is recorded and said; when it cannot be (a full disk), as soon as it can: its sender waits."""

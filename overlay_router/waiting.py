@@ -64,7 +64,7 @@ class Packs:
                     log.error("packs-not-executed", packs=len(batch), problem=repr(problem))
                     asked = {id(one) for one in batch}
                     for line in [line for line, arrived in waiting if id(arrived) in asked]:
-                        line.writer.close()
+                        line.end(problem)
                 for one in batch:
                     self._passed(one)
 
@@ -103,7 +103,7 @@ class Changes:
             except Exception as problem:  # nobody must wait for an answer that never comes
                 log.error("names-not-changed", operations=len(batch), problem=problem)
                 for one in batch:
-                    one.line.writer.close()
+                    one.line.end(problem)
             for one in batch:
                 if not one.decided.done():
                     one.decided.set_result(None)

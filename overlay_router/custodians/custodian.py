@@ -17,9 +17,9 @@ import sqlite3
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from overlay_router.custodians.freeing import Freeing, owner_of
 from overlay_router.custodians.pack_custody import PackCustody
 from overlay_router.custodians.passing import Coming, Passed, SentOn, may_be_passed
-from overlay_router.custodians.place import Place
 from overlay_router.custodians.said import DAMAGED, DAMAGED_UNKNOWN, NO_PROBLEMS, Said
 from overlay_router.custodians.spool import Begun, CustodyStore, Held, Key
 from overlay_router.local.destination import Attached, Reply
@@ -76,12 +76,13 @@ class Custodian:
     ) -> None:
         self._store, self._tree, self._spool, self._name, self._clock = store, tree, spool, name, clock
         self.terminals = terminals
+        store.belong_to(tree.place)
         self._held = {held.key: held for held in store.held()}
-        self.packs = PackCustody(store, tree.root, spool, terminals, name, clock, self._held)
+        self.packs = PackCustody(store, tree.place, spool, terminals, name, clock, self._held)
         self._waiting, self._asked = dict[Key, _Waiting](), dict[Key, _Asked]()
         self._sent_on = SentOn(store)
         self.said = Said(store)
-        self._passed, self._place = Passed(), Place(tree.staging(0).parent)
+        self._passed, self._freeing = Passed(), Freeing(tree, spool)
         self._in_turn, self._in_turn_s = list[Held](), float("-inf")
         self.cancelled: set[Key] = {key for key in self._held if key[1] in store.record(key[0]).cancelled}
         self._recover()
@@ -111,7 +112,6 @@ class Custodian:
             self._allocate(transfer)
         except OSError as problem:
             if problem.errno not in _NO_ROOM:
-                self._place.check()
                 raise
             return self._no_room(ask, peer, lots.RETRY_AFTER_S)
         return self._opened(transfer, peer)
@@ -131,7 +131,7 @@ class Custodian:
         transfer = self._store.transfer(tid)
         if transfer is None:
             return []
-        lots.renew(self._spool, _owner(transfer), self._clock.monotonic_s())
+        lots.renew(self._spool, owner_of(transfer), self._clock.monotonic_s())
         new = dict(blocks)
         self._store.stage(tid, new.items())
         replies = [Reply(transfer.sender, Staged(tid, ranges(sorted(new))))]
@@ -146,7 +146,7 @@ class Custodian:
         held = transfer and self._held.get(_key_of(transfer))
         if transfer is None or (held and not held.damaged):
             return []
-        lots.renew(self._spool, _owner(transfer), self._clock.monotonic_s())
+        lots.renew(self._spool, owner_of(transfer), self._clock.monotonic_s())
         self._passed.add(tid, blocks)
         self._passed.drop(tid, self._store.among(tid, blocks))
         said = Staged(tid, ranges(sorted(blocks)), self._passed.epoch(self._store.epoch, tid))
@@ -225,7 +225,7 @@ class Custodian:
 
     def _may_take(self, transfer: Transfer, operation: Operation) -> bool:
         blocks = {block for block, _ in self._store.staged(transfer.tid)} | self._passed.of(transfer.tid).keys()
-        return custody.may_grant(operation.blocks, blocks, True, _owner(transfer) in self._spool.lots)
+        return custody.may_grant(operation.blocks, blocks, True, owner_of(transfer) in self._spool.lots)
 
     def _take(self, held: Held) -> Reply:
         operation = held.operation
@@ -447,7 +447,7 @@ class Custodian:
         held = self._held.get(key)
         if held is None:
             return []
-        self._place.check()
+        self._tree.place.check()
         log.error("custody-damaged", origin=key[0], seq=key[1], path=held.operation.path, blocks=len(blocks),
                   release=held.operation.release, advice="check the disk of the spool")  # fmt: skip
         if held.release is Release.CUSTODY and not self.said.may_be_done(held):
@@ -481,7 +481,7 @@ class Custodian:
         replies += self.packs.expire(busy, problems)
         lots.expire(self._spool, self._clock.monotonic_s())
         dead = [item for item in self._store.transfers() if _key_of(item) not in self._held]
-        dead = [item for item in dead if _owner(item) not in self._spool.lots or item.ask.expires < now]
+        dead = [item for item in dead if owner_of(item) not in self._spool.lots or item.ask.expires < now]
         try:
             for item in dead:
                 self._store.abandon(item)
@@ -493,6 +493,7 @@ class Custodian:
             raise
         self._store.forget(now)
         self._forget(now)
+        self._freeing.again()
         return replies
 
     def _forget(self, now: int) -> None:
@@ -517,8 +518,7 @@ class Custodian:
 
     def _free(self, transfers: Iterable[Transfer]) -> None:
         for item in transfers:
-            self._tree.discard(item.tid)
-            lots.release(self._spool, _owner(item))
+            self._freeing.free(item)
             self._passed.forget(item.tid)
             self._asked.pop(_key_of(item), None)
 
@@ -551,6 +551,7 @@ class Custodian:
             if self._store.count(transfer.tid):  # of data that were removed before the record of it
                 self._store.unstage(transfer.tid)
             self._tree.allocate(transfer.tid, transfer.ask.size_bytes)
+        self._tree.check_writable(transfer.tid)
 
     def _no_room(self, ask: Open, peer: str, again_s: float) -> Reply:
         log.event("no-space", path=ask.path, size_bytes=ask.size_bytes, spool_bytes=self._spool.size_bytes,
@@ -576,7 +577,7 @@ class Custodian:
             if counts.get(held.tid, 0) < held.operation.blocks:
                 self._held[held.key] = replace(held, damaged=True)
         for item in live:
-            owner = _owner(item)
+            owner = owner_of(item)
             self._spool.lots[owner] = lots.Lot(item.ask.size_bytes, self._clock.monotonic_s() + lots.LEASE_S)
             if _key_of(item) in self._held:
                 lots.pin(self._spool, owner)
@@ -584,10 +585,6 @@ class Custodian:
                 self._store.unstage(item.tid)
         for tid in set(self._tree.staged_numbers()) - {item.tid for item in live}:
             self._tree.discard(tid)
-
-
-def _owner(transfer: Transfer) -> tuple[str, int, str]:
-    return transfer.ask.origin, transfer.ask.seq, transfer.sender
 
 
 def _key_of(transfer: Transfer) -> Key:

@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 from overlay_router.custodians.pack_records import HeldPack, PackRecords, pack_text
 from overlay_router.custodians.pack_said import PackSaid
-from overlay_router.custodians.place import Place
 from overlay_router.custodians.said import (
     ASKS_S,
     DAMAGED,
@@ -31,6 +30,7 @@ from overlay_router.custodians.said import (
     is_overdue,
 )
 from overlay_router.local.destination import Reply
+from overlay_router.local.place import Place
 from overlay_router.local.small_files import Arrived, overlap
 from overlay_router.local.staging import as_packed, recorded_pack
 from overlay_router.local.store import PackResults
@@ -115,14 +115,14 @@ class _Done:
 class PackCustody:
     """The packs of one custodian.
 
-    :param root: of its spool. :param spool: its size and lots. :param terminals: who may deposit for whom.
+    :param place: of its spool. :param spool: its size and lots. :param terminals: who may deposit for whom.
     :param name: of this router, for CUSTODY. :param others: operations in custody that are in no pack.
     """
 
     def __init__(
         self,
         store: PackRecords,
-        root: Path,
+        place: Place,
         spool: Spool,
         terminals: Terminals,
         name: str,
@@ -131,10 +131,10 @@ class PackCustody:
     ) -> None:
         self._store, self._spool, self._terminals, self._name, self._clock = store, spool, terminals, name, clock
         self._others = others
-        self._place = root / OWN / "packs"
+        self._place = place.root / OWN / "packs"
         self._place.mkdir(mode=0o700, exist_ok=True)
         durable.sync("router-place", self._place.parent)
-        self._is_there = Place(self._place)
+        self._is_there = place
         self._held: dict[Key, HeldPack] = {}
         self._origins: dict[str, _Origin] = {}
         self._behind: dict[Key, list[HeldPack]] = {}

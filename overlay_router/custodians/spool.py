@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 
 from overlay_router.custodians.pack_records import PackRecords
 from overlay_router.local.contents import Identity
-from overlay_router.local.store import SCHEMA, PackResults, Transfer, as_operation
+from overlay_router.local.place import Place
+from overlay_router.local.store import SCHEMA, PackResults, StoreError, Transfer, as_operation
 from overlay_router.rules.states import Outcome, Release, Result
 from stageout.wire.overlay import Open, Operation
 
@@ -74,6 +75,12 @@ _LATER = """CREATE TABLE IF NOT EXISTS begun (
 _SAID = """CREATE TABLE IF NOT EXISTS said (
     origin TEXT NOT NULL, seq INTEGER NOT NULL, store TEXT NOT NULL, PRIMARY KEY (origin, seq)) WITHOUT ROWID"""
 
+_IN_USE = "SELECT (SELECT count(*) FROM custody WHERE tid > 0) + (SELECT count(*) FROM packs_held)"
+_OTHER_PLACE = (
+    "{place} is not the spool in which the data of {count} files and packs in custody are: mount it, or put it back,"
+    " and start the router again. If that one is lost for good, and so are they: echo {name} > {file}"
+)
+
 
 class CustodyStore(PackRecords):
     """The open database of a spool. Each method is one transaction and durable when it returns."""
@@ -98,6 +105,21 @@ class CustodyStore(PackRecords):
         self._connection.execute(  # of what an earlier version has settled
             "DELETE FROM said WHERE NOT EXISTS (SELECT 1 FROM custody WHERE (origin, seq) = (said.origin, said.seq))"
         )
+
+    def belong_to(self, place: Place) -> None:
+        """Which spool these records are of: durable on return.
+
+        :raises StoreError: of another one, and data of what is in custody lie in that.
+        """
+        run = self._connection.execute
+        row = run("SELECT value FROM meta WHERE name = 'place'").fetchone()
+        if row is not None and row[0] == place.name:
+            return
+        in_use = run(_IN_USE).fetchone()[0]
+        if row is not None and in_use:
+            raise StoreError(_OTHER_PLACE.format(place=place.root, count=in_use, name=row[0], file=place.file))
+        with self._transaction("router-place"):
+            run("INSERT OR REPLACE INTO meta VALUES ('place', ?)", (place.name,))
 
     def begun(self) -> list[Begun]:
         """Operations whose data may lie at a terminal."""

@@ -6,10 +6,14 @@ the system calls, one sync of the directories, and one record of all results.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from overlay_router.rules.states import Op, Result
+from overlay_router.local.tree import Tree, passes
+from overlay_router.rules.states import Kind, Op, Outcome, Result
+from stageout.core import log
+from stageout.core.errors import ErrorClass
 from stageout.wire.graph import touched
 from stageout.wire.overlay import Operation
 
@@ -70,6 +74,45 @@ class Footprint:
         self._names.update(paths)
         self._above |= above
         return taken
+
+
+def why(tree: Tree, problem: OSError) -> OSError:
+    """What a system call met; where something is missing, whether that is all of the place."""
+    if problem.errno == errno.ENOENT:
+        try:
+            tree.place.check()
+        except OSError as gone:
+            return gone
+    return problem
+
+
+def failed(tree: Tree, op: Op, problem: OSError) -> Result:
+    """The end of an operation that cannot be done.
+
+    :raises OSError: it cannot be now: no result, it is asked again, and happens when it can.
+    """
+    problem = why(tree, problem)
+    if passes(problem):
+        raise problem
+    log.error("name-not-changed", path=op.path, kind=op.kind.value, problem=problem)
+    code = ErrorClass.SERVER_ERROR.code if problem.errno == errno.EIO else 0
+    return Result(Outcome.FAILED, problem.strerror or str(problem), code=code)
+
+
+def op_of(operation: Operation) -> Op:
+    """The operation as the pure rules know it."""
+    return Op(
+        origin=int(operation.origin, 16),
+        seq=operation.seq,
+        kind=Kind(operation.kind),
+        path=operation.path,
+        target=operation.target,
+        blocks=operation.blocks,
+        expires=operation.expires,
+        after=operation.after,
+        absent=operation.absent,
+        generation=operation.generation,
+    )
 
 
 def _above(path: str) -> Iterator[str]:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from overlay_router.local import lookups
-from overlay_router.local.changes import Change, Ended, Footprint, Group, Held
+from overlay_router.local.changes import Change, Ended, Footprint, Group, Held, failed, op_of, why
 from overlay_router.local.contents import Content, Made, foreign_version
 from overlay_router.local.makers import Makers
 from overlay_router.local.remembered import Remembered
@@ -25,7 +25,7 @@ from overlay_router.local.reservations import Reservations
 from overlay_router.local.small_files import Arrived, SmallFiles, apart
 from overlay_router.local.staging import as_result, ranges, recorded, recorded_pack, whole
 from overlay_router.local.store import Settled, Store, StoredIntent, Transfer
-from overlay_router.local.tree import BadPath, Tree, checked, no_room
+from overlay_router.local.tree import BadPath, Tree, checked, no_room, passes
 from overlay_router.rules import names, terminal
 from overlay_router.rules.states import Kind, Op, Outcome, Result
 from overlay_router.rules.terminal import Step
@@ -80,7 +80,7 @@ class Destination:
         self._held: dict[tuple[str, int], Held] = {}
         #: Executed, but the disk had no room for the record: never executed again, recorded when it can be.
         self._unrecorded: dict[tuple[str, int], tuple[Operation, Result]] = {}
-        #: Begun, but there was no room on the disk: the inode says whether it happened.
+        #: Begun, but the disk was full, or away: the inode says whether it happened.
         self._begun: dict[tuple[str, int], int] = {}
         #: Published and not yet recorded: what these files are.
         self._made: dict[tuple[str, int], Made] = {}
@@ -117,6 +117,8 @@ class Destination:
                 log.event("no-space", path=ask.path, size_bytes=ask.size_bytes)
                 self._lots.give_back(transfer.tid)
                 return Reply(peer, overlay.NoSpace(ask.origin, ask.seq, _NOSPACE_AGAIN_S))
+        else:
+            self._tree.check_writable(transfer.tid)
         return self._opened(transfer)
 
     def lot(self, ask: overlay.Lot, key: str) -> overlay.Reserved:
@@ -354,7 +356,7 @@ class Destination:
             footprint, group, later = Footprint(), Group(), list[Held]()
             try:
                 for held in waiting:
-                    op = _op(held.operation)
+                    op = op_of(held.operation)
                     if footprint.add(op):
                         later.append(held)
                     else:
@@ -410,13 +412,13 @@ class Destination:
         except BadPath as problem:
             result = Result(Outcome.FAILED, str(problem))
         except OSError as problem:
-            result = _failed(op, problem)
+            result = failed(self._tree, op, problem)
         if result is not None:
             group.ends.append(Ended(held, op, result))
         return []
 
     def _has_happened(self, held: Held, op: Op) -> bool:
-        """Whether a change that was begun without room for all of it was made; it is on the disk then."""
+        """Whether a change that was begun and not finished was made; it is on the disk then."""
         inode = self._begun.get(held.key)
         if inode is None or not names.happened(self._tree.names(op), names.Intent(op, names.Entry(inode))):
             return False
@@ -451,7 +453,7 @@ class Destination:
         return transfer, [self._opened(item) for item in wrong]
 
     def _change_all(self, group: Group) -> OSError | None:
-        """The system calls, and all of it to the disk. Of what had no room there is no end; that is returned."""
+        """The system calls, and all of it to the disk. Of what cannot be now there is no end; that is returned."""
         if not group.changes:
             return None
         problems: dict[tuple[str, int], OSError] = {}
@@ -468,11 +470,11 @@ class Destination:
         full = None
         for one in group.changes:
             found = problems.get(one.held.key) or everywhere
-            if found is not None and no_room(found):
+            if found is not None and passes(found := why(self._tree, found)):
                 self._begun[one.held.key] = one.inode
                 full = found
                 continue
-            result = _failed(one.op, found) if found else Result(Outcome.DONE)
+            result = failed(self._tree, one.op, found) if found else Result(Outcome.DONE)
             if found:
                 self._tree.remove_parents(one.made)
             self._unrecorded[one.held.key] = (one.held.operation, result)
@@ -553,7 +555,7 @@ class Destination:
     def _recover_changes(self) -> None:
         done, rest = list[Ended](), list[Held]()
         for stored in self._store.intents():
-            op, held = _op(stored.operation), Held(stored.operation)
+            op, held = op_of(stored.operation), Held(stored.operation)
             if names.happened(self._tree.names(op), names.Intent(op, names.Entry(stored.inode))):
                 self._tree.sync(op)
                 done.append(Ended(held, op, Result(Outcome.DONE)))
@@ -571,27 +573,3 @@ class Destination:
 def _told(held: Held, result: Result | None) -> list[Reply]:
     message = as_result(held.operation.origin, held.operation.seq, result)
     return [Reply(peer, message) for peer in sorted(held.peers)]
-
-
-def _failed(op: Op, problem: OSError) -> Result:
-    """:raises OSError: it has no room: no result, it is asked again, and happens when there is room."""
-    if no_room(problem):
-        raise problem
-    log.error("name-not-changed", path=op.path, kind=op.kind.value, problem=problem)
-    return Result(Outcome.FAILED, problem.strerror or str(problem))
-
-
-def _op(operation: Operation) -> Op:
-    """The operation as the pure rules know it."""
-    return Op(
-        origin=int(operation.origin, 16),
-        seq=operation.seq,
-        kind=Kind(operation.kind),
-        path=operation.path,
-        target=operation.target,
-        blocks=operation.blocks,
-        expires=operation.expires,
-        after=operation.after,
-        absent=operation.absent,
-        generation=operation.generation,
-    )

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 
 from overlay_router.local import unnamed
-from overlay_router.local.tree import NO_ROOM, SYNC_ALL_FROM, Tree, sync_filesystem
+from overlay_router.local.tree import SYNC_ALL_FROM, Tree, passes, sync_filesystem
 from stageout.wire.frames import Buffer
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -60,7 +60,7 @@ class Hidden:
     def give_names(self, paths: Sequence[str], directories: Directories, first: int = 0) -> dict[int, OSError]:
         """Give files their names, in order; returns why some have none, by their place in ``paths``.
 
-        :param first: position of the first of them in the batch. :raises OSError: there is no room for a name.
+        :param first: position of the first of them in the batch. :raises OSError: no name can be given now.
         """
         problems: dict[int, OSError] = {}
         for number, path in enumerate(paths):
@@ -68,7 +68,7 @@ class Hidden:
             try:
                 self.give_name(first + number, directories.open(parent, path), name)
             except OSError as problem:
-                if problem.errno in NO_ROOM:
+                if passes(problem):
                     raise
                 problems[number] = problem
                 self._drop(first + number)

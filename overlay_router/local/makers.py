@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from overlay_router.local.hidden import Directories
 from overlay_router.local.maker import FORGET, NAME, PART_BYTES, PARTS, WRITE
-from overlay_router.local.tree import NO_ROOM
+from overlay_router.local.tree import passes
 from stageout.core import log
 from stageout.core.children import module_command
 from stageout.core.sockets import readable, wait_at_most
@@ -331,13 +331,13 @@ def _parts(files: Sequence[PackedFile]) -> Iterator[tuple[int, int]]:
 
 
 def _made(parents: dict[str, str], directories: Directories) -> dict[str, OSError]:
-    """Make directories, each known by a path in it; why some cannot be. :raises OSError: there is no room for one."""
+    """Make directories, each known by a path in it; why some cannot be. :raises OSError: none can be made now."""
     problems: dict[str, OSError] = {}
     for parent, path in parents.items():
         try:
             directories.open(parent, path)
         except OSError as problem:
-            if problem.errno in NO_ROOM:
+            if passes(problem):
                 raise
             problems[parent] = problem
     return problems

@@ -21,11 +21,16 @@ from overlay_router.below import BadPath as BadPath
 from overlay_router.below import checked as checked
 from overlay_router.below import is_allowed as is_allowed
 from overlay_router.local.contents import Identity
+from overlay_router.local.place import Place
 from overlay_router.rules.names import Entry, Names, parent, trash
 from overlay_router.rules.states import Kind, Op
 from stageout.core import durable
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+#: Found by system calls that can do later what they cannot do now: nothing is wrong with what was asked for.
+_FOR_NOW = NO_ROOM | {
+    errno.EROFS, errno.ESTALE, errno.ENOTCONN, errno.EMFILE, errno.ENFILE, errno.ENOMEM
+}  # fmt: skip
 _SQLITE_FULL = 13
 _STAGING, _TRASH = f"{OWN}/staging", f"{OWN}/trash"
 #: From so many files or directories on, one sync of the filesystem costs less than one of each.
@@ -42,10 +47,15 @@ def no_room(problem: Exception) -> bool:
     return isinstance(problem, OSError) and problem.errno in NO_ROOM
 
 
+def passes(problem: OSError) -> bool:
+    """Whether the same can be done when the disk has room, is there and may be written to, or descriptors are free."""
+    return problem.errno in _FOR_NOW
+
+
 class Tree:
     """A root directory of which this process alone makes, renames and deletes names.
 
-    :param root: must exist; ``.stageout`` is made in it, readable by nobody else.
+    :param root: must exist; ``.stageout`` is made in it, readable by nobody else. :ivar place: that it is there.
     """
 
     def __init__(self, root: Path) -> None:
@@ -53,6 +63,7 @@ class Tree:
         for part in (OWN, _STAGING, _TRASH):
             with suppress(FileExistsError):
                 (root / part).mkdir(mode=0o700)
+        self.place = Place(root)
         for place in (root / OWN, root):
             durable.sync("router-place", place)
         self._root = os.open(root, DIRECTORY)
@@ -81,6 +92,10 @@ class Tree:
         finally:
             os.close(descriptor)
 
+    def check_writable(self, tid: int) -> None:
+        """Of data that are here. :raises OSError: nothing can be written to them now."""
+        os.close(os.open(self.staging(tid), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC))
+
     def discard(self, tid: int) -> None:
         """Remove a transfer's data; twice is harmless."""
         durable.unlink("overlay-discard", self.staging(tid))
@@ -90,10 +105,11 @@ class Tree:
         return (int(path.name) for path in (self.root / _STAGING).iterdir() if path.name.isdigit())
 
     def inode(self, tid: int) -> int:
-        """Inode of a transfer's data; 0 when there are none."""
+        """Inode of a transfer's data; 0 when there are none. :raises OSError: nobody can say now."""
         try:
             return os.lstat(self.staging(tid)).st_ino
         except FileNotFoundError:
+            self.place.check()
             return 0
 
     def names(self, op: Op) -> Names:

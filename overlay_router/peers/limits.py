@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from overlay_router.peers.greeting import Peer, Unwelcome
 from stageout.core import log
 
 MOST_STRANGERS = 512
@@ -15,6 +16,7 @@ MOST_STRANGERS_OF_ONE = 64
 _COMPLAINT_EVERY_S = 3.0
 _COMPLAINTS_AT_ONCE = 20
 _MATTERS_KEPT = 4096
+_AGAIN_S = 5
 
 
 class TooMany(Exception):
@@ -111,6 +113,16 @@ class Limits:
             raise TooMany(f"the key {key!r} has {self.most} connections; close some, or ask for more (STAGEOUT_ROUTER_"
                           "PEER_CONNECTIONS)")  # fmt: skip
         with _counted(self._known, key):
+            yield
+
+    @contextlib.contextmanager
+    def of(self, peer: Peer) -> Iterator[None]:
+        """The same for a peer. :raises Unwelcome: there are enough."""
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(self.peer(peer.key.name))
+            except TooMany as reason:
+                raise Unwelcome(str(reason), peer.checksum, retry_after_s=_AGAIN_S) from None
             yield
 
     def allowance(self) -> Allowance:

@@ -18,7 +18,9 @@ from stageout.wire.route import Route
 _TOGETHER = 8
 _TRIES = 3
 _AGAIN_S = 1.0
-_RESUMABLE = frozenset({ErrorClass.CONNECTION_LOST, ErrorClass.STALLED, ErrorClass.CONNECT_FAILED})
+_RESUMABLE = frozenset(
+    {ErrorClass.CONNECTION_LOST, ErrorClass.STALLED, ErrorClass.CONNECT_FAILED, ErrorClass.SERVER_ERROR}
+)
 
 
 def deposit_directories(

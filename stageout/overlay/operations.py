@@ -28,7 +28,9 @@ from stageout.wire.route import Route
 _WINDOW = 256
 _RESUMES = 3
 _LOST = "whether it has happened is not known, for {} has lost its records: look before you do it again"
-_RESUMABLE = frozenset({ErrorClass.CONNECTION_LOST, ErrorClass.STALLED, ErrorClass.CONNECT_FAILED})
+_RESUMABLE = frozenset(
+    {ErrorClass.CONNECTION_LOST, ErrorClass.STALLED, ErrorClass.CONNECT_FAILED, ErrorClass.SERVER_ERROR}
+)
 
 
 @dataclass(frozen=True)

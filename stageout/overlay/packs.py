@@ -37,7 +37,9 @@ _FAR_S = 0.04
 RESUMES = 3
 #: A router that says nothing for so long is asked.
 _ASK_EVERY_S = 10.0
-_RESUMABLE = frozenset({ErrorClass.CONNECTION_LOST, ErrorClass.STALLED, ErrorClass.CONNECT_FAILED})
+_RESUMABLE = frozenset(
+    {ErrorClass.CONNECTION_LOST, ErrorClass.STALLED, ErrorClass.CONNECT_FAILED, ErrorClass.SERVER_ERROR}
+)
 #: Characters that JSON takes at most for one of ASCII; twice as many for others.
 _ESCAPED = 6
 #: Of the data of a pack, of one more file that may turn out not to fit, and of a byte that shows that one has grown.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,6 +18,10 @@ from overlay_router.custodians.carrier import Answer
 from overlay_router.custodians.pack_carrier import Answer as PackAnswer
 from overlay_router.custodians.said import ASKS_S
 from overlay_router.custodians.spooled import Growth
+from overlay_router.local.store import StoreError
+from overlay_router.rules import lots
+from overlay_router.rules.states import Outcome, Result
+from stageout.core import durable
 from stageout.core.errors import ErrorClass
 from stageout.wire import overlay
 from stageout.wire.overlay import Cancel, Custody, Operation, Staged, Status
@@ -108,10 +113,10 @@ def test_while_the_spool_is_not_there_nothing_is_lost(spooling: Spooling) -> Non
     small.step(PackAnswer(small.one._given[pack.key].number, damaged=[0, 1, 2]))
     assert (files.said, small.told) == ([], [])
     for problems in (files.one.problems, small.one.problems):
-        assert "the spool is not there" in str(problems)
-    with pytest.raises(FileNotFoundError, match="the spool is not there"):
+        assert "is not there" in str(problems)
+    with pytest.raises(OSError, match="is not there"):
         spooling.take(2)
-    with pytest.raises(FileNotFoundError, match="the spool is not there"):
+    with pytest.raises(OSError, match="is not there"):
         spooling.one.packs.take([packs.pack(11)])
     spooling.clock.now_s += 1.5
     assert small.step() == [(1, False)]
@@ -198,3 +203,46 @@ def test_what_cannot_be_looked_at_now_is_not_called_damaged(tmp_path: Path, monk
     with monkeypatch.context() as patch, pytest.raises(OSError, match="too many"):
         patch.setattr(carrier.os, "open", refuses)
         list(carrier._damaged(order, 4, {0: b"d" * 16}))
+
+
+def test_a_router_does_not_start_on_another_spool_than_its_records_are_of(spooling: Spooling) -> None:
+    """Which was not mounted, say, at the start of its machine: what is in custody would be lost by that."""
+    spooling.take(1, "custody")
+    inside, away = spooling.home / ".stageout", spooling.home / "away"
+    inside.rename(away)
+    with pytest.raises(StoreError, match=r"is not the spool .* of 1 files and packs .* mount it") as caught:
+        spooling.restart()
+    place = inside / "place"
+    assert str(place) in str(caught.value)
+    shutil.rmtree(inside)
+    away.rename(inside)
+    spooling.restart()
+    assert [held.key for held in spooling.one.due()] == [KEY]
+    name = place.read_text()
+    shutil.rmtree(inside)
+    with pytest.raises(StoreError, match=name.strip()):
+        spooling.restart()
+    place.write_text(name)
+    spooling.restart()
+    assert len(spooling.one.due()) == 1, "it is found to be lost when it is to leave"
+
+
+def test_an_empty_custodian_takes_whatever_spool_it_finds(spooling: Spooling) -> None:
+    shutil.rmtree(spooling.home / ".stageout")
+    spooling.restart()
+    assert isinstance(spooling.take(1).message, Custody)
+    spooling.restart()
+
+
+def test_data_of_a_read_only_spool_are_removed_later_and_keep_their_room(
+    spooling: Spooling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spooling.take(1)
+    with monkeypatch.context() as patched:
+        patched.setattr(durable, "_faults", durable.parse_faults("overlay-discard=EROFS"))
+        (told,) = spooling.one.settle(KEY, Result(Outcome.DONE))
+        assert isinstance(told.message, overlay.Result)
+        assert (spooling.files(), lots.reserved_bytes(spooling.spool)) == (1, 4)
+        spooling.one.expire(())
+    spooling.one.expire(())
+    assert (spooling.files(), lots.reserved_bytes(spooling.spool)) == (0, 0)

@@ -434,8 +434,8 @@ def test_what_fails_at_one_end_costs_no_other_and_its_senders_ask_again_at_once(
         nonlocal running
         waiting = Packs()
         for one in (bad, good):
-            writer = SimpleNamespace(close=lambda one=one: closed.append(one.pack.origin))
-            await waiting.put(cast(Any, SimpleNamespace(writer=writer)), one)
+            line = SimpleNamespace(end=lambda problem, one=one: closed.append(one.pack.origin))
+            await waiting.put(cast(Any, line), one)
         running = asyncio.ensure_future(waiting.run(execute, lambda batch: [[one] for one in batch]))
         with suppress(asyncio.CancelledError):
             await running

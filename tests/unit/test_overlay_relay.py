@@ -297,7 +297,7 @@ def test_packs_that_cannot_be_executed_do_not_stop_the_others(end: _End) -> None
 
     async def work(router: Router, gateway: Gateway) -> None:
         for number in (1, 2):
-            line = cast(Any, SimpleNamespace(writer=SimpleNamespace(close=lambda: None)))
+            line = cast(Any, SimpleNamespace(end=lambda problem: None))
             await router._packs.put(line, cast(Any, SimpleNamespace(pack=SimpleNamespace(terminal="", paths=("f",)))))
             await until(lambda wanted=number: len(batches) == wanted)  # type: ignore[misc]
 

@@ -1,0 +1,43 @@
+"""Where a root or a spool lies: data that are missing are lost only while the place itself is there.
+
+A filesystem that was unmounted, or a directory that was moved away, takes all of them with it, and brings them back.
+Neither inodes nor devices tell whether it is the same one: those of two filesystems that were filled alike are the
+same, and a device may have another number when it is mounted again. So each place has a name of its own, in a file.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from overlay_router.below import OWN
+from stageout.core import durable
+
+_GONE = "the directory of before is not there: mount it, or put it back"
+
+
+class Place:
+    """A directory with a name, which is made when it has none.
+
+    :param root: has the router's own directory already. :ivar name: 32 hexadecimal digits; durable.
+    :raises OSError: it can be neither read nor written.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.file = root, root / OWN / "place"
+        self.name = self._read()
+        if not self.name:
+            self.name = os.urandom(16).hex()
+            durable.write_file("router-place", self.file, f"{self.name}\n".encode())
+
+    def check(self) -> None:
+        """:raises OSError: it, or what lies there, is not the directory of before, or that cannot be read now."""
+        if self._read() != self.name:
+            raise OSError(errno.ESTALE, _GONE, str(self.root))
+
+    def _read(self) -> str:
+        try:
+            return durable.read_file(self.file).decode("ascii", "replace").strip()
+        except FileNotFoundError:
+            return ""
