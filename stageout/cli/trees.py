@@ -9,7 +9,6 @@ import stat
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from stageout.cli.exits import Exit
 from stageout.cli.files import check_names, deadline_of, is_directory, mode_here
@@ -136,16 +135,18 @@ class _Tree:
                 yield found
 
     def _ended(self, found: Found, result: Put | SmallPut | TransferFailure) -> None:
-        about: dict[str, Any] = {"local": found.local, "path": self._prefix + found.path}
+        path = self._prefix + found.path
         if isinstance(result, TransferFailure):
-            self._tally.failed(found.path, result, **about, generation=0, custodians=[])
+            self._tally.failed(found.path, result, local=found.local, path=path, generation=0, custodians=[])
             return
-        given, seq = [], getattr(result, "seq", 1)
+        given, outcome = [], "done"
         if result.origin:
+            seq, outcome = getattr(result, "seq", 1), "custody"
             self._given[result.origin] = max(self._given.get(result.origin, 0), seq)
             given = [{"custodian": self._custodian.server, "origin": result.origin, "number": seq}]
-        outcome = "custody" if result.origin else "done"
-        self._tally.arrived(result.size_bytes, outcome, **about, generation=result.generation, custodians=given)
+        self._tally.arrived(
+            result.size_bytes, outcome, local=found.local, path=path, generation=result.generation, custodians=given
+        )  # fmt: skip
 
 
 def fetch_tree(gateway: Gateway, path: str, options: argparse.Namespace, routes: Sequence[Route]) -> int:

@@ -190,9 +190,10 @@ class _Large(Generic[Key]):
         self._crew.do(partial(self._put_last, *file))
 
     def wait_for(self, path: str) -> None:
-        """On return none of that name is under way."""
-        with self._changed:
-            self._changed.wait_for(lambda: path not in self._names)
+        """On return none of that name is under way. To be called by whoever adds files."""
+        if path in self._names:  # nobody else adds one meanwhile
+            with self._changed:
+                self._changed.wait_for(lambda: path not in self._names)
 
     def _put_last(self, key: Key, place: AnyPath, path: str) -> None:
         try:
@@ -234,12 +235,13 @@ class _Mixed(Generic[Key]):
         self._ended, self._large = ended, large
         self._under_way: dict[int, tuple[_File[Key], bool]] = {}  # by identity: a key need not have a hash
         self._again: list[_File[Key]] = []
-        self._apart, self._directory = False, ""
+        self._apart, self._last = False, ""
 
     def send(self, files: Iterable[_File[Key]], small: Singly[Key]) -> None:
         """On return all small ones have ended, and the others wait for their turn at least."""
         for file in files:
-            self._send_again(small)
+            if self._again:
+                self._send_again(small)
             if small.has(file[2]):
                 self._finish(small)
             self._large.wait_for(file[2])
@@ -258,12 +260,13 @@ class _Mixed(Generic[Key]):
                 self._send(file, small, is_first=False)
 
     def _send(self, file: _File[Key], small: Singly[Key], is_first: bool) -> None:
-        before, self._directory = self._directory, _directory(file)
-        self._under_way[id(file[0])] = file, is_first
-        if self._apart and self._directory != before:
+        key, local, path = file
+        before, self._last = self._last, path
+        self._under_way[id(key)] = file, is_first
+        if self._apart and _directory(path) != _directory(before):
             small.cut()
-        if not small.add(*file):
-            self._under_way.pop(id(file[0]), None)
+        if not small.add(key, local, path):
+            self._under_way.pop(id(key), None)
             self._large.add(file)
 
     def ended(self, key: Key, result: Put | SmallPut | TransferFailure) -> None:
@@ -281,11 +284,11 @@ class _Mixed(Generic[Key]):
     def _taken(self) -> list[_File[Key]]:
         """Those that are to be sent once more, by directory."""
         taken, self._again = self._again, []
-        return sorted(taken, key=_directory)
+        return sorted(taken, key=lambda file: _directory(file[2]))
 
 
-def _directory(file: _File[Key]) -> str:
-    return file[2].rpartition("/")[0]
+def _directory(path: str) -> str:
+    return path.rpartition("/")[0]
 
 
 class Crew:

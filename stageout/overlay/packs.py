@@ -96,9 +96,9 @@ class _Load(Generic[Key]):
         """Whether there is one more path in it."""
         return len(self.paths) < MAX_FILES and self.paths_bytes + path_bytes <= MAX_PATHS_BYTES
 
-    def may_follow(self, earlier: int | None) -> bool:
-        """Whether it can say that it comes after a pack. :param earlier: number of that, None without one."""
-        return earlier is None or earlier in self.after or len(self.after) < MAX_AFTER
+    def may_follow(self, earlier: int) -> bool:
+        """Whether it can say that it comes after a pack. :param earlier: number of that."""
+        return earlier in self.after or len(self.after) < MAX_AFTER
 
     def add(self, key: Key, path: str, path_bytes: int, mode: int, size_bytes: int) -> None:
         """Take a file whose data lie behind those of the others already."""
@@ -210,15 +210,15 @@ class Packer(Generic[Key]):
         :raises TransferFailure: the router cannot be reached; no file that has not ended will.
         """
         path_bytes = len(path) * (_ESCAPED if path.isascii() else 2 * _ESCAPED) + 3
-        if self.has(path):
+        if path in self._names:
             self.finish()
         if seq and seq != self._load.next:
             self.cut()
             self._load.first = seq
-        earlier = self._kept.get(hash(path))
+        earlier = self._kept.get(hash(path)) if self._kept else None
         if not self._load.has_room(path_bytes):
             self._send_full()
-        elif not self._load.may_follow(earlier):
+        elif earlier is not None and not self._load.may_follow(earlier):
             self._send()
         load = self._load
         try:
@@ -400,7 +400,7 @@ class Packer(Generic[Key]):
         columns = zip(load.keys, load.sizes_bytes, load.digests, answer.generations)
         for position, (key, size_bytes, digest, generation) in enumerate(columns):
             end: End | None = None
-            if position in bad:
+            if bad and position in bad:
                 why, code = reasons.get(position, ""), codes.get(position, 0)
                 said = Result(self.origin, load.first + position, bad[position], why, code=code)
                 end = outcomes.failure(said, load.paths[position], self.gateway.server)
@@ -421,7 +421,10 @@ def _read(local: AnyPath, room: memoryview, start: int) -> tuple[int, int] | Non
     try:
         if before.st_size > MAX_FILE_BYTES:
             return None
-        size_bytes = _fill(descriptor, room[start : start + before.st_size + 1])
+        view = room[start : start + before.st_size + 1]
+        size_bytes = os.readv(descriptor, (view,))
+        if size_bytes < before.st_size:
+            size_bytes = _fill(descriptor, view, size_bytes)
         after = os.fstat(descriptor)
     except OSError as problem:
         raise TransferFailure(ErrorClass.LOCAL_FILE, f"{local}: {problem.strerror}") from None
@@ -433,12 +436,11 @@ def _read(local: AnyPath, room: memoryview, start: int) -> tuple[int, int] | Non
     return size_bytes, before.st_mode & 0o777
 
 
-def _fill(descriptor: int, view: memoryview) -> int:
+def _fill(descriptor: int, view: memoryview, filled: int) -> int:
     """Read up to the last byte but one, or beyond; how many there were. A network's filesystem may give less at once.
 
-    :raises OSError: it cannot be read.
+    :param filled: so many are there already. :raises OSError: it cannot be read.
     """
-    filled = os.readv(descriptor, (view,))
     while filled < len(view) - 1 and (more := os.readv(descriptor, (view[filled:],))):
         filled += more
     return filled
