@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from common import Figure, main_in_parts
 from routers import bare, peers
@@ -45,15 +46,26 @@ ROOT = Path(__file__).resolve().parents[1]
 ROUTERS = Path(__file__).resolve().parent / "routers"
 FILES, SIZE_BYTES, NAMES = 10_000, 4096, 2_000
 GOAL_PEER_MEMORY, GOAL_TAR_MEMORY, GOAL_PEER_DISK, GOAL_FAR = 5.0, 0.6, 1.5, 1.0
-OURS, COMMAND, TAR, CALLS = "overlay", "stageout put -r", "tar to tar", "system calls alone"
+OURS, TAR, CALLS = "overlay", "tar to tar", "system calls alone"
+COMMAND, COMMAND_BACK = "stageout put -r", "stageout get -r"
 BARE = "system calls alone, in Python"
-NO_PEERS = (OURS, COMMAND, TAR, CALLS, BARE)
+NO_PEERS = (OURS, COMMAND, COMMAND_BACK, TAR, CALLS, BARE)
 PARTS = ("memory", "disk, durable", "far")
 FAR = Link(12.5e6, 0.067, congestion="bbr")
 #: Files that the system calls alone bring to the disk at once.
 _CALLS_AT_ONCE = 4000
 #: A way to copy the source: to which subdirectory of its own place.
 Way = Callable[[str], None]
+
+
+class Copied(Protocol):
+    """Files, and ways to copy them all. :ivar files: how many."""
+
+    files: int
+    ways: dict[str, Way]
+
+    def time_s(self, way: str, into: str) -> float:
+        """Wall time of one way to copy everything; the copy is removed afterwards."""
 
 
 class Site:
@@ -71,7 +83,7 @@ class Site:
         self.ways: dict[str, Way] = {OURS: self._ours, COMMAND: self._command, TAR: self._tar}
         if shutil.which("cc"):
             self._calls_program = folder / "calls"
-            _run(["cc", "-O2", "-o", str(self._calls_program), str(ROUTERS / "calls.c")])
+            run(["cc", "-O2", "-o", str(self._calls_program), str(ROUTERS / "calls.c")])
             self.ways[CALLS] = self._calls
         if not durable:
             self._bare_port = stack.enter_context(_bare(folder / "bare"))
@@ -120,12 +132,12 @@ class Site:
 
     def _sync(self) -> None:
         """Everything of this filesystem, and of no other."""
-        _run(["sync", "-f", str(self._folder)])
+        run(["sync", "-f", str(self._folder)])
 
     def _calls(self, into: str) -> None:
         place = self._folder / "calls.d" / into
         place.mkdir(parents=True)
-        _run([str(self._calls_program), str(self.source), str(place), str(self.files), str(_CALLS_AT_ONCE)])
+        run([str(self._calls_program), str(self.source), str(place), str(self.files), str(_CALLS_AT_ONCE)])
 
     def _bare(self, into: str) -> None:
         bare.send(self._bare_port, self.source, into)
@@ -153,29 +165,29 @@ class Site:
         url = f"overlay://127.0.0.1:{self._router.port}/{into}"
         key = str(self._router.key_file("site"))
         command = [sys.executable, "-m", "stageout.cli.main", "put", "-r", str(self.source), url, "--key", key]
-        _run(command, self._folder / "bytecode")
+        run(command, self._folder / "bytecode")
 
     def _tar(self, into: str) -> None:
         place = self._folder / "tar" / into
         place.mkdir(parents=True)
-        _run(["sh", "-c", f"tar -C '{self.source}' -cf - . | tar -C '{place}' -xf -"])
+        run(["sh", "-c", f"tar -C '{self.source}' -cf - . | tar -C '{place}' -xf -"])
 
     def _globus(self, into: str) -> None:
         url = self._gridftp.url(f"{into}/")
-        _run(["globus-url-copy", "-q", "-cd", "-r", "-pp", "-cc", "4", f"file://{self.source}/", url])
+        run(["globus-url-copy", "-q", "-cd", "-r", "-pp", "-cc", "4", f"file://{self.source}/", url])
 
     def _xrdcp(self, into: str) -> None:
         url = f"root://127.0.0.1:{self._xrootd_port}//{into}/"
         (self._folder / "xrootd" / into).mkdir(mode=0o777)
         (self._folder / "xrootd" / into).chmod(0o777)
-        _run(["sh", "-c", f"exec xrdcp -s --parallel 4 '{self.source}'/* '{url}'"])
+        run(["sh", "-c", f"exec xrdcp -s --parallel 4 '{self.source}'/* '{url}'"])
 
     def _curl(self, into: str) -> None:
         names = (path.name for path in self.source.iterdir())
         lines = [f'url = "{self._web.url(f"{into}/{name}")}"\nupload-file = "{self.source / name}"' for name in names]
         config = self._folder / "curl.config"
         config.write_text("\nnext\nfail\nsilent\n".join(["fail\nsilent", *lines]) + "\n")
-        _run(["curl", "--parallel", "--parallel-max", "8", "--config", str(config)])
+        run(["curl", "--parallel", "--parallel-max", "8", "--config", str(config)])
 
 
 def _rename_all(session: Session, folder: str, names: int) -> None:
@@ -185,7 +197,7 @@ def _rename_all(session: Session, folder: str, names: int) -> None:
 
 
 @contextmanager
-def _disk(folder: Path) -> Iterator[Path]:
+def new_disk(folder: Path) -> Iterator[Path]:
     """A new ext4 in a file, where that is allowed; the folder itself otherwise."""
     if os.geteuid() or shutil.which("mkfs.ext4") is None:
         yield folder
@@ -194,15 +206,15 @@ def _disk(folder: Path) -> Iterator[Path]:
     mounted.mkdir()
     with image.open("wb") as file:
         file.truncate(4 << 30)
-    _run(["mkfs.ext4", "-q", "-E", "lazy_itable_init=0,lazy_journal_init=0", str(image)])
-    _run(["mount", "-o", "loop", str(image), str(mounted)])
+    run(["mkfs.ext4", "-q", "-E", "lazy_itable_init=0,lazy_journal_init=0", str(image)])
+    run(["mount", "-o", "loop", str(image), str(mounted)])
     try:
         yield mounted
     finally:
-        _run(["umount", str(mounted)])
+        run(["umount", str(mounted)])
 
 
-def _run(command: list[str], bytecode: Path | None = None) -> str:
+def run(command: list[str], bytecode: Path | None = None) -> str:
     """What it prints. :param bytecode: where Python keeps what it compiled, as an installed package has it.
 
     :raises StageoutError: it failed.
@@ -233,7 +245,7 @@ def _bare(folder: Path) -> Iterator[int]:
             receiver.terminate()
 
 
-def rounds_of(site: Site, rounds: int) -> list[dict[str, float]]:
+def rounds_of(site: Copied, rounds: int) -> list[dict[str, float]]:
     """Files a second of every way, round by round; the order is turned each time, and one round warms up."""
     ways = list(site.ways)
     found = []
@@ -243,7 +255,9 @@ def rounds_of(site: Site, rounds: int) -> list[dict[str, float]]:
     return found[1:]
 
 
-def figures_of(place: str, rounds: list[dict[str, float]], goal_peer: float, goal_tar: float | None) -> list[Figure]:
+def figures_of(
+    place: str, rounds: list[dict[str, float]], goal_peer: float | None, goal_tar: float | None
+) -> list[Figure]:
     """Rates of all, and the ratios that the goals are about."""
     peers = [way for way in rounds[0] if way not in NO_PEERS]
     rates = {way: statistics.median(one[way] for one in rounds) for way in rounds[0]}
@@ -271,7 +285,7 @@ def place_figures(durable: bool, rounds: int, files: int) -> list[Figure]:
         parent = None if durable else "/dev/shm"
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stageout-bench-", dir=parent)))
         folder.chmod(0o755)  # servers have users of their own
-        folder = stack.enter_context(_disk(folder)) if durable else folder
+        folder = stack.enter_context(new_disk(folder)) if durable else folder
         servers = stack.enter_context(ExitStack())
         site = Site(folder, files, durable, servers)
         before_s = site.cpu_s()
@@ -293,13 +307,13 @@ def far_figures(rounds: int, files: int) -> list[Figure]:
         for number in range(files):
             (source / f"file{number:05}").write_bytes(os.urandom(SIZE_BYTES))
         settings = {"STAGEOUT_ROUTER_HOST": area.far_address}
-        with _disk(Path(name)) as disk, RouterProcess(disk / "router", settings, wrapper=area.far) as router:
+        with new_disk(Path(name)) as disk, RouterProcess(disk / "router", settings, wrapper=area.far) as router:
             end = f"{area.far_address}:{router.port}"
             command = [*area.near, sys.executable, str(ROUTERS / "sender.py"), "many", str(source), end]
             command += [str(router.key_file("site")), "direct"]
             took_s = []
             for _ in range(rounds):
-                took_s.append(float(json.loads(_run(command))["took_s"]))
+                took_s.append(float(json.loads(run(command))["took_s"]))
                 there = len(list((router.root / "many").iterdir()))
                 if there != files:
                     raise StageoutError(f"{there} of {files} files arrived")
