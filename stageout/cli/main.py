@@ -36,7 +36,8 @@ As POST script of a DAG node (a POST script decides about its node, so hand it t
 With DEFER, DAGMan asks again every minute, and a node that waits takes none of the places for POST scripts."""
 
 _ASK = {
-    "retry": "Tries failed and waiting files again at once, with fresh attempts. On success a held job completes.",
+    "retry": "Tries failed and waiting files again at once, with fresh attempts. On success a held job completes.\n"
+    "What the sub-code of a hold asks for first is in docs/COMMANDS.md, 'A held job'.",
     "cancel": "Gives up the delivery of a job's output; the execute point deletes it. The job is not run again.",
     "pause": "Sends nothing more of a job's output until 'stageout resume'. A file on its way is finished.",
     "resume": "Goes on with the delivery after 'stageout pause'.",

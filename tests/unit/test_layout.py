@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from schedd_agent.model import HOLD_SUBCODE_BASE
 from stageout.core.config import KNOBS
+from stageout.core.errors import ErrorClass
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -207,3 +209,20 @@ def test_links_between_pages_lead_somewhere() -> None:
 def test_the_readme_leads_to_every_page() -> None:
     readme = (ROOT / "README.md").read_text()
     assert not [page.name for page in (ROOT / "docs").glob("*.md") if f"(docs/{page.name})" not in readme]
+
+
+def test_what_an_administrator_may_see_is_what_the_daemons_say() -> None:
+    """Every event and every phrase of the first columns stands in the code, as it is written there."""
+    page = (ROOT / "docs" / "OPERATING.md").read_text()
+    (section,) = re.findall(r"^## When something is wrong\n.*?(?=^## )", page, re.S | re.M)
+    rows = re.findall(r"^\| (.*?) \|", section, re.M)
+    seen = {word for row in rows for word in re.findall(r"`([^`]+)`", row)}
+    code = "\n".join(path.read_text() for path in _sources())
+    assert len(seen) > 70
+    assert not {word for word in seen if (f'"{word}"' if re.fullmatch("[a-z]+(-[a-z]+)*", word) else word) not in code}
+
+
+def test_what_a_held_job_asks_for_is_said_of_every_class_of_errors() -> None:
+    page = (ROOT / "docs" / "COMMANDS.md").read_text()
+    codes = [int(code) for row in re.findall(r"^\| ([\d, ]+) \|", page, re.M) for code in re.findall(r"20\d{3}", row)]
+    assert sorted(codes) == sorted(HOLD_SUBCODE_BASE + kind.code for kind in ErrorClass)
