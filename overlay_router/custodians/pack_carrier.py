@@ -273,9 +273,8 @@ class Way:
             self._sent[key] = self._new(order, pack)
         channel = self._connected()
         if not has_no_answer and _has_lost(channel, order, pack):
-            known = self._found_at_its_end(order)
             del self._sent[key]
-            self._answer(Answer(order.number, known))
+            self._answer(self._found_at_its_end(order))
             return
         self._origins.add(pack.origin)
         channel.send(Low(pack.origin, order.low))
@@ -286,15 +285,20 @@ class Way:
         if not has_no_answer:
             channel.send(Status(pack.origin, pack.seq, len(pack.paths)))
 
-    def _found_at_its_end(self, order: Order) -> list[_FileResult]:
-        """Of a pack that is not sent any more, to a terminal that cannot say what it did."""
+    def _found_at_its_end(self, order: Order) -> Answer:
+        """Of a pack that is not sent any more, to a terminal that cannot say what it did.
+
+        What cannot be read just now is a failure: it is looked for again.
+        """
         pack = as_pack(order.pack)
         try:
             known = _there(self._look(order, load(order)))
-        except (Gone, OSError, frames.NoDigest):
+        except OSError as problem:
+            return _failure(order.number, TransferFailure(ErrorClass.UNKNOWN, f"it was not looked for: {problem}"))
+        except (Gone, frames.NoDigest):
             known = {}
         unknown = "expired", _LOST.format(self.gateway.server), 0, 0
-        return [known.get(place, unknown) for place in range(len(pack.paths))]
+        return Answer(order.number, [known.get(place, unknown) for place in range(len(pack.paths))])
 
     def _connected(self) -> Channel:
         if self._channel is None:
