@@ -20,12 +20,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from queue import SimpleQueue
 
-from overlay_router.custodians.pack_looking import Files, Seen, look
 from overlay_router.custodians.pack_records import as_pack
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.sockets import readable
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.links import Claim, Lane, links
+from stageout.overlay.pack_looking import NEWER, Files, Seen, look
 from stageout.wire import frames, packs
 from stageout.wire.overlay import Cancel, Custody, Low, Message, NoSpace, Pack, Packed, Result, Status
 from stageout.wire.packs import DIGEST_BYTES
@@ -35,7 +35,6 @@ _ASK_EVERY_S = 10.0
 #: One connection may speak of so many origins; then it is made anew.
 _MOST_ORIGINS = 2000
 _LOST = "whether it has happened is not known, for {} has lost its records: look before you do it again"
-_NEWER = "{} has lost its records, and a file that is newer has this name: look before you do it again"
 _FileResult = tuple[str, str, int, int]
 Known = dict[int, _FileResult]
 """Outcome, reason, generation and class of failure of files, by position."""
@@ -257,7 +256,7 @@ class Way:
             return {}
         unwanted = {seq - one.pack.seq for seq in order.cancelled}
         seen = self._look(order, one)
-        newer = "failed", _NEWER.format(self.gateway.server), 0, ErrorClass.CONFLICT.code
+        newer = "failed", NEWER.format(self.gateway.server), 0, ErrorClass.CONFLICT.code
         found: Known = dict.fromkeys(seen.newer - unwanted, newer)
         return {**found, **_there(seen)}
 

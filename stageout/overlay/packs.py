@@ -23,6 +23,7 @@ from stageout.overlay import outcomes
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.helpers import MOST, Helpers, Parcel
 from stageout.overlay.kept import Room
+from stageout.overlay.pack_looking import NEWER, Files, look
 from stageout.overlay.sources import AnyPath, open_source
 from stageout.wire.deposits import EXPIRES_AFTER_S
 from stageout.wire.fields import MAX_AFTER, MAX_PATH_BYTES
@@ -72,6 +73,8 @@ class _Load(Generic[Key]):
 
     :param keys: what the caller knows them by. :param head: while it is under way.
     :param in_custody: a custodian has it. :param after: first numbers of packs with earlier versions of some of them.
+    :param digest_name: the kind of ``digests``. :param said_at: when it was sent first, by the router's clock.
+    :param known: by place, files that a router which has lost its records has; or why they are not to be sent there.
     """
 
     first: int
@@ -86,6 +89,9 @@ class _Load(Generic[Key]):
     head: Pack | None = None
     in_custody: bool = False
     after: set[int] = field(default_factory=set)
+    digest_name: str = ""
+    said_at: int = 0
+    known: dict[int, SmallPut | str] = field(default_factory=dict)
 
     @property
     def next(self) -> int:
@@ -122,9 +128,29 @@ class _Load(Generic[Key]):
         if not self.digests:
             ends = list(accumulate(self.sizes_bytes, initial=0))
             self.digests = [channel.digest(self.room[start:end]) for start, end in zip(ends, ends[1:])]
+            self.digest_name, self.said_at = channel.digest_name, int(time.time()) + channel.ahead_s
         data = self.room[: self.data_bytes]
         if helpers is None or not helpers.send(Parcel(self.head, self.digests, bytes(data)), channel):
             channel.send_pack(self.head, self.digests, (data,))
+
+    def look(self, gateway: Gateway, route: Route) -> None:
+        """Find out which of its files need not, or must not, be sent. :raises TransferFailure: nobody can look now."""
+        assert self.head is not None
+        unknown = [place for place in range(len(self.paths)) if place not in self.known]
+        seen = look(gateway, Files(self.head, self.digest_name, self.digests, self.said_at), unknown, route)
+        for place, generation in seen.same.items():
+            self.known[place] = SmallPut(
+                self.sizes_bytes[place], self.digest_name, self.digests[place].hex(), generation
+            )  # fmt: skip
+        self.known.update(dict.fromkeys(seen.newer, NEWER.format(gateway.server)))
+        self.head = replace(self.head, cancelled=tuple(self.first + place for place in sorted(self.known)))
+
+    def ended(self, place: int, server: str) -> End | None:
+        """What became of a file that was not to be sent, for it was looked for; None for any other."""
+        known = self.known.get(place)
+        if isinstance(known, str):
+            return TransferFailure(ErrorClass.CONFLICT, f"{self.paths[place]}: {known}", server)
+        return known
 
 
 class Packer(Generic[Key]):
@@ -168,6 +194,7 @@ class Packer(Generic[Key]):
             release="custody" if custody else "delivered",
         )  # fmt: skip
         self._channel: Channel | None = None
+        self._store = ""
         self._rooms: list[memoryview] = []
         self._load: _Load[Key] = self._new(1)
         self._waiting: deque[_Load[Key]] = deque()
@@ -320,6 +347,7 @@ class Packer(Generic[Key]):
             if self._helpers is not None and time.monotonic() - started_s < _FAR_S:
                 self._helpers.close()
                 self._helpers = None
+            self._meet(self._channel)
             self._channel.send(Low(self.origin, 0))
             for load in self._waiting:
                 if load.in_custody:
@@ -327,6 +355,14 @@ class Packer(Generic[Key]):
                 else:
                     load.put(self._channel, self._helpers)
         return self._channel
+
+    def _meet(self, channel: Channel) -> None:
+        """Packs that may have been executed by a router that has lost its records since then are looked for there."""
+        is_lost = channel.store and self._store not in ("", channel.store)
+        if is_lost and channel.cancels and not self._like.terminal:
+            for load in (load for load in self._waiting if load.digests):
+                load.look(self.gateway, self._routes[0])
+        self._store = channel.store or self._store
 
     def _question(self, load: _Load[Key]) -> Status:
         return Status(self.origin, load.first, len(load.paths))
@@ -403,7 +439,8 @@ class Packer(Generic[Key]):
             if bad and position in bad:
                 why, code = reasons.get(position, ""), codes.get(position, 0)
                 said = Result(self.origin, load.first + position, bad[position], why, code=code)
-                end = outcomes.failure(said, load.paths[position], self.gateway.server)
+                end = load.ended(position, self.gateway.server)
+                end = end or outcomes.failure(said, load.paths[position], self.gateway.server)
             ended(key, end or SmallPut(size_bytes, digest_name, digest.hex(), generation))
 
 

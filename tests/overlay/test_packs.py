@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -128,3 +130,32 @@ def test_only_below_the_prefix_and_only_with_a_router(router: RouterProcess, gat
     router.stop()
     with pytest.raises(TransferFailure, match="refused"):
         _send(dataclasses.replace(gateway, timeout_s=1), tmp_path, ["f"])
+
+
+def test_a_router_that_lost_its_records_is_not_sent_what_it_has(tmp_path: Path) -> None:
+    armed, names = tmp_path / "armed", [f"d0/f{number}" for number in range(0, 35, 7)]
+    files = _make(tmp_path / "from", 35, 100)
+    settings = {"STAGEOUT_FAULTS": f"overlay-pack-settle=kill-after@{armed}"}
+    with RouterProcess(tmp_path / "router", settings) as router:
+        gateway = Gateway("127.0.0.1", router.port, *read_key(router.key_file("site")), timeout_s=60)
+        armed.touch()
+        with ThreadPoolExecutor(1) as pool:
+            sending = pool.submit(_send, gateway, tmp_path / "from", names)
+            router.wait_for_end()
+            for path in (router.home / "records").glob("*.sqlite*"):
+                path.unlink()
+            there = router.root / "to/d0"
+            kept = {name: (there / name).stat().st_ino for name in ("f0", "f28")}
+            (there / "f7").write_bytes(b"newer, of somebody else")
+            os.utime(there / "f7", (time.time() + 60,) * 2)
+            (there / "f14").unlink()
+            (there / "f21").write_bytes(b"older")
+            os.utime(there / "f21", (1000, 1000))
+            router.start()
+            ends = sending.result(60)
+        newer = ends.pop("d0/f7")
+        assert isinstance(newer, TransferFailure)
+        assert (newer.kind, "a file that is newer has this name" in str(newer)) == (ErrorClass.CONFLICT, True)
+        assert all(isinstance(end, SmallPut) for end in ends.values()), ends
+        assert _there(router) == {**{name: files[name] for name in names}, "d0/f7": b"newer, of somebody else"}
+        assert {name: (there / name).stat().st_ino for name in kept} == kept

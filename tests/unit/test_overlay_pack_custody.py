@@ -11,16 +11,14 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from overlay_router.custodians import pack_carrier, pack_turns
+from overlay_router.custodians import pack_turns
 from overlay_router.custodians.carrier_process import CarrierProcess
 from overlay_router.custodians.pack_carrier import Answer, Gone, Order, Way, _Sent, load
 from overlay_router.custodians.pack_forwarder import PackForwarder, _Given
-from overlay_router.custodians.pack_looking import Seen
 from overlay_router.custodians.pack_records import HeldPack, as_pack
 from overlay_router.custodians.pack_turns import Lane, Turns
 from overlay_router.custodians.said import ASKS_S
@@ -157,28 +155,6 @@ def test_a_lack_of_descriptors_is_no_damage(spooling: Spooling, monkeypatch: pyt
     (answer,) = answers
     assert (answer.damaged, answer.code) == ([], ErrorClass.UNKNOWN.code)
     assert ErrorClass.UNKNOWN.retryable
-
-
-def test_what_expires_is_not_called_expired_while_nobody_could_look(
-    spooling: Spooling, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its terminal has lost its records, and there is no descriptor to read what it should have."""
-    spooling.one.packs.take([pack(release="custody")])
-    one, answers = replace(order(spooling), asks=True, said_to="old", store="new"), list[Answer]()
-
-    def short_of(path: Path) -> bytes:
-        raise OSError(errno.EMFILE, "too many open files")
-
-    way = Way(Gateway("localhost", 1, "k", b""), answers.append)
-    monkeypatch.setattr(Way, "_connected", lambda self: SimpleNamespace(store="new"))
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "read_bytes", short_of)
-        way._inquire(one, pack_carrier.as_pack(one.pack))
-    monkeypatch.setattr(Way, "_look", lambda self, order, load: Seen({1: 7}, set()))
-    way._inquire(one, pack_carrier.as_pack(one.pack))
-    now, later = answers
-    assert (now.results, now.code, "too many open files" in now.failure) == ([], ErrorClass.UNKNOWN.code, True)
-    assert [result[0] for result in later.results] == ["expired", "done", "expired"]
 
 
 def test_a_full_spool_and_what_is_too_late_are_said(spooling: Spooling) -> None:

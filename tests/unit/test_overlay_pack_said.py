@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from overlay_router.custodians import pack_looking
-from overlay_router.custodians.pack_carrier import Answer
+from overlay_router.custodians.pack_carrier import Answer, Way
+from overlay_router.custodians.pack_records import as_pack
 from overlay_router.custodians.said import ASKS_S
 from overlay_router.waiting import Packs
 from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay import pack_looking
 from stageout.overlay.channel import Gateway
+from stageout.overlay.pack_looking import Seen
 from stageout.wire.overlay import Answer as Entry
 from stageout.wire.overlay import FoundPack, GetPack, Packed, Result, Stat
 from tests.unit.test_overlay_custodian import TERMINAL, Spooling
 from tests.unit.test_overlay_destination import EXPIRES, ORIGIN
-from tests.unit.test_overlay_pack_custody import DONE, Delivering, pack, spooling
+from tests.unit.test_overlay_pack_custody import DONE, Delivering, order, pack, spooling
 from tests.unit.test_overlay_packs import digest
 
 __all__ = ["spooling"]
@@ -232,3 +237,25 @@ def test_a_pack_that_waits_for_the_disk_is_known() -> None:
         assert not waiting.has(ORIGIN, 1)
 
     asyncio.run(run())
+
+
+def test_what_expires_is_not_called_expired_while_nobody_could_look(
+    spooling: Spooling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its terminal has lost its records, and there is no descriptor to read what it should have."""
+    spooling.one.packs.take([pack(release="custody")])
+    one, answers = replace(order(spooling), asks=True, said_to="old", store="new"), list[Answer]()
+
+    def short_of(path: Path) -> bytes:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    way = Way(Gateway("localhost", 1, "k", b""), answers.append)
+    monkeypatch.setattr(Way, "_connected", lambda self: SimpleNamespace(store="new"))
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", short_of)
+        way._inquire(one, as_pack(one.pack))
+    monkeypatch.setattr(Way, "_look", lambda self, order, load: Seen({1: 7}, set()))
+    way._inquire(one, as_pack(one.pack))
+    now, later = answers
+    assert (now.results, now.code, "too many open files" in now.failure) == ([], ErrorClass.UNKNOWN.code, True)
+    assert [result[0] for result in later.results] == ["expired", "done", "expired"]

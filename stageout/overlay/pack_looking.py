@@ -14,16 +14,19 @@ from stageout.wire import frames
 from stageout.wire.frames import Buffer
 from stageout.wire.overlay import Answer, GetPack, Pack, Stat
 from stageout.wire.pack_gets import MAX_ASKED, MAX_ASKED_BYTES
+from stageout.wire.route import Route
 
 #: Names that are asked about at once.
 _TOGETHER = 64
+NEWER = "{} has lost its records, and a file that is newer has this name: look before you do it again"
+"""What the owner of a file is told that must not be sent; with the name of the router."""
 
 
 @dataclass(frozen=True)
 class Files:
-    """Small files in the spool, by their place in the pack. :param digest: the kind of ``digests``.
+    """Small files as who sends them has them, by their place in the pack. :param digest: the kind of ``digests``.
 
-    :param taken_at: Unix time in seconds at which the custodian took them.
+    :param taken_at: Unix time in seconds from which on a file of another content is newer than these.
     """
 
     pack: Pack
@@ -35,24 +38,24 @@ class Files:
 class Seen(NamedTuple):
     """What is there, by place. :param same: generations of files that are there. :param newer: others have their names.
 
-    Those were changed after the custodian had taken these.
+    Those were changed after these had been taken, or sent first.
     """
 
     same: dict[int, int]
     newer: set[int]
 
 
-def look(gateway: Gateway, files: Files, places: Iterable[int]) -> Seen:
+def look(gateway: Gateway, files: Files, places: Iterable[int], route: Route = ()) -> Seen:
     """Look for files at their terminal. What may not be looked at counts as not there.
 
-    :raises TransferFailure: it is not reached.
+    :param route: by which it is reached. :raises TransferFailure: it is not.
     """
-    entries = _entries(gateway, files.pack, list(places))
+    entries = _entries(gateway, route, files.pack, list(places))
     candidates = [
         place for place, entry in entries.items()
         if entry.kinds == ("file",) and entry.sizes_bytes == (files.pack.sizes_bytes[place],)
     ]  # fmt: skip
-    same = {place: entries[place].generation for place in _same(gateway, files, candidates)}
+    same = {place: entries[place].generation for place in _same(gateway, route, files, candidates)}
     newer = {
         place for place, entry in entries.items()
         if place not in same and entry.kinds == ("file",) and entry.modified[0] > files.taken_at
@@ -60,9 +63,9 @@ def look(gateway: Gateway, files: Files, places: Iterable[int]) -> Seen:
     return Seen(same, newer)
 
 
-def _entries(gateway: Gateway, pack: Pack, places: list[int]) -> dict[int, Answer]:
+def _entries(gateway: Gateway, route: Route, pack: Pack, places: list[int]) -> dict[int, Answer]:
     found: dict[int, Answer] = {}
-    with Channel(gateway) as channel:
+    with Channel(gateway, route) as channel:
         for start in range(0, len(places), _TOGETHER):
             some = places[start : start + _TOGETHER]
             for place in some:
@@ -75,11 +78,11 @@ def _entries(gateway: Gateway, pack: Pack, places: list[int]) -> dict[int, Answe
     return found
 
 
-def _same(gateway: Gateway, files: Files, places: list[int]) -> Iterator[int]:
+def _same(gateway: Gateway, route: Route, files: Files, places: list[int]) -> Iterator[int]:
     """Those of which just these data are there."""
     digest, alone = frames.digest_of_kind(files.digest), list[int]()
     for some in _questions(files.pack, places):
-        codes, data = _fetched(gateway, files.pack, some)
+        codes, data = _fetched(gateway, route, files.pack, some)
         for place, code, content in zip(some, codes, data):
             if code:
                 alone.append(place)
@@ -88,14 +91,14 @@ def _same(gateway: Gateway, files: Files, places: list[int]) -> Iterator[int]:
     for place in alone:
         path, size_bytes = files.pack.paths[place], files.pack.sizes_bytes[place]
         digests = [files.digests[place]] if size_bytes else []
-        if generation_of(gateway, ((),), path, size_bytes, files.digest, digests) is not None:
+        if generation_of(gateway, (route,), path, size_bytes, files.digest, digests) is not None:
             yield place
 
 
-def _fetched(gateway: Gateway, pack: Pack, places: list[int]) -> tuple[Sequence[int], Sequence[Buffer]]:
+def _fetched(gateway: Gateway, route: Route, pack: Pack, places: list[int]) -> tuple[Sequence[int], Sequence[Buffer]]:
     """What is in files, with the class of the failure of those that are to be fetched by themselves."""
     alone = [ErrorClass.NOT_SUPPORTED.code] * len(places), [b""] * len(places)
-    with Channel(gateway) as channel:
+    with Channel(gateway, route) as channel:
         if not channel.packs:
             return alone
         channel.send(GetPack(tuple(pack.paths[place] for place in places)))
