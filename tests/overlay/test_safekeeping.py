@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -171,7 +172,7 @@ def test_too_few_custodians_keep_nothing(
 ) -> None:
     terminal, one, _ = routers
     terminal.stop()
-    origin = "0f" * 16
+    away_since_s, origin = time.monotonic(), "0f" * 16
     same = Custodian(gateway_of(one), terminal.address)
     nobody = Custodian(Gateway("127.0.0.1", 1, "site", b"x"), terminal.address)
     with pytest.raises(TransferFailure, match=r"1 of 2 custodians could be had.*Connection refused") as caught:
@@ -181,7 +182,9 @@ def test_too_few_custodians_keep_nothing(
     with pytest.raises(TransferFailure, match="is the same router"):
         deposit_copies([same, same], source, "few/g", copies=2)
     terminal.start()
-    wait_until(lambda: said(one, origin) == "done", what="the delivery")
+    away_s = time.monotonic() - away_since_s
+    # Pauses double, so the last one is as long as all before it.
+    wait_until(lambda: said(one, origin) == "done", what="the delivery", timeout_s=60 + away_s)
     wait_until(lambda: is_empty(one), what="the first to give the other up", describe=lambda: one.log[-5000:])
     assert not (terminal.root / "few/g").exists()
     key = ["--key", str(terminal.key_file("site"))]
