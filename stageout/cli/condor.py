@@ -6,9 +6,12 @@ what has no value is left out. Whatever goes wrong becomes a :class:`CommandErro
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
+from stageout.cli.clocks import ahead_of_collector_s, collector_ahead_s, shifted
 from stageout.cli.exits import CommandError, Unavailable
 from stageout.cli.jobs import ATTRIBUTES, Job, JobId, constraint, is_cluster_ad
 from stageout.core.classads import ClassAd
@@ -16,12 +19,10 @@ from stageout.wire.custody import (
     AD_LIFETIME_S,
     AGENT_AD,
     MANAGER_AD,
-    AgentNotice,
     BadPayload,
     Report,
     check_signature,
     payload_of,
-    read_notice,
     read_report,
 )
 
@@ -215,7 +216,8 @@ class Pool:
     def reports(self, managers: Iterable[str] | None = None) -> list[Report]:
         """What the managers said last, whichever door it came in by (their own ads, or slot ads), if well signed.
 
-        A name can be taken by anybody: of two keys that speak in one name both are returned.
+        A name can be taken by anybody: of two keys that speak in one name both are returned. All times are those of
+        this machine's clock.
 
         :param managers: only of these; None for all.
         :raises Unavailable: the collector does not answer.
@@ -225,6 +227,7 @@ class Pool:
             names = " || ".join(f"StageOutManager == {quote(name)}" for name in sorted(set(managers)))
             wanted += f" && ({names or 'false'})"
         newest: dict[tuple[str, str], Report] = {}
+        ahead_s: dict[tuple[str, str], int] = {}
         for ad in self.ads(wanted):
             try:
                 report = read_report(payload_of(ad))
@@ -235,7 +238,8 @@ class Pool:
             known = newest.get((report.manager, report.key))
             if known is None or known.number < report.number:
                 newest[report.manager, report.key] = report
-        return list(newest.values())
+                ahead_s[report.manager, report.key] = ahead_of_collector_s(ad)
+        return [shifted(report, -ahead_s[who] - self._ahead_s) for who, report in newest.items()]
 
     def heard(self, managers: Iterable[str]) -> set[str]:
         """Those of these managers whose report is news, by the clock of who shows it: the collector's for their own
@@ -246,18 +250,21 @@ class Pool:
         names = " || ".join(f"StageOutManager == {quote(name)}" for name in sorted(set(managers) - {""}))
         return {ad.text("StageOutManager") for ad in self.ads(f"({names or 'false'}) && {_NEWS}", ["StageOutManager"])}
 
-    def notices(self, schedd: str) -> list[AgentNotice]:
-        """What the agents of a schedd said last about themselves.
+    def agent_heard_at(self, schedd: str) -> int:
+        """When the collector heard the agent of a schedd last, by this machine's clock, in seconds; 0: it knows none.
 
         :raises Unavailable: the collector does not answer.
         """
-        found = []
-        for ad in self.ads(f'MyType == "{AGENT_AD}" && StageOutSchedd == {quote(schedd)}'):
-            try:
-                found.append(read_notice(payload_of(ad)))
-            except BadPayload:
-                continue
-        return found
+        wanted = f'MyType == "{AGENT_AD}" && StageOutSchedd == {quote(schedd)}'
+        heard_at = max((ad.integer("LastHeardFrom") for ad in self.ads(wanted, ["LastHeardFrom"])), default=0)
+        return heard_at - self._ahead_s if heard_at else 0
+
+    @cached_property
+    def _ahead_s(self) -> int:
+        """By how much the collector's clock is ahead of this machine's."""
+        return collector_ahead_s(
+            lambda by_s: bool(self.ads(f'MyType == "Collector" && time() >= {int(time.time()) + by_s}', ["MyType"]))
+        )
 
     def ads(self, wanted: str, projection: Sequence[str] = ()) -> list[ClassAd]:
         """Ads of any type in the collector.

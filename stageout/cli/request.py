@@ -185,12 +185,12 @@ def _outcome(job: Job | None, verb: str) -> str:
 
 
 def agent_silence_s(queue: Queue, pool: Pool, now: float) -> float:
-    """For how long the schedd's agent has said nothing, in seconds; infinite when the collector knows none.
+    """For how long the collector has not heard the schedd's agent, in seconds; infinite when it knows none.
 
     :param now: wall clock, seconds.
     """
-    newest = max((notice.sent_at for notice in pool.notices(queue.name())), default=0)
-    return now - newest if newest else float("inf")
+    heard_at = pool.agent_heard_at(queue.name())
+    return max(0.0, now - heard_at) if heard_at else float("inf")
 
 
 def no_answer(schedd: str, silence_s: float, jobs: Sequence[JobId]) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from stageout.cli.jobs import COMPLETED, HELD, REMOVED, STATUS_WORDS, Job
@@ -162,6 +163,31 @@ def _from_report(job: Job, box: SandboxReport, report: Report) -> dict[str, Any]
         "files": box.files,
         "custody": custody,
     }
+
+
+def about(rows: Sequence[Row], reports: Iterable[Report]) -> list[Report]:
+    """The reports of who has the output of these rows, each with the servers that something of it is still to go to.
+
+    Of output of which not all files are known here every server may be one.
+    """
+    wanted: dict[str, set[str] | None] = {}
+    for row in rows:
+        left = [file for file in row.files if file.state != State.DELIVERED]
+        known = wanted.setdefault(row.manager, set())
+        is_known = known is not None and len(left) >= row.files_left
+        servers = {_server(file.url) for file in left if file.state not in _ENDED}
+        wanted[row.manager] = servers.union(known or ()) if is_known else None
+    return [
+        replace(report, servers=tuple(one for one in report.servers if some is None or one.server in some))
+        for report in reports
+        if (some := wanted.get(report.manager, set())) is None or some
+    ]
+
+
+def _server(url: str) -> str:
+    """Method and host, as managers name a server. :param url: as people see it."""
+    scheme, _, rest = url.partition("://")
+    return f"{re.split('[-+.]', scheme)[-1]}://{rest.partition('/')[0]}".lower()
 
 
 def as_json(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from stageout.cli import render
 from stageout.cli.exits import CommandError, Exit, Unavailable, UnknownJob, UsageError
 from stageout.cli.jobs import Job, JobId, parse_job_ids
-from stageout.cli.rows import Row, as_json, merge, rows_of_report
+from stageout.cli.rows import Row, about, as_json, merge, rows_of_report
 
 if TYPE_CHECKING:
     from stageout.cli.condor import Pool, Queue
@@ -88,7 +88,8 @@ def _with_reports(jobs: list[Job], pool: Pool, managers: set[str] | None) -> Sna
     rows = merge(jobs, reports)
     awaited = render.awaited_managers(rows)
     silent = sorted(awaited - pool.heard(awaited)) if awaited else []
-    return Snapshot(rows, [*render.server_notes(reports, time.time()), *map(render.silence_note, silent)])
+    away = render.server_notes(about(rows, reports), time.time())
+    return Snapshot(rows, [*away, *map(render.silence_note, silent)])
 
 
 def _wanted_jobs(queue: Queue, wanted: list[JobId]) -> list[Job]:
@@ -111,13 +112,13 @@ def _node_look(options: argparse.Namespace) -> Callable[[], Snapshot]:
 
     def look() -> Snapshot:
         report, streams = local_report(time.time()), local_streams()
-        rows, notes = rows_of_report(report), render.server_notes([report], time.time())
+        rows = rows_of_report(report)
         if not wanted:
-            return Snapshot(rows, notes, streams)
+            return Snapshot(rows, render.server_notes([report], time.time()), streams)
         kept = [row for row in rows if any(one.covers(parse_job_ids([row.job])[0]) for one in wanted)]
         if not kept:
             raise UnknownJob(f"{', '.join(map(str, wanted))}: no output of it is on this node")
-        return Snapshot(kept, notes, streams)
+        return Snapshot(kept, render.server_notes(about(kept, [report]), time.time()), streams)
 
     return look
 

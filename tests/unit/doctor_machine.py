@@ -59,12 +59,19 @@ def seen_file(uid: int = 0, mode: int = 0o755, device: int = 1, kind: int = stat
 
 
 def notice(age_s: float = 10, **extra: Any) -> ClassAd:
-    return ClassAd(notice_ad(AgentNotice("ap", "ap", KEY.public, 1, int(NOW - age_s), extra=extra), KEY))
+    ad = notice_ad(AgentNotice("ap", "ap", KEY.public, 1, int(NOW - age_s), extra=extra), KEY)
+    return ClassAd({**ad, "LastHeardFrom": int(NOW - age_s)})
 
 
 def manager_ad(key: SigningKey | None = None, **changed: Any) -> ClassAd:
     report = Report("ep@node", key.public if key else "", 1, int(NOW), {}, 0)
-    return ClassAd({**report_ad(report, key), **changed})
+    return ClassAd({**report_ad(report, key), "LastHeardFrom": int(NOW), **changed})
+
+
+def slot_of_a_node_behind(by_s: int) -> ClassAd:
+    """A slot that carries a report, which may be older than the ad."""
+    clock = {"MyType": "Machine", "MyCurrentTime": int(NOW) - by_s, "LastHeardFrom": int(NOW)}
+    return manager_ad(KEY, StageOutAccept=True, StageOutHeartbeat=int(NOW), StageOutSentAt=int(NOW) - 999, **clock)
 
 
 def manager_answer_of(problem: str = "") -> ClassAd:
@@ -165,9 +172,8 @@ class Fake:
         return [ad for ad in found if "StageOutPayload" not in constraint or ad.text("StageOutPayload")]
 
     def _clock_answer(self, constraint: str) -> list[ClassAd]:
-        _, sign, limit = constraint.split("&& ")[1].split(" ")
-        theirs = NOW - self.ahead_s
-        return [ClassAd()] if (theirs < int(limit) if sign == "<" else theirs > int(limit)) else []
+        at_least = constraint.partition("&& time() >= ")[2]
+        return [ClassAd()] if NOW - self.ahead_s >= int(at_least) else []
 
     def ask_daemon(self, kind: str, parameter: str) -> str | None:
         return self.live.get(parameter, self.values.get(parameter))

@@ -28,6 +28,7 @@ from doctor_machine import (
     manager_answer_of,
     notice,
     seen_file,
+    slot_of_a_node_behind,
 )
 
 from stageout.cli.doctor import alone, config, node, report
@@ -203,9 +204,16 @@ FAULTS: list[tuple[str, Level, str, Callable[[Fake], None]]] = [
     ("plugin-rest", Level.UNCHECKED, "uid 0 may not look", file("/proc/76/root/movers/1", PermissionError(13, ""))),
     ("restart-risk", Level.UNCHECKED, "no sandbox manager", has(manager=FileNotFoundError(2, "", "x"))),
     ("collector", Level.FAIL, "does not answer", has(collector_down=True)),
-    ("clock", Level.WARN, "more than 30 s ahead", has(ahead_s=50)),
-    ("clock", Level.FAIL, "more than 120 s ahead", has(ahead_s=200)),
-    ("clock", Level.FAIL, "more than 3600 s behind", has(ahead_s=-7000)),
+    ("clock", Level.WARN, "50 s ahead", has(ahead_s=50)),
+    ("clock", Level.FAIL, "200 s ahead", has(ahead_s=200)),
+    ("clock", Level.FAIL, "7000 s behind", has(ahead_s=-7000)),
+    (
+        "node-clocks",
+        Level.WARN,
+        "ep@node +600 s",
+        collector(StageOutManager=[manager_ad(KEY, StageOutSentAt=int(NOW) + 600)]),
+    ),
+    ("node-clocks", Level.WARN, "ep@node -61 s", collector(Machine=[slot_of_a_node_behind(61)])),
     ("agent-notice", Level.FAIL, "no agent answers for ap", collector(StageOutAgent=[])),
     ("agent-notice", Level.FAIL, "400 s ago", collector(StageOutAgent=[notice(400)])),
     ("agent-notice", Level.FAIL, "cannot be read", collector(StageOutAgent=[ClassAd({"StageOutPayload": "x"})])),

@@ -11,7 +11,6 @@ import pytest
 from stageout.cli.jobs import Job, JobId
 from stageout.cli.request import await_answers, why_not
 from stageout.core.classads import ClassAd
-from stageout.wire.custody import AgentNotice
 from tests.unit.test_cli_jobs import job
 
 ID = JobId(12, 0)
@@ -58,11 +57,9 @@ class Collector:
     def heard(self, managers: Collection[str]) -> set[str]:
         return set(managers) & set(self.managers)
 
-    def notices(self, schedd: str) -> list[AgentNotice]:
+    def agent_heard_at(self, schedd: str) -> int:
         assert schedd == "ap"
-        if self.silent_s is None:
-            return []
-        return [AgentNotice("ap", "ap", "", 1, int(WALL_S - self.silent_s))]
+        return 0 if self.silent_s is None else int(WALL_S - self.silent_s)
 
 
 ASKED = {"StageOutRequest": "retry", "StageOutState": "Failed"}

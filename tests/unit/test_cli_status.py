@@ -17,7 +17,7 @@ from stageout.cli import render
 from stageout.cli import status as status_module
 from stageout.cli.exits import Unavailable
 from stageout.cli.history import details, entry, overview
-from stageout.cli.rows import Row, as_json, merge, rows_of_report
+from stageout.cli.rows import Row, about, as_json, merge, rows_of_report
 from stageout.cli.status import Snapshot, lines
 from stageout.core.classads import ClassAd
 from stageout.wire.control import StreamsReport
@@ -74,6 +74,22 @@ def test_a_server_that_is_away_is_named_with_reason_and_next_probe() -> None:
         "https://dest cannot be reached from ep1 for 3m20s (open, next probe in 20s): connection refused",
         "https://other cannot be reached from ep1 for 5s (half-open, being probed): busy",
     ]
+
+
+def test_servers_that_only_others_output_goes_to_are_not_named() -> None:
+    servers = tuple(ServerReport(f"https://{name}", "open", "refused", 1, 1, 1) for name in ("dest", "other"))
+    others = replace(report(manager="ep2"), servers=servers)
+    seen = replace(report(box()), servers=servers)
+
+    def named(*files: FileReport, **facts: Any) -> list[str]:
+        rows = merge([job()], [replace(seen, sandboxes=(box(files=files, **facts),)), others])
+        return [one.server for known in about(rows, [seen, others]) for one in known.servers]
+
+    waiting, delivered = FILES
+    assert named(*FILES) == ["https://dest"]
+    assert named(replace(waiting, url="site+https://OTHER/b"), delivered) == ["https://other"]
+    assert named(replace(waiting, state="Failed"), delivered) == []
+    assert named(*FILES, files_left=2) == ["https://dest", "https://other"], "of one of them nothing is said"
 
 
 @pytest.mark.parametrize(

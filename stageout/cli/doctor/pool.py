@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from stageout.cli.clocks import ahead_of_collector_s, collector_ahead_s
 from stageout.cli.doctor.findings import Finding, Machine, Unseen, fail, ok, unchecked, warn
 from stageout.core.classads import quote
 from stageout.wire.custody import AGENT_AD, MANAGER_AD, BadPayload, payload_of, read_notice
 
-_SKEW_STEPS_S = (30, 120, 600, 3600, 86400)
+_SKEW_WARN_S = 30
 _SKEW_BAD_S = 120
+_NODE_SKEW_S = 60
+_NAMED = 5
 _HEARTBEAT_S = 300
 
 
@@ -26,26 +29,32 @@ def collector(machine: Machine) -> Iterator[Finding]:
 
 def clock(machine: Machine) -> Iterator[Finding]:
     """Does this machine's clock agree with the collector's? The collector itself compares."""
-    skew_s = _skew(machine)
-    if not skew_s:
-        yield ok("clock", f"within {_SKEW_STEPS_S[0]} s of the collector's")
+    skew_s = -_collector_ahead_s(machine)
+    if abs(skew_s) <= _SKEW_WARN_S:
+        yield ok("clock", f"within {_SKEW_WARN_S} s of the collector's")
         return
-    text = f"this clock is more than {abs(skew_s)} s {'ahead of' if skew_s > 0 else 'behind'} the collector's"
-    remedy = "let both machines keep time by NTP: freshness of agents and retry times are compared between them"
+    text = f"this clock is {abs(skew_s)} s {'ahead of' if skew_s > 0 else 'behind'} the collector's"
+    remedy = "let both machines keep time by NTP: credentials, certificates and routers are judged by this clock"
     yield (fail if abs(skew_s) >= _SKEW_BAD_S else warn)("clock", text, remedy)
 
 
-def _skew(machine: Machine) -> int:
-    """The largest step that the difference exceeds; positive when this clock is ahead, 0 within the first step."""
-    found = 0
-    for step_s in _SKEW_STEPS_S:
-        now = int(machine.now())
-        for sign, test in ((1, f"time() < {now - step_s}"), (-1, f"time() > {now + step_s}")):
-            if machine.ads(f'MyType == "Collector" && {test}'):
-                found = sign * step_s
-        if abs(found) != step_s:
-            break
-    return found
+def _collector_ahead_s(machine: Machine) -> int:
+    return collector_ahead_s(
+        lambda by_s: bool(machine.ads(f'MyType == "Collector" && time() >= {int(machine.now()) + by_s}'))
+    )
+
+
+def node_clocks(machine: Machine) -> Iterator[Finding]:
+    """Do the clocks of nodes that report agree with the collector's?"""
+    ads = machine.ads(f'(MyType == "{MANAGER_AD}" || MyType == "Machine") && (StageOutPayload ?: "") != ""')
+    ahead_s = {ad.text("StageOutManager"): ahead_of_collector_s(ad) for ad in ads}
+    off = [f"{name} {skew_s:+d} s" for name, skew_s in sorted(ahead_s.items()) if abs(skew_s) > _NODE_SKEW_S]
+    if not off:
+        yield ok("node-clocks", f"those of {len(ahead_s)} managers are within {_NODE_SKEW_S} s of the collector's")
+        return
+    more = f" and {len(off) - _NAMED} others" if len(off) > _NAMED else ""
+    remedy = "let these nodes keep time by NTP: credentials and certificates are judged by their clocks there"
+    yield warn("node-clocks", f"clocks differ from the collector's: {', '.join(off[:_NAMED])}{more}", remedy)
 
 
 def agent_notice(machine: Machine) -> Iterator[Finding]:
@@ -74,13 +83,14 @@ def _notice_of(machine: Machine, schedd: str) -> Iterator[Finding]:
         yield fail("agent-notice", text, remedy)
         return
     try:
-        newest = max(read_notice(payload_of(ad)).sent_at for ad in ads)
+        for ad in ads:
+            read_notice(payload_of(ad))
     except BadPayload as problem:
         yield fail(
             "agent-notice", f"the agent's notice cannot be read: {problem}", "install the same version everywhere"
         )
         return
-    age_s = int(machine.now()) - newest
+    age_s = int(machine.now()) + _collector_ahead_s(machine) - max(ad.integer("LastHeardFrom") for ad in ads)
     if age_s > fresh_s:
         yield fail("agent-notice", f"the agent of {schedd} was last heard of {age_s} s ago", remedy)
     else:
@@ -133,5 +143,5 @@ def slot_attributes(machine: Machine) -> Iterator[Finding]:
 
 
 COMMON = (collector, clock)
-ACCESS_POINT = (agent_notice,)
+ACCESS_POINT = (agent_notice, node_clocks)
 EXECUTE_POINT = (agents_seen, reporting_door, slot_attributes)
