@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from overlay_router.data.jobs import Job
 from overlay_router.data.known import Digests
-from stageout.core.sockets import SHORTER, UNSENT_BYTES, acked_bytes, send_from, send_unread, unsent_bytes
+from stageout.core.sockets import SHORTER, UNSENT_BYTES, acked_bytes, segments, send_from, send_unread, unsent_bytes
 from stageout.overlay.links import Claim, Tap, links
 from stageout.wire import frames
 from stageout.wire.frames import Type
@@ -67,7 +67,8 @@ class Sending:
             self._digests = Digests(job)
         manifest = job.manifest if is_known else ""
         kind = job.digest if manifest else ""
-        found = Found(job.size_bytes, job.block_bytes, job.generation, job.mode, manifest, kind)
+        told = segments(self._connection).numbers
+        found = Found(job.size_bytes, job.block_bytes, job.generation, job.mode, manifest, kind, told)
         self._connection.sendall(encode(found, self._checksum))
         with ordered(job, self._connection) as tap:
             for block in range(job.block, end):

@@ -24,6 +24,8 @@ _GATHER_S = 1.0
 _SEGMENT_AT, _ROUND_TRIP_AT, _RESENT_AT, _LEAST_AT, _SENT_AT, _DELIVERED_AT = 16, 68, 100, 148, 156, 192
 _FIELD = struct.Struct("=I")
 _NAME_BYTES = 16
+#: Of a connection's segments, that are told.
+_NUMBERS = 5
 #: Congestion controls that make their window smaller by a part for a lost packet, whatever the reason.
 _BACKING_OFF = frozenset({b"reno", b"cubic"})
 #: What may wait unsent of a connection that carries blocks (:func:`unsent_bytes`): at least, and at most.
@@ -86,6 +88,21 @@ class Segments:
     trips_s: float = 0.0
     connections: int = 0
     least_s: float = math.inf
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Those of one connection as they are told to its other side, times in microseconds; () for nothing."""
+        if self.connections != 1:
+            return ()
+        return self.sent, self.resent, self.size_bytes, round(self.trips_s * 1e6), round(self.least_s * 1e6)
+
+    @classmethod
+    def of(cls, numbers: tuple[int, ...]) -> Segments:
+        """What was told by :attr:`numbers`; nothing for what has another length."""
+        if len(numbers) != _NUMBERS:
+            return cls()
+        sent, resent, size_bytes, trip_us, least_us = numbers
+        return cls(sent, resent, size_bytes, trip_us / 1e6, 1, least_us / 1e6)
 
     def __add__(self, other: Segments) -> Segments:
         return Segments(

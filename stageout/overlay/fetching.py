@@ -80,6 +80,13 @@ class Plan:
         blocks.sent(self._table, found[0], carrier)
         return Ask(found[0], 1)
 
+    def once_more(self, carrier: int, block: int) -> Ask | None:
+        """A block that one other was asked for, to be asked for here, too; None: it is here, or several were."""
+        if self.left or len(self._table.carriers.get(block, ())) != 1:
+            return None
+        blocks.sent(self._table, block, carrier)
+        return Ask(block, 1)
+
     def came(self, block: int) -> bool:
         """A block has come: whether it is to be written. Then :meth:`written` follows, and no other copy is taken."""
         if block in self._coming or self._table.state[block] is blocks.Block.STAGED:

@@ -21,7 +21,7 @@ from stageout.overlay.kept import Place, place
 from stageout.overlay.links import Claim
 from stageout.overlay.proof import Proof
 from stageout.overlay.way_back import Carrier, WayBack
-from stageout.wire.overlay import Found, Get
+from stageout.wire.overlay import BLOCK_BYTES, Found, Get
 from stageout.wire.route import Route
 
 Progress = Callable[[int], None]
@@ -30,6 +30,8 @@ _TICK_S = 0.05
 _LOOK_S = 0.1
 #: Connections that may be lost for each that there is, from one block that comes to the next.
 _LOSSES = 4
+#: A block that takes so many times as long as by an idle connection is asked for there, too.
+_LATE = 2.0
 #: Failures of one route, where there is no other, after which it is worth another try.
 RESUMABLE = frozenset(
     {
@@ -183,7 +185,7 @@ class Receiving:
                 return None
             slow = set(self._slow(way))
             mine = [number for number in way.carriers if number not in slow]
-            ask = self.plan.again(carrier.number, mine, slow)
+            ask = self.plan.again(carrier.number, mine, slow) or self._late(way, carrier)
             if ask is None:
                 self.changed.wait(_LOOK_S)
             return _noted(carrier, ask)
@@ -193,6 +195,16 @@ class Receiving:
         for other in self.ways:
             is_slow = other is not way and 2 * other.rate < way.rate
             yield from (number for number, one in other.carriers.items() if is_slow or other.is_silent(one))
+
+    def _late(self, way: WayBack, carrier: Carrier) -> Ask | None:
+        """The block that comes last by others of the same route, if it is here much sooner by this one."""
+        if not carrier.pace:
+            return None
+        soon_s = _LATE * (way.trip_s + BLOCK_BYTES / carrier.pace)
+        others = (other for other in way.carriers.values() if other is not carrier and other.pace)
+        due = ((left_bytes / other.pace, block) for other in others for block, left_bytes in other.owes())
+        late = sorted(((due_s, block) for due_s, block in due if due_s > soon_s), reverse=True)
+        return next((ask for _, block in late if (ask := self.plan.once_more(carrier.number, block))), None)
 
     def store(self, way: WayBack, block: int, data: memoryview) -> None:
         """A block has come: write it, once."""

@@ -9,9 +9,13 @@ import mmap
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from stageout.core import log
 from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.core.sockets import Segments
 from stageout.overlay.cargo import Share
 from stageout.overlay.channel import Channel
 from stageout.overlay.fetching import Ask
@@ -19,14 +23,14 @@ from stageout.overlay.kept import Circuit, kept
 from stageout.overlay.sockets import LONG_S, Sockets
 from stageout.overlay.way import FIRST_PAUSE_S, LEAST_SILENCE_S
 from stageout.wire.overlay import BLOCK_BYTES, Found, Heartbeat
-from stageout.wire.route import Route
+from stageout.wire.route import Route, shown
 
 if TYPE_CHECKING:
     from stageout.overlay.receiving import Receiving
 
 #: A range is no more than a connection brings in this time: what it owes at the end, nobody waits for longer.
-_RANGE_S = 1.0
-_FEW_BLOCKS = 4
+_RANGE_S = 0.5
+_FEW_BLOCKS, _FEW_FAR_BLOCKS = 4, 1
 _MAX_PAUSE_S = 4.0
 #: A way that is not long has more than one connection for files that take longer than this.
 _SOON_S = 0.25
@@ -34,6 +38,8 @@ _SOON_S = 0.25
 _MOST_LOOK_S = 0.1
 _DOUBLINGS = 6
 _FADE = 0.5
+#: What came on a connection lately: the weight of that halves in this time.
+_LATELY_S = 0.5
 
 
 class Carrier:
@@ -43,15 +49,18 @@ class Carrier:
         way, until FOUND has come; 0: never. :ivar is_found: it has come for the first one.
     :ivar quiet_s: so long nothing has come. :ivar is_busy: it is waited for, and nothing else.
     :ivar brought: a block has come on it.
-    :ivar rate: of the blocks that came lately, in bytes a second.
+    :ivar rate: of the blocks that came lately, in bytes a second. :ivar pace: of all that came lately.
+    :ivar segments: that its other side has sent, as that said last.
     """
 
-    def __init__(self, number: int, channel: Channel) -> None:
-        self.number, self.channel = number, channel
+    def __init__(self, number: int, place: int, channel: Channel, few_blocks: int) -> None:
+        self.number, self.place, self.channel, self._few_blocks = number, place, channel, few_blocks
         self.asked: deque[Ask] = deque()
-        self._before_bytes = self._heard_bytes = channel.received_bytes
-        self.quiet_s = self.rate = self.asked_s = 0.0
+        self._before_bytes = self._heard_bytes = self._begun_bytes = channel.received_bytes
+        self.quiet_s = self.rate = self.pace = self.asked_s = 0.0
         self.is_busy = self.is_found = self.brought = False
+        self.segments = Segments()
+        self._next = 0
 
     @property
     def received_bytes(self) -> int:
@@ -61,13 +70,28 @@ class Carrier:
     @property
     def most_blocks(self) -> int:
         """That it brings in a while."""
-        return max(1, int(self.rate * _RANGE_S / BLOCK_BYTES)) if self.rate else _FEW_BLOCKS
+        return max(1, int(self.rate * _RANGE_S / BLOCK_BYTES)) if self.rate else self._few_blocks
 
     def look(self, elapsed_s: float) -> None:
         """Whether something has come since the last time."""
         heard_bytes, self._heard_bytes = self._heard_bytes, self.channel.received_bytes
-        is_quiet = self.is_busy and heard_bytes == self._heard_bytes
-        self.quiet_s = self.quiet_s + elapsed_s if is_quiet else 0.0
+        came_bytes = self._heard_bytes - heard_bytes
+        self.quiet_s = self.quiet_s + elapsed_s if self.is_busy and not came_bytes else 0.0
+        if self.is_busy and elapsed_s > 0:
+            kept = 0.5 ** (elapsed_s / _LATELY_S)
+            self.pace = kept * self.pace + (1 - kept) * came_bytes / elapsed_s
+
+    def begins(self, block: int) -> None:
+        """What comes now is this block."""
+        self._next, self._begun_bytes = block, self.channel.received_bytes
+
+    def owes(self) -> Iterator[tuple[int, int]]:
+        """Blocks that are under way on it, and how many bytes come until each is here."""
+        left_bytes = self._begun_bytes - self.channel.received_bytes
+        for ask in list(self.asked):
+            for block in range(max(ask.first, self._next) if ask is self.asked[0] else ask.first, ask.end):
+                left_bytes += BLOCK_BYTES
+                yield block, max(0, left_bytes)
 
     def measured(self, size_bytes: int, seconds: float) -> None:
         """A block has come."""
@@ -80,7 +104,7 @@ class WayBack:
     """One route. What it knows is guarded by the lock of all.
 
     :ivar carriers: connections that are in use, by their numbers. :ivar problem: why the last one was lost.
-    :ivar is_out: it is not tried again.
+    :ivar is_out: it is not tried again. :ivar trip_s: the shortest time from a question to its answer.
     """
 
     def __init__(self, receiving: Receiving, route: Route, is_one_of_several: bool) -> None:
@@ -93,21 +117,27 @@ class WayBack:
         self._brought_bytes = self._lately_bytes = self._gone_bytes = 0
         self._places: set[int] = set()
         self._spare: list[Channel] = []
-        self._trip_s = self._made_s = 0.0
+        self.trip_s = self._made_s = 0.0
+        self._segments = Segments()
         self._begun_s = self._looked_s = time.monotonic()
         self._silent = 0
 
     def begin(self, channel: Channel, ask: Ask, trip_s: float, made_s: float) -> None:
         """By this one the file was found. :param ask: what comes on that connection already."""
-        self._trip_s, self._made_s = trip_s, made_s
+        self.trip_s, self._made_s = trip_s, made_s
         self.sockets.note_way(max(trip_s, made_s))
-        carrier = self._join(channel)
+        carrier = self._join(0, channel)
         assert carrier is not None
         carrier.asked.append(self._receiving.plan.begin(carrier.number, ask.blocks))
         carrier.is_found = True
+        carrier.segments = Segments.of(self._receiving.found.segments)
         self._start(0, carrier)
-        if self._several or max(trip_s, made_s) >= LONG_S:
+        if self._several or self._is_long:
             self.man()
+
+    @property
+    def _is_long(self) -> bool:
+        return max(self.trip_s, self._made_s) >= LONG_S
 
     def man(self) -> None:
         """As many connections as there should be; what is too much ends by itself, the latest first."""
@@ -133,12 +163,28 @@ class WayBack:
             return
         received_bytes = self._gone_bytes + sum(one.received_bytes for one in self.carriers.values())
         if self.carriers:
-            self.sockets.look(now_s, received_bytes, self._trip_s)
+            self._tune(now_s, received_bytes)
         self.man()
+
+    def _tune(self, now_s: float, received_bytes: int) -> None:
+        """Another number of connections, where that is better."""
+        sample = self.sockets.look(now_s, received_bytes, self.trip_s, self._segments)
+        self._segments = replace(self._segments, trips_s=0.0, connections=0)
+        if sample is not None and sample.after != sample.before:
+            log.event("connections", route=shown(self.route), connections=sample.after, before=sample.before,
+                      rate_mb_s=round(sample.rate / 1e6, 3), why=sample.reason)  # fmt: skip
+
+    def _told(self, carrier: Carrier, told: Segments) -> None:
+        """A router has said what it has sent; what that was since the last time counts, with the round trip of then."""
+        with self._receiving.changed:
+            before, carrier.segments = carrier.segments, told
+            if before.connections and told.connections:
+                lately = replace(told, sent=told.sent - before.sent, resent=told.resent - before.resent)
+                self._segments += lately
 
     def is_silent(self, one: Carrier) -> bool:
         """Whether a connection owes something, and nothing has come for long."""
-        silence_s = max(LEAST_SILENCE_S, 3 * self._trip_s) * (1 << min(self._silent, _DOUBLINGS))
+        silence_s = max(LEAST_SILENCE_S, 3 * self.trip_s) * (1 << min(self._silent, _DOUBLINGS))
         return one.quiet_s >= silence_s
 
     @property
@@ -182,9 +228,9 @@ class WayBack:
                 try:
                     if carrier is None:
                         channel, was_kept = self._connected()
-                        carrier = self._join(channel)
+                        carrier = self._join(place, channel)
                     if carrier is not None:
-                        self._carry(place, carrier)
+                        self._carry(carrier)
                 except TransferFailure as failure:
                     was_kept = was_kept and carrier is not None and not carrier.brought
                     receiving.lost(self, carrier, failure, was_kept)
@@ -222,12 +268,12 @@ class WayBack:
         began_s = time.monotonic()
         channel = receiving.download.connect(self.route)
         with receiving.changed:
-            if not self._trip_s:
-                self._trip_s = self._made_s = time.monotonic() - began_s
+            if not self.trip_s:
+                self.trip_s = self._made_s = time.monotonic() - began_s
                 self.sockets.note_way(self._made_s)
         return channel, False
 
-    def _join(self, channel: Channel) -> Carrier | None:
+    def _join(self, place: int, channel: Channel) -> Carrier | None:
         """It takes part from now on; None: all is over."""
         receiving = self._receiving
         with receiving.changed:
@@ -237,16 +283,17 @@ class WayBack:
             if not self.carriers:
                 self._begun_s, self._lately_bytes = time.monotonic(), 0
                 self.sockets.begin(self._begun_s)
-            carrier = Carrier(receiving.number(), channel)
+            few_blocks = _FEW_FAR_BLOCKS if self._is_long else _FEW_BLOCKS
+            carrier = Carrier(receiving.number(), place, channel, few_blocks)
             self.carriers[carrier.number] = carrier
             return carrier
 
-    def _carry(self, place: int, carrier: Carrier) -> None:
+    def _carry(self, carrier: Carrier) -> None:
         """Ranges, until it is one connection too many, or all is over."""
         is_well = False
         try:
             buffer = memoryview(mmap.mmap(-1, BLOCK_BYTES))  # the kernel copies faster to whole pages
-            while carrier.asked or self._has_next(place, carrier):
+            while carrier.asked or self._has_next(carrier):
                 self._receive(carrier, buffer)
             is_well = True
         finally:
@@ -261,10 +308,10 @@ class WayBack:
             if not is_well:
                 carrier.channel.close()
 
-    def _has_next(self, place: int, carrier: Carrier) -> bool:
+    def _has_next(self, carrier: Carrier) -> bool:
         """Ask for a range, when there is one. False: nothing more is wanted of this connection."""
         receiving, channel = self._receiving, carrier.channel
-        while not receiving.over and not self._is_surplus(place):
+        while not receiving.over and not self._is_surplus(carrier.place):
             ask = receiving.take(carrier) or receiving.again(self, carrier)
             if ask is not None:
                 carrier.asked_s = time.monotonic()
@@ -287,7 +334,8 @@ class WayBack:
         carrier.is_found = False
         began_s = time.monotonic()
         for block in range(ask.first, ask.end):
-            if len(carrier.asked) == 1 and ask.end - block <= 1 + int(carrier.rate * self._trip_s / BLOCK_BYTES):
+            carrier.begins(block)
+            if len(carrier.asked) == 1 and ask.end - block <= 1 + int(carrier.rate * self.trip_s / BLOCK_BYTES):
                 self._ask_ahead(carrier)
             carrier.is_busy = True
             told, length = channel.receive_block(buffer, receiving.download.proof)
@@ -298,14 +346,19 @@ class WayBack:
             if block == ask.end - 1:  # nothing is under way any more: who ends because all is here leaves it open
                 with receiving.changed:
                     carrier.asked.popleft()
+                    carrier.begins(0)
             receiving.store(self, block, buffer[:length])
             began_s, before_s = time.monotonic(), began_s
             carrier.measured(length, began_s - before_s)
 
     def _ask_ahead(self, carrier: Carrier) -> None:
-        """What comes behind the range that comes now. Earlier routers close a connection on which that is said."""
+        """What comes behind the range that comes now, unless it is one connection too many.
+
+        Earlier routers close a connection on which that is said.
+        """
         receiving = self._receiving
-        ask = receiving.take(carrier) if carrier.channel.packs else None
+        may_ask = carrier.channel.packs and not self._is_surplus(carrier.place)
+        ask = receiving.take(carrier) if may_ask else None
         if ask is not None:
             carrier.channel.send(receiving.download.get(ask, receiving.found.generation))
 
@@ -319,9 +372,10 @@ class WayBack:
             raise channel.failure(ErrorClass.CONFLICT, f"{self._receiving.download.path} was changed meanwhile")
         if (told.size_bytes, told.block_bytes) != (found.size_bytes, found.block_bytes):
             raise channel.failure(ErrorClass.CONTENT_MISMATCH, "it has another file under the same number")
+        self._told(carrier, Segments.of(told.segments))
         if self._receiving.download.proof is not None:
             self._receiving.download.proof.begin(told, channel.digest_name, anew=False)
         if carrier.asked_s:
             with self._receiving.changed:
                 trip_s = time.monotonic() - carrier.asked_s
-                self._trip_s, carrier.asked_s = min(self._trip_s or trip_s, trip_s), 0.0
+                self.trip_s, carrier.asked_s = min(self.trip_s or trip_s, trip_s), 0.0

@@ -190,6 +190,7 @@ class Found:
 
     :param manifest: SHA-256 over the digests of all its blocks when it was published, "" where that is not known, or it
         was changed since. :param digest: their kind, that of WELCOME; "" without a manifest.
+    :param segments: what the connection has sent so far (:attr:`stageout.core.sockets.Segments.numbers`).
     """
 
     size_bytes: int
@@ -198,6 +199,7 @@ class Found:
     mode: int
     manifest: str = ""
     digest: str = ""
+    segments: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.overlay import way_back
+from stageout.overlay import receiving, way_back
 from stageout.overlay.cargo import Share
 from stageout.overlay.channel import Gateway
 from stageout.overlay.client import put
 from stageout.overlay.fetch import get
 from stageout.overlay.kept import kept
 from stageout.overlay.key_file import read_key
+from stageout.overlay.sockets import Sockets
 from stageout.testing.router import RouterProcess, relay
 from stageout.wire.overlay import BLOCK_BYTES
 from tests.overlay.between import Between
@@ -179,6 +182,42 @@ def test_one_of_two_routes_that_dies_or_falls_silent(
         assert (tmp_path / "back").read_bytes() == source.read_bytes()
         assert {share.route for share in shares} == {(one.address,), (two.address,)}
         assert sum(share.sent_bytes for share in shares) == source.stat().st_size
+
+
+def test_what_a_slow_connection_owes_at_the_end_comes_by_another(
+    gateway: Gateway, source: Path, tmp_path: Path
+) -> None:
+    """It is never silent, so it would be waited for: a block takes three minutes on it."""
+    with Between(gateway.port, slow=[1]) as between:
+        near = Gateway(gateway.host, between.port, gateway.key_name, gateway.secret)
+        began_s = time.monotonic()
+        get(near, "f", tmp_path / "back", connections=3)
+        assert between.connections == 3
+        assert time.monotonic() - began_s < 100
+    assert (tmp_path / "back").read_bytes() == source.read_bytes()
+
+
+def test_a_connection_that_is_one_too_many_asks_for_nothing_more(
+    gateway: Gateway, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(way_back, "_RANGE_S", 0.0)
+    ways, counts = list[way_back.WayBack](), dict[int, int]()
+
+    def way(*arguments: Any) -> way_back.WayBack:
+        ways.append(way_back.WayBack(*arguments))
+        return ways[-1]
+
+    def progress(told_bytes: int) -> None:
+        if told_bytes >= 9 * BLOCK_BYTES and ways[0].sockets.now > 1:
+            ways[0].sockets = Sockets(1, 1)
+        counts[told_bytes // BLOCK_BYTES] = len(ways[0].carriers)
+
+    monkeypatch.setattr(receiving, "WayBack", way)
+    get(gateway, "f", tmp_path / "back", connections=4, progress=progress)
+    assert (tmp_path / "back").read_bytes() == source.read_bytes()
+    late = [count for blocks, count in counts.items() if 30 <= blocks < _BLOCKS - 1]
+    assert late
+    assert set(late) == {1}
 
 
 def test_a_router_that_takes_fewer_connections(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

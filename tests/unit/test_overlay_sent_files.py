@@ -13,6 +13,7 @@ import pytest
 from overlay_router.data.jobs import Job
 from overlay_router.data.known import Damaged, Digests
 from overlay_router.data.sending import Sending
+from stageout.core.sockets import Segments
 from stageout.wire import frames, overlay
 from stageout.wire.frames import Type
 from stageout.wire.overlay import Found
@@ -133,3 +134,57 @@ def test_digests_that_did_not_come_along_cost_nothing_but_a_look(file: Path) -> 
     found, came = _sent(_job(file), file, Digests(_job(file)))
     assert found.manifest
     assert b"".join(data for _, data, is_right in came if is_right) == file.read_bytes()
+
+
+@pytest.mark.parametrize("congestion", ["reno", "bbr"])
+def test_found_says_what_a_connection_that_backs_off_has_sent_so_far(file: Path, congestion: str) -> None:
+    """Who gets the file does not see what was lost on its way."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    with listening, socket.create_connection(listening.getsockname()[:2]) as far:
+        near, _ = listening.accept()
+        try:
+            near.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
+        except OSError:
+            near.close()
+            pytest.skip(f"this kernel has no {congestion}")
+        first, second = _founds(_job(file), file, near, far)
+    if congestion == "bbr":
+        assert first.segments == second.segments == ()
+        return
+    told = Segments.of(second.segments)
+    assert first.segments[0] < told.sent
+    assert told.sent * told.size_bytes >= file.stat().st_size
+    assert told.connections == 1
+    assert 0 < told.least_s <= told.trips_s < 10
+
+
+def _founds(job: Job, file: Path, near: socket.socket, far: socket.socket) -> list[Found]:
+    """FOUND of the same file twice on one connection."""
+    checksum, told = frames.checksums()[job.checksum], list[Found]()
+
+    def receive() -> None:
+        with far.makefile("rb") as came:
+            while head := came.read(frames.HEADER_BYTES):
+                header = frames.decode_header(head, checksum)
+                payload = came.read(header.length_bytes)
+                if header.type is Type.FOUND:
+                    found = overlay.decode(frames.Frame(header, payload))
+                    assert isinstance(found, Found)
+                    told.append(found)
+
+    reader = threading.Thread(target=receive)
+    reader.start()
+    try:
+        with near, file.open("rb") as opened:
+            for _ in range(2):
+                Sending(job, near, opened.fileno(), Digests(job)).run()
+    finally:
+        reader.join()
+    return told
+
+
+def test_segments_of_another_length_say_nothing() -> None:
+    one = Segments(7, 1, 1448, 0.067, 1, 0.066)
+    assert Segments.of(one.numbers) == one
+    assert Segments.of((*one.numbers, 1)) == Segments.of(()) == Segments()
+    assert (one + one).numbers == Segments().numbers == ()
