@@ -28,7 +28,7 @@ from stageout.overlay.links import Claim
 from stageout.overlay.proof import Proof
 from stageout.overlay.reaching import reach
 from stageout.overlay.receiving import Download, Receiving, write
-from stageout.overlay.sockets import FIRST_CONNECTIONS
+from stageout.overlay.sockets import FIRST_CONNECTIONS, LONG_S
 from stageout.overlay.sources import AnyPath
 from stageout.wire.fields import MAX_NUMBER
 from stageout.wire.overlay import BLOCK_BYTES, Found, Get, Heartbeat, Message
@@ -37,8 +37,9 @@ from stageout.wire.route import Route
 _RESUMES = 3
 _RESUMABLE = frozenset({ErrorClass.CONNECTION_LOST, ErrorClass.STALLED})
 _ANY = -1
-#: A file of no more blocks comes by one connection.
-_FEW_BLOCKS = 8
+#: A file of no more blocks comes by one connection: where there is one short way, so many that another question would
+#: take a good part of their time.
+_FEW_BLOCKS, _FEW_NEAR_BLOCKS = 8, 32
 #: Nor does one of more, whoever says that there is one.
 _MOST_BLOCKS = 4 * 1024 * 1024
 Progress = Callable[[int], None]
@@ -111,13 +112,21 @@ class _Fetch:
         if circuit is not None:
             (channel,) = circuit.carriers
             self.made_s = circuit.round_trip_s
+            self._choose_few()
             with contextlib.suppress(TransferFailure):
                 return channel, self._ask(channel)
         began_s = time.monotonic()
         route, channel = reach(self.routes, self._connected, self._late)
         self.routes = (route, *(other for other in self.routes if other != route))
         self.made_s = time.monotonic() - began_s
+        self._choose_few()
         return channel, self._ask(channel)
+
+    def _choose_few(self) -> None:
+        """How much is asked for at first, which depends on the way."""
+        if self.few_blocks and not self.received_bytes:
+            is_near = len(self.routes) == 1 and 0 < self.made_s < LONG_S
+            self.few_blocks = _FEW_NEAR_BLOCKS if is_near else _FEW_BLOCKS
 
     def _connected(self, route: Route) -> Channel:
         return Channel(self.gateway, route, back=self.claim, flow=self.flow)

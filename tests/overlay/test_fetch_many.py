@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.overlay import receiving, way_back
+from stageout.overlay import fetch, receiving, way_back
 from stageout.overlay.cargo import Share
 from stageout.overlay.channel import Gateway
 from stageout.overlay.client import put
@@ -45,7 +45,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def gateway(terminal: RouterProcess, source: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway]:
     """The file is there as ``f``, and all ways count as long ones."""
-    monkeypatch.setattr(way_back, "LONG_S", -1.0)
+    _lengthen(monkeypatch)
     found = _gateway(terminal)
     if not (terminal.root / "f").exists():
         put(found, source, "f")
@@ -55,6 +55,11 @@ def gateway(terminal: RouterProcess, source: Path, monkeypatch: pytest.MonkeyPat
 
 def _gateway(router: RouterProcess, port: int = 0) -> Gateway:
     return Gateway("127.0.0.1", port or router.port, *read_key(router.key_file("site")), timeout_s=20)
+
+
+def _lengthen(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (fetch, way_back):
+        monkeypatch.setattr(module, "LONG_S", -1.0)
 
 
 def _at(received_bytes: int, do: Callable[[], object]) -> Callable[[int], None]:
@@ -221,7 +226,7 @@ def test_a_connection_that_is_one_too_many_asks_for_nothing_more(
 
 
 def test_a_router_that_takes_fewer_connections(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(way_back, "LONG_S", -1.0)
+    _lengthen(monkeypatch)
     few = {"STAGEOUT_ROUTER_PEER_CONNECTIONS": "3"}
     with RouterProcess(tmp_path / "router", {**_SLOW, **few}) as router:
         (router.root / "f").write_bytes(source.read_bytes())
@@ -235,6 +240,19 @@ def test_files_of_any_size(terminal: RouterProcess, gateway: Gateway, tmp_path: 
     (terminal.root / "some").write_bytes(os.urandom(size_bytes))
     assert get(gateway, "some", tmp_path / "back", connections=_CONNECTIONS) == size_bytes
     assert (tmp_path / "back").read_bytes() == (terminal.root / "some").read_bytes()
+
+
+@pytest.mark.parametrize(("long_s", "connections"), [(60.0, 1), (-1.0, 2)])
+def test_over_a_short_way_one_question_is_enough_for_32_mib(
+    terminal: RouterProcess, gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long_s: float,
+    connections: int,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(fetch, "LONG_S", long_s)
+    (terminal.root / "some").write_bytes(os.urandom(12 * BLOCK_BYTES))
+    shares: list[Share] = []
+    get(gateway, "some", tmp_path / "back", connections=2, ended=shares.extend)
+    assert (tmp_path / "back").read_bytes() == (terminal.root / "some").read_bytes()
+    assert [share.connections for share in shares] == [connections]
 
 
 def test_nothing_is_left_of_a_fetch_that_was_given_up(gateway: Gateway, tmp_path: Path) -> None:
