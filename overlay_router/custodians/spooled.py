@@ -10,6 +10,7 @@ import contextlib
 import mmap
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +32,9 @@ WAITS_S = 2.0
 _MOST_ASKS = 8
 #: A connection on loan by which nothing has left for so long is taken from who has it, where another one asks.
 _IDLE_S = 0.5
+#: While others are still under way, the daemon hears of blocks that are passed so often: to hear of each, record it and
+#: say it to the sender would cost more than to send it.
+_TELL_S = 0.1
 _ANEW = "its sender has begun anew"
 _OTHERS = "the next hop has other records than those that it may be said to: it is looked at first"
 _GONE = "the next hop has lost blocks that only it had: they come again"
@@ -40,7 +44,8 @@ class Growth:
     """What of a file is here, or was passed. Told by some threads, followed by those that send.
 
     A block that was sent from memory may be nowhere else here. It is *passed* when the next hop has said STAGED of it,
-    and *gone* when it must be sent again. Both are told in their order.
+    and *gone* when it must be sent again. Both are told in their order: what is passed at once when nothing else is
+    under way or all of the file is known to be durable, else with all that is within a tenth of a second.
 
     :param digests: of blocks that are on the disk here, or passed. :param operation: the PUBLISH, None before the file
         is in custody. :param passed: those of ``digests`` that are not on the disk. :param told: hears what has become
@@ -65,6 +70,9 @@ class Growth:
         self.digests, self.operation, self._told = digests, operation, told
         self._passed = set(passed)
         self._sent: dict[int, bytes] = {}
+        #: Passed, and not yet told.
+        self._untold: dict[int, bytes] = {}
+        self._told_s = float("-inf")
         self._shown: dict[int, bytes] = {}
         self._pieces: dict[int, Piece] = {}
         self._lent: set[Piece] = set()
@@ -102,6 +110,7 @@ class Growth:
                 self._sent.pop(block, None)
             if self._sending:
                 self._sending.arrived(new)
+            self._look()
 
     def shown(self, piece: Piece) -> bool:
         """A block is in memory, and will be on the disk: whether it is kept, to be sent from there."""
@@ -229,15 +238,25 @@ class Growth:
             del self._sent[block]
         self._passed.update(staged)
         self.digests.update(staged)
-        if staged and self._told:
-            self._told(staged, ())
+        self._untold.update(staged)
+        is_whole = len(self.digests) >= self._sending.table.count
+        if is_whole or not self._sent or time.monotonic() - self._told_s >= _TELL_S:
+            self._tell()
+
+    def _tell(self) -> None:
+        """Say what is passed. While something is under way, more is heard of that, or it is lost: both come here."""
+        if self._untold and self._told:
+            self._told(self._untold, ())
+            self._untold, self._told_s = {}, time.monotonic()
 
     def _lose(self, blocks: Iterable[int]) -> None:
         gone = sorted(set(blocks))
         for block in gone:
             self._sent.pop(block, None)
             self._passed.discard(block)
+            self._untold.pop(block, None)
             self.digests.pop(block, None)
+        self._tell()
         if self._sending:
             self._sending.lacking(gone)
         if gone and self._told:

@@ -35,8 +35,8 @@ WANTED, LEFT, BACK, LEND, RECALL = range(16, 21)
 _WORD = struct.Struct("=BQ")
 _LEND = struct.Struct("=BQQQ8s")
 _LEFT = struct.Struct(f"=QQ{DIGEST_BYTES}s")
-#: So many blocks are told at once while more come.
-_TELL_BLOCKS = 16
+#: While more come, so many blocks are told at once, or those of so long.
+_TELL_BLOCKS, _TELL_S = 64, 0.1
 #: A next hop that takes nothing for so long, or so long for a block, does not keep up: some more go as before.
 _PATIENCE_S, _SLOW_S = 0.25, 0.1
 _MOST_DOUBLINGS = 6
@@ -70,16 +70,15 @@ class Loan:
 
     def __post_init__(self) -> None:
         """Both processes have the same connection, so what is set here is set there."""
+        self._poll = select.poll()
+        self._poll.register(self.connection, select.POLLOUT)
         self._carriers_patience = self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, TIME_BYTES)
 
     def is_ready(self, within_s: float) -> bool:
         """Whether the next hop takes something within so many seconds."""
-        poll = select.poll()
-        try:
-            poll.register(self.connection, select.POLLOUT)
-        except ValueError:  # it was recalled, and closed
+        if self.connection.fileno() < 0:  # it was recalled, and closed
             return False
-        return any(event & select.POLLOUT for _, event in poll.poll(within_s * 1000))
+        return any(event & select.POLLOUT for _, event in self._poll.poll(within_s * 1000))
 
     def send(self, header: frames.Header, data: memoryview, checksum: frames.Checksum) -> bool:
         """Send a block that came with a header; False: it lags, for the next hop took nothing for a while or is gone.
@@ -182,6 +181,7 @@ class Loans:
         self._wanted: dict[int, _Pace] = {}
         self._loans: dict[int, Loan] = {}
         self._untold: list[bytes] = []
+        self._untold_s = 0.0
         self._users: set[Callable[[], None]] = set()
         self._is_over = False
 
@@ -317,10 +317,13 @@ class Loans:
                 self._say(b"".join((bytes([LEFT]), *untold)))
 
     def _note(self, loan: Loan, block: int, digest: bytes) -> None:
+        now_s = time.monotonic()
         with self._lock:
+            if not self._untold:
+                self._untold_s = now_s
             self._untold.append(_LEFT.pack(loan.number, block, digest))
-            is_much = len(self._untold) >= _TELL_BLOCKS
-        if is_much:
+            is_due = len(self._untold) >= _TELL_BLOCKS or now_s - self._untold_s >= _TELL_S
+        if is_due:
             self.flush()
 
     def _note_pace(self, loan: Loan, keeps_up: bool) -> None:

@@ -245,10 +245,7 @@ class Receiver:
 
     def _block(self) -> bool:
         """One block into the file; False at the end."""
-        self._tell()
-        while self._left and not readable([self._connection.fileno()], _LOOK_S):
-            self._left.keep_late()
-        if self._syncing.failure is not None or not fill(self._connection, self._header):
+        if self._syncing.failure is not None or not self._next_header():
             return False
         self._syncing.in_a_block = True
         header = frames.decode_header(self._header, self._checksum)
@@ -279,18 +276,31 @@ class Receiver:
         self._syncing.in_a_block = False
         return True
 
-    def _tell(self) -> None:
-        """Before anything is waited for longer than a moment, the carrier hears what has left.
+    def _next_header(self) -> bool:
+        """Read it; False at the end.
 
-        So it does where blocks come slowly, whose next header is there with the end of the one before; and at the end
-        of a file somebody waits for it.
+        Before it is waited for longer than a moment, the carrier hears what has left, and while it is waited for, what
+        was left to the carrier is written in time. The carrier also hears where blocks come slowly, whose next header
+        is there with the end of the one before.
         """
         ring = self._shelf.ring if self._shelf else None
-        if not ring or not ring.loans.has_untold:
-            return
-        patience_s = 0.0 if self._is_at_end else _TELL_S
-        if self._block_s > _LATE_S or not readable([self._connection.fileno()], patience_s):
+        if ring is None:
+            return fill(self._connection, self._header)
+        if self._block_s > _LATE_S:
             ring.loans.flush()
+        try:
+            count = self._connection.recv_into(self._header, 0, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            self._wait(ring)
+            return fill(self._connection, self._header)
+        return count > 0 and fill(self._connection, self._header[count:])
+
+    def _wait(self, ring: Ring) -> None:
+        """Nothing is there: at the end of a file somebody waits for what has left, else another moment passes."""
+        if ring.loans.has_untold and (self._is_at_end or not readable([self._connection.fileno()], _TELL_S)):
+            ring.loans.flush()
+        while self._left and not readable([self._connection.fileno()], _LOOK_S):
+            self._left.keep_late()
 
     def _part(self, header: frames.Header, data: memoryview) -> None:
         """A part of a block: its digest is found when all parts are there, which may come by other connections."""

@@ -55,11 +55,27 @@ def test_what_has_left_is_told_at_once_where_blocks_come_slowly_and_at_the_end_o
         for thread in both:
             thread.start()
         assert receiver._block()
-        receiver._tell()
         for thread in both:
             thread.join(PATIENCE_S)
+        monkeypatch.setattr(receiving, "fill", lambda connection, view: False)
+        assert not receiver._next_header()
         receiver._syncing.finish()
     assert (loans.LEFT in said) is is_told
+
+
+@pytest.mark.parametrize(("tell_s", "most"), [(0.0, 64), (1e9, 2)], ids=["after a while", "when it is much"])
+def test_what_has_left_is_told_while_more_comes(tell_s: float, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The receiver never pauses: the carrier must hear of it all the same."""
+    monkeypatch.setattr(loans, "_TELL_S", tell_s)
+    monkeypatch.setattr(loans, "_TELL_BLOCKS", most)
+    said: list[bytes] = []
+    mine, (hop, far) = Loans(said.append), socket.socketpair()
+    with hop, far:
+        loan = Loan(1, TID, 11, CHECKSUM, hop)
+        for block in range(2):
+            assert [len(loans.left(message)[1]) for message in said] == ([1] * block if tell_s == 0.0 else [])
+            mine._note(loan, block, bytes(frames.DIGEST_BYTES))
+    assert sum(len(loans.left(message)[1]) for message in said) == 2
 
 
 @pytest.mark.parametrize("problem", [OSError(errno.ENOBUFS, "no memory"), RuntimeError("no thread")])
