@@ -332,12 +332,9 @@ def main(argv: list[str] | None = None) -> int:
         reload_condor()
         return condor_settings(options.local_name)
 
-    around = Surroundings(
-        read, CollectorProcess(options.local_name), SystemClock(), lambda settings: _identity(settings, options)
-    )
     try:
-        log.open_daemon_log(around.read(), "SANDBOX_MANAGER_LOG", "SandboxManagerLog", options.terminal)
-        asyncio.run(_run(around))
+        log.open_daemon_log(read(), "SANDBOX_MANAGER_LOG", "SandboxManagerLog", options.terminal)
+        asyncio.run(_run(read, options))
     except SpoolBusy as problem:
         return _complain(problem, 1)
     except (ConfigError, SpoolError, LedgerError, KeyUnusable) as problem:
@@ -358,8 +355,10 @@ def _identity(settings: Settings, options: argparse.Namespace) -> Identifier:
     return Identity(slots, options.local_name)
 
 
-async def _run(around: Surroundings) -> None:
-    daemon = Daemon(around)
+async def _run(read: Callable[[], Settings], options: argparse.Namespace) -> None:
+    # Made here: before Python 3.10 asyncio's locks and events belong to the loop that they are made in.
+    collector = CollectorProcess(options.local_name)
+    daemon = Daemon(Surroundings(read, collector, SystemClock(), lambda settings: _identity(settings, options)))
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, daemon.stop, False)
     loop.add_signal_handler(signal.SIGINT, daemon.stop, False)

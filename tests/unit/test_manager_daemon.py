@@ -40,6 +40,7 @@ from stageout.wire.custody import (
     read_report,
 )
 from tests.descriptors import many_open
+from tests.in_loop import in_loop
 from tests.polling import until, wait_for
 
 ROOT_DIR = Path(__file__).resolve().parents[2]
@@ -344,9 +345,9 @@ def test_a_configuration_that_cannot_be_used_is_not_started_again(
 
 
 def test_a_spool_inside_execute_is_refused(site: Site) -> None:
-    node = Served(site)
+    node = in_loop(lambda: Served(site))
     node.settings["STAGEOUT_SPOOL"] = str(site.base / "execute" / "spool")
-    again = Daemon(Surroundings(node._read, node.collector, SystemClock(), lambda settings: FakeIdentity()))
+    again = in_loop(lambda: Daemon(Surroundings(node._read, node.collector, SystemClock(), lambda _: FakeIdentity())))
     with pytest.raises(Exception, match="inside EXECUTE"):
         asyncio.run(again.serve())
     del node.settings["EXECUTE"]

@@ -23,6 +23,7 @@ from overlay_router.local.destination import Reply
 from overlay_router.peers.keys import OwnCredential
 from stageout.wire.overlay import Packed
 from stageout.wire.overlay import Result as Told
+from tests.in_loop import in_loop
 from tests.unit.test_overlay_custodian import EXPIRES, ORIGIN, Spooling
 from tests.unit.test_overlay_egress import Gate, _means, gate, home
 from tests.unit.test_overlay_pack_custody import DONE, FILES, Delivering, pack, spooling
@@ -59,7 +60,7 @@ def test_a_file_that_expires_while_it_is_ordered_is_not_sent(spooling: Spooling,
     spooling.take()
     spooling.clock.now_s = EXPIRES + 1.0
     disk, orders = Disk(spooling.one.expire, late), list[dict[str, Any]]()
-    forwarder = Forwarder(spooling.one, disk, lambda replies: None, OwnCredential(), 1, spooling.clock)
+    forwarder = in_loop(lambda: Forwarder(spooling.one, disk, lambda replies: None, OwnCredential(), 1, spooling.clock))
     forwarder._carrier = cast(Any, SimpleNamespace(is_running=True, write=orders.append))
     disk.busy = lambda: forwarder.busy
     asyncio.run(forwarder._begin())
@@ -106,7 +107,7 @@ def test_what_expires_before_its_plugin_is_called_is_not_given_to_it(
         called.append(call)
 
     disk = Disk(gate.one.expire, late)
-    flow = Outflow(gate.one, _means(tmp_path), disk, lambda replies: None, cast(Any, gate.clock))
+    flow = in_loop(lambda: Outflow(gate.one, _means(tmp_path), disk, lambda replies: None, cast(Any, gate.clock)))
     monkeypatch.setattr(flow, "_carry_out", carry_out)
     monkeypatch.setattr(flow, "_table", SimpleNamespace(find=lambda path, scheme: object()))
     monkeypatch.setattr(flow, "_kit", lambda plugin, left_s: None)

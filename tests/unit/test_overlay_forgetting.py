@@ -15,6 +15,7 @@ from overlay_router.delivery.outflow import Outflow
 from overlay_router.pauses import FORGET_EVERY_S
 from overlay_router.rules.lots import LEASE_S
 from stageout.core.errors import ErrorClass
+from tests.in_loop import in_loop
 from tests.unit import test_overlay_pack_custody as packs
 from tests.unit import test_overlay_places as places
 from tests.unit.test_overlay_custodian import EXPIRES, ORIGIN, TERMINAL, Spooling, coming
@@ -59,7 +60,7 @@ def test_of_what_plugins_could_not_deliver_nothing_stays(gate: Gate, tmp_path: P
         return work()
 
     gate.put(1, "out/f")
-    flow = Outflow(gate.one, _means(tmp_path), on_disk, lambda replies: None, cast(Any, gate.clock))
+    flow = in_loop(lambda: Outflow(gate.one, _means(tmp_path), on_disk, lambda replies: None, cast(Any, gate.clock)))
     (held,) = gate.one.held()
     target = gate.one.targets.find("out/f")
     assert target is not None

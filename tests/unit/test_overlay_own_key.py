@@ -24,6 +24,7 @@ from stageout.core.config import mapping_settings
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Gateway
 from stageout.wire.overlay import Operation, Via
+from tests.in_loop import in_loop
 
 OLD, NEW = (
     Credential(("old", b"old-secret-of-this-router")),
@@ -84,7 +85,7 @@ def test_who_connects_to_nobody_needs_no_key_of_its_own() -> None:
 
 
 def test_files_in_custody_are_delivered_with_it(own: OwnCredential) -> None:
-    one = forwarder.Forwarder(NOBODY, NOBODY, NOBODY, own, 1, SystemClock())
+    one = in_loop(lambda: forwarder.Forwarder(NOBODY, NOBODY, NOBODY, own, 1, SystemClock()))
     one._carrier = process = cast(Any, _Process())
     for own.now in (OLD, NEW):
         one._give(forwarder._Order(KEY, "f", "t:1", 1), Operation(*KEY, "publish", "f", 1))
@@ -92,7 +93,7 @@ def test_files_in_custody_are_delivered_with_it(own: OwnCredential) -> None:
 
 
 def test_packs_in_custody_are_delivered_with_it(own: OwnCredential) -> None:
-    one = pack_forwarder.PackForwarder(NOBODY, NOBODY, NOBODY, own, SystemClock())
+    one = in_loop(lambda: pack_forwarder.PackForwarder(NOBODY, NOBODY, NOBODY, own, SystemClock()))
     one._carrier = process = cast(Any, _Process())
     given = pack_forwarder._Given(1, NOBODY, Lane("t:1", False))
     for own.now in (OLD, NEW):

@@ -33,6 +33,7 @@ from stageout.overlay.channel import Gateway
 from stageout.overlay.packs import Packer
 from stageout.wire import overlay
 from stageout.wire.overlay import Custody, NoSpace, Packed, Status
+from tests.in_loop import in_loop
 from tests.unit.test_overlay_custodian import TERMINAL, Spooling, _Death, _faulty
 from tests.unit.test_overlay_destination import EXPIRES, ORIGIN, PEER
 from tests.unit.test_overlay_packs import arrived, digest
@@ -338,7 +339,9 @@ class Delivering:
 
         self.told: list[Reply] = []
         self.process = _Process()
-        self.one = PackForwarder(spooling.one.packs, on_disk, self.told.extend, OwnCredential(), spooling.clock)
+        self.one = in_loop(
+            lambda: PackForwarder(spooling.one.packs, on_disk, self.told.extend, OwnCredential(), spooling.clock)
+        )
         self.one._carrier = self.process  # type: ignore[assignment]
 
     def step(self, *answers: Answer) -> list[tuple[int, bool]]:

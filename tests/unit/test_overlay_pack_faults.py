@@ -25,6 +25,7 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.movers.results import Delivered
 from stageout.overlay.channel import Gateway
 from stageout.wire.overlay import Cancel, Custody, Packed, Result
+from tests.in_loop import in_loop
 from tests.unit import test_overlay_places as places
 from tests.unit.test_overlay_custodian import Spooling, _faulty
 from tests.unit.test_overlay_destination import ORIGIN, PEER
@@ -84,7 +85,9 @@ def test_a_file_whose_record_cannot_be_read_holds_up_no_other(
         spooling.take(seq)
     read, given = spooling.one.blocks, list[int]()
     monkeypatch.setattr(spooling.one, "blocks", blocks)
-    forwarder = Forwarder(spooling.one, on_disk, lambda replies: None, OwnCredential(), 3, spooling.clock)
+    forwarder = in_loop(
+        lambda: Forwarder(spooling.one, on_disk, lambda replies: None, OwnCredential(), 3, spooling.clock)
+    )
     monkeypatch.setattr(forwarder, "_keep_carrier", nothing)
     monkeypatch.setattr(forwarder, "_give", lambda order, *facts, **more: given.append(order.key[1]))
     asyncio.run(forwarder._begin())
@@ -134,7 +137,7 @@ def test_a_file_of_a_call_that_fails_by_itself_holds_up_no_other(
     read, end = gate.one.digests, gate.one.settle
     monkeypatch.setattr(gate.one, "digests", digests)
     monkeypatch.setattr(gate.one, "settle", settle)
-    flow = Outflow(gate.one, _means(tmp_path), on_disk, lambda replies: None, cast(Any, gate.clock))
+    flow = in_loop(lambda: Outflow(gate.one, _means(tmp_path), on_disk, lambda replies: None, cast(Any, gate.clock)))
     target = gate.one.targets.find("out/good")
     assert target is not None
     held, _ = gate.one.ready(())

@@ -98,7 +98,8 @@ def test_a_custodian_that_is_not_reached_is_left_for_another_one_at_once(
 ) -> None:
     """Each try may take ten seconds, and a pilot has few of them."""
     (tmp_path / "f").write_bytes(b"data")
-    tried, ends = list[str](), list[TransferFailure | None]()
+    tried: list[str] = []
+    ends: list[TransferFailure | None] = []
 
     def connect(gateway: Gateway, route: Route) -> Channel:
         tried.append(gateway.server)

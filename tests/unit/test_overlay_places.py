@@ -26,6 +26,7 @@ from stageout.overlay import client
 from stageout.overlay.channel import Gateway
 from stageout.wire.frames import digests
 from stageout.wire.overlay import Operation
+from tests.in_loop import in_loop
 from tests.unit.test_overlay_custodian import EXPIRES, ORIGIN, PEER, TERMINAL, Spooling, coming
 from tests.unit.test_overlay_pack_custody import spooling
 
@@ -38,7 +39,9 @@ class Delivering:
     def __init__(self, spooling: Spooling) -> None:
         self.orders: list[int] = []
         self.stopped: list[int] = []
-        self.one = Forwarder(spooling.one, self._on_disk, lambda replies: None, OwnCredential(), 1, spooling.clock)
+        self.one = in_loop(
+            lambda: Forwarder(spooling.one, self._on_disk, lambda replies: None, OwnCredential(), 1, spooling.clock)
+        )
         self.one._carrier = cast(Any, SimpleNamespace(is_running=True, write=self._write))
 
     async def _on_disk(self, work: Callable[[], Any]) -> Any:

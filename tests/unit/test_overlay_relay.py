@@ -53,6 +53,7 @@ from stageout.wire.frames import Decoder
 from stageout.wire.greeting import WrongKey, accept, offer
 from stageout.wire.overlay import Answer, Attach, List, Low, Message, Open, Operation, Pack, Result, Status, Welcome
 from stageout.wire.warrant import Warrant
+from tests.in_loop import in_loop
 from tests.polling import until
 
 SECRET = b"0123456789abcdef0123456789abcdef"
@@ -491,5 +492,5 @@ def test_a_router_with_a_token_is_called_by_its_identity_in_warrants() -> None:
     )]  # fmt: skip
     key = Signed("*", "overlay", SECRET, "-", True).named("r1@pool.example.org")
     own = OwnCredential(Credential((f"token:{'.'.join(said)}", SECRET)))
-    copier = Copier(*[cast(Any, None)] * 5, own, 1)
+    copier = in_loop(lambda: Copier(*[cast(Any, None)] * 5, own, 1))
     assert copier.bearer == key.name == "token:overlay:r1@pool.example.org"

@@ -32,6 +32,7 @@ from stageout.overlay.channel import Gateway
 from stageout.wire import overlay
 from stageout.wire.frames import digests
 from stageout.wire.overlay import Custody, Operation, Packed
+from tests.in_loop import in_loop
 from tests.unit import test_overlay_pack_custody as packs
 from tests.unit.test_overlay_custodian import EXPIRES, ORIGIN, PEER, TERMINAL, Clock, Spooling, coming, publish
 from tests.unit.test_overlay_pack_custody import spooling
@@ -45,7 +46,9 @@ class Delivering:
 
     def __init__(self, spooling: Spooling) -> None:
         self.spooling, self.told, self.said = spooling, list[dict[str, Any]](), list[Any]()
-        self.one = Forwarder(spooling.one, self._on_disk, self._say, OwnCredential(), 3, spooling.clock)
+        self.one = in_loop(
+            lambda: Forwarder(spooling.one, self._on_disk, self._say, OwnCredential(), 3, spooling.clock)
+        )
         self.one._carrier = cast(Any, SimpleNamespace(is_running=True, write=self.told.append))
 
     async def _on_disk(self, work: Callable[[], Any]) -> Any:
@@ -425,7 +428,9 @@ def test_a_copy_that_is_given_up_and_has_been_made_is_made(why: str, answer: str
     commanded = cast(Any, SimpleNamespace(copy=copy, key=KEY, reached=reached, given_up=None))
     copies = SimpleNamespace(is_late=lambda one: why == "late", cancelled={KEY} if why == "cancelled" else set())
     tree = SimpleNamespace(published=lambda *name: overlay.Answer(code=ErrorClass.CONFLICT.code, message="replaced"))
-    copier = Copier(cast(Any, copies), cast(Any, tree), on_disk, lambda replies: None, ways, OwnCredential(), 1)
+    copier = in_loop(
+        lambda: Copier(cast(Any, copies), cast(Any, tree), on_disk, lambda replies: None, ways, OwnCredential(), 1)
+    )
     copier._run = run  # type: ignore[method-assign]
     end = asyncio.run(copier._carried_out(commanded, _Try()))
     given_up = {"late": "expired", "cancelled": "cancelled", "replaced": None}[why]
@@ -513,7 +518,9 @@ def test_a_copy_whose_router_never_answers_has_its_end_and_its_place_is_free(tmp
     try:
         copies.take(overlay.Copy(ORIGIN, 1, "f", 1, "t:1", "g", 4, 0o644, EXPIRES, ""), PEER)
         copies.moved(KEY, 0)
-        copier = Copier(copies, cast(Any, None), on_disk, lambda replies: None, cast(Any, None), OwnCredential(), 1)
+        copier = in_loop(
+            lambda: Copier(copies, cast(Any, None), on_disk, lambda replies: None, cast(Any, None), OwnCredential(), 1)
+        )
         process = cast(Any, SimpleNamespace(returncode=None, kill=lambda: killed.append("it")))
         copier._tries[KEY] = _Try(task=cast(Any, "runs"), process=process)
         clock.now_s = EXPIRES + ASKS_S + 1.0
