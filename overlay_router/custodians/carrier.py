@@ -24,7 +24,7 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import Damaged, answer_to
 from stageout.wire import frames
-from stageout.wire.overlay import BLOCK_BYTES, Cancel, Custody, Open, Operation, Result, Staged, Status
+from stageout.wire.overlay import BLOCK_BYTES, Cancel, Custody, Low, Open, Operation, Result, Staged, Status
 from stageout.wire.route import address
 
 _PATIENCE_S = 60.0
@@ -44,6 +44,7 @@ class Order:
     :param store: those that it may be said to, as is recorded (of what comes in: those that are known); None: those are
         to be told first (:class:`Note`).
     :param passes: what was sent from memory need not be on the disk. :param passed: blocks that only the next hop has.
+    :param low: all of the origin up to that number is settled, which its terminal may not know; 0: nothing is known.
     :param ca: certificates of the terminal, "" without TLS. :param cancel: tell the terminal to cancel it instead;
         "data": only to drop its data; "late": it has expired, so only what was executed counts; "damaged": nobody has
         its data any more, but the next hop, or another custodian (``copies``).
@@ -70,6 +71,7 @@ class Order:
     said_to: str | None = None
     store: str | None = None
     copies: int = 1
+    low: int = 0
 
 
 @dataclass(frozen=True)
@@ -249,6 +251,9 @@ def _execute(gateway: Gateway, operation: Operation, order: Order, growth: Growt
         control.send(Status(operation.origin, operation.seq) if recalls else operation)
         if not control.has_more(WAITS_S):
             growth.waits()
+            if order.low and not recalls:
+                control.send(Low(operation.origin, order.low))
+                control.send(operation)
         answer = answer_to(control, operation, _PATIENCE_S)
         while isinstance(answer, Custody) and not growth.is_stopped:  # of the next custodian, who will say more
             answer = answer_to(control, operation)

@@ -24,6 +24,7 @@ class Facts:
     :param blocks: with their digests, those that are here. :param passed: those that only the next hop has.
     :param said_to: the next hop's records that it may have been said to before; None: it was not.
     :param store: those that it may be said to now, as is recorded. :param is_late: it has expired: it is asked about.
+    :param low: as of :func:`settled_before`.
     """
 
     file: str
@@ -33,6 +34,7 @@ class Facts:
     said_to: str | None
     store: str | None
     is_late: bool
+    low: int = 0
 
 
 def facts_of(custodian: Custodian, held: Held, known: str | None, now: float) -> Facts | list[Reply]:
@@ -57,7 +59,8 @@ def facts_of(custodian: Custodian, held: Held, known: str | None, now: float) ->
     if store is not None:
         custodian.said.say(held.key, store)
     file = "" if held.damaged else custodian.file(held)
-    return Facts(file, *custodian.blocks(held), replace(operation, after=after), said_to, store, is_late)
+    low = settled_before(custodian, operation)
+    return Facts(file, *custodian.blocks(held), replace(operation, after=after), said_to, store, is_late, low)
 
 
 def before(custodian: Custodian, operation: Operation) -> tuple[int, ...] | None:
@@ -69,6 +72,16 @@ def before(custodian: Custodian, operation: Operation) -> tuple[int, ...] | None
     if any(one is not None and one.outcome == "failed" for one in known.values()):
         return None
     return tuple(seq for seq, one in known.items() if one is None or operation.capability)
+
+
+def settled_before(custodian: Custodian, operation: Operation) -> int:
+    """The number up to which all of its origin have their end here, with some that a signed operation waits for.
+
+    A terminal that knows nothing of these would have it wait until it expires. 0: nothing can be said of them.
+    """
+    origin, after = operation.origin, operation.after if operation.capability else ()
+    low = max((seq for seq in after if custodian.result(origin, seq) is not None), default=0)
+    return low if all(custodian.result(origin, seq) is not None for seq in range(1, low)) else 0
 
 
 def may_say(custodian: Custodian, held: Held, store: str) -> bool:

@@ -295,7 +295,7 @@ class Forwarder:
         self._give(
             order, onward(facts.operation), file=facts.file, digest=held.digest, opening=opening_of(held.asked),
             cancel=cancel, asks=held.stands_by(self._clock.wall_s()), said_to=facts.said_to, store=facts.store,
-            copies=held.operation.copies,
+            copies=held.operation.copies, low=facts.low,
             **known,
         )  # fmt: skip
 

@@ -298,7 +298,8 @@ class Destination:
         gone = [held for key, held in self._held.items() if key[0] == ask.origin and key[1] <= ask.seq]
         for held in gone:
             del self._held[held.operation.origin, held.operation.seq]
-        self._store.raise_low(ask.origin, ask.seq)
+        waits = (held.operation.expires for (origin, _), held in self._held.items() if origin == ask.origin)
+        self._store.raise_low(ask.origin, ask.seq, max(waits, default=0))
         self._discard_strays()
         self._lots.refill()
 

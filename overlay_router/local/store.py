@@ -391,12 +391,17 @@ class Store:
             self._connection.execute("INSERT OR IGNORE INTO cancelled VALUES (?, ?)", (origin, seq))
         self.record(origin).cancelled.add(seq)
 
-    def raise_low(self, origin: str, low: int) -> None:
-        """Forget results up to a number that the origin has settled; a late, smaller one changes nothing."""
+    def raise_low(self, origin: str, low: int, expires: int = 0) -> None:
+        """Forget results up to a number that the origin has settled; a late, smaller one changes nothing.
+
+        :param expires: of what waits for these, of an origin that is perhaps not known yet; 0: nothing waits.
+        """
         if low <= self.record(origin).low:
             return
         run = self._connection.execute
         with self._transaction("overlay-low"):
+            if expires:
+                self._keep_origin(origin, expires)
             known = run("UPDATE origins SET low = ? WHERE origin = ?", (low, origin)).rowcount
             for table in ("results", "cancelled"):
                 run(f"DELETE FROM {table} WHERE origin = ? AND seq <= ?", (origin, low))

@@ -20,7 +20,20 @@ from stageout.overlay.operations import Session
 from stageout.overlay.packs import End, Packer, SmallPut
 from stageout.testing.router import RouterProcess, custodian_for
 from stageout.wire.capability import Credential, issue
-from stageout.wire.overlay import BLOCK_BYTES, Answer, Get, GetPack, NoSpace, Open, Opened, Operation, Result, Stat
+from stageout.wire.overlay import (
+    BLOCK_BYTES,
+    Answer,
+    Cancel,
+    Custody,
+    Get,
+    GetPack,
+    NoSpace,
+    Open,
+    Opened,
+    Operation,
+    Result,
+    Stat,
+)
 
 
 @pytest.fixture(scope="module")
@@ -203,3 +216,29 @@ def test_a_real_custodian_delivers_with_the_rights_of_the_origin(
         assert "takes nothing without a capability" in unsigned.message
         assert (router.root / "vo/alice/packed").read_bytes() == b"small"
     assert not (router.root / "vo/alice/by-itself").exists()
+
+
+def test_a_signed_operation_does_not_wait_for_what_ended_at_its_custodian_alone(
+    router: RouterProcess, gateway: Gateway, tmp_path: Path
+) -> None:
+    """Its sender gave up while the data came: the terminal has never heard of that, and the edge is signed."""
+    alice = granted(router, gateway, rights=("write", "delete"))
+    assert alice.credential is not None
+    soon, origin, by_way = int(time.time()) + 600, "0c" * 16, router.address
+    with custodian_for(tmp_path / "custodian", [router], {"STAGEOUT_ROUTER_KEY": str(router.key_file("hop"))}) as by:
+        through = Gateway("127.0.0.1", by.port, *read_key(by.key_file("site")), timeout_s=20)
+        opening = Open(origin, 1, "vo/alice/never", 5, BLOCK_BYTES, soon, router.address)
+        later = Operation(origin, 2, "mkdir", "vo/alice/behind", soon, parents=True, after=(1,), terminal=by_way)
+        with Channel(through) as channel:
+            channel.send(alice.credential.signed(opening))
+            assert isinstance(channel.receive(), Opened)
+            channel.send(Cancel(origin, 1))
+            ended = channel.receive()
+            assert isinstance(ended, Result)
+            assert ended.outcome == "cancelled"
+            channel.send(alice.credential.signed(later))
+            assert isinstance(channel.receive(), Custody)
+            done = channel.receive()
+        assert isinstance(done, Result)
+        assert (done.seq, done.outcome) == (2, "done")
+    assert (router.root / "vo/alice/behind").is_dir()
