@@ -23,7 +23,12 @@ from stageout.wire.overlay import Cancel, Custody, Low, Operation, Pack, Packed,
 from tests.overlay.depositing import deposit
 
 #: The others are planned in tests/unit/test_overlay_pack_custody.py, without a process.
-_DEATHS = ("custody-pack-take=kill-after", "custody-pack-settle=kill-before", "custody-pack-withdraw=kill-after")
+_DEATHS = (
+    "custody-pack-meet=kill-after",  # of the first pack that the terminal is to hear of
+    "custody-pack-take=kill-after",
+    "custody-pack-settle=kill-before",
+    "custody-pack-withdraw=kill-after",
+)
 
 
 @pytest.fixture(scope="module")

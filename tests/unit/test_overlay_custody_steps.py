@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hashlib
 import os
 import tempfile
 from collections.abc import Iterator
@@ -19,12 +20,14 @@ from overlay_router.peers.keys import OwnCredential
 from overlay_router.rules.states import Outcome, Result
 from stageout.core.errors import ErrorClass
 from stageout.wire import blocks, overlay
-from stageout.wire.overlay import Custody
+from stageout.wire.overlay import Cancel, Custody, Low, Open, Opened
 from tests.unit.test_overlay_custodian import ORIGIN, PEER, Spooling, _Death, _faulty, coming
-from tests.unit.test_overlay_destination import EXPIRES, Router, op
+from tests.unit.test_overlay_destination import BLOCK, EXPIRES, Router, digests_of, op
 from tests.unit.test_overlay_pack_custody import pack
 
 KEY = (ORIGIN, 1)
+#: Of what a terminal hears that is no operation.
+BESIDE = ("overlay-unstage", "overlay-cancel", "overlay-low", "overlay-abandon", "overlay-forget")
 
 
 @pytest.fixture
@@ -214,3 +217,42 @@ def test_no_data_are_taken_for_a_path_that_cannot_be(router: Router) -> None:
     answer = router.place.open(overlay.Open(ORIGIN, 1, "../f", 4, 4, EXPIRES), PEER).message
     assert isinstance(answer, overlay.Result)
     assert (answer.outcome, "not a path below the root" in answer.reason) == ("failed", True)
+
+
+def _told_beside(router: Router) -> None:
+    """What a terminal hears beside operations, data that are not what was meant, and at last the end of all times."""
+    place = router.place
+    opened = place.open(Open(ORIGIN, 1, "f", 3, BLOCK, EXPIRES), PEER).message
+    if isinstance(opened, Opened):
+        router._write(opened.tid, [(b"abc", b"of something else"[:16])])
+        manifest = hashlib.sha256(b"".join(digests_of(b"abc"))).hexdigest()
+        place.operate(op(1, "publish", "f", size_bytes=3, blocks=1, manifest=manifest), PEER)
+    if not router.content():
+        assert router.send(op(1, "publish", "f"), b"abc") == "done"
+    place.cancel(Cancel(ORIGIN, 2), PEER)
+    assert router.send(op(2, "publish", "g"), b"x") in ("cancelled", "stale", "expired")
+    place.open(Open(ORIGIN, 3, "h", 3, BLOCK, EXPIRES), PEER)
+    place.cancel(Cancel(ORIGIN, 3, data_only=True), PEER)
+    assert [one.ask.seq for one in router.store.transfers() if one.ask.seq == 3] == []
+    place.low(Low(ORIGIN, 2))
+    place.open(Open(ORIGIN, 4, "late", 3, BLOCK, EXPIRES), PEER)
+    router.now = EXPIRES + 1
+    place.expire()
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("label", BESIDE)
+def test_what_is_heard_beside_operations_is_heard_again_after_a_death(tmp_path: Path, label: str, after: bool) -> None:
+    router = Router(tmp_path)
+    with _faulty(label, _Death(), after) as passed:
+        try:
+            _told_beside(router)
+        except _Death:
+            router.restart()
+            router.now = min(router.now, EXPIRES)
+            _told_beside(router)
+    assert label in passed, f"nobody passes {label}"
+    for _ in range(2):
+        assert (router.content(), router.leftovers(), router.store.transfers()) == ({"f": "abc"}, [], [])
+        router.restart()
+    router.close()
