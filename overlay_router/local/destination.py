@@ -12,7 +12,7 @@ import os
 import sqlite3
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -87,7 +87,10 @@ class Destination:
         self.remembered = Remembered(store.contents, tree)
         self._small = SmallFiles(store, tree, now, makers)
         self._lots = Reservations(store, tree, now)
-        self._recover()
+        with ExitStack() as unfinished:
+            unfinished.callback(self.close)
+            self._recover()
+            unfinished.pop_all()
 
     def close(self) -> None:
         """End what works for it; store and tree belong to others."""

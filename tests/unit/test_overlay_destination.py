@@ -46,7 +46,7 @@ class Router:
     def open(self) -> None:
         self.store = self._owned.enter_context(closing(Store(self.path)))
         self.tree = self._owned.enter_context(closing(Tree(self.root)))
-        self.place = Destination(self.store, self.tree, lambda: self.now)
+        self.place = self._owned.enter_context(closing(Destination(self.store, self.tree, lambda: self.now)))
 
     def close(self) -> None:
         """What is open of it: it may have died while it started."""
