@@ -15,8 +15,9 @@ from stageout.wire import blocks
 from stageout.wire.blocks import BlockTable
 from stageout.wire.overlay import BLOCK_BYTES
 
-#: Of several connections each asks for half of its part of what is left, and for so many blocks at most.
-_PARTS, _MOST_BLOCKS = 2, 64
+#: Of several connections each asks for half of its part of what is left, and for so many blocks at most; one by itself
+#: for no more than these, since others may join it.
+_PARTS, _MOST_BLOCKS, _MOST_ALONE = 2, 256, 64
 
 
 class Ask(NamedTuple):
@@ -52,13 +53,14 @@ class Plan:
         """So many blocks, about, nobody was asked for yet."""
         return len(self._table.queue)
 
-    def take(self, carrier: int, carriers: int, most: int = _MOST_BLOCKS) -> Ask | None:
+    def take(self, carrier: int, carriers: int, most: int = _MOST_BLOCKS, least: int = 1) -> Ask | None:
         """The next range that nobody was asked for, for a connection; None when there is none.
 
-        :param carriers: how many connections there are. :param most: blocks, at most.
+        :param carriers: how many connections there are. :param most: blocks, at most. :param least: no fewer are worth
+            a question, as long as there are so many.
         """
-        part = -(-self.left // (_PARTS * carriers)) if carriers > 1 else self.left
-        found = blocks.take_run(self._table, carrier, max(1, min(part, most, _MOST_BLOCKS)))
+        part = -(-self.left // (_PARTS * carriers)) if carriers > 1 else min(self.left, _MOST_ALONE)
+        found = blocks.take_run(self._table, carrier, max(1, min(max(part, least), most, _MOST_BLOCKS)))
         return Ask(*found) if found else None
 
     def begin(self, carrier: int, most: int) -> Ask:

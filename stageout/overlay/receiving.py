@@ -176,7 +176,8 @@ class Receiving:
             carriers = sum(len(way.carriers) for way in self.ways)
             if self.over or (carrier.asked and carriers > 1 and self.plan.left < carriers):
                 return None
-            return _noted(carrier, self.plan.take(carrier.number, carriers, carrier.most_blocks))
+            most, least = carrier.most_blocks, carrier.least_blocks
+            return _noted(carrier, self.plan.take(carrier.number, carriers, most, least))
 
     def again(self, way: WayBack, carrier: Carrier) -> Ask | None:
         """What an idle connection has to ask for although others were asked for it; None, after a moment: nothing."""

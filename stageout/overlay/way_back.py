@@ -28,8 +28,10 @@ from stageout.wire.route import Route, shown
 if TYPE_CHECKING:
     from stageout.overlay.receiving import Receiving
 
-#: A range is no more than a connection brings in this time: what it owes at the end, nobody waits for longer.
-_RANGE_S = 0.5
+#: A range is no more than a connection brings in this time: what it owes at the end, nobody waits for longer. Nor is it
+#: less than it brings in the other one, by which the last connections may end before each other: a question costs the
+#: router as much of the processor as ten blocks.
+_RANGE_S, _LEAST_S = 0.5, 0.02
 _FEW_BLOCKS, _FEW_FAR_BLOCKS = 4, 1
 _MAX_PAUSE_S = 4.0
 #: A way that is not long has more than one connection for files that take longer than this.
@@ -71,6 +73,11 @@ class Carrier:
     def most_blocks(self) -> int:
         """That it brings in a while."""
         return max(1, int(self.rate * _RANGE_S / BLOCK_BYTES)) if self.rate else self._few_blocks
+
+    @property
+    def least_blocks(self) -> int:
+        """That are worth a question of their own."""
+        return min(self.most_blocks, 1 + int(self.rate * _LEAST_S / BLOCK_BYTES))
 
     def look(self, elapsed_s: float) -> None:
         """Whether something has come since the last time."""

@@ -78,7 +78,7 @@ def test_ranges_are_large_at_first_and_small_at_the_end() -> None:
     while (ask := plan.take(1, 4)) is not None:
         sizes.append(ask.blocks)
     assert sum(sizes) == 1000
-    assert sizes[0] == 64
+    assert sizes[0] == 125
     assert sizes[-4:] == [1, 1, 1, 1]
     assert all(before >= after for before, after in zip(sizes, sizes[1:]))
 
@@ -86,7 +86,21 @@ def test_ranges_are_large_at_first_and_small_at_the_end() -> None:
 def test_a_connection_that_brings_little_asks_for_little() -> None:
     plan = Plan(1000 * BLOCK_BYTES)
     assert plan.take(1, 4, most=3) == Ask(0, 3)
-    assert plan.take(2, 4) == Ask(3, 64)
+    assert plan.take(2, 4) == Ask(3, 125)
+
+
+def test_a_range_is_not_worth_a_question_that_costs_more_than_it() -> None:
+    plan, sizes = Plan(100 * BLOCK_BYTES), list[int]()
+    while (ask := plan.take(1, 2, least=10)) is not None:
+        sizes.append(ask.blocks)
+    assert sizes == [25, 19, 14, 11, 10, 10, 10, 1]
+    assert Plan(100 * BLOCK_BYTES).take(1, 2, most=3, least=10) == Ask(0, 3), "it must not owe that much"
+
+
+def test_one_connection_leaves_something_to_those_that_may_join_it() -> None:
+    plan = Plan(5000 * BLOCK_BYTES)
+    assert plan.take(1, 1) == Ask(0, 64)
+    assert plan.take(1, 2) == Ask(64, 256)
 
 
 def test_what_a_dead_connection_owed_is_asked_for_again() -> None:
