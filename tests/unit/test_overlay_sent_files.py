@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from overlay_router.data import sending
 from overlay_router.data.jobs import Job
 from overlay_router.data.known import Damaged, Digests
 from overlay_router.data.sending import Sending
@@ -188,3 +191,52 @@ def test_segments_of_another_length_say_nothing() -> None:
     assert Segments.of(one.numbers) == one
     assert Segments.of((*one.numbers, 1)) == Segments.of(()) == Segments()
     assert (one + one).numbers == Segments().numbers == ()
+
+
+class _Line:
+    """The only lane of a process, and its tap. :ivar taken: what leaves without a look whether others need the link."""
+
+    uplink, piece_bytes = None, 256 * 1024
+
+    def __init__(self, held: bool) -> None:
+        self.held, self.taken = held, list[int]()
+
+    @contextlib.contextmanager
+    def lane(self, link: str, claim: object) -> Iterator[_Line]:
+        yield self
+
+    def tap(self, acked: Callable[[], int | None]) -> _Line:
+        return self
+
+    def take(self, size_bytes: int) -> None:
+        self.taken.append(size_bytes)
+
+
+@pytest.mark.skipif(not _FAST, reason="without the package xxhash no block leaves unread")
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("known", [20, 13, 1])
+def test_blocks_leave_together_unless_others_need_the_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: bool, known: int
+) -> None:
+    parts = [bytes([number]) * _BLOCK for number in range(19)] + [b"the end"]
+    (tmp_path / "f").write_bytes(b"".join(parts))
+    line, file = _Line(held), tmp_path / "f"
+    monkeypatch.setattr(sending, "links", lambda: line)
+    monkeypatch.setattr(sending, "_TOGETHER_S", 1000.0)
+    job = _job(file, to="there")
+    handed, digest = os.memfd_create("digests"), frames.digests()[_DIGEST]
+    os.write(handed, b"".join(map(digest, parts[:known])))
+    _, came = _sent(job, file, Digests(job, handed))
+    assert came == [(at, part, True) for at, part in enumerate(parts)]
+    assert sum(line.taken) == file.stat().st_size + 20 * frames.HEADER_BYTES
+    together = 8 if known > 1 else 1
+    at_once_bytes = line.piece_bytes + frames.HEADER_BYTES if held else together * (_BLOCK + frames.HEADER_BYTES)
+    assert max(line.taken) == at_once_bytes
+
+
+def test_memory_of_one_answer_is_there_for_the_next(file: Path) -> None:
+    sending._spare.clear()
+    _sent(_job(file), file, Digests(_job(file)))
+    (pages,) = sending._spare
+    _sent(_job(file), file, Digests(_job(file)))
+    assert list(sending._spare) == [pages]
