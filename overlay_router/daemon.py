@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from overlay_router import report
+from overlay_router import report, verify
 from overlay_router.copying.copies import Copies, CopyStore
 from overlay_router.custodians.custodian import Custodian
 from overlay_router.custodians.forwarder import Forwarding
@@ -378,6 +378,8 @@ def main(argv: list[str] | None = None) -> int:
         if options.custody or options.new_key:
             print(_answer(options, settings))
             return 0
+        if options.verify is not None:
+            return _verified(settings, options.verify)
         log.open_daemon_log(settings, "STAGEOUT_ROUTER_LOG", "StageoutRouterLog", on_terminal)
     except StageoutError as problem:
         print(f"stageout-router: {problem}", file=sys.stderr)
@@ -418,12 +420,24 @@ def _answer(options: argparse.Namespace, settings: Settings) -> str:
     return report.all_shown(home_of(settings), time.time())
 
 
+def _verified(settings: Settings, rate_mb_s: float) -> int:
+    """Compare what was published: 1 when some of it is damaged. :raises StageoutError: it cannot be."""
+    place = place_of(settings)
+    if place is None or rate_mb_s <= 0:
+        raise ConfigError("--verify needs a rate above 0, and a router with files of its own (STAGEOUT_ROUTER_ROOT)")
+    log.open_log(None)
+    found = verify.verify(place.root, place.records, rate_mb_s)
+    print(found)
+    return int(found.damaged > 0)
+
+
 _WITHOUT = "give --alone (settings from the environment) or --settings FILE where there is no HTCondor"
 _ABOUT = """\
 The overlay's router: takes files from afar, whole and verified (docs/OVERLAY.md). condor_master starts it; without
 HTCondor --alone or --settings does. Its settings are those of condor_config.d/20-stageout-router.conf.
 
-exit status: 0 stopped, 99 a setting is wrong, or something that it names: another start changes nothing"""
+exit status: 0 stopped, or nothing is damaged, 1 --verify has found damaged files,
+99 a setting is wrong, or something that it names: another start changes nothing"""
 
 
 def _options(argv: list[str] | None) -> argparse.Namespace:
@@ -433,6 +447,12 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--settings", metavar="FILE", type=Path,
         help="as --alone, with settings from a file of NAME=VALUE lines (examples/overlay/gateway.env) before these",
+    )  # fmt: skip
+    parser.add_argument(
+        "--verify", metavar="MB_S", nargs="?", type=float, const=verify.RATE_MB_S,
+        help="compare published files with the digests that are kept of them, reading so many MB (10^6) a second"
+        f" (default: {verify.RATE_MB_S:.0f}), also while the router runs; those that are damaged go to the standard"
+        " error, and end it with 1",
     )  # fmt: skip
     parser.add_argument("--custody", action="store_true", help="show what the router here has in custody, and end")
     parser.add_argument(

@@ -5,7 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
+import shutil
 import socket
+import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,8 +18,10 @@ from pathlib import Path
 
 import pytest
 
+from overlay_router import verify
 from overlay_router.peers.greeting import greet
 from overlay_router.peers.keys import Key
+from stageout.core.databases import open_alone
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay import copying
 from stageout.overlay.channel import Channel, Gateway
@@ -235,3 +242,57 @@ def test_a_router_that_says_what_is_not_so(
 ) -> None:
     with _router_that_says(Found(size_bytes, BLOCK_BYTES, 1, 0o644, manifest), blocks) as port:
         _refused(Gateway("127.0.0.1", port, "site", b"secret", timeout_s=20), "f", tmp_path / "none", words)
+
+
+def _verified(router: RouterProcess, *rate_mb_s: str) -> tuple[int, str, list[str]]:
+    """Exit status, the last line, and what is in the log."""
+    settings = {"STAGEOUT_ROUTER_DIR": str(router.home / "records"), "STAGEOUT_ROUTER_ROOT": str(router.root)}
+    command = [sys.executable, "-m", "overlay_router.daemon", "--alone", "--verify", *rate_mb_s]
+    done = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout.strip(), re.findall(r"published-damaged (path=.*?) advice", done.stderr)
+
+
+def test_an_administrator_finds_what_has_rotted_while_the_router_runs(
+    router: RouterProcess, gateway: Gateway, source: Path
+) -> None:
+    for name in ("d/right", "d/rotten", "changed", "gone", "moved"):
+        put(gateway, source, name)
+    with Session(gateway) as session:
+        session.rename("moved", "d/moved")
+        session.push()
+    assert _verified(router) == (0, f"5 files ({5 * _SIZE_BYTES} bytes) compared, 0 damaged", [])
+    _rots(router.root / "d/rotten", 2)
+    _rots(router.root / "d/rotten", 4)
+    (router.root / "changed").write_bytes(b"by somebody")
+    (router.root / "gone").unlink()
+    words = f"3 files ({3 * _SIZE_BYTES} bytes) compared, 1 damaged; 2 were changed or removed since"
+    assert _verified(router, "1000") == (1, words, ["path=d/rotten block=2 blocks=2"])
+    router.stop()
+    assert _verified(router)[0] == 1
+    assert _verified(router, "0")[0] == 99
+
+
+def test_a_copy_of_a_database_is_of_one_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is written to meanwhile, and brings its log to its place."""
+    connection, _ = open_alone(tmp_path / "database")
+    run, copies = connection.execute, list[int]()
+    run("CREATE TABLE pairs (one INTEGER, other INTEGER)")
+    run("INSERT INTO pairs VALUES (0, 0)")
+    run("COMMIT")
+    real = shutil.copyfile
+
+    def meanwhile(source: Path, target: Path) -> Path:
+        real(source, target)
+        copies.append(1)
+        if len(copies) < 6:
+            run("UPDATE pairs SET one = one + 1, other = other + 1")
+            run("PRAGMA wal_checkpoint(RESTART)").fetchall()
+        return target
+
+    monkeypatch.setattr(shutil, "copyfile", meanwhile)
+    monkeypatch.setattr(verify, "_AGAIN_S", 0.0)
+    verify._copy(tmp_path / "database", tmp_path / "copy")
+    assert len(copies) > 6, "the first ones did not count"
+    with contextlib.closing(sqlite3.connect(tmp_path / "copy")) as copied:
+        assert copied.execute("SELECT * FROM pairs").fetchall() == [(5, 5)]
+    connection.close()
