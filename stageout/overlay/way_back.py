@@ -60,6 +60,7 @@ class Carrier:
         self.asked: deque[Ask] = deque()
         self._before_bytes = self._heard_bytes = self._begun_bytes = channel.received_bytes
         self.quiet_s = self.rate = self.pace = self.asked_s = 0.0
+        self._lately_bytes = self._lately_s = 0.0
         self.is_busy = self.is_found = self.brought = False
         self.segments = Segments()
         self._next = 0
@@ -86,7 +87,9 @@ class Carrier:
         self.quiet_s = self.quiet_s + elapsed_s if self.is_busy and not came_bytes else 0.0
         if self.is_busy and elapsed_s > 0:
             kept = 0.5 ** (elapsed_s / _LATELY_S)
-            self.pace = kept * self.pace + (1 - kept) * came_bytes / elapsed_s
+            self._lately_bytes = kept * self._lately_bytes + came_bytes
+            self._lately_s = kept * self._lately_s + elapsed_s
+            self.pace = self._lately_bytes / self._lately_s
 
     def begins(self, block: int) -> None:
         """What comes now is this block."""
