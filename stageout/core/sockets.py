@@ -20,8 +20,9 @@ _DAY_S = 86400.0
 #: What takes longer to gather is very slow, or has stopped.
 _GATHER_S = 1.0
 #: Places in the kernel's ``struct tcp_info``: ``snd_mss``, ``rtt``, ``total_retrans``, ``min_rtt``, ``data_segs_out``
-#: and ``delivered`` (since Linux 4.18).
+#: and ``delivered`` (since Linux 4.18); of what comes ``rcv_mss`` and ``data_segs_in``.
 _SEGMENT_AT, _ROUND_TRIP_AT, _RESENT_AT, _LEAST_AT, _SENT_AT, _DELIVERED_AT = 16, 68, 100, 148, 156, 192
+_SEGMENT_IN_AT, _CAME_AT = 20, 152
 _FIELD = struct.Struct("=I")
 _NAME_BYTES = 16
 #: Of a connection's segments, that are told.
@@ -136,6 +137,16 @@ def acked_bytes(sock: socket.socket) -> int | None:
     except (OSError, struct.error):
         return None
     return int(delivered * size_bytes)
+
+
+def arrived_bytes(sock: socket.socket) -> int | None:
+    """What has come, to a segment, also what waits for a lost one before it; None: nobody can say."""
+    try:
+        told = _info(sock)
+        (came,), (size_bytes,) = _FIELD.unpack_from(told, _CAME_AT), _FIELD.unpack_from(told, _SEGMENT_IN_AT)
+    except (OSError, struct.error):
+        return None
+    return int(came * size_bytes)
 
 
 def _info(sock: socket.socket) -> bytes:

@@ -15,6 +15,7 @@ from stageout.core.sockets import (
     UNSENT_BYTES,
     Segments,
     acked_bytes,
+    arrived_bytes,
     readable,
     segments,
     send_both,
@@ -302,6 +303,12 @@ class Channel:
     def _acked(self) -> int | None:
         told = acked_bytes(self._wire)
         return None if told is None else max(0, told - self._acked_before)
+
+    @property
+    def arrived_bytes(self) -> int:
+        """What has come on it, also behind a packet that is lost; where nobody can say, what was received."""
+        told = arrived_bytes(self._wire)
+        return self.received_bytes if told is None else told
 
     @property
     def segments(self) -> Segments:

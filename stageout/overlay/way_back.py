@@ -58,7 +58,8 @@ class Carrier:
     def __init__(self, number: int, place: int, channel: Channel, few_blocks: int) -> None:
         self.number, self.place, self.channel, self._few_blocks = number, place, channel, few_blocks
         self.asked: deque[Ask] = deque()
-        self._before_bytes = self._heard_bytes = self._begun_bytes = channel.received_bytes
+        self._heard_bytes = self._begun_bytes = channel.received_bytes
+        self._before_bytes = channel.arrived_bytes
         self.quiet_s = self.rate = self.pace = self.asked_s = 0.0
         self._lately_bytes = self._lately_s = 0.0
         self.is_busy = self.is_found = self.brought = False
@@ -66,9 +67,9 @@ class Carrier:
         self._next = 0
 
     @property
-    def received_bytes(self) -> int:
-        """That came on it for this file."""
-        return self.channel.received_bytes - self._before_bytes
+    def arrived_bytes(self) -> int:
+        """That came on it for this file, also behind a lost packet, so that the sum does not stand still and leap."""
+        return self.channel.arrived_bytes - self._before_bytes
 
     @property
     def most_blocks(self) -> int:
@@ -171,14 +172,16 @@ class WayBack:
             self.abort()
         if now_s - self._begun_s < _SOON_S and self.carriers:
             return
-        received_bytes = self._gone_bytes + sum(one.received_bytes for one in self.carriers.values())
         if self.carriers:
-            self._tune(now_s, received_bytes)
+            self._tune(now_s)
         self.man()
 
-    def _tune(self, now_s: float, received_bytes: int) -> None:
+    def _tune(self, now_s: float) -> None:
         """Another number of connections, where that is better."""
-        sample = self.sockets.look(now_s, received_bytes, self.trip_s, self._segments)
+        if self.sockets.is_fixed:
+            return
+        arrived_bytes = self._gone_bytes + sum(one.arrived_bytes for one in self.carriers.values())
+        sample = self.sockets.look(now_s, arrived_bytes, self.trip_s, self._segments)
         self._segments = replace(self._segments, trips_s=0.0, connections=0)
         if sample is not None and sample.after != sample.before:
             log.event("connections", route=shown(self.route), connections=sample.after, before=sample.before,
@@ -310,7 +313,7 @@ class WayBack:
             receiving = self._receiving
             with receiving.changed:
                 del self.carriers[carrier.number]
-                self._gone_bytes += carrier.received_bytes
+                self._gone_bytes += carrier.arrived_bytes
                 receiving.plan.lost(carrier.number)
                 if is_well:
                     self._spare.append(carrier.channel)

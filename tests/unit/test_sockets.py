@@ -96,3 +96,19 @@ def test_a_router_lets_more_wait_for_who_takes_blocks_fast(tmp_path: Path, monke
             sending.Sending(job, near, file.fileno(), Digests(job)).run()
             assert near.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == 1 << 20
         reader.join()
+
+
+def test_what_has_arrived_counts_whether_it_was_read_or_not() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        near = socket.create_connection(listening.getsockname()[:2])
+        far, _ = listening.accept()
+    with near, far:
+        near.sendall(bytes(10_000))
+        assert far.recv(10_000, socket.MSG_WAITALL | socket.MSG_PEEK)
+        arrived_bytes = sockets.arrived_bytes(far)
+        assert arrived_bytes is not None
+        assert arrived_bytes >= 10_000
+    assert sockets.arrived_bytes(far) is None
+    one, other = socket.socketpair()
+    with one, other:
+        assert sockets.arrived_bytes(one) is None
