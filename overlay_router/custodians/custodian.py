@@ -224,8 +224,8 @@ class Custodian:
         return [taken]
 
     def _may_take(self, transfer: Transfer, operation: Operation) -> bool:
-        blocks = {block for block, _ in self._store.staged(transfer.tid)} | self._passed.of(transfer.tid).keys()
-        return custody.may_grant(operation.blocks, blocks, True, owner_of(transfer) in self._spool.lots)
+        count = self._store.count(transfer.tid) + len(self._passed.of(transfer.tid))  # each is in one of them
+        return custody.may_grant(operation.blocks, range(count), True, owner_of(transfer) in self._spool.lots)
 
     def _take(self, held: Held) -> Reply:
         operation = held.operation
@@ -564,8 +564,9 @@ class Custodian:
 
     def _is_staged(self, tid: int) -> Staged:
         passed = self._passed.of(tid).keys()
-        blocks = {block for block, _ in self._store.staged(tid)} | passed
-        return Staged(tid, ranges(sorted(blocks)), self._passed.epoch(self._store.epoch, tid) if passed else "")
+        blocks: Iterable[int] = (block for block, _ in self._store.each_staged(tid))
+        blocks = sorted({*blocks, *passed}) if passed else blocks
+        return Staged(tid, ranges(blocks), self._passed.epoch(self._store.epoch, tid) if passed else "")
 
     def _in_custody(self, held: Held, peer: str) -> Reply:
         return Reply(peer, overlay.Custody(*held.key, self._name))

@@ -349,7 +349,7 @@ class Destination:
         )
 
     def _already(self, tid: int) -> tuple[Range, ...]:
-        return ranges(block for block, _ in self._store.staged(tid))
+        return ranges(block for block, _ in self._store.each_staged(tid))
 
     def _consider(self, waiting: list[Held]) -> list[Reply]:
         """What can be done with these operations now, and with those that waited for them; in their order."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 
 from overlay_router.local.store import Store, Transfer
 from overlay_router.local.tree import Tree
@@ -40,16 +42,28 @@ def whole(
     """
     wrong: list[Transfer] = []
     for transfer in transfers:
-        blocks = sorted({**elsewhere(transfer.tid), **dict(store.staged(transfer.tid))}.items())
-        if len(blocks) < operation.blocks or not tree.inode(transfer.tid):
+        count, manifest = _manifest(store, transfer.tid, elsewhere(transfer.tid))
+        if count < operation.blocks or not tree.inode(transfer.tid):
             continue
-        manifest = hashlib.sha256(b"".join(digest for _, digest in blocks)).hexdigest()
         if manifest == operation.manifest and transfer.ask.size_bytes == operation.size_bytes:
             return transfer, wrong
         log.error("wrong-manifest", path=operation.path, tid=transfer.tid)
         store.unstage(transfer.tid)
         wrong.append(transfer)
     return None, wrong
+
+
+def _manifest(store: Store, tid: int, elsewhere: Mapping[int, bytes]) -> tuple[int, str]:
+    """How many blocks there are, and the digest of their digests, one after the other: there may be millions."""
+    rows, manifest, count = store.each_staged(tid), hashlib.sha256(), 0
+    if elsewhere:  # what is here counts
+        rows = heapq.merge(rows, sorted(elsewhere.items()), key=itemgetter(0))
+    last = -1
+    for block, digest in rows:
+        if block != last:
+            manifest.update(digest)
+            count, last = count + 1, block
+    return count, manifest.hexdigest()
 
 
 def as_result(origin: str, seq: int, result: Result | None) -> overlay.Result:

@@ -223,9 +223,11 @@ class Store:
 
     def staged(self, tid: int) -> list[tuple[int, bytes]]:
         """Blocks on the disk with their digests, in order."""
-        return self._connection.execute(
-            "SELECT block, digest FROM staged WHERE tid = ? ORDER BY block", (tid,)
-        ).fetchall()
+        return list(self.each_staged(tid))
+
+    def each_staged(self, tid: int) -> Iterator[tuple[int, bytes]]:
+        """The same one by one: a file of a TiB has a million. Nothing else is asked for meanwhile."""
+        return self._connection.execute("SELECT block, digest FROM staged WHERE tid = ? ORDER BY block", (tid,))
 
     def count(self, tid: int) -> int:
         """How many blocks of a transfer are on the disk."""

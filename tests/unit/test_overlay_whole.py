@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
 import os
+import tracemalloc
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -18,6 +20,7 @@ from overlay_router.custodians import carrier, spooled
 from overlay_router.custodians.spooled import Growth, Spooled
 from overlay_router.data.jobs import Report
 from overlay_router.ends import Ends
+from overlay_router.local import staging
 from overlay_router.local.destination import Destination
 from overlay_router.local.store import Store
 from overlay_router.local.tree import Tree
@@ -136,3 +139,23 @@ def test_a_part_over_a_block_that_is_there_already_is_seen(tmp_path: Path) -> No
         place.close()
         store.close()
         tree.close()
+
+
+def test_the_digests_of_a_large_file_are_not_in_memory_at_once(tmp_path: Path) -> None:
+    """One of some TiB would take a good part of what a router has, in the thread that all wait for."""
+    known = [(block, BLAKE(block.to_bytes(4, "big"))) for block in range(20_000)]
+    manifest = hashlib.sha256(b"".join(digest for _, digest in known)).hexdigest()
+    order = replace(ORDER, size_bytes=20_000, blocks=20_000, manifest=manifest)
+    with contextlib.closing(Store(tmp_path / "store")) as store:
+        transfer = store.grant(Open(order.origin, 1, "f", 20_000, 1, 99), "site")
+        store.stage(transfer.tid, [one for one in known if one[0] % 3])
+        tree, passed = cast(Tree, SimpleNamespace(inode=lambda tid: 1)), {**dict(known[::3]), 1: b"not the one here"}
+        assert staging.whole(store, tree, [transfer], order, lambda tid: dict(known[3::3])) == (None, [])
+        assert staging.whole(store, tree, [transfer], order, lambda tid: passed) == (transfer, [])
+        store.stage(transfer.tid, known)
+        tracemalloc.start()
+        try:
+            assert staging.whole(store, tree, [transfer], order) == (transfer, [])
+            assert tracemalloc.get_traced_memory()[1] < 500_000
+        finally:
+            tracemalloc.stop()
