@@ -1,4 +1,7 @@
-"""The REST interface: a table of operations, and what each does. Every answer but the page is JSON or plain text."""
+"""The REST interface: what each operation of the table (:mod:`operations`) does.
+
+Every answer but the page is JSON or plain text.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,15 @@ import sqlite3
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from aiohttp import web
 
 from policy_service import fields, openapi, views
 from policy_service.book import Book
-from policy_service.fields import Field, read_body
+from policy_service.fields import read_body
 from policy_service.model import Lease, Refused
+from policy_service.operations import OPERATIONS, Operation
 from policy_service.tokens import Tokens
 from stageout.core import log
 
@@ -23,40 +26,6 @@ T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _MOST_BODY_BYTES = 16_384
 _POLICY_FOR_PAGES = "default-src 'none'; style-src 'unsafe-inline'"
-
-
-@dataclass(frozen=True)
-class Operation:
-    """One route. :param name: of the method of :class:`Api` that does it. :param open_to_all: no token needed."""
-
-    method: str
-    path: str
-    name: str
-    summary: str
-    answer: str
-    body: tuple[Field, ...] = ()
-    open_to_all: bool = False
-
-
-OPERATIONS = (
-    Operation(
-        "POST", "/v1/leases", "request", "Request streams; the same client asking again gets the same lease.", "lease",
-        (fields.CLIENT, fields.SOURCE, fields.DESTINATION, fields.WANTED),
-    ),
-    Operation("GET", "/v1/leases", "list_own", "The caller's own leases.", "leases"),
-    Operation(
-        "POST", "/v1/leases/{lease}/renew", "renew", "Another term, and the streams that are granted from now on.",
-        "lease", (fields.WANTED, fields.IN_USE),
-    ),
-    Operation(
-        "POST", "/v1/leases/{lease}/report", "report", "Say what is used and reached. Does not renew.", "lease",
-        (fields.REPORTED_IN_USE, fields.RATE),
-    ),
-    Operation("DELETE", "/v1/leases/{lease}", "release", "Give the streams back.", "nothing"),
-    Operation("GET", "/metrics", "metrics", "Figures for Prometheus.", "text", open_to_all=True),
-    Operation("GET", "/openapi.json", "describe", "This description.", "description", open_to_all=True),
-    Operation("GET", "/", "page", "Who has what, for people.", "html", open_to_all=True),
-)  # fmt: skip
 
 
 class Api:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from policy_service.operations import Operation
 from stageout import __version__
-
-if TYPE_CHECKING:
-    from policy_service.api import Operation
 
 _INTEGERS = {
     "streams": "streams that may be used",

@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from stageout.core.errors import StageoutError
+from stageout.testing.ports import free_ports
 
 _CONFIG = """\
 worker_processes 2;
@@ -72,7 +73,7 @@ class Destination:
         if os.getuid() == 0:
             for name in ("files", "body"):
                 shutil.chown(self.home / name, "nobody", "nogroup")
-        self.port = self.port or _free_port()
+        self.port = self.port or free_ports(1)[0]
         self._configure("")
         self.start()
         return self
@@ -194,10 +195,3 @@ class Destination:
     def _signal(self, number: int) -> None:
         if self._process is not None:
             os.killpg(self._process.pid, number)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 
 from stageout.core.errors import StageoutError
+from stageout.testing.ports import free_ports
 
 _PROGRAM = "globus-gridftp-server"
 _START_S = 20.0
@@ -44,7 +45,7 @@ class GridFtpServer:
         self.files.mkdir(parents=True, exist_ok=True)
         if os.getuid() == 0 and not self.gsi:
             shutil.chown(self.files, "nobody", "nogroup")
-        self.port = self.port or _free_port()
+        self.port = self.port or free_ports(1)[0]
         self.start()
         return self
 
@@ -131,9 +132,3 @@ def _kill(pid: int) -> None:
         os.kill(pid, 9)
     except ProcessLookupError:
         return
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])

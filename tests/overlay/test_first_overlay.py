@@ -6,13 +6,14 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from stageout.testing.ports import free_ports
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PORTS = ("9631", "9632", "9633")
@@ -26,14 +27,6 @@ def _shown() -> list[str]:
     blocks = [str(block) for block in re.findall(r"^```\n(.*?)^```$", section, re.S | re.M)]
     (stop,) = re.findall(r"`(kill \$archive[^`]*)`", section)
     return [*(block for block in blocks if "venv" not in block), f"{stop}; wait\n"]
-
-
-def _free_ports() -> dict[str, str]:
-    with contextlib.ExitStack() as stack:
-        found = [stack.enter_context(socket.socket()) for _ in _PORTS]
-        for one in found:
-            one.bind(("127.0.0.1", 0))
-        return {port: str(one.getsockname()[1]) for port, one in zip(_PORTS, found)}
 
 
 @pytest.fixture
@@ -63,7 +56,7 @@ def _run(script: str, folder: Path, path: str) -> str:
 
 
 def test_the_commands_shown_make_an_overlay(tmp_path: Path, programs: str) -> None:
-    ports = _free_ports()
+    ports = {shown: str(free) for shown, free in zip(_PORTS, free_ports(len(_PORTS)))}
     script = re.sub("|".join(_PORTS), lambda found: ports[found[0]], "".join(_shown()))
     said = _run(script, tmp_path, programs)
     failed = [line for line in said.splitlines() if line.startswith("FAILED: ")]

@@ -206,6 +206,19 @@ def test_links_between_pages_lead_somewhere() -> None:
             assert ":" in link or (page.parent / link).exists(), f"{page}: {link}"
 
 
+def _anchors(page: Path) -> set[str]:
+    """Of its headings, as they are made where the pages are shown."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_lead_to_headings_that_are_there() -> None:
+    for page in [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]:
+        for path, anchor in re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", page.read_text()):
+            other = page.parent / path if path else page
+            assert anchor in _anchors(other), f"{page}: {path}#{anchor}"
+
+
 def test_the_readme_leads_to_every_page() -> None:
     readme = (ROOT / "README.md").read_text()
     assert not [page.name for page in (ROOT / "docs").glob("*.md") if f"(docs/{page.name})" not in readme]

@@ -12,7 +12,7 @@ from textwrap import dedent
 import pytest
 from policy_site import ROOT_DIR, Service
 
-from policy_service.api import OPERATIONS
+from policy_service.operations import OPERATIONS
 from policy_service.site_policy import PolicyError, SitePolicy, fault, open_policy, trial_cases
 from stageout.tuning.policies import BUILT_IN, Grant, Limits
 from tests.descriptors import many_open
