@@ -45,7 +45,7 @@ class Growth:
 
     A block that was sent from memory may be nowhere else here. It is *passed* when the next hop has said STAGED of it,
     and *gone* when it must be sent again. Both are told in their order: what is passed at once when nothing else is
-    under way or all of the file is known to be durable, else with all that is within a tenth of a second.
+    under way, else with all that is within a tenth of a second.
 
     :param digests: of blocks that are on the disk here, or passed. :param operation: the PUBLISH, None before the file
         is in custody. :param passed: those of ``digests`` that are not on the disk. :param told: hears what has become
@@ -239,8 +239,7 @@ class Growth:
         self._passed.update(staged)
         self.digests.update(staged)
         self._untold.update(staged)
-        is_whole = len(self.digests) >= self._sending.table.count
-        if is_whole or not self._sent or time.monotonic() - self._told_s >= _TELL_S:
+        if not self._sent or time.monotonic() - self._told_s >= _TELL_S:
             self._tell()
 
     def _tell(self) -> None:

@@ -321,10 +321,9 @@ def test_passed_blocks_are_told_together_after_a_moment(monkeypatch: pytest.Monk
     assert told.said[1:] == [([1], [])]
 
 
-def test_the_last_block_of_a_file_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its sender waits for that; a block that is on the disk here as well is still under way."""
+def test_passed_blocks_are_told_at_once_when_all_others_are_on_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing more may be heard of the next hop, and the sender waits."""
     growth, sending, told = _left_three(monkeypatch)
-    growth.arrived([(block, DIGEST) for block in range(3, sending.table.count)])
     blocks.staged(sending.table, [1])
     growth.heard()
     assert told.said[1:] == [], "block 2 is nowhere yet"
@@ -348,7 +347,10 @@ def test_what_is_passed_and_lost_before_it_was_told_is_only_gone(monkeypatch: py
     assert told.said[1:] == [([], [0, 1, 2])]
 
 
-def test_what_a_worker_has_sent_is_passed_when_the_next_hop_has_it_and_gone_when_it_has_not() -> None:
+def test_what_a_worker_has_sent_is_passed_when_the_next_hop_has_it_and_gone_when_it_has_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(spooled, "_TELL_S", 1e9)
     told, sending = _Told(), _sending()
     growth = Growth({}, None, (), told)
     growth.follow(sending)
