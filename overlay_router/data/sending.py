@@ -13,7 +13,16 @@ from collections.abc import Iterator
 
 from overlay_router.data.jobs import Job
 from overlay_router.data.known import Digests
-from stageout.core.sockets import SHORTER, UNSENT_BYTES, acked_bytes, segments, send_from, send_unread, unsent_bytes
+from stageout.core.sockets import (
+    SHORTER,
+    UNSENT_BYTES,
+    acked_bytes,
+    segments,
+    send_from,
+    send_unread,
+    unsent_bytes,
+    waiting_bytes,
+)
 from stageout.overlay.links import Claim, Tap, links
 from stageout.wire import frames
 from stageout.wire.frames import Type
@@ -33,21 +42,28 @@ _spare: deque[mmap.mmap] = deque(maxlen=4)
 def ordered(job: Job, connection: socket.socket) -> Iterator[Tap | None]:
     """The tap that a file passes, in a lane of all that the same address gets; None: it is too small for an order.
 
-    Where it is known what this router's line carries, all files count.
+    Where it is known what this router's line carries, all files count. The answers by which a file comes in parts share
+    a lane.
     """
     if links().uplink is None and (job.size_bytes <= _UNORDERED_BYTES or not job.to):
         yield None
         return
     if connection.family != socket.AF_UNIX:  # what waits in the kernel is ordered no more
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
-    before = acked_bytes(connection) or 0
+    before = (acked_bytes(connection) or 0) + waiting_bytes(connection)
 
     def acked() -> int | None:
         told = acked_bytes(connection)
         return None if told is None else max(0, told - before)
 
-    with links().lane(job.to, Claim(job.flow, job.peer, job.priority, job.deadline)) as lane:
-        yield lane.tap(acked)
+    claim = Claim(job.flow, job.peer, job.priority, job.deadline)
+    is_part = job.flow and job.blocks and job.blocks * job.block_bytes < job.size_bytes
+    with links().answer(job.to, claim) if is_part else links().lane(job.to, claim) as lane:
+        tap = lane.tap(acked)
+        try:
+            yield tap
+        finally:
+            tap.leave()
 
 
 @contextlib.contextmanager
@@ -139,8 +155,8 @@ class Sending:
             data = self._read(block) if data is None else data
             checksum = self._checksum(data)
         head = frames.pack_header(Type.BLOCK, size_bytes, checksum, self._checksum, 0, block)
-        # where others need the link more it leaves in pieces, so that it can be stopped in the middle
-        piece_bytes = tap.piece_bytes if tap is not None and tap.held else size_bytes
+        # where it takes long, or others need the link more, it leaves in pieces: so it can be stopped in the middle
+        piece_bytes = tap.piece_bytes if tap is not None and (tap.held or self._together == 1) else size_bytes
         for start in range(0, size_bytes, piece_bytes):
             end = min(start + piece_bytes, size_bytes)
             if tap is not None:

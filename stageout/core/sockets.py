@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import math
 import os
 import select
 import socket
 import struct
+import termios
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Union
@@ -24,6 +26,7 @@ _GATHER_S = 1.0
 _SEGMENT_AT, _ROUND_TRIP_AT, _RESENT_AT, _LEAST_AT, _SENT_AT, _DELIVERED_AT = 16, 68, 100, 148, 156, 192
 _SEGMENT_IN_AT, _CAME_AT = 20, 152
 _FIELD = struct.Struct("=I")
+_INT = struct.Struct("i")
 _NAME_BYTES = 16
 #: Of a connection's segments, that are told.
 _NUMBERS = 5
@@ -147,6 +150,15 @@ def arrived_bytes(sock: socket.socket) -> int | None:
     except (OSError, struct.error):
         return None
     return int(came * size_bytes)
+
+
+def waiting_bytes(sock: socket.socket) -> int:
+    """What was sent by a connection and the other side has not confirmed (tcp(7)); 0 where the kernel cannot say."""
+    try:
+        (size_bytes,) = _INT.unpack(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(_INT.size)))
+    except OSError:
+        return 0
+    return int(size_bytes)
 
 
 def _info(sock: socket.socket) -> bytes:

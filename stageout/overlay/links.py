@@ -9,6 +9,7 @@ what a router's line carries, whatever leaves takes turns on that, too (:mod:`st
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -17,7 +18,7 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -38,6 +39,8 @@ _PIECE_BYTES = 128 * 1024
 #: A connection that moves less than this part of what the fastest one of its transfer does takes no part of a line.
 _BUSY = 0.1
 _SAY_S = 1.0
+#: Between two answers of one transfer no more time passes, or its lane begins anew.
+_KEPT_S = 1.0
 #: A transfer has a fifth of an equal part at least, by so much more slowly moves a piece of it.
 _SLOWEST = 5.0
 #: Bytes a second of each connection below which a lane is not held: one that stands still for a minute is closed.
@@ -101,17 +104,23 @@ class Tap:
 
     def close(self) -> None:
         """The connection has ended."""
-        self._lane.end(self)
+        self._lane.end(self, self.moved_bytes)
+
+    def leave(self) -> None:
+        """The connection goes on without it: all that has passed counts."""
+        self._lane.end(self, self._passed_bytes)
 
 
 class Lane:
     """One transfer on one link, in this process; a context manager.
 
     :ivar turn: its transfer's place on the router's line, where there is one.
+    :ivar answers: that pass it now. :ivar answered_s: when the last one has ended.
     """
 
     def __init__(self, owner: Links, number: int, link: str, claim: Claim) -> None:
         self.number, self.claim, self.link, self._owner = number, claim, link, owner
+        self.answers, self.answered_s = 0, 0.0
         self.limit: float | None = None
         self.turn: Turn | None = None
         self._closed = False
@@ -144,12 +153,12 @@ class Lane:
             self._taps.add(tap)
         return tap
 
-    def end(self, tap: Tap) -> None:
-        """A connection has ended; what it moved still counts."""
+    def end(self, tap: Tap, moved_bytes: int) -> None:
+        """A connection has ended, or uses it no more; what it moved still counts."""
         with self._changed:
             if tap in self._taps:
                 self._taps.remove(tap)
-                self._ended_bytes += tap.moved_bytes
+                self._ended_bytes += moved_bytes
 
     @property
     def moved_bytes(self) -> int:
@@ -241,6 +250,7 @@ class Links:
         self._turns: weakref.WeakValueDictionary[int, Turn] = weakref.WeakValueDictionary()
         self._sharing, self._said_s = 0, 0.0
         self._lanes: dict[int, Lane] = {}
+        self._answers: dict[tuple[str, Claim], Lane] = {}
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
@@ -249,15 +259,47 @@ class Links:
 
     def lane(self, link: str, claim: Claim) -> Lane:
         """For a transfer that begins to use a link. :param link: the next hop, ``HOST:PORT``."""
-        lane = Lane(self, next(_NUMBERS), link, claim)
         with self._lock:
-            lane.turn = self._turn(lane)
-            self._lanes[lane.number] = lane
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="links", daemon=True)
-                self._thread.start()
+            return self._new(link, claim)
+
+    @contextlib.contextmanager
+    def answer(self, link: str, claim: Claim) -> Iterator[Lane]:
+        """For one of several answers of a transfer: all that come soon after each other share a lane.
+
+        An answer may take no longer than it takes to know a rate: with a lane of its own it would be held to none.
+        """
+        place = (link, claim)
+        with self._lock:
+            lane = self._answers.get(place) or self._answers.setdefault(place, self._new(link, claim))
+            lane.answers += 1
+        try:
+            yield lane
+        finally:
+            with self._lock:
+                lane.answers, lane.answered_s = lane.answers - 1, time.monotonic()
+
+    def _new(self, link: str, claim: Claim) -> Lane:
+        lane = Lane(self, next(_NUMBERS), link, claim)
+        lane.turn = self._turn(lane)
+        self._lanes[lane.number] = lane
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="links", daemon=True)
+            self._thread.start()
         self._wake.set()
         return lane
+
+    def _end_answered(self) -> None:
+        """Behind the last answer of a transfer its lane ends."""
+        now_s = time.monotonic()
+        with self._lock:
+            ended = {
+                place: lane for place, lane in self._answers.items()
+                if not lane.answers and now_s - lane.answered_s > _KEPT_S
+            }  # fmt: skip
+            for place in ended:
+                del self._answers[place]
+        for lane in ended.values():
+            lane.close()
 
     def forget(self, lane: Lane) -> None:
         """A lane has ended."""
@@ -272,6 +314,7 @@ class Links:
         said = ""
         while True:
             self._wake.clear()
+            self._end_answered()
             with self._lock:
                 lanes = list(self._lanes.values())
             began_s = time.thread_time()

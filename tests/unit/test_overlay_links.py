@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import itertools
 import os
+import socket
 import struct
 import threading
 import time
@@ -16,6 +18,10 @@ from typing import Any
 
 import pytest
 
+from overlay_router.data import sending
+from overlay_router.data.jobs import Job
+from stageout.core.sockets import waiting_bytes
+from stageout.overlay import links as links_module
 from stageout.overlay.book import Book, Row, shared_book
 from stageout.overlay.links import Claim, Lane, Links, _Meter
 from tests.polling import wait_for
@@ -199,13 +205,84 @@ def test_nobody_is_held_while_no_plan_can_be_made_and_then_links_are_shared_agai
     try:
         wait_for(lambda: bulk.lane.limit is not None)
         book.lane = bulk.lane
-        wait_for(lambda: bulk.lane.limit is None)
+        wait_for(lambda: bulk.lane.limit is None and "links-not-shared" in caplog.text)
         assert caplog.text.count("links-not-shared") == 1
         book.lane = None
         wait_for(lambda: bulk.lane.limit is not None)
     finally:
         urgent.stop()
         bulk.stop()
+
+
+def test_answers_of_one_transfer_share_a_lane_which_ends_behind_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links_module, "_KEPT_S", 0.0)
+    here = Links(Book())
+    with here.answer("host:1", Claim("bulk")) as first, here.answer("host:1", Claim("bulk")) as second:
+        assert first is second
+        with here.answer("host:1", Claim("other")) as another, here.answer("host:2", Claim("bulk")) as elsewhere:
+            assert len({first, another, elsewhere}) == 3
+    wait_for(lambda: not here._lanes and not here._answers)
+    with here.answer("host:1", Claim("bulk")) as later:
+        assert later is not first
+
+
+def test_short_answers_are_held_from_their_beginning(processes: tuple[Links, Links]) -> None:
+    claim = Claim("bulk")
+    urgent = _Sender(processes[1].lane("host:1", Claim("urgent", priority=10)))
+
+    def is_held(at_the_end: bool) -> bool:
+        with processes[0].answer("host:1", claim) as lane:
+            was_held = lane.limit is not None
+            tap = lane.tap()
+            for _ in range(4):
+                tap.take(64 * 1024)
+            tap.leave()
+            return lane.limit is not None if at_the_end else was_held
+
+    try:
+        wait_for(lambda: is_held(at_the_end=True))
+        assert is_held(at_the_end=False)
+    finally:
+        urgent.stop()
+
+
+def test_what_passed_counts_when_a_connection_goes_on_without_its_tap() -> None:
+    with Links(Book()).lane("host:1", Claim()) as lane:
+        tap = lane.tap(lambda: 10)
+        tap.take(100)
+        assert lane.moved_bytes == 10
+        tap.leave()
+        assert (lane.moved_bytes, lane.connections) == (100, 0)
+
+
+def test_an_answer_counts_none_of_what_the_one_before_it_has_left_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, told = Links(Book()), [1000]
+    monkeypatch.setattr(sending, "links", lambda: here)
+    monkeypatch.setattr(sending, "acked_bytes", lambda connection: told[0])
+    monkeypatch.setattr(sending, "waiting_bytes", lambda connection: 500)
+    job = Job("send", size_bytes=1 << 30, block_bytes=1 << 20, blocks=1, to="host", flow="bulk")
+    one, other = socket.socketpair(socket.AF_UNIX)
+    with one, other:
+        with sending.ordered(job, one) as tap:
+            assert tap is not None
+            lane = tap._lane
+            for told[0], moved_bytes in ((1400, 0), (1500, 0), (1510, 10)):
+                assert tap.moved_bytes == moved_bytes
+        with sending.ordered(job, one) as tap:
+            assert tap is not None
+            assert tap._lane is lane
+
+
+def test_what_the_other_side_has_not_confirmed_is_known() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sender:
+        reader, _ = server.accept()
+        with reader:
+            assert waiting_bytes(sender) == 0
+            sender.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while True:  # until neither side takes more
+                    sender.send(bytes(1 << 20))
+            assert waiting_bytes(sender) > 0
 
 
 def _row(lane: int, pid: int = 1) -> Row:
