@@ -151,6 +151,7 @@ class Tree:
         self.listener.settimeout(20)
         self.processes: list[subprocess.Popen[bytes]] = []
         self.connections: list[socket.socket] = []
+        self.peers: list[Peer] = []
 
     def connect(self, user: int = NOBODY, slot: str = "slot1_1", startd_options: str = "") -> Peer:
         """Start a tree; the peer at the end of it."""
@@ -166,7 +167,8 @@ class Tree:
         self.processes.append(subprocess.Popen(command, start_new_session=True))
         connection, _ = self.listener.accept()
         self.connections.append(connection)
-        return peers.peer_of(connection)
+        self.peers.append(peers.peer_of(connection))
+        return self.peers[-1]
 
     def close(self) -> None:
         for process in self.processes:
@@ -174,6 +176,8 @@ class Tree:
             process.wait()
         for connection in [*self.connections, self.listener]:
             connection.close()
+        for peer in self.peers:
+            peer.close()
 
 
 @pytest.fixture
@@ -310,7 +314,6 @@ def test_a_peer_that_ended_meanwhile(tree: Tree) -> None:
     with pytest.raises(NotIdentified, match="ended"):
         identify(peer, startd)
     thread.join()
-    peer.close()
 
 
 def test_the_process_behind_a_socket() -> None:
