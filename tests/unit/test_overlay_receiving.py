@@ -67,6 +67,10 @@ class _Channel:
         self.go_on.set()
         self.moved = 0
 
+    @property
+    def arrived_bytes(self) -> int:
+        return self.received_bytes
+
     def send(self, message: Get) -> None:
         self._alive()
         self.asked.append((message.first_block, message.blocks))
