@@ -201,7 +201,7 @@ def test_an_order_that_cannot_be_read_is_answered(spooling: Spooling) -> None:
 class _Terse:
     """A connection to a router that answers for one file, whatever it was sent."""
 
-    digest_name, gateway, cancels, store = "blake2b-128", Gateway("terse", 1, "k", b""), True, ""
+    digest_name, gateway, cancels, store, ahead_s = "blake2b-128", Gateway("terse", 1, "k", b""), True, "", 0
 
     def __init__(self, origin: str) -> None:
         self.origin = origin
