@@ -19,7 +19,13 @@ _TOGETHER = 8
 _TRIES = 3
 _AGAIN_S = 1.0
 _RESUMABLE = frozenset(
-    {ErrorClass.CONNECTION_LOST, ErrorClass.STALLED, ErrorClass.CONNECT_FAILED, ErrorClass.SERVER_ERROR}
+    {
+        ErrorClass.CONNECTION_LOST,
+        ErrorClass.STALLED,
+        ErrorClass.CONNECT_FAILED,
+        ErrorClass.SERVER_ERROR,
+        ErrorClass.NO_SPACE_REMOTE,
+    }
 )
 
 

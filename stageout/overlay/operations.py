@@ -29,7 +29,13 @@ _WINDOW = 256
 _RESUMES = 3
 _LOST = "whether it has happened is not known, for {} has lost its records: look before you do it again"
 _RESUMABLE = frozenset(
-    {ErrorClass.CONNECTION_LOST, ErrorClass.STALLED, ErrorClass.CONNECT_FAILED, ErrorClass.SERVER_ERROR}
+    {
+        ErrorClass.CONNECTION_LOST,
+        ErrorClass.STALLED,
+        ErrorClass.CONNECT_FAILED,
+        ErrorClass.SERVER_ERROR,
+        ErrorClass.NO_SPACE_REMOTE,
+    }
 )
 
 

@@ -39,7 +39,13 @@ RESUMES = 3
 #: A router that says nothing for so long is asked.
 _ASK_EVERY_S = 10.0
 _RESUMABLE = frozenset(
-    {ErrorClass.CONNECTION_LOST, ErrorClass.STALLED, ErrorClass.CONNECT_FAILED, ErrorClass.SERVER_ERROR}
+    {
+        ErrorClass.CONNECTION_LOST,
+        ErrorClass.STALLED,
+        ErrorClass.CONNECT_FAILED,
+        ErrorClass.SERVER_ERROR,
+        ErrorClass.NO_SPACE_REMOTE,
+    }
 )
 #: Characters that JSON takes at most for one of ASCII; twice as many for others.
 _ESCAPED = 6
