@@ -208,6 +208,9 @@ class _Line:
     def take(self, size_bytes: int) -> None:
         self.taken.append(size_bytes)
 
+    def leave(self) -> None:
+        pass
+
 
 # ---- what becomes of each file ---------------------------------------------------------------------------------------
 
