@@ -211,6 +211,9 @@ class _Line:
     def take(self, size_bytes: int) -> None:
         self.taken.append(size_bytes)
 
+    def leave(self) -> None:
+        pass
+
 
 @pytest.mark.skipif(not _FAST, reason="without the package xxhash no block leaves unread")
 @pytest.mark.parametrize("held", [False, True])
