@@ -1,5 +1,6 @@
 # make demo    the main job on a real pool         make test   everything that CI runs
 # make check   style, types, unit tests            make bench  benchmarks (QUICK=1: short)
+# make oldest  what differs between versions of Python, on the oldest one that is installed here
 # make pilot   dist/stageout-pilot.pyz: all that a pilot needs beside Python
 # make storm   daemons die for MINUTES=10          make sim    overlay schedules (SCHEDULES=20000)
 # make overlay-storm  routers die for SECONDS=60, bits flip, disks fill
@@ -8,7 +9,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: pilot demo test check bench crash sim storm overlay-storm clean
+.PHONY: pilot demo test check oldest bench crash sim storm overlay-storm clean
 
 $(STAMP): setup.cfg pyproject.toml
 	tools/install
@@ -24,8 +25,11 @@ check: $(STAMP)
 	.venv/bin/mypy
 	$(PY) -m pytest -q -n 3 tests/unit
 
+oldest: $(STAMP)
+	tools/oldest
+
 # three at once on two cores: pools mostly wait
-test: check
+test: check oldest
 	$(PY) -m pytest -q -n 3 --dist loadfile --durations=10 tests --ignore tests/unit
 
 bench: $(STAMP)
@@ -47,4 +51,4 @@ pilot: $(STAMP)
 	$(PY) tools/pilot/build.py dist/stageout-pilot.pyz
 
 clean:
-	rm -rf .venv out test-logs build dist *.egg-info
+	rm -rf .venv .venv-oldest out test-logs build dist *.egg-info
