@@ -5,13 +5,14 @@ It reads only, and beside a running router: of the database it takes a copy, sin
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sqlite3
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,8 @@ _AGAIN_S = 0.2
 _HEAD_BYTES = 32
 _ROWS = 100
 _PART_BLOCKS = 1024
+#: Another file, or none, has the name now.
+_GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
 
 @dataclass
@@ -90,7 +93,10 @@ class _Pace:
 def _copied(database: Path) -> Iterator[sqlite3.Connection]:
     with tempfile.TemporaryDirectory(prefix="stageout-verify-") as folder:
         copy = Path(folder) / "copy"
-        _copy(database, copy)
+        try:
+            _copy(database, copy)
+        except OSError as problem:
+            raise StageoutError(f"no copy of {database} can be made in {folder}: {problem}") from None
         with closing(sqlite3.connect(copy)) as connection:
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             if version != VERSION:
@@ -100,12 +106,15 @@ def _copied(database: Path) -> Iterator[sqlite3.Connection]:
 
 def _copy(database: Path, copy: Path) -> None:
     """The database and its log as they belong together: between them nothing was brought from the log to its place."""
-    wal = database.with_name(f"{database.name}-wal")
+    wal, copied_wal = (path.with_name(f"{path.name}-wal") for path in (database, copy))
     for _ in range(_TRIES):
         before = _state(database, wal)
         shutil.copyfile(database, copy)
-        if wal.exists():
-            shutil.copyfile(wal, copy.with_name(f"{copy.name}-wal"))
+        try:
+            shutil.copyfile(wal, copied_wal)
+        except FileNotFoundError:
+            with suppress(FileNotFoundError):
+                copied_wal.unlink()  # that of an earlier try belongs to another database
         if before == _state(database, wal):
             return
         time.sleep(_AGAIN_S)
@@ -135,12 +144,8 @@ def _compare(top: int, contents: Contents, seen: Seen, pace: _Pace, found: Verif
     digest_of = frames.digests().get(content.digest) if content else None
     try:
         file = _opened(top, seen.path)
-    except FileNotFoundError:
-        found.gone += 1
-        return
     except OSError as problem:
-        found.damaged += 1
-        log.error("published-damaged", path=seen.path, problem=problem.strerror)
+        _not_opened(seen, problem, found)
         return
     try:
         if Identity.of(os.fstat(file)) != seen.identity:
@@ -160,6 +165,17 @@ def _compare(top: int, contents: Contents, seen: Seen, pace: _Pace, found: Verif
                           advice="check the disk, and send the file again")  # fmt: skip
     finally:
         os.close(file)
+
+
+def _not_opened(seen: Seen, problem: OSError, found: Verified) -> None:
+    if problem.errno in _GONE:
+        found.gone += 1
+    elif problem.errno == errno.EIO:
+        found.damaged += 1
+        log.error("published-damaged", path=seen.path, problem=problem.strerror, advice="check the disk")
+    else:
+        found.unknown += 1
+        log.warn("published-not-compared", path=seen.path, problem=problem.strerror)
 
 
 def _opened(top: int, path: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -22,7 +23,7 @@ from overlay_router import verify
 from overlay_router.peers.greeting import greet
 from overlay_router.peers.keys import Key
 from stageout.core.databases import open_alone
-from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.core.errors import ErrorClass, StageoutError, TransferFailure
 from stageout.overlay import copying
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import put
@@ -296,3 +297,66 @@ def test_a_copy_of_a_database_is_of_one_moment(tmp_path: Path, monkeypatch: pyte
     with contextlib.closing(sqlite3.connect(tmp_path / "copy")) as copied:
         assert copied.execute("SELECT * FROM pairs").fetchall() == [(5, 5)]
     connection.close()
+
+
+def test_a_copy_of_a_database_has_no_log_of_an_earlier_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A router that stops brings its log to its place, and removes it."""
+    database = tmp_path / "database"
+    connection, _ = open_alone(database)
+    run, copies = connection.execute, list[int]()
+    run("CREATE TABLE one (number INTEGER)")
+    run("INSERT INTO one VALUES (0)")
+    run("COMMIT")
+    real = shutil.copyfile
+
+    def meanwhile(source: Path, target: Path) -> Path:
+        real(source, target)
+        copies.append(1)
+        if len(copies) == 2:
+            run("UPDATE one SET number = 1")
+            connection.close()
+            assert not (tmp_path / "database-wal").exists()
+        return target
+
+    monkeypatch.setattr(shutil, "copyfile", meanwhile)
+    monkeypatch.setattr(verify, "_AGAIN_S", 0.0)
+    verify._copy(database, tmp_path / "copy")
+    assert not (tmp_path / "copy-wal").exists()
+    with contextlib.closing(sqlite3.connect(tmp_path / "copy")) as copied:
+        assert copied.execute("SELECT number FROM one").fetchall() == [(1,)]
+
+
+def test_what_another_has_the_name_of_or_may_not_be_read_is_not_called_damaged(
+    router: RouterProcess, gateway: Gateway, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a/f", "b/f", "link", "folder", "secret"):
+        put(gateway, source, name)
+    for name in ("a", "b"):
+        shutil.rmtree(router.root / name)
+    (router.root / "a").write_bytes(b"a file")
+    (router.root / "b").symlink_to("/tmp")
+    (router.root / "link").unlink()
+    (router.root / "link").symlink_to("secret")
+    (router.root / "folder").unlink()
+    (router.root / "folder").mkdir()
+    real = verify._opened
+
+    def opened(top: int, path: str) -> int:
+        if path == "secret":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return real(top, path)
+
+    monkeypatch.setattr(verify, "_opened", opened)
+    found = verify.verify(router.root, router.home / "records/router.sqlite", 1000)
+    assert found == verify.Verified(unknown=1, gone=4)
+
+
+def test_a_database_that_may_not_be_copied_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "database").write_bytes(b"")
+
+    def full(source: Path, target: Path) -> Path:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(StageoutError, match=r"no copy of .*database can be made in .*No space left"):
+        verify.verify(tmp_path, tmp_path / "database")
