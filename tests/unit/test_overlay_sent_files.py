@@ -163,7 +163,7 @@ def test_found_says_what_a_connection_that_backs_off_has_sent_so_far(file: Path,
 
 def _founds(job: Job, file: Path, near: socket.socket, far: socket.socket) -> list[Found]:
     """FOUND of the same file twice on one connection."""
-    checksum, told = frames.checksums()[job.checksum], list[Found]()
+    checksum, told, whole = frames.checksums()[job.checksum], list[Found](), threading.Event()
 
     def receive() -> None:
         with far.makefile("rb") as came:
@@ -174,6 +174,8 @@ def _founds(job: Job, file: Path, near: socket.socket, far: socket.socket) -> li
                     found = overlay.decode(frames.Frame(header, payload))
                     assert isinstance(found, Found)
                     told.append(found)
+                elif header.block == _BLOCKS - 1:
+                    whole.set()
 
     reader = threading.Thread(target=receive)
     reader.start()
@@ -181,6 +183,7 @@ def _founds(job: Job, file: Path, near: socket.socket, far: socket.socket) -> li
         with near, file.open("rb") as opened:
             for _ in range(2):
                 Sending(job, near, opened.fileno(), Digests(job)).run()
+                assert whole.wait(60), "what waits in the kernel has not been sent"
     finally:
         reader.join()
     return told
