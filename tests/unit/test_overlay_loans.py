@@ -492,7 +492,13 @@ def test_a_worker_goes_on_reading_while_the_carrier_does_not() -> None:
 def test_a_worker_that_stands_still_holds_up_neither_the_carrier_nor_other_workers(both: Both) -> None:
     mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     still, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    count, end_s = 1000, time.monotonic() + PATIENCE_S
+    count, said = 1000, list[int]()
+
+    def talk() -> None:
+        for tid in range(TID + 1, TID + count):
+            both.rings.want(tid, both, True)
+            said.append(tid)
+
     still.settimeout(PATIENCE_S)
     with mine, other, still:
         listening = threading.Thread(target=both.rings.listen, args=(other,))
@@ -504,12 +510,14 @@ def test_a_worker_that_stands_still_holds_up_neither_the_carrier_nor_other_worke
         socket.send_fds(still, [b"memory"], [memory])
         os.close(memory)
         assert _asked(still) == TID
-        for tid in range(TID + 1, TID + count):
-            talking = threading.Thread(target=both.rings.want, args=(tid, both, True), daemon=True)
-            talking.start()
-            talking.join(end_s - time.monotonic())
-            assert not talking.is_alive(), f"{tid - TID} could be said"
+        talking = threading.Thread(target=talk, daemon=True)
+        talking.start()
+        talking.join(PATIENCE_S)
+        assert not talking.is_alive(), f"{len(said)} could be said"
         wait_until(lambda: len(both.ring.loans._wanted) == count, what="the other worker to hear all")
+        wait_until(
+            lambda: [bool(one._waiting) for one in both.rings._workers].count(True) == 1, what="nothing on its way"
+        )
         for worker in both.rings._workers:
             lent = both.rings._lend(worker, set(), TID, both.near.fileno(), FAR_TID, CHECKSUM, both.hear)
             assert (lent is None) == bool(worker._waiting), "who does not read is lent none"
