@@ -585,7 +585,7 @@ class Custodian:
             elif not self._tree.inode(item.tid):
                 self._store.unstage(item.tid)
         for tid in set(self._tree.staged_numbers()) - {item.tid for item in live}:
-            self._tree.discard(tid)
+            self._freeing.free_stray(tid)
 
 
 def _key_of(transfer: Transfer) -> Key:

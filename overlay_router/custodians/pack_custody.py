@@ -515,7 +515,7 @@ class PackCustody:
         known = {self._file(key).name for key in self._held}
         for path in self._place.iterdir():
             if path.name not in known:
-                durable.unlink("custody-pack-free", path)
+                _unlink(path, str(path))
         return PackSaid(self._store, self._held.values())
 
     def _file(self, key: Key) -> Path:
@@ -541,11 +541,15 @@ class PackCustody:
 
     def _free(self, held: HeldPack) -> None:
         """It is final already: a file that cannot be removed now, which the next start removes, holds up nobody."""
-        try:
-            durable.unlink("custody-pack-free", self._file(held.key))
-        except OSError as problem:
-            log.error("custody-not-freed", path=held.path, problem=problem, advice="check the disk of the spool")
+        _unlink(self._file(held.key), held.path)
         lots.release(self._spool, _owner(held))
+
+
+def _unlink(file: Path, path: str) -> None:
+    try:
+        durable.unlink("custody-pack-free", file)
+    except OSError as problem:
+        log.error("custody-not-freed", path=path, problem=problem, advice="check the disk of the spool")
 
 
 def late_results(held: HeldPack, reason: str = LATE) -> list[Result]:

@@ -24,7 +24,7 @@ from overlay_router.rules.states import Outcome, Result
 from stageout.core import durable
 from stageout.core.errors import ErrorClass
 from stageout.wire import overlay
-from stageout.wire.overlay import Cancel, Custody, Operation, Staged, Status
+from stageout.wire.overlay import Cancel, Custody, Open, Opened, Operation, Staged, Status
 from tests.unit import test_overlay_pack_custody as packs
 from tests.unit.test_overlay_custodian import EXPIRES, ORIGIN, PEER, TERMINAL, Spooling, publish, spooling
 from tests.unit.test_overlay_said import KEY, Delivering
@@ -246,3 +246,41 @@ def test_data_of_a_read_only_spool_are_removed_later_and_keep_their_room(
         spooling.one.expire(())
     spooling.one.expire(())
     assert (spooling.files(), lots.reserved_bytes(spooling.spool)) == (0, 0)
+
+
+def test_data_that_are_removed_late_take_no_room_from_their_sender_that_has_begun_anew(
+    spooling: Spooling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = Open(ORIGIN, 1, "f1", 4, 4, EXPIRES, TERMINAL)
+    spooling.one.open(ask, PEER)
+    with monkeypatch.context() as patched:
+        patched.setattr(durable, "_faults", durable.parse_faults("overlay-discard=EROFS"))
+        spooling.one.cancel(Cancel(ORIGIN, 1, data_only=True), PEER)
+    assert lots.reserved_bytes(spooling.spool) == 4
+    opened = spooling.one.open(ask, PEER).message
+    assert isinstance(opened, Opened)
+    assert lots.reserved_bytes(spooling.spool) == 8
+    spooling.one.expire(())
+    assert (spooling.files(), lots.reserved_bytes(spooling.spool)) == (1, 4)
+    spooling.one.staged(opened.tid, [(0, b"d" * 16)])
+    spooling.one.expire(())
+    (taken,) = spooling.one.operate(publish(1), PEER, "blake2b-128")
+    assert isinstance(taken.message, Custody)
+
+
+def test_a_custodian_starts_on_a_read_only_spool_in_which_something_is_left(
+    spooling: Spooling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spooling.take(1)
+    spooling.tree.staging(99).write_bytes(b"left")
+    pack_left = spooling.home / ".stageout/packs/left"
+    pack_left.write_bytes(b"left")
+    with monkeypatch.context() as patched:
+        patched.setattr(durable, "_faults", durable.parse_faults("overlay-discard=EROFS custody-pack-free=EROFS"))
+        spooling.restart()
+    assert [held.key for held in spooling.one.due()] == [KEY]
+    assert (spooling.files(), lots.reserved_bytes(spooling.spool)) == (2, 8)
+    spooling.one.expire(())
+    assert (spooling.files(), lots.reserved_bytes(spooling.spool)) == (1, 4)
+    spooling.restart()
+    assert not pack_left.exists()
