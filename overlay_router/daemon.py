@@ -250,15 +250,20 @@ def _uplink(settings: Settings, stack: contextlib.ExitStack) -> Uplink | None:
 def _destination(place: Place, makers: int, stack: contextlib.ExitStack) -> Destination:
     _made(place.records.parent)
     store = stack.enter_context(contextlib.closing(Store(place.records)))
+    tree = _tree(place.root, "STAGEOUT_ROUTER_ROOT", stack)
+    destination = Destination(store, tree, lambda: int(time.time()), Makers(makers, place.root))
+    return stack.enter_context(contextlib.closing(destination))
+
+
+def _tree(place: Path, setting: str, stack: contextlib.ExitStack) -> Tree:
+    """What data come into. :param setting: that names it. :raises ConfigError: it cannot be written to."""
     try:
-        tree = stack.enter_context(contextlib.closing(Tree(place.root)))
+        return stack.enter_context(contextlib.closing(Tree(place)))
     except OSError as problem:
         if problem.errno not in _NOT_TO_BE_HAD:
             raise
         why = f"{problem.filename}: {problem.strerror}; let this router's user write there"
-        raise ConfigError(f"STAGEOUT_ROUTER_ROOT = {place.root}: {why}") from None
-    destination = Destination(store, tree, lambda: int(time.time()), Makers(makers, place.root))
-    return stack.enter_context(contextlib.closing(destination))
+        raise ConfigError(f"{setting} = {place}: {why}") from None
 
 
 def forwarding_of(settings: Settings, own: OwnCredential) -> Forwarding:
@@ -309,7 +314,7 @@ def _egress(settings: Settings, stack: contextlib.ExitStack) -> Egress | None:
         return None
     place, spool = _spool(settings, "egress")
     store = stack.enter_context(contextlib.closing(EgressStore(home_of(settings) / "egress.sqlite")))
-    tree = stack.enter_context(contextlib.closing(Tree(place)))
+    tree = _tree(place, "STAGEOUT_ROUTER_DIR", stack)
     return Egress(store, tree, spool, targets, SystemClock())
 
 
@@ -325,7 +330,7 @@ def _spool(settings: Settings, name: str) -> tuple[Path, Spool]:
 def _custodian(settings: Settings, terminals: Terminals, name: str, stack: contextlib.ExitStack) -> Custodian:
     place, spool = _spool(settings, "spool")
     store = stack.enter_context(contextlib.closing(CustodyStore(home_of(settings) / "custody.sqlite")))
-    tree = stack.enter_context(contextlib.closing(Tree(place)))
+    tree = _tree(place, "STAGEOUT_ROUTER_DIR", stack)
     return Custodian(store, tree, spool, terminals, name, SystemClock())
 
 

@@ -12,7 +12,7 @@ import os
 import sqlite3
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -553,7 +553,8 @@ class Destination:
                 if self._store.has_taken(transfer.tid):
                     self._store.give_back(transfer.tid)
         self._discard_strays()
-        self._tree.empty_trash()
+        with _left_for_later():
+            self._tree.empty_trash()
         self._lots.recover()
 
     def _recover_changes(self) -> None:
@@ -571,7 +572,17 @@ class Destination:
     def _discard_strays(self) -> None:
         live = {transfer.tid for transfer in self._store.transfers()}
         for tid in set(self._tree.staged_numbers()) - live:
-            self._tree.discard(tid)
+            with _left_for_later():
+                self._tree.discard(tid)
+
+
+@contextmanager
+def _left_for_later() -> Iterator[None]:
+    """What nobody wants any more and cannot be removed now (of a read-only disk) holds up nobody."""
+    try:
+        yield
+    except OSError as problem:
+        log.error("data-not-removed", problem=problem, advice="check the disk of the root; the next start removes it")
 
 
 def _told(held: Held, result: Result | None) -> list[Reply]:

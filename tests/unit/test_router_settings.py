@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 from pathlib import Path
 
 import pytest
 
-from overlay_router.daemon import home_of, listen, main, place_of
+from overlay_router.daemon import _tree, home_of, listen, main, place_of
 from stageout.core.config import ConfigError, file_settings, mapping_settings, misspelt
 
 
@@ -74,6 +75,13 @@ def test_what_cannot_be_used_ends_the_router_for_good(tmp_path: Path, capsys: py
     ):
         assert main(["--settings", str(_file(tmp_path, "\n".join([*lines, "STAGEOUT_ROUTER_PORT=0", bad])))]) == 99
         assert words in capsys.readouterr().err
+
+
+def test_a_spool_that_cannot_be_written_to_is_said(tmp_path: Path) -> None:
+    (tmp_path / ".stageout").touch()
+    words = f"STAGEOUT_ROUTER_DIR = {tmp_path}: {tmp_path}/.stageout/staging: Not a directory; let this router's user"
+    with contextlib.ExitStack() as stack, pytest.raises(ConfigError, match=re.escape(words)):
+        _tree(tmp_path, "STAGEOUT_ROUTER_DIR", stack)
 
 
 def test_a_port_that_is_taken_is_said() -> None:
