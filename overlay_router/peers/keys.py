@@ -132,7 +132,7 @@ def read_keys(path: Path) -> Keys:
         lines = _secret(path).decode().splitlines()
     except (OSError, UnicodeDecodeError) as problem:
         advice = "'stageout-router --new-key NAME PREFIX' makes one (PREFIX / for the whole root)"
-        raise BadKeys(f"cannot read the keys: {problem}; {advice}") from problem
+        raise BadKeys(f"cannot read the keys: {problem}; {_remedy(problem, advice)}") from problem
     words = ((line.split(), f"{path}, line {number}") for number, line in enumerate(lines, 1))
     kept = [(found, place) for found, place in words if found and not found[0].startswith("#")]
     if not kept:
@@ -164,6 +164,10 @@ def add_key(path: Path, words: Sequence[str]) -> str:
     return f"{key.name} {secret}"
 
 
+def _remedy(problem: Exception, advice: str) -> str:
+    return "give the file to the router's user (chown)" if isinstance(problem, PermissionError) else advice
+
+
 def _secret(path: Path) -> bytes:
     """Content of a file that must not be open to all. :raises BadKeys: it is. :raises OSError: it cannot be read."""
     if path.stat().st_mode & 0o007:
@@ -176,7 +180,8 @@ def read_own_key(path: Path) -> tuple[str, bytes]:
     try:
         words = path.read_text().split()
     except (OSError, UnicodeDecodeError) as problem:
-        raise BadKeys(f"cannot read this router's own key: {problem}; write one 'NAME SECRET'") from problem
+        advice = _remedy(problem, "write one 'NAME SECRET'")
+        raise BadKeys(f"cannot read this router's own key: {problem}; {advice}") from problem
     if words and token.is_token(words[0]):
         return token.key_of(words[0])
     if len(words) < 2:

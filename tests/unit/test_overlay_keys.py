@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import errno
 import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from overlay_router.peers.greeting import connect
-from overlay_router.peers.keys import BadKeys, Key, Keys, Signed, add_key, read_keys, unknown
+from overlay_router.peers.keys import BadKeys, Key, Keys, Signed, add_key, read_keys, read_own_key, unknown
 from overlay_router.routing import identity as starts
 from overlay_router.routing.identity import IdentityError, identity
 from stageout.core import durable
@@ -75,6 +77,21 @@ def test_a_key_is_made_with_its_line(tmp_path: Path) -> None:
 def test_what_is_no_key_is_refused_with_what_to_write(tmp_path: Path, line: str) -> None:
     with pytest.raises(BadKeys, match=r"write (one )?'NAME SECRET PREFIX'|try 'openssl"):
         read_keys(_file(tmp_path, line))
+
+
+def test_keys_that_the_router_may_not_read_are_to_be_given_to_its_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _file(tmp_path, f"site {_SECRET} /")
+
+    def denied(_: Path) -> NoReturn:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", denied)
+    monkeypatch.setattr(Path, "read_text", denied)
+    for read in (read_keys, read_own_key):
+        with pytest.raises(BadKeys, match=f"{path}.*chown"):
+            read(path)
 
 
 #: Made by condor_token_create of HTCondor 25.14 with keys of these names; the file with both is below.
