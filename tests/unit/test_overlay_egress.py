@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -28,6 +29,7 @@ from overlay_router.delivery.lessee import Lessee, NotLeased
 from overlay_router.delivery.outflow import Means, Outflow
 from overlay_router.ends import Ends
 from overlay_router.local.destination import Reply
+from overlay_router.local.store import StoreError
 from overlay_router.local.tree import Tree
 from overlay_router.peers.circuits import Neighbours
 from overlay_router.peers.cover import Cover
@@ -163,6 +165,18 @@ def test_a_restart_loses_no_records_and_says_so(gate: Gate) -> None:
     before = gate.one.open(ask, PEER).message
     gate.restart()
     assert gate.one.open(ask, PEER).message == before
+
+
+def test_a_gateway_does_not_start_on_another_spool_than_its_records_are_of(gate: Gate) -> None:
+    gate.put(1, "out/a")
+    inside, away = gate.home / ".stageout", gate.home / "away"
+    inside.rename(away)
+    with pytest.raises(StoreError, match=r"is not the spool .* of 1 files and packs .* mount it"):
+        gate.restart()
+    shutil.rmtree(inside)
+    away.rename(inside)
+    gate.restart()
+    assert gate.ready() == ["out/a"]
 
 
 def test_files_of_one_name_go_one_after_the_other(gate: Gate) -> None:
