@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from stageout.testing.router import RouterProcess, relay
 from stageout.wire.overlay import BLOCK_BYTES
 from tests.overlay.between import Between
 
+AtBlock = Callable[[int, Callable[[], object]], None]
 _BLOCKS, _CONNECTIONS = 40, 6
 #: So slow that there is time to do something in the middle.
 _SLOW = {"STAGEOUT_ROUTER_UPLINK_MB_S": "25"}
@@ -73,6 +77,29 @@ def _at(received_bytes: int, do: Callable[[], object]) -> Callable[[int], None]:
     return progress
 
 
+@pytest.fixture
+def at_block(monkeypatch: pytest.MonkeyPatch) -> AtBlock:
+    """Do something once, when so many blocks came by several connections: before the next one, however long it takes.
+
+    A question is for one block, so others are asked for behind it.
+    """
+    write, turn, count, due = receiving.write, threading.Lock(), itertools.count(1), dict[int, Callable[[], object]]()
+
+    def in_turn(file: int, data: memoryview, offset: int) -> None:
+        with turn:
+            write(file, data, offset)
+            due.pop(next(count), lambda: None)()
+
+    def arrange(blocks: int, do: Callable[[], object]) -> None:
+        nonlocal count
+        count = itertools.count(1)
+        due[blocks] = do
+
+    monkeypatch.setattr(way_back, "_RANGE_S", 0.0)
+    monkeypatch.setattr(receiving, "write", in_turn)
+    return arrange
+
+
 def test_several_connections_are_used_and_kept(gateway: Gateway, source: Path, tmp_path: Path) -> None:
     shares: list[Share] = []
     with Between(gateway.port) as between:
@@ -105,19 +132,17 @@ def test_a_router_that_is_started_again(
     assert (tmp_path / "back").read_bytes() == source.read_bytes()
 
 
-def test_a_file_that_is_replaced_begins_anew(gateway: Gateway, source: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_replaced_begins_anew(gateway: Gateway, source: Path, tmp_path: Path, at_block: AtBlock) -> None:
     new = tmp_path / "new"
     new.write_bytes(os.urandom(30 * BLOCK_BYTES))
     put(gateway, source, "replaced")
-    get(
-        gateway, "replaced", tmp_path / "back", connections=3,
-        progress=_at(9 * BLOCK_BYTES, lambda: put(gateway, new, "replaced")),
-    )  # fmt: skip
+    at_block(9, lambda: put(gateway, new, "replaced"))
+    get(gateway, "replaced", tmp_path / "back", connections=3)
     assert (tmp_path / "back").read_bytes() == new.read_bytes()
 
 
 def test_a_file_that_others_have_put_there_and_replace(
-    terminal: RouterProcess, gateway: Gateway, tmp_path: Path
+    terminal: RouterProcess, gateway: Gateway, tmp_path: Path, at_block: AtBlock
 ) -> None:
     """It has no generation, and is one version nevertheless."""
     old, new = (os.urandom(BLOCK_BYTES) * 30 for _ in range(2))
@@ -132,34 +157,43 @@ def test_a_file_that_others_have_put_there_and_replace(
     get(gateway, "foreign", tmp_path / "back", connections=3, ended=shares.extend)
     assert (tmp_path / "back").read_bytes() == old
     assert shares[0].connections == 3
-    get(gateway, "foreign", tmp_path / "back", connections=3, progress=_at(9 * BLOCK_BYTES, replace))
+    at_block(9, replace)
+    get(gateway, "foreign", tmp_path / "back", connections=3)
     assert (tmp_path / "back").read_bytes() == new
 
 
 def test_a_published_file_that_others_have_changed_and_replace_is_one_version_too(
-    terminal: RouterProcess, gateway: Gateway, source: Path, tmp_path: Path
+    terminal: RouterProcess,
+    gateway: Gateway,
+    source: Path,
+    tmp_path: Path,
+    at_block: AtBlock,
 ) -> None:
     """What the router counts of its name says nothing of that."""
     put(gateway, source, "overwritten")
-    old, new = (os.urandom(BLOCK_BYTES) * _BLOCKS for _ in range(2))
 
     def replace(data: bytes) -> None:
         (terminal.root / "next").write_bytes(data)
         (terminal.root / "next").rename(terminal.root / "overwritten")
 
-    get(gateway, "overwritten", tmp_path / "back", connections=3, progress=_at(9 * BLOCK_BYTES, lambda: replace(old)))
-    assert (tmp_path / "back").read_bytes() == old
-    get(gateway, "overwritten", tmp_path / "back", connections=3, progress=_at(9 * BLOCK_BYTES, lambda: replace(new)))
-    assert (tmp_path / "back").read_bytes() == new
+    for data in (os.urandom(BLOCK_BYTES) * _BLOCKS for _ in range(2)):
+        at_block(9, partial(replace, data))
+        get(gateway, "overwritten", tmp_path / "back", connections=3)
+        assert (tmp_path / "back").read_bytes() == data
 
 
 def test_a_file_that_is_deleted_meanwhile_is_said_to_be(
-    terminal: RouterProcess, gateway: Gateway, source: Path, tmp_path: Path
+    terminal: RouterProcess,
+    gateway: Gateway,
+    source: Path,
+    tmp_path: Path,
+    at_block: AtBlock,
 ) -> None:
     place = terminal.root / "deleted"
     place.write_bytes(source.read_bytes())
+    at_block(1, place.unlink)
     with pytest.raises(TransferFailure, match="deleted was deleted while it was fetched") as failure:
-        get(gateway, "deleted", tmp_path / "back", connections=3, progress=_at(1, place.unlink))
+        get(gateway, "deleted", tmp_path / "back", connections=3)
     assert failure.value.kind is ErrorClass.NOT_FOUND
     assert not list(tmp_path.iterdir())
 
