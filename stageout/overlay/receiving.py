@@ -241,7 +241,7 @@ class Receiving:
                 failure = TransferFailure(failure.kind, text, failure.server)
             worth_it = failure.kind in RESUMABLE or (len(self.ways) > 1 and failure.kind.retryable)
             if not was_kept:
-                way.problem = failure
+                way.problem = way.problem if way.is_out else failure
                 way.is_out |= not worth_it
                 self._losses += carrier is not None
             many = self._losses > _LOSSES * (1 + sum(way.sockets.now for way in self.ways))

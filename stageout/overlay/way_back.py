@@ -115,7 +115,8 @@ class WayBack:
     """One route. What it knows is guarded by the lock of all.
 
     :ivar carriers: connections that are in use, by their numbers. :ivar problem: why the last one was lost.
-    :ivar is_out: it is not tried again. :ivar trip_s: the shortest time from a question to its answer.
+    :ivar is_out: it is not tried again, and the problem is why.
+    :ivar trip_s: the shortest time from a question to its answer.
     """
 
     def __init__(self, receiving: Receiving, route: Route, is_one_of_several: bool) -> None:
@@ -159,8 +160,16 @@ class WayBack:
                 self._start(place)
 
     def _start(self, place: int, carrier: Carrier | None = None) -> None:
+        """Where this process has as many threads as it may, those that there are go on; the first one must be had."""
         self._places.add(place)
-        threading.Thread(target=self._work, args=(place, carrier), daemon=True).start()
+        try:
+            threading.Thread(target=self._work, args=(place, carrier), daemon=True).start()
+        except RuntimeError:
+            self._places.discard(place)
+            if carrier is not None:
+                del self.carriers[carrier.number]
+                carrier.channel.close()
+                raise
 
     def tick(self, now_s: float) -> None:
         """A few times a second."""

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -352,6 +353,40 @@ def test_what_ended_a_route_for_good_is_said_though_its_other_connections_bring_
         done.lost(way, None, TransferFailure(kind, "who are you"), was_kept=False)
         way.brought(1)
         assert way.share().problem == said
+
+
+def test_what_ended_a_route_for_good_is_said_though_its_other_connections_are_lost_later() -> None:
+    """Those bring damaged blocks, too, which nobody knows before they are asked for by themselves."""
+    done = Receiving(Download(GATEWAY, "f"), Found(9, BLOCK_BYTES, 7, 0o644), -1, lambda received_bytes: None)
+    (way,) = done.ways
+    for kind in (ErrorClass.CONTENT_MISMATCH, ErrorClass.CONNECTION_LOST):
+        done.lost(way, None, TransferFailure(kind, kind.name), was_kept=False)
+    assert way.share().problem.endswith("CONTENT_MISMATCH")
+    done._tick()
+    assert isinstance(done._failure, TransferFailure)
+    assert done._failure.kind is ErrorClass.CONTENT_MISMATCH
+
+
+@pytest.mark.parametrize("threads", [0, 1, 2])
+def test_a_process_that_may_have_no_more_threads_goes_on_with_those_that_it_has(
+    fetch: Callable[..., _Fetched], monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    left, router = [None] * threads, _Router(24)
+
+    def thread(**arguments: Any) -> threading.Thread:
+        if not left:
+            raise RuntimeError("can't start new thread")
+        left.pop()
+        return threading.Thread(**arguments)
+
+    monkeypatch.setattr(way_back, "threading", SimpleNamespace(Thread=thread))
+    if threads:
+        assert fetch(router).is_right()
+        assert len(router.made) == threads
+    else:
+        with pytest.raises(RuntimeError, match="new thread"):
+            fetch(router)
+        assert router.made[0].closed
 
 
 def test_what_a_silent_route_owes_comes_by_the_other_one(fetch: Callable[..., _Fetched]) -> None:
