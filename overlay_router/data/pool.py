@@ -25,16 +25,19 @@ OnAgain = Callable[[Again, socket.socket], None]
 
 @contextlib.contextmanager
 def _in_memory(data: bytes) -> Iterator[list[int]]:
-    """A descriptor of a file that has these bytes and no name; none for no bytes. A message has no room for many."""
-    if not data:
-        yield []
-        return
-    descriptor = os.memfd_create("digests")
-    try:
-        os.write(descriptor, data)
-        yield [descriptor]
-    finally:
-        os.close(descriptor)
+    """A descriptor of a file that has these bytes and no name; none for no bytes. A message has no room for many.
+
+    None, too, where there can be no such file: then the blocks are read.
+    """
+    with contextlib.ExitStack() as opened:
+        found: list[int] = []
+        with contextlib.suppress(OSError, AttributeError):  # the latter of a Python that was built without memfd_create
+            if data:
+                descriptor = os.memfd_create("digests")
+                opened.callback(os.close, descriptor)
+                if os.write(descriptor, data) == len(data):
+                    found.append(descriptor)
+        yield found
 
 
 class Worker:

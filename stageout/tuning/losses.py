@@ -40,7 +40,7 @@ class Losses:
         if more_sent > 0 and 0 < trip_s <= _QUEUED * least_s:
             self._sent, self._lost = self._sent + more_sent, self._lost + more_lost
         known = self._lost >= _FEWEST_LOSSES and self._sent >= _FEWEST_SEGMENTS
-        if known and least_s > 0:
+        if known and least_s > 0 and segment_bytes > 0:
             self.one = segment_bytes / least_s * _CONSTANT / math.sqrt(self._lost / self._sent)
         else:
             self.one = math.inf

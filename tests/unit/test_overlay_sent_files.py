@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from overlay_router.data import sending
+from overlay_router.data import pool, sending
 from overlay_router.data.jobs import Job
 from overlay_router.data.known import Damaged, Digests
 from overlay_router.data.sending import Sending
 from stageout.core.sockets import Segments
+from stageout.overlay.sockets import Sockets
 from stageout.wire import frames, overlay
 from stageout.wire.frames import Type
 from stageout.wire.overlay import Found
@@ -246,3 +247,26 @@ def test_memory_of_one_answer_is_there_for_the_next(file: Path) -> None:
     (pages,) = sending._spare
     _sent(_job(file), file, Digests(_job(file)))
     assert list(sending._spare) == [pages]
+
+
+@pytest.mark.parametrize("numbers", [(0, 0, 0, 0, 0), (10**6, 10**5, 0, 1, 1), (10**6, 10**5, 1, 1, 2**63 - 1)])
+def test_whatever_a_router_says_of_segments_ends_nothing(numbers: tuple[int, ...]) -> None:
+    sockets, told = Sockets(2, 64), Segments.of(numbers)
+    for tenths in range(60):
+        more = replace(told, sent=tenths * told.sent, resent=tenths * told.resent)
+        sockets.look(tenths / 10, tenths * 10**6, 0.01, more)
+    assert 2 <= sockets.now <= 64
+
+
+@pytest.mark.parametrize("problem", [OSError(24, "Too many open files"), AttributeError("memfd_create")])
+def test_where_no_file_can_be_in_memory_a_worker_gets_no_digests(
+    monkeypatch: pytest.MonkeyPatch, problem: Exception
+) -> None:
+    def none(*arguments: object) -> int:
+        raise problem
+
+    with pool._in_memory(b"digests") as found:
+        assert os.pread(found[0], 99, 0) == b"digests"
+    monkeypatch.setattr(os, "memfd_create", none)
+    with pool._in_memory(b"digests") as found:
+        assert not found
