@@ -75,7 +75,8 @@ async def greet(
     if key is None:
         raise Unwelcome(unknown(hello.key))
     if abs(hello.clock - time.time()) > overlay.MAX_CLOCK_SKEW_S:
-        raise Unwelcome("the clocks are more than ten minutes apart: set them (NTP)")
+        here = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
+        raise Unwelcome(f"{overlay.CLOCKS_APART} (here it is {here} UTC): set the wrong one (NTP)")
     welcome = Welcome(
         node,
         secrets.token_hex(16),

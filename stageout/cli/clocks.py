@@ -33,7 +33,9 @@ def ahead_of_collector_s(ad: ClassAd) -> int:
 
 
 def collector_ahead_s(is_at_least: Callable[[int], bool]) -> int:
-    """By how much the collector's clock is ahead of this one; 0 for a few seconds.
+    """By how much the collector's clock is ahead of this one; 0 for a few seconds, and where nothing can be said.
+
+    Right after it was started a collector has no ad of its own, and so nothing to be asked of.
 
     :param is_at_least: asks the collector whether it is ahead by so many seconds (negative: behind by less).
     """
@@ -43,6 +45,8 @@ def collector_ahead_s(is_at_least: Callable[[int], bool]) -> int:
         while step < _MOST_S and not is_at_least(-step):
             high, step = -step, 2 * step
         low = max(low, -step)
+        if low == -_MOST_S and not is_at_least(low):
+            return 0
     elif is_at_least(_ALIKE_S + 1):
         low, high, step = _ALIKE_S + 1, _MOST_S, 2 * _ALIKE_S
         while step < _MOST_S and is_at_least(step):

@@ -35,6 +35,8 @@ from stageout.wire.pack_gets import GetPack as GetPack
 MAX_PROBE_BYTES = 8 * 1024 * 1024
 #: Clocks further apart than this make ``expires`` meaningless: no custody (section 2, "the late router").
 MAX_CLOCK_SKEW_S = 600
+#: What such a pair is told.
+CLOCKS_APART = "the clocks are more than ten minutes apart"
 
 
 @dataclass(frozen=True)

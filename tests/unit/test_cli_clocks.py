@@ -43,7 +43,7 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(condor.time, "time", lambda: NOW)
 
 
-@pytest.mark.parametrize("ahead_s", [0, 3, -3, 6, -6, 7, 599, 600, -600, -601, 86400 * 365, -86400 * 365])
+@pytest.mark.parametrize("ahead_s", [0, 3, -3, 6, -6, 7, 599, 600, -600, -601, 86400 * 365, -86400 * 365, -int(NOW)])
 def test_the_collectors_clock_is_found_out_by_questions(ahead_s: int) -> None:
     asked: list[int] = []
 
@@ -53,6 +53,10 @@ def test_the_collectors_clock_is_found_out_by_questions(ahead_s: int) -> None:
 
     assert collector_ahead_s(is_at_least) == (ahead_s if abs(ahead_s) > 5 else 0)
     assert len(asked) <= (2 if abs(ahead_s) <= 5 else 60)
+
+
+def test_a_collector_that_says_nothing_of_its_clock_moves_no_times() -> None:
+    assert collector_ahead_s(lambda by_s: False) == 0
 
 
 @pytest.mark.parametrize("node_s", SKEWS_S)

@@ -38,7 +38,6 @@ from stageout.cli.doctor.pilot import pilot_end
 from stageout.cli.main import main
 from stageout.core.children import having
 from stageout.core.classads import ClassAd
-from stageout.core.errors import ErrorClass, TransferFailure
 
 
 def examine(machine: Fake) -> list[Finding]:
@@ -523,26 +522,9 @@ def test_a_router_without_the_fast_packages_is_found(monkeypatch: pytest.MonkeyP
     assert "xxh3-32" in text and "crc32c" not in text
 
 
-@pytest.mark.parametrize(
-    ("answer", "level", "text", "remedy"),
-    [(0.0, Level.OK, "gw:9621 takes the key in /own", ""), (-90.0, Level.WARN, "the clock of gw:9621 is -90 s", "NTP"),
-     (TransferFailure(ErrorClass.CREDENTIAL_REFUSED, "another secret"), Level.FAIL, "another secret", "keys file"),
-     (TransferFailure(ErrorClass.CONNECT_FAILED, "refused"), Level.FAIL, "refused", "waits here")],
-)  # fmt: skip
-@pytest.mark.parametrize("name", ["NEIGHBOURS", "TERMINALS", "EGRESS_LEASES"])
-def test_the_routers_that_a_router_needs_are_asked(
-    name: str, answer: object, level: Level, text: str, remedy: str
-) -> None:
-    def change(machine: Fake) -> None:
-        machine.others = answer
-
-    found = _alone(change, KEY="/own", **{name: "gw:9621"})["router-others"]
-    assert (found[0], text in found[1], remedy in found[2]) == (level, True, True), found
-    assert "no router" in _alone(change, KEY="/own")["router-others"][1]
-    assert _alone(change, NEIGHBOURS="gw:port")["router-others"][0] is Level.FAIL
-
-
-def _alone(change: Callable[[Fake], None] = lambda machine: None, **values: str) -> dict[str, tuple[Level, str, str]]:
+def alone_with(
+    change: Callable[[Fake], None] = lambda machine: None, **values: str
+) -> dict[str, tuple[Level, str, str]]:
     machine = Fake()
     machine.values = {f"STAGEOUT_ROUTER_{name}": value for name, value in _ALONE.items()}
     machine.values.update({f"STAGEOUT_ROUTER_{name}": value for name, value in values.items()})
@@ -558,9 +540,9 @@ _ALONE = {"ROOT": "/data/in", "DIR": "/records", "KEYS": "/keys"}
 
 
 def test_a_router_without_htcondor_that_works_is_called_so() -> None:
-    found = _alone()
+    found = alone_with()
     assert {name: level for name, (level, _, _) in found.items()} == dict.fromkeys(found, Level.OK)
-    assert _alone(ROOT="", NEIGHBOURS="gw.example.org:9621")["router-places"][0] is Level.OK, "a relay"
+    assert alone_with(ROOT="", NEIGHBOURS="gw.example.org:9621")["router-places"][0] is Level.OK, "a relay"
 
 
 @pytest.mark.parametrize(
@@ -571,7 +553,7 @@ def test_a_router_without_htcondor_that_works_is_called_so() -> None:
      ({"EGRESS": "/o=root://s/"}, "egress /o", "no plugin takes root"), ({"PORT": "x"}, "settings", "write a number")],
 )  # fmt: skip
 def test_what_a_router_without_htcondor_lacks_is_found(values: dict[str, str], name: str, words: str) -> None:
-    level, text, remedy = _alone(**values)[name]
+    level, text, remedy = alone_with(**values)[name]
     assert level is Level.FAIL
     assert words in text
     assert remedy
@@ -583,7 +565,7 @@ def test_of_a_router_without_htcondor_open_keys_full_disks_and_misspelt_names_ar
         machine.total_free = (100, 1)
         machine.values["STAGEOUT_ROUTER_PROT"] = "1"
 
-    found = _alone(spoil)
+    found = alone_with(spoil)
     assert "open to all" in found["router-keys"][1]
     assert (found["router-places"][0], found["settings"][0]) == (Level.WARN, Level.WARN)
     assert "STAGEOUT_ROUTER_PROT" in found["settings"][1]

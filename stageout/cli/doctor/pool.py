@@ -29,6 +29,8 @@ def collector(machine: Machine) -> Iterator[Finding]:
 
 def clock(machine: Machine) -> Iterator[Finding]:
     """Does this machine's clock agree with the collector's? The collector itself compares."""
+    if not machine.ads('MyType == "Collector"'):
+        raise Unseen("the collector has no ad of its own, by which its clock is asked for: try again in a minute")
     skew_s = -_collector_ahead_s(machine)
     if abs(skew_s) <= _SKEW_WARN_S:
         yield ok("clock", f"within {_SKEW_WARN_S} s of the collector's")

@@ -12,14 +12,18 @@ from stageout.cli.doctor.leftovers import router_plugin_rest
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.wire import frames
 from stageout.wire.egress import BadEgress, Target, read_targets
+from stageout.wire.overlay import CLOCKS_APART
 from stageout.wire.route import BadRoute, address
 
-_OTHERS = ("STAGEOUT_ROUTER_NEIGHBOURS", "STAGEOUT_ROUTER_TERMINALS", "STAGEOUT_ROUTER_EGRESS_LEASES")
+_NEIGHBOURS, _TERMINALS = "STAGEOUT_ROUTER_NEIGHBOURS", "STAGEOUT_ROUTER_TERMINALS"
+_LESSOR = "STAGEOUT_ROUTER_EGRESS_LEASES"
+_OTHERS = (_NEIGHBOURS, _TERMINALS, _LESSOR)
 #: Among the neighbours: whoever is found through the collector.
 _FOUND = "collector"
 _AT_ONCE = 8
 #: A greeting is refused when clocks are ten minutes apart.
 _CLOCKS_S = 60
+_SET = "set the wrong one (NTP)"
 _REACH = "is the router there up, and its port open to this machine? Until then what is for it waits here"
 _REMEDIES = {
     ErrorClass.CREDENTIAL_REFUSED: "let NAME and SECRET in STAGEOUT_ROUTER_KEY be those of a line in its keys file",
@@ -33,7 +37,7 @@ def egress(machine: Machine) -> Iterator[Finding]:
     """Has every URL of STAGEOUT_ROUTER_EGRESS a plugin, and what that needs?"""
     try:
         targets = read_targets(machine.settings.text("STAGEOUT_ROUTER_EGRESS"))
-        lessor = machine.settings.text("STAGEOUT_ROUTER_EGRESS_LEASES")
+        lessor = machine.settings.text(_LESSOR)
         if lessor:
             address(lessor)
     except (BadEgress, BadRoute) as problem:
@@ -86,7 +90,8 @@ def sums(machine: Machine) -> Iterator[Finding]:
 def others(machine: Machine) -> Iterator[Finding]:
     """Do the routers that this one connects to answer, take its key and have its time?"""
     setting = machine.settings.text
-    named = {word.partition("=")[0] for name in _OTHERS for word in words(setting(name))} - {_FOUND}
+    terminals = (word.partition("=")[0] for word in setting(_TERMINALS).split())  # there commas are between keys
+    named = {*terminals, *words(setting(_NEIGHBOURS)), *words(setting(_LESSOR))} - {_FOUND}
     if not named:
         yield ok("router-others", "it connects to no router that its settings name")
         return
@@ -100,9 +105,11 @@ def _other(machine: Machine, place: str, key: str) -> Finding:
     except BadRoute as problem:
         return fail("router-others", str(problem), f"write HOST:PORT in {', '.join(_OTHERS)}")
     except TransferFailure as problem:
-        return fail("router-others", str(problem), _REMEDIES.get(problem.kind, _REACH))
+        text = str(problem) if place in str(problem) else f"{place}: {problem}"
+        remedy = _SET if CLOCKS_APART in text else _REMEDIES.get(problem.kind, _REACH)
+        return fail("router-others", text, remedy)
     if abs(ahead_s) > _CLOCKS_S:
-        return warn("router-others", f"the clock of {place} is {ahead_s:+.0f} s from ours", "set the wrong one (NTP)")
+        return warn("router-others", f"the clock of {place} is {ahead_s:+.0f} s from ours", _SET)
     return ok("router-others", f"{place} takes the key in {key}")
 
 
