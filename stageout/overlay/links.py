@@ -283,8 +283,10 @@ class Links:
         lane.turn = self._turn(lane)
         self._lanes[lane.number] = lane
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="links", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="links", daemon=True)
+            with contextlib.suppress(RuntimeError):  # this process has as many as it may: the next lane tries again
+                thread.start()
+                self._thread = thread
         self._wake.set()
         return lane
 

@@ -226,6 +226,19 @@ def test_answers_of_one_transfer_share_a_lane_which_ends_behind_the_last_one(mon
         assert later is not first
 
 
+def test_a_process_that_may_have_no_more_threads_shares_its_links_once_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*arguments: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    here = Links(Book())
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none)
+        first = here.lane("host:1", Claim())
+    with first, here.lane("host:1", Claim()) as second:
+        wait_for(lambda: second.number in {lane for _, lane in here._meters})
+    wait_for(lambda: here._thread is None)
+
+
 def test_short_answers_are_held_from_their_beginning(processes: tuple[Links, Links]) -> None:
     claim = Claim("bulk")
     urgent = _Sender(processes[1].lane("host:1", Claim("urgent", priority=10)))
