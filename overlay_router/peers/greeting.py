@@ -21,7 +21,8 @@ from stageout.wire.greeting import accept, offer
 from stageout.wire.overlay import Hello, Message, Prove, Refuse, Welcome
 
 _TIMEOUT_S = 10.0
-_LAST_READS = 64
+#: Of what a peer goes on to say to a connection that is refused, so much is read; small messages may be many.
+_LAST_BYTES = 64 * frames.MAX_GREETING_BYTES
 T = TypeVar("T")
 
 
@@ -159,9 +160,9 @@ async def _last_words(sock: socket.socket, message: bytes) -> None:
     loop = asyncio.get_running_loop()
     await loop.sock_sendall(sock, message)
     sock.shutdown(socket.SHUT_WR)
-    for _ in range(_LAST_READS):
-        if not await loop.sock_recv(sock, frames.MAX_GREETING_BYTES):
-            return
+    left_bytes = _LAST_BYTES
+    while left_bytes > 0 and (data := await loop.sock_recv(sock, frames.MAX_GREETING_BYTES)):
+        left_bytes -= len(data)
 
 
 async def _receive(sock: socket.socket, kind: type[T], checksum: Checksum) -> T:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from overlay_router.peers.greeting import greet, introduce
+from overlay_router.peers.greeting import Unwelcome, greet, introduce, refuse
 from overlay_router.peers.keys import Key
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay import channel
@@ -77,3 +77,24 @@ def test_a_router_knows_whose_secret_is_another() -> None:
             await met
 
     asyncio.run(meet())
+
+
+def test_who_is_refused_while_he_says_much_hears_why() -> None:
+    """In however many pieces that comes: a connection that is closed before it was read is reset."""
+
+    async def work() -> bytes:
+        near, far = socket.socketpair()
+        with near, far:
+            near.setblocking(False)
+            far.setblocking(False)
+            loop = asyncio.get_running_loop()
+            refusing = asyncio.ensure_future(refuse(near, Unwelcome("no", "crc32")))
+            for _ in range(200):
+                await loop.sock_sendall(far, b"more")
+                await asyncio.sleep(0.001)
+            assert not refusing.done()
+            far.shutdown(socket.SHUT_WR)
+            await refusing
+            return await loop.sock_recv(far, 1000)
+
+    assert b"no" in asyncio.run(work())
