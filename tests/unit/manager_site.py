@@ -156,7 +156,10 @@ class LaterClock(SystemClock):
 
 
 class Site:
-    """A node's directories, a plugin, and one manager at a time."""
+    """A node's directories, a plugin, and one manager at a time.
+
+    :ivar wait_s: between attempts, where a test needs several and the knobs' least is long; None for the knobs.
+    """
 
     def __init__(self, knobs: Mapping[str, str] | None = None) -> None:
         self.base = Path(tempfile.mkdtemp(prefix="stageout-manager-"))
@@ -170,6 +173,7 @@ class Site:
         self.plugin = self.write_plugin("copy_plugin", "copy,other")
         self.plugins = [self.plugin]
         self.orders = 0
+        self.wait_s: float | None = None
 
     def write_plugin(self, name: str, methods: str, protocol: int = 4, more: str = "") -> Path:
         """A copy of the test's plugin under another name."""
@@ -190,7 +194,10 @@ class Site:
     @property
     def rules(self) -> Rules:
         """From the knobs of this test."""
-        return read_rules(mapping_settings(self.knobs))
+        rules = read_rules(mapping_settings(self.knobs))
+        if self.wait_s is None:
+            return rules
+        return replace(rules, retry=replace(rules.retry, first_s=self.wait_s, longest_s=self.wait_s))
 
     def flag(self, name: str, up: bool = True) -> Path:
         """Set or take away a file that the plugin looks for."""

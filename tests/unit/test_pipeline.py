@@ -252,7 +252,7 @@ def test_a_server_that_is_away_costs_no_attempts_and_is_probed_by_one_file(site:
             for facts in runs:
                 await node.until_state(State.RELEASED, facts)
 
-    site.knobs["STAGEOUT_ATTEMPTS"] = "2"
+    site.knobs["STAGEOUT_ATTEMPTS"], site.wait_s = "2", 0.2
     run(story())
     assert sorted(site.delivered()) == [f"{number}{part}" for number in range(1, 5) for part in "ab"]
 
@@ -269,6 +269,7 @@ def test_while_a_server_is_away_its_data_slots_take_more(site: Site) -> None:
             for number in range(1, 8):
                 await node.until_state(State.RELEASED, node.facts(f"{number}.0"))
 
+    site.wait_s = 0.2
     run(story())
 
 
