@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -13,6 +14,11 @@ import pytest
 # Tests start processes by the hundred: each would compile all that it imports.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# Whoever runs tests in the background has these ignored, and processes inherit that: no Ctrl-C would be heard.
+for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _usual)
 
 # An example takes as long as the machine lets it: speed is shown by benchmarks, never by tests.
 hypothesis.settings.register_profile("stageout", deadline=None)
