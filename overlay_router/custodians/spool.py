@@ -80,6 +80,10 @@ _OTHER_PLACE = (
     "{place} is not the spool in which the data of {count} files and packs in custody are: mount it, or put it back,"
     " and start the router again. If that one is lost for good, and so are they: echo {name} > {file}"
 )
+_FOREIGN_DATA = (
+    "{place} is not the spool of before, and has data that are unknown here, perhaps another router's: mount the right"
+    " one, or an empty one, and start the router again. If nobody needs these data, empty {folders}"
+)
 
 
 class CustodyStore(PackRecords):
@@ -109,7 +113,8 @@ class CustodyStore(PackRecords):
     def belong_to(self, place: Place) -> None:
         """Which spool these records are of: durable on return.
 
-        :raises StoreError: of another one, and data of what is in custody lie in that.
+        :raises StoreError: they are of another one, and data of what is in custody lie in that, or this one has data,
+            which would be removed as nobody's.
         """
         run = self._connection.execute
         row = run("SELECT value FROM meta WHERE name = 'place'").fetchone()
@@ -118,6 +123,9 @@ class CustodyStore(PackRecords):
         in_use = run(_IN_USE).fetchone()[0]
         if row is not None and in_use:
             raise StoreError(_OTHER_PLACE.format(place=place.root, count=in_use, name=row[0], file=place.file))
+        strays = [str(folder) for folder in place.data_folders() if any(folder.iterdir())]
+        if row is not None and strays:
+            raise StoreError(_FOREIGN_DATA.format(place=place.root, folders=" and ".join(strays)))
         with self._transaction("router-place"):
             run("INSERT OR REPLACE INTO meta VALUES ('place', ?)", (place.name,))
 

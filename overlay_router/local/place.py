@@ -31,6 +31,11 @@ class Place:
             self.name = os.urandom(16).hex()
             durable.write_file("router-place", self.file, f"{self.name}\n".encode())
 
+    def data_folders(self) -> list[Path]:
+        """Those that are here of what has not come whole, and of what is in custody."""
+        folders = (self.root / OWN / "staging", self.root / OWN / "packs")
+        return [folder for folder in folders if folder.is_dir()]
+
     def check(self) -> None:
         """:raises OSError: it, or what lies there, is not the directory of before, or that cannot be read now."""
         if self._read() != self.name:

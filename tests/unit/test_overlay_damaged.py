@@ -227,6 +227,23 @@ def test_a_router_does_not_start_on_another_spool_than_its_records_are_of(spooli
     assert len(spooling.one.due()) == 1, "it is found to be lost when it is to leave"
 
 
+@pytest.mark.parametrize("file", ["staging/7", "packs/0f-1"])
+def test_data_in_another_spool_than_before_are_not_removed(spooling: Spooling, file: str) -> None:
+    """They may be in the custody of another router, whose disk was mounted here by mistake."""
+    inside, away = spooling.home / ".stageout", spooling.home / "away"
+    inside.rename(away)
+    foreign = inside / file
+    foreign.parent.mkdir(parents=True)
+    foreign.write_bytes(b"x")
+    with pytest.raises(
+        StoreError, match=r"perhaps another router's: mount the right one.*empty .*" + foreign.parent.name
+    ):
+        spooling.restart()
+    assert foreign.exists()
+    foreign.unlink()
+    spooling.restart()
+
+
 def test_an_empty_custodian_takes_whatever_spool_it_finds(spooling: Spooling) -> None:
     shutil.rmtree(spooling.home / ".stageout")
     spooling.restart()

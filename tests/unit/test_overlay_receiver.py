@@ -57,7 +57,7 @@ CHECKSUM, DIGEST = next(iter(frames.checksums())), next(iter(frames.digests()))
 def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
     one, other = socket.socketpair()
     with one, other:
-        other.settimeout(20)
+        wait_at_most(other, 20)
         yield one, other
 
 
