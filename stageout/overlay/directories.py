@@ -18,15 +18,6 @@ from stageout.wire.route import Route
 _TOGETHER = 8
 _TRIES = 3
 _AGAIN_S = 1.0
-_RESUMABLE = frozenset(
-    {
-        ErrorClass.CONNECTION_LOST,
-        ErrorClass.STALLED,
-        ErrorClass.CONNECT_FAILED,
-        ErrorClass.SERVER_ERROR,
-        ErrorClass.NO_SPACE_REMOTE,
-    }
-)
 
 
 def deposit_directories(
@@ -61,7 +52,7 @@ def deposit_directories(
                 _say(channel, waiting, failures)
             break
         except TransferFailure as failure:
-            if failure.kind not in _RESUMABLE or not left:
+            if failure.kind not in outcomes.RESUMABLE or not left:
                 raise
             time.sleep(_AGAIN_S)
     return origin, failures

@@ -28,15 +28,6 @@ from stageout.wire.route import Route
 _WINDOW = 256
 _RESUMES = 3
 _LOST = "whether it has happened is not known, for {} has lost its records: look before you do it again"
-_RESUMABLE = frozenset(
-    {
-        ErrorClass.CONNECTION_LOST,
-        ErrorClass.STALLED,
-        ErrorClass.CONNECT_FAILED,
-        ErrorClass.SERVER_ERROR,
-        ErrorClass.NO_SPACE_REMOTE,
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -225,7 +216,7 @@ class Session:
                 if room.made(failure):
                     self.close()
                     continue
-                if failure.kind not in _RESUMABLE or attempt == _RESUMES * len(self._routes):
+                if failure.kind not in outcomes.RESUMABLE or attempt == _RESUMES * len(self._routes):
                     raise
                 if attempt % len(self._routes) == len(self._routes) - 1:
                     time.sleep(growing_s(0.25, 4.0, attempt // len(self._routes) + 1))

@@ -5,6 +5,16 @@ from __future__ import annotations
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.wire.overlay import Result
 
+#: After these the same is asked for again: by another connection, or when the disk of the router is back or has room.
+RESUMABLE = frozenset(
+    {
+        ErrorClass.CONNECTION_LOST,
+        ErrorClass.STALLED,
+        ErrorClass.CONNECT_FAILED,
+        ErrorClass.SERVER_ERROR,
+        ErrorClass.NO_SPACE_REMOTE,
+    }
+)
 #: Words that a router's refusal begins with, as far as they are part of the protocol (docs/WIRE.md).
 _REASONS = {
     "precondition": ErrorClass.CONFLICT,

@@ -38,15 +38,6 @@ _FAR_S = 0.04
 RESUMES = 3
 #: A router that says nothing for so long is asked.
 _ASK_EVERY_S = 10.0
-_RESUMABLE = frozenset(
-    {
-        ErrorClass.CONNECTION_LOST,
-        ErrorClass.STALLED,
-        ErrorClass.CONNECT_FAILED,
-        ErrorClass.SERVER_ERROR,
-        ErrorClass.NO_SPACE_REMOTE,
-    }
-)
 #: Characters that JSON takes at most for one of ASCII; twice as many for others.
 _ESCAPED = 6
 #: Of the data of a pack, of one more file that may turn out not to fit, and of a byte that shows that one has grown.
@@ -322,7 +313,7 @@ class Packer(Generic[Key]):
             is_busy = failure.kind is ErrorClass.SERVER_BUSY and (self._was_helped or self._room.made(failure))
             self.close()
             self._routes = (*self._routes[1:], self._routes[0])
-            is_resumable = failure.kind in _RESUMABLE or is_busy
+            is_resumable = failure.kind in outcomes.RESUMABLE or is_busy
             if not is_resumable or (self._attempts >= self._most_attempts and not self._is_patient()):
                 raise
             time.sleep(growing_s(0.25, 4.0, self._attempts // len(self._routes) + 1))
