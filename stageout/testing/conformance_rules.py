@@ -436,7 +436,9 @@ def _small_outfile(exam: Examination) -> str:
 )
 def _full_disk(exam: Examination) -> str:
     code = (
-        "import resource, signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        # Some versions of Python leave a module's bytecode cut off where it did not fit, for every later start.
+        "import resource, signal\nos.environ['PYTHONDONTWRITEBYTECODE'] = '1'\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({PREALLOCATED_BYTES}, {PREALLOCATED_BYTES}))"
     )
     wrapper = exam.wrapped("no file may grow", code)

@@ -80,6 +80,17 @@ def test_flaw_is_found(tmp_path, flaw):
     assert all(item.detail and item.advice for item in findings)
 
 
+def test_no_cut_off_bytecode_is_left(tmp_path):
+    plugin, endpoint = naive(tmp_path)
+    module = tmp_path / "large_module.py"
+    module.write_text("\n".join(f"value_{number} = {number}" for number in range(2000)))
+    head, _, rest = plugin.read_text().partition("FLAWS = ")
+    plugin.write_text(f"{head}if '-infile' in sys.argv:\n    import large_module\nFLAWS = {rest}")
+    assert failures(check(plugin, endpoint, only=["full-disk"])) == []
+    code = f"import sys; sys.path[0] = {str(tmp_path)!r}; import large_module"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_a_plugin_without_an_endpoint_is_held_against_the_query_rules(tmp_path):
     findings = check(naive(tmp_path)[0])
     assert {item.rule for item in findings if item.outcome == "pass"} == {

@@ -121,6 +121,28 @@ def test_a_killed_cold_start_leaves_nothing_wrong(pyz: Path) -> None:
     assert not ready.name.startswith("half-")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
+@pytest.mark.parametrize("short_bytes", [40_960, 400_000])
+def test_a_disk_that_becomes_full_leaves_nothing_that_is_cut_off(pyz: Path, tmp_path: Path, short_bytes: int) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1g", "small", disk], check=True)
+    try:
+        command, cache = [pyz, "curl_plugin", "-classad"], disk / "cache"
+        assert call(command, STAGEOUT_PILOT_CACHE=str(cache)).returncode == 0
+        shape = os.statvfs(disk)
+        needed_bytes = (shape.f_blocks - shape.f_bfree) * shape.f_frsize
+        shutil.rmtree(cache)
+        subprocess.run(["mount", "-o", f"remount,size={needed_bytes - short_bytes}", disk], check=True)
+        refused = call(command, STAGEOUT_PILOT_CACHE=str(cache))
+        assert (refused.returncode, "No space left" in refused.stderr) == (1, True), refused.stderr
+        assert [path.name for path in cache.iterdir()] == ["lock"]
+        subprocess.run(["mount", "-o", "remount,size=1g", disk], check=True)
+        assert call(command, STAGEOUT_PILOT_CACHE=str(cache)).returncode == 0
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
 def test_where_others_may_write_nothing_is_run(pyz: Path, tmp_path: Path) -> None:
     open_to_all = tmp_path / "open"
     open_to_all.mkdir()

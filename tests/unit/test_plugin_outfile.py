@@ -150,8 +150,10 @@ def call(plugin, scratch, files, tell="fail/NOT_FOUND"):
     return [plugin, "-infile", str(infile), "-outfile", str(outfile)], outfile
 
 
+# Some versions of Python leave a module's bytecode cut off where it did not fit, for whoever imports it next.
 NO_GROWTH = f"""
 import os, resource, signal, sys
+os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, ({PREALLOCATED_BYTES}, {PREALLOCATED_BYTES}))
 os.execv(sys.argv[1], sys.argv[1:])

@@ -5,9 +5,10 @@ goes with the process that holds it, so one that is killed leaves nothing but a 
 removes.
 """
 
-import compileall
+import errno
 import fcntl
 import json
+import marshal
 import os
 import py_compile
 import shutil
@@ -64,6 +65,22 @@ def _fill(archive, directory, ready):
                 made.add(parent)
             with open(target, "wb") as stream:
                 stream.write(file.read("blobs/" + blob))
+    for path in files:
+        if path.endswith(".py"):
+            _compile(os.path.join(directory, path), os.path.join(ready, path))
+
+
+def _compile(source, name):
+    """Bytecode that is whole: before 3.12.8, Python leaves what fits of it on a full disk, and says nothing."""
     # As whoever finds it: time stamps may change when a directory is copied, contents do not.
     mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
-    compileall.compile_dir(directory, quiet=2, invalidation_mode=mode, stripdir=directory, prependdir=ready)
+    try:
+        made = py_compile.compile(source, dfile=name, doraise=True, invalidation_mode=mode)
+    except py_compile.PyCompileError:
+        return  # a package's template, or for another version
+    with open(made, "rb") as stream:
+        stream.seek(16)
+        try:
+            marshal.loads(stream.read())
+        except (EOFError, ValueError, TypeError):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
