@@ -23,37 +23,63 @@ def reach(
     """A connection, and the route that it goes by.
 
     :param connect: makes one. :param late: takes one that came after another, in a thread of its own.
-    :raises TransferFailure: the last one, when all failed.
+    :raises TransferFailure: the last one, when all failed. Whatever else ends it, no connection is left open.
     """
     if len(routes) == 1:
         return routes[0], connect(routes[0])
-    made: SimpleQueue[tuple[Route, Channel | BaseException]] = SimpleQueue()
-    lock, winner = threading.Lock(), list[Channel]()
+    race = _Race(connect, late)
+    try:
+        return race.run(routes)
+    except BaseException:
+        race.give_up()
+        raise
 
-    def run(route: Route) -> None:
+
+class _Race:
+    """Routes that are tried beside each other. Parameters as of :func:`reach`."""
+
+    def __init__(self, connect: Callable[[Route], Channel], late: Callable[[Route, Channel], None]) -> None:
+        self._connect, self._late = connect, late
+        self._made: SimpleQueue[tuple[Route, Channel | BaseException]] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._first: Channel | None = None
+        self._is_given_up = False
+
+    def run(self, routes: Sequence[Route]) -> tuple[Route, Channel]:
+        """The first connection. :raises TransferFailure: all failed."""
+        left, failed = list(routes), 0
+        while True:
+            if left:
+                threading.Thread(target=self._try, args=(left.pop(0),), daemon=True).start()
+            try:
+                route, found = self._made.get(timeout=_NEXT_AFTER_S if left else None)
+            except Empty:
+                continue
+            if isinstance(found, Channel):
+                return route, found
+            failed += 1
+            if failed == len(routes) or not isinstance(found, TransferFailure):
+                raise found
+
+    def give_up(self) -> None:
+        """Nobody takes a connection any more: what there is, or comes later, is closed."""
+        with self._lock:
+            self._is_given_up = True
+            if self._first is not None:
+                self._first.close()
+
+    def _try(self, route: Route) -> None:
         try:
-            channel = connect(route)
+            channel = self._connect(route)
         except BaseException as problem:
-            made.put((route, problem))
+            self._made.put((route, problem))
             return
-        with lock:
-            is_first = not winner
-            winner.append(channel)
-        if is_first:
-            made.put((route, channel))
+        with self._lock:
+            is_first, is_given_up = self._first is None, self._is_given_up
+            self._first = self._first or channel
+        if is_given_up:
+            channel.close()
+        elif is_first:
+            self._made.put((route, channel))
         else:
-            late(route, channel)
-
-    left, failed = list(routes), 0
-    while True:
-        if left:
-            threading.Thread(target=run, args=(left.pop(0),), daemon=True).start()
-        try:
-            route, found = made.get(timeout=_NEXT_AFTER_S if left else None)
-        except Empty:
-            continue
-        if isinstance(found, Channel):
-            return route, found
-        failed += 1
-        if failed == len(routes) or not isinstance(found, TransferFailure):
-            raise found
+            self._late(route, channel)

@@ -17,8 +17,13 @@ ONE, TWO, THREE = ("one:1",), ("two:1",), ("three:1",)
 
 
 class _Channel(Channel):
+    """It goes nowhere. :ivar closed: nobody has it any more."""
+
     def __init__(self) -> None:
-        """It goes nowhere."""
+        self.closed = threading.Event()
+
+    def close(self) -> None:
+        self.closed.set()
 
 
 class _Routes:
@@ -28,12 +33,15 @@ class _Routes:
         self.silent, self.tried = silent, list[Route]()
         self.channels = {route: _Channel() for route in (ONE, TWO, THREE)}
         self.fails: set[Route] = set()
+        self.problems: dict[Route, BaseException] = {}
         self.late: list[tuple[Route, Channel]] = []
 
     def connect(self, route: Route) -> Channel:
         self.tried.append(route)
         if route in self.fails:
             raise TransferFailure(ErrorClass.CONNECT_FAILED, f"by {route[0]}")
+        if route in self.problems:
+            raise self.problems[route]
         wait = self.silent.get(route[0].partition(":")[0])
         if wait is not None:
             wait.wait(60)
@@ -77,3 +85,30 @@ def test_the_silent_one_is_used_when_the_others_fail(monkeypatch: pytest.MonkeyP
     routes.fails = {TWO}
     threading.Timer(0.05, back.set).start()
     assert routes.reach(ONE, TWO) == (ONE, routes.channels[ONE])
+
+
+def test_what_comes_after_an_end_by_another_failure_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reaching, "_NEXT_AFTER_S", 0.01)
+    back = threading.Event()
+    routes = _Routes(one=back)
+    routes.problems = {TWO: MemoryError("none")}
+    with pytest.raises(MemoryError, match="none"):
+        routes.reach(ONE, TWO)
+    back.set()
+    assert routes.channels[ONE].closed.wait(30)
+    assert not routes.late
+
+
+def test_what_came_before_an_end_by_another_failure_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits behind the failure, and nobody takes it."""
+    routes, start = _Routes(), threading.Thread.start
+
+    def ends(thread: threading.Thread) -> None:
+        start(thread)
+        thread.join()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", ends)
+    with pytest.raises(KeyboardInterrupt):
+        routes.reach(ONE, TWO)
+    assert routes.channels[ONE].closed.is_set()
