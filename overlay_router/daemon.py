@@ -232,11 +232,12 @@ async def run(load: Callable[[], Settings], local_name: str | None = None) -> No
             means_of(settings, links.address, own) if egress else None,
             Leases(home_of(settings) / "lessor", boot_clock_s()),
         )  # fmt: skip
+        stop = _signals_heard(lambda: _reconfigure(router, own, load))
         log.event("started", pid=os.getpid(), port=port, root=place.root if place else "")
         collector = None if local_name is None else CollectorChild(local_name)
         directory = Directory(collector, links.address, router.meet) if collector else None
         beside = [keep(home_of(settings), incarnation), *([directory.run()] if directory else [])]
-        await _until_stopped(router, beside, listening, lambda: _reconfigure(router, own, load))
+        await _until_stopped(router, beside, listening, stop)
         log.event("stopped")
 
 
@@ -339,13 +340,18 @@ def _copies(settings: Settings, name: str, stack: contextlib.ExitStack) -> Copie
     return Copies(store, name, SystemClock())
 
 
-async def _until_stopped(
-    router: Router, beside: Sequence[Coroutine[Any, Any, None]], listening: socket.socket, reload: Callable[[], None]
-) -> None:
+def _signals_heard(reload: Callable[[], None]) -> asyncio.Event:
+    """What is set when the router is to end; from here on SIGHUP does not end it."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, reload)
+    return stop
+
+
+async def _until_stopped(
+    router: Router, beside: Sequence[Coroutine[Any, Any, None]], listening: socket.socket, stop: asyncio.Event
+) -> None:
     serving = asyncio.ensure_future(router.serve(listening))
     waiting = asyncio.ensure_future(stop.wait())
     others = [asyncio.ensure_future(work) for work in beside]

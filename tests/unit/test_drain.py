@@ -264,7 +264,7 @@ def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next() -> None:
         look = asyncio.ensure_future(child.messages("manager@x"))
         await until(lambda: child._child, "the question")
         look.cancel()
-        child._argv = ["sh", "-c", "read line; echo '{\"error\": \"refused\"}'"]
+        child._argv = ["sh", "-c", 'read line; echo \'{"error": "refused"}\'']
         with pytest.raises(CollectorError, match="refused"):
             await child.advertise({"Name": "x"})
         await child.close()

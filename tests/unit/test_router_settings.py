@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -100,3 +103,29 @@ def test_a_key_is_made_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixt
     assert (tmp_path / "keys").read_text() == f"{line.strip()} /vo/alice\n"
     assert main([*settings, "--new-key", "alice", "/"]) == 99
     assert "has a key of the name alice" in capsys.readouterr().err
+
+
+_SIGNALLED_AT_ONCE = """
+import os, signal, sys
+from overlay_router import daemon
+say, answers = daemon.log.event, {"started": signal.SIGHUP, "reconfigured": signal.SIGTERM}
+def event(name, *more, **facts):
+    say(name, *more, **facts)
+    if name in answers:
+        os.kill(os.getpid(), answers[name])
+daemon.log.event = event
+sys.exit(daemon.main(["--alone"]))
+"""
+
+
+def test_whoever_reads_that_it_has_started_may_have_it_read_its_keys_again(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text(f"site {'0' * 24} /\n")
+    (tmp_path / "keys").chmod(0o600)
+    (tmp_path / "root").mkdir()
+    settings = {"ROOT": tmp_path / "root", "DIR": tmp_path / "home", "HOST": "127.0.0.1", "PORT": 0,
+                "KEYS": tmp_path / "keys"}  # fmt: skip
+    environment = {**os.environ, **{f"STAGEOUT_ROUTER_{name}": str(value) for name, value in settings.items()}}
+    command = [sys.executable, "-c", _SIGNALLED_AT_ONCE]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert re.search(" started .* reconfigured .* stopped", done.stderr, re.DOTALL)
