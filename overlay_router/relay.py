@@ -6,8 +6,8 @@ connections carry the messages of :mod:`overlay_router.local.destination` and
 :mod:`overlay_router.custodians.custodian`, which are answered one
 after the other by the thread that owns the disk; what changes no file is answered by :mod:`overlay_router.questions`.
 Connections that carry data go to a worker process together with the file, or with the next hop. Blocks that a worker
-reports are recorded, and only then said to their sender. What the router then sends by itself (custody, copies,
-deliveries by plugins) leaves through :mod:`overlay_router.outgoing`.
+reports are recorded, and only then said to their sender (:mod:`overlay_router.recording`). What the router then sends
+by itself (custody, copies, deliveries by plugins) leaves through :mod:`overlay_router.outgoing`.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from overlay_router.peers.keys import Key, Keys
 from overlay_router.peers.limits import Complaints, Limits, TooMany
 from overlay_router.peers.rights import Rights, outside_of, too_late
 from overlay_router.questions import Questions, sending_job
+from overlay_router.recording import RECORD_AGAIN_S, Recording
 from overlay_router.routing.neighbours import Neighbourhood
 from overlay_router.waiting import TOGETHER, Changes, Packs
 from stageout.core import log
@@ -58,12 +59,8 @@ from stageout.wire.route import Route
 
 #: Messages of one connection that wait for the disk; then it is not read.
 _WAITING = 8
-#: Transfers whose data are whole and that are remembered to be so; a late connection comes within seconds.
-_WHOLE = 4096
 _EXPIRE_INTERVAL_S = 60.0
 _AGAIN_S = 5
-#: A full disk is tried again after so long.
-_RECORD_AGAIN_S = 1.0
 _ACCEPT_AGAIN_S = 0.1
 #: What a worker has no room for is given to it again after so long, so often.
 _GIVEN_AGAIN_S, _GIVEN_TRIES = 0.02, 500
@@ -106,7 +103,6 @@ class Router:
         self._configured, self._found = neighbours, frozenset[str]()
         self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="disk")
         self._lines: dict[str, list[Line]] = {}
-        self._whole: dict[int, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._packs = Packs()
         self._changes = Changes()
@@ -117,6 +113,7 @@ class Router:
         self._outgoing = Outgoing(
             ends, self._on_disk, self._deliver, self._ways, self._pool.share_with, forwarding, means
         )
+        self._recording = Recording(ends, self._on_disk, self._deliver, self._end_lines, self._outgoing, self._pool)
         copier, outflow = self._outgoing.copier, self._outgoing.outflow
         fetching = outflow.fetching if outflow else None
         self._questions = Questions(node, ends, rights, self._on_disk, leases, copier, fetching)
@@ -389,7 +386,7 @@ class Router:
             operation = message
             if operation.kind == "publish":
                 for tid in await self._on_disk(lambda: self._ends.whole_of(operation)):
-                    await self._close(tid)
+                    await self._recording.close(tid)
             if self._ends.is_change(operation):
                 self._changes.put(line, operation, name)
                 return
@@ -434,6 +431,8 @@ class Router:
             reply = Reply(name, overlay.NoSpace(ask.origin, ask.seq, _AGAIN_S))
         if isinstance(reply.message, overlay.NoSpace):
             self.rights.release(ask.origin, ask.seq)
+        if isinstance(reply.message, overlay.Opened):
+            self._recording.check(reply.message.tid)
         self._settled(reply.message)
         line.send(reply.message)
 
@@ -464,7 +463,7 @@ class Router:
             if found is not None:
                 os.close(found.file)
             raise BadFrame(f"transfer {ask.tid} is not one of this peer")
-        if ask.tid in self._whole:
+        if self._recording.is_whole(ask.tid):
             os.close(found.file)
             raise Unwelcome("all blocks are here", peer.checksum, retry_after_s=0)
         ask_open = found.transfer.ask
@@ -506,56 +505,22 @@ class Router:
         if report.problem:
             log.warn("connection-ended", tid=report.tid, problem=report.problem)
         if report.tid and is_disk(report.errno):
-            self._start(self._end_lines(report.tid, OSError(report.errno, report.problem)))
+            self._start(self._recording.not_written(report.tid, OSError(report.errno, report.problem)))
         if report.damaged:
             advice = "its disk does not give what was published: check that, and send the file again"
             self.complaints.damaged(report.damaged, block=report.block, advice=advice)
         if report.blocks or report.parts:
-            self._start(self._record(report))
+            self._start(self._recording.record(report))
 
-    async def _end_lines(self, tid: int, problem: OSError) -> None:
-        """Data of a transfer cannot be written now: its sender hears it, and asks for the transfer again."""
-        sender = await self._on_disk(lambda: self._ends.sender_of(tid))
+    def _end_lines(self, sender: str, problem: Exception) -> None:
         for line in tuple(self._lines.get(sender, ())):
             line.end(problem)
-
-    async def _record(self, report: Report) -> None:
-        """What came is recorded and said; when it cannot be (a full disk), as soon as it can: its sender waits."""
-        while True:
-            try:
-                await self._recorded(report)
-                return
-            except (OSError, sqlite3.Error) as problem:
-                log.error("not-recorded", tid=report.tid, problem=problem, again_s=_RECORD_AGAIN_S)
-            await asyncio.sleep(_RECORD_AGAIN_S)
-
-    async def _recorded(self, came: Report) -> None:
-        if came.late:
-            self._deliver(await self._on_disk(lambda: self._ends.written_late(came)))
-            return
-        # In one: what takes them into custody, or sends them on, may come right behind, and must not know more.
-        report, replies, is_whole = await self._on_disk(lambda: self._ends.record(came))
-        self._deliver(replies)
-        self._outgoing.staged(report.tid, report.blocks, is_whole)
-        if is_whole:
-            await self._close(report.tid)
-            self._deliver(await self._on_disk(lambda: self._ends.whole(report.tid)))
-            self._outgoing.look()
-
-    async def _close(self, tid: int) -> None:
-        """Late copies of blocks must not reach a file that has its name: nobody writes to a whole one any more."""
-        self._whole[tid] = None
-        while len(self._whole) > _WHOLE:
-            del self._whole[next(iter(self._whole))]
-        for report in await self._pool.no_more(tid):
-            await self._record(report)
 
     def _deliver(self, replies: list[Reply]) -> None:
         for reply in replies:
             self._settled(reply.message)
             if isinstance(reply.message, overlay.Opened):
-                self._whole.pop(reply.message.tid, None)  # its blocks were not right, and come again
-                self._pool.hang_up(reply.message.tid)
+                self._recording.comes_again(reply.message.tid)
             for line in self._lines.get(reply.to, ()):  # one that is not here asks again when it is back
                 line.send(reply.message)
 
@@ -572,7 +537,7 @@ class Router:
             try:
                 await self._expire_once()
             except (OSError, sqlite3.Error) as problem:
-                pause_s = _RECORD_AGAIN_S
+                pause_s = RECORD_AGAIN_S
                 log.error("not-expired", problem=problem, again_s=pause_s)
             await asyncio.sleep(pause_s)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,6 +64,25 @@ def test_a_put_goes_on_when_there_is_room_again(tmp_path: Path) -> None:
         assert not arm.exists()
         assert (router.root / "renamed").read_bytes() == source.read_bytes()
         assert "task-failed" not in router.log
+
+
+def test_who_waits_for_a_record_that_finds_no_room_hears_that(tmp_path: Path) -> None:
+    """Its data are there, and the router is well: else nothing would say why it waits."""
+    source, failures = tmp_path / "source", list[TransferFailure]()
+    source.write_bytes(os.urandom(2 * BLOCK_BYTES + 7))
+    with RouterProcess(tmp_path / "router", {"STAGEOUT_FAULTS": "overlay-stage=ENOSPC"}) as router:
+        end = replace(_end(router), timeout_s=2)
+
+        def fails() -> None:
+            try:
+                put(end, source, "f")
+            except TransferFailure as failure:
+                failures.append(failure)
+
+        threading.Thread(target=fails, daemon=True).start()
+        wait_until(lambda: failures, timeout_s=60, what="the put to hear what it waits for")
+        assert (failures[0].kind, failures[0].server) == (ErrorClass.NO_SPACE_REMOTE, end.server)
+        assert "the disk of this router is full" in failures[0].message
 
 
 def test_so_does_one_by_way_of_a_custodian(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_who_sends_on_knows_of_a_block_before_whatever_comes_behind_its_record(e
     async def work(router: Router, gateway: Gateway) -> None:
         cast(Any, end).staged, cast(Any, end).is_whole = lambda tid, blocks: [], lambda tid: False
         router._outgoing.staged = lambda tid, blocks, is_whole: told.append(tid)  # type: ignore[method-assign, assignment]
-        recorded = asyncio.ensure_future(router._recorded(Report(1, ((0, "00"),))))
+        recorded = asyncio.ensure_future(router._recording.recorded(Report(1, ((0, "00"),))))
         await asyncio.sleep(0)
         await router._on_disk(lambda: None)
         assert told == [1]
@@ -494,3 +494,32 @@ def test_a_router_with_a_token_is_called_by_its_identity_in_warrants() -> None:
     own = OwnCredential(Credential((f"token:{'.'.join(said)}", SECRET)))
     copier = in_loop(lambda: Copier(*[cast(Any, None)] * 5, own, 1))
     assert copier.bearer == key.name == "token:overlay:r1@pool.example.org"
+
+
+def test_late_blocks_whose_record_is_broken_off_are_recorded_before_the_file_gets_its_name(end: _End) -> None:
+    """The connection that waits for the record is ended, so that its sender hears of the full disk."""
+    late, seen = Report(1, ((0, "00"),), late=True), list[Report]()
+
+    async def work(router: Router, gateway: Gateway) -> None:
+        recording, reports = router._recording, [[late], []]
+
+        async def no_more(tid: int) -> list[Report]:
+            return reports.pop(0)
+
+        async def fails(report: Report) -> None:
+            raise OSError(errno.ENOSPC, "full")
+
+        async def succeeds(report: Report) -> None:
+            seen.append(report)
+
+        router._pool.no_more, recording.recorded = no_more, fails  # type: ignore[method-assign]
+        closing = asyncio.ensure_future(recording.close(1))
+        await until(lambda: not reports[0])
+        closing.cancel()
+        await asyncio.wait([closing])
+        recording.recorded = succeeds  # type: ignore[method-assign]
+        await recording.close(1)
+        assert seen == [late]
+        recording.check(1)
+
+    serving(end, work)
