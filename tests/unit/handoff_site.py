@@ -8,14 +8,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import pickle
+import select
 import shutil
 import signal
 import socket
+import struct
 import sys
 import tempfile
+import termios
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -93,6 +97,10 @@ class Child:
         if not good:
             raise value
         return value
+
+    def has_ended(self) -> bool:
+        """Whether its result is there, or never comes."""
+        return bool(select.select([self._read], [], [], 0)[0])
 
     def kill(self) -> None:
         """End it at once."""
@@ -212,9 +220,10 @@ class Site:
         custody = FakeCustody(self)
         self.note("reserved", 0)
         intake = Intake(spool, FakeIdentity(self), custody, mapping_settings(values), SystemClock(), limits=limits)
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, stop.set)
+        loop.add_signal_handler(signal.SIGUSR1, self._be_later, loop, limits.silence_s * 3 / 4)
         await intake.start(self.socket)
-        stop = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
         await stop.wait()
         await intake.stop(grace_s=2)
         spool.close()
@@ -231,6 +240,18 @@ class Site:
         if self._manager is not None:
             self._manager.kill()
             self._manager = None
+
+    def _be_later(self, loop: asyncio.AbstractEventLoop, by_s: float) -> None:
+        before = loop.time
+        loop.time = lambda: before() + by_s  # type: ignore[method-assign]
+        self.note("later", by_s)
+
+    def let_time_pass(self) -> None:
+        """For the manager, who waits for messages, three quarters of what it takes for silence."""
+        assert self._manager is not None
+        passed = len(self.notes("later"))
+        os.kill(self._manager.pid, signal.SIGUSR1)
+        wait_for(lambda: len(self.notes("later")) > passed, "the time to pass")
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
@@ -347,6 +368,10 @@ class RawPlugin:
         answer = self.answer()
         assert answer["op"] == "go", answer
         return Path(answer["directory"])
+
+    def wait_until_heard(self) -> None:
+        """Until the manager has read all that was said."""
+        wait_for(lambda: not struct.unpack("i", fcntl.ioctl(self.sock, termios.TIOCOUTQ, bytes(4)))[0], "the manager")
 
     def linked(self) -> dict[str, Any]:
         """Say that the links are there, and get the answer."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 import struct
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +20,8 @@ from stageout.core import durable
 from stageout.wire import handoff as wire
 from tests.polling import wait_for
 
-SHORT = Limits(silence_s=0.4)
+#: Longer than a busy machine stands still: tests of silence let the time pass.
+PATIENT = Limits(silence_s=60)
 Rows = list[tuple[str, str, int]]
 
 
@@ -28,7 +29,7 @@ Rows = list[tuple[str, str, int]]
 def site(request: pytest.FixtureRequest) -> Iterator[Site]:
     made = Site(one_user=request.param != "root")
     try:
-        made.start(limits=SHORT)
+        made.start(limits=PATIENT)
         yield made
     finally:
         made.close()
@@ -38,7 +39,7 @@ def site(request: pytest.FixtureRequest) -> Iterator[Site]:
 def root_site() -> Iterator[Site]:
     made = Site(one_user=False)
     try:
-        made.start(limits=SHORT)
+        made.start(limits=PATIENT)
         yield made
     finally:
         made.close()
@@ -281,18 +282,24 @@ def test_a_plugin_that_stops_leaves_nothing(site: Site, moment: Callable[[RawPlu
     def plugin() -> bytes:
         raw = RawPlugin(site)
         moment(raw, [("s://h/out", str(scratch / "out"), 1)])
+        os.write(tell, b"s")
         # Silent: until the manager hangs up.
         return b"" if end == "dies" else raw.sock.recv(1)
 
-    assert site.plugin(scratch, plugin).result() == b""
+    told, tell = os.pipe()
+    child = site.plugin(scratch, plugin)
+    os.close(tell)
+    os.read(told, 1)
+    os.close(told)
+    while end == "is silent" and not child.has_ended():
+        site.let_time_pass()
+    assert child.result() == b""
     ended(site)
     still_works(site)
 
 
 def test_a_plugin_that_is_gone_is_not_recorded(site: Site) -> None:
     """It ends behind its last word: the manager, which does nothing meanwhile, finds both."""
-    site.stop()
-    site.start(limits=Limits(silence_s=60))
     scratch = site.scratch()
     write_files(scratch, site.user, {str(at): b"" for at in range(20)})
     rows = [("s://h/out", str(scratch / str(at)), 0) for at in range(20)]
@@ -328,13 +335,24 @@ def test_work_in_progress_is_waited_for(site: Site) -> None:
     def plugin() -> Any:
         raw = RawPlugin(site)
         directory = raw.go([("s://h/out", str(scratch / "out"), 1)])
-        for _ in range(6):
-            time.sleep(SHORT.silence_s / 2)
+        for _ in range(3):
             wire.send_frame(raw.sock, {"op": "linking"})
+            raw.wait_until_heard()
+            os.write(tell, b"l")
+            os.read(goes_on, 1)
         os.link(scratch / "out", directory / "0")
         return raw.linked()["op"]
 
-    assert site.plugin(scratch, plugin).result() == "accepted"
+    (told, tell), (goes_on, go_on) = os.pipe(), os.pipe()
+    child = site.plugin(scratch, plugin)
+    for end in (tell, goes_on):
+        os.close(end)
+    while os.read(told, 1):
+        site.let_time_pass()
+        os.write(go_on, b"g")
+    assert child.result() == "accepted"
+    for end in (told, go_on):
+        os.close(end)
 
 
 # ---- nonsense --------------------------------------------------------------------------------------------------------
@@ -374,6 +392,8 @@ _HEAD = {"op": "offer", "version": wire.VERSION, "plugin": "p", "files": 1, "siz
 def test_nonsense_is_refused(said: bytes, nonsense_site: Site) -> None:
     raw = RawPlugin(nonsense_site)
     raw.sock.sendall(said)
+    while not select.select([raw.sock], [], [], 0.1)[0]:
+        nonsense_site.let_time_pass()
     with pytest.raises((EOFError, AssertionError)):
         assert raw.answer()["op"] != "refuse"
         raise AssertionError
@@ -384,7 +404,7 @@ def test_nonsense_is_refused(said: bytes, nonsense_site: Site) -> None:
 def nonsense_site() -> Iterator[Site]:
     made = Site(one_user=True)
     try:
-        made.start(limits=SHORT)
+        made.start(limits=PATIENT)
         yield made
         still_works(made)
     finally:
