@@ -31,6 +31,7 @@ from overlay_router.delivery.outflow import Means
 from overlay_router.ends import Ends
 from overlay_router.local.destination import Destination
 from overlay_router.local.makers import Makers
+from overlay_router.local.place import reason_against
 from overlay_router.local.store import Store
 from overlay_router.local.tree import Tree
 from overlay_router.peers.circuits import Neighbours
@@ -74,6 +75,8 @@ _LESSOR_SILENCE_S = 10.0
 _LEAST_UPLINK = 50_000.0
 #: What a directory is refused with that another start finds no better.
 _NOT_TO_BE_HAD = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.EEXIST, errno.ENOTDIR})
+#: A root that is away is looked for after so long, and spoken of.
+_ROOT_AGAIN_S, _SAID_AGAIN_S = 1.0, 60.0
 #: New objects after which Python looks for those that hold each other.
 _OBJECTS_TO_LOOK = 20_000
 
@@ -212,7 +215,7 @@ async def run(load: Callable[[], Settings], local_name: str | None = None) -> No
     neighbours = neighbours_of(settings, own)
     node = settings.condor("FULL_HOSTNAME") or socket.getfqdn()
     with contextlib.ExitStack() as stack:
-        destination = _destination(place, settings.count("STAGEOUT_ROUTER_WORKERS"), stack) if place else None
+        destination = await _destination(place, settings.count("STAGEOUT_ROUTER_WORKERS"), stack) if place else None
         listening = stack.enter_context(listen(settings))
         port = listening.getsockname()[1]
         links, incarnation = links_of(settings, node, port, neighbours)
@@ -248,12 +251,33 @@ def _uplink(settings: Settings, stack: contextlib.ExitStack) -> Uplink | None:
     return stack.enter_context(uplink_at(home_of(settings), rate)) if rate else None
 
 
-def _destination(place: Place, makers: int, stack: contextlib.ExitStack) -> Destination:
+async def _destination(place: Place, makers: int, stack: contextlib.ExitStack) -> Destination:
     _made(place.records.parent)
     store = stack.enter_context(contextlib.closing(Store(place.records)))
+    await _root_of(store, place.root)
     tree = _tree(place.root, "STAGEOUT_ROUTER_ROOT", stack)
+    store.belong_to(tree.place)
     destination = Destination(store, tree, lambda: int(time.time()), Makers(makers, place.root))
     return stack.enter_context(contextlib.closing(destination))
+
+
+async def _root_of(store: Store, root: Path) -> None:
+    """Wait until the root that these records are of is there: what came before would go to the disk below a mount."""
+    said_s = float("-inf")
+    while problem := _reason_against(root, store.place):
+        if time.monotonic() - said_s >= _SAID_AGAIN_S:
+            said_s = time.monotonic()
+            log.error("root-away", problem=problem, advice="the router goes on by itself when it is there")
+        await asyncio.sleep(_ROOT_AGAIN_S)
+
+
+def _reason_against(root: Path, name: str) -> str:
+    try:
+        return reason_against(root, name) if name else ""
+    except PermissionError:
+        return ""  # which is said by who makes the tree
+    except OSError as problem:
+        return f"{root} cannot be read: {problem.strerror}"
 
 
 def _tree(place: Path, setting: str, stack: contextlib.ExitStack) -> Tree:

@@ -19,6 +19,7 @@ from pathlib import Path
 from overlay_router.below import DIRECTORY, directory_below
 from overlay_router.local.contents import Contents, Identity, Seen
 from overlay_router.local.migrations import VERSION
+from overlay_router.local.place import reason_against
 from stageout.core import log
 from stageout.core.errors import StageoutError
 from stageout.wire import frames
@@ -60,7 +61,7 @@ def verify(root: Path, database: Path, rate_mb_s: float = RATE_MB_S) -> Verified
     """Compare all files below a root whose digests are kept; each one that is damaged is in the log.
 
     :param database: of the router. :param rate_mb_s: at which they are read, in 10^6 bytes a second.
-    :raises StageoutError: the database cannot be read, or there is no such root.
+    :raises StageoutError: the database cannot be read, or that is not the root that it is of.
     """
     found, pace = Verified(), _Pace(rate_mb_s)
     try:
@@ -69,6 +70,7 @@ def verify(root: Path, database: Path, rate_mb_s: float = RATE_MB_S) -> Verified
         raise StageoutError(f"{root}: {problem.strerror}") from None
     try:
         with _copied(database) as connection:
+            _check_root(root, connection)
             contents = Contents(connection)
             for seen in _all(contents):
                 _compare(top, contents, seen, pace, found)
@@ -77,6 +79,17 @@ def verify(root: Path, database: Path, rate_mb_s: float = RATE_MB_S) -> Verified
     finally:
         os.close(top)
     return found
+
+
+def _check_root(root: Path, connection: sqlite3.Connection) -> None:
+    """Else all files would be found to be gone, and none damaged."""
+    row = connection.execute("SELECT value FROM meta WHERE name = 'place'").fetchone()
+    try:
+        problem = reason_against(root, row[0]) if row else ""
+    except OSError as unread:
+        problem = f"{unread.filename}: {unread.strerror}: run it as the router's user"
+    if problem:
+        raise StageoutError(problem)
 
 
 class _Pace:

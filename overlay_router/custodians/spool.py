@@ -116,18 +116,15 @@ class CustodyStore(PackRecords):
         :raises StoreError: they are of another one, and data of what is in custody lie in that, or this one has data,
             which would be removed as nobody's.
         """
-        run = self._connection.execute
-        row = run("SELECT value FROM meta WHERE name = 'place'").fetchone()
-        if row is not None and row[0] == place.name:
-            return
-        in_use = run(_IN_USE).fetchone()[0]
-        if row is not None and in_use:
-            raise StoreError(_OTHER_PLACE.format(place=place.root, count=in_use, name=row[0], file=place.file))
-        strays = [str(folder) for folder in place.data_folders() if any(folder.iterdir())]
-        if row is not None and strays:
-            raise StoreError(_FOREIGN_DATA.format(place=place.root, folders=" and ".join(strays)))
-        with self._transaction("router-place"):
-            run("INSERT OR REPLACE INTO meta VALUES ('place', ?)", (place.name,))
+        known = self.place
+        if known not in ("", place.name):
+            in_use = self._connection.execute(_IN_USE).fetchone()[0]
+            if in_use:
+                raise StoreError(_OTHER_PLACE.format(place=place.root, count=in_use, name=known, file=place.file))
+            strays = [str(folder) for folder in place.data_folders() if any(folder.iterdir())]
+            if strays:
+                raise StoreError(_FOREIGN_DATA.format(place=place.root, folders=" and ".join(strays)))
+        super().belong_to(place)
 
     def begun(self) -> list[Begun]:
         """Operations whose data may lie at a terminal."""

@@ -12,7 +12,7 @@ import os
 import sqlite3
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ from overlay_router.local.reservations import Reservations
 from overlay_router.local.small_files import Arrived, SmallFiles, apart
 from overlay_router.local.staging import as_result, ranges, recorded, recorded_pack, whole
 from overlay_router.local.store import Settled, Store, StoredIntent, Transfer
-from overlay_router.local.tree import BadPath, Tree, checked, no_room, passes
+from overlay_router.local.tree import BadPath, Tree, checked, left_for_later, no_room, passes
 from overlay_router.rules import names, terminal
 from overlay_router.rules.states import Kind, Op, Outcome, Result
 from overlay_router.rules.terminal import Step
@@ -35,6 +35,7 @@ from stageout.wire import overlay
 from stageout.wire.overlay import Answer, Message, Open, Opened, Operation, Range, Staged
 
 _NOSPACE_AGAIN_S = 5
+_LATER = "see to the disk of the root: who asked for them asks again, and else the next start finishes them"
 
 
 class Reply(NamedTuple):
@@ -553,7 +554,7 @@ class Destination:
                 if self._store.has_taken(transfer.tid):
                     self._store.give_back(transfer.tid)
         self._discard_strays()
-        with _left_for_later():
+        with left_for_later():
             self._tree.empty_trash()
         self._lots.recover()
 
@@ -566,23 +567,20 @@ class Destination:
                 done.append(Ended(held, op, Result(Outcome.DONE)))
             else:
                 rest.append(held)
+                self._begun[held.key] = stored.inode
         self._settle(done)
-        self._consider(rest)
+        try:
+            self._consider(rest)
+        except OSError as problem:
+            if not passes(problem):
+                raise
+            log.error("changes-not-finished", changes=len(rest), problem=problem, advice=_LATER)
 
     def _discard_strays(self) -> None:
         live = {transfer.tid for transfer in self._store.transfers()}
         for tid in set(self._tree.staged_numbers()) - live:
-            with _left_for_later():
+            with left_for_later():
                 self._tree.discard(tid)
-
-
-@contextmanager
-def _left_for_later() -> Iterator[None]:
-    """What nobody wants any more and cannot be removed now (of a read-only disk) holds up nobody."""
-    try:
-        yield
-    except OSError as problem:
-        log.error("data-not-removed", problem=problem, advice="check the disk of the root; the next start removes it")
 
 
 def _told(held: Held, result: Result | None) -> list[Reply]:

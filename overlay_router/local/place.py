@@ -15,6 +15,10 @@ from overlay_router.below import OWN
 from stageout.core import durable
 
 _GONE = "the directory of before is not there: mount it, or put it back"
+_OTHER = (
+    "{root} is not the directory in which the files of these records are: mount it, or put it back. If that one is lost"
+    " for good, or was emptied on purpose, as the router's user: mkdir -p -m 700 {own} && echo {name} > {file}"
+)
 
 
 class Place:
@@ -25,8 +29,8 @@ class Place:
     """
 
     def __init__(self, root: Path) -> None:
-        self.root, self.file = root, root / OWN / "place"
-        self.name = self._read()
+        self.root, self.file = root, _file(root)
+        self.name = _read(root)
         if not self.name:
             self.name = os.urandom(16).hex()
             durable.write_file("router-place", self.file, f"{self.name}\n".encode())
@@ -38,11 +42,26 @@ class Place:
 
     def check(self) -> None:
         """:raises OSError: it, or what lies there, is not the directory of before, or that cannot be read now."""
-        if self._read() != self.name:
+        if _read(self.root) != self.name:
             raise OSError(errno.ESTALE, _GONE, str(self.root))
 
-    def _read(self) -> str:
-        try:
-            return durable.read_file(self.file).decode("ascii", "replace").strip()
-        except FileNotFoundError:
-            return ""
+
+def reason_against(root: Path, name: str) -> str:
+    """Why a directory is not the one of that name, and what to do; "" if it is. Nothing is made in it.
+
+    :raises OSError: what is there cannot be read.
+    """
+    if _read(root) == name:
+        return ""
+    return _OTHER.format(root=root, own=root / OWN, name=name, file=_file(root))
+
+
+def _file(root: Path) -> Path:
+    return root / OWN / "place"
+
+
+def _read(root: Path) -> str:
+    try:
+        return durable.read_file(_file(root)).decode("ascii", "replace").strip()
+    except FileNotFoundError:
+        return ""

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 
 from overlay_router.local.store import Store, StoredLot
-from overlay_router.local.tree import NO_ROOM, OWN, Tree
+from overlay_router.local.tree import NO_ROOM, OWN, Tree, left_for_later
 from overlay_router.rules import lots
 from overlay_router.rules.lots import Spool
 from stageout.core import durable, log
@@ -127,7 +127,8 @@ class Reservations:
         known = {held.lot: held for held in self._store.lots()}
         for path in self._place.iterdir():
             if path.name not in known:
-                path.unlink()
+                with left_for_later():
+                    path.unlink()
         for held in known.values():
             self._hold(held)
 

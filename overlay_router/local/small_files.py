@@ -28,6 +28,7 @@ from overlay_router.local.tree import (
     Tree,
     checked,
     is_allowed,
+    left_for_later,
     no_room,
     sync_filesystem,
 )
@@ -193,9 +194,11 @@ class SmallFiles:
                 sync_filesystem(self._place)
             self._count(intents, done)
             self._store.settle_packs([one for one in reversed(done) if one.results])
-        self._clean()
+        self._unsure = True  # what cannot be removed now would be in the way of the next files
+        with left_for_later():
+            self._clean()
+            self._unsure = False
         self._link = unnamed.way_to_link(self._place)
-        self._unsure = False
 
     def _has(self, path: str, inode: int) -> bool:
         """Whether a name is that of these data. One that can never be is not: it must hold up nobody for ever."""

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from overlay_router.local.contents import SCHEMA as CONTENTS
 from overlay_router.local.contents import Contents, Identity, Made
 from overlay_router.local.migrations import VERSION, Later, migrate
+from overlay_router.local.place import Place
 from overlay_router.local.tree import no_room
 from overlay_router.rules.states import Outcome, Result
 from overlay_router.rules.terminal import OriginRecord, raise_low
@@ -161,6 +162,18 @@ class Store:
     def close(self) -> None:
         """Close the database."""
         self._connection.close()
+
+    @property
+    def place(self) -> str:
+        """Name of the directory that these records are of, "" while they are of none."""
+        row = self._connection.execute("SELECT value FROM meta WHERE name = 'place'").fetchone()
+        return str(row[0]) if row else ""
+
+    def belong_to(self, place: Place) -> None:
+        """Which directory these records are of: durable on return."""
+        if place.name != self.place:
+            with self._transaction("router-place"):
+                self._connection.execute("INSERT OR REPLACE INTO meta VALUES ('place', ?)", (place.name,))
 
     def record(self, origin: str) -> OriginRecord:
         """What the terminal rule needs to know of an origin. Change it only by the methods below."""

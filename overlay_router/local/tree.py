@@ -24,7 +24,7 @@ from overlay_router.local.contents import Identity
 from overlay_router.local.place import Place
 from overlay_router.rules.names import Entry, Names, parent, trash
 from overlay_router.rules.states import Kind, Op
-from stageout.core import durable
+from stageout.core import durable, log
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 #: Found by system calls that can do later what they cannot do now: nothing is wrong with what was asked for.
@@ -50,6 +50,15 @@ def no_room(problem: Exception) -> bool:
 def passes(problem: OSError) -> bool:
     """Whether the same can be done when the disk has room, is there and may be written to, or descriptors are free."""
     return problem.errno in _FOR_NOW
+
+
+@contextmanager
+def left_for_later() -> Iterator[None]:
+    """What nobody wants any more and cannot be removed now (of a read-only disk) holds up nobody."""
+    try:
+        yield
+    except OSError as problem:
+        log.error("data-not-removed", problem=problem, advice="check the disk of the root; the next start removes it")
 
 
 class Tree:

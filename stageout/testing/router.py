@@ -112,10 +112,14 @@ class RouterProcess:
         commands = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children}
         return [pid for pid, command in commands.items() if b"'overlay_router.local.maker'" in command]
 
-    def start(self) -> None:
-        """Start it and wait until it listens. :raises StageoutError: it ended instead."""
-        said = len(self.log)
-        settings = {
+    @property
+    def _command(self) -> list[str]:
+        return [*self.wrapper, sys.executable, "-m", "overlay_router.daemon", "--alone"]
+
+    @property
+    def _settings(self) -> dict[str, str]:
+        return {
+            **os.environ,
             "STAGEOUT_ROUTER_ROOT": str(self.root),
             "STAGEOUT_ROUTER_DIR": str(self.home / "records"),
             "STAGEOUT_ROUTER_HOST": "127.0.0.1",
@@ -123,13 +127,22 @@ class RouterProcess:
             "STAGEOUT_ROUTER_KEYS": str(self.home / "keys"),
             **self.environment,
         }
+
+    def run(self, *options: str) -> subprocess.CompletedProcess[str]:
+        """The same program with these options, to its end."""
+        command = [*self._command, *options]
+        return subprocess.run(command, env=self._settings, capture_output=True, text=True, check=False)
+
+    def start(self) -> None:
+        """Start it and wait until it listens. :raises StageoutError: it ended instead."""
+        said = len(self.log)
         with (self.home / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [*self.wrapper, sys.executable, "-m", "overlay_router.daemon", "--alone"],
+                self._command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **settings},
+                env=self._settings,
                 start_new_session=True,
             )
         process = self._process

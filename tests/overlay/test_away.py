@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -109,6 +111,50 @@ def test_a_put_hears_that_the_disk_became_read_only_in_the_middle(tmp_path: Path
                 disk.fail()
 
         refused(lambda: put(gateway_of(router, 3), source, "f", progress=fails), "read-only", "mount it for writing")
+
+
+def test_a_router_without_its_root_at_its_start_writes_nothing_there_and_goes_on_when_it_is_back(
+    router: RouterProcess, gateway: Gateway, source: Path, tmp_path: Path
+) -> None:
+    """As a mount point looks whose filesystem is not mounted."""
+    put(gateway, source, "before")
+    router.stop()
+    away = router.root.rename(tmp_path / "away")
+    router.root.mkdir()
+    verified = router.run("--verify")
+    assert verified.returncode != 0
+    assert f"{router.root} is not the directory" in verified.stderr
+    starting = threading.Thread(target=router.start)
+    starting.start()
+    wait_until(lambda: "root-away" in router.log, what="the router to say that its root is away")
+    assert "mount it, or put it back" in router.log
+    assert list(router.root.iterdir()) == []
+    router.root.rmdir()
+    away.rename(router.root)
+    starting.join(60)
+    assert router.log.count(" started ") == 2
+    put(gateway_of(router), source, "f")
+    get(gateway_of(router), "before", tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == source.read_bytes()
+    assert router.run("--verify").returncode == 0
+
+
+def test_a_root_that_is_lost_for_good_is_replaced_as_the_router_says(
+    router: RouterProcess, gateway: Gateway, source: Path
+) -> None:
+    put(gateway, source, "before")
+    router.stop()
+    shutil.rmtree(router.root)
+    router.root.mkdir()
+    starting = threading.Thread(target=router.start)
+    starting.start()
+    wait_until(lambda: "mkdir -p" in router.log, what="the router to say what to do")
+    found = re.search(r"mkdir -p [^\"]*", router.log)
+    assert found
+    subprocess.run(found.group(), shell=True, check=True)
+    starting.join(60)
+    put(gateway_of(router), source, "f")
+    assert (router.root / "f").read_bytes() == source.read_bytes()
 
 
 def said(custodian: RouterProcess, given: Deposit) -> str:
