@@ -187,12 +187,12 @@ def test_stopped(plugin, dav, dav_door, executable, plugin_table):
         env=plugin.environment({"STAGEOUT_STALL_WINDOW_S": "60"}),
         stderr=subprocess.DEVNULL,
     )
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while "PUT" not in dav_door.methods():
         assert time.monotonic() < deadline
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(10) == 11
+    assert process.wait(60) == 11
     ads, _ = read_results((scratch / "out").read_text())
     assert K.from_code(ads[0]["TransferErrorData"][-1]["ErrorCode"]) is K.NOT_ATTEMPTED
     assert dav.names() == []

@@ -12,6 +12,7 @@ import pytest
 import requests
 
 from stageout.testing.narrow_destination import NarrowDestination
+from tests.polling import wait_for
 
 MB = 1_000_000
 
@@ -33,9 +34,9 @@ def test_two_uploads_share_the_rate_fairly(server: NarrowDestination) -> None:
     for thread in threads:
         thread.join()
     took = time.monotonic() - start
-    assert 1.9 < took < 3.5, "10 MB at 5 MB/s"
+    assert took > 1.9, "10 MB at 5 MB/s"
     first, second = server.transfers()
-    assert second.end_s - first.end_s < 0.3, "each got half of the rate"
+    assert second.end_s - first.end_s < 0.3 * took, "each got half of the rate; one after the other, half of the time"
     assert first.size_bytes == second.size_bytes == 5 * MB
     assert server.most_uploads_at_once() == 2
 
@@ -45,9 +46,7 @@ def test_the_rate_changes_in_the_middle_of_a_transfer(server: NarrowDestination)
     start = time.monotonic()
     thread = threading.Thread(target=lambda: requests.put(f"{server.url}/a", data=bytes(5 * MB), timeout=60))
     thread.start()
-    while not list(server.root.glob(".*.part")):
-        assert time.monotonic() < start + 10, "the server takes the body"
-        time.sleep(0.02)
+    wait_for(lambda: list(server.root.glob(".*.part")), "the body at the server")
     server.set_rate(0)
     thread.join()
     assert time.monotonic() - start < 30, "50 s at the first rate"
@@ -55,30 +54,25 @@ def test_the_rate_changes_in_the_middle_of_a_transfer(server: NarrowDestination)
 
 
 def test_size_etag_and_content_can_be_asked_for(server: NarrowDestination) -> None:
-    requests.put(f"{server.url}/x", data=b"old", timeout=10)
-    stored = requests.put(f"{server.url}/x", data=b"hello", timeout=10)
-    head = requests.head(f"{server.url}/x", timeout=10)
+    requests.put(f"{server.url}/x", data=b"old", timeout=60)
+    stored = requests.put(f"{server.url}/x", data=b"hello", timeout=60)
+    head = requests.head(f"{server.url}/x", timeout=60)
     assert head.headers["Content-Length"] == "5"
     assert head.headers["ETag"] == stored.headers["ETag"]
-    assert requests.get(f"{server.url}/x", timeout=10).content == b"hello"
-    assert requests.put(f"{server.url}/new/place/x", data=b"hello", timeout=10).status_code == 201
+    assert requests.get(f"{server.url}/x", timeout=60).content == b"hello"
+    assert requests.put(f"{server.url}/new/place/x", data=b"hello", timeout=60).status_code == 201
     assert (server.root / "new/place/x").read_bytes() == b"hello"
 
 
 def test_half_a_file_is_never_seen(server: NarrowDestination) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     connection.putrequest("PUT", "/half")
     connection.putheader("Content-Length", str(MB))
     connection.endheaders(bytes(MB // 2))
-    deadline = time.monotonic() + 10
-    while not list(server.root.glob(".*.part")):
-        assert time.monotonic() < deadline, "the server takes the body"
-        time.sleep(0.02)
-    assert requests.head(f"{server.url}/half", timeout=10).status_code == 404
+    wait_for(lambda: list(server.root.glob(".*.part")), "the body at the server")
+    assert requests.head(f"{server.url}/half", timeout=60).status_code == 404
     connection.close()
-    while list(server.root.iterdir()):
-        assert time.monotonic() < deadline, "the broken upload leaves nothing"
-        time.sleep(0.02)
+    wait_for(lambda: not list(server.root.iterdir()), "the broken upload to leave nothing")
     assert server.transfers() == []
 
 
@@ -86,7 +80,7 @@ def test_it_comes_back_on_the_same_port(server: NarrowDestination) -> None:
     before = server.url
     server.close()
     with pytest.raises(requests.ConnectionError):
-        requests.head(f"{before}/x", timeout=10)
+        requests.head(f"{before}/x", timeout=60)
     server.start()
     assert server.url == before
-    assert requests.put(f"{before}/x", data=b"again", timeout=10).status_code == 201
+    assert requests.put(f"{before}/x", data=b"again", timeout=60).status_code == 201

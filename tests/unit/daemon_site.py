@@ -37,7 +37,7 @@ from stageout.wire.custody import (
     read_report,
 )
 from stageout.wire.handoff import OfferedFile, offer_frames, receive_frame, send_frame, socket_name
-from tests.polling import until
+from tests.polling import DEADLINE_S, until
 
 AGENT_KEY = SigningKey(b"a" * 32)
 
@@ -195,7 +195,7 @@ async def accepted(node: Served, *urls: str) -> dict[str, Any]:
         answer.update(await in_thread(node.hand_off, *urls))
         return answer["op"] == "accepted"
 
-    end = time.monotonic() + 10
+    end = time.monotonic() + DEADLINE_S
     while not await taken():
         assert time.monotonic() < end, answer
         await asyncio.sleep(0.1)

@@ -44,7 +44,9 @@ from tests.polling import wait_for
 ALICE, BOB, PILOT = 64001, 64002, 64010
 ROOT = os.geteuid() == 0
 needs_root = pytest.mark.skipif(not ROOT, reason="needs root: plugins of several users")
-_DEADLINE_S = 20.0
+#: Longer than a busy machine stands still: tests of silence let the time pass.
+PATIENT = Limits(silence_s=60)
+_DEADLINE_S = 60.0
 
 
 def become(uid: int) -> None:
@@ -206,7 +208,7 @@ class Site:
         """Start the manager and wait until it listens."""
         self.socket.unlink(missing_ok=True)
         self._manager = Child(
-            lambda: asyncio.run(self._manage(limits or Limits(), settings or {})),
+            lambda: asyncio.run(self._manage(limits or PATIENT, settings or {})),
             self.manager_uid,
             env={"STAGEOUT_FAULTS": faults},
         )
@@ -315,8 +317,10 @@ class Site:
     def plugin(
         self, scratch: Path, work: Callable[[], Any], uid: int | None = None, env: dict[str, str] | None = None
     ) -> Child:
-        """A plugin process of a job."""
-        return Child(work, self.user if uid is None else uid, scratch, env)
+        """A plugin process of a job, which waits for the manager as long as a busy machine lets it."""
+        return Child(
+            work, self.user if uid is None else uid, scratch, {"STAGEOUT_HANDOFF_TIMEOUT": "60", **(env or {})}
+        )
 
     def offer(
         self, scratch: Path, names: Sequence[str], uid: int | None = None, env: dict[str, str] | None = None

@@ -166,14 +166,15 @@ def test_without_a_manager_nothing_is_loaded_and_nothing_waited_for(tmp_path: Pa
     scratch = tmp_path / "dir_1" / "scratch"
     scratch.mkdir(parents=True)
     code = (
-        "import sys, time; before = set(sys.modules)\n"
+        "import sys; before = set(sys.modules)\n"
         "from stageout.handoff.client import offer\n"
-        "start = time.monotonic(); answer = offer([('x://h/f', 'f')], 'p'); took = time.monotonic() - start\n"
+        "answer = offer([('x://h/f', 'f')], 'p')\n"
         "assert not answer.accepted and 'no sandbox manager' in answer.reason, answer.reason\n"
-        "assert took < 0.1, took\n"
         "print(*sorted(set(sys.modules) - before))"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=scratch, capture_output=True, text=True, check=True)
+    patient = {**os.environ, "STAGEOUT_HANDOFF_TIMEOUT": "3600"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=scratch, env=patient, capture_output=True, text=True, check=True, timeout=60)
     heavy = {"socket", "json", "dataclasses", "hashlib", "sqlite3", "asyncio", "pathlib", "stageout.wire.handoff"}
     assert not heavy & set(done.stdout.split())
 
@@ -207,14 +208,14 @@ def test_a_manager_that_hangs_or_talks_nonsense_costs_the_limit_at_most(site: Si
     def talk() -> None:
         connection, _ = listener.accept()
         connection.sendall(speak)
-        time.sleep(30)
+        time.sleep(60)
 
     manager = Child(talk, site.manager_uid)
     try:
         start_s = time.monotonic()
         answer = site.offer(scratch, ["out"], env={"STAGEOUT_HANDOFF_TIMEOUT": "0.5"})
         assert not answer.accepted and answer.reason
-        assert time.monotonic() - start_s < 2
+        assert time.monotonic() - start_s < 20, "as long as the manager hangs"
     finally:
         manager.kill()
         listener.close()

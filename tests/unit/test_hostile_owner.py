@@ -17,13 +17,11 @@ import pytest
 from handoff_site import ALICE, BOB, ROOT, Child, RawPlugin, Site, needs_root, site_for, write_files
 from manager_site import UID, made, run
 
-from sandbox_manager.intake import Limits
 from sandbox_manager.spool import Spool
 from stageout.core.states import State
 from stageout.movers import trees
 from tests.polling import until, wait_for
 
-SHORT = Limits(silence_s=0.4)
 SIZE = 10
 
 
@@ -201,7 +199,7 @@ def test_where_groups_cannot_be_made_up_the_owners_group_serves(monkeypatch: pyt
 def site(request: pytest.FixtureRequest) -> Iterator[Site]:
     found = Site(one_user=request.param != "root")
     try:
-        found.start(limits=SHORT)
+        found.start()
         yield found
     finally:
         found.close()
@@ -211,7 +209,7 @@ def site(request: pytest.FixtureRequest) -> Iterator[Site]:
 def root_site() -> Iterator[Site]:
     found = Site(one_user=False)
     try:
-        found.start(limits=SHORT)
+        found.start()
         yield found
     finally:
         found.close()
@@ -324,9 +322,6 @@ def test_a_directory_stuffed_with_names_costs_little_and_goes(site: Site, monkey
             (place / f"n{number}").symlink_to("x")
         return plugin.linked()
 
-    patient = Limits(silence_s=20)
-    site.stop()
-    site.start(limits=patient)
     answer = site.plugin(scratch, attack).result()
     assert "names were linked where 1 files were offered" in answer["reason"]
     wait_for(site.is_clean, "the names are gone")
@@ -450,7 +445,10 @@ def test_a_client_that_says_next_to_nothing_is_dropped(site: Site, said: bytes) 
             ended.set()
             thread.join()
 
-    assert _local_user(drip, site).result() in ("b''", "dropped")
+    dripping = _local_user(drip, site)
+    while not dripping.has_ended():
+        site.let_time_pass()
+    assert dripping.result() in ("b''", "dropped")
 
 
 def test_reading_a_stuffed_directory_stops_early(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Callable
@@ -378,14 +377,14 @@ def test_a_startd_that_hangs_is_not_waited_for() -> None:
 
     async def ask() -> None:
         table = SlotTable(startd, 0.1)
-        start_s = time.monotonic()
         for _ in range(2):
             with pytest.raises(NotIdentified, match=r"did not answer within 0\.1 s"):
                 await _slot(table, boot_clock_s())
+        table._timeout_s = 3600  # who waits for the startd gets no answer
         for _ in range(20):
             with pytest.raises(NotIdentified, match="earlier questions"):
-                await _slot(table, boot_clock_s())
-        assert time.monotonic() - start_s < 1.0 and startd.asked == 2
+                await asyncio.wait_for(_slot(table, boot_clock_s()), 60)
+        assert startd.asked == 2
         startd.may_answer.set()
         for _ in range(200):
             await asyncio.sleep(0.01)

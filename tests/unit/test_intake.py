@@ -9,19 +9,17 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable
 
 import pytest
-from handoff_site import ALICE, BOB, Child, RawPlugin, Site, needs_root, write_files
+from handoff_site import ALICE, BOB, PATIENT, Child, RawPlugin, Site, needs_root, write_files
 
-from sandbox_manager.intake import Limits
 from stageout.core import durable
 from stageout.wire import handoff as wire
 from tests.polling import wait_for
 
-#: Longer than a busy machine stands still: tests of silence let the time pass.
-PATIENT = Limits(silence_s=60)
 Rows = list[tuple[str, str, int]]
 
 
@@ -29,7 +27,7 @@ Rows = list[tuple[str, str, int]]
 def site(request: pytest.FixtureRequest) -> Iterator[Site]:
     made = Site(one_user=request.param != "root")
     try:
-        made.start(limits=PATIENT)
+        made.start()
         yield made
     finally:
         made.close()
@@ -39,7 +37,7 @@ def site(request: pytest.FixtureRequest) -> Iterator[Site]:
 def root_site() -> Iterator[Site]:
     made = Site(one_user=False)
     try:
-        made.start(limits=PATIENT)
+        made.start()
         yield made
     finally:
         made.close()
@@ -404,7 +402,7 @@ def test_nonsense_is_refused(said: bytes, nonsense_site: Site) -> None:
 def nonsense_site() -> Iterator[Site]:
     made = Site(one_user=True)
     try:
-        made.start(limits=PATIENT)
+        made.start()
         yield made
         still_works(made)
     finally:
@@ -413,7 +411,7 @@ def nonsense_site() -> Iterator[Site]:
 
 def test_endless_offers_use_bounded_memory(site: Site) -> None:
     site.kill()
-    site.start(limits=Limits(offers_bytes=1_000_000))
+    site.start(limits=replace(PATIENT, offers_bytes=1_000_000))
     raw = RawPlugin(site)
     raw.offer([("s://h/" + "x" * 3000, "/p", 1)] * 1000)
     assert "too many files on offer" in raw.answer()["reason"]
@@ -422,7 +420,7 @@ def test_endless_offers_use_bounded_memory(site: Site) -> None:
 
 def test_too_many_clients_are_told_so(site: Site) -> None:
     site.kill()
-    site.start(limits=Limits(clients_per_user=3))
+    site.start(limits=replace(PATIENT, clients_per_user=3))
     waiting = [RawPlugin(site) for _ in range(3)]
     late = RawPlugin(site)
     assert "busy" in late.answer()["reason"]

@@ -21,7 +21,7 @@ from sandbox_manager.daemon import KEY_FILE
 from stageout.core.signing import SigningKey
 from stageout.core.states import State
 from stageout.wire.custody import Action, AgentNotice, Order, OrderSheet, notice_ad, orders_ad
-from tests.polling import until
+from tests.polling import DEADLINE_S, until
 
 JOB = f"{SCHEDD}#1.0#1700000000"
 EVIL = SigningKey(b"e" * 32)
@@ -86,7 +86,7 @@ def test_forged_orders_change_nothing_and_are_named(site: Site) -> None:
                 (answer,) = await in_thread(lambda: node.ask(op="metrics"))
                 return {item["Ad"]: item["Problem"] for item in answer["metrics"]["Refused"]}
 
-            end = time.monotonic() + 10
+            end = time.monotonic() + DEADLINE_S
             while len(found := await refused()) < 1 + len(Action):
                 assert time.monotonic() < end, found
                 await asyncio.sleep(0.1)
@@ -172,7 +172,7 @@ def test_the_control_socket_keeps_few_clients(site: Site) -> None:
             for talk in held:
                 talk.close()
             answers: list[Any] = []
-            end = time.monotonic() + 10
+            end = time.monotonic() + DEADLINE_S
             while not answers:
                 assert time.monotonic() < end
                 try:

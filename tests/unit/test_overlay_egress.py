@@ -451,9 +451,11 @@ def _nobody(until_s: float) -> None:
 
 def test_a_gateway_that_was_stopped_begins_nothing_under_an_old_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[float] = []
-    with _lessee(_Lessor(1), monkeypatch).alone(["u"], lambda: None, told.append) as holds:
+    lessee = _lessee(_Lessor(1), monkeypatch)
+    monkeypatch.setattr(lessee, "_lease_s", 4000.0)
+    with lessee.alone(["u"], lambda: None, told.append) as holds:
         assert holds() and len(told) == 1
-        _suspended(monkeypatch, 3600)
+        _suspended(monkeypatch, 4000)
         assert not holds()
 
 
