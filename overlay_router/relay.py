@@ -542,10 +542,13 @@ class Router:
             await asyncio.sleep(pause_s)
 
     async def _expire_once(self) -> None:
-        if self._ends.destination is not None:
-            self._deliver(await self._on_disk(self._ends.destination.expire))
+        destination = self._ends.destination
+        if destination is not None:
+            self._deliver(await self._on_disk(destination.expire))
         await self._outgoing.expire()
         self.rights.expire(int(time.time()))
+        while destination is not None and await self._on_disk(destination.follow):
+            pass  # others have the disk's thread between two steps
 
     async def _on_disk(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._disk, work)

@@ -326,6 +326,10 @@ class Destination:
         self._lots.refill()
         return replies
 
+    def follow(self) -> bool:
+        """As :meth:`Store.follow`."""
+        return self._store.follow()
+
     def _forget_blocks(self, tid: int) -> None:
         """Blocks of data that were removed before the record of it are not there."""
         if self._store.count(tid):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from stageout.core import log
 
-VERSION = 8
+VERSION = 9
 
 
 class Later(Exception):
@@ -101,4 +101,22 @@ def _parts(connection: sqlite3.Connection) -> None:
     run("DROP TABLE all_blocks")
 
 
-_STEPS: list[Callable[[sqlite3.Connection], None]] = [_packs, _lots, _taken, _codes, _columns, _contents, _parts]
+def _moves(connection: sqlite3.Connection) -> None:
+    """8 to 9: names that are changed above many records. Those that there are have the paths of their files."""
+    connection.execute("ALTER TABLE contents ADD COLUMN since INTEGER NOT NULL DEFAULT 0")
+    connection.execute(
+        "CREATE TABLE content_moves (number INTEGER PRIMARY KEY AUTOINCREMENT, path BLOB NOT NULL, target BLOB,"
+        " reached BLOB NOT NULL)"
+    )
+
+
+_STEPS: list[Callable[[sqlite3.Connection], None]] = [
+    _packs,
+    _lots,
+    _taken,
+    _codes,
+    _columns,
+    _contents,
+    _parts,
+    _moves,
+]

@@ -309,6 +309,14 @@ class Store:
         for one in ends:
             self.record(one.operation.origin).results[one.operation.seq] = one.result
 
+    def follow(self) -> bool:
+        """Records of some published files get the paths of these. Returns whether there are more to follow."""
+        if not self.contents.is_behind:
+            return False
+        with self._transaction("overlay-follow"):
+            self.contents.follow()
+        return self.contents.is_behind
+
     def intend_packs(self, intents: Iterable[PackIntent]) -> None:
         """INTENT of all files of some packs, durable before the first of them gets its name."""
         rows = [(one.origin, one.expires, json.dumps(one.files)) for one in intents]

@@ -24,6 +24,7 @@ _BY_THEMSELVES = {
     "globus-over": "tests/globus/test_tasks.py",
     "globus-submission": "tests/globus/test_tasks.py",
     "globus-task": "tests/globus/test_tasks.py",
+    "overlay-follow": "tests/unit/test_overlay_contents.py",
     **dict.fromkeys(
         (f"overlay-lot-{step}" for step in ("allocate", "free", "record", "refill", "trim")),
         "tests/unit/test_overlay_lots.py",

@@ -232,22 +232,140 @@ def test_a_death_before_its_record_leaves_a_file_of_which_nothing_is_known(
     assert (known(router), set(_rows(router))) == (expected, expected)
 
 
+def _raw(router: Router) -> set[str]:
+    """Paths as they are in the rows."""
+    return {os.fsdecode(path) for (path,) in router.store._connection.execute("SELECT path FROM contents")}
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rows are many."""
+    monkeypatch.setattr(contents, "_AT_ONCE", 1)
+    monkeypatch.setattr(contents, "_STEP", 2)
+
+
+def _three(router: Router, first: int, directory: str) -> set[str]:
+    names = {f"{directory}/{name}" for name in ("a", "b/c", "b/d")}
+    for seq, path in enumerate(sorted(names), first):
+        assert router.send(op(seq, "publish", path, parents=True), path.encode()) == "done"
+    return names
+
+
+def _follow(router: Router) -> int:
+    """All of it. Returns the number of steps."""
+    steps = 1
+    while router.place.follow():
+        steps += 1
+        assert set(_rows(router)) == known(router), "between two steps"
+    return steps
+
+
+@pytest.mark.usefixtures("few")
+def test_a_directory_of_many_files_is_renamed_at_once_and_their_records_follow_in_steps(router: Router) -> None:
+    old = _three(router, 1, "d")
+    assert router.send(op(4, "rename", "d", target="e")) == "done"
+    expected = _three(router, 5, "e/f") | {path.replace("d", "e", 1) for path in old}
+    assert (known(router), set(_rows(router))) == (expected, expected)
+    assert _raw(router) == old | {path for path in expected if path.startswith("e/f")}, "they have followed at once"
+    again = _three(router, 8, "d")
+    assert router.send(op(11, "rename", "e/b/c", target="c")) == "done"
+    assert router.send(op(12, "delete", "e/a")) == "done"
+    assert router.send(op(13, "publish", "e/b/d"), b"another one") == "done"
+    assert router.send(op(14, "publish", "d/a"), b"another one") == "done"
+    expected = (expected | again | {"c"}) - {"e/b/c", "e/a"}
+    assert (known(router), set(_rows(router))) == (expected, expected)
+    assert _follow(router) > 1
+    assert (known(router), _raw(router)) == (expected, expected)
+    assert not router.place.follow()
+
+
+@pytest.mark.usefixtures("few")
+def test_a_directory_that_goes_to_and_fro_while_its_records_follow(router: Router) -> None:
+    """The number of a change that was carried out is not used again: rows know by it what they have seen."""
+    old = _three(router, 1, "d")
+    for seq, (path, target) in enumerate((("d", "e"), ("e", "d"), ("d", "d0"), ("d0", "d")), 4):
+        assert router.send(op(seq, "rename", path, target=target)) == "done"
+    assert (known(router), set(_rows(router))) == (old, old)
+    _follow(router)
+    for seq, (path, target) in enumerate((("d", "e"), ("e", "d")), 8):
+        assert router.send(op(seq, "rename", path, target=target)) == "done"
+        _follow(router)
+        expected = {name.replace("d", target, 1) for name in old}
+        assert _raw(router) == known(router) == expected
+
+
+@pytest.mark.usefixtures("few")
+def test_records_of_a_directory_that_was_removed_go_in_steps_and_none_of_the_next_one(router: Router) -> None:
+    _three(router, 1, "d")
+    assert router.send(op(4, "delete", "d")) == "done"
+    assert len(_raw(router)) == 3, "they have gone at once"
+    new = _three(router, 5, "d")
+    assert known(router) == new
+    _follow(router)
+    assert known(router) == _raw(router) == new
+    (left,) = router.store._connection.execute("SELECT count(DISTINCT inode) FROM content_blocks").fetchone()
+    assert left == 3
+
+
+@pytest.mark.usefixtures("few")
+def test_so_many_changes_are_noted_and_no_more(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contents, "_MOST_MOVES", 3)
+    names = _three(router, 1, "d0")
+    for seq in range(8):
+        assert router.send(op(10 + seq, "rename", f"d{seq}", target=f"d{seq + 1}")) == "done"
+        assert len(router.store.contents._moves()) <= 3
+        expected = {name.replace("d0", f"d{seq + 1}", 1) for name in names}
+        assert known(router) == set(_rows(router)) == expected
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("label", ["overlay-settle", "overlay-follow"])
+def test_a_death_while_records_follow_loses_none(router: Router, label: str, when: str) -> None:
+    """Each file is known and each record says where its file is, whichever step the router dies at."""
+    names, target, deaths = _three(router, 1, "d"), "d", 0
+    for count in range(1, 6):
+        path, target = target, "e" if target == "d" else "d"
+        rename = op(10 + count, "rename", path, target=target)
+        try:
+            with _dying(label, count if label == "overlay-follow" else 1, when):
+                router.send(rename)
+                _follow(router)
+        except Crash:
+            deaths += 1
+            router.restart()
+            assert router.send(rename) == "done"
+        expected = {name.replace("d", target, 1) for name in names}
+        assert known(router) == set(_rows(router)) == expected
+        _follow(router)
+        assert known(router) == _raw(router) == expected
+    assert deaths >= 3
+
+
 _NAMES = st.sampled_from(["a", "b", "d", "d/a", "d/b", "d/e", "d/e/a"])
 _STEPS = st.one_of(
     st.tuples(st.sampled_from(["publish", "delete", "mkdir", "mode", "cut"]), _NAMES, st.none()),
     st.tuples(st.just("rename"), _NAMES, _NAMES),
-    st.tuples(st.sampled_from(["restart", "write", "unlink"]), _NAMES, st.none()),
+    st.tuples(st.sampled_from(["restart", "write", "unlink", "follow"]), _NAMES, st.none()),
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(steps=st.lists(_STEPS, max_size=14))
-def test_whatever_happens_what_is_known_is_true_and_nothing_is_left_over(home: Path, steps: Any) -> None:
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=st.lists(_STEPS, max_size=14), at_once=st.sampled_from([0, 1, 500]))
+def test_whatever_happens_what_is_known_is_true_and_nothing_is_left_over(home: Path, steps: Any, at_once: int) -> None:
+    """Whether records follow their files at once, or later and one by one."""
+    with mock.patch.multiple(contents, _AT_ONCE=at_once, _STEP=1, _MOST_MOVES=4):
+        _play(home, steps)
+
+
+def _play(home: Path, steps: Any) -> None:
     router, inodes = Router(home / os.urandom(8).hex()), dict[int, bool]()
     for number, (kind, path, target) in enumerate(steps, 1):
         place = router.root / path
         if kind == "restart":
             router.restart()
+        elif kind == "follow":
+            router.place.follow()
         elif kind in ("write", "unlink"):
             if place.is_file():
                 inodes[place.stat().st_ino] = False
@@ -265,4 +383,7 @@ def test_whatever_happens_what_is_known_is_true_and_nothing_is_left_over(home: P
     assert known(router) == expected
     router.place.expire()
     assert set(_rows(router)) == expected
+    while router.place.follow():
+        pass
+    assert _raw(router) == set(_rows(router)) == expected
     router.close()

@@ -366,7 +366,8 @@ TOLD = {"a": "third a, longer than the others", "e": "/", "e/a": "first a", "x":
 _FOLDER = Path(__file__).parents[2] / "overlay_router" / "local"
 _SOURCES = "".join((_FOLDER / f"{name}.py").read_text() for name in ("destination", "store", "tree"))
 ELSEWHERE = {
-    "overlay-unstage", "overlay-cancel", "overlay-low", "overlay-forget", "overlay-recover-sync", "overlay-abandon"
+    "overlay-unstage", "overlay-cancel", "overlay-low", "overlay-forget", "overlay-recover-sync", "overlay-abandon",
+    "overlay-follow",
 }  # fmt: skip
 _PACKS = {f"overlay-pack-{step}" for step in ("write", "intent", "publish", "settle")}
 LABELS = sorted(

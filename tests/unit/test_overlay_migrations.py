@@ -74,6 +74,9 @@ CREATE INDEX content_paths ON contents (path);
 CREATE TABLE content_blocks (inode INTEGER PRIMARY KEY, digests BLOB NOT NULL);
 INSERT INTO contents VALUES (5, 6, 7, CAST('a/b' AS BLOB), 'xxh3-128', 'abcd');
 """,
+    8: """DROP TABLE content_blocks; CREATE TABLE content_blocks (
+    inode INTEGER NOT NULL, part INTEGER NOT NULL, digests BLOB NOT NULL, PRIMARY KEY (inode, part)) WITHOUT ROWID;
+""",
 }
 _DIGESTS = bytes(range(256)) * 129
 _CODE = ErrorClass.CONFLICT.code
@@ -86,8 +89,11 @@ def _old(path: Path, version: int, more: str = "") -> None:
         run = connection.execute
         more = ", ''" if version >= 7 else ""
         run(f"INSERT INTO transfers VALUES (7, ?, 4, 'key/x', ?, 5, 4, ?{more})", (ORIGIN, b"a/\xff", EXPIRES))
-        if version >= 7:
+        if version == 7:
             run("INSERT INTO content_blocks VALUES (5, ?)", (_DIGESTS,))
+        elif version > 7:
+            parts = (_DIGESTS[start : start + 16384] for start in range(0, len(_DIGESTS), 16384))
+            connection.executemany("INSERT INTO content_blocks VALUES (5, ?, ?)", enumerate(parts))
         run("INSERT INTO staged VALUES (7, 1, ?)", (b"d" * 16,))
         run("INSERT INTO origins VALUES (?, 1, ?)", (ORIGIN, EXPIRES))
         run("INSERT INTO cancelled VALUES (?, 4)", (ORIGIN,))
@@ -131,6 +137,7 @@ def test_a_database_of_an_earlier_version_loses_nothing(version: int, tmp_path: 
         content = store.contents.find(Identity(5, 6, 7))
         assert content == (Content("xxh3-128", "abcd") if version >= 7 else None)
         assert store.contents.digests(5, 1, 1 << 20) == (_DIGESTS[16:] if version >= 7 else b"")
+        assert [one.path for one in store.contents.after(0, 9)] == (["a/b"] if version >= 7 else [])
         assert store.contents.digests(5, 1023, 2) == (_DIGESTS[1023 * 16 : 1025 * 16] if version >= 7 else b"")
         store.close()
     store = Store(tmp_path / "db")
