@@ -21,6 +21,7 @@ from overlay_router.peers.rights import Rights, outside
 from stageout.core.clock import boot_clock_s
 from stageout.core.errors import ErrorClass
 from stageout.wire import frames, packs
+from stageout.wire.blocks import PART_BYTES
 from stageout.wire.fields import is_origin
 from stageout.wire.frames import BadFrame
 from stageout.wire.overlay import BLOCK_BYTES, Answer, Get, GetPack, Lease, Leased, List, Lot, Reserved, Stat
@@ -99,7 +100,12 @@ class Questions:
         """The open file that a GET on that connection is answered with; it is the caller's to close.
 
         :raises ConnectionError: who asked has gone. :raises Unwelcome: it may not be read, or there is none.
+        :raises BadFrame: it is not a part that can be asked for.
         """
+        if (ask.start or ask.end) and (
+            ask.blocks != 1 or ask.start % PART_BYTES or not ask.start < ask.end <= BLOCK_BYTES
+        ):
+            raise BadFrame(f"a GET of bytes {ask.start} to {ask.end} of {ask.blocks} blocks")
         refusal = self.refusal(peer, ask)
         if refusal:
             raise Unwelcome(refusal, peer.checksum, code=ErrorClass.PERMISSION_DENIED.code)
@@ -165,5 +171,5 @@ def sending_job(peer: Peer, ask: Get, found: Published) -> Job:
         "send", 0, peer.checksum, peer.digest, BLOCK_BYTES, found.size_bytes, ask.first_block, found.generation,
         found.mode, blocks=ask.blocks, peer=peer.key.name, nonce=peer.nonce, to=peer.host, priority=ask.priority,
         deadline=ask.deadline, flow=ask.flow, path=ask.path, mtime_ns=found.mtime_ns,
-        manifest=manifest if kind == peer.digest else "", known=kind,
+        manifest=manifest if kind == peer.digest else "", known=kind, start=ask.start, end=ask.end,
     )  # fmt: skip

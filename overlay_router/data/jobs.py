@@ -17,7 +17,8 @@ class Job:
         without any: nothing more of that transfer is written; "hang-up": connections by which nothing more of it is
         written end; "share", with the connection to a carrier: it sees what comes. :param tid: of what is received.
     :param size_bytes: of the file.
-    :param block: the first one to send. :param blocks: how many at most, 0: all.
+    :param block: the first one to send. :param blocks: how many at most, 0: all. :param start: and :param end: of the
+        part of it that is sent, and nothing else; 0: it is no part.
     :param generation: of the file that is sent. :param mode: of that file.
     :param hop: address of the router that a relay passes on to. :param peer: name of the peer's key.
     :param cert: file of the certificate, of "tls" between a connection and a plain one. :param cert_key: of its key.
@@ -55,6 +56,8 @@ class Job:
     mtime_ns: int = 0
     manifest: str = ""
     known: str = ""
+    start: int = 0
+    end: int = 0
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ class Sending:
         self._together = 1
 
     def run(self) -> None:
-        """FOUND and the blocks, in order.
+        """FOUND and the blocks, in order, or the part that is wanted.
 
         :raises Damaged: the first one is not what was published; nothing was sent.
         :raises OSError: the connection is lost, or the file became shorter.
@@ -112,6 +112,9 @@ class Sending:
         found = Found(job.size_bytes, job.block_bytes, job.generation, job.mode, manifest, kind, told)
         self._connection.sendall(encode(found, self._checksum))
         with ordered(job, self._connection) as tap:
+            if job.end:
+                self._send_part(first, tap)
+                return
             if job.block < end:
                 self._send(job.block, first, tap)
             block = job.block + 1
@@ -155,6 +158,19 @@ class Sending:
             data = self._read(block) if data is None else data
             checksum = self._checksum(data)
         head = frames.pack_header(Type.BLOCK, size_bytes, checksum, self._checksum, 0, block)
+        self._leave(head, offset, size_bytes, data, tap)
+
+    def _send_part(self, block: memoryview, tap: Tap | None) -> None:
+        """Less than a block. :param block: all of it, as it was read."""
+        job, data = self._job, block[self._job.start : self._job.end]
+        offset = job.block * job.block_bytes + job.start
+        if not data:  # it lies behind the end of the file
+            return
+        head = frames.pack_header(Type.PART, len(data), self._checksum(data), self._checksum, 0, offset)
+        self._leave(head, offset, len(data), data, tap)
+
+    def _leave(self, head: bytes, offset: int, size_bytes: int, data: memoryview | None, tap: Tap | None) -> None:
+        """A frame. :param offset: of its bytes in the file. :param data: they, None: they were not read."""
         # where it takes long, or others need the link more, it leaves in pieces: so it can be stopped in the middle
         piece_bytes = tap.piece_bytes if tap is not None and (tap.held or self._together == 1) else size_bytes
         for start in range(0, size_bytes, piece_bytes):

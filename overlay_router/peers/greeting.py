@@ -87,6 +87,7 @@ async def greet(
         store=store,
         cancels=True,
         packs=bool(store),
+        parts=bool(store),
     )
     mine = overlay.proof(key.secret, "welcome", hello, welcome)
     answer = replace(welcome, proof=mine)

@@ -360,13 +360,7 @@ class Channel:
         :param proof: takes its digest, found in the same pass where the checksum allows that.
         """
         with self._failures():
-            header = frames.decode_header(self._exactly(frames.HEADER_BYTES), self._checksum)
-            if header.type is Type.REFUSE:
-                payload = self._exactly(header.length_bytes)
-                told = overlay.decode(frames.Frame(header, payload))
-                raise BadFrame(getattr(told, "message", ""))
-            if header.type is not Type.BLOCK or header.length_bytes > len(view):
-                raise BadFrame(f"{header.type.name} of {header.length_bytes} bytes where a block was due")
+            header = self._due(Type.BLOCK, len(view))
             data = view[: header.length_bytes]
             self._fill(data)
             is_wanted = proof is not None and proof.is_wanted
@@ -376,6 +370,29 @@ class Channel:
             if proof is not None and is_wanted:
                 proof.add(header.block, len(data), digest)
         return header.block, header.length_bytes
+
+    def receive_part(self, view: memoryview) -> tuple[int, int]:
+        """The next part of a block into ``view``: its position in the file, and its length.
+
+        :raises TransferFailure: as :meth:`receive`.
+        """
+        with self._failures():
+            header = self._due(Type.PART, len(view))
+            self._fill(view[: header.length_bytes])
+            if self._checksum(view[: header.length_bytes]) != header.checksum:
+                raise BadFrame(f"the part at {header.block} does not fit its checksum")
+        return header.block, header.length_bytes
+
+    def _due(self, kind: Type, most_bytes: int) -> Header:
+        """The header of the next frame. :raises BadFrame: it is of another kind, or larger."""
+        header = frames.decode_header(self._exactly(frames.HEADER_BYTES), self._checksum)
+        if header.type is Type.REFUSE:
+            payload = self._exactly(header.length_bytes)
+            told = overlay.decode(frames.Frame(header, payload))
+            raise BadFrame(getattr(told, "message", ""))
+        if header.type is not kind or header.length_bytes > most_bytes:
+            raise BadFrame(f"{header.type.name} of {header.length_bytes} bytes where a {kind.name} was due")
+        return header
 
     def _pass_relays(self) -> None:
         """Have the circuit made; the HELLO to its end follows at once, so that it costs no wait of its own."""
@@ -441,6 +458,7 @@ class Channel:
         self._sums = frames.sums(welcome.checksum, welcome.digest)
         self.digest = frames.digests()[welcome.digest]
         self.store, self.cancels, self.packs = welcome.store, welcome.cancels, welcome.packs
+        self.parts = welcome.parts
         self.digest_name = welcome.digest
         self.node, self._nonce = welcome.node, welcome.nonce
         self.ahead_s = welcome.clock - int(time.time())

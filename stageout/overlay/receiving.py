@@ -21,6 +21,7 @@ from stageout.overlay.kept import Place, place
 from stageout.overlay.links import Claim
 from stageout.overlay.proof import Proof
 from stageout.overlay.way_back import Carrier, WayBack
+from stageout.wire.blocks import PART_BYTES
 from stageout.wire.overlay import BLOCK_BYTES, Found, Get
 from stageout.wire.route import Route
 
@@ -32,6 +33,9 @@ _LOOK_S = 0.1
 _LOSSES = 4
 #: A block that takes so many times as long as by an idle connection is asked for there, too.
 _LATE = 2.0
+#: Where a connection takes so long for a block, it is asked for parts of blocks, of so long each at least, when all of
+#: a block would take it longer than a part of the time in which all that is missing comes.
+_SLOW_S, _PART_S, _ITS_TIME = 0.1, 0.1, 0.5
 #: Failures of one route, where there is no other, after which it is worth another try.
 RESUMABLE = frozenset(
     {
@@ -66,7 +70,7 @@ class Download:
         claim = self.claim
         return Get(
             self.path, ask.first, ask.blocks, generation, priority=claim.priority, deadline=claim.deadline,
-            waits=True, flow=self.flow,
+            waits=True, flow=self.flow, start=ask.start, end=ask.stop,
         )  # fmt: skip
 
     def place(self, route: Route) -> Place:
@@ -167,17 +171,48 @@ class Receiving:
             self._numbers += 1
             return self._numbers
 
-    def take(self, carrier: Carrier) -> Ask | None:
+    def take(self, way: WayBack, carrier: Carrier) -> Ask | None:
         """What a connection has to ask for next; None: nothing for now.
 
         While something is under way on it, the last blocks are left to those that ask for them as they get idle.
         """
         with self.changed:
-            carriers = sum(len(way.carriers) for way in self.ways)
-            if self.over or (carrier.asked and carriers > 1 and self.plan.left < carriers):
+            carriers, part_bytes = len(self._carriers()), self._part_bytes(way, carrier)
+            enough_bytes = carriers * (self._least_bytes(way, carrier) if part_bytes else BLOCK_BYTES)
+            if self.over or (carrier.asked and carriers > 1 and self.plan.left_bytes < enough_bytes):
                 return None
+            if part_bytes:
+                return _noted(carrier, self.plan.take_part(carrier.number, part_bytes))
             most, least = carrier.most_blocks, carrier.least_blocks
             return _noted(carrier, self.plan.take(carrier.number, carriers, most, least))
+
+    def _carriers(self) -> list[Carrier]:
+        return [one for way in self.ways for one in way.carriers.values()]
+
+    def _part_bytes(self, way: WayBack, carrier: Carrier) -> int:
+        """So much of a block a connection is asked for next, so that all end at about the same time; 0: whole ones."""
+        least_bytes = self._least_bytes(way, carrier)
+        if not least_bytes:
+            return 0
+        others = self._carriers()
+        left_bytes = self.plan.left_bytes + sum(one.owed_bytes for one in others)
+        left_s = left_bytes / max(1.0, sum(one.pace for one in others))
+        part_bytes = int(self._pace(carrier) * _ITS_TIME * left_s) - carrier.owed_bytes
+        if part_bytes >= BLOCK_BYTES and not self.plan.has_parts:
+            return 0
+        return max(least_bytes, min(part_bytes, BLOCK_BYTES) // PART_BYTES * PART_BYTES)
+
+    def _least_bytes(self, way: WayBack, carrier: Carrier) -> int:
+        """Of a part that is worth a question; 0: none is, or parts cannot be had on that connection."""
+        pace = self._pace(carrier)
+        if not carrier.channel.parts or not 0 < pace * _SLOW_S < BLOCK_BYTES:
+            return 0
+        return PART_BYTES * max(1, round(pace * max(_PART_S, way.trip_s) / PART_BYTES))
+
+    def _pace(self, carrier: Carrier) -> float:
+        """What it brings; of a new one, what the others do."""
+        paces = [one.pace for one in self._carriers() if one.pace]
+        return carrier.pace or sum(paces) / max(1, len(paces))
 
     def again(self, way: WayBack, carrier: Carrier) -> Ask | None:
         """What an idle connection has to ask for although others were asked for it; None, after a moment: nothing."""
@@ -186,7 +221,8 @@ class Receiving:
                 return None
             slow = set(self._slow(way))
             mine = [number for number in way.carriers if number not in slow]
-            ask = self.plan.again(carrier.number, mine, slow) or self._late(way, carrier)
+            parts = carrier.channel.parts
+            ask = self.plan.again(carrier.number, mine, slow, parts) or self._late(way, carrier)
             if ask is None:
                 self.changed.wait(_LOOK_S)
             return _noted(carrier, ask)
@@ -198,20 +234,42 @@ class Receiving:
             yield from (number for number, one in other.carriers.items() if is_slow or other.is_silent(one))
 
     def _late(self, way: WayBack, carrier: Carrier) -> Ask | None:
-        """The block that comes last by others of the same route, if it is here much sooner by this one."""
+        """What comes last by others of the same route, or a part of it, if it is here much sooner by this one."""
         if not carrier.pace:
             return None
-        soon_s = _LATE * (way.trip_s + BLOCK_BYTES / carrier.pace)
+        part_bytes = self._least_bytes(way, carrier)
+        soon_s = _LATE * (way.trip_s + (part_bytes or BLOCK_BYTES) / carrier.pace)
         others = (other for other in way.carriers.values() if other is not carrier and other.pace)
-        due = ((left_bytes / other.pace, block) for other in others for block, left_bytes in other.owes())
-        late = sorted(((due_s, block) for due_s, block in due if due_s > soon_s), reverse=True)
-        return next((ask for _, block in late if (ask := self.plan.once_more(carrier.number, block))), None)
+        due = ((left_bytes / other.pace, ask) for other in others for ask, left_bytes in other.owes())
+        late = sorted(((due_s, ask) for due_s, ask in due if due_s > soon_s), reverse=True)
+        return next((ask for _, one in late if (ask := self.plan.once_more(carrier.number, one, part_bytes))), None)
 
     def store(self, way: WayBack, block: int, data: memoryview) -> None:
         """A block has come: write it, once."""
         with self.changed:
+            new_bytes = self.plan.new_bytes(Ask(block, 1))
             if self.over or not self.plan.came(block):
                 return
+        self._write(way, block, data, new_bytes)
+
+    def store_part(self, way: WayBack, carrier: Carrier, ask: Ask, data: memoryview) -> None:
+        """A part of a block has come: when all are here, the block is looked at, and written, once."""
+        with self.changed:
+            if self.over:
+                return
+            new_bytes = self.plan.new_bytes(ask)
+            whole = self.plan.part_came(ask, data)
+            self._losses = 0
+            if whole is None:
+                way.brought(new_bytes)
+                return
+        proof = self.download.proof
+        if proof is not None and proof.is_wanted:
+            proof.add(ask.first, len(whole), carrier.channel.digest(whole))
+        self._write(way, ask.first, whole, new_bytes)
+
+    def _write(self, way: WayBack, block: int, data: memoryview, new_bytes: int) -> None:
+        """A block. :param new_bytes: of it, that this route has brought last."""
         try:
             write(self._file, data, block * self.found.block_bytes)
         except OSError as problem:
@@ -219,7 +277,7 @@ class Receiving:
             return
         with self.changed:
             self.plan.written(block)
-            way.brought(len(data))
+            way.brought(new_bytes)
             self._losses = 0
             if self.plan.is_whole:
                 self.over = True

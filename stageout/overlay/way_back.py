@@ -73,8 +73,9 @@ class Carrier:
 
     @property
     def most_blocks(self) -> int:
-        """That it brings in a while."""
-        return max(1, int(self.rate * _RANGE_S / BLOCK_BYTES)) if self.rate else self._few_blocks
+        """That it brings in a while: what lay behind a lost packet comes at once, and is no rate."""
+        rate = min(self.rate, self.pace or self.rate)
+        return max(1, int(rate * _RANGE_S / BLOCK_BYTES)) if rate else self._few_blocks
 
     @property
     def least_blocks(self) -> int:
@@ -96,13 +97,18 @@ class Carrier:
         """What comes now is this block."""
         self._next, self._begun_bytes = block, self.channel.received_bytes
 
-    def owes(self) -> Iterator[tuple[int, int]]:
-        """Blocks that are under way on it, and how many bytes come until each is here."""
+    def owes(self) -> Iterator[tuple[Ask, int]]:
+        """Blocks and parts that are under way on it, and how many bytes come until each is here."""
         left_bytes = self._begun_bytes - self.channel.received_bytes
-        for ask in list(self.asked):
-            for block in range(max(ask.first, self._next) if ask is self.asked[0] else ask.first, ask.end):
-                left_bytes += BLOCK_BYTES
-                yield block, max(0, left_bytes)
+        for number, ask in enumerate(list(self.asked)):
+            for one, size_bytes in ask.each(0 if number else self._next):
+                left_bytes += size_bytes
+                yield one, max(0, left_bytes)
+
+    @property
+    def owed_bytes(self) -> int:
+        """All that is under way on it."""
+        return max((left_bytes for _, left_bytes in self.owes()), default=0)
 
     def measured(self, size_bytes: int, seconds: float) -> None:
         """A block has come."""
@@ -334,7 +340,7 @@ class WayBack:
         """Ask for a range, when there is one. False: nothing more is wanted of this connection."""
         receiving, channel = self._receiving, carrier.channel
         while not receiving.over and not self._is_surplus(carrier.place):
-            ask = receiving.take(carrier) or receiving.again(self, carrier)
+            ask = receiving.take(self, carrier) or receiving.again(self, carrier)
             if ask is not None:
                 carrier.asked_s = time.monotonic()
                 channel.send(receiving.download.get(ask, receiving.found.generation))
@@ -354,6 +360,9 @@ class WayBack:
         if not carrier.is_found:
             self._expect_found(carrier)
         carrier.is_found = False
+        if ask.is_part:
+            self._receive_part(carrier, ask, buffer)
+            return
         began_s = time.monotonic()
         for block in range(ask.first, ask.end):
             carrier.begins(block)
@@ -373,6 +382,22 @@ class WayBack:
             began_s, before_s = time.monotonic(), began_s
             carrier.measured(length, began_s - before_s)
 
+    def _receive_part(self, carrier: Carrier, ask: Ask, buffer: memoryview) -> None:
+        receiving, channel = self._receiving, carrier.channel
+        carrier.begins(ask.first)
+        if len(carrier.asked) == 1:
+            self._ask_ahead(carrier)
+        carrier.is_busy = True
+        told, length = channel.receive_part(buffer)
+        carrier.is_busy, due = False, ask.first * BLOCK_BYTES + ask.start
+        if (told, length) != (due, ask.stop - ask.start):
+            raise channel.failure(ErrorClass.CONTENT_MISMATCH, f"{length} bytes from {told} on where {due} was due")
+        with receiving.changed:
+            carrier.asked.popleft()
+            carrier.begins(0)
+        receiving.store_part(self, carrier, ask, buffer[:length])
+        carrier.brought = True
+
     def _ask_ahead(self, carrier: Carrier) -> None:
         """What comes behind the range that comes now, unless it is one connection too many.
 
@@ -380,7 +405,7 @@ class WayBack:
         """
         receiving = self._receiving
         may_ask = carrier.channel.packs and not self._is_surplus(carrier.place)
-        ask = receiving.take(carrier) if may_ask else None
+        ask = receiving.take(self, carrier) if may_ask else None
         if ask is not None:
             carrier.channel.send(receiving.download.get(ask, receiving.found.generation))
 

@@ -61,7 +61,8 @@ class Welcome:
     """Answer to HELLO: what was chosen, and the proof that this side has the key (:func:`proof`).
 
     :param store: epoch of the records of what was executed there: another one, and the old ones are lost. "" for none.
-    :param cancels: it heeds what a PACK says is cancelled. :param packs: it answers a GET_PACK.
+    :param cancels: it heeds what a PACK says is cancelled. :param packs: it answers a GET_PACK, and :param parts: a
+        GET of a part.
     """
 
     node: str
@@ -73,6 +74,7 @@ class Welcome:
     store: str = ""
     cancels: bool = False
     packs: bool = False
+    parts: bool = False
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,8 @@ class Get:
     :param priority: and :param deadline: as of a VIA, among what one key asks for.
     :param waits: HEARTBEATs may come before FOUND, while the router fetches the file itself.
     :param flow: as of a VIA: all connections by which one file is fetched have the same one, "" for one of its own.
+    :param start: and :param end: of a part of one block, in bytes, where WELCOME had ``parts``: a PART comes, and no
+        BLOCK. An end of 0: all of it.
     """
 
     path: str
@@ -184,6 +188,8 @@ class Get:
     deadline: int = 0
     waits: bool = False
     flow: str = ""
+    start: int = 0
+    end: int = 0
 
 
 @dataclass(frozen=True)

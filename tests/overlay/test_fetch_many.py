@@ -17,14 +17,15 @@ import pytest
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay import fetch, receiving, way_back
 from stageout.overlay.cargo import Share
-from stageout.overlay.channel import Gateway
+from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import put
 from stageout.overlay.fetch import get
 from stageout.overlay.kept import kept
 from stageout.overlay.key_file import read_key
 from stageout.overlay.sockets import Sockets
 from stageout.testing.router import RouterProcess, relay
-from stageout.wire.overlay import BLOCK_BYTES
+from stageout.wire.blocks import PART_BYTES
+from stageout.wire.overlay import BLOCK_BYTES, Found, Get
 from tests.overlay.between import Between
 
 AtBlock = Callable[[int, Callable[[], object]], None]
@@ -234,6 +235,47 @@ def test_what_a_slow_connection_owes_at_the_end_comes_by_another(
         assert between.connections == 3
         assert time.monotonic() - began_s < 100
     assert (tmp_path / "back").read_bytes() == source.read_bytes()
+
+
+def test_a_file_comes_in_parts(gateway: Gateway, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is compared with what was published."""
+    came, receive = list[tuple[int, int]](), Channel.receive_part
+
+    def received(channel: Channel, view: memoryview) -> tuple[int, int]:
+        came.append(receive(channel, view))
+        return came[-1]
+
+    monkeypatch.setattr(Channel, "receive_part", received)
+    monkeypatch.setattr(receiving.Receiving, "_part_bytes", lambda receiving, way, carrier: 5 * PART_BYTES)
+    get(gateway, "f", tmp_path / "f", connections=4, most_connections=4)
+    assert (tmp_path / "f").read_bytes() == source.read_bytes()
+    units = {at for start, length in came for at in range(start, start + length, PART_BYTES)}
+    assert units.issuperset(range(8 * BLOCK_BYTES, source.stat().st_size, PART_BYTES)), "all but the first blocks"
+
+
+def test_a_part_is_asked_for_by_itself_and_others_behind_it(gateway: Gateway, source: Path) -> None:
+    content, buffer = source.read_bytes()[2 * BLOCK_BYTES : 3 * BLOCK_BYTES], memoryview(bytearray(BLOCK_BYTES))
+    parts = [(0, 1), (PART_BYTES, 3 * PART_BYTES), (15 * PART_BYTES, BLOCK_BYTES), (0, BLOCK_BYTES)]
+    with Channel(gateway) as channel:
+        assert channel.parts
+        for start, end in parts:
+            channel.send(Get("f", 2, 1, start=start, end=end))
+        for start, end in parts:
+            assert isinstance(channel.receive(), Found)
+            assert channel.receive_part(buffer) == (2 * BLOCK_BYTES + start, end - start)
+            assert buffer[: end - start] == content[start:end]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "start", "end"),
+    [(1, 1, 9), (0, 0, 9), (2, 0, 9), (1, PART_BYTES, PART_BYTES), (1, PART_BYTES, 0), (1, 0, BLOCK_BYTES + 1)],
+)
+def test_what_is_no_part_is_against_the_protocol(gateway: Gateway, blocks: int, start: int, end: int) -> None:
+    with Channel(gateway) as channel:
+        channel.send(Get("f", 2, blocks, start=start, end=end))
+        with pytest.raises(TransferFailure) as caught:
+            channel.receive()
+    assert caught.value.kind is ErrorClass.CONNECTION_LOST
 
 
 def test_a_connection_that_is_one_too_many_asks_for_nothing_more(

@@ -18,7 +18,9 @@ from stageout.overlay import receiving, way_back
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.fetching import Ask
 from stageout.overlay.kept import Kept
+from stageout.overlay.proof import Proof
 from stageout.overlay.receiving import Download, Receiving
+from stageout.wire.blocks import PART_BYTES
 from stageout.wire.overlay import BLOCK_BYTES, Found, Get, Heartbeat, Message
 from stageout.wire.route import Route
 
@@ -39,6 +41,7 @@ class _Router:
         self.faults = faults or {}
         self.made: list[_Channel] = []
         self.refuses: Callable[[int, Route], TransferFailure | None] = lambda number, route: None
+        self.parts: Callable[[int], bool] = lambda number: False
         self.generation = 7
         self.lock = threading.Lock()
 
@@ -59,10 +62,12 @@ class _Channel:
 
     def __init__(self, router: _Router, number: int, route: Route) -> None:
         self.router, self.number, self.route = router, number, route
+        self.parts = router.parts(number)
+        self.wanted = list[Ask]()
         self.received_bytes = 0
         self.ended = threading.Event()
         self.closed = False
-        self.said: deque[Message | int] = deque()
+        self.said: deque[Message | int | Ask] = deque()
         self.asked: list[tuple[int, int]] = []
         self.go_on = threading.Event()
         self.go_on.set()
@@ -79,6 +84,10 @@ class _Channel:
         self.said.append(Found(size_bytes, BLOCK_BYTES, self.router.generation, 0o644))
         if message.generation not in (-1, self.router.generation):
             self.said[-1] = Heartbeat(41)
+        if message.end:
+            self.said.append(Ask(message.first_block, 1, message.start, message.end))
+            self.wanted.append(Ask(message.first_block, 1, message.start, message.end))
+            return
         self.said.extend(range(message.first_block, min(count, message.first_block + message.blocks)))
 
     def receive(self) -> Message:
@@ -86,8 +95,28 @@ class _Channel:
         told = self.said.popleft()
         if isinstance(told, Heartbeat):
             raise TransferFailure(ErrorClass.CONFLICT, "replaced")
-        assert not isinstance(told, int)
+        assert not isinstance(told, (int, Ask))
         return told
+
+    def receive_part(self, view: memoryview) -> tuple[int, int]:
+        self._alive()
+        ask = self.said.popleft()
+        assert isinstance(ask, Ask)
+        fault = self.router.faults.get(self.number)
+        if fault is not None:
+            fault(self, ask.first)
+        if self.said and isinstance(self.said[0], str):
+            return int(cast(Any, self.said.popleft())), ask.stop - ask.start
+        first = ask.first * BLOCK_BYTES
+        data = self.router.data[first + ask.start : first + ask.stop]
+        view[: len(data)] = data
+        self.received_bytes += len(data)
+        self.moved += 1
+        self._alive()
+        return first + ask.start, len(data)
+
+    def digest(self, data: memoryview) -> bytes:
+        return len(data).to_bytes(16, "big")
 
     def receive_block(self, view: memoryview, proof: object = None) -> tuple[int, int]:
         self._alive()
@@ -147,13 +176,19 @@ class _Fetched:
     """One fetch. :ivar written: what was written, by offset. :ivar told: bytes that were said to be here."""
 
     def __init__(
-        self, router: _Router, place: Path, monkeypatch: pytest.MonkeyPatch, routes: tuple[Route, ...], connections: int
+        self,
+        router: _Router,
+        place: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        routes: tuple[Route, ...],
+        connections: int,
+        proof: Proof | None = None,
     ) -> None:
         self.router, self.told = router, list[int]()
         self.written, write = list[int](), receiving.write
         monkeypatch.setattr(receiving, "write", lambda file, data, at: (self.written.append(at), write(file, data, at)))
         monkeypatch.setattr(Download, "connect", lambda download, route: router.connect(route))
-        download = Download(GATEWAY, "f", routes, connections, connections)
+        download = Download(GATEWAY, "f", routes, connections, connections, proof=proof)
         self.path = place / "file"
         found = Found(len(router.data), BLOCK_BYTES, router.generation, 0o644)
         with self.path.open("w+b") as file:
@@ -171,8 +206,10 @@ class _Fetched:
 
 @pytest.fixture
 def fetch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: Kept) -> Callable[..., _Fetched]:
-    def run(router: _Router, routes: tuple[Route, ...] = (ONE,), connections: int = 4) -> _Fetched:
-        return _Fetched(router, tmp_path, monkeypatch, routes, connections)
+    def run(
+        router: _Router, routes: tuple[Route, ...] = (ONE,), connections: int = 4, proof: Proof | None = None
+    ) -> _Fetched:
+        return _Fetched(router, tmp_path, monkeypatch, routes, connections, proof)
 
     return run
 
@@ -431,3 +468,104 @@ def test_a_disk_that_is_full_is_said(fetch: Callable[..., _Fetched], monkeypatch
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(OSError, match="No space left"):
         fetch(_Router(24))
+
+
+@pytest.fixture
+def _slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each connection takes two seconds for a block, as far as anybody knows."""
+    pace = property(lambda carrier: BLOCK_BYTES / 2, lambda carrier, pace: None)
+    monkeypatch.setattr(way_back.Carrier, "pace", pace, raising=False)
+
+
+def _asked(router: _Router) -> list[Ask]:
+    return [ask for one in router.made for ask in one.wanted]
+
+
+@pytest.mark.usefixtures("_slow")
+@pytest.mark.parametrize("blocks", [9, 12, 24])
+@pytest.mark.parametrize("connections", [1, 2, 4])
+def test_the_end_comes_in_parts(fetch: Callable[..., _Fetched], blocks: int, connections: int) -> None:
+    router = _Router(blocks)
+    router.parts = lambda number: True
+    done = fetch(router, connections=connections)
+    assert done.is_right()
+    assert _asked(router)
+    assert all(ask.start % PART_BYTES == 0 and ask.start < ask.stop for ask in _asked(router))
+    assert sum(share.sent_bytes for share in done.receiving.shares()) == len(router.data)
+
+
+@pytest.mark.usefixtures("_slow")
+def test_a_router_that_does_not_know_parts_is_asked_for_none(fetch: Callable[..., _Fetched]) -> None:
+    router = _Router(24)
+    assert fetch(router).is_right()
+    assert not _asked(router)
+
+
+@pytest.mark.usefixtures("_slow")
+@pytest.mark.parametrize("knows", [0, 1])
+def test_connections_that_know_parts_and_others_bring_a_file(fetch: Callable[..., _Fetched], knows: int) -> None:
+    """The router is replaced by an earlier one meanwhile, or the other way round; and connections are lost."""
+    router = _Router(24, {number: _dies_at(3) for number in range(8)})
+    router.parts = lambda number: number % 2 == knows
+    assert fetch(router).is_right()
+
+
+@pytest.mark.usefixtures("_slow")
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_one_that_dies_within_the_parts_costs_these(fetch: Callable[..., _Fetched], number: int) -> None:
+    router = _Router(12, {0: _waits_for(2), number: _dies_at(9)})
+    router.parts = lambda number: True
+    assert fetch(router).is_right()
+
+
+@pytest.mark.usefixtures("_slow")
+def test_a_part_that_nobody_asked_for_is_not_taken(fetch: Callable[..., _Fetched]) -> None:
+    def says(channel: _Channel, due: int) -> None:
+        if any(ask.first == due for ask in channel.wanted):
+            channel.said.appendleft(cast(Any, "7"))
+
+    router = _Router(12, dict.fromkeys(range(9), says))
+    router.parts = lambda number: True
+    with pytest.raises(TransferFailure, match=r"from 7 on where \d+ was due") as failure:
+        fetch(router, connections=1)
+    assert failure.value.kind is ErrorClass.CONTENT_MISMATCH
+
+
+@pytest.mark.usefixtures("_slow")
+def test_parts_of_a_silent_connection_come_by_others(fetch: Callable[..., _Fetched]) -> None:
+    def silent(channel: _Channel, block: int) -> None:
+        if channel.wanted:
+            channel.ended.wait(60)
+
+    router = _Router(12, {0: silent})
+    router.parts = lambda number: True
+    assert fetch(router, connections=2).is_right()
+
+
+@pytest.mark.usefixtures("_slow")
+def test_a_block_of_parts_is_looked_at_as_every_other(fetch: Callable[..., _Fetched]) -> None:
+    seen = list[tuple[int, int]]()
+    proof = SimpleNamespace(
+        is_wanted=True,
+        begin=lambda *arguments, **more: None,
+        add=lambda block, size_bytes, digest: seen.append((block, size_bytes)),
+    )
+    router = _Router(12)
+    router.parts = lambda number: True
+    done = fetch(router, connections=1, proof=cast(Proof, proof))
+    assert done.is_right()
+    in_parts = {ask.first for ask in _asked(router)}
+    assert dict(seen) == {block: min(BLOCK_BYTES, len(router.data) - block * BLOCK_BYTES) for block in in_parts}
+
+
+def test_what_lay_behind_a_lost_packet_is_no_rate() -> None:
+    channel = cast(Channel, SimpleNamespace(received_bytes=0, arrived_bytes=0))
+    carrier = way_back.Carrier(0, 0, channel, 4)
+    carrier.is_busy = True
+    for _ in range(20):
+        channel.received_bytes += BLOCK_BYTES // 20
+        carrier.look(0.05)
+    for _ in range(3):
+        carrier.measured(BLOCK_BYTES, 0.001)
+    assert carrier.rate > 100e6
+    assert carrier.most_blocks == 1

@@ -74,7 +74,7 @@ def _sent(job: Job, file: Path, digests: Digests) -> tuple[Found, list[tuple[int
     (head, payload), *blocks = found
     answer = overlay.decode(frames.Frame(head, payload))
     assert isinstance(answer, Found)
-    assert all(header.type is Type.BLOCK for header, _ in blocks)
+    assert all(header.type is (Type.PART if job.end else Type.BLOCK) for header, _ in blocks)
     return answer, [(header.block, data, checksum(data) == header.checksum) for header, data in blocks]
 
 
@@ -94,6 +94,24 @@ def test_all_that_was_asked_for_leaves(file: Path, first: int, blocks: int) -> N
     assert found == Found(len(data), _BLOCK, 0, 0, "ab" * 32, _DIGEST)
     end = min(_BLOCKS, first + (blocks or _BLOCKS))
     assert came == [(at, data[at * _BLOCK : (at + 1) * _BLOCK], True) for at in range(first, end)]
+
+
+@pytest.mark.parametrize("start", [0, 128 * 1024])
+@pytest.mark.parametrize(("block", "end"), [(0, _BLOCK), (3, 192 * 1024), (4, 192 * 1024), (5, 192 * 1024)])
+def test_a_part_leaves_alone(file: Path, block: int, start: int, end: int) -> None:
+    job, data = _job(file, block=block, blocks=1, start=start, end=end), file.read_bytes()
+    found, came = _sent(job, file, _digests(file, job) if block < _BLOCKS else Digests(job))
+    assert found == Found(len(data), _BLOCK, 0, 0, "ab" * 32, _DIGEST)
+    content = data[block * _BLOCK : (block + 1) * _BLOCK][start:end]
+    assert came == ([(block * _BLOCK + start, content, True)] if content else [])
+
+
+def test_a_part_of_a_damaged_block_does_not_leave(file: Path) -> None:
+    job = _job(file, block=2, blocks=1, start=64 * 1024, end=128 * 1024)
+    digests = _digests(file, job)
+    _changes(file, 2)
+    with pytest.raises(Damaged, match="block 2 is not what was published"):
+        _sent(job, file, digests)
 
 
 @pytest.mark.skipif(not _FAST, reason="without the package xxhash no block leaves unread")
