@@ -47,6 +47,8 @@ from stageout.wire.handoff import OfferedCredential
 _LAUNCH = Path(launch.__file__)
 #: For ``launch.py`` to end the plugin, with 2 s for the plugin to do so itself, and all that this has started.
 _END_S = 10.0
+#: For what this process kills in its place to end.
+_REST_S = 10.0
 #: A batch of more files than these is busy computing for long: it leaves the processor to small ones, and to jobs.
 _FEW_FILES = 10
 _BULK_NICENESS = 5
@@ -409,7 +411,7 @@ class Mover:
         """
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(launcher, signal.SIGSTOP)
-        until_s = time.monotonic() + _END_S
+        until_s = time.monotonic() + _REST_S
         while (rest := launch.children_of(launcher)) and time.monotonic() < until_s:
             for pid in rest:
                 with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -363,12 +363,19 @@ def test_a_peer_that_does_not_take_its_answers_is_counted_until_it_is_cut_off(
             channel.send(Status(ORIGIN, 1))
             await until(lambda: bool(router._lines))
             ((one,),) = router._lines.values()
-            transport = one.writer.transport
+            transport, wait_closed = one.writer.transport, one.writer.wait_closed
+            when_it_waits: list[tuple[bool, bool, int]] = []
+
+            async def watched() -> None:
+                is_left = bool(transport.get_write_buffer_size())
+                when_it_waits.append((bool(router._lines), is_left, router.limits._known["site"]))
+                await wait_closed()
+
+            monkeypatch.setattr(one.writer, "wait_closed", watched)
             one.writer.write(bytes(16 << 20))
             channel._socket.shutdown(socket.SHUT_WR)
-            await until(lambda: not router._lines)
-            assert transport.get_write_buffer_size()
-            assert router.limits._known["site"] == 1
+            await until(lambda: when_it_waits)
+            assert when_it_waits == [(False, True, 1)]
             await until(lambda: not router.limits._known["site"])
             await until(lambda: transport.get_extra_info("socket").fileno() == -1)
 
