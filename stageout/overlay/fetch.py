@@ -140,10 +140,11 @@ class _Fetch:
         left = self.size_bytes - self.received_bytes if self.size_bytes >= 0 else _ANY
         blocks = max(0, -(-(skip + left) // BLOCK_BYTES)) if left >= 0 else max(0, self.few_blocks - first)
         began_s = time.monotonic()
+        flow = "" if self.size_bytes >= 0 else self.flow  # no other answer of it follows: no router waits for one
         try:
             ask = Get(
                 self.path, first, blocks, self.generation, terminal=self.terminal,
-                priority=self.claim.priority, deadline=self.claim.deadline, waits=True, flow=self.flow,
+                priority=self.claim.priority, deadline=self.claim.deadline, waits=True, flow=flow,
             )  # fmt: skip
             channel.send(ask)
             while isinstance(answer := channel.receive(), Heartbeat):

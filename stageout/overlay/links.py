@@ -102,6 +102,13 @@ class Tap:
         if self._lane.turn is not None:
             self._lane.turn.take(size_bytes)
 
+    def take_free(self, size_bytes: int) -> bool:
+        """So many bytes, more than a piece, are about to leave, unless the lane is held: whether they may."""
+        if self.held:
+            return False
+        self._passed_bytes += size_bytes
+        return True
+
     def close(self) -> None:
         """The connection has ended."""
         self._lane.end(self, self.moved_bytes)

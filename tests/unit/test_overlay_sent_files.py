@@ -17,6 +17,8 @@ from overlay_router.data.jobs import Job
 from overlay_router.data.known import Damaged, Digests
 from overlay_router.data.sending import Sending
 from stageout.core.sockets import Segments
+from stageout.overlay.book import Book
+from stageout.overlay.links import Claim, Lane, Links
 from stageout.overlay.sockets import Sockets
 from stageout.wire import frames, overlay
 from stageout.wire.frames import Type
@@ -94,6 +96,28 @@ def test_all_that_was_asked_for_leaves(file: Path, first: int, blocks: int) -> N
     assert found == Found(len(data), _BLOCK, 0, 0, "ab" * 32, _DIGEST)
     end = min(_BLOCKS, first + (blocks or _BLOCKS))
     assert came == [(at, data[at * _BLOCK : (at + 1) * _BLOCK], True) for at in range(first, end)]
+
+
+@pytest.mark.skipif(not _FAST, reason="without the package xxhash no block leaves unread")
+def test_a_lane_that_is_held_from_just_now_on_owes_no_blocks(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, took = _job(file), list[int]()
+    lane = Lane(Links(Book()), 1, "host:1", Claim())
+    tap, known, take = lane.tap(), Digests.checksum, lane.wait
+
+    def checksum(digests: Digests, block: int) -> int | None:
+        if block == 3:
+            lane.hold(1e9)
+        return known(digests, block)
+
+    monkeypatch.setattr(Digests, "checksum", checksum)
+    monkeypatch.setattr(lane, "wait", lambda size_bytes: (took.append(size_bytes), take(size_bytes)))
+    monkeypatch.setattr(sending, "ordered", lambda job, connection: contextlib.nullcontext(tap))
+    monkeypatch.setattr(sending, "_MOST_TOGETHER", 4)
+    monkeypatch.setattr(sending, "_TOGETHER_S", 1000.0)
+    came = _sent(job, file, _digests(file, job))[1]
+    assert b"".join(data for _, data, is_right in came if is_right) == file.read_bytes()
+    assert took
+    assert max(took) <= tap.piece_bytes + frames.HEADER_BYTES
 
 
 @pytest.mark.parametrize("start", [0, 128 * 1024])
@@ -232,6 +256,10 @@ class _Line:
 
     def take(self, size_bytes: int) -> None:
         self.taken.append(size_bytes)
+
+    def take_free(self, size_bytes: int) -> bool:
+        self.take(size_bytes)
+        return True
 
     def leave(self) -> None:
         pass
