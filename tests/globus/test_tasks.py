@@ -353,6 +353,27 @@ def test_a_crash_at_each_durable_step(bench: Bench, tmp_path: Path, label: str, 
     assert sum(moved) == len(FILES), "something was sent twice"
 
 
+@pytest.mark.parametrize("when", ["kill-before", "kill-after"])
+def test_a_crash_when_the_results_of_some_files_are_recorded(bench: Bench, tmp_path: Path, when: str) -> None:
+    """At `globus-settled`: each call asks for one file of a task that has them all."""
+    armed = tmp_path / "armed"
+    bench.globus.change(bench.archive.id, rate_bytes_s=100e3)
+    bench.environment.update(STAGEOUT_STATE_DIR=str(tmp_path), STAGEOUT_FAULTS=f"globus-settled={when}@{armed}")
+    files = {"a": b"x" * 150_000, "b": b"y" * 1000, "c": b"z" * 1000}
+    process = bench.start(files)
+    bench.until("the task runs", lambda: bench.globus.tasks and bench.globus.tasks[0].bytes_transferred)
+    process.kill()
+    process.wait()
+    armed.touch()
+    assert bench.start(files, only="a").wait(60) == -signal.SIGKILL
+    assert not armed.exists()
+    for name in files:
+        assert bench.start(files, only=name).wait(60) == 0
+    assert {name: bench.at(name).read_bytes() for name in files} == files
+    assert sum(task.files_transferred for task in bench.globus.tasks) == len(files), "something was sent twice"
+    assert not list(tmp_path.glob("globusonline/*-*.json"))
+
+
 @pytest.mark.parametrize("lasting", [True, False])
 def test_a_call_whose_time_is_over(bench: Bench, tmp_path: Path, lasting: bool) -> None:
     """Below a manager the next call goes on with the task; from a starter there is no next call."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from handoff_site import ALICE, BOB, Child, RawPlugin, needs_root, site_for, write_files
+from handoff_site import ALICE, BOB, Child, RawPlugin, needs_root, site_for, wait_for, write_files
 from manager_site import PYTHON, Node, Site, made, run
 
 from sandbox_manager import lookups
@@ -391,6 +391,24 @@ def test_a_hand_off_takes_the_credentials_and_nobody_else_can_read_them(way: str
             reason = site.plugin(scratch, lambda bad=bad: client.offer(requests, "/p", offered(bad)).reason).result()
             assert words in reason
         assert len(site.notes("accepted")) == 1 and site.is_clean()
+
+
+@pytest.mark.parametrize("when", ["kill-before", "kill-after", "ENOSPC"])
+def test_a_plugin_that_dies_at_a_credential_leaves_no_trace_of_it(when: str) -> None:
+    with site_for(True) as site:
+        scratch, secret = site.scratch(), jwt(600).encode()
+        write_files(scratch, site.user, {"out": b"x"})
+        requests = [("https://store.test/out", str(scratch / "out"))]
+        faults = {"STAGEOUT_FAULTS": f"handoff-credential={when}"}
+        found = site.plugin(scratch, lambda: client.offer(requests, "/p", offered(secret)).reason, env=faults).result()
+        assert "No space left" in found if when == "ENOSPC" else found is None
+        wait_for(site.is_clean, "the end of the hand-off")
+        assert holding(site.spool, secret.decode()) == []
+        assert site.notes("accepted") == []
+        assert site.plugin(scratch, lambda: client.offer(requests, "/p", offered(secret)).reason).result() == ""
+        [record] = site.notes("accepted")
+        held = site.spool / "sandboxes" / record["ticket"] / "credentials" / "team.use"
+        assert holding(site.spool, secret.decode()) == [str(held)]
 
 
 @pytest.mark.parametrize("trick", ["symlink", "hard link", "directory", "other size", "missing"])

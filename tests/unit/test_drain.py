@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import classad2
 import pytest
 from daemon_site import Served, accepted, in_thread, served
+from handoff_site import Child
 from manager_site import AGENT, Node, Site, made, run
 
 from sandbox_manager.collector import CollectorError, CollectorProcess
 from sandbox_manager.drain import REASON, Drain, jobs_at_risk
 from sandbox_manager.intake import Refusal
 from sandbox_manager.throughput import Throughput
+from stageout.core import durable
 from stageout.core.states import State
 from stageout.wire.custody import Action, Order, OrderSheet, payload_of, read_report
 from tests.polling import until
@@ -236,6 +240,58 @@ def test_a_pilot_says_itself_what_is_lost(site: Site) -> None:
 
     run(check())
     assert site.delivered() == []
+
+
+def _arm_behind(label: str, armed: Path) -> None:
+    """From that step on the planned fault happens; in a process that ends with it."""
+    real = durable.step
+
+    @contextmanager
+    def step(name: str) -> Iterator[None]:
+        with real(name):
+            yield
+        if name == label:
+            armed.touch()
+
+    durable.step = step  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("when", ["kill-before", "kill-after"])
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_pilot_that_dies_at_its_last_report_sends_nothing_that_it_calls_lost(
+    site: Site, when: str, is_lost: bool
+) -> None:
+    """At `report-last`. Before the loss is recorded nobody was told of it, and a manager that comes back sends on."""
+    site.knobs["STAGEOUT_PILOT_GRACE"] = "1" if is_lost else "600"
+    armed = site.base / "armed"
+
+    async def ends() -> None:
+        async with served(site) as node:
+            site.flag("hold")
+            await accepted(node, "copy://h/wait/a")
+            await until(lambda: (site.base / "waiting").exists(), "the mover")
+            Apart(node)
+            if is_lost:
+                _arm_behind("record-lost", armed)
+            else:
+                armed.touch()
+            node.daemon.stop(fast=True)
+            await asyncio.sleep(60)  # it dies sooner
+
+    faults = {"STAGEOUT_FAULTS": f"report-last={when}@{armed}"}
+    assert Child(lambda: run(ends()), os.geteuid(), env=faults).result() is None, "it has not died"
+    (site.base / "hold").unlink()
+
+    async def again() -> None:
+        async with site.manager() as node:
+            if is_lost:
+                await node.until_state(State.LOST)
+                assert site.delivered() == []
+            else:
+                await node.until_state(State.RELEASED)
+                assert site.delivered() == ["a"]
+
+    run(again())
 
 
 def test_a_fast_stop_during_a_drain_ends_it(site: Site) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from manager_site import Site, run
 from test_agent_tracker import NAME, job
 from test_drain import handed_off, state
-from test_handover import ROUTER, Asked, asked, handed_over, site, slow, waiting_for_a_slow_server
+from test_handover import ONE, ROUTER, TWO, Asked, asked, handed_over, site, slow, waiting_for_a_slow_server
 
 from sandbox_manager import lookups, records
 from sandbox_manager.drain import Drain
@@ -23,6 +24,7 @@ from stageout.core import durable
 from stageout.core.states import State
 from stageout.wire.deposits import read_numbers
 from tests.polling import until
+from tests.unit.test_overlay_destination import Crash, _dying
 
 __all__ = ["asked", "site"]
 
@@ -197,6 +199,47 @@ def test_receipts_that_could_not_be_stored_are_stored_with_the_next_look(
             asked.one.look_at({}, {NAME: Past(JobStatus.REMOVED, 1)})
     asked.one.look_at({}, {NAME: Past(JobStatus.REMOVED, 1)})
     assert '"given_up": "Cancelled"' in asked.path.read_text()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_agent_that_dies_while_it_keeps_a_hand_over_knows_it_or_reads_it_again(asked: Asked, when: str) -> None:
+    """At `custody-keep`: of two hand-overs one was kept before, and stays whatever becomes of the other."""
+    first = handed_over()
+    second = replace(first, sandbox=replace(first.sandbox, number=2))
+    asked.one.completed({NAME: (first,)})
+    with _dying("custody-keep", 1, when), pytest.raises(Crash):
+        asked.one.completed({NAME: (first, second)})
+    asked.one.close()
+    asked.start()
+    kept = [item.sandbox.number for item in asked.one.completed({}).get(NAME, ())]
+    assert kept == ([1] if when == "before" else [1, 2]), "the reports have vanished"
+    found = asked.one.completed({NAME: (first, second)})[NAME]
+    assert [item.sandbox.number for item in found] == [1, 2], "they stand still"
+    asked.one.close()
+    asked.start()
+    asked.says = {ONE: ("done", ""), TWO: ("done", "")}
+    assert asked.look().state == "Delivered"
+    assert not asked.cancelled
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_agent_that_dies_while_it_gives_an_unreadable_file_another_name_loses_nothing(
+    asked: Asked, when: str
+) -> None:
+    asked.one.close()
+    asked.path.write_text("damaged")
+    with _dying("custody-keep", 1, when), pytest.raises(Crash):
+        asked.start()
+    assert asked.path.read_text() == "damaged"
+    asked.start()
+    for count in (1, 2):
+        with _dying("custody-keep", 1, when) if count == 1 else nullcontext(), suppress(Crash):
+            asked.one.completed({NAME: (handed_over(),)})
+        asked.one.close()
+        (aside,) = asked.path.parent.glob("*.unreadable-*")
+        assert aside.read_text() == "damaged"
+        asked.start()
+    assert [item.sandbox.state for item in asked.one.completed({})[NAME]] == ["HandedOver"]
 
 
 @pytest.mark.parametrize("jump_s", [-3600.0, 24 * 3600.0])

@@ -340,3 +340,36 @@ def test_why_it_is_not_renewed_is_said(site: Site) -> None:
             assert node.box().change == box.change, "the same words were written again"  # type: ignore[union-attr]
 
     run(work())
+
+
+@pytest.mark.parametrize("when", ["kill-before", "kill-after"])
+def test_a_manager_that_dies_at_the_record_of_a_renewed_credential_finds_it_out(site: Site, when: str) -> None:
+    """At `record-renewed`, behind `credential-replace`: the ledger may still say the old end."""
+    fresh = jwt(90_000)
+
+    async def renew() -> None:
+        async with site.manager(moving=False) as node:
+            receipt = await node.hand_off({"copy://h/ok/f": b"1"}, credentials={"team": jwt(600).encode()})
+            await node.confirm(receipt)
+            (held,) = await node.ledger.read(lookups.tickets_with_credentials)
+            await node.pipeline.renewal.put(held.ticket, held.credentials[0], fresh.encode())
+
+    faults = {"STAGEOUT_FAULTS": f"record-renewed={when}"}
+    assert Child(lambda: run(renew()), os.geteuid(), env=faults).result() is None, "it has not died"
+
+    async def again() -> None:
+        async with site.manager() as node:
+            await node.until_state(State.RELEASED)
+
+    async def known() -> None:
+        async with site.manager(moving=False) as node:
+            (held,) = await node.ledger.read(lookups.tickets_with_credentials)
+            (credential,) = held.credentials
+            assert credential.digest == sha256(fresh.encode()).hexdigest()
+            assert credential.expires_at > node.clock.wall_s() + 80_000
+
+    run(known())
+    run(again())
+    (call,) = site.calls()
+    assert [content for content, _ in call["tokens"].values()] == [fresh]
+    assert holding(site.base / "spool", fresh) == []
