@@ -30,6 +30,7 @@ _GONE = _Fault(ErrorClass.SERVER_ERROR, "is not there", "mount it, or put it bac
 _FULL = _Fault(ErrorClass.NO_SPACE_REMOTE, "is full", "make room there")
 _DENIED = _Fault(ErrorClass.SERVER_ERROR, "may not be used by its user", "let that user read and write there")
 _SHORT = _Fault(ErrorClass.SERVER_BUSY, "cannot be opened for want of descriptors or memory", "allow it more of these")
+_NO_THREADS = _Fault(ErrorClass.SERVER_BUSY, "has as many threads as it may", "allow it more (TasksMax, ulimit -u)")
 _FAILS = _Fault(ErrorClass.SERVER_ERROR, "fails", "look what its machine's kernel says of that disk")
 _FAULTS = {
     errno.EROFS: _Fault(
@@ -39,12 +40,14 @@ _FAULTS = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), _FULL),
     **dict.fromkeys((errno.EACCES, errno.EPERM), _DENIED),
     **dict.fromkeys((errno.EMFILE, errno.ENFILE, errno.ENOMEM), _SHORT),
+    errno.EAGAIN: _NO_THREADS,
     errno.EIO: _FAILS,
 }
+_ITSELF = {_NO_THREADS: "this router"}
 
 
 def is_disk(number: int) -> bool:
-    """Whether an errno is that of a disk, and not of a connection."""
+    """Whether an errno is that of a disk, or of what a process may have, and not of a connection."""
     return number in _FAULTS
 
 
@@ -58,7 +61,7 @@ def unwelcome(problem: BaseException, checksum: str) -> Unwelcome | None:
         if found is None:
             return None
         name = problem.filename if isinstance(problem.filename, str) and problem.filename.startswith("/") else ""
-        fault, where, why = found, name or "the disk of this router", ""
+        fault, where, why = found, name or _ITSELF.get(found, "the disk of this router"), ""
     else:
         return None
     text = f"{where} {fault.what}{why}; who runs this router: {fault.remedy}. What is asked for again then goes on"

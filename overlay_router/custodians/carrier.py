@@ -21,6 +21,7 @@ from overlay_router.custodians.spooled import WAITS_S, Growth, Spooled, Undigest
 from overlay_router.data.ring import Rings
 from overlay_router.local.store import as_operation
 from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.core.threads import NoThread, started
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import Damaged, answer_to
 from stageout.wire import frames
@@ -353,13 +354,19 @@ class Carrier:
         self._growing[order.number] = growth
         if order.comes:
             self._rings.want(order.comes, growth, order.passes)
-        threading.Thread(target=self._run, args=(order, growth), daemon=True).start()
+        try:
+            started(self._run, order, growth)
+        except NoThread as problem:
+            self._ended(order, growth, Answer(order.number, failure=str(problem), code=ErrorClass.SERVER_BUSY.code))
 
     def _run(self, order: Order, growth: Growth) -> None:
         try:
             answer = deliver(order, growth)
         except Exception as problem:  # the daemon must hear of every order
             answer = Answer(order.number, failure=repr(problem), code=ErrorClass.UNKNOWN.code)
+        self._ended(order, growth, answer)
+
+    def _ended(self, order: Order, growth: Growth, answer: Answer) -> None:
         self._rings.drop(order.comes, growth)
         growth.close()
         self._growing.pop(order.number, None)

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.sockets import TIME_BYTES, UNSENT_BYTES, send_at_most, unsent_bytes
+from stageout.core.threads import NoThread, started
 from stageout.wire import frames
 from stageout.wire.frames import DIGEST_BYTES, Type
 
@@ -292,7 +293,10 @@ class Loans:
             self.leave(loan)
             self.flush()
 
-        threading.Thread(target=finish, daemon=True).start()
+        try:
+            started(finish)
+        except NoThread:
+            finish()
         return False
 
     def leave(self, loan: Loan) -> None:

@@ -14,6 +14,7 @@ from overlay_router.data.jobs import Job, Report
 from overlay_router.data.loans import Loans
 from overlay_router.data.ring import Left, LeftOnes, Ring, Shelf, Slot, Sums
 from stageout.core.sockets import fill, readable
+from stageout.core.threads import started
 from stageout.wire import frames
 from stageout.wire.blocks import PART_BYTES
 from stageout.wire.frames import BadFrame, Header, Type
@@ -120,8 +121,7 @@ class Syncing:
         self.in_a_block = False
         self.failure: OSError | None = None
         gate.unsaid = self._unsaid
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        self._thread = started(self._run)
 
     def wrote(self, what: tuple[int, str] | tuple[int, int], size_bytes: int, more: Callable[[], bool]) -> None:
         """A block, or a part, was written. :param what: as in a :class:`Report`.

@@ -28,6 +28,7 @@ from typing import Protocol
 from overlay_router.data import loans
 from overlay_router.data.loans import Lent, Loans
 from overlay_router.data.teller import Teller
+from stageout.core.threads import NoThread, started
 from stageout.wire.frames import DIGEST_BYTES
 from stageout.wire.overlay import BLOCK_BYTES
 
@@ -278,11 +279,12 @@ class Shelf:
     def connect(self, link: socket.socket) -> None:
         """Share blocks with the carrier at the other end from now on. Without the means for it they go by the disk."""
         try:
-            self.ring = Ring(link)
+            ring = Ring(link)
+            started(ring.run)
         except (OSError, AttributeError):  # the latter of a Python that was built without memfd_create
             link.close()
             return
-        threading.Thread(target=self.ring.run, daemon=True).start()
+        self.ring = ring
 
 
 @dataclass(frozen=True, eq=False)
@@ -352,7 +354,11 @@ class Rings:
             if not message:
                 return
             for descriptor in found:
-                threading.Thread(target=self._follow, args=(socket.socket(fileno=descriptor),), daemon=True).start()
+                link = socket.socket(fileno=descriptor)
+                try:
+                    started(self._follow, link)
+                except NoThread:
+                    link.close()
 
     def _follow(self, link: socket.socket) -> None:
         with link, contextlib.suppress(OSError):

@@ -15,11 +15,11 @@ import select
 import socket
 import struct
 import termios
-import threading
 import time
 from collections.abc import Callable
 
 from stageout.core.sockets import wait_at_most
+from stageout.core.threads import started
 from stageout.overlay.uplink import Turn
 
 _PIPE_BYTES = 256 * 1024
@@ -100,8 +100,7 @@ class Circuit:
 
     def run(self) -> None:
         """Pass bytes on until both directions have ended, one side failed, or nothing moved for too long."""
-        back = threading.Thread(target=self._pass, args=(self._far, self._near), daemon=True)
-        back.start()
+        back = started(self._pass, self._far, self._near)
         self._pass(self._near, self._far)
         back.join()
 

@@ -30,6 +30,7 @@ from overlay_router.data.tunnels import cover
 from stageout.core import log
 from stageout.core.errors import ErrorClass
 from stageout.core.sockets import acked_bytes, fill, wait_at_most
+from stageout.core.threads import NoThread, started
 from stageout.overlay.links import Claim, links
 from stageout.wire import frames, packs
 from stageout.wire.frames import BadFrame
@@ -42,6 +43,8 @@ _KEPT_S = 15.0
 _MOST_WAITING = 256
 #: Characters of what a peer is told.
 _WORDS = 1000
+#: Kinds of jobs whose peers take a REFUSE: at both ends of the others something else is under way.
+_TOLD = ("receive", "send", "send-pack")
 _waiting = threading.BoundedSemaphore(_MOST_WAITING)
 #: The interpreter's lock changes hands sooner, so that a thread that has data does not wait for one that computes.
 _SWITCH_INTERVAL_S = 0.0002
@@ -116,7 +119,10 @@ def serve(
             claim, target = Claim(job.flow, job.owner, job.priority, job.deadline), connection if job.to else far
             with links().lane(job.to or job.hop, claim) as lane:
                 take = lane.tap(partial(acked_bytes, target)).take
-                Circuit(connection, far, moved=moved, take=take, back=bool(job.to), turn=lane.turn).run()
+                try:
+                    Circuit(connection, far, moved=moved, take=take, back=bool(job.to), turn=lane.turn).run()
+                except NoThread as problem:
+                    report(Report(0, problem=str(problem)))
         return b""
     if job.kind == "tls":
         told = partial(_problem, report)
@@ -174,6 +180,39 @@ def _serve_to_its_end(
             report.give_back(connection, Again(job.peer, job.checksum, job.digest, job.nonce, again.hex(), job.to))
 
 
+def begin(job: Job, descriptors: list[int], report: Reporter, gates: Gates, shelf: Shelf) -> None:
+    """Serve a job in a thread of its own. One for which there is no descriptor or thread is refused: others go on.
+
+    :param descriptors: of the connection, of the file, and of digests; they belong to the job from now on.
+    """
+    if len(descriptors) < 2:  # the kernel drops what does not fit; whoever sends comes again
+        for descriptor in descriptors:
+            os.close(descriptor)
+        words = "a worker has as many descriptors as it may: allow more (ulimit -n), or have more workers"
+        report(Report(job.tid, problem=words, errno=errno.EMFILE))
+        report(Report(job.tid, ended=job.peer))
+        return
+    connection, digests = socket.socket(fileno=descriptors[0]), Digests(job, *descriptors[2:])
+    gate = gates.add(job.tid, connection)
+    try:
+        started(_serve_to_its_end, job, connection, descriptors[1], report, gate, gates, shelf, digests)
+    except NoThread as problem:
+        gates.remove(job.tid, gate)
+        os.close(descriptors[1])
+        with connection:
+            if job.kind in _TOLD:
+                _refuse(job, connection, problem)
+        report(Report(job.tid, problem=str(problem.strerror), errno=errno.EAGAIN))
+        report(Report(job.tid, ended=job.peer))
+
+
+def _refuse(job: Job, connection: socket.socket, problem: NoThread) -> None:
+    """Nothing waits for whoever does not take it at once."""
+    words = Refuse(f"the router is short of threads: {problem.strerror}", 1, ErrorClass.SERVER_BUSY.code)
+    with contextlib.suppress(OSError):
+        connection.send(encode(words, frames.checksums()[job.checksum]), socket.MSG_DONTWAIT)
+
+
 def _problem(report: Reporter, problem: str) -> None:
     report(Report(0, problem=problem))
 
@@ -212,17 +251,7 @@ def main(argv: list[str]) -> None:
             for descriptor in descriptors:
                 shelf.connect(socket.socket(fileno=descriptor))
             continue
-        if len(descriptors) < 2:  # the kernel drops what does not fit; whoever sends comes again
-            for descriptor in descriptors:
-                os.close(descriptor)
-            words = "a worker has as many descriptors as it may: allow more (ulimit -n), or have more workers"
-            report(Report(job.tid, problem=words, errno=errno.EMFILE))
-            report(Report(job.tid, ended=job.peer))
-            continue
-        connection = socket.socket(fileno=descriptors[0])
-        digests = Digests(job, *descriptors[2:])
-        arguments = (job, connection, descriptors[1], report, gates.add(job.tid, connection), gates, shelf, digests)
-        threading.Thread(target=_serve_to_its_end, args=arguments, daemon=True).start()
+        begin(job, descriptors, report, gates, shelf)
 
 
 if __name__ == "__main__":

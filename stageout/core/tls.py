@@ -14,6 +14,7 @@ import threading
 import time
 
 from stageout.core.sockets import send_at_most
+from stageout.core.threads import started
 
 _PART_BYTES = 256 * 1024
 #: While keys are agreed on nobody may be reading the plain side: so much of what is not TLS finds room there.
@@ -79,8 +80,7 @@ class Tunnel:
         """
         self._raw.settimeout(None)
         send_at_most(self._raw, _CLOSES_S)
-        outwards = threading.Thread(target=self._outwards, daemon=True)
-        outwards.start()
+        outwards = started(self._outwards)
         self._inwards()
         self._said_all.set()
         outwards.join()
@@ -177,10 +177,10 @@ def secured(raw: socket.socket, context: ssl.SSLContext, host: str, timeout_s: f
     tunnel = Tunnel(raw, other, context, host)
     try:
         tunnel.handshake(timeout_s)
+        started(tunnel.run)
     except BaseException:
         for sock in (raw, mine, other):
             sock.close()
         raise
-    threading.Thread(target=tunnel.run, daemon=True).start()
     mine.settimeout(timeout_s)
     return mine
