@@ -74,6 +74,7 @@ class Both:
             return bool(found)
 
         wait_until(is_there, what="a connection to be lent")
+        wait_until(lambda: self.lent, what="who lends it to know that")
         return found[0]
 
     def send(self, loan: Loan, block: int, data: bytes, digest: bytes = DIGEST) -> bool:
