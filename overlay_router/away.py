@@ -12,8 +12,8 @@ import sqlite3
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from overlay_router.local.tree import no_room
 from overlay_router.peers.greeting import Unwelcome
+from stageout.core.databases import is_full, is_read_only
 from stageout.core.errors import ErrorClass
 
 _AGAIN_S = 5
@@ -32,10 +32,11 @@ _DENIED = _Fault(ErrorClass.SERVER_ERROR, "may not be used by its user", "let th
 _SHORT = _Fault(ErrorClass.SERVER_BUSY, "cannot be opened for want of descriptors or memory", "allow it more of these")
 _NO_THREADS = _Fault(ErrorClass.SERVER_BUSY, "has as many threads as it may", "allow it more (TasksMax, ulimit -u)")
 _FAILS = _Fault(ErrorClass.SERVER_ERROR, "fails", "look what its machine's kernel says of that disk")
+_READ_ONLY = _Fault(
+    ErrorClass.SERVER_ERROR, "is mounted read-only", "see why (an error, perhaps), and mount it for writing again"
+)
 _FAULTS = {
-    errno.EROFS: _Fault(
-        ErrorClass.SERVER_ERROR, "is mounted read-only", "see why (an error, perhaps), and mount it for writing again"
-    ),
+    errno.EROFS: _READ_ONLY,
     **dict.fromkeys((errno.ENOENT, errno.ESTALE, errno.ENODEV, errno.ENXIO, errno.ENOTCONN), _GONE),
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), _FULL),
     **dict.fromkeys((errno.EACCES, errno.EPERM), _DENIED),
@@ -54,7 +55,7 @@ def is_disk(number: int) -> bool:
 def unwelcome(problem: BaseException, checksum: str) -> Unwelcome | None:
     """What the peer is told, None where it is no fault of a disk or database. :param checksum: that it expects."""
     if isinstance(problem, sqlite3.Error):
-        fault = _FULL if no_room(problem) else _FAILS
+        fault = _FULL if is_full(problem) else _READ_ONLY if is_read_only(problem) else _FAILS
         where, why = "the disk of this router's database", f" ({problem})"
     elif isinstance(problem, OSError) and not isinstance(problem, (ConnectionError, asyncio.TimeoutError)):
         found = _FAULTS.get(problem.errno or 0)

@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Callable
 
 from stageout.core import log
+from stageout.core.databases import is_full
 
 VERSION = 9
 
@@ -120,3 +121,12 @@ _STEPS: list[Callable[[sqlite3.Connection], None]] = [
     _parts,
     _moves,
 ]
+
+
+def what_to_do(problem: sqlite3.OperationalError) -> str:
+    """Advice for a database that could not be opened, or brought to this version, now."""
+    if is_full(problem):
+        advice = "Make room on its disk, as much again as it has itself, and start the router again"
+    else:
+        advice = "Stop the router that uses it, or let this user write it, and see whether its disk is sound"
+    return f"{advice}. Nothing in it is lost, so do not remove it: it is as the last router left it"

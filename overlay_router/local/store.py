@@ -16,13 +16,12 @@ from typing import NamedTuple
 
 from overlay_router.local.contents import SCHEMA as CONTENTS
 from overlay_router.local.contents import Contents, Identity, Made
-from overlay_router.local.migrations import VERSION, Later, migrate
+from overlay_router.local.migrations import VERSION, Later, migrate, what_to_do
 from overlay_router.local.place import Place
-from overlay_router.local.tree import no_room
 from overlay_router.rules.states import Outcome, Result
 from overlay_router.rules.terminal import OriginRecord, raise_low
 from stageout.core import durable
-from stageout.core.databases import open_alone
+from stageout.core.databases import find_code, is_full, open_alone
 from stageout.core.errors import StageoutError
 from stageout.wire.overlay import Open, Operation
 
@@ -143,13 +142,14 @@ class Store:
     schema = SCHEMA
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         try:
             self._connection, version = open_alone(path)
             self._bring_up_or_close(version)
         except Later as problem:
             raise StoreError(f"{path}: {problem}") from None
         except sqlite3.OperationalError as problem:
-            raise StoreError(f"{path}: {problem}. {_what_to_do(problem)}") from problem
+            raise StoreError(f"{path}: {problem}. {what_to_do(problem)}") from problem
         except (sqlite3.Error, ValueError) as problem:
             raise StoreError(
                 f"{path}: {problem}. It is damaged, and may be removed: origins then check by size and digest what has"
@@ -466,7 +466,8 @@ class Store:
     def _bring_up_or_close(self, version: int) -> None:
         try:
             self._bring_up(version)
-        except BaseException:
+        except BaseException as problem:
+            find_code(problem, self._path, self._connection)
             self._connection.close()
             raise
 
@@ -509,8 +510,9 @@ class Store:
             yield
             durable.commit(label, self._connection)
         except BaseException as problem:
+            find_code(problem, self._path, self._connection)
             self._connection.rollback()
-            if isinstance(problem, sqlite3.OperationalError) and no_room(problem):
+            if is_full(problem):
                 self._begin_log_anew()
             raise
 
@@ -568,17 +570,6 @@ class Store:
         found.update(self._read_packed(origin))
         cancelled = {seq for (seq,) in run("SELECT seq FROM cancelled WHERE origin = ?", (origin,))}
         return OriginRecord(row[0] if row else 0, found, cancelled)
-
-
-def _what_to_do(problem: sqlite3.OperationalError) -> str:
-    """Advice for a database that could not be opened, or brought to this version, now."""
-    room = "Make room on its disk, as much again as it has itself, and start the router again"
-    other = "Stop the router that uses it, or let this user write it, and see whether its disk is sound"
-    if not hasattr(problem, "sqlite_errorcode"):  # before Python 3.11 nobody says which of them it is
-        advice = f"{other}; or, if that is full: {room}"
-    else:
-        advice = room if no_room(problem) else other
-    return f"{advice}. Nothing in it is lost, so do not remove it: it is as the last router left it"
 
 
 def as_operation(text: str) -> Operation:

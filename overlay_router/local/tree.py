@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import sqlite3
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -25,13 +24,13 @@ from overlay_router.local.place import Place
 from overlay_router.rules.names import Entry, Names, parent, trash
 from overlay_router.rules.states import Kind, Op
 from stageout.core import durable, log
+from stageout.core.databases import is_full
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 #: Found by system calls that can do later what they cannot do now: nothing is wrong with what was asked for.
 _FOR_NOW = NO_ROOM | {
     errno.EROFS, errno.ESTALE, errno.ENOTCONN, errno.EMFILE, errno.ENFILE, errno.ENOMEM
 }  # fmt: skip
-_SQLITE_FULL = 13
 _STAGING, _TRASH = f"{OWN}/staging", f"{OWN}/trash"
 #: From so many files or directories on, one sync of the filesystem costs less than one of each.
 SYNC_ALL_FROM = 8
@@ -39,12 +38,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def no_room(problem: Exception) -> bool:
-    """Whether a disk is full: found by a system call, or by the database. (Before Python 3.11 the latter says nothing
-    more than that an operation was not possible.)
-    """
-    if isinstance(problem, sqlite3.OperationalError):
-        return getattr(problem, "sqlite_errorcode", _SQLITE_FULL) & 0xFF == _SQLITE_FULL
-    return isinstance(problem, OSError) and problem.errno in NO_ROOM
+    """Whether a disk is full: found by a system call, or by the database."""
+    return is_full(problem) or (isinstance(problem, OSError) and problem.errno in NO_ROOM)
 
 
 def passes(problem: OSError) -> bool:

@@ -2,11 +2,65 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sqlite3
+import tempfile
 from pathlib import Path
 
 #: Another process that is just closing it, a router that is started again above all, is waited for so long.
 _BUSY_S = 0.5
+_ERROR, _READONLY, _IOERR, _FULL = 1, 8, 10, 13
+#: What is tried to be had beside a database of which nobody says what it lacks.
+_TRIED_BYTES = 1024 * 1024
+_CODES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), _FULL),
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), _READONLY),
+    errno.EIO: _IOERR,
+}
+
+
+def code_of(problem: sqlite3.Error) -> int:
+    """SQLite's primary result code of an error, 0 where it is not known: before Python 3.11, and not found out."""
+    return int(getattr(problem, "sqlite_errorcode", 0)) & 0xFF
+
+
+def is_full(problem: BaseException) -> bool:
+    """Whether a database found no room on its disk."""
+    return isinstance(problem, sqlite3.OperationalError) and code_of(problem) == _FULL
+
+
+def is_read_only(problem: BaseException) -> bool:
+    """Whether a database may not be written to."""
+    return isinstance(problem, sqlite3.OperationalError) and code_of(problem) == _READONLY
+
+
+def find_code(problem: BaseException, path: Path, connection: sqlite3.Connection | None = None) -> None:
+    """Where an error says nothing but that something was not possible (before Python 3.11), look what that was.
+
+    :param path: of the database. :param connection: to it, if it is open. The error has ``sqlite_errorcode`` on return.
+    """
+    if isinstance(problem, sqlite3.OperationalError) and not hasattr(problem, "sqlite_errorcode"):
+        code = _FULL if connection is not None and _has_all_pages(connection) else _tried(path.parent)
+        vars(problem)["sqlite_errorcode"] = code
+
+
+def _has_all_pages(connection: sqlite3.Connection) -> bool:
+    try:
+        [count], [most] = (connection.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "max_page_count"))
+    except sqlite3.Error:
+        return False
+    return int(count) >= int(most)
+
+
+def _tried(directory: Path) -> int:
+    """What a new file there meets."""
+    try:
+        with tempfile.TemporaryFile(dir=directory) as file:
+            os.posix_fallocate(file.fileno(), 0, _TRIED_BYTES)
+    except OSError as problem:
+        return _CODES.get(problem.errno or 0, _ERROR)
+    return _ERROR
 
 
 def open_alone(path: Path) -> tuple[sqlite3.Connection, int]:
@@ -17,7 +71,11 @@ def open_alone(path: Path) -> tuple[sqlite3.Connection, int]:
 
     :raises sqlite3.Error: another process has it, it is damaged, or its directory cannot be written to.
     """
-    connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+    try:
+        connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+    except sqlite3.Error as problem:
+        find_code(problem, path)
+        raise
     run = connection.execute
     try:
         run("PRAGMA locking_mode=EXCLUSIVE")
@@ -25,7 +83,8 @@ def open_alone(path: Path) -> tuple[sqlite3.Connection, int]:
         run("PRAGMA synchronous=FULL")
         run("BEGIN IMMEDIATE")
         [version] = run("PRAGMA user_version").fetchone()
-    except BaseException:
+    except BaseException as problem:
+        find_code(problem, path)
         connection.close()
         raise
     return connection, int(version)

@@ -215,7 +215,9 @@ def _pending(generations: tuple[int, ...], failed: tuple[int, ...], why: str) ->
 
 def test_a_database_without_room_is_said(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(rows: object) -> None:
-        raise sqlite3.OperationalError("database or disk is full")
+        problem = sqlite3.OperationalError("database or disk is full")
+        vars(problem)["sqlite_errorcode"] = 13
+        raise problem
 
     pack = arrived(1, {"d/f": b"data", "g": b"g"})
     with monkeypatch.context() as patch:
