@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import re
@@ -580,22 +579,3 @@ def _dying_at(number: int, after: bool) -> Iterator[None]:
         yield
     finally:
         durable.step = real
-
-
-def test_a_router_starts_on_a_read_only_root_in_which_something_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def read_only(*place: object) -> None:
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    router = Router(tmp_path)
-    assert router.send(op(1, "publish", "f"), b"abc") == "done"
-    router.tree.staging(99).write_bytes(b"left")
-    with monkeypatch.context() as patched:
-        patched.setattr(Tree, "discard", read_only)
-        patched.setattr(Tree, "empty_trash", read_only)
-        router.restart()
-    assert (router.content(), len(router.leftovers())) == ({"f": "abc"}, 1)
-    router.restart()
-    assert router.leftovers() == []
-    router.close()

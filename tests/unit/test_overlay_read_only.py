@@ -11,6 +11,7 @@ import pytest
 
 from overlay_router.local import small_files
 from overlay_router.local.store import PackIntent
+from overlay_router.local.tree import Tree
 from stageout.core import durable
 from stageout.wire import overlay
 from stageout.wire.overlay import Operation
@@ -105,3 +106,22 @@ def test_what_is_left_of_packs_and_lots_is_removed_later(router: Router, monkeyp
     router.restart()
     assert [*packs.iterdir(), *lots.iterdir()] == []
     assert not router.store.pack_intents()
+
+
+def test_a_router_starts_on_a_read_only_root_in_which_something_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(*place: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    router = Router(tmp_path)
+    assert router.send(op(1, "publish", "f"), b"abc") == "done"
+    router.tree.staging(99).write_bytes(b"left")
+    with monkeypatch.context() as patched:
+        patched.setattr(Tree, "discard", read_only)
+        patched.setattr(Tree, "empty_trash", read_only)
+        router.restart()
+    assert (router.content(), len(router.leftovers())) == ({"f": "abc"}, 1)
+    router.restart()
+    assert router.leftovers() == []
+    router.close()
