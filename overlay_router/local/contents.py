@@ -37,6 +37,8 @@ _AT_ONCE = 500
 _STEP = 250
 #: Changes that are noted. With more of them it would take longer and longer to say where a file is.
 _MOST_MOVES = 16
+#: Behind every number that a row may have, also of changes that are forgotten.
+_NEXT = 1 << 62
 
 #: Some filesystems have inodes that SQLite has no room for, and a time of modification may be of any century.
 _TOO_LARGE = 1 << 63
@@ -134,16 +136,11 @@ class Contents:
             if made is not None and operation.blocks <= _MOST_BLOCKS:
                 self._keep(operation, made)
 
-    @property
-    def is_behind(self) -> bool:
-        """Whether rows have to follow a name that was changed above them."""
-        return self._connection.execute("SELECT 1 FROM content_moves").fetchone() is not None
-
-    def follow(self) -> None:
-        """Some rows follow the oldest change that was noted; it is forgotten when all have."""
+    def follow(self) -> bool:
+        """Some rows follow the oldest change that was noted; it is forgotten when all have. False: none was noted."""
         moves = self._moves()
         if not moves:
-            return
+            return False
         number, path, _, reached = moves[0]
         start, end = below(path)
         ranges = (("path = ?", (path,)), ("path >= ? AND path < ?", (max(reached, start), end)))
@@ -153,6 +150,7 @@ class Contents:
             self._connection.execute("UPDATE content_moves SET reached = ? WHERE number = ?", (rows[-1].path, number))
         else:
             self._connection.execute("DELETE FROM content_moves WHERE number = ?", (number,))
+        return True
 
     def after(self, inode: int, most: int) -> list[Seen]:
         """Some rows behind that inode."""
@@ -192,7 +190,7 @@ class Contents:
             self._note(path, target)
             return
         here = [row for row in rows if (at := followed(row.path, row.since, moves)) and is_within(at, path)]
-        self._bring(here, [*moves, Move(_last(moves) + 1, path, target, b"")], _last(moves))
+        self._bring(here, [*moves, Move(_NEXT, path, target, b"")], _last(moves))
 
     def _near(self, path: bytes, moves: Sequence[Move]) -> Iterator[_Row]:
         """Rows among which are all of what is at or below a name."""

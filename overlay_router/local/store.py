@@ -310,12 +310,9 @@ class Store:
             self.record(one.operation.origin).results[one.operation.seq] = one.result
 
     def follow(self) -> bool:
-        """Records of some published files get the paths of these. Returns whether there are more to follow."""
-        if not self.contents.is_behind:
-            return False
+        """Records of some published files get the paths of these. Returns whether there may be more to follow."""
         with self._transaction("overlay-follow"):
-            self.contents.follow()
-        return self.contents.is_behind
+            return self.contents.follow()
 
     def intend_packs(self, intents: Iterable[PackIntent]) -> None:
         """INTENT of all files of some packs, durable before the first of them gets its name."""

@@ -11,6 +11,7 @@ from random import Random
 
 import pytest
 
+from tests.crash.misfortunes import Misfortunes
 from tests.crash.planted import BUGS, Planted, planted
 from tests.crash.pool_model import Destination, Execution
 from tests.crash.simulation import Simulation
@@ -57,6 +58,29 @@ def test_only_the_run_that_counts_again_may_overwrite_one_that_nobody_knows(olde
         run = Execution(number, "job", number, "ep0", {url: b"x"}, counted=True)
         assert destination.put(run, url, b"x", "ep0.1") == ""
     assert len(world.violations) == found
+
+
+def _excused_after_any_backup(simulation: Misfortunes, known: int) -> set[tuple[int, int]]:
+    """A wider excuse: any older run may come over any newer one."""
+    return {(older, newer) for newer in range(1, 200) for older in range(1, newer)}
+
+
+def test_a_wider_excuse_after_a_backup_would_hide_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The narrow one does not cover runs that are confirmed while older ones may still be sent."""
+    misfortunes = ("backup", "lost_sight", "vacate", "lost_sight")
+    (bug,) = (one for one in BUGS if "a new run is confirmed while" in one.name)
+
+    def overwritten(seed: int) -> list[str]:
+        with planted(bug):
+            return [text for text in Simulation(seed, misfortunes=misfortunes).run() if "overwrites" in text]
+
+    for seed in (38, 78, *range(100, 400)):
+        if overwritten(seed):
+            with monkeypatch.context() as patch:
+                patch.setattr(Misfortunes, "_overtaken", _excused_after_any_backup)
+                if not overwritten(seed):
+                    return
+    pytest.fail("no schedule tells the two apart")
 
 
 @pytest.fixture(scope="module")

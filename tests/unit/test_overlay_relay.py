@@ -74,7 +74,7 @@ class _End:
     epoch = "e"
 
     def __init__(self) -> None:
-        self.file, self.asked = -1, 0
+        self.file, self.asked, self.to_follow = -1, 0, 1
 
     def status(self, ask: Status, peer: str) -> list[Any]:
         self.asked += 1
@@ -86,6 +86,10 @@ class _End:
 
     def expire(self) -> list[Any]:
         return []
+
+    def follow(self) -> bool:
+        self.to_follow -= 1
+        return self.to_follow > 0
 
 
 @pytest.fixture
@@ -119,6 +123,15 @@ def ask(gateway: Gateway, *messages: Message) -> object:
             return channel.receive()
         except TransferFailure as failure:
             return failure
+
+
+def test_records_follow_their_files_as_soon_as_the_router_serves(end: _End) -> None:
+    async def work(router: Router, gateway: Gateway) -> None:
+        await until(lambda: end.to_follow == 0, "the last step")
+
+    end.to_follow = 3
+    serving(end, work)
+    assert end.to_follow == 0, "one step more than there are"
 
 
 def test_a_connection_that_cannot_be_answered_leaves_nothing_behind(end: _End) -> None:
