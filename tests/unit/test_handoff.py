@@ -241,6 +241,8 @@ def test_files_go_to_no_impostor() -> None:
         is_ready, ready = os.pipe()
         bob = Child(listen, BOB)
         os.read(is_ready, 1)
+        for end in (is_ready, ready):
+            os.close(end)
         answer = site.offer(scratch, ["out"])
         assert f"belongs to uid {BOB}" in answer.reason
         assert bob.result() == b"", "something was said to the impostor"

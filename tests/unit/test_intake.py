@@ -235,6 +235,8 @@ def test_nobody_enters_the_hand_off_of_another_nor_his_own_after_the_end(root_si
     os.write(go_on, b"x")
     assert alice.result() == [True] * 9
     held = root_site.spool / "sandboxes" / directory.name
+    for end in (tell, told, may_go_on, go_on):
+        os.close(end)
     held_by_bob = Child(lambda: denied((held / "0").read_bytes, lambda: _list(held)), BOB)
     assert held_by_bob.result() == [True, True]
 
@@ -498,6 +500,8 @@ def test_sigterm_lets_a_hand_off_end(site: Site) -> None:
     tell, told = os.pipe()
     child = site.plugin(scratch, plugin)
     os.read(tell, 1)
+    for end in (tell, told):
+        os.close(end)
     wait_for(lambda: list((site.spool / "sandboxes").iterdir()), "the files in the spool")
     site.stop()
     assert child.result() == "accepted" and len(site.notes("accepted")) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import threading
 from pathlib import Path
@@ -64,6 +65,8 @@ def test_what_has_left_is_told_at_once_where_blocks_come_slowly_and_at_the_end_o
         monkeypatch.setattr(receiving, "fill", lambda connection, view: False)
         assert not receiver._next_header()
         receiver._syncing.finish()
+        if receiver._direct >= 0:
+            os.close(receiver._direct)
     assert (loans.LEFT in said) is is_told
 
 
