@@ -418,7 +418,7 @@ def _play(home: Path, steps: Any) -> None:
             router.send(op(number, "rename", path, target=target))
         elif kind in ("mode", "cut"):
             attributes = ("mode",) if kind == "mode" else ("size",)
-            if router.send(op(number, "setattr", path, attributes=attributes, mode=0o600, size_bytes=3)) == "done":
+            if router.send(op(number, "setattr", path, attributes=attributes, mode=0o700, size_bytes=3)) == "done":
                 inodes[place.stat().st_ino] &= kind == "mode" or place.is_dir()
         elif router.send(op(number, kind, path), str(number).encode() * 5) == "done" and kind != "delete":
             inodes[place.stat().st_ino] = kind == "publish"

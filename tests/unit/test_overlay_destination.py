@@ -125,7 +125,7 @@ def outcome(replies: list[Reply], seq: int) -> str:
 
 
 def op(seq: int, kind: str, path: str, **more: Any) -> Operation:
-    return Operation(ORIGIN, seq, kind, path, EXPIRES, **more)
+    return Operation(ORIGIN, seq, kind, path, EXPIRES, **({"mode": 0o755} if kind == "mkdir" else {}), **more)
 
 
 @pytest.fixture

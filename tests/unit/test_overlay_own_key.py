@@ -103,13 +103,19 @@ def test_packs_in_custody_are_delivered_with_it(own: OwnCredential) -> None:
 
 def test_the_next_connection_for_packs_is_made_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process that delivers them lives as long as the router."""
-    seen, answers = list[tuple[str, bytes]](), Queue[pack_carrier.Answer]()
+    seen, answers, losses = list[tuple[str, bytes]](), Queue[pack_carrier.Answer](), Queue[TransferFailure]()
+    lost = pack_carrier.Way._lost
+
+    def told(way: pack_carrier.Way, failure: TransferFailure) -> None:
+        lost(way, failure)
+        losses.put(failure)
 
     def refused(gateway: Gateway, **rest: object) -> None:
         seen.append((gateway.key_name, gateway.secret))
         raise TransferFailure(ErrorClass.CREDENTIAL_REFUSED, "no such key")
 
     monkeypatch.setattr(pack_carrier, "Channel", refused)
+    monkeypatch.setattr(pack_carrier.Way, "_lost", told)
     monkeypatch.setattr(pack_carrier, "as_pack", lambda text: SimpleNamespace(origin=KEY[0], seq=1, paths=("f",)))
     gateways = [Gateway("t", 1, *one.key) for one in (OLD, NEW)]
     way = pack_carrier.Way(gateways[0], answers.put)
@@ -117,6 +123,7 @@ def test_the_next_connection_for_packs_is_made_with_it(monkeypatch: pytest.Monke
         way.gateway = gateway
         way.take(pack_carrier.Order(1, "t:1", gateway.key_name, "", "{}", "f", "d", asks=True))
         assert answers.get(timeout=60).code == ErrorClass.CREDENTIAL_REFUSED.code
+        losses.get(timeout=60)  # what is taken before that is lost, too
     assert seen == [OLD.key, NEW.key]
 
 
