@@ -27,9 +27,10 @@ from stageout.overlay.kept import Circuit, Place, Room, kept, place
 from stageout.overlay.links import Claim
 from stageout.overlay.proof import Proof
 from stageout.overlay.reaching import reach
-from stageout.overlay.receiving import Download, Receiving, write
+from stageout.overlay.receiving import Download, Receiving
 from stageout.overlay.sockets import FIRST_CONNECTIONS, LONG_S
 from stageout.overlay.sources import AnyPath
+from stageout.overlay.writing import Writing
 from stageout.wire.fields import MAX_NUMBER
 from stageout.wire.overlay import BLOCK_BYTES, Found, Get, Heartbeat, Message
 from stageout.wire.route import Route
@@ -304,8 +305,9 @@ class _Whole:
             self._by_many(channel, found)
             return True
         buffer = memoryview(mmap.mmap(-1, BLOCK_BYTES))  # the kernel copies faster to whole pages
+        writing = Writing(self._file, found.size_bytes)
         for part in fetch.parts(channel, found, buffer):
-            write(self._file, part, fetch.received_bytes)
+            writing.write(part, fetch.received_bytes)
             self._progress(fetch.received_bytes + len(part))
         self.shares = (Share(fetch.routes[0], found.size_bytes, connections=1),)
         return True

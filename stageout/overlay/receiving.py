@@ -6,7 +6,6 @@ what a connection still owes when it is lost, or at the end when it is slow or s
 
 from __future__ import annotations
 
-import os
 import secrets
 import threading
 import time
@@ -21,6 +20,7 @@ from stageout.overlay.kept import Place, place
 from stageout.overlay.links import Claim
 from stageout.overlay.proof import Proof
 from stageout.overlay.way_back import Carrier, WayBack
+from stageout.overlay.writing import Writing
 from stageout.wire.blocks import PART_BYTES
 from stageout.wire.overlay import BLOCK_BYTES, Found, Get
 from stageout.wire.route import Route
@@ -90,7 +90,8 @@ class Receiving:
     """
 
     def __init__(self, download: Download, found: Found, file: int, progress: Progress) -> None:
-        self.download, self.found, self._file, self._progress = download, found, file, progress
+        self.download, self.found, self._progress = download, found, progress
+        self._writing = Writing(file, found.size_bytes)
         self.changed = threading.Condition(threading.RLock())
         self.plan = Plan(found.size_bytes)
         self.over = False
@@ -271,7 +272,7 @@ class Receiving:
     def _write(self, way: WayBack, block: int, data: memoryview, new_bytes: int) -> None:
         """A block. :param new_bytes: of it, that this route has brought last."""
         try:
-            write(self._file, data, block * self.found.block_bytes)
+            self._writing.write(data, block * self.found.block_bytes)
         except OSError as problem:
             self.fail(problem)
             return
@@ -321,10 +322,3 @@ def _noted(carrier: Carrier, ask: Ask | None) -> Ask | None:
     if ask is not None:
         carrier.asked.append(ask)
     return ask
-
-
-def write(file: int, data: memoryview, offset: int) -> None:
-    """All of it: a disk that is nearly full takes a part, and says why only when it is asked again."""
-    while data:
-        written = os.pwrite(file, data, offset)
-        data, offset = data[written:], offset + written

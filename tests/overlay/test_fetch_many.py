@@ -23,6 +23,7 @@ from stageout.overlay.fetch import get
 from stageout.overlay.kept import kept
 from stageout.overlay.key_file import read_key
 from stageout.overlay.sockets import Sockets
+from stageout.overlay.writing import Writing
 from stageout.testing.router import RouterProcess, relay
 from stageout.wire.blocks import PART_BYTES
 from stageout.wire.overlay import BLOCK_BYTES, Found, Get, Message
@@ -84,11 +85,11 @@ def at_block(monkeypatch: pytest.MonkeyPatch) -> AtBlock:
 
     A question is for one block, so others are asked for behind it.
     """
-    write, turn, count, due = receiving.write, threading.Lock(), itertools.count(1), dict[int, Callable[[], object]]()
+    write, turn, count, due = Writing.write, threading.Lock(), itertools.count(1), dict[int, Callable[[], object]]()
 
-    def in_turn(file: int, data: memoryview, offset: int) -> None:
+    def in_turn(writing: Writing, data: memoryview, offset: int) -> None:
         with turn:
-            write(file, data, offset)
+            write(writing, data, offset)
             due.pop(next(count), lambda: None)()
 
     def arrange(blocks: int, do: Callable[[], object]) -> None:
@@ -97,7 +98,7 @@ def at_block(monkeypatch: pytest.MonkeyPatch) -> AtBlock:
         due[blocks] = do
 
     monkeypatch.setattr(way_back, "_RANGE_S", 0.0)
-    monkeypatch.setattr(receiving, "write", in_turn)
+    monkeypatch.setattr(Writing, "write", in_turn)
     return arrange
 
 

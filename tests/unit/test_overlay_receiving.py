@@ -20,6 +20,7 @@ from stageout.overlay.fetching import Ask
 from stageout.overlay.kept import Kept
 from stageout.overlay.proof import Proof
 from stageout.overlay.receiving import Download, Receiving
+from stageout.overlay.writing import Writing
 from stageout.wire.blocks import PART_BYTES
 from stageout.wire.overlay import BLOCK_BYTES, Found, Get, Heartbeat, Message
 from stageout.wire.route import Route
@@ -185,8 +186,8 @@ class _Fetched:
         proof: Proof | None = None,
     ) -> None:
         self.router, self.told = router, list[int]()
-        self.written, write = list[int](), receiving.write
-        monkeypatch.setattr(receiving, "write", lambda file, data, at: (self.written.append(at), write(file, data, at)))
+        self.written, write = list[int](), Writing.write
+        monkeypatch.setattr(Writing, "write", lambda to, data, at: (self.written.append(at), write(to, data, at)))
         monkeypatch.setattr(Download, "connect", lambda download, route: router.connect(route))
         download = Download(GATEWAY, "f", routes, connections, connections, proof=proof)
         self.path = place / "file"

@@ -25,7 +25,7 @@ from overlay_router.local.destination import Destination
 from overlay_router.local.store import Store
 from overlay_router.local.tree import Tree
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.overlay import finding, receiving
+from stageout.overlay import finding
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import Upload
 from stageout.wire.blocks import PART_BYTES
@@ -102,14 +102,6 @@ def test_a_block_that_cannot_be_read_again_is_a_matter_of_the_file(
     with pytest.raises(TransferFailure, match="Input/output") as failure:
         upload.publish(7, CHANNEL)
     assert failure.value.kind is ErrorClass.LOCAL_FILE
-
-
-def test_what_a_disk_takes_in_pieces_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data, write = os.urandom(5000), os.pwrite
-    monkeypatch.setattr(os, "pwrite", lambda file, part, offset: write(file, part[:999], offset))
-    with (tmp_path / "file").open("w+b") as file:
-        receiving.write(file.fileno(), memoryview(data), 0)
-    assert (tmp_path / "file").read_bytes() == data
 
 
 def test_a_part_over_a_block_that_is_there_already_is_seen(tmp_path: Path) -> None:
