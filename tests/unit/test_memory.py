@@ -89,4 +89,4 @@ def test_where_nothing_is_told_nobody_can_say(tmp_path: Path, here: str) -> None
 
 
 def test_this_machine_can_say() -> None:
-    assert room_bytes()
+    assert room_bytes() is not None

@@ -66,6 +66,13 @@ def test_what_does_not_fit_leaves_it_as_it_comes(
     assert os.pread(file, blocks * BLOCK_BYTES, 0) == data * blocks
 
 
+def test_what_leaves_memory_is_in_the_file(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "room_bytes", lambda: 0)
+    blocks = 2 * STEP_BLOCKS
+    data = _write(file, LARGE_BYTES, blocks)
+    assert os.pread(file, blocks * BLOCK_BYTES + 1, 0) == data * blocks
+
+
 def test_of_a_small_file_nobody_asks(file: int, let_go: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
     def asked() -> int:
         pytest.fail("nobody needs to know")
