@@ -36,10 +36,10 @@ def let_go(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return told
 
 
-def _write(file: int, size_bytes: int, blocks: int) -> bytes:
-    """Some blocks of a file of that size."""
+def _write(file: int, size_bytes: int, blocks: int, every: int = 1) -> bytes:
+    """Blocks of a file of that size: each of the first ones, or the last one of each few."""
     whole, data = Writing(file, size_bytes), os.urandom(BLOCK_BYTES)
-    for block in range(blocks):
+    for block in range(every - 1, blocks, every):
         whole.write(memoryview(data), block * BLOCK_BYTES)
     return data
 
@@ -58,12 +58,18 @@ def test_what_does_not_fit_leaves_it_as_it_comes(
     file: int, let_go: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch, room: int
 ) -> None:
     monkeypatch.setattr(writing, "room_bytes", lambda: room)
-    blocks = 7 * STEP_BLOCKS + 1
-    data = _write(file, LARGE_BYTES, blocks)
+    _write(file, LARGE_BYTES, 7 * STEP_BLOCKS, STEP_BLOCKS)
     assert [end for _, end in let_go] == [step * STEP_BYTES for step in range(1, 8)]
     assert let_go[0] == (0, STEP_BYTES)
     assert let_go[-1] == (STEP_BYTES, 7 * STEP_BYTES), "what was not on the disk yet is told of again"
-    assert os.pread(file, blocks * BLOCK_BYTES, 0) == data * blocks
+
+
+def test_it_leaves_once_for_many_blocks(
+    file: int, let_go: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "room_bytes", lambda: 0)
+    _write(file, LARGE_BYTES, STEP_BLOCKS + 1)
+    assert let_go == [(0, STEP_BYTES)]
 
 
 def test_what_leaves_memory_is_in_the_file(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
