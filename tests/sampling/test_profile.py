@@ -71,7 +71,7 @@ def test_our_router(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with RouterProcess(tmp_path / "router") as router:
         monkeypatch.setenv("STAGEOUT_OVERLAY_KEY", str(router.key_file("site")))
         url = f"overlay://127.0.0.1:{router.port}/profiled/"
-        options = ("--plugin", str(plugin), "--max-time", "5", "--max-bytes", "200M", "--json")
+        options = ("--plugin", str(plugin), "--max-time", "60", "--max-bytes", "200M", "--json")
         done = profile(tmp_path, url, *options)
         assert (done.returncode, done.stderr[-500:]) == (0, done.stderr[-500:])
         told = json.loads(done.stdout)
@@ -89,7 +89,7 @@ def test_our_router(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_directory_with_and_without_reservation(tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.mkdir()
-    done = profile(tmp_path, f"file://{place}/", "--max-time", "20", "--max-bytes", "500M", "--write-only")
+    done = profile(tmp_path, f"file://{place}/", "--max-time", "60", "--max-bytes", "500M", "--write-only")
     assert (done.returncode, done.stderr[-500:]) == (0, done.stderr[-500:])
     assert "space reserved" in done.stdout
     assert "reserving the space before writing" in done.stdout
