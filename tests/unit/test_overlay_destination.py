@@ -333,6 +333,20 @@ def test_cancelled_and_expired(router: Router) -> None:
     assert not router.leftovers()
 
 
+def test_data_that_one_sender_takes_back_are_no_others(router: Router) -> None:
+    ask, peers = Open(ORIGIN, 1, "f", 4, BLOCK, EXPIRES), ("one", "other")
+    tids = [opened.tid for opened in (router.place.open(ask, peer).message for peer in peers)]  # type: ignore[union-attr]
+    router.place.cancel(overlay.Cancel(ORIGIN, 1, data_only=True), "one")
+    assert [transfer.tid for transfer in router.place.transfers()] == tids[1:]
+
+
+def test_what_its_origin_has_settled_is_not_held_any_more(router: Router) -> None:
+    assert [router.send(op(seq, "mkdir", f"d{seq}", after=(1,))) for seq in (2, 3)] == ["", ""]
+    router.place.low(overlay.Low(ORIGIN, 2))
+    router.now = EXPIRES + 1
+    assert [reply.message.seq for reply in router.place.expire()] == [3]  # type: ignore[union-attr]
+
+
 def test_a_database_that_another_router_has(router: Router) -> None:
     with pytest.raises(StoreError, match="Stop the router"):
         Store(router.path)
