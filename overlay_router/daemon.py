@@ -425,11 +425,11 @@ def main(argv: list[str] | None = None) -> int:
         gc.freeze()  # with thousands of files in packs, which die by themselves, it would look at all this all the time
         gc.set_threshold(_OBJECTS_TO_LOOK)
         asyncio.run(run(load, None if options.alone else options.local_name))
-    except StageoutError as problem:
+    except (StageoutError, OSError) as problem:
         log.error("cannot-start", problem=problem)
         if not on_terminal:
             print(f"stageout-router: {problem}", file=sys.stderr)
-        return EXIT_NO_RESTART
+        return EXIT_NO_RESTART if isinstance(problem, StageoutError) else 1
     return 0
 
 
@@ -471,7 +471,7 @@ _ABOUT = """\
 The overlay's router: takes files from afar, whole and verified (docs/OVERLAY.md). condor_master starts it; without
 HTCondor --alone or --settings does. Its settings are those of condor_config.d/20-stageout-router.conf.
 
-exit status: 0 stopped, or nothing is damaged, 1 --verify has found damaged files,
+exit status: 0 stopped, or nothing is damaged, 1 --verify has found damaged files, or a disk has failed,
 99 a setting is wrong, or something that it names: another start changes nothing"""
 
 

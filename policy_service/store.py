@@ -36,7 +36,7 @@ class Store:
     def __init__(self, path: Path) -> None:
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._connection, version = open_alone(path)
+            self._connection, version = open_alone(path, "leases")
             self._bring_up(version)
         except (OSError, sqlite3.Error) as problem:
             raise StoreError(

@@ -84,12 +84,23 @@ _FOREIGN_DATA = (
     "{place} is not the spool of before, and has data that are unknown here, perhaps another router's: mount the right"
     " one, or an empty one, and start the router again. If nobody needs these data, empty {folders}"
 )
+#: In place of its name, of a spool that new records have not met yet.
+_NOWHERE = "none"
+_NO_RECORDS = (
+    "{place} has data, and {records} was empty, or not there: put the records of these data back from a backup, and"
+    " start the router again. If they are lost for good, or nobody needs these data, empty {folders}"
+)
 
 
 class CustodyStore(PackRecords):
     """The open database of a spool. Each method is one transaction and durable when it returns."""
 
     first_tid = FIRST_TID
+    if_damaged = (
+        "It is damaged: put it back from a backup. What is in custody is in the spool beside it, and only these"
+        " records say whose it is: if they are lost for good, move both aside; senders that have kept their bytes send"
+        " them again"
+    )
     schema = (
         SCHEMA
         + """CREATE TABLE custody (
@@ -100,6 +111,7 @@ class CustodyStore(PackRecords):
     )
 
     def _made(self) -> None:
+        self._connection.execute("INSERT INTO meta VALUES ('place', ?)", (_NOWHERE,))
         self._connection.execute("INSERT INTO sqlite_sequence VALUES ('transfers', ?)", (self.first_tid,))
 
     def _bring_up(self, version: int) -> None:
@@ -123,7 +135,8 @@ class CustodyStore(PackRecords):
                 raise StoreError(_OTHER_PLACE.format(place=place.root, count=in_use, name=known, file=place.file))
             strays = [str(folder) for folder in place.data_folders() if any(folder.iterdir())]
             if strays:
-                raise StoreError(_FOREIGN_DATA.format(place=place.root, folders=" and ".join(strays)))
+                text = _NO_RECORDS if known == _NOWHERE else _FOREIGN_DATA
+                raise StoreError(text.format(place=place.root, folders=" and ".join(strays), records=self._path))
         super().belong_to(place)
 
     def begun(self) -> list[Begun]:

@@ -21,7 +21,7 @@ from overlay_router.local.place import Place
 from overlay_router.rules.states import Outcome, Result
 from overlay_router.rules.terminal import OriginRecord, raise_low
 from stageout.core import durable
-from stageout.core.databases import find_code, is_full, open_alone
+from stageout.core.databases import Foreign, find_code, is_full, open_alone
 from stageout.core.errors import StageoutError
 from stageout.wire.overlay import Open, Operation
 
@@ -140,21 +140,19 @@ class Store:
     """
 
     schema = SCHEMA
+    if_damaged = "It is damaged, and may be removed: origins then check by size and digest what has arrived"
 
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
             self._connection, version = open_alone(path)
             self._bring_up_or_close(version)
-        except Later as problem:
+        except (Later, Foreign) as problem:
             raise StoreError(f"{path}: {problem}") from None
         except sqlite3.OperationalError as problem:
             raise StoreError(f"{path}: {problem}. {what_to_do(problem)}") from problem
         except (sqlite3.Error, ValueError) as problem:
-            raise StoreError(
-                f"{path}: {problem}. It is damaged, and may be removed: origins then check by size and digest what has"
-                " arrived"
-            ) from problem
+            raise StoreError(f"{path}: {problem}. {self.if_damaged}") from problem
         self.contents = Contents(self._connection)
         self.epoch = self._meta("epoch")
         self._records: dict[str, OriginRecord] = {}

@@ -63,12 +63,18 @@ def _tried(directory: Path) -> int:
     return _ERROR
 
 
-def open_alone(path: Path) -> tuple[sqlite3.Connection, int]:
+class Foreign(sqlite3.DatabaseError):
+    """A database of another program."""
+
+
+def open_alone(path: Path, table: str = "meta") -> tuple[sqlite3.Connection, int]:
     """Open or make a database in a transaction that has begun. Gives it, and its ``user_version``: 0 for a new one.
 
     No other process opens it as long as it is open here. What is committed is on the disk (WAL, ``synchronous=FULL``).
     It begins no transaction by itself; any thread may use it, one at a time.
 
+    :param table: that each of these databases has, unless it is new.
+    :raises Foreign: it is of another program, and untouched.
     :raises sqlite3.Error: another process has it, it is damaged, or its directory cannot be written to.
     """
     try:
@@ -79,6 +85,11 @@ def open_alone(path: Path) -> tuple[sqlite3.Connection, int]:
     run = connection.execute
     try:
         run("PRAGMA locking_mode=EXCLUSIVE")
+        tables = {name for (name,) in run("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if tables and table not in tables:
+            raise Foreign(
+                "it is the database of another program, which was not touched: move it away, and put ours back"
+            )
         run("PRAGMA journal_mode=WAL")
         run("PRAGMA synchronous=FULL")
         run("BEGIN IMMEDIATE")

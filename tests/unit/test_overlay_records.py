@@ -1,0 +1,71 @@
+"""Records that are damaged, lost or of another program: nothing is lost or overwritten, and it is said what to do."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from overlay_router.copying.copies import CopyStore
+from overlay_router.custodians.spool import CustodyStore, EgressStore
+from overlay_router.local.store import Store, StoreError
+from policy_service.store import Store as Leases
+from policy_service.store import StoreError as LeasesError
+from tests.unit.test_overlay_custodian import Spooling
+
+
+@pytest.mark.parametrize("records", [Store, CustodyStore, EgressStore, CopyStore, Leases])
+@pytest.mark.parametrize("version", [0, 4])
+def test_the_database_of_another_program_is_not_touched(
+    records: type[Store] | type[Leases], version: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE theirs (data BLOB)")
+        connection.execute(f"PRAGMA user_version={version}")
+        connection.commit()
+    before = path.read_bytes()
+    with pytest.raises((StoreError, LeasesError), match=r"of another program.*move it away"):
+        records(path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("records", [CustodyStore, EgressStore])
+def test_nobody_is_told_to_remove_the_only_records_of_what_is_in_custody(
+    records: type[CustodyStore], tmp_path: Path
+) -> None:
+    (tmp_path / "db").write_bytes(b"no database" * 1000)
+    with pytest.raises(StoreError, match="damaged: put it back from a backup") as caught:
+        records(tmp_path / "db")
+    assert "may be removed" not in str(caught.value)
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_without_its_records_nothing_in_a_spool_is_removed(tmp_path: Path, is_there: bool) -> None:
+    """As nobody's, as it was: a file that was cut off to nothing looks like a new one."""
+    spooling = Spooling(tmp_path, 1000)
+    spooling.take()
+    spooling.close()
+    (records,) = (path for path in tmp_path.iterdir() if path.is_file() and not path.name.endswith(("-wal", "-shm")))
+    kept = records.read_bytes()
+    for path in tmp_path.glob(f"{records.name}*"):
+        path.unlink()
+    if is_there:
+        records.write_bytes(b"")
+    staging = tmp_path / ".stageout/staging"
+    before = sorted(staging.iterdir())
+    assert before
+    for _ in range(2):  # the first start has made new records
+        with pytest.raises(StoreError, match=r"has data, and .* was empty, or not there"):
+            spooling.open()
+        spooling.close()
+    assert sorted(staging.iterdir()) == before
+    for path in tmp_path.glob(f"{records.name}-*"):
+        path.unlink()
+    records.write_bytes(kept)
+    spooling.open()
+    assert len(spooling.one.held()) == 1
+    spooling.close()
