@@ -112,7 +112,8 @@ class Daemon:
         """Run until :meth:`stop`. :raises StageoutError: it cannot start."""
         self.spool.open({name: self._settings.condor(name) for name in ("EXECUTE", "SPOOL", "LOG")})
         try:
-            with contextlib.closing(Ledger(self.spool.root / "ledger" / "ledger.sqlite")) as ledger:
+            sandboxes = self.spool.root / "sandboxes"
+            with contextlib.closing(Ledger(self.spool.root / "ledger" / "ledger.sqlite", sandboxes)) as ledger:
                 await self._serve(ledger)
         finally:
             await self._around.collector.close()

@@ -112,16 +112,20 @@ class _Change:
 class Ledger:
     """One open ledger. Use from one event loop; :meth:`close` when done.
 
-    :param path: of the database; its directory exists.
-    :raises LedgerError: it is damaged, of a newer version, or cannot be opened.
+    :param path: of the database; its directory exists. :param sandboxes: of the spool that it is of.
+    :raises LedgerError: it is damaged, empty while there are sandboxes, of a newer version, or cannot be opened.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, sandboxes: Path | None = None) -> None:
         self._path = path
         self._reserve = Reserve(path.with_name("reserve"))
         with _explained(path):
             self._connection = _open(path)
-            _create(self._connection)
+            try:
+                _create(self._connection, path, sandboxes)
+            except BaseException:
+                self._connection.close()
+                raise
         self._changes: deque[_Change] = deque()
         self._is_called = False
         self._writer = ThreadPoolExecutor(1, "ledger-write")
@@ -221,15 +225,25 @@ def _settle(items: Sequence[_Change]) -> None:
 
 def _open(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if tables and "meta" not in tables:
+        connection.close()
+        raise LedgerError(f"{path} is the database of another program, and was not touched: put the ledger back")
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA journal_size_limit = 67108864")
     return connection
 
 
-def _create(connection: sqlite3.Connection) -> None:
+def _create(connection: sqlite3.Connection, path: Path, sandboxes: Path | None) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version == 0:
+        count = sum(1 for _ in sandboxes.iterdir()) if sandboxes is not None and sandboxes.is_dir() else 0
+        if count:  # without records they would be removed
+            raise LedgerError(
+                f"the ledger {path} was empty, or not there, and {sandboxes} has {count} sandboxes: put it back from a"
+                f" backup. If it is lost for good, empty {sandboxes}: the jobs run again"
+            )
         with durable.step("ledger-make"):
             connection.executescript(f"BEGIN;{_SCHEMA}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
     elif version != SCHEMA_VERSION:
@@ -246,8 +260,8 @@ def _explained(path: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as problem:
         raise LedgerError(
-            f"cannot open the ledger {path}: {problem}; if it is damaged, move it aside: "
-            "its sandboxes are then lost and their jobs run again"
+            f"cannot open the ledger {path}: {problem}; if it is damaged, move it and the spool's sandboxes aside: "
+            "these are then lost and their jobs run again"
         ) from None
 
 

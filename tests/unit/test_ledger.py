@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from sandbox_manager import lookups, orders, records, recovery
 from sandbox_manager.credentials import HeldSurroundings
-from sandbox_manager.ledger import Ledger, LedgerError, get_meta, set_meta
+from sandbox_manager.ledger import SCHEMA_VERSION, Ledger, LedgerError, get_meta, set_meta
 from sandbox_manager.records import NewFile, NewSandbox
 from sandbox_manager.rules import read_rules
 from sandbox_manager.sandbox import Destination, FileState, SlotKey
@@ -138,7 +139,7 @@ def test_a_failed_commit_is_told_to_everybody_in_it(tmp_path: Path, monkeypatch:
 
 def test_a_damaged_or_newer_ledger_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "bad").write_bytes(b"no database" * 1000)
-    with pytest.raises(LedgerError, match="move it aside"):
+    with pytest.raises(LedgerError, match="sandboxes aside"):
         Ledger(tmp_path / "bad")
     ledger = Ledger(tmp_path / "new")
     ledger._connection.execute("PRAGMA user_version = 99")
@@ -505,3 +506,33 @@ def test_jobs_that_nothing_is_held_of_are_forgotten_in_time(db: sqlite3.Connecti
     assert lookups.fences(db) == {"ap#1.0#1": 1, "ap#2.0#1": 4}
     records.drop_old_fences(db, 101)
     assert lookups.fences(db) == {"ap#1.0#1": 1}
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_ledger_that_was_emptied_or_removed_does_not_make_an_end_of_the_sandboxes(
+    is_there: bool, tmp_path: Path
+) -> None:
+    """They were removed as nobody's, with output that had been taken over."""
+    sandboxes = tmp_path / "sandboxes"
+    (sandboxes / "ticket").mkdir(parents=True)
+    if is_there:
+        (tmp_path / "l").touch()
+    for _ in range(2):
+        with pytest.raises(LedgerError, match=r"has 1 sandboxes: put it back .* the jobs run again"):
+            Ledger(tmp_path / "l", sandboxes)
+    (sandboxes / "ticket").rmdir()
+    Ledger(tmp_path / "l", sandboxes).close()
+    (sandboxes / "ticket").mkdir()
+    Ledger(tmp_path / "l", sandboxes).close()
+
+
+@pytest.mark.parametrize("version", [0, SCHEMA_VERSION])
+def test_the_database_of_another_program_is_not_touched(version: int, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "l")) as connection:
+        connection.execute("CREATE TABLE theirs (data BLOB)")
+        connection.execute(f"PRAGMA user_version = {version}")
+        connection.commit()
+    before = (tmp_path / "l").read_bytes()
+    with pytest.raises(LedgerError, match="of another program"):
+        Ledger(tmp_path / "l")
+    assert (tmp_path / "l").read_bytes() == before
