@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,8 @@ _BAD_TEXTS = ("\n", "||", "; SHADOW", "; STARTER", "|Error: ")
 _MESSAGE_CHARS = 1024
 _QUIET_BYTES = 200
 _KILL_AFTER_S = 3.0
+#: A quick plugin is now and then slow on a busy machine; a slow one is never quick.
+_QUICK_S, _QUERIES = 0.3, 20
 _DATA_ADS = '[ PluginData = [ a = { 1, "x;]", [ b = undefined ] } ] ][ Protocol = "x"; x_PluginData = [ c = 1.5 ] ]'
 _FAILURE_TYPES = {
     "Resolution": {"Definitive", "PreContact", "PostContact"},
@@ -65,12 +68,14 @@ def _query_answers(exam: Examination) -> str:
 
 @_rule("query-quick", "should", "-classad is in every job's way", "import what transfers need only when you transfer")
 def _query_quick(exam: Examination) -> str:
-    times_s = []
-    for _ in range(5):
+    best_s = math.inf
+    for _ in range(_QUERIES):
         started = time.monotonic()
         exam.ask()
-        times_s.append(time.monotonic() - started)
-    return "" if min(times_s) < 0.3 else f"{min(times_s):.2f} s at best"
+        best_s = min(best_s, time.monotonic() - started)
+        if best_s < _QUICK_S:
+            return ""
+    return f"{best_s:.2f} s at best"
 
 
 @_rule("query-clean", "must", "-classad prints attributes and nothing else", "keep warnings off stderr: it is read too")
