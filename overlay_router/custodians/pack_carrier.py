@@ -23,6 +23,7 @@ from queue import SimpleQueue
 from overlay_router.custodians.pack_records import as_pack
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.sockets import readable
+from stageout.core.threads import NoThread, started
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.links import Claim, Lane, links
 from stageout.overlay.pack_looking import NEWER, Files, Seen, look
@@ -162,6 +163,7 @@ class Way:
     """The connection to one terminal. :param answer: called with each :class:`Answer`, from a thread of its own.
 
     :ivar gateway: how it is made when it must be made the next time.
+    :raises OSError: there is no thread, or no descriptor, to be had for it.
     """
 
     def __init__(self, gateway: Gateway, answer: Callable[[Answer], None]) -> None:
@@ -175,7 +177,12 @@ class Way:
         self._origins: set[str] = set()
         #: On a clock that stands still while a pack leaves: on a slow line that takes minutes, and nobody listens.
         self._heard_s = self._deaf_s = 0.0
-        threading.Thread(target=self._run, daemon=True).start()
+        try:
+            started(self._run)
+        except NoThread:
+            os.close(self._wake)
+            os.close(self._woken)
+            raise
 
     def take(self, order: Order) -> None:
         """One more pack; it is answered for sure."""
@@ -437,26 +444,43 @@ def _results(answer: Packed, known: Known) -> list[_FileResult]:
     ]
 
 
+class Ways:
+    """Those to all terminals. :param answer: called with each :class:`Answer`."""
+
+    def __init__(self, answer: Callable[[Answer], None]) -> None:
+        self._answer = answer
+        self._ways: dict[tuple[str, str], Way] = {}
+
+    def take(self, order: Order) -> None:
+        """One more pack; it is answered for sure, also where there can be no way to its terminal now."""
+        # what its origin has signed stands as it is: with its kind of digests
+        digest = order.digest if as_pack(order.pack).capability else ""
+        host, port = address(order.terminal)
+        gateway = Gateway(host, port, order.key_name, bytes.fromhex(order.secret), ca=order.ca, digest=digest)
+        way = self._ways.get((order.terminal, digest))
+        if way is None:
+            try:
+                way = self._ways[order.terminal, digest] = Way(gateway, self._answer)
+            except OSError as problem:
+                failure = TransferFailure(ErrorClass.SERVER_BUSY, problem.strerror or str(problem))
+                self._answer(_failure(order.number, failure))
+                return
+        way.gateway = gateway
+        way.take(order)
+
+
 def main() -> None:
     """Serve until standard input ends; what is under way is dropped then and begun again by the next."""
-    lock, ways = threading.Lock(), dict[tuple[str, str], Way]()
+    lock = threading.Lock()
 
     def answer(one: Answer) -> None:
         with lock:
             sys.stdout.write(json.dumps(asdict(one)) + "\n")
             sys.stdout.flush()
 
+    ways = Ways(answer)
     for line in sys.stdin:
-        order = Order(**json.loads(line))
-        # what its origin has signed stands as it is: with its kind of digests
-        digest = order.digest if as_pack(order.pack).capability else ""
-        host, port = address(order.terminal)
-        gateway = Gateway(host, port, order.key_name, bytes.fromhex(order.secret), ca=order.ca, digest=digest)
-        way = ways.get((order.terminal, digest))
-        if way is None:
-            way = ways[order.terminal, digest] = Way(gateway, answer)
-        way.gateway = gateway
-        way.take(order)
+        ways.take(Order(**json.loads(line)))
     os._exit(0)
 
 

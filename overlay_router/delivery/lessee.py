@@ -11,6 +11,7 @@ from overlay_router.delivery.leases import KEPT_S, LEASE_S
 from stageout.core import log
 from stageout.core.clock import boot_clock_s
 from stageout.core.errors import TransferFailure
+from stageout.core.threads import started
 from stageout.overlay.channel import Channel, Gateway
 from stageout.wire.overlay import Lease, Leased
 
@@ -44,6 +45,7 @@ class Lessee:
         :param stop: called when that cannot be had any longer; what delivers must have ended within a quarter of the
             lease. :param tell: told, now and whenever it is renewed, when what delivers must have ended whoever
             watches. :raises NotLeased: another has one of them, or the lessor is not reached.
+        :raises NoThread: there is none to renew it in.
         """
         places = tuple(hashlib.sha256(url.encode()).hexdigest() for url in urls)
         keeper = _Keeper(self, places, boot_clock_s(), tell)
@@ -52,12 +54,10 @@ class Lessee:
             self._give_back(places)
             raise NotLeased("another gateway delivers there")
         keeper.tell()
-        threads = [
-            threading.Thread(target=work, daemon=True) for work in (keeper.renew, lambda: keeper.watch(stop))
-        ]  # fmt: skip
-        for thread in threads:
-            thread.start()
+        threads = list[threading.Thread]()
         try:
+            for work in (keeper.renew, lambda: keeper.watch(stop)):
+                threads.append(started(work))
             yield keeper.holds
         finally:
             keeper.over.set()

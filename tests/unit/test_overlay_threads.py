@@ -14,15 +14,22 @@ from typing import Any, NoReturn, cast
 import pytest
 
 from overlay_router.away import is_disk, unwelcome
+from overlay_router.custodians import pack_carrier
 from overlay_router.custodians.carrier import Answer, Carrier, Note, Order
+from overlay_router.custodians.pack_records import pack_text
 from overlay_router.data import worker
 from overlay_router.data.jobs import Job, Report
 from overlay_router.data.receiving import Gates
 from overlay_router.data.ring import Rings, Shelf
+from overlay_router.delivery.lessee import Lessee
 from stageout.core.errors import ErrorClass
+from stageout.core.threads import NoThread
+from stageout.overlay.channel import Gateway
 from stageout.wire import frames, overlay
 from stageout.wire.frames import Decoder
-from stageout.wire.overlay import Operation, Refuse
+from stageout.wire.overlay import Leased, Operation, Pack, Refuse
+
+_start = threading.Thread.start
 
 
 @pytest.fixture(autouse=True)
@@ -90,3 +97,38 @@ def test_what_is_shared_with_a_carrier_needs_a_thread_and_goes_by_the_disk_witho
     with near, far:
         shelf.connect(near)
         assert shelf.ring is None
+
+
+def test_a_pack_to_a_terminal_for_which_there_is_no_thread_is_answered() -> None:
+    said = list[pack_carrier.Answer]()
+    ways, before = pack_carrier.Ways(said.append), set(Path("/proc/self/fd").iterdir())
+    pack = Pack("0a" * 16, 1, 2**40, ("f",), (1,), (0o644,), "")
+    for number in (3, 4):
+        ways.take(pack_carrier.Order(number, "t:1", "key", "00", pack_text(pack), "f", "d"))
+    assert [(one.number, ErrorClass.from_code(one.code)) for one in said] == [
+        (3, ErrorClass.SERVER_BUSY), (4, ErrorClass.SERVER_BUSY),
+    ]  # fmt: skip
+    assert said[0].failure.startswith("this process has as many threads as it may: allow it more")
+    assert set(Path("/proc/self/fd").iterdir()) == before
+
+
+def test_a_lease_that_nobody_can_watch_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the two threads that it takes, only that which renews it is to be had."""
+    begun, given_back = list[threading.Thread](), list[tuple[str, ...]]()
+
+    def one_begins(thread: threading.Thread) -> None:
+        if begun:
+            raise RuntimeError("can't start new thread")
+        begun.append(thread)
+        _start(thread)
+
+    lessee = Lessee(lambda: Gateway("127.0.0.1", 1, "k", b""), "me:1")
+    monkeypatch.setattr(threading.Thread, "start", one_begins)
+    monkeypatch.setattr(lessee, "ask", lambda places, held: Leased(places))
+    monkeypatch.setattr(lessee, "_give_back", given_back.append)
+    with pytest.raises(NoThread), lessee.alone(["u"], lambda: None, lambda until_s: None):
+        pass
+    assert len(given_back) == 1
+    (renewing,) = begun
+    renewing.join(30)
+    assert not renewing.is_alive()
