@@ -209,6 +209,8 @@ async def run(load: Callable[[], Settings], local_name: str | None = None) -> No
     :param local_name: as HTCondor's daemon, whose collector knows other routers; None without HTCondor.
     :raises StageoutError: settings, keys or database cannot be used.
     """
+    told = asyncio.Event()  # a router that waits for its root is not ended by what has it read its keys again
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, told.set)
     settings = load()
     place, keys = place_of(settings), read_keys(Path(settings.text("STAGEOUT_ROUTER_KEYS")))
     own = OwnCredential(credential_of(settings))
@@ -235,7 +237,7 @@ async def run(load: Callable[[], Settings], local_name: str | None = None) -> No
             means_of(settings, links.address, own) if egress else None,
             Leases(home_of(settings) / "lessor", boot_clock_s()),
         )  # fmt: skip
-        stop = _signals_heard(lambda: _reconfigure(router, own, load))
+        stop = _signals_heard(lambda: _reconfigure(router, own, load), told.is_set())
         log.event("started", pid=os.getpid(), port=port, root=place.root if place else "")
         collector = None if local_name is None else CollectorChild(local_name)
         directory = Directory(collector, links.address, router.meet) if collector else None
@@ -364,12 +366,14 @@ def _copies(settings: Settings, name: str, stack: contextlib.ExitStack) -> Copie
     return Copies(store, name, SystemClock())
 
 
-def _signals_heard(reload: Callable[[], None]) -> asyncio.Event:
-    """What is set when the router is to end; from here on SIGHUP does not end it."""
+def _signals_heard(reload: Callable[[], None], is_told: bool) -> asyncio.Event:
+    """What is set when the router is to end. :param is_told: SIGHUP came before."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, reload)
+    if is_told:
+        reload()
     return stop
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import threading
 from collections.abc import Callable
@@ -137,6 +138,27 @@ def test_a_router_without_its_root_at_its_start_writes_nothing_there_and_goes_on
     get(gateway_of(router), "before", tmp_path / "back")
     assert (tmp_path / "back").read_bytes() == source.read_bytes()
     assert router.run("--verify").returncode == 0
+
+
+def test_a_router_that_waits_for_its_root_has_the_keys_that_it_is_told_to_read_meanwhile(
+    router: RouterProcess, source: Path, tmp_path: Path
+) -> None:
+    router.stop()
+    away = router.root.rename(tmp_path / "away")
+    router.root.mkdir()
+    starting = threading.Thread(target=router.start)
+    starting.start()
+    wait_until(lambda: "root-away" in router.log, what="the router to say that its root is away")
+    keys = router.home / "keys"
+    keys.write_text(keys.read_text().replace("small ", "later ", 1))
+    os.kill(router.pid, signal.SIGHUP)
+    router.root.rmdir()
+    away.rename(router.root)
+    starting.join(60)
+    assert router.log.count(" started ") == 2
+    later = Gateway("127.0.0.1", router.port, *read_key(router.key_file("later")), timeout_s=20)
+    put(later, source, "small/f")
+    assert (router.root / "small" / "f").read_bytes() == source.read_bytes()
 
 
 def test_a_root_that_is_lost_for_good_is_replaced_as_the_router_says(
