@@ -251,7 +251,9 @@ class Destination:
 
     def pack(self, batch: Sequence[Arrived]) -> list[Reply]:
         """Execute packs of small files, and what waited for them. :raises OSError: the disk fails; ask again."""
-        replies = [Reply(*answer) for group in apart(batch) for answer in self._small.execute(group)]
+        done = [self._held.get(key) or Held(operation) for key, (operation, _) in self._unrecorded.items()]
+        replies = self._consider(done)
+        replies += [Reply(*answer) for group in apart(batch) for answer in self._small.execute(group)]
         origins = {arrived.pack.origin for arrived in batch}
         waiting = [held for (origin, _), held in self._held.items() if origin in origins and held.operation.after]
         return replies + self._consider(waiting)
@@ -364,7 +366,7 @@ class Destination:
         while waiting:
             footprint, group, later = Footprint(), Group(), list[Held]()
             try:
-                for held in waiting:
+                for held in self._in_order(waiting):
                     op = op_of(held.operation)
                     if footprint.add(op):
                         later.append(held)
@@ -383,6 +385,21 @@ class Destination:
             replies += told
             waiting = later + woken
         return replies
+
+    def _in_order(self, waiting: list[Held]) -> list[Held]:
+        """With what was executed and is not recorded yet before what touches the same names."""
+        if not self._unrecorded:
+            return waiting
+        footprint, mine = Footprint(), {held.key: held for held in waiting}
+        for held in waiting:
+            footprint.add(op_of(held.operation))
+        first = [
+            mine.get(key) or self._held.get(key) or Held(operation)
+            for key, (operation, _) in self._unrecorded.items()
+            if footprint.add(op_of(operation))
+        ]
+        done = {held.key for held in first}
+        return first + [held for held in waiting if held.key not in done]
 
     def _judge(self, held: Held, op: Op, group: Group) -> list[Reply]:
         """The terminal rule: into the group, into what is held, or answered."""

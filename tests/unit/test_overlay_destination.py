@@ -488,6 +488,32 @@ def test_a_change_that_had_no_room_is_found_out_when_it_is_asked_again(
     assert router.store.intents() == []
 
 
+def without_record(router: Router, monkeypatch: pytest.MonkeyPatch, operation: Operation, data: bytes = b"") -> None:
+    """It is executed; the disk has no room for the record of that, and then it has."""
+    with monkeypatch.context() as full:
+        full.setattr(durable, "_faults", durable.parse_faults("overlay-settle=ENOSPC"))
+        with pytest.raises(OSError, match="No space"):
+            router.send(operation, data)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_what_was_executed_without_a_record_is_recorded_before_the_next_change_of_its_names(
+    router: Router, monkeypatch: pytest.MonkeyPatch, dies: bool
+) -> None:
+    """After a death its names did not say any more that it had happened: it was done again, or said to have failed."""
+    publish, rename = op(1, "publish", "d/f", parents=True), op(3, "rename", "e", target="d")
+    without_record(router, monkeypatch, publish, b"data")
+    assert router.send(op(2, "rename", "d", target="e")) == "done"
+    without_record(router, monkeypatch, rename)
+    assert router.send_together([(op(4, "rename", "d/f", target="g"), b""), (rename, b"")]) == {3: "done", 4: "done"}
+    assert [one.path for one in router.store.contents.after(0, 9)] == ["g"]
+    if dies:
+        router.restart()
+    assert (router.send(publish, b"data"), router.send(rename)) == ("done", "done")
+    assert router.content() == {"d": "/", "g": "data"}
+    assert (router.leftovers(), router.store.intents()) == ([], [])
+
+
 def test_data_of_the_dead_make_room_for_the_record_of_their_end(
     router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:

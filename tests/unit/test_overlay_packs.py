@@ -31,7 +31,18 @@ from stageout.wire.capability import BadCapability, Credential, allow, issue
 from stageout.wire.fields import MAX_NUMBER
 from stageout.wire.frames import BadFrame, Decoder
 from stageout.wire.overlay import Pack
-from tests.unit.test_overlay_destination import EXPIRES, ORIGIN, PEER, Crash, Router, _dying, home, op, outcome
+from tests.unit.test_overlay_destination import (
+    EXPIRES,
+    ORIGIN,
+    PEER,
+    Crash,
+    Router,
+    _dying,
+    home,
+    op,
+    outcome,
+    without_record,
+)
 
 __all__ = ["home"]
 
@@ -105,6 +116,19 @@ def test_a_pack_that_comes_again_changes_nothing(router: Router) -> None:
     (stale,) = execute(router, first)
     assert (stale.failed, stale.outcomes) == ((0, 1), ("stale", "stale"))
     assert router.content() == {"f": "new", "g": "g"}
+
+
+def test_what_was_executed_without_a_record_is_recorded_before_a_pack(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A death then left a rename of which nobody could tell that it had happened."""
+    router.send(op(1, "publish", "a"), b"data")
+    without_record(router, monkeypatch, op(2, "rename", "a", target="b"))
+    (told,) = execute(router, arrived(3, {"b": b"new"}))
+    assert told.generations == (2,)
+    router.restart()
+    assert router.send(op(2, "rename", "a", target="b")) == "done"
+    assert router.content() == {"b": "new"}
 
 
 def test_the_same_pack_twice_in_a_batch_is_executed_once(router: Router) -> None:
