@@ -21,13 +21,13 @@ class _Kernel:
         (self.proc / "meminfo").write_text("MemTotal:  2000 kB\nMemAvailable:  1000 kB\nHugePages_Total: 0\n")
         (self.proc / "self" / "cgroup").write_text("".join(f"{line}\n" for line in here))
 
-    def second(self, path: str, limit: object, anon: int) -> None:
-        """A group of the second version."""
-        self._group(self.groups / path, "memory.max", limit, f"anon {anon}\nfile 7\n")
+    def second(self, path: str, limit: object, anon: int, more: str = "") -> None:
+        """A group of the second version. :param more: lines about it."""
+        self._group(self.groups / path, "memory.max", limit, f"anon {anon}\nfile 7\n{more}")
 
-    def first(self, path: str, limit: object, rss: int) -> None:
-        """A group of the first version."""
-        stat = f"cache 7\nrss 3\ntotal_cache 7\ntotal_rss {rss}\n"
+    def first(self, path: str, limit: object, rss: int, more: str = "") -> None:
+        """A group of the first version. :param more: as above."""
+        stat = f"cache 7\nrss 3\nshmem 3\ntotal_cache 7\ntotal_rss {rss}\n{more}"
         self._group(self.groups / "memory" / path, "memory.limit_in_bytes", limit, stat)
 
     def _group(self, group: Path, name: str, limit: object, stat: str) -> None:
@@ -47,6 +47,23 @@ def test_a_group_leaves_what_its_processes_do_not_hold(tmp_path: Path) -> None:
     kernel = _Kernel(tmp_path, "0::/slot/job")
     kernel.second("slot/job", 5000, 1000)
     assert kernel.room_bytes() == 4000
+
+
+def test_what_lies_in_memory_for_good_leaves_no_room(tmp_path: Path) -> None:
+    kernel = _Kernel(tmp_path, "4:memory:/slot", "0::/slot/job")
+    kernel.second("slot/job", 5000, 1000, "shmem 500\n")
+    assert kernel.room_bytes() == 3500
+    kernel.first("slot", 5000, 1000, "total_shmem 1500\n")
+    assert kernel.room_bytes() == 2500
+
+
+def test_a_group_that_is_throttled_has_no_room_beyond_that(tmp_path: Path) -> None:
+    kernel = _Kernel(tmp_path, "0::/slot/job")
+    kernel.second("slot/job", 9000, 1000)
+    (kernel.groups / "slot/job/memory.high").write_text("max\n")
+    assert kernel.room_bytes() == 8000
+    (kernel.groups / "slot/job/memory.high").write_text("3000\n")
+    assert kernel.room_bytes() == 2000
 
 
 def test_the_narrowest_group_counts_and_one_without_a_limit_does_not(tmp_path: Path) -> None:
