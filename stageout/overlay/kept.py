@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.core.threads import NoThread, started
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.links import Claim, Lane
 from stageout.wire.route import Route
@@ -94,8 +95,11 @@ class Kept:
             else:
                 ended = [circuit]
             if self._thread is None and self._circuits:
-                self._thread = threading.Thread(target=self._sweep, name="kept", daemon=True)
-                self._thread.start()
+                try:
+                    self._thread = started(self._sweep)
+                except NoThread:  # nobody would close them in time
+                    ended += [circuit for _, circuit in self._circuits]
+                    self._circuits.clear()
         for one in ended:
             one.close()
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
 from stageout.core.errors import TransferFailure
+from stageout.core.threads import NoThread, started
 from stageout.overlay.channel import Channel
 from stageout.wire.route import Route
 
@@ -50,7 +51,7 @@ class _Race:
         left, failed = list(routes), 0
         while True:
             if left:
-                threading.Thread(target=self._try, args=(left.pop(0),), daemon=True).start()
+                self._begin(left.pop(0))
             try:
                 route, found = self._made.get(timeout=_NEXT_AFTER_S if left else None)
             except Empty:
@@ -67,6 +68,13 @@ class _Race:
             self._is_given_up = True
             if self._first is not None:
                 self._first.close()
+
+    def _begin(self, route: Route) -> None:
+        """Where this process has as many threads as it may, the others wait until this one has come or failed."""
+        try:
+            started(self._try, route)
+        except NoThread:
+            self._try(route)
 
     def _try(self, route: Route) -> None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import threading
 import zlib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -103,6 +104,20 @@ def test_the_oldest_are_closed_when_there_are_too_many(kept: Kept) -> None:
         kept.leave(HERE, circuit)
     assert len(kept) == 6
     assert [channels[0].closed for _, channels in left] == [True, False, False]
+
+
+def test_nothing_is_kept_where_no_thread_could_close_it_in_time(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    (first, channels), (second, _) = _circuit(), _circuit()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", none)
+        kept.leave(HERE, first)
+    assert all(channel.closed for channel in channels)
+    assert not len(kept)
+    kept.leave(HERE, second)
+    assert kept.take(HERE, GATEWAY) is second
 
 
 def test_none_is_kept_for_long_or_for_thousands_of_files() -> None:

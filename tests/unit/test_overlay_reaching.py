@@ -112,3 +112,21 @@ def test_what_came_before_an_end_by_another_failure_is_closed(monkeypatch: pytes
     with pytest.raises(KeyboardInterrupt):
         routes.reach(ONE, TWO)
     assert routes.channels[ONE].closed.is_set()
+
+
+@pytest.mark.parametrize("threads", [0, 1])
+def test_a_process_that_may_have_no_more_threads_tries_them_in_turn(
+    monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    routes, start, left = _Routes(), threading.Thread.start, [None] * threads
+    routes.fails = {ONE}
+
+    def begin(thread: threading.Thread) -> None:
+        if not left:
+            raise RuntimeError("can't start new thread")
+        left.pop()
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", begin)
+    assert routes.reach(ONE, TWO, THREE) == (TWO, routes.channels[TWO])
+    assert routes.tried == [ONE, TWO]
