@@ -170,7 +170,8 @@ class Plan:
         :param mine: connections of the same route that are not slow, this one too. While these wait for something
             themselves, only what nobody but slow ones was asked for comes again. :param parts: it may be a part of one.
         """
-        found = [block for block in blocks.tail(self._table, mine) if block not in self._cut]
+        tail = blocks.tail(self._table, mine)
+        found = [block for block in tail if block not in self._cut and block not in self._coming]
         must_be_slow = self._waits(mine)
         if must_be_slow:
             found = [block for block in found if set(slow).issuperset(self._table.carriers[block])]

@@ -208,7 +208,8 @@ class Receiving:
         pace = self._pace(carrier)
         if not carrier.channel.parts or not 0 < pace * _SLOW_S < BLOCK_BYTES:
             return 0
-        return PART_BYTES * max(1, round(pace * max(_PART_S, way.trip_s) / PART_BYTES))
+        worth_bytes = PART_BYTES * max(1, round(pace * max(_PART_S, way.trip_s) / PART_BYTES))
+        return min(worth_bytes, BLOCK_BYTES)
 
     def _pace(self, carrier: Carrier) -> float:
         """What it brings; of a new one, what the others do."""

@@ -159,7 +159,7 @@ class WayBack:
 
     def man(self) -> None:
         """As many connections as there should be; what is too much ends by itself, the latest first."""
-        left = self._receiving.plan.left
+        left = -(-self._receiving.plan.left_bytes // BLOCK_BYTES)
         for place in range(0 if self.is_out else self.sockets.now):
             if place not in self._places and (not place or self.carriers) and left:
                 left -= 1

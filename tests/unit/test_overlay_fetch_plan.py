@@ -244,6 +244,23 @@ def test_parts_that_slow_ones_owe_come_again() -> None:
     assert plan.again(2, mine=[2], slow=[1], parts=True) is None
 
 
+@pytest.mark.parametrize("in_parts", [True, False])
+def test_what_is_being_written_is_not_asked_for_again(in_parts: bool) -> None:
+    plan = Plan(BLOCK_BYTES)
+    if in_parts:
+        part = plan.take_part(1, BLOCK_BYTES)
+        assert part is not None
+        assert plan.part_came(part, _BLOCK) is not None
+    else:
+        plan.begin(1, 1)
+        assert plan.came(0)
+    for parts in (True, False):
+        assert plan.again(2, mine=[2], slow=[1], parts=parts) is None
+        assert plan.again(2, mine=[1, 2], slow=[], parts=parts) is None
+    plan.written(0)
+    assert plan.is_whole
+
+
 def test_no_more_than_a_fiftieth_comes_twice_to_come_sooner() -> None:
     plan = Plan(100 * BLOCK_BYTES)
     while plan.take(1, 2) is not None:

@@ -559,6 +559,49 @@ def test_a_block_of_parts_is_looked_at_as_every_other(fetch: Callable[..., _Fetc
     assert dict(seen) == {block: min(BLOCK_BYTES, len(router.data) - block * BLOCK_BYTES) for block in in_parts}
 
 
+def _of_nobody(blocks: int, tmp_path: Path) -> Receiving:
+    """A file that nobody was asked for yet."""
+    with (tmp_path / "file").open("w+b") as file:
+        return Receiving(
+            Download(GATEWAY, "f"), Found(blocks * BLOCK_BYTES, BLOCK_BYTES, 7, 0o644), file.fileno(), print
+        )
+
+
+def _carriers(way: way_back.WayBack, count: int, pace: float) -> list[way_back.Carrier]:
+    channel = cast(Channel, SimpleNamespace(received_bytes=0, arrived_bytes=0, parts=True))
+    for number in range(count):
+        way.carriers[number] = way_back.Carrier(number, number, channel, 1)
+        way.carriers[number].pace = pace
+    return list(way.carriers.values())
+
+
+def test_a_very_long_way_does_not_stand_still_as_no_part_is_worth_a_question(tmp_path: Path) -> None:
+    done = _of_nobody(12, tmp_path)
+    (way,) = done.ways
+    way.trip_s = 1.0
+    carriers = _carriers(way, 4, pace=8e6)
+    for carrier in carriers:
+        assert done.take(way, carrier) is not None
+    assert done.plan.left > len(carriers)
+    assert done.take(way, carriers[0]) is not None, "a block takes an eighth of a second, a question a second"
+
+
+def test_connections_come_back_for_parts_of_lost_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = _of_nobody(2, tmp_path)
+    (way,) = done.ways
+    begun = list[int]()
+    monkeypatch.setattr(way, "_start", begun.append)
+    monkeypatch.setattr(way, "sockets", SimpleNamespace(now=8))
+    while done.plan.take_part(99, PART_BYTES) is not None:
+        pass
+    _carriers(way, 1, pace=8e6)
+    way.man()
+    assert not begun, "all of it is under way"
+    done.plan.lost(99)
+    way.man()
+    assert begun == [0, 1]
+
+
 def test_what_lay_behind_a_lost_packet_is_no_rate() -> None:
     channel = cast(Channel, SimpleNamespace(received_bytes=0, arrived_bytes=0))
     carrier = way_back.Carrier(0, 0, channel, 4)
