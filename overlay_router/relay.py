@@ -547,7 +547,8 @@ class Router:
             self._deliver(await self._on_disk(destination.expire))
         await self._outgoing.expire()
         self.rights.expire(int(time.time()))
-        while destination is not None and await self._on_disk(destination.follow):
+        until_s = time.monotonic() + _EXPIRE_INTERVAL_S  # then it is time to expire again
+        while destination is not None and time.monotonic() < until_s and await self._on_disk(destination.follow):
             pass  # others have the disk's thread between two steps
 
     async def _on_disk(self, work: Callable[[], T]) -> T:

@@ -23,7 +23,7 @@ from typing import Any, cast
 
 import pytest
 
-from overlay_router import line
+from overlay_router import line, relay
 from overlay_router.copying import copyist
 from overlay_router.copying.copier import Copier, _Try
 from overlay_router.copying.warrants import refusal
@@ -74,7 +74,7 @@ class _End:
     epoch = "e"
 
     def __init__(self) -> None:
-        self.file, self.asked, self.to_follow = -1, 0, 1
+        self.file, self.asked, self.to_follow, self.looked = -1, 0, 1, 0
 
     def status(self, ask: Status, peer: str) -> list[Any]:
         self.asked += 1
@@ -85,6 +85,7 @@ class _End:
         return Attached(Transfer(tid, f"another/{ORIGIN}", ASK), self.file)
 
     def expire(self) -> list[Any]:
+        self.looked += 1
         return []
 
     def follow(self) -> bool:
@@ -132,6 +133,17 @@ def test_records_follow_their_files_as_soon_as_the_router_serves(end: _End) -> N
     end.to_follow = 3
     serving(end, work)
     assert end.to_follow == 0, "one step more than there are"
+
+
+def test_records_that_never_end_to_follow_do_not_keep_what_is_over(end: _End, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody renames a directory of many files all the time: nothing expired, and no lot was given back."""
+
+    async def work(router: Router, gateway: Gateway) -> None:
+        await until(lambda: end.looked >= 3, "what is over is looked for again")
+
+    monkeypatch.setattr(relay, "_EXPIRE_INTERVAL_S", 0.01)
+    end.to_follow = 1 << 62
+    serving(end, work)
 
 
 def test_a_connection_that_cannot_be_answered_leaves_nothing_behind(end: _End) -> None:
