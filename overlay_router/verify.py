@@ -112,8 +112,10 @@ def _copied(database: Path) -> Iterator[sqlite3.Connection]:
             raise StageoutError(f"no copy of {database} can be made in {folder}: {problem}") from None
         with closing(sqlite3.connect(copy)) as connection:
             (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version > VERSION:
+                raise StageoutError(f"{database} is of a later version of the router: run --verify of that one")
             if version != VERSION:
-                raise StageoutError(f"{database} is of another version of the router: start this one with it first")
+                raise StageoutError(f"{database} is of an earlier version of the router: start this one with it first")
             yield connection
 
 

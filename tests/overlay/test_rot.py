@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from overlay_router import verify
+from overlay_router.local.migrations import VERSION
 from overlay_router.peers.greeting import greet
 from overlay_router.peers.keys import Key
 from stageout.core.databases import open_alone
@@ -359,4 +360,16 @@ def test_a_database_that_may_not_be_copied_is_said(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(shutil, "copyfile", full)
     with pytest.raises(StageoutError, match=r"no copy of .*database can be made in .*No space left"):
+        verify.verify(tmp_path, tmp_path / "database")
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [(VERSION - 1, "an earlier version of the router: start this one"), (VERSION + 1, "a later .*: run --verify of")],
+)
+def test_records_of_another_version_are_said_to_be_which(version: int, words: str, tmp_path: Path) -> None:
+    """This one was to be started with later ones, too, which it refuses."""
+    with contextlib.closing(sqlite3.connect(tmp_path / "database")) as connection:
+        connection.execute(f"PRAGMA user_version={version}")
+    with pytest.raises(StageoutError, match=words):
         verify.verify(tmp_path, tmp_path / "database")
