@@ -9,7 +9,7 @@ from pathlib import Path
 
 from policy_service.model import Lease
 from stageout.core import durable
-from stageout.core.databases import open_alone
+from stageout.core.databases import Foreign, open_alone
 from stageout.core.errors import StageoutError
 
 _VERSION = 1
@@ -19,6 +19,7 @@ CREATE TABLE leases (
     streams INTEGER NOT NULL, in_use INTEGER NOT NULL, wanted INTEGER NOT NULL, turn INTEGER NOT NULL,
     until REAL NOT NULL) WITHOUT ROWID
 """
+_LOAD = "SELECT id, owner, client, source, destination, streams, in_use, wanted, turn, until FROM leases"
 _SAVE = "INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
@@ -34,15 +35,21 @@ class Store:
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._connection, version = open_alone(path, "leases")
             self._bring_up(version)
+        except Foreign as problem:
+            raise StoreError(f"{path}: {problem}") from None
         except (OSError, sqlite3.Error) as problem:
-            raise StoreError(
-                f"{path}: {problem}. Stop the service that uses it, or mend its directory; a damaged file may be"
-                " removed: clients then ask for streams anew"
-            ) from problem
+            raise self._unusable(problem) from problem
+
+    def _unusable(self, problem: Exception) -> StoreError:
+        return StoreError(
+            f"{self._path}: {problem}. Stop the service that uses it, or mend its directory; a damaged file may be"
+            " removed: clients then ask for streams anew"
+        )
 
     def _bring_up(self, version: int) -> None:
         run = self._connection.execute
@@ -54,10 +61,14 @@ class Store:
         run("COMMIT")
 
     def load(self, now_mono_s: float, now_wall_s: float, most_s: float) -> list[Lease]:
-        """All leases. What is left of each is told by the wall clock, but is never more than ``most_s``."""
-        rows = self._connection.execute(
-            "SELECT id, owner, client, source, destination, streams, in_use, wanted, turn, until FROM leases"
-        )
+        """All leases. What is left of each is told by the wall clock, but is never more than ``most_s``.
+
+        :raises StoreError: it is damaged.
+        """
+        try:
+            rows = self._connection.execute(_LOAD).fetchall()
+        except sqlite3.Error as problem:
+            raise self._unusable(problem) from problem
         found = (Lease(*row) for row in rows)
         return [replace(one, deadline_s=now_mono_s + min(most_s, one.deadline_s - now_wall_s)) for one in found]
 

@@ -140,7 +140,7 @@ KNOBS: dict[str, Knob] = {
             "ap",
             "public key of the agent (stageout-schedd-agent --key), told to nodes by jobs",
         ),
-        Knob("STAGEOUT_CREDENTIAL_PORT", 0, "ap", "TCP port where nodes fetch renewed credentials; 0: none", 0),
+        Knob("STAGEOUT_CREDENTIAL_PORT", 0, "ap", "TCP port where nodes fetch renewed credentials; 0: none", 0, 65535),
         Knob("STAGEOUT_CREDENTIAL_HOST", "", "ap", "its name or address for the nodes; empty: this machine's"),
         Knob("STAGEOUT_POLL_INTERVAL", 5, "ap", "s between two looks at the job queue", 1),
         Knob("STAGEOUT_NOTICE_INTERVAL", 60, "ap", "s between two ads of the agent about itself", 5),
@@ -176,7 +176,7 @@ KNOBS: dict[str, Knob] = {
         Knob(
             "STAGEOUT_POLICY_HOST", "127.0.0.1", "policy", "address to listen on; all but loopback need a certificate"
         ),
-        Knob("STAGEOUT_POLICY_PORT", 9620, "policy", "TCP port; 0: any free one (see the log)", 0),
+        Knob("STAGEOUT_POLICY_PORT", 9620, "policy", "TCP port; 0: any free one (see the log)", 0, 65535),
         Knob("STAGEOUT_POLICY_CERT", "", "policy", "PEM file of the certificate and its chain"),
         Knob("STAGEOUT_POLICY_KEY", "", "policy", "PEM file of its key; empty: in the same file"),
         Knob("STAGEOUT_POLICY_TOKENS", "/etc/condor/stageout-policy.tokens", "policy", "one OWNER TOKEN a line"),

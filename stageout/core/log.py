@@ -50,11 +50,17 @@ def open_log(path: Path | None, debug: bool = False) -> None:
 def open_daemon_log(settings: Settings, knob: str, name: str, terminal: bool = False) -> None:
     """Send the log of a daemon to the file of HTCondor's ``knob``, or to ``name`` in ``$(LOG)``.
 
-    :param terminal: to stderr; so too where neither is set.
+    :param terminal: to stderr; so too where neither is set. :raises ConfigError: that is no file to write.
     """
     directory = settings.condor("LOG")
     path = "" if terminal else settings.condor(knob) or (f"{directory}/{name}" if directory else "")
-    open_log(Path(path) if path else None, settings.flag("STAGEOUT_DEBUG"))
+    try:
+        open_log(Path(path) if path else None, settings.flag("STAGEOUT_DEBUG"))
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as problem:
+        from stageout.core.config import ConfigError
+
+        why = f"{problem.strerror}; name a file that this daemon's user may write"
+        raise ConfigError(f"{knob}: the log {path}: {why}") from None
 
 
 def event(name: str, level: int = logging.INFO, **facts: object) -> None:

@@ -58,7 +58,7 @@ class Service:
         """Its knobs as it reads them from the environment."""
         found = {f"_CONDOR_STAGEOUT_POLICY_{name}": value for name, value in self.knobs.items() if name != "POLICY"}
         found["_CONDOR_STAGEOUT_POLICY"] = self.knobs.get("POLICY", "")
-        found["_CONDOR_STAGEOUT_POLICY_SERVICE_LOG"] = str(self.log)
+        found.setdefault("_CONDOR_STAGEOUT_POLICY_SERVICE_LOG", str(self.log))
         return found
 
     def start(self, arguments: Sequence[str] = ("--alone",)) -> Service:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -123,6 +123,28 @@ def test_a_damaged_or_newer_database_is_said(tmp_path: Path) -> None:
     connection.close()
     with pytest.raises(StoreError, match="version 7"):
         Store(newer)
+
+
+def test_a_database_whose_leases_are_damaged_or_not_ours_is_said(tmp_path: Path) -> None:
+    import sqlite3
+
+    damaged = tmp_path / "damaged"
+    book = _book(damaged, Hands())
+    lease = book.request("a", "m", "x", "y", 8)
+    book.close()
+    with closing(Store(damaged)) as store:
+        store.save([(replace(lease, id=f"{number:020}"), 0.0) for number in range(2000)], [])
+    data = damaged.read_bytes()
+    damaged.write_bytes(data[:8192] + b"\xff" * (len(data) - 8192))
+    with closing(Store(damaged)) as store, pytest.raises(StoreError, match="a damaged file may be removed"):
+        store.load(0.0, 0.0, 1.0)
+    foreign = tmp_path / "foreign"
+    with closing(sqlite3.connect(foreign)) as connection:
+        connection.execute("CREATE TABLE others (name TEXT)")
+    before = foreign.read_bytes()
+    with pytest.raises(StoreError, match=r"another program, which was not touched: move it away, and put ours back$"):
+        Store(foreign)
+    assert foreign.read_bytes() == before
 
 
 class Clients(RuleBasedStateMachine):

@@ -336,6 +336,8 @@ def test_tls_keeps_tokens_off_the_network(tmp_path: Path) -> None:
         ({"PRIORITIES": "cms=high"}, "write OWNER=NUMBER", 99),
         ({"DIR": "$(SPOOL)/x"}, "write an absolute path", 99),
         ({"CERT": "/nonexistent"}, "STAGEOUT_POLICY_CERT", 99),
+        ({"PORT": "70000"}, "STAGEOUT_POLICY_PORT = 70000: must be at most 65535", 99),
+        ({"SERVICE_LOG": "/nonexistent/log"}, "_LOG: the log /nonexistent/log: No such file or directory; name", 99),
         ({"DIR": "/dev/null/x"}, "mend its directory", 1),
     ],
 )
