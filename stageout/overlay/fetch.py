@@ -18,6 +18,7 @@ from pathlib import Path
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.pauses import growing_s
+from stageout.core.threads import NoThread
 from stageout.overlay.arrivals import part_of, permit, private
 from stageout.overlay.cargo import Share
 from stageout.overlay.channel import Channel, Gateway
@@ -302,7 +303,11 @@ class _Whole:
                 channel.close()
                 fetch.few_blocks = 0
                 return False
-            self._by_many(channel, found)
+            try:
+                self._by_many(channel, found)
+            except NoThread:  # all of it comes as one answer, in this one
+                self.shares, fetch.few_blocks = (), 0
+                return False
             return True
         buffer = memoryview(mmap.mmap(-1, BLOCK_BYTES))  # the kernel copies faster to whole pages
         writing = Writing(self._file, found.size_bytes)

@@ -108,6 +108,7 @@ class Receiving:
         :param channel: by the first route; FOUND has come on it, and these blocks come next. It is closed or kept.
         :param trip_s: from the question to FOUND. :param made_s: what the connection took to be made.
         :raises TransferFailure: CONFLICT, the name has another file now; or it is not to be had.
+        :raises NoThread: not even one is to be had; the connection is closed, and nothing is written.
         """
         try:
             with self.changed:

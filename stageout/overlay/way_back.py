@@ -6,7 +6,6 @@ What has nothing under way when the file is there is left to the next one (:mod:
 from __future__ import annotations
 
 import mmap
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 from stageout.core import log
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.sockets import Segments
+from stageout.core.threads import NoThread, started
 from stageout.overlay.cargo import Share
 from stageout.overlay.channel import Channel
 from stageout.overlay.fetching import Ask
@@ -169,8 +169,8 @@ class WayBack:
         """Where this process has as many threads as it may, those that there are go on; the first one must be had."""
         self._places.add(place)
         try:
-            threading.Thread(target=self._work, args=(place, carrier), daemon=True).start()
-        except RuntimeError:
+            started(self._work, place, carrier)
+        except NoThread:
             self._places.discard(place)
             if carrier is not None:
                 del self.carriers[carrier.number]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import signal
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.core.threads import NoThread
 from stageout.overlay import fetch, receiving, way_back
 from stageout.overlay.cargo import Share
 from stageout.overlay.channel import Channel, Gateway
@@ -317,6 +319,19 @@ def test_a_connection_that_is_one_too_many_asks_for_nothing_more(
     late = [count for blocks, count in counts.items() if 30 <= blocks < _BLOCKS - 1]
     assert late
     assert set(late) == {1}
+
+
+def test_a_process_that_may_have_no_thread_gets_it_by_one_connection(
+    gateway: Gateway, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*arguments: object) -> threading.Thread:
+        raise NoThread(errno.EAGAIN, "as many as it may")
+
+    monkeypatch.setattr(way_back, "started", none)
+    shares = list[Share]()
+    assert get(gateway, "f", tmp_path / "back", connections=4, ended=shares.extend) == source.stat().st_size
+    assert (tmp_path / "back").read_bytes() == source.read_bytes()
+    assert [(share.sent_bytes, share.problem) for share in shares] == [(source.stat().st_size, "")]
 
 
 def test_a_router_that_takes_fewer_connections(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

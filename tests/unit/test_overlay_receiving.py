@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -14,6 +15,7 @@ from typing import Any, cast
 import pytest
 
 from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.core.threads import NoThread, started
 from stageout.overlay import receiving, way_back
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.fetching import Ask
@@ -411,18 +413,18 @@ def test_a_process_that_may_have_no_more_threads_goes_on_with_those_that_it_has(
 ) -> None:
     left, router = [None] * threads, _Router(24)
 
-    def thread(**arguments: Any) -> threading.Thread:
+    def begin(*arguments: Any) -> threading.Thread:
         if not left:
-            raise RuntimeError("can't start new thread")
+            raise NoThread(errno.EAGAIN, "as many as it may")
         left.pop()
-        return threading.Thread(**arguments)
+        return started(*arguments)
 
-    monkeypatch.setattr(way_back, "threading", SimpleNamespace(Thread=thread))
+    monkeypatch.setattr(way_back, "started", begin)
     if threads:
         assert fetch(router).is_right()
         assert len(router.made) == threads
     else:
-        with pytest.raises(RuntimeError, match="new thread"):
+        with pytest.raises(NoThread):
             fetch(router)
         assert router.made[0].closed
 
