@@ -82,7 +82,7 @@ class Destination:
         #: Executed, but the disk had no room for the record: never executed again, recorded when it can be.
         self._unrecorded: dict[tuple[str, int], tuple[Operation, Result]] = {}
         #: Begun, but the disk was full, or away: the inode says whether it happened.
-        self._begun: dict[tuple[str, int], int] = {}
+        self._begun: dict[tuple[str, int], tuple[Operation, int]] = {}
         #: Published and not yet recorded: what these files are.
         self._made: dict[tuple[str, int], Made] = {}
         self.remembered = Remembered(store.contents, tree)
@@ -104,7 +104,7 @@ class Destination:
         """
         done = self._unrecorded.get((ask.origin, ask.seq))
         if done is not None:  # its data have their name already
-            self._consider([Held(done[0])])
+            self._execute([Held(done[0])])
         final = self._final(ask)
         if final is not None:
             return Reply(peer, final)
@@ -251,8 +251,8 @@ class Destination:
 
     def pack(self, batch: Sequence[Arrived]) -> list[Reply]:
         """Execute packs of small files, and what waited for them. :raises OSError: the disk fails; ask again."""
-        done = [self._held.get(key) or Held(operation) for key, (operation, _) in self._unrecorded.items()]
-        replies = self._consider(done)
+        paths = {path for arrived in batch for path in arrived.pack.paths}
+        replies = self._finish(Op(0, 0, Kind.PUBLISH, path) for path in paths)
         replies += [Reply(*answer) for group in apart(batch) for answer in self._small.execute(group)]
         origins = {arrived.pack.origin for arrived in batch}
         waiting = [held for (origin, _), held in self._held.items() if origin in origins and held.operation.after]
@@ -360,13 +360,17 @@ class Destination:
 
     def _consider(self, waiting: list[Held]) -> list[Reply]:
         """What can be done with these operations now, and with those that waited for them; in their order."""
+        replies = self._finish((op_of(held.operation) for held in waiting), {held.key for held in waiting})
+        return replies + self._execute(waiting)
+
+    def _execute(self, waiting: list[Held]) -> list[Reply]:
         replies: list[Reply] = []
         if waiting:
             self._small.make_sure()
         while waiting:
             footprint, group, later = Footprint(), Group(), list[Held]()
             try:
-                for held in self._in_order(waiting):
+                for held in waiting:
                     op = op_of(held.operation)
                     if footprint.add(op):
                         later.append(held)
@@ -386,20 +390,25 @@ class Destination:
             waiting = later + woken
         return replies
 
-    def _in_order(self, waiting: list[Held]) -> list[Held]:
-        """With what was executed and is not recorded yet before what touches the same names."""
-        if not self._unrecorded:
-            return waiting
-        footprint, mine = Footprint(), {held.key: held for held in waiting}
-        for held in waiting:
-            footprint.add(op_of(held.operation))
+    def _finish(self, ops: Iterable[Op], asked: Collection[tuple[str, int]] = ()) -> list[Reply]:
+        """What was executed at names that these touch, or may have been, is recorded before them.
+
+        What cannot be recorded now stays: a DELETE that makes room must not wait for it. :param asked: are told later.
+        """
+        left = {key: operation for key, (operation, _) in (*self._begun.items(), *self._unrecorded.items())}
+        if not left:
+            return []
+        footprint = Footprint()
+        for op in ops:
+            footprint.add(op)
         first = [
-            mine.get(key) or self._held.get(key) or Held(operation)
-            for key, (operation, _) in self._unrecorded.items()
+            (None if key in asked else self._held.get(key)) or Held(operation)
+            for key, operation in left.items()
             if footprint.add(op_of(operation))
         ]
-        done = {held.key for held in first}
-        return first + [held for held in waiting if held.key not in done]
+        with suppress(OSError, sqlite3.Error):
+            return self._execute(first)
+        return []
 
     def _judge(self, held: Held, op: Op, group: Group) -> list[Reply]:
         """The terminal rule: into the group, into what is held, or answered."""
@@ -445,7 +454,7 @@ class Destination:
 
     def _has_happened(self, held: Held, op: Op) -> bool:
         """Whether a change that was begun and not finished was made; it is on the disk then."""
-        inode = self._begun.get(held.key)
+        _, inode = self._begun.get(held.key, (None, None))
         if inode is None or not names.happened(self._tree.names(op), names.Intent(op, names.Entry(inode))):
             return False
         self._tree.sync(op)
@@ -497,7 +506,7 @@ class Destination:
         for one in group.changes:
             found = problems.get(one.held.key) or everywhere
             if found is not None and passes(found := why(self._tree, found)):
-                self._begun[one.held.key] = one.inode
+                self._begun[one.held.key] = one.held.operation, one.inode
                 full = found
                 continue
             result = failed(self._tree, one.op, found) if found else Result(Outcome.DONE)
@@ -588,10 +597,10 @@ class Destination:
                 done.append(Ended(held, op, Result(Outcome.DONE)))
             else:
                 rest.append(held)
-                self._begun[held.key] = stored.inode
+                self._begun[held.key] = stored.operation, stored.inode
         self._settle(done)
         try:
-            self._consider(rest)
+            self._execute(rest)
         except OSError as problem:
             if not passes(problem):
                 raise

@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from overlay_router.data.jobs import Report
 from overlay_router.ends import Ends
 from overlay_router.local.destination import Destination, Reply
-from overlay_router.local.store import Store, StoreError
+from overlay_router.local.store import Settled, Store, StoreError
 from overlay_router.local.tree import Tree
 from stageout.core import durable
 from stageout.wire import frames, overlay
@@ -512,6 +512,50 @@ def test_what_was_executed_without_a_record_is_recorded_before_the_next_change_o
     assert (router.send(publish, b"data"), router.send(rename)) == ("done", "done")
     assert router.content() == {"d": "/", "g": "data"}
     assert (router.leftovers(), router.store.intents()) == ([], [])
+
+
+@contextmanager
+def _never_synced(self: Tree) -> Iterator[None]:
+    yield
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_what_was_changed_and_not_synced_is_found_out_before_the_next_change_of_its_names(
+    router: Router, monkeypatch: pytest.MonkeyPatch, dies: bool
+) -> None:
+    """Its names did not say any more that it had happened: it was done again, or said to have failed."""
+    publish, rename = op(1, "publish", "a"), op(3, "rename", "b", target="c")
+    for before, after in ((publish, op(2, "rename", "a", target="b")), (rename, op(4, "rename", "c", target="d"))):
+        with monkeypatch.context() as full:
+            full.setattr(Tree, "together", _never_synced)
+            with pytest.raises(OSError, match="No space"):
+                router.send(before, b"data")
+        assert router.send(after) == "done"
+        assert [one.path for one in router.store.contents.after(0, 9)] == [after.target]
+    if dies:
+        router.restart()
+    assert (router.send(publish, b"data"), router.send(rename)) == ("done", "done")
+    assert router.content() == {"d": "data"}
+    assert (router.leftovers(), router.store.intents()) == ([], [])
+
+
+def test_what_cannot_be_recorded_is_in_the_way_of_nothing_that_makes_room(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_record(router, monkeypatch, op(1, "publish", "f"), b"data")
+    settle, tried = router.store.settle, list[int]()
+
+    def little_room(ends: Sequence[Settled]) -> None:
+        tried.extend(one.operation.seq for one in ends)
+        if tried == [1]:
+            raise OSError(28, "No space left on device")
+        settle(ends)
+
+    monkeypatch.setattr(router.store, "settle", little_room)
+    assert router.send(op(2, "delete", "f")) == "done"
+    assert (tried, router.content()) == ([1, 2], {})
+    assert router.send(op(1, "publish", "f"), b"data") == "done"
 
 
 def test_data_of_the_dead_make_room_for_the_record_of_their_end(
