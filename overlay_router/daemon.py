@@ -11,6 +11,7 @@ import importlib.util
 import os
 import signal
 import socket
+import sqlite3
 import ssl
 import sys
 import time
@@ -256,10 +257,11 @@ def _uplink(settings: Settings, stack: contextlib.ExitStack) -> Uplink | None:
 async def _destination(place: Place, makers: int, stack: contextlib.ExitStack) -> Destination:
     _made(place.records.parent)
     store = stack.enter_context(contextlib.closing(Store(place.records)))
-    await _root_of(store, place.root)
-    tree = _tree(place.root, "STAGEOUT_ROUTER_ROOT", stack)
-    store.belong_to(tree.place)
-    destination = Destination(store, tree, lambda: int(time.time()), Makers(makers, place.root))
+    with store.read():
+        await _root_of(store, place.root)
+        tree = _tree(place.root, "STAGEOUT_ROUTER_ROOT", stack)
+        store.belong_to(tree.place)
+        destination = Destination(store, tree, lambda: int(time.time()), Makers(makers, place.root))
     return stack.enter_context(contextlib.closing(destination))
 
 
@@ -342,7 +344,8 @@ def _egress(settings: Settings, stack: contextlib.ExitStack) -> Egress | None:
     place, spool = _spool(settings, "egress")
     store = stack.enter_context(contextlib.closing(EgressStore(home_of(settings) / "egress.sqlite")))
     tree = _tree(place, "STAGEOUT_ROUTER_DIR", stack)
-    return Egress(store, tree, spool, targets, SystemClock())
+    with store.read():
+        return Egress(store, tree, spool, targets, SystemClock())
 
 
 def _spool(settings: Settings, name: str) -> tuple[Path, Spool]:
@@ -358,12 +361,14 @@ def _custodian(settings: Settings, terminals: Terminals, name: str, stack: conte
     place, spool = _spool(settings, "spool")
     store = stack.enter_context(contextlib.closing(CustodyStore(home_of(settings) / "custody.sqlite")))
     tree = _tree(place, "STAGEOUT_ROUTER_DIR", stack)
-    return Custodian(store, tree, spool, terminals, name, SystemClock())
+    with store.read():
+        return Custodian(store, tree, spool, terminals, name, SystemClock())
 
 
 def _copies(settings: Settings, name: str, stack: contextlib.ExitStack) -> Copies:
     store = stack.enter_context(contextlib.closing(CopyStore(home_of(settings) / "copies.sqlite")))
-    return Copies(store, name, SystemClock())
+    with store.read():
+        return Copies(store, name, SystemClock())
 
 
 def _signals_heard(reload: Callable[[], None], is_told: bool) -> asyncio.Event:
@@ -429,7 +434,7 @@ def main(argv: list[str] | None = None) -> int:
         gc.freeze()  # with thousands of files in packs, which die by themselves, it would look at all this all the time
         gc.set_threshold(_OBJECTS_TO_LOOK)
         asyncio.run(run(load, None if options.alone else options.local_name))
-    except (StageoutError, OSError) as problem:
+    except (StageoutError, OSError, sqlite3.Error) as problem:
         log.error("cannot-start", problem=problem)
         if not on_terminal:
             print(f"stageout-router: {problem}", file=sys.stderr)

@@ -340,6 +340,8 @@ def main(argv: list[str] | None = None) -> int:
         return _complain(problem, 1)
     except (ConfigError, SpoolError, LedgerError, KeyUnusable) as problem:
         return _complain(problem, DO_NOT_RESTART)
+    except sqlite3.Error as problem:
+        return _complain(LedgerError(f"the ledger fails: {problem}; see whether its disk is sound, and has room"), 1)
     return 0
 
 

@@ -226,7 +226,7 @@ def _settle(items: Sequence[_Change]) -> None:
 def _open(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    if tables and "meta" not in tables:
+    if tables and "sandboxes" not in tables:
         connection.close()
         raise LedgerError(f"{path} is the database of another program, and was not touched: put the ledger back")
     connection.execute("PRAGMA journal_mode = WAL")

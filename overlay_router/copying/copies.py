@@ -57,6 +57,7 @@ class Commanded:
 class CopyStore(Store):
     """The open database of copies. Each method is one transaction and durable when it returns."""
 
+    table = "copies"
     if_damaged = "It is damaged, and may be removed: whoever commanded a copy commands it again"
     schema = (
         SCHEMA

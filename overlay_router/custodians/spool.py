@@ -96,6 +96,7 @@ class CustodyStore(PackRecords):
     """The open database of a spool. Each method is one transaction and durable when it returns."""
 
     first_tid = FIRST_TID
+    table = "custody"
     if_damaged = (
         "It is damaged: put it back from a backup. What is in custody is in the spool beside it, and only these"
         " records say whose it is: if they are lost for good, move both aside; senders that have kept their bytes send"

@@ -140,26 +140,40 @@ class Store:
     """
 
     schema = SCHEMA
+    #: Each of them has it, and none that is for something else.
+    table = "meta"
     if_damaged = "It is damaged, and may be removed: origins then check by size and digest what has arrived"
 
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            self._connection, version = open_alone(path)
+            self._connection, version = open_alone(path, self.table)
             self._bring_up_or_close(version)
         except (Later, Foreign) as problem:
             raise StoreError(f"{path}: {problem}") from None
         except sqlite3.OperationalError as problem:
             raise StoreError(f"{path}: {problem}. {what_to_do(problem)}") from problem
         except (sqlite3.Error, ValueError) as problem:
-            raise StoreError(f"{path}: {problem}. {self.if_damaged}") from problem
+            raise self._damaged(problem) from problem
         self.contents = Contents(self._connection)
-        self.epoch = self._meta("epoch")
         self._records: dict[str, OriginRecord] = {}
 
     def close(self) -> None:
         """Close the database."""
         self._connection.close()
+
+    @contextmanager
+    def read(self) -> Iterator[None]:
+        """While what it has is read at the start. :raises StoreError: it is damaged."""
+        try:
+            yield
+        except sqlite3.DatabaseError as problem:
+            if type(problem) is not sqlite3.DatabaseError:  # a full disk, which another start may find better
+                raise
+            raise self._damaged(problem) from problem
+
+    def _damaged(self, problem: Exception) -> StoreError:
+        return StoreError(f"{self._path}: {problem}. {self.if_damaged}")
 
     @property
     def place(self) -> str:
@@ -461,6 +475,7 @@ class Store:
     def _bring_up_or_close(self, version: int) -> None:
         try:
             self._bring_up(version)
+            self.epoch = self._meta("epoch")
         except BaseException as problem:
             find_code(problem, self._path, self._connection)
             self._connection.close()
@@ -517,7 +532,10 @@ class Store:
             self._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
 
     def _meta(self, name: str) -> str:
-        return str(self._connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()[0])
+        row = self._connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+        if row is None:
+            raise ValueError(f"it has no {name}")
+        return str(row[0])
 
     def _transfers(self, where: str, values: tuple[object, ...]) -> Iterator[Transfer]:
         rows = self._connection.execute(

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from overlay_router.local.store import Store
 from sandbox_manager import lookups, orders, records, recovery
 from sandbox_manager.credentials import HeldSurroundings
 from sandbox_manager.ledger import SCHEMA_VERSION, Ledger, LedgerError, get_meta, set_meta
@@ -532,6 +533,15 @@ def test_the_database_of_another_program_is_not_touched(version: int, tmp_path: 
         connection.execute("CREATE TABLE theirs (data BLOB)")
         connection.execute(f"PRAGMA user_version = {version}")
         connection.commit()
+    before = (tmp_path / "l").read_bytes()
+    with pytest.raises(LedgerError, match="of another program"):
+        Ledger(tmp_path / "l")
+    assert (tmp_path / "l").read_bytes() == before
+
+
+def test_the_database_of_a_router_is_no_ledger(tmp_path: Path) -> None:
+    """It has a table of the same name as one of ours."""
+    Store(tmp_path / "l").close()
     before = (tmp_path / "l").read_bytes()
     with pytest.raises(LedgerError, match="of another program"):
         Ledger(tmp_path / "l")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from overlay_router import daemon
 from overlay_router.copying.copies import CopyStore
 from overlay_router.custodians.spool import CustodyStore, EgressStore
 from overlay_router.local.store import Store, StoreError
@@ -31,6 +32,41 @@ def test_the_database_of_another_program_is_not_touched(
         records(path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("records", [CustodyStore, EgressStore, CopyStore])
+def test_what_stands_in_the_place_of_others_is_not_touched(records: type[Store], tmp_path: Path) -> None:
+    """As after a backup that was put back under the wrong name."""
+    path = tmp_path / "db"
+    Store(path).close()
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match=r"another program, which was not touched: move it away"):
+        records(path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("table", ["meta", "transfers", "intents"])
+def test_records_whose_damage_is_found_behind_their_beginning_are_said_to_be_damaged(
+    table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records, root, keys = tmp_path / "home" / "router.sqlite", tmp_path / "root", tmp_path / "keys"
+    records.parent.mkdir()
+    root.mkdir()
+    keys.touch(0o600)
+    keys.write_text(f"site {'0' * 24} /\n")
+    with closing(Store(records)) as store:
+        (page,) = store._connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+        (page_bytes,) = store._connection.execute("PRAGMA page_size").fetchone()
+    with records.open("r+b") as file:
+        file.seek((page - 1) * page_bytes)
+        file.write(b"\xff" * page_bytes)
+    settings = {"ROOT": root, "DIR": records.parent, "KEYS": keys, "HOST": "127.0.0.1", "PORT": 0}
+    lines = tmp_path / "router.env"
+    lines.write_text("".join(f"STAGEOUT_ROUTER_{name}={value}\n" for name, value in settings.items()))
+    assert daemon.main(["--settings", str(lines)]) == 99
+    said = capsys.readouterr().err
+    assert f"{records}: " in said
+    assert "It is damaged, and may be removed" in said
 
 
 @pytest.mark.parametrize("records", [CustodyStore, EgressStore])
