@@ -51,11 +51,16 @@ def followed(path: bytes, since: int, moves: Sequence[Move]) -> bytes | None:
 
 def sources(path: bytes, moves: Sequence[Move]) -> list[bytes]:
     """At or below which paths the records may be of what is at or below this one; others may be there, too."""
-    found = {path}
+    places, found = {path}, {path}
     for move in reversed(moves):
-        for one in list(found):
-            if move.target is not None and is_within(one, move.target):
-                found.add(move.path + one[len(move.target) :])
-            elif move.target is not None and is_within(move.target, one):
-                found.add(move.path)
+        if move.target is not None:
+            places = {place for one in places for place in _before(one, move.path, move.target)}
+            found |= places
     return sorted(found)
+
+
+def _before(path: bytes, source: bytes, target: bytes) -> tuple[bytes, ...]:
+    """Where what is at or below a path was before a move; what had been at its target was gone by then."""
+    if is_within(path, target):
+        return (source + path[len(target) :],)
+    return (path, source) if is_within(target, path) else (path,)

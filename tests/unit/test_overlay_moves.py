@@ -11,7 +11,7 @@ import pytest
 
 from overlay_router.local import contents
 from overlay_router.local.contents import SCHEMA, Contents, Identity, Made
-from overlay_router.local.moves import followed
+from overlay_router.local.moves import Move, followed, sources
 from stageout.wire.overlay import Operation
 
 _TRANSFERS = """
@@ -100,3 +100,18 @@ def test_each_record_says_where_its_file_is_whatever_was_renamed(monkeypatch: py
                 pass
             assert world.rows() == world.files, f"seed {seed}"
     assert noted > _WORLDS, "hardly anything was to follow"
+
+
+def test_a_path_below_directories_that_were_renamed_level_by_level_is_looked_for_in_few_places() -> None:
+    """There were twice as many with each level: 65536."""
+    levels = [b"/".join([b"new"] * level) for level in range(17)]
+    moves = [Move(level, b"%s/old" % levels[level - 1], levels[level], b"") for level in range(1, 17)]
+    moves[0] = moves[0]._replace(path=b"old")
+    places = sources(levels[16] + b"/f", moves)
+    assert len(places) == 17
+    assert all(followed(place, since, moves) == levels[16] + b"/f" for since, place in enumerate(_latest_last(places)))
+
+
+def _latest_last(places: list[bytes]) -> list[bytes]:
+    """As each move found them: the more of the old names, the earlier."""
+    return sorted(places, key=lambda place: -place.split(b"/").count(b"old"))
