@@ -58,6 +58,7 @@ from sandbox_manager.tuner import Flight, Target, Tuner
 from stageout.core import log
 from stageout.core.clock import Clock, asleep_s, boot_id
 from stageout.core.ending import end
+from stageout.core.pools import Pool
 from stageout.core.states import FREED, State
 from stageout.movers.mover import Stopped
 from stageout.movers.plugins_table import PluginsTable
@@ -127,7 +128,7 @@ class Pipeline:
         self._batch_number = 0
         self._running: dict[int, BatchRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._movers = ThreadPoolExecutor(64, "mover")
+        self._movers = Pool(64, "mover")
         self._disk = ThreadPoolExecutor(2, "spool")
         self._syncs = Syncs(spool, self._disk, self.acceptance.synced, self._background)
         self._releases = Releases(self.book, spool, self.admission.space, self._disk, self._background, self._now)

@@ -16,7 +16,6 @@ import secrets
 import shutil
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from overlay_router.local.lookups import refusal
 from overlay_router.local.tree import BadPath, checked
 from stageout.core import log
 from stageout.core.errors import ErrorClass
+from stageout.core.pools import Pool
 from stageout.movers.mover import Batch, Cargo, Equipment, Mover, Stopped, end_leftovers
 from stageout.movers.results import Delivered, Failure
 from stageout.wire.egress import Target
@@ -84,7 +84,7 @@ class Fetching:
         self._files = FetchedFiles(egress.spool, keep_s, egress.clock)
         self._rounds: dict[str, _Round] = {}
         self._all: set[_Round] = set()  # those, too, for which a later one stands, or nobody waits
-        self._threads = ThreadPoolExecutor(max_workers=most, thread_name_prefix="fetching")
+        self._threads = Pool(max_workers=most, thread_name_prefix="fetching")
         self._turns, self._granted = Turns(most), dict[Wish, asyncio.Future[None]]()
         self._names = (f"{secrets.token_hex(4)}-{number}" for number in itertools.count(1))
         self._is_ready = asyncio.Event()

@@ -15,7 +15,6 @@ import secrets
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +30,7 @@ from overlay_router.rules.states import Outcome, Result
 from stageout.core import log
 from stageout.core.clock import Clock
 from stageout.core.errors import Advice, ErrorClass
+from stageout.core.pools import Pool
 from stageout.movers.mover import end_leftovers
 from stageout.movers.plugins_table import Plugin, PluginsTable
 from stageout.movers.results import Delivered, Failure
@@ -86,7 +86,7 @@ class Outflow:
     ) -> None:
         self._egress, self._means, self._on_disk, self._tell, self._clock = egress, means, on_disk, tell, clock
         self._table = PluginsTable(asks_as_itself=True)
-        self._threads = ThreadPoolExecutor(max_workers=means.most, thread_name_prefix="egress")
+        self._threads = Pool(max_workers=means.most, thread_name_prefix="egress")
         self._calls: dict[Call, asyncio.Task[None]] = {}
         #: Whose data are looked up now, for a call.
         self._beginning: frozenset[Key] = frozenset()

@@ -6,7 +6,8 @@ import errno
 import threading
 from collections.abc import Callable
 
-_WORDS = "this process has as many threads as it may: allow it more (TasksMax of the unit, ulimit -u), or memory"
+#: Of a process that may have no more threads: what to do.
+NO_MORE = "this process has as many threads as it may: allow it more (TasksMax of the unit, ulimit -u), or memory"
 
 
 class NoThread(OSError):
@@ -19,5 +20,5 @@ def started(target: Callable[..., object], *arguments: object) -> threading.Thre
     try:
         thread.start()
     except RuntimeError:
-        raise NoThread(errno.EAGAIN, _WORDS) from None
+        raise NoThread(errno.EAGAIN, NO_MORE) from None
     return thread

@@ -23,6 +23,7 @@ from overlay_router.data.receiving import Gates
 from overlay_router.data.ring import Rings, Shelf
 from overlay_router.delivery.lessee import Lessee
 from stageout.core.errors import ErrorClass
+from stageout.core.pools import Pool
 from stageout.core.threads import NoThread
 from stageout.overlay.channel import Gateway
 from stageout.wire import frames, overlay
@@ -32,12 +33,13 @@ from stageout.wire.overlay import Leased, Operation, Pack, Refuse
 _start = threading.Thread.start
 
 
+def _fails(thread: threading.Thread) -> NoReturn:
+    raise RuntimeError("can't start new thread")
+
+
 @pytest.fixture(autouse=True)
 def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(thread: threading.Thread) -> NoReturn:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", fails)
+    monkeypatch.setattr(threading.Thread, "start", _fails)
 
 
 @pytest.mark.parametrize("kind", ["receive", "send", "send-pack", "relay", "tls"])
@@ -132,3 +134,30 @@ def test_a_lease_that_nobody_can_watch_is_given_back(monkeypatch: pytest.MonkeyP
     (renewing,) = begun
     renewing.join(30)
     assert not renewing.is_alive()
+
+
+def test_what_finds_no_thread_of_a_pool_is_not_done_when_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever gave it gives it again, and would have it done twice."""
+    done, free = list[str](), threading.Event()
+    with Pool(2) as pool:
+        monkeypatch.setattr(threading.Thread, "start", _start)
+        first = pool.submit(free.wait, 60)
+        monkeypatch.setattr(threading.Thread, "start", _fails)
+        with pytest.raises(NoThread, match="allow it more"):
+            pool.submit(done.append, "refused")
+        free.set()
+        assert first.result(60)
+        monkeypatch.setattr(threading.Thread, "start", _start)
+        pool.submit(done.append, "given again").result(60)
+    assert done == ["given again"]
+
+
+def test_a_pool_answers_with_what_was_raised() -> None:
+    with pytest.MonkeyPatch.context() as patch, Pool(1) as pool:
+        patch.setattr(threading.Thread, "start", _start)
+        with pytest.raises(ValueError, match="no number"):
+            pool.submit(_no_number).result(60)
+
+
+def _no_number() -> NoReturn:
+    raise ValueError("no number")

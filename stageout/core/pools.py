@@ -1,0 +1,40 @@
+"""Threads that wait for work, in a process that may have no more of them."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from stageout.core.threads import NO_MORE, NoThread
+
+T = TypeVar("T")
+
+
+class Pool(ThreadPoolExecutor):
+    """Threads for work that must not be done twice.
+
+    What finds no thread is not done: a ThreadPoolExecutor keeps it, and does it when nobody waits for it any more.
+    """
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """As of the base. :raises NoThread: none is to be had now."""
+        answer = Future[T]()
+
+        def work() -> None:
+            if not answer.set_running_or_notify_cancel():
+                return
+            try:
+                result = fn(*args, **kwargs)
+            except BaseException as problem:  # whoever waits for the answer has it
+                answer.set_exception(problem)
+            else:
+                answer.set_result(result)
+
+        try:
+            super().submit(work)
+        except RuntimeError as problem:
+            if answer.cancel():  # else one of the others has just taken it
+                raise NoThread(errno.EAGAIN, NO_MORE) from problem
+        return answer
