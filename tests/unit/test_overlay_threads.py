@@ -80,7 +80,7 @@ def test_the_control_connection_hears_it_too() -> None:
 
 
 def test_a_carrier_without_a_thread_for_an_order_answers_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = list[Answer | Note]()
+    said: list[Answer | Note] = []
     carrier = Carrier(Rings())
     monkeypatch.setattr(carrier, "_say", said.append)
     operation = Operation("0a" * 16, 1, "delete", "f", 2**40)
