@@ -23,6 +23,7 @@ from stageout.core.sockets import (
     unsent_bytes,
     wait_at_most,
 )
+from stageout.core.threads import NoThread
 from stageout.overlay.connecting import connect, trusting
 from stageout.overlay.links import Claim, Lane, Tap
 from stageout.overlay.proof import Proof
@@ -425,6 +426,8 @@ class Channel:
             raise self.failure(ErrorClass.TLS_UNTRUSTED, f"TLS: {problem.reason or problem}") from None
         except socket.timeout:
             raise self._unanswered(patience_s) from None
+        except NoThread as problem:
+            raise self.failure(ErrorClass.CONNECT_FAILED, str(problem.strerror)) from None
         except OSError as problem:
             words = f"{problem.strerror or problem}; has the router a certificate (STAGEOUT_ROUTER_CERT)?"
             raise self.failure(ErrorClass.CONNECTION_LOST, words) from None

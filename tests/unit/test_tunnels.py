@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import ssl
 import threading
@@ -11,6 +12,9 @@ from typing import Any
 import pytest
 
 from stageout.core import tls
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.core.threads import NoThread
+from stageout.overlay import channel
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -135,3 +139,15 @@ def test_a_peer_that_says_much_without_tls_does_not_stop_the_handshake() -> None
         assert not agrees.is_alive()
         assert tunnel.answered_plainly
         assert mine.recv(1) == b"\0"
+
+
+def test_a_process_that_may_have_no_more_threads_asks_for_no_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*arguments: object) -> socket.socket:
+        raise NoThread(errno.EAGAIN, "as many threads as it may")
+
+    monkeypatch.setattr(tls, "secured", none)
+    monkeypatch.setattr(channel, "trusting", lambda ca: None)
+    monkeypatch.setattr(channel, "connect", lambda *arguments: socket.socket())
+    with pytest.raises(TransferFailure, match=r"as many threads as it may$") as caught:
+        channel.Channel(channel.Gateway("host", 1, "key", b"secret", ca="ca.pem"))
+    assert caught.value.kind is ErrorClass.CONNECT_FAILED
