@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from pathlib import Path
 
+from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay.sources import AnyPath
+
 _ALL = 0o777
 _MARK_BITS = 32
+#: There is no room for a file here, and may be elsewhere.
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def part_of(local: Path) -> Path:
@@ -29,6 +35,12 @@ def part_name(name: str, mark: int) -> str:
 def private(path: str, flags: int) -> int:
     """Opener of a part: nobody else reads what may turn out to be private."""
     return os.open(path, flags, 0o600)
+
+
+def not_written(local: AnyPath, problem: OSError) -> TransferFailure:
+    """Why a file could not be made here."""
+    kind = ErrorClass.NO_SPACE_LOCAL if problem.errno in _FULL else ErrorClass.LOCAL_FILE
+    return TransferFailure(kind, f"{os.fspath(local)}: {problem.strerror}")
 
 
 def permit(descriptor: int, mode: int) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.pauses import growing_s
 from stageout.core.threads import NoThread
-from stageout.overlay.arrivals import part_of, permit, private
+from stageout.overlay.arrivals import not_written, part_of, permit, private
 from stageout.overlay.cargo import Share
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import allowed
@@ -209,7 +209,8 @@ def get(
     :param terminal: ``gateway`` is a custodian: what it has on its way to that router.
     :param priority: and :param deadline: as of :func:`stageout.overlay.client.put`: its share of the links on which
         other files come back, too.
-    :raises TransferFailure: classified (CONTENT_MISMATCH: it is not what was published); nothing is left behind.
+    :raises TransferFailure: classified (CONTENT_MISMATCH: it is not what was published; NO_SPACE_LOCAL: there is no
+        room for it here); nothing is left behind.
     """
     local = Path(local)
     part = part_of(local)
@@ -227,7 +228,7 @@ def get(
             permit(file.fileno(), fetch.found.mode if fetch.found else 0)
         part.replace(local)
     except OSError as problem:
-        raise TransferFailure(ErrorClass.LOCAL_FILE, f"{local}: {problem.strerror}") from None
+        raise not_written(local, problem) from None
     finally:
         part.unlink(missing_ok=True)
     return size_bytes

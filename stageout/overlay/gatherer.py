@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Generic, TypeVar, Union
 
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.overlay.arrivals import new_mark, part_name
+from stageout.overlay.arrivals import new_mark, not_written, part_name
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import allowed
 from stageout.overlay.links import Claim
@@ -185,7 +185,7 @@ def _written(place: AnyPath, content: memoryview, mode: int, mark: int) -> int |
         finally:
             os.close(descriptor)
     except OSError as problem:
-        return TransferFailure(ErrorClass.LOCAL_FILE, f"{local}: {problem.strerror}")
+        return not_written(local, problem)
     return size_bytes
 
 

@@ -334,6 +334,20 @@ def test_a_process_that_may_have_no_thread_gets_it_by_one_connection(
     assert [(share.sent_bytes, share.problem) for share in shares] == [(source.stat().st_size, "")]
 
 
+@pytest.mark.parametrize("connections", [1, 3])
+def test_a_file_that_finds_no_room_here_is_said_to(
+    gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connections: int
+) -> None:
+    def full(*arguments: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(TransferFailure, match="No space left") as caught:
+        get(gateway, "f", tmp_path / "back", connections=connections)
+    assert caught.value.kind is ErrorClass.NO_SPACE_LOCAL
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_router_that_takes_fewer_connections(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _lengthen(monkeypatch)
     few = {"STAGEOUT_ROUTER_PEER_CONNECTIONS": "3"}

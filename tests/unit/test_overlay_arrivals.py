@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from stageout.core.errors import ErrorClass
 from stageout.overlay import arrivals
 
 
@@ -52,3 +54,16 @@ def test_the_umask_is_known_and_stays(monkeypatch: pytest.MonkeyPatch, strict: N
     monkeypatch.setattr(builtins, "open", no_proc)
     assert arrivals.umask() == 0o027
     assert os.umask(0o027) == 0o027
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (errno.ENOSPC, ErrorClass.NO_SPACE_LOCAL),
+        (errno.EDQUOT, ErrorClass.NO_SPACE_LOCAL),
+        (errno.EACCES, ErrorClass.LOCAL_FILE),
+    ],
+)
+def test_where_there_is_no_room_a_job_may_run_elsewhere(number: int, kind: ErrorClass) -> None:
+    failure = arrivals.not_written(Path("place"), OSError(number, os.strerror(number)))
+    assert (failure.kind, str(failure.message)) == (kind, f"place: {os.strerror(number)}")

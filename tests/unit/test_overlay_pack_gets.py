@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 from collections.abc import Iterator, Sequence
@@ -343,6 +344,17 @@ def test_a_file_that_cannot_be_written_here_fails_alone(tmp_path: Path, monkeypa
     ends.run(3)
     assert ends.ended["f0001"].kind is ErrorClass.LOCAL_FILE and str(tmp_path / "f0001") in str(ends.ended["f0001"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["f0000", "f0001", "f0002"]
+
+
+def test_small_files_that_find_no_room_here_are_said_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, content: memoryview) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(gatherer, "_write", full)
+    ends = _Ends(tmp_path, monkeypatch)
+    ends.run(3)
+    assert [ended.kind for ended in ends.ended.values()] == [ErrorClass.NO_SPACE_LOCAL] * 3
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_file_comes_under_the_longest_name_that_there_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
