@@ -42,7 +42,7 @@ _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 class Verified:
     """What was found. :param damaged: files that are not what was published. :param unknown: nobody could compare them.
 
-    :param gone: that are not there any more, or were changed.
+    :param gone: that are not there any more, or were changed; also under another name since the copy of the records.
     """
 
     files: int = 0
@@ -53,7 +53,7 @@ class Verified:
 
     def __str__(self) -> str:
         words = f"{self.files} files ({self.size_bytes} bytes) compared, {self.damaged} damaged"
-        words += f"; {self.gone} were changed or removed since" if self.gone else ""
+        words += f"; {self.gone} were changed, renamed or removed since" if self.gone else ""
         return words + (f"; {self.unknown} could not be compared" if self.unknown else "")
 
 

@@ -267,7 +267,7 @@ def test_an_administrator_finds_what_has_rotted_while_the_router_runs(
     _rots(router.root / "d/rotten", 4)
     (router.root / "changed").write_bytes(b"by somebody")
     (router.root / "gone").unlink()
-    words = f"3 files ({3 * _SIZE_BYTES} bytes) compared, 1 damaged; 2 were changed or removed since"
+    words = f"3 files ({3 * _SIZE_BYTES} bytes) compared, 1 damaged; 2 were changed, renamed or removed since"
     assert _verified(router, "1000") == (1, words, ["path=d/rotten block=2 blocks=2"])
     router.stop()
     assert _verified(router)[0] == 1
