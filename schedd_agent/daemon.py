@@ -90,6 +90,8 @@ class Daemon:
         try:
             while not self._stop.is_set():
                 await self._one_round()
+        except (ConfigError, KeyUnusable):
+            raise  # it is said with what to do, and condor_master does not start it again
         except Exception:
             # condor_master starts it again; the reason must not be lost with stderr.
             log.error("unexpected", trace=traceback.format_exc())
@@ -196,7 +198,7 @@ def make_agent(settings: Settings) -> Agent:
         log.warn("no-records", advice="set JOB_EPOCH_HISTORY: without it managers are believed without receipts")
     limits = limits_of(settings)
     spool = spool_of(settings)
-    numbers = Numbers(spool / "stageout_agent", clock.wall_s())
+    numbers, newest = kept_in(spool, clock.wall_s())
     key = read_key(settings)
     log.event("key", schedd=name, key=key.public)
     return Agent(
@@ -210,7 +212,7 @@ def make_agent(settings: Settings) -> Agent:
         clock=clock,
         limits=limits,
         numbers=numbers,
-        newest=Newest(spool / "stageout_agent_seen"),
+        newest=newest,
         records_written=bool(history),
         notice_interval_s=settings.number("STAGEOUT_NOTICE_INTERVAL"),
         custodians=Custodians(
@@ -218,6 +220,15 @@ def make_agent(settings: Settings) -> Agent:
             Asker(Path(settings.text("STAGEOUT_CUSTODIAN_KEY"))), clock,
         ),
     )  # fmt: skip
+
+
+def kept_in(spool: Path, wall_s: float) -> tuple[Numbers, Newest]:
+    """What is remembered over a restart. :raises ConfigError: it may not be read."""
+    try:
+        return Numbers(spool / "stageout_agent", wall_s), Newest(spool / "stageout_agent_seen")
+    except (IsADirectoryError, PermissionError) as problem:
+        which = f"{spool}/stageout_agent, stageout_agent_seen"
+        raise ConfigError(f"{which}: {problem}; they must be files of the agent's user: chown them") from None
 
 
 def key_path(settings: Settings) -> Path:

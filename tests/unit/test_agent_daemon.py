@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from schedd_agent.agent import Agent
-from schedd_agent.daemon import EXIT_NO_RESTART, Daemon, main
+from schedd_agent.daemon import EXIT_NO_RESTART, Daemon, kept_in, main
 from schedd_agent.edits import Edit
 from schedd_agent.leases import View
 from schedd_agent.model import Dag, Deliver, Effect, Job, Limits, Past, Seen, Show, Shown, Status
@@ -512,3 +512,19 @@ def test_a_configuration_that_cannot_be_used_ends_it_for_good(
     assert "STAGEOUT_LEASE" in capsys.readouterr().err
     with pytest.raises(ConfigError):
         Daemon(lambda: load(""), lambda _: pytest.fail("not reached"))
+
+
+@pytest.mark.parametrize("name", ["stageout_agent", "stageout_agent_seen"])
+def test_records_that_may_not_be_read_end_it_for_good_in_one_line(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).mkdir()
+    monkeypatch.setattr("schedd_agent.daemon._load", lambda _: mapping_settings({}))
+    monkeypatch.setattr("schedd_agent.daemon.make_agent", lambda _: kept_in(tmp_path, 1.0))
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == EXIT_NO_RESTART
+    said = capsys.readouterr().err
+    assert f"{tmp_path}/stageout_agent, stageout_agent_seen: [Errno 21] Is a directory; they must be files" in said
+    assert "unexpected" not in said
+    assert "Traceback" not in said
