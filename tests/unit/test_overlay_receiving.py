@@ -488,7 +488,8 @@ def _asked(router: _Router) -> list[Ask]:
 @pytest.mark.parametrize("blocks", [9, 12, 24])
 @pytest.mark.parametrize("connections", [1, 2, 4])
 def test_the_end_comes_in_parts(fetch: Callable[..., _Fetched], blocks: int, connections: int) -> None:
-    router = _Router(blocks)
+    """Where there are several, the first one owes its blocks until the others have more than what nobody owes."""
+    router = _Router(blocks, {0: _waits_for(blocks - FEW + 1)} if connections > 1 else None)
     router.parts = lambda number: True
     done = fetch(router, connections=connections)
     assert done.is_right()
