@@ -11,8 +11,9 @@ from overlay_router.custodians.custodian import Custodian
 from overlay_router.custodians.spool import FIRST_EGRESS_TID, FIRST_TID
 from overlay_router.data.jobs import Report
 from overlay_router.delivery.egress import Egress
-from overlay_router.local.destination import Attached, Destination, Reply
+from overlay_router.local.destination import Destination
 from overlay_router.local.parts import Parts
+from overlay_router.local.replies import Attached, Reply
 from overlay_router.local.small_files import Arrived
 from overlay_router.local.store import Transfer
 from stageout.wire import overlay

@@ -12,7 +12,7 @@ from overlay_router.custodians.pack_forwarder import PackForwarder
 from overlay_router.custodians.spool import Key
 from overlay_router.delivery.outflow import Means, Outflow
 from overlay_router.ends import Ends
-from overlay_router.local.destination import Reply
+from overlay_router.local.replies import Reply
 from overlay_router.report import Reporting
 from stageout.core.clock import SystemClock
 from stageout.wire.overlay import BLOCK_BYTES

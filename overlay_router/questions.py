@@ -15,7 +15,8 @@ from overlay_router.delivery.fetching import Fetching, awake
 from overlay_router.delivery.leases import Leases
 from overlay_router.ends import Ends
 from overlay_router.line import Line
-from overlay_router.local.destination import Destination, Published
+from overlay_router.local.destination import Destination
+from overlay_router.local.replies import Published
 from overlay_router.peers.greeting import Peer, Unwelcome
 from overlay_router.peers.rights import Rights, outside
 from stageout.core.clock import boot_clock_s

@@ -11,7 +11,7 @@ from overlay_router.custodians.forwarder import OnDisk
 from overlay_router.data.jobs import Report
 from overlay_router.data.pool import Pool
 from overlay_router.ends import Ends
-from overlay_router.local.destination import Reply
+from overlay_router.local.replies import Reply
 from overlay_router.outgoing import Outgoing
 from stageout.core import log
 

@@ -34,7 +34,8 @@ from overlay_router.delivery.outflow import Means
 from overlay_router.ends import Ends
 from overlay_router.incoming import listen_on
 from overlay_router.line import Line, answered, closed
-from overlay_router.local.destination import Destination, Reply
+from overlay_router.local.destination import Destination
+from overlay_router.local.replies import Reply
 from overlay_router.local.small_files import Arrived
 from overlay_router.local.tree import no_room
 from overlay_router.outgoing import Outgoing

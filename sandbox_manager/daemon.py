@@ -82,6 +82,7 @@ class Daemon:
 
     def __init__(self, around: Surroundings) -> None:
         self._around = around
+        self._parent_pid = os.getppid()  # before anything takes time: who is gone by then is never missed
         self._settings = settings = around.read()
         self._rules = read_rules(settings)
         self._policy = address_of(settings)
@@ -256,10 +257,9 @@ class Daemon:
 
     async def _parent(self) -> None:
         """End with condor_master: the next one starts a manager of its own, which needs the spool."""
-        parent = os.getppid()
-        while os.getppid() == parent:
+        while os.getppid() == self._parent_pid:
             await asyncio.sleep(_PARENT_INTERVAL_S)
-        log.warn("orphaned", parent=parent)
+        log.warn("orphaned", parent=self._parent_pid)
         self.stop(fast=True)
 
     async def _house(self, pipeline: Pipeline) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 from overlay_router.copying.copies import LATE, Commanded, Copies, Key
 from overlay_router.copying.copyist import Order
 from overlay_router.custodians.forwarder import OnDisk
-from overlay_router.local.destination import Destination, Reply
+from overlay_router.local.destination import Destination
+from overlay_router.local.replies import Reply
 from overlay_router.peers.keys import OwnCredential
 from overlay_router.rules.states import Outcome, Result
 from stageout.core import log

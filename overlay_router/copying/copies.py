@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass
 
 from overlay_router.custodians.said import ASKS_S, asked_until, is_overdue
-from overlay_router.local.destination import Reply
+from overlay_router.local.replies import Reply
 from overlay_router.local.staging import as_result, recorded
 from overlay_router.local.store import SCHEMA, Store
 from overlay_router.rules.states import Outcome, Result

@@ -19,7 +19,7 @@ from typing import Any
 from overlay_router.custodians.said import DAMAGED, LATE
 from overlay_router.custodians.spooled import WAITS_S, Growth, Spooled, Undigested, has_lost
 from overlay_router.data.ring import Rings
-from overlay_router.local.store import as_operation
+from overlay_router.local.as_text import as_operation
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.threads import NoThread, started
 from stageout.overlay.channel import Channel, Gateway

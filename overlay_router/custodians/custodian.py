@@ -22,7 +22,7 @@ from overlay_router.custodians.pack_custody import PackCustody
 from overlay_router.custodians.passing import Coming, Passed, SentOn, may_be_passed
 from overlay_router.custodians.said import DAMAGED, DAMAGED_UNKNOWN, NO_PROBLEMS, Said
 from overlay_router.custodians.spool import Begun, CustodyStore, Held, Key
-from overlay_router.local.destination import Attached, Reply
+from overlay_router.local.replies import Attached, Reply
 from overlay_router.local.staging import as_result, ranges, recorded, recorded_pack, whole
 from overlay_router.local.store import Transfer
 from overlay_router.local.tree import BadPath, Tree, checked, no_room

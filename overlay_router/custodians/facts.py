@@ -9,7 +9,7 @@ from typing import Any
 
 from overlay_router.custodians.custodian import Custodian
 from overlay_router.custodians.spool import Begun, Held
-from overlay_router.local.destination import Reply
+from overlay_router.local.replies import Reply
 from overlay_router.rules.states import Outcome, Result
 from stageout.wire.overlay import Open, Operation
 from stageout.wire.route import next_hop

@@ -10,7 +10,7 @@ from overlay_router.custodians.custodian import Custodian
 from overlay_router.custodians.forwarder import OnDisk
 from overlay_router.custodians.pack_custody import HeldFile
 from overlay_router.custodians.spool import Held
-from overlay_router.local.destination import Published
+from overlay_router.local.replies import Published
 from overlay_router.peers.keys import Key
 from stageout.core import log
 from stageout.core.errors import ErrorClass

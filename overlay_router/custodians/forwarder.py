@@ -20,7 +20,7 @@ from overlay_router.custodians.custodian import Custodian
 from overlay_router.custodians.facts import Facts, facts_of, hop_of, may_say, named, onward, opening_of
 from overlay_router.custodians.passing import Coming
 from overlay_router.custodians.spool import FIRST_TID, Held, Key
-from overlay_router.local.destination import Reply
+from overlay_router.local.replies import Reply
 from overlay_router.pauses import FIRST_S, FORGET_EVERY_S, Pause
 from overlay_router.peers.keys import OwnCredential
 from overlay_router.rules.states import Outcome, Result

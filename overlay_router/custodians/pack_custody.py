@@ -29,8 +29,8 @@ from overlay_router.custodians.said import (
     because,
     is_overdue,
 )
-from overlay_router.local.destination import Reply
 from overlay_router.local.place import Place
+from overlay_router.local.replies import Reply
 from overlay_router.local.small_files import Arrived, overlap
 from overlay_router.local.staging import as_packed, recorded_pack
 from overlay_router.local.store import PackResults

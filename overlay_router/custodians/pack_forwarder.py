@@ -17,7 +17,7 @@ from overlay_router.custodians.pack_carrier import Answer, Order
 from overlay_router.custodians.pack_custody import Key, PackCustody, lost
 from overlay_router.custodians.pack_records import HeldPack
 from overlay_router.custodians.pack_turns import Lane, Turns
-from overlay_router.local.destination import Reply
+from overlay_router.local.replies import Reply
 from overlay_router.pauses import FIRST_S, FORGET_EVERY_S, Pause
 from overlay_router.peers.keys import OwnCredential
 from overlay_router.rules.states import Outcome, Result

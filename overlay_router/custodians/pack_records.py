@@ -9,7 +9,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from overlay_router.local.store import PackResults, Store, read_results
+from overlay_router.local.as_text import read_results
+from overlay_router.local.store import PackResults, Store
 from overlay_router.rules.states import Release, Result
 from stageout.wire.overlay import Pack
 

@@ -9,9 +9,10 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from overlay_router.custodians.pack_records import PackRecords
+from overlay_router.local.as_text import as_operation
 from overlay_router.local.contents import Identity
 from overlay_router.local.place import Place
-from overlay_router.local.store import SCHEMA, PackResults, StoreError, Transfer, as_operation
+from overlay_router.local.store import SCHEMA, PackResults, StoreError, Transfer
 from overlay_router.rules.states import Outcome, Release, Result
 from stageout.wire.overlay import Open, Operation
 

@@ -18,7 +18,7 @@ from overlay_router.custodians.passing import NonePassed
 from overlay_router.custodians.said import NO_PROBLEMS
 from overlay_router.custodians.spool import EgressStore, Held, Key, Sent
 from overlay_router.delivery.fetched import version_of
-from overlay_router.local.destination import Reply
+from overlay_router.local.replies import Reply
 from overlay_router.local.small_files import Arrived
 from overlay_router.local.staging import as_packed, recorded_pack
 from overlay_router.local.store import PackResults, Transfer

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from overlay_router.local.destination import Published
+from overlay_router.local.replies import Published
 from overlay_router.rules import lots
 from overlay_router.rules.lots import Spool
 from stageout.core.clock import Clock

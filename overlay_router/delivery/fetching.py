@@ -25,8 +25,8 @@ from overlay_router.delivery.call import Kit, told
 from overlay_router.delivery.egress import Egress
 from overlay_router.delivery.fetched import DIGEST, Fetched, FetchedFiles, manifest_of, version_of
 from overlay_router.delivery.turns import Turns, Wish
-from overlay_router.local.destination import Published
 from overlay_router.local.lookups import refusal
+from overlay_router.local.replies import Published
 from overlay_router.local.tree import BadPath, checked
 from stageout.core import log
 from stageout.core.errors import ErrorClass

@@ -24,7 +24,7 @@ from overlay_router.delivery.call import Again, Call, Damaged, End, File, Kit, t
 from overlay_router.delivery.egress import Egress
 from overlay_router.delivery.fetching import Fetching
 from overlay_router.delivery.lessee import Lessee
-from overlay_router.local.destination import Reply
+from overlay_router.local.replies import Reply
 from overlay_router.pauses import FIRST_S, FORGET_EVERY_S, Pause
 from overlay_router.rules.states import Outcome, Result
 from stageout.core import log

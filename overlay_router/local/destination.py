@@ -14,13 +14,13 @@ import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import NamedTuple
 
 from overlay_router.local import lookups
 from overlay_router.local.changes import Change, Ended, Footprint, Group, Held, failed, op_of, why
 from overlay_router.local.contents import Content, Made, foreign_version
 from overlay_router.local.makers import Makers
 from overlay_router.local.remembered import Remembered
+from overlay_router.local.replies import Attached, Published, Reply
 from overlay_router.local.reservations import Reservations
 from overlay_router.local.small_files import Arrived, SmallFiles, apart
 from overlay_router.local.staging import as_result, ranges, recorded, recorded_pack, whole
@@ -32,40 +32,10 @@ from overlay_router.rules.terminal import Step
 from stageout.core import log
 from stageout.core.errors import ErrorClass
 from stageout.wire import overlay
-from stageout.wire.overlay import Answer, Message, Open, Opened, Operation, Range, Staged
+from stageout.wire.overlay import Answer, Open, Opened, Operation, Range, Staged
 
 _NOSPACE_AGAIN_S = 5
 _LATER = "see to the disk of the root: who asked for them asks again, and else the next start finishes them"
-
-
-class Reply(NamedTuple):
-    """A message and the peer that it is for."""
-
-    to: str
-    message: Message
-
-
-class Attached(NamedTuple):
-    """A live transfer and a descriptor of its staging file, open for writing; the caller closes it."""
-
-    transfer: Transfer
-    file: int
-
-
-class Published(NamedTuple):
-    """A published file and a descriptor of it, open for reading; the caller closes it.
-
-    :param content: what it was when it was published, and still seems to be; None where that is not known.
-    :param digests: of the blocks that were asked for, with ``content`` only. :param mtime_ns: as it was found.
-    """
-
-    size_bytes: int
-    mode: int
-    generation: int
-    file: int
-    content: Content | None = None
-    digests: bytes = b""
-    mtime_ns: int = 0
 
 
 class Destination:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from overlay_router.data.jobs import Report
-from overlay_router.local.destination import Attached
+from overlay_router.local.replies import Attached
 from stageout.wire import frames
 from stageout.wire.blocks import PART_BYTES
 

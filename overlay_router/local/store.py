@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from overlay_router.local.as_text import as_columns, as_operation, read_results
 from overlay_router.local.contents import SCHEMA as CONTENTS
 from overlay_router.local.contents import Contents, Identity, Made
 from overlay_router.local.migrations import VERSION, Later, migrate, what_to_do
@@ -352,7 +353,7 @@ class Store:
 
     def _keep_pack(self, one: PackResults) -> None:
         self._keep_origin(one.origin, one.expires)
-        row = (one.origin, min(one.results), max(one.results), _columns(one.results))
+        row = (one.origin, min(one.results), max(one.results), as_columns(one.results))
         self._connection.execute("INSERT OR REPLACE INTO packs VALUES (?, ?, ?, ?)", row)
 
     def _count(self, generations: dict[str, int]) -> None:
@@ -583,23 +584,6 @@ class Store:
         found.update(self._read_packed(origin))
         cancelled = {seq for (seq,) in run("SELECT seq FROM cancelled WHERE origin = ?", (origin,))}
         return OriginRecord(row[0] if row else 0, found, cancelled)
-
-
-def as_operation(text: str) -> Operation:
-    """An operation as it was written down."""
-    values = json.loads(text)
-    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-    return Operation(**{**values, **lists})
-
-
-def _columns(results: dict[int, Result]) -> str:
-    """Results of a pack as text: by column, for most are the same."""
-    return json.dumps([list(results), *zip(*results.values())], separators=(",", ":"))
-
-
-def read_results(text: str) -> Iterator[tuple[int, Result]]:
-    """As they were written by :func:`_columns`."""
-    return ((seq, Result(Outcome(outcome), *rest)) for seq, outcome, *rest in zip(*json.loads(text)))
 
 
 def _blob(path: str) -> bytes:

@@ -369,6 +369,18 @@ def test_it_ends_with_its_master(site: Site, monkeypatch: pytest.MonkeyPatch) ->
     run(story())
 
 
+def test_a_master_that_dies_while_it_starts_is_missed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    parent = [4711]
+    monkeypatch.setattr(daemon_module.os, "getppid", lambda: parent[0])
+
+    async def story() -> None:
+        node = Served(site)
+        parent[0] = 1
+        await node.daemon.serve()
+
+    run(story())
+
+
 def test_a_collector_that_hangs_does_not_hold_up_the_manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Connections are taken and never answered."""
     with socket.create_server(("127.0.0.1", 0)) as server:

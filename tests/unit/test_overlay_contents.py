@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from overlay_router.local import contents, remembered
 from overlay_router.local.contents import Identity, Made
-from overlay_router.local.destination import Published
+from overlay_router.local.replies import Published
 from stageout.wire import overlay
 from stageout.wire.overlay import Open, Stat
 from tests.unit.test_overlay_destination import (

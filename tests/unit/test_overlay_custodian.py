@@ -24,7 +24,7 @@ from overlay_router.custodians.forwarder import Forwarder
 from overlay_router.custodians.spool import CustodyStore
 from overlay_router.data.jobs import Report
 from overlay_router.ends import Ends
-from overlay_router.local.destination import Reply
+from overlay_router.local.replies import Reply
 from overlay_router.local.tree import Tree
 from overlay_router.peers.deposits import Terminals, read_terminals
 from overlay_router.peers.keys import Key, OwnCredential

@@ -28,7 +28,7 @@ from overlay_router.delivery.leases import KEPT_S, LEASE_S, Leases
 from overlay_router.delivery.lessee import Lessee, NotLeased
 from overlay_router.delivery.outflow import Means, Outflow
 from overlay_router.ends import Ends
-from overlay_router.local.destination import Reply
+from overlay_router.local.replies import Reply
 from overlay_router.local.store import StoreError
 from overlay_router.local.tree import Tree
 from overlay_router.peers.circuits import Neighbours

@@ -19,7 +19,7 @@ from overlay_router.custodians.forwarder import Forwarder
 from overlay_router.custodians.pack_carrier import Answer
 from overlay_router.custodians.spool import Key
 from overlay_router.delivery.outflow import Outflow
-from overlay_router.local.destination import Reply
+from overlay_router.local.replies import Reply
 from overlay_router.peers.keys import OwnCredential
 from stageout.wire.overlay import Packed
 from stageout.wire.overlay import Result as Told

@@ -20,7 +20,7 @@ from overlay_router.delivery import fetching
 from overlay_router.delivery.call import Kit
 from overlay_router.delivery.fetched import Fetched, FetchedFiles, manifest_of, version_of
 from overlay_router.delivery.fetching import Fetching, awake
-from overlay_router.local.destination import Published
+from overlay_router.local.replies import Published
 from overlay_router.rules import lots
 from overlay_router.rules.lots import Spool
 from overlay_router.rules.states import Outcome, Result

@@ -22,7 +22,7 @@ from overlay_router.custodians.pack_forwarder import PackForwarder, _Given
 from overlay_router.custodians.pack_records import HeldPack, as_pack
 from overlay_router.custodians.pack_turns import Lane, Turns
 from overlay_router.custodians.said import ASKS_S
-from overlay_router.local.destination import Reply
+from overlay_router.local.replies import Reply
 from overlay_router.local.small_files import Arrived
 from overlay_router.peers.keys import OwnCredential
 from overlay_router.report import Reporting, shown, summary

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from overlay_router.custodians.finding import Finding
-from overlay_router.local.destination import Published
+from overlay_router.local.replies import Published
 from overlay_router.peers.deposits import read_terminals
 from overlay_router.peers.keys import Key
 from stageout.core.errors import ErrorClass

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from overlay_router.custodians import pack_custody
-from overlay_router.local.destination import Reply
+from overlay_router.local.replies import Reply
 from overlay_router.rules.states import Outcome, Result
 from stageout.wire import overlay
 from stageout.wire.overlay import Custody, Open, Opened, Packed

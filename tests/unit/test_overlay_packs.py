@@ -19,7 +19,7 @@ import pytest
 from overlay_router.custodians.pack_carrier import Answer, Way, _Sent
 from overlay_router.ends import Ends
 from overlay_router.local import hidden, makers, small_files, unnamed
-from overlay_router.local.destination import Reply
+from overlay_router.local.replies import Reply
 from overlay_router.local.small_files import Arrived
 from overlay_router.waiting import Packs
 from stageout.core.errors import ErrorClass
@@ -41,8 +41,8 @@ from tests.unit.test_overlay_destination import (
     home,
     op,
     outcome,
-    without_record,
 )
+from tests.unit.test_overlay_unrecorded import without_record
 
 __all__ = ["home"]
 

@@ -13,7 +13,7 @@ import pytest
 from overlay_router.custodians import forwarder
 from overlay_router.custodians.carrier import Note
 from overlay_router.custodians.forwarder import Forwarder, _Order
-from overlay_router.local.destination import Reply
+from overlay_router.local.replies import Reply
 from overlay_router.peers.keys import OwnCredential
 from stageout.wire.overlay import Opened
 from tests.unit.test_overlay_custodian import ORIGIN, PEER, TERMINAL, Clock, Spooling, passing, spooling

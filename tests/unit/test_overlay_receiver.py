@@ -33,8 +33,8 @@ from overlay_router.data.receiving import Gate, Gates, Receiver, Syncing
 from overlay_router.data.ring import Lend, Piece, Rings, Shelf
 from overlay_router.data.splice import Circuit
 from overlay_router.data.worker import Reporter
-from overlay_router.local.destination import Attached
 from overlay_router.local.parts import Parts
+from overlay_router.local.replies import Attached
 from overlay_router.local.store import Transfer
 from stageout.core import sockets
 from stageout.core.sockets import wait_at_most

@@ -33,7 +33,7 @@ from overlay_router.data.jobs import Report
 from overlay_router.delivery.call import Kit
 from overlay_router.ends import Ends
 from overlay_router.line import Line
-from overlay_router.local.destination import Attached, Reply
+from overlay_router.local.replies import Attached, Reply
 from overlay_router.local.store import Transfer
 from overlay_router.pauses import Pause
 from overlay_router.peers.circuits import Neighbours
