@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stageout.core import log
+from stageout.core.threads import NoThread, started
 from stageout.overlay.book import Book, Row, shared_book
 from stageout.overlay.uplink import Sharer, Turn, Uplink, uplink_of_this_process
 from stageout.tuning.shares import MOST_PRIORITY, Flow, Shares, weights
@@ -290,10 +291,8 @@ class Links:
         lane.turn = self._turn(lane)
         self._lanes[lane.number] = lane
         if self._thread is None:
-            thread = threading.Thread(target=self._run, name="links", daemon=True)
-            with contextlib.suppress(RuntimeError):  # this process has as many as it may: the next lane tries again
-                thread.start()
-                self._thread = thread
+            with contextlib.suppress(NoThread):  # the next lane tries again
+                self._thread = started(self._run)
         self._wake.set()
         return lane
 
