@@ -4,12 +4,14 @@
 # make pilot   dist/stageout-pilot.pyz: all that a pilot needs beside Python
 # make storm   daemons die for MINUTES=10          make sim    overlay schedules (SCHEDULES=20000)
 # make overlay-storm  routers die for SECONDS=60, bits flip, disks fill
+# make mutants  changes the product in 60 places, one by one: each must make a test fail (WORDS="names")
 # make crash   faults at every durable step, and schedules of crashes and lost power (SCHEDULES=10000)
+# make planted each planted bug is found by ordinary schedules (nightly)
 SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: pilot demo test check oldest bench crash sim storm overlay-storm clean
+.PHONY: pilot demo test check oldest bench mutants crash planted sim storm chaos overlay-storm clean
 
 $(STAMP): setup.cfg pyproject.toml
 	tools/install
@@ -38,11 +40,20 @@ bench: $(STAMP)
 crash: $(STAMP)
 	$(PY) -m tests.crash.run --schedules $(or $(SCHEDULES),10000)
 
+planted: $(STAMP)
+	PYTHONHASHSEED=0 $(PY) -m tests.crash.planted
+
 sim: $(STAMP)
 	$(PY) -m overlay_router.simulation.simulator --schedules $(or $(SCHEDULES),20000)
 
+mutants: $(STAMP)
+	nice $(PY) -m tests.mutants.run $(WORDS)
+
 storm: $(STAMP)
 	$(PY) -m tests.pool.storm --minutes $(or $(MINUTES),10)
+
+chaos: $(STAMP)
+	$(PY) -m tests.pool.chaos --minutes $(or $(MINUTES),30)
 
 overlay-storm: $(STAMP)
 	$(PY) -m tests.overlay.storm --seconds $(or $(SECONDS),60)
