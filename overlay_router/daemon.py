@@ -101,20 +101,14 @@ def place_of(settings: Settings) -> Place | None:
             "STAGEOUT_ROUTER_ROOT is not set: name the directory below which files arrive, neighbours for a relay"
             " (STAGEOUT_ROUTER_NEIGHBOURS), or terminals for a custodian (STAGEOUT_ROUTER_TERMINALS)"
         )
-    if not root.startswith("/") or not Path(root).is_dir():
-        why = "there is no such directory: make it, or mount it" if root.startswith("/") else "write an absolute path"
-        raise ConfigError(f"STAGEOUT_ROUTER_ROOT = {root}: {why}")
+    if not Path(root).is_dir():
+        raise ConfigError(f"STAGEOUT_ROUTER_ROOT = {root}: there is no such directory: make it, or mount it")
     return Place(Path(root), home_of(settings) / "router.sqlite")
 
 
 def home_of(settings: Settings) -> Path:
     """Directory of the records. :raises ConfigError: it is not named."""
-    text = settings.text("STAGEOUT_ROUTER_DIR").replace("$(SPOOL)", settings.condor("SPOOL", "$(SPOOL)"))
-    if text.startswith("$(SPOOL)"):
-        raise ConfigError("STAGEOUT_ROUTER_DIR is not set: name a directory for the router's records, on a local disk")
-    if not text.startswith("/"):
-        raise ConfigError(f"STAGEOUT_ROUTER_DIR = {text}: write an absolute path")
-    return Path(text)
+    return Path(settings.path("STAGEOUT_ROUTER_DIR"))
 
 
 def credential_of(settings: Settings) -> Credential:

@@ -82,6 +82,9 @@ class Ends:
         if isinstance(message, overlay.Status) and message.files:
             return [Reply(peer, self._pack_status(message))]
         end = self._end_of(message.origin, message.seq)
+        is_early = end is None or end is self.destination
+        if isinstance(message, overlay.Cancel) and not message.data_only and is_early and self.custodian is not None:
+            self.custodian.cancel_early(message, peer)
         if end is None:
             return [Reply(peer, overlay.Result(message.origin, message.seq, "unknown"))]
         return end.cancel(message, peer) if isinstance(message, overlay.Cancel) else end.status(message, peer)
@@ -139,7 +142,7 @@ class Ends:
         onward = [arrived for arrived in batch if arrived.pack.terminal]
         if onward:
             assert self.custodian is not None
-            replies += self.custodian.packs.take(onward)
+            replies += self.custodian.take(onward)
         here = list[Arrived]()
         for one in batch:
             if self._all_go_out(one.pack) and not one.pack.terminal:

@@ -44,7 +44,7 @@ from overlay_router.peers.cover import Cover, Wire, begins_with_tls, covered
 from overlay_router.peers.greeting import Peer, Unwelcome, connect, greet, refuse
 from overlay_router.peers.keys import Key, Keys
 from overlay_router.peers.limits import Complaints, Limits, TooMany
-from overlay_router.peers.rights import Rights, outside_of, too_late
+from overlay_router.peers.rights import Rights, outlives, outside_of, too_late
 from overlay_router.questions import Questions, sending_job
 from overlay_router.recording import RECORD_AGAIN_S, Recording
 from overlay_router.routing.neighbours import Neighbourhood
@@ -455,7 +455,7 @@ class Router:
                 return "this router has no tree of its own"
             return warrants.refusal(message, key, self.keys, self.rights, self._destination.epoch, now)
         if isinstance(message, (overlay.Open, overlay.Operation, overlay.Pack)) and message.terminal:
-            return "" if message.capability else outside_of(key, message)
+            return outlives(message) if message.capability else outside_of(key, message)
         return self.rights.refusal(key, message, now)
 
     async def _attach(self, sock: socket.socket, peer: Peer, ask: overlay.Attach) -> None:
@@ -537,9 +537,9 @@ class Router:
             pause_s = _EXPIRE_INTERVAL_S
             try:
                 await self._expire_once()
-            except (OSError, sqlite3.Error) as problem:
+            except Exception as problem:  # a full disk, above all: what is late must not stay for ever
                 pause_s = RECORD_AGAIN_S
-                log.error("not-expired", problem=problem, again_s=pause_s)
+                log.error("not-expired", problem=repr(problem), again_s=pause_s)
             await asyncio.sleep(pause_s)
 
     async def _expire_once(self) -> None:

@@ -93,7 +93,7 @@ class Reporting:
         return {
             "summary": asdict(summary(files, packs, time.time())),
             "problems": {place: why for one in self._deliveries for place, why in one.problems.items()},
-            "oldest": [_row(one) for one in oldest],
+            "oldest": [{**_row(one), "refusal": self._custodian.why_refused(one.key)} for one in oldest],
         }
 
     def _write(self, facts: dict[str, Any]) -> None:
@@ -142,6 +142,7 @@ def shown(path: Path, now: float) -> str:
     for row in facts["oldest"]:
         only = "only copy" if row["release"] == "custody" else "sender has it"
         state = "damaged, " if row["damaged"] else ""
+        state += f"failed: {row['refusal']}, " if row.get("refusal") else ""
         more = f" and {row['files'] - 1} more" if row["files"] > 1 else ""
         age_s = max(0, int(now) - row["since"])
         lines.append(f"{age_s:>8} s {row['bytes']:>14} bytes  {row['terminal']} {row['path']}{more}  ({state}{only})")

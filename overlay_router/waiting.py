@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
@@ -15,6 +16,8 @@ from stageout.wire.overlay import Operation
 TOGETHER = 256
 #: Have operations, each with the name of the peer that asked, executed and answered.
 Execute = Callable[["list[tuple[Operation, str]]"], Awaitable[None]]
+#: The same for packs.
+ExecutePacks = Callable[["list[Arrived]"], Awaitable[None]]
 
 
 _PACKS = 16
@@ -46,9 +49,7 @@ class Packs:
         if found:
             await asyncio.wait(found)
 
-    async def run(
-        self, execute: Callable[[list[Arrived]], Awaitable[None]], apart: Callable[[list[Arrived]], list[list[Arrived]]]
-    ) -> None:
+    async def run(self, execute: ExecutePacks, apart: Callable[[list[Arrived]], list[list[Arrived]]]) -> None:
         """Execute what comes, until cancelled. A failure ends the connections that asked: they say the packs again.
 
         :param apart: those of one batch that fail together.
@@ -58,15 +59,23 @@ class Packs:
             while not self._queue.empty():
                 waiting.append(self._queue.get_nowait())
             for batch in apart([arrived for _, arrived in waiting]):
-                try:
-                    await execute(batch)
-                except Exception as problem:  # nobody must wait for an answer that never comes
-                    log.error("packs-not-executed", packs=len(batch), problem=repr(problem))
-                    asked = {id(one) for one in batch}
-                    for line in [line for line, arrived in waiting if id(arrived) in asked]:
-                        line.end(problem)
+                await self._try(execute, batch, waiting)
                 for one in batch:
                     self._passed(one)
+
+    async def _try(self, execute: ExecutePacks, batch: list[Arrived], waiting: list[tuple[Line, Arrived]]) -> None:
+        """As of :class:`Changes`."""
+        try:
+            await execute(batch)
+        except Exception as problem:  # nobody must wait for an answer that never comes
+            log.error("packs-not-executed", packs=len(batch), problem=repr(problem))
+            if len(batch) > 1 and not isinstance(problem, (OSError, sqlite3.Error)):
+                for one in batch:
+                    await self._try(execute, [one], waiting)
+                return
+            asked = {id(one) for one in batch}
+            for line in [line for line, arrived in waiting if id(arrived) in asked]:
+                line.end(problem)
 
     def _passed(self, arrived: Arrived) -> None:
         _, future = self._waiting.pop(id(arrived))
@@ -98,12 +107,20 @@ class Changes:
             batch = [await self._queue.get()]
             while not self._queue.empty() and len(batch) < TOGETHER:
                 batch.append(self._queue.get_nowait())
-            try:
-                await execute([(one.operation, one.name) for one in batch])
-            except Exception as problem:  # nobody must wait for an answer that never comes
-                log.error("names-not-changed", operations=len(batch), problem=problem)
-                for one in batch:
-                    one.line.end(problem)
+            await self._try(execute, batch)
             for one in batch:
                 if not one.decided.done():
                     one.decided.set_result(None)
+
+    async def _try(self, execute: Execute, batch: list[_Waiting]) -> None:
+        """Of a failure that no disk or database explains, only the operation at fault suffers: each is tried alone."""
+        try:
+            await execute([(one.operation, one.name) for one in batch])
+        except Exception as problem:  # nobody must wait for an answer that never comes
+            log.error("names-not-changed", operations=len(batch), problem=repr(problem))
+            if len(batch) > 1 and not isinstance(problem, (OSError, sqlite3.Error)):
+                for one in batch:
+                    await self._try(execute, [one])
+                return
+            for one in batch:
+                one.line.end(problem)

@@ -65,10 +65,7 @@ def _by_owner(settings: Settings, name: str) -> dict[str, int]:
 
 def database_of(settings: Settings) -> Path:
     """Where the leases are kept. :raises ConfigError: it depends on a parameter that is not set."""
-    text = settings.text("STAGEOUT_POLICY_DIR").replace("$(SPOOL)", settings.condor("SPOOL", "$(SPOOL)"))
-    if not text.startswith("/"):
-        raise ConfigError(f"STAGEOUT_POLICY_DIR = {text}: write an absolute path")
-    return Path(text) / "policy.sqlite"
+    return Path(settings.path("STAGEOUT_POLICY_DIR")) / "policy.sqlite"
 
 
 def tls_of(settings: Settings) -> ssl.SSLContext | None:

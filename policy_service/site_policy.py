@@ -57,7 +57,7 @@ class BuiltIn:
     def __init__(self, name: str) -> None:
         if name not in BUILT_IN:
             raise PolicyError(
-                f"no policy {name!r}: choose one of {', '.join(BUILT_IN)}, or the path of a Python module"
+                f"no policy {name!r}: choose one of {', '.join(BUILT_IN)}, or the absolute path of a Python module"
             )
         self.name = name
         self.problem = ""

@@ -20,9 +20,11 @@ from dataclasses import dataclass, replace
 from overlay_router.custodians.freeing import Freeing, owner_of
 from overlay_router.custodians.pack_custody import PackCustody
 from overlay_router.custodians.passing import Coming, Passed, SentOn, may_be_passed
-from overlay_router.custodians.said import DAMAGED, DAMAGED_UNKNOWN, NO_PROBLEMS, Said
+from overlay_router.custodians.said import DAMAGED, DAMAGED_UNKNOWN, KEPT, NO_PROBLEMS, Said
 from overlay_router.custodians.spool import Begun, CustodyStore, Held, Key
+from overlay_router.local.held import HeldOperations
 from overlay_router.local.replies import Attached, Reply
+from overlay_router.local.small_files import Arrived
 from overlay_router.local.staging import as_result, ranges, recorded, recorded_pack, whole
 from overlay_router.local.store import Transfer
 from overlay_router.local.tree import BadPath, Tree, checked, no_room
@@ -43,6 +45,8 @@ MOST_OPERATIONS = 100_000
 #: So many files are put in order whenever it is asked for.
 _FEW = 1000
 _TURN_S = 1.0
+#: Cancellations that came before their operations: the newest. A sender that loses its connection says both again.
+_MOST_UNWANTED = 10_000
 _NOT_KEPT = "its OPEN said that the sender keeps the bytes until they are delivered, and the operation does not"
 
 
@@ -77,9 +81,14 @@ class Custodian:
         self._store, self._tree, self._spool, self._name, self._clock = store, tree, spool, name, clock
         self.terminals = terminals
         store.belong_to(tree.place)
-        self._held = {held.key: held for held in store.held()}
+        held = store.held()
+        self._held = {one.key: one for one in held if not store.has_result(one.key)}
+        #: Refused by their terminals: the only copies of their data stay until they are cancelled, or expire.
+        self._refused = {one.key: one for one in held if one.key not in self._held}
         self.packs = PackCustody(store, tree.place, spool, terminals, name, clock, self._held)
-        self._waiting, self._asked = dict[Key, _Waiting](), dict[Key, _Asked]()
+        #: Operations that were cancelled before anything of them came, with the key that said so.
+        self._unwanted: dict[Key, str] = {}
+        self._waiting, self._asked = HeldOperations[_Waiting](), dict[Key, _Asked]()
         self._sent_on = SentOn(store)
         self.said = Said(store)
         self._passed, self._freeing = Passed(), Freeing(tree, spool)
@@ -122,7 +131,7 @@ class Custodian:
         if transfer is None or not self._tree.inode(tid):
             return None
         held = self._held.get(_key_of(transfer))
-        if held is not None and not held.damaged:
+        if (held is not None and not held.damaged) or _key_of(transfer) in self._refused:
             return None
         return Attached(transfer, os.open(self._tree.staging(tid), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC))
 
@@ -196,11 +205,23 @@ class Custodian:
         held = self._held.get(key)
         if held is not None and not self._lacks_data(held):
             return [self._in_custody(held, peer)]
+        if self.is_unwanted(*key, peer):
+            return self._end(operation, peer, Result(Outcome.CANCELLED))
         known = key in self._held or key in self._waiting
-        if not known and len(self._held) + len(self._waiting) >= MOST_OPERATIONS:
+        if not known and len(self._held) + len(self._refused) + len(self._waiting) >= MOST_OPERATIONS:
             log.warn("too-many", reason=f"{MOST_OPERATIONS} operations are in custody, or wait for their data")
             return []  # the peer asks again
         return self._consider(_Waiting(operation, peer, digest))
+
+    def take(self, batch: Iterable[Arrived]) -> list[Reply]:
+        """As of :class:`PackCustody`: of files that were cancelled before they came, that is known then."""
+        return self.packs.take([self._without_unwanted(arrived) for arrived in batch])
+
+    def _without_unwanted(self, arrived: Arrived) -> Arrived:
+        pack = arrived.pack
+        seqs = range(pack.seq, pack.seq + len(pack.paths)) if self._unwanted else ()
+        early = {seq for seq in seqs if self.is_unwanted(pack.origin, seq, arrived.peer)}
+        return arrived._replace(pack=replace(pack, cancelled=(*pack.cancelled, *early))) if early else arrived
 
     def _consider(self, waiting: _Waiting) -> list[Reply]:
         operation, key = waiting.operation, (waiting.operation.origin, waiting.operation.seq)
@@ -216,11 +237,11 @@ class Custodian:
         for item in wrong:
             self._passed.forget(item.tid)
         if transfer is None or not self._may_take(transfer, operation):
-            self._waiting[key] = waiting
+            self._waiting.put(operation, waiting.peer, waiting, self._clock.wall_s())
             return [self._opened(item, waiting.peer) for item in wrong]
         durable.sync("custody-sync", self._tree.staging(transfer.tid).parent)
         taken = self._take(replace(held, tid=transfer.tid))
-        self._waiting.pop(key, None)
+        self._waiting.release(key)
         return [taken]
 
     def _may_take(self, transfer: Transfer, operation: Operation) -> bool:
@@ -228,16 +249,24 @@ class Custodian:
         return custody.may_grant(operation.blocks, range(count), True, owner_of(transfer) in self._spool.lots)
 
     def _take(self, held: Held) -> Reply:
-        operation = held.operation
+        operation, held = held.operation, replace(held, number=self._store.next_number())
         self._store.take(held)
         self._asked.pop(held.key, None)
         if held.tid:
             lots.pin(self._spool, (*held.key, held.sender))
-        self._held[held.key] = held
+        self._enter(held)
         log.event("custody-take", origin=held.key[0], seq=held.key[1], path=operation.path,
                   terminal=operation.terminal, bytes=operation.size_bytes, release=operation.release,
                   passed_blocks=len(self._passed.of(held.tid)))  # fmt: skip
         return self._in_custody(held, held.sender)
+
+    def _enter(self, held: Held) -> None:
+        """It is in custody, behind all that is there and touches the same names."""
+        before = self._held.pop(held.key, None)  # its data have come again
+        if before is not None:
+            self.packs.leave(before)
+        self._held[held.key] = held
+        self.packs.enter(held)
 
     # ---- asked about -------------------------------------------------------------------------------------------------
 
@@ -268,10 +297,11 @@ class Custodian:
 
     def cancel(self, ask: overlay.Cancel, peer: str) -> list[Reply]:
         """Remember the wish and pass it on; what is not in custody yet is cancelled at once."""
-        final = recorded(self._store, ask.origin, ask.seq)
+        final, key = recorded(self._store, ask.origin, ask.seq), (ask.origin, ask.seq)
         if final is not None:
+            if not ask.data_only:
+                self._give_up(key, peer)
             return [Reply(peer, final)]
-        key = (ask.origin, ask.seq)
         if ask.data_only:
             return self._drop(key, peer)
         packed = self.packs.cancel(key, peer)
@@ -293,6 +323,31 @@ class Custodian:
         ends = held.damaged and not self.said.may_be_done(held)
         return self._end(held.operation, held.sender, Result(Outcome.CANCELLED)) if ends else []
 
+    def cancel_early(self, ask: overlay.Cancel, peer: str) -> None:
+        """Remember the wish for an operation of which nothing has come: its pack may be on another connection."""
+        self._unwanted[ask.origin, ask.seq] = peer
+        if len(self._unwanted) > _MOST_UNWANTED:
+            del self._unwanted[next(iter(self._unwanted))]
+
+    def is_unwanted(self, origin: str, seq: int, peer: str) -> bool:
+        """Whether the same key has cancelled an operation before it came."""
+        known = self._unwanted.get((origin, seq))
+        return known is not None and same_key(known, peer)
+
+    def _give_up(self, key: Key, peer: str) -> None:
+        """Free the only copy of what its terminal has refused: its owner wants it no more."""
+        held = self._refused.get(key)
+        if held is not None and same_key(held.sender, peer):
+            self._free_refused(held)
+        self.packs.give_up(key, peer)
+
+    def _free_refused(self, held: Held) -> None:
+        gone = self._store.transfers_of(*held.key)
+        self._store.conclude(held.operation, self._store.record(held.key[0]).results[held.key[1]], None)
+        del self._refused[held.key]
+        self._free(gone)
+        log.event("custody-freed", origin=held.key[0], seq=held.key[1], path=held.operation.path)
+
     def _drop(self, key: Key, peer: str) -> list[Reply]:
         """Another custodian gives up: what it has brought is dropped, unless it is in custody here."""
         if key not in self._held:
@@ -311,6 +366,8 @@ class Custodian:
         if held or (packed is not None and packed <= ask.seq):
             log.warn("low-too-early", origin=ask.origin, seq=ask.seq)
             return
+        if self.packs.keeps_refused(ask) or any(key[0] == ask.origin and key[1] <= ask.seq for key in self._refused):
+            return  # their results say what is kept here
         gone = [item for item in self._store.transfers() if item.ask.origin == ask.origin and item.ask.seq <= ask.seq]
         self._store.raise_low(ask.origin, ask.seq)
         self._free(gone)
@@ -321,11 +378,21 @@ class Custodian:
 
     def transfers(self) -> list[Transfer]:
         """Data that come now."""
-        return [item for item in self._store.transfers() if _key_of(item) not in self._held]
+        return [item for item in self._store.transfers() if not self._keeps(item)]
+
+    def _keeps(self, item: Transfer) -> bool:
+        """Whether data are in custody, or the only copy of what their terminal has refused."""
+        return _key_of(item) in self._held or _key_of(item) in self._refused
 
     def held(self) -> list[Held]:
-        """Everything in custody."""
-        return list(self._held.values())
+        """Everything in custody, and what terminals have refused."""
+        return [*self._held.values(), *self._refused.values()]
+
+    def why_refused(self, key: Key) -> str:
+        """Why its terminal has refused what is kept here; "" for what is on its way."""
+        seqs = range(key[1], key[1] + 1) if key in self._refused else self.packs.refused_numbers(key)
+        ends = self._store.results_of(key[0], seqs).values() if seqs else ()
+        return next((one.reason for one in ends if one.outcome is Outcome.FAILED), "")
 
     def is_live(self, key: Key) -> bool:
         """Whether an operation is in custody, its data come in, or some of them may lie at its terminal."""
@@ -377,7 +444,7 @@ class Custodian:
         """The newest file on its way to a name at a terminal that is in custody, and whole on the disk here, if any."""
         found = [
             held
-            for held in self._held.values()
+            for held in self.held()
             if held.operation.path == path and held.operation.terminal.split(",")[-1] == terminal
             and held.tid and not held.damaged and held.key not in self.cancelled and not self._passed.of(held.tid)
         ]  # fmt: skip
@@ -385,6 +452,8 @@ class Custodian:
 
     def due(self) -> list[Held]:
         """What may be delivered now, or asked about, most urgent first: whole, and nothing in custody must come before.
+
+        An earlier version of the same name must.
 
         A file gains a step of priority for each half hour that it waits, so none waits for ever. Of many files the
         order is found anew once a second only; what was taken since then waits for that.
@@ -395,7 +464,9 @@ class Custodian:
         return [
             held
             for held in self._in_turn
-            if self.has(held) and not any(self._is_held(held.key[0], seq) for seq in held.operation.after)
+            if self.has(held)
+            and held.key not in self.packs.behind
+            and not any(self._is_held(held.key[0], seq) for seq in held.operation.after)
         ]
 
     def has(self, held: Held) -> bool:
@@ -421,6 +492,10 @@ class Custodian:
         """The end of an operation, as far as it is recorded here."""
         return recorded(self._store, origin, seq)
 
+    def settled_up_to(self, origin: str) -> int:
+        """The number up to which an origin has settled all of its operations."""
+        return self._store.record(origin).low
+
     def digests(self, held: Held) -> list[bytes]:
         """Digests of all blocks on the disk here, in order."""
         return [digest for _, digest in self._store.staged(held.tid)] if held.tid else []
@@ -438,9 +513,24 @@ class Custodian:
         held = self._held.get(key)
         if held is None:
             return []
-        outcome = custody.verdict_at_expiry(held.release, 1, result.outcome)
         self._sent_on.answered(key)
+        if self._is_only_copy(held) and result.outcome is Outcome.FAILED and key not in self.cancelled:
+            return self._refuse(held, result)
+        outcome = custody.verdict_at_expiry(held.release, 1, result.outcome)
         return self._end(held.operation, held.sender, result._replace(outcome=outcome))
+
+    def _is_only_copy(self, held: Held) -> bool:
+        """Whether nobody but a custodian has the data, and they are here."""
+        return bool(held.tid and held.operation.terminal and not held.damaged) and held.release is Release.CUSTODY
+
+    def _refuse(self, held: Held, result: Result) -> list[Reply]:
+        """Record that its terminal does not take it; its data stay."""
+        self._store.conclude(held.operation, result, None, keeps=True)
+        self._refused[held.key] = held
+        self._ended(held.key)
+        log.error("custody-refused", origin=held.key[0], seq=held.key[1], path=held.operation.path,
+                  terminal=held.operation.terminal, reason=result.reason, advice=KEPT)  # fmt: skip
+        return [Reply(held.sender, as_result(*held.key, result))]
 
     def damaged(self, key: Key, blocks: Collection[int]) -> list[Reply]:
         """Blocks in the spool are not what they were: they come again, or are LOST, which is asked about first."""
@@ -457,6 +547,7 @@ class Custodian:
             return self._end(held.operation, held.sender, Result(Outcome.LOST, DAMAGED))
         self._store.withdraw(key, held.tid, blocks)
         self._held[key] = held = replace(held, damaged=True)
+        self.packs.ended(key)  # later versions do not wait for it
         transfer = self._store.transfer(held.tid)
         if transfer is None or not self._lacks_data(held):
             return []
@@ -480,7 +571,9 @@ class Custodian:
         replies = [reply for key, result in ends for reply in self.settle(key, result)]
         replies += self.packs.expire(busy, problems)
         lots.expire(self._spool, self._clock.monotonic_s())
-        dead = [item for item in self._store.transfers() if _key_of(item) not in self._held]
+        for one in [one for one in self._refused.values() if one.operation.expires < now]:
+            self._free_refused(one)
+        dead = self.transfers()
         dead = [item for item in dead if owner_of(item) not in self._spool.lots or item.ask.expires < now]
         try:
             for item in dead:
@@ -499,22 +592,30 @@ class Custodian:
     def _forget(self, now: int) -> None:
         live = {_key_of(item) for item in self._store.transfers()}
         self._asked = {key: ask for key, ask in self._asked.items() if key in live}
-        self._waiting = {key: one for key, one in self._waiting.items() if key in live or one.operation.expires >= now}
+        for key in [key for key, one in self._waiting.items() if key not in live and one.operation.expires < now]:
+            self._waiting.release(key)
+        self._waiting.drop_dataless(now, live)
 
     def _end(self, operation: Operation, sender: str, result: Result) -> list[Reply]:
         key = (operation.origin, operation.seq)
         gone = self._store.transfers_of(*key)
         self._store.conclude(operation, result, self._sent_on.find(key))
-        self._held.pop(key, None)
-        self._waiting.pop(key, None)
-        self.cancelled.discard(key)
-        self.said.forget(key)
-        self.packs.ended(key)
+        self._ended(key)
         self._free(gone)
         say = log.event if result.outcome in (Outcome.DONE, Outcome.CANCELLED, Outcome.STALE) else log.error
         say("custody-settle", origin=key[0], seq=key[1], path=operation.path, terminal=operation.terminal,
             outcome=result.outcome.value, reason=result.reason)  # fmt: skip
         return [Reply(sender, as_result(*key, result))]
+
+    def _ended(self, key: Key) -> None:
+        """It has its result, which is recorded: it is not in custody any more."""
+        held = self._held.pop(key, None)
+        self._waiting.release(key)
+        self.cancelled.discard(key)
+        self.said.forget(key)
+        if held is not None:
+            self.packs.leave(held)
+        self.packs.ended(key)
 
     def _free(self, transfers: Iterable[Transfer]) -> None:
         for item in transfers:
@@ -580,7 +681,7 @@ class Custodian:
         for item in live:
             owner = owner_of(item)
             self._spool.lots[owner] = lots.Lot(item.ask.size_bytes, self._clock.monotonic_s() + lots.LEASE_S)
-            if _key_of(item) in self._held:
+            if self._keeps(item):
                 lots.pin(self._spool, owner)
             elif not self._tree.inode(item.tid):
                 self._store.unstage(item.tid)

@@ -81,7 +81,8 @@ def settled_before(custodian: Custodian, operation: Operation) -> int:
     """
     origin, after = operation.origin, operation.after if operation.capability else ()
     low = max((seq for seq in after if custodian.result(origin, seq) is not None), default=0)
-    return low if all(custodian.result(origin, seq) is not None for seq in range(1, low)) else 0
+    first = min(custodian.settled_up_to(origin), low) + 1
+    return low if all(custodian.result(origin, seq) is not None for seq in range(first, low)) else 0
 
 
 def may_say(custodian: Custodian, held: Held, store: str) -> bool:

@@ -7,7 +7,6 @@ import contextlib
 import itertools
 import json
 import socket
-import sqlite3
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -216,8 +215,8 @@ class Forwarder:
         for tid in list(self._untold):
             try:
                 replies = await self._on_disk(lambda one=tid: self._custodian.gone(one, ()))  # type: ignore[misc]
-            except (OSError, sqlite3.Error) as problem:
-                log.error("not-asked-again", tid=tid, problem=problem, advice="look at the disk of the spool")
+            except Exception as problem:
+                log.error("not-asked-again", tid=tid, problem=repr(problem), advice="look at the disk of the spool")
                 continue
             self._untold.discard(tid)
             self._tell(replies)
@@ -233,8 +232,8 @@ class Forwarder:
             blocks = self._unheard[tid]
             try:
                 replies = await self._on_disk(lambda one=tid, some=blocks: self._custodian.passed(one, some))  # type: ignore[misc]
-            except (OSError, sqlite3.Error) as problem:
-                log.error("not-passed", tid=tid, problem=problem, advice="look at the disk of the spool")
+            except Exception as problem:
+                log.error("not-passed", tid=tid, problem=repr(problem), advice="look at the disk of the spool")
                 continue
             del self._unheard[tid]
             self._tell(replies)
@@ -274,9 +273,9 @@ class Forwarder:
                 self._order(held, found)
             else:
                 self._tell(found)
-        except (OSError, sqlite3.Error) as problem:  # of this file: that holds up no other one
+        except Exception as problem:  # of this file: that holds up no other one
             order = _Order(held.key, held.operation.path, hop_of(held.operation), held.tid)
-            self._failed(order, Answer(0, failure=f"its records cannot be read: {problem}"))
+            self._failed(order, Answer(0, failure=f"its records cannot be read: {problem!r}"))
         finally:
             self._beginning = frozenset()
 
@@ -315,8 +314,8 @@ class Forwarder:
     async def _publish(self, number: int, order: _Order, held: Held) -> None:
         try:
             found = await self._facts(held)
-        except (OSError, sqlite3.Error) as problem:  # of this file: that holds up no other one
-            self._failed(order, Answer(number, failure=f"not recorded: {problem}"))
+        except Exception as problem:  # of this file: that holds up no other one
+            self._failed(order, Answer(number, failure=f"not recorded: {problem!r}"))
             self._carrier.write({"stop": number})
             return
         if not isinstance(found, Facts):
@@ -336,7 +335,7 @@ class Forwarder:
             early.is_read, early.blocks = True, {}
             try:
                 coming = await self._on_disk(lambda one=tid: self._custodian.begin(one))  # type: ignore[misc]
-            except (OSError, sqlite3.Error) as problem:  # of this file: that holds up no other one
+            except Exception as problem:  # of this file: that holds up no other one
                 self._put_off(tid, early, problem)
                 continue
             finally:
@@ -352,7 +351,7 @@ class Forwarder:
         """It cannot be looked up, or recorded, now."""
         now_s = self._clock.monotonic_s()
         early.pause.more(now_s, 0.0)
-        log.error("not-sent-early", tid=tid, problem=problem, again_s=round(early.pause.until_s - now_s),
+        log.error("not-sent-early", tid=tid, problem=repr(problem), again_s=round(early.pause.until_s - now_s),
                   advice="look at the disk of the spool and its database")  # fmt: skip
 
     def _is_open_for(self, early: _Early) -> bool:
@@ -458,8 +457,8 @@ class Forwarder:
             return
         try:
             self._tell(await self._record(order, answer))
-        except (OSError, sqlite3.Error, ValueError) as problem:  # not recorded, or no outcome: it is asked again
-            self._failed(order, Answer(answer.number, failure=f"not recorded: {problem}"))
+        except Exception as problem:  # not recorded, or no outcome: it is asked again
+            self._failed(order, Answer(answer.number, failure=f"not recorded: {problem!r}"))
         self._orders.pop(answer.number, None)
         self.wake.set()
 
@@ -506,8 +505,8 @@ class Forwarder:
             return
         try:
             is_here = await self._on_disk(lambda: may_say(self._custodian, held, store))
-        except (OSError, sqlite3.Error) as problem:
-            self._failed(order, Answer(number, failure=f"not recorded: {problem}"))
+        except Exception as problem:
+            self._failed(order, Answer(number, failure=f"not recorded: {problem!r}"))
             is_here = False
         self._carrier.write({"said": number, "store": store} if is_here else {"stop": number})
 

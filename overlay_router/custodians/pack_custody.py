@@ -10,10 +10,11 @@ from __future__ import annotations
 import errno
 import os
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from overlay_router.custodians.pack_records import HeldPack, PackRecords, pack_text
@@ -22,6 +23,7 @@ from overlay_router.custodians.said import (
     ASKS_S,
     DAMAGED,
     DAMAGED_UNKNOWN,
+    KEPT,
     LATE,
     NO_PROBLEMS,
     UNKNOWN,
@@ -29,6 +31,8 @@ from overlay_router.custodians.said import (
     because,
     is_overdue,
 )
+from overlay_router.custodians.spool import Held
+from overlay_router.custodians.versions import sum_of
 from overlay_router.local.place import Place
 from overlay_router.local.replies import Reply
 from overlay_router.local.small_files import Arrived, overlap
@@ -127,7 +131,7 @@ class PackCustody:
         terminals: Terminals,
         name: str,
         clock: Clock,
-        others: Container[Key] = (),
+        others: Mapping[Key, Held] = MappingProxyType({}),
     ) -> None:
         self._store, self._spool, self._terminals, self._name, self._clock = store, spool, terminals, name, clock
         self._others = others
@@ -136,8 +140,13 @@ class PackCustody:
         durable.sync("router-place", self._place.parent)
         self._is_there = place
         self._held: dict[Key, HeldPack] = {}
+        #: Of which their terminals have refused files: the only copies stay until these are cancelled, or expire.
+        self._refused: dict[Key, HeldPack] = {}
         self._origins: dict[str, _Origin] = {}
-        self._behind: dict[Key, list[HeldPack]] = {}
+        self._behind: dict[Key, list[Held | HeldPack]] = {}
+        #: Operations that are in no pack and wait for an earlier version of a name.
+        self.behind: set[Key] = set()
+        self._by_number: dict[int, Key] = {}
         self._news = News([], [])
         self._done: dict[str, _Done] = {}
         #: That may have been sent, by this process or one before.
@@ -194,7 +203,7 @@ class PackCustody:
         """Reserve a lot for a pack; or when to ask again."""
         pack, size_bytes = arrived.pack, _size_bytes(arrived)
         again_s: float | None = _FULL_AGAIN_S
-        if len(self._held) < MOST_PACKS:
+        if len(self._held) + len(self._refused) < MOST_PACKS:
             again_s = lots.reserve(self._spool, _owner(pack), size_bytes, self._clock.monotonic_s())
         if again_s is None:
             lots.pin(self._spool, _owner(pack))
@@ -233,7 +242,7 @@ class PackCustody:
         return HeldPack(
             pack.origin, pack.seq, pack.seq + len(pack.paths), pack.paths[0], pack.terminal, pack.release,
             pack.expires, arrived.peer, arrived.digest_name, _size_bytes(arrived), now, pack.priority, pack.deadline,
-            pack.after,
+            pack.after, self._store.next_number(),
         )  # fmt: skip
 
     def _write(self, new: Sequence[Arrived]) -> None:
@@ -318,8 +327,8 @@ class PackCustody:
         return self._origins[origin].starts[0] if origin in self._origins else None
 
     def held(self) -> list[HeldPack]:
-        """All packs in custody, oldest first."""
-        return list(self._held.values())
+        """All packs in custody, oldest first, and those of which terminals have refused files."""
+        return [*self._held.values(), *self._refused.values()]
 
     def news(self) -> News:
         """What has changed since the last call. A pack that waits for an earlier operation comes when that has ended.
@@ -332,8 +341,29 @@ class PackCustody:
     def ended(self, key: Key) -> None:
         """An operation, or the pack that begins with it, is not in custody any more: who waited for it may go on."""
         for held in self._behind.pop(key, ()):
-            if self._held.get(held.key) is held:
+            if isinstance(held, HeldPack) and self._held.get(held.key) is held:
                 self._line_up(held)
+            elif isinstance(held, Held) and self._by_number.get(held.number) == held.key:
+                self._line_up_alone(held)
+
+    def enter(self, held: Held) -> None:
+        """An operation that is in no pack is in custody: it waits for earlier versions of its names."""
+        self._by_number[held.number] = held.key
+        self._store.versions.add(held.number, _sums(held))
+        self._line_up_alone(held)
+
+    def leave(self, held: Held) -> None:
+        """Such an operation is not in custody any more."""
+        self._by_number.pop(held.number, None)
+        self._store.versions.remove(held.number, _sums(held))
+        self.behind.discard(held.key)
+
+    def _line_up_alone(self, held: Held) -> None:
+        earlier = self._earlier(held, held.operation.terminal, range(held.key[1], held.key[1] + 1), _sums(held))
+        self.behind.discard(held.key)
+        if earlier is not None:
+            self.behind.add(held.key)
+            self._behind.setdefault(earlier, []).append(held)
 
     def _line_up(self, held: HeldPack) -> None:
         before = self._before(held)
@@ -350,14 +380,33 @@ class PackCustody:
                 return earlier.key
             if (held.origin, seq) in self._others:
                 return held.origin, seq
+        return self._earlier(held, held.terminal, range(held.seq, held.end), self._store.sums_of(held.key))
+
+    def _earlier(self, held: Held | HeldPack, terminal: str, seqs: range, sums: Sequence[int]) -> Key | None:
+        """Something in custody that was taken before and touches one of the same names at the same terminal."""
+        names: set[str] | None = None
+        for number in self._store.versions.before(held.number, sums):
+            key = self._by_number.get(number)
+            other = self._held.get(key) or self._others.get(key) if key else None
+            if key is None or other is None or _waits_for(other, held.key[0], seqs):
+                continue
+            names = self._names(held) if names is None else names
+            if _end_of(other) == terminal.split(",")[-1] and not names.isdisjoint(self._names(other)):
+                return key
         return None
+
+    def _names(self, held: Held | HeldPack) -> set[str]:
+        if isinstance(held, HeldPack):
+            return set(self._store.pack(held.key).paths)
+        return set(filter(None, (held.operation.path, held.operation.target)))
 
     # ---- fetched -----------------------------------------------------------------------------------------------------
 
     def find(self, terminal: str, path: str) -> HeldFile | None:
         """The newest file of a pack in custody on its way to a name at a terminal, None when there is none."""
         found: HeldFile | None = None
-        for held in [self._held[key] for key in self._store.packs_with(path) if key in self._held]:
+        known = {**self._held, **self._refused}
+        for held in [known[key] for key in self._store.packs_with(path) if key in known]:
             pack = self._store.pack(held.key)
             if held.terminal.split(",")[-1] != terminal or path not in pack.paths:
                 continue
@@ -405,21 +454,67 @@ class PackCustody:
         found = [(held, self._results(held, results)) for held, results in ends if held.key in self._held]
         if not found:
             return []
-        self._store.conclude_packs(found)
+        kept = {held.key for held, one in found if self._is_only_copy(held, one)}
+        sums = {held.key: self._store.sums_of(held.key) for held, _ in found}
+        self._store.conclude_packs(found, kept)
+        for held, _ in found:
+            self._take_out(held, sums[held.key])
         replies: list[Reply] = []
         for held, one in found:
+            self.ended(held.key)
             self._said.forget(held.key)
-            self._remove(held)
+            if held.key in kept:
+                self._refused[held.key] = held
+            else:
+                self._free(held)
             results = list(one.results.values())
             failed = next((result for result in results if result.outcome is not Outcome.DONE), None)
             if failed is None:
                 self._arrived(held)
+            reason = failed.reason or failed.outcome.value if failed else ""
             say = log.event if {result.outcome for result in results} <= _AS_WANTED else log.error
             say("custody-settle", origin=held.origin, seq=held.seq, path=held.path, terminal=held.terminal,
                 files=held.files, failed=sum(result.outcome is not Outcome.DONE for result in results),
-                reason=failed.reason or failed.outcome.value if failed else "")  # fmt: skip
+                reason=reason)  # fmt: skip
+            if held.key in kept:
+                log.error("custody-refused", origin=held.origin, seq=held.seq, path=held.path, terminal=held.terminal,
+                          reason=reason, advice=KEPT)  # fmt: skip
             replies.append(Reply(held.sender, as_packed(held.origin, held.seq, results)))
         return replies
+
+    def _is_only_copy(self, held: HeldPack, ended: PackResults) -> bool:
+        """Whether a file that nobody else has was refused by its terminal, is whole here, and is still wanted."""
+        is_here = held.is_single and held.key not in self._asked_s
+        return is_here and not _failed(ended) <= self._store.record(held.origin).cancelled
+
+    def give_up(self, key: Key, peer: str) -> None:
+        """Note that the owner of a refused file wants it no more. The last one of a pack frees that."""
+        origin, seq = key
+        held = next((one for one in self._refused.values() if one.origin == origin and one.seq <= seq < one.end), None)
+        if held is None or not same_key(held.sender, peer):
+            return
+        self._store.cancel(*key)
+        if _failed(self._ends_of(held)) <= self._store.record(held.origin).cancelled:
+            self._free_refused([held])
+
+    def keeps_refused(self, ask: overlay.Low) -> bool:
+        """Whether files up to that number are kept that their terminal has refused."""
+        return any(one.origin == ask.origin and one.seq <= ask.seq for one in self._refused.values())
+
+    def refused_numbers(self, key: Key) -> range:
+        """Those of the files of the pack that begins with that number, where some of them were refused; else none."""
+        return range(key[1], self._refused[key].end) if key in self._refused else range(0)
+
+    def _ends_of(self, held: HeldPack) -> PackResults:
+        return PackResults(held.origin, held.expires, self._store.results_of(held.origin, range(held.seq, held.end)))
+
+    def _free_refused(self, those: Sequence[HeldPack]) -> None:
+        if those:
+            self._store.conclude_packs([(held, self._ends_of(held)) for held in those])
+        for held in those:
+            del self._refused[held.key]
+            self._free(held)
+            log.event("custody-freed", origin=held.origin, seq=held.seq, path=held.path, files=held.files)
 
     def _arrived(self, held: HeldPack) -> None:
         if held.origin not in self._done and len(self._done) >= _MOST_ORIGINS:
@@ -447,8 +542,11 @@ class PackCustody:
         if held.is_single:
             return self.settle([(held, [lost()] * held.files)])
         was_sent = held.key in self._perhaps_sent
+        sums = self._store.sums_of(held.key)
         self._said.withdraw(held, was_sent)
-        self._remove(held)
+        self._take_out(held, sums)
+        self.ended(held.key)
+        self._free(held)
         if was_sent:
             self._perhaps_sent.add(held.key)
         return [Reply(held.sender, overlay.Result(*held.key, "unknown"))]
@@ -465,6 +563,7 @@ class PackCustody:
         late = (held for held in self._held.values() if held.expires < now and not self.is_asked_about(held))
         over = (one for one in late if one.key not in busy or is_overdue(one.expires, one.terminal, now))
         ends = islice(over, _EXPIRE_AT_ONCE)
+        self._free_refused([one for one in self._refused.values() if one.expires < now][:_EXPIRE_AT_ONCE])
         return replies + self.settle([(held, late_results(held, self._why_late(held, problems))) for held in ends])
 
     def _why_late(self, held: HeldPack, problems: Mapping[str, str]) -> str:
@@ -506,13 +605,19 @@ class PackCustody:
 
         All packs are known before the first may go: a clock that was set back has the later of two come first.
         """
+        refused = self._store.refused_packs()
         for held in self._store.held_packs():
-            self._add(held)
             self._spool.lots[_owner(held)] = lots.Lot(held.size_bytes, 0.0, pinned=True)
-            self._perhaps_sent.add(held.key)
+            if held.key in refused:
+                self._refused[held.key] = held
+            else:
+                self._add(held)
+                self._perhaps_sent.add(held.key)
+        for one in self._others.values():
+            self.enter(one)
         for held in self._held.values():
             self._line_up(held)
-        known = {self._file(key).name for key in self._held}
+        known = {self._file(key).name for key in (*self._held, *self._refused)}
         for path in self._place.iterdir():
             if path.name not in known:
                 _unlink(path, str(path))
@@ -523,12 +628,17 @@ class PackCustody:
 
     def _add(self, held: HeldPack) -> None:
         self._held[held.key] = held
+        self._by_number[held.number] = held.key
+        self._store.versions.add(held.number, self._store.sums_of(held.key))
         known = self._origins.setdefault(held.origin, _Origin())
         known.packs[held.seq] = held
         insort(known.starts, held.seq)
 
-    def _remove(self, held: HeldPack) -> None:
+    def _take_out(self, held: HeldPack, sums: Sequence[int]) -> None:
+        """It is not in custody any more. :param sums: of its names."""
         del self._held[held.key]
+        self._by_number.pop(held.number, None)
+        self._store.versions.remove(held.number, sums)
         self._perhaps_sent.discard(held.key)
         self._asked_s.pop(held.key, None)
         known = self._origins[held.origin]
@@ -536,13 +646,33 @@ class PackCustody:
         del known.starts[bisect_left(known.starts, held.seq)]
         if not known.packs:
             del self._origins[held.origin]
-        self.ended(held.key)
-        self._free(held)
 
     def _free(self, held: HeldPack) -> None:
         """It is final already: a file that cannot be removed now, which the next start removes, holds up nobody."""
         _unlink(self._file(held.key), held.path)
         lots.release(self._spool, _owner(held))
+
+
+def _sums(held: Held) -> list[int]:
+    """Of the names that an operation touches."""
+    return [sum_of(path) for path in (held.operation.path, held.operation.target) if path]
+
+
+def _end_of(held: Held | HeldPack) -> str:
+    """Where it is to arrive."""
+    return (held if isinstance(held, HeldPack) else held.operation).terminal.split(",")[-1]
+
+
+def _waits_for(held: Held | HeldPack, origin: str, seqs: range) -> bool:
+    """Whether an operation waits for one of these, or for its data to come again: nothing may wait for it then."""
+    after = held.after if isinstance(held, HeldPack) else held.operation.after
+    is_damaged = isinstance(held, Held) and held.damaged
+    return is_damaged or (held.key[0] == origin and any(seq in seqs for seq in after))
+
+
+def _failed(ended: PackResults) -> set[int]:
+    """Numbers of the files that were refused."""
+    return {seq for seq, one in ended.results.items() if one.outcome is Outcome.FAILED}
 
 
 def _unlink(file: Path, path: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import sqlite3
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
@@ -154,7 +153,7 @@ class PackForwarder:
         try:
             facts = await self._on_disk(lambda: self._packs.order(held))
             return self._order(held, facts)
-        except (OSError, sqlite3.Error) as problem:
+        except Exception as problem:
             self._put_off(held, problem)
             return True
         finally:
@@ -165,8 +164,8 @@ class PackForwarder:
         now_s, pause = self._clock.monotonic_s(), self._pauses.setdefault(held.key, Pause())
         pause.more(now_s, 0.0)
         self._turns.later(self._lane(held), held, pause.until_s)
-        self._problems[next_hop(held.terminal)[0]] = str(problem)
-        log.error("custody-not-read", origin=held.origin, seq=held.seq, path=held.path, problem=problem,
+        self._problems[next_hop(held.terminal)[0]] = repr(problem)
+        log.error("custody-not-read", origin=held.origin, seq=held.seq, path=held.path, problem=repr(problem),
                   again_s=round(pause.until_s - now_s), advice="look at the spool's disk and its database")  # fmt: skip
 
     def _order(self, held: HeldPack, facts: dict[str, Any] | None) -> bool:
@@ -189,9 +188,9 @@ class PackForwarder:
         for held in recalls:
             try:
                 await self._recall(held)
-            except (OSError, sqlite3.Error) as problem:
+            except Exception as problem:
                 self._recalls.append(held)
-                log.error("custody-not-read", origin=held.origin, seq=held.seq, path=held.path, problem=problem,
+                log.error("custody-not-read", origin=held.origin, seq=held.seq, path=held.path, problem=repr(problem),
                           advice="look at the spool's disk and its database")  # fmt: skip
 
     async def _recall(self, held: HeldPack) -> None:
@@ -285,7 +284,7 @@ class PackForwarder:
             self._tell(await self._on_disk(work))
             self._pauses.pop(held.key, None)
             self._line_up(held)
-        except (OSError, sqlite3.Error) as problem:
+        except Exception as problem:
             self._put_off(held, problem)
 
     def _sort(self, one: _Given, answer: Answer, ended: _Ended) -> None:

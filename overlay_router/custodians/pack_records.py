@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import zlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import struct
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from overlay_router.custodians.versions import Versions, sum_of
 from overlay_router.local.as_text import read_results
 from overlay_router.local.store import PackResults, Store
 from overlay_router.rules.states import Release, Result
+from stageout.wire.fields import MAX_NUMBER
 from stageout.wire.overlay import Pack
 
 _TABLE = """CREATE TABLE IF NOT EXISTS packs_held (
@@ -20,6 +22,7 @@ _TABLE = """CREATE TABLE IF NOT EXISTS packs_held (
     taken_at INTEGER NOT NULL, pack TEXT NOT NULL, UNIQUE (origin, seq))"""
 _NAMES = """CREATE TABLE IF NOT EXISTS pack_names (
     origin TEXT NOT NULL, seq INTEGER NOT NULL, sums BLOB NOT NULL, PRIMARY KEY (origin, seq)) WITHOUT ROWID"""
+_SUM = struct.Struct("<I")
 #: The records that routers have (their epoch), by address.
 _HOPS = "CREATE TABLE IF NOT EXISTS hops (hop TEXT PRIMARY KEY, store TEXT NOT NULL) WITHOUT ROWID"
 #: Packs that may have been said to other records than those, or that come again.
@@ -29,10 +32,11 @@ _SAID = """CREATE TABLE IF NOT EXISTS packs_said (
 #: That tables of earlier versions lack.
 _LATER = {
     "priority": "INTEGER NOT NULL DEFAULT 0", "deadline": "INTEGER NOT NULL DEFAULT 0",
-    "after": "TEXT NOT NULL DEFAULT '[]'",
+    "after": "TEXT NOT NULL DEFAULT '[]'", "number": "INTEGER NOT NULL DEFAULT 0",
 }  # fmt: skip
 _COLUMNS = (
-    "origin, seq, end, path, terminal, release, expires, sender, digest, size, taken_at, priority, deadline, after"
+    "origin, seq, end, path, terminal, release, expires, sender, digest, size, taken_at, priority, deadline, number,"
+    " after"
 )
 
 
@@ -43,6 +47,7 @@ class HeldPack:
     :param end: the number behind that of its last file. :param path: of its first file. :param sender: who gave it.
     :param digest: the kind of its files' digests. :param size_bytes: in the spool.
     :param taken_at: Unix time in seconds. :param after: numbers that must be final before it is delivered.
+    :param number: grows with each operation that is taken into custody.
     """
 
     origin: str
@@ -59,6 +64,7 @@ class HeldPack:
     priority: int = 0
     deadline: int = 0
     after: tuple[int, ...] = ()
+    number: int = 0
 
     @property
     def key(self) -> tuple[str, int]:
@@ -108,12 +114,30 @@ class PackRecords(Store):
         for origin, seq, text in unnamed:
             self._name((origin, seq), as_pack(text))
 
+        self.versions = Versions(self._connection)
+        self._number = self._last_number()
+
+    def _last_number(self) -> int:
+        """Of what is in custody."""
+        return int(self._connection.execute("SELECT ifnull(max(number), 0) FROM packs_held").fetchone()[0])
+
+    def next_number(self) -> int:
+        """The number of what is taken into custody now: greater than that of all that is there."""
+        self._number += 1
+        return self._number
+
+    def sums_of(self, key: tuple[str, int]) -> Sequence[int]:
+        """Checksums of the names of a pack in custody."""
+        query = "SELECT sums FROM pack_names WHERE origin = ? AND seq = ?"
+        (sums,) = self._connection.execute(query, key).fetchone()
+        return [number for (number,) in _SUM.iter_unpack(sums)]
+
     def held_packs(self) -> list[HeldPack]:
         """All packs in custody, oldest first."""
-        rows = self._connection.execute(f"SELECT {_COLUMNS} FROM packs_held ORDER BY taken_at, rowid").fetchall()
+        rows = self._connection.execute(f"SELECT {_COLUMNS} FROM packs_held ORDER BY number, rowid").fetchall()
         return [
-            replace(HeldPack(origin, seq, end, os.fsdecode(path), *rest), after=tuple(json.loads(after)))
-            for origin, seq, end, path, *rest, after in rows
+            replace(HeldPack(origin, seq, end, os.fsdecode(path), *rest), number=number, after=tuple(json.loads(after)))
+            for origin, seq, end, path, *rest, number, after in rows
         ]
 
     def pack(self, key: tuple[str, int]) -> Pack:
@@ -132,7 +156,7 @@ class PackRecords(Store):
                 row = (
                     *held.key, held.end, os.fsencode(held.path), held.terminal, held.release, held.expires,
                     held.sender, held.digest, held.size_bytes, held.taken_at, held.priority, held.deadline,
-                    json.dumps(held.after), pack_text(pack),
+                    held.number, json.dumps(held.after), pack_text(pack),
                 )  # fmt: skip
                 marks = ", ".join("?" * len(row))
                 # one whose commit failed, and was one nevertheless, comes again
@@ -184,12 +208,26 @@ class PackRecords(Store):
             " (SELECT 1 FROM packs_held WHERE (origin, seq) = (packs_said.origin, packs_said.seq))", (now,),
         )  # fmt: skip
 
-    def conclude_packs(self, settled: Sequence[tuple[HeldPack, PackResults]]) -> None:
-        """The final results of all files of some packs, and the end of their custody, in one."""
+    def refused_packs(self) -> set[tuple[str, int]]:
+        """Packs whose files have their results, and whose data stay."""
+        rows = self._connection.execute(
+            "SELECT origin, seq FROM packs_held WHERE EXISTS"
+            " (SELECT 1 FROM packs WHERE (origin, seq) = (packs_held.origin, packs_held.seq))"
+        )
+        return {(origin, seq) for origin, seq in rows}
+
+    def conclude_packs(
+        self, settled: Sequence[tuple[HeldPack, PackResults]], kept: Container[tuple[str, int]] = ()
+    ) -> None:
+        """The final results of all files of some packs, and the end of their custody, in one.
+
+        :param kept: packs whose data stay.
+        """
         with self._transaction("custody-pack-settle"):
             for held, one in settled:
                 self._keep_pack(one)
-                self._forget_pack(held.key)
+                if held.key not in kept:
+                    self._forget_pack(held.key)
                 self._connection.execute("DELETE FROM packs_said WHERE origin = ? AND seq = ?", held.key)
 
     def results_of(self, origin: str, seqs: range) -> dict[int, Result]:
@@ -202,9 +240,9 @@ class PackRecords(Store):
             return found
         low = self.record(origin).low
         rows = self._connection.execute(
-            "SELECT results FROM packs WHERE origin = ? AND seq < ? AND seq >="
+            "SELECT results FROM packs WHERE origin = ? AND seq <= ? AND seq >="
             " ifnull((SELECT max(seq) FROM packs WHERE origin = ? AND seq <= ?), 0)",
-            (origin, seqs.stop, origin, seqs.start),
+            (origin, min(seqs.stop - 1, MAX_NUMBER), origin, seqs.start),
         )
         for (text,) in rows:
             found.update((seq, result) for seq, result in read_results(text) if seq in seqs and seq > low)
@@ -224,7 +262,7 @@ class PackRecords(Store):
 
 
 def _sum_of(path: str) -> bytes:
-    return zlib.crc32(os.fsencode(path)).to_bytes(4, "little")
+    return _SUM.pack(sum_of(path))
 
 
 def pack_text(pack: Pack) -> str:

@@ -24,6 +24,8 @@ _MOST_S = 2400
 _PROBLEM_CHARS = 300
 #: Where nobody knows what is in the way.
 NO_PROBLEMS: Mapping[str, str] = MappingProxyType({})
+#: Advice about an only copy that its terminal has refused.
+KEPT = "it stays here until it expires: fetch it (stageout get --stale-ok), or free the space (stageout ask --cancel)"
 LATE = "the custodian could not deliver it in time"
 DAMAGED = "the copy in the custodian's spool was damaged"
 _UNANSWERED = "and whether it has arrived is not known: its next hop was asked, and did not answer"

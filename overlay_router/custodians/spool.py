@@ -20,7 +20,7 @@ from stageout.wire.overlay import Open, Operation
 FIRST_TID = 2**62
 #: Those of the spool of what plugins deliver.
 FIRST_EGRESS_TID = 2**61
-_COLUMNS = "operation, sender, digest, tid, taken_at, damaged, asked"
+_COLUMNS = "operation, sender, digest, tid, taken_at, damaged, asked, number"
 
 Key = tuple[str, int]
 
@@ -32,6 +32,7 @@ class Held:
     :param sender: who gave it. :param digest: the kind of its blocks' digests. :param tid: of its data, 0 without any.
     :param taken_at: Unix time in seconds. :param damaged: data must come again before it can be delivered.
     :param asked: the OPEN of its sender, whose capability the terminal wants to see.
+    :param number: grows with each operation that is taken into custody.
     """
 
     operation: Operation
@@ -41,6 +42,7 @@ class Held:
     taken_at: int
     damaged: bool = False
     asked: Open | None = None
+    number: int = 0
 
     @property
     def key(self) -> Key:
@@ -116,6 +118,13 @@ class CustodyStore(PackRecords):
         self._connection.execute("INSERT INTO meta VALUES ('place', ?)", (_NOWHERE,))
         self._connection.execute("INSERT INTO sqlite_sequence VALUES ('transfers', ?)", (self.first_tid,))
 
+    def _last_number(self) -> int:
+        present = {row[1] for row in self._connection.execute("PRAGMA table_info(custody)")}
+        if "number" not in present:
+            self._connection.execute("ALTER TABLE custody ADD COLUMN number INTEGER NOT NULL DEFAULT 0")
+        alone = self._connection.execute("SELECT ifnull(max(number), 0) FROM custody").fetchone()[0]
+        return max(int(alone), super()._last_number())
+
     def _bring_up(self, version: int) -> None:
         super()._bring_up(version)
         self._connection.execute(_LATER)
@@ -181,11 +190,11 @@ class CustodyStore(PackRecords):
             self._connection.execute("DELETE FROM said WHERE origin = ? AND seq = ?", key)
 
     def held(self) -> list[Held]:
-        """Everything in custody."""
-        rows = self._connection.execute(f"SELECT {_COLUMNS} FROM custody").fetchall()
+        """Everything in custody, in the order in which that was granted."""
+        rows = self._connection.execute(f"SELECT {_COLUMNS} FROM custody ORDER BY number").fetchall()
         return [
-            Held(as_operation(text), sender, digest, tid, taken_at, bool(damaged), _asked(asked))
-            for text, sender, digest, tid, taken_at, damaged, asked in rows
+            Held(as_operation(text), sender, digest, tid, taken_at, bool(damaged), _asked(asked), number)
+            for text, sender, digest, tid, taken_at, damaged, asked, number in rows
         ]
 
     def take(self, held: Held) -> None:
@@ -196,9 +205,14 @@ class CustodyStore(PackRecords):
     def _take(self, held: Held) -> None:
         operation = held.operation
         asked = json.dumps(asdict(held.asked)) if held.asked else ""
-        row = (*held.key, json.dumps(asdict(operation)), held.sender, held.digest, held.tid, held.taken_at, 0, asked)
+        row = (
+            *held.key, json.dumps(asdict(operation)), held.sender, held.digest, held.tid, held.taken_at, 0, asked,
+            held.number,
+        )  # fmt: skip
         self._keep_origin(operation.origin, operation.expires)
-        self._connection.execute("INSERT OR REPLACE INTO custody VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+        marks = ", ".join("?" * len(row))
+        names = "origin, seq, operation, sender, digest, tid, taken_at, damaged, asked, number"
+        self._connection.execute(f"INSERT OR REPLACE INTO custody ({names}) VALUES ({marks})", row)
 
     def withdraw(self, key: Key, tid: int, blocks: Iterable[int]) -> None:
         """These blocks are damaged: they must come again, and the operation (in custody or not) waits for them."""
@@ -208,10 +222,14 @@ class CustodyStore(PackRecords):
             for block in blocks:
                 run("DELETE FROM staged WHERE tid = ? AND block = ?", (tid, block))
 
-    def conclude(self, operation: Operation, result: Result, left: Begun | None) -> None:
+    def has_result(self, key: Key) -> bool:
+        """Whether an operation has its final result."""
+        return bool(self.results_of(key[0], range(key[1], key[1] + 1)))
+
+    def conclude(self, operation: Operation, result: Result, left: Begun | None, keeps: bool = False) -> None:
         """The final result, the end of custody and of the transfers, in one.
 
-        :param left: what may still lie at the terminal.
+        :param left: what may still lie at the terminal. :param keeps: the data stay.
         """
         key = (operation.origin, operation.seq)
         with self._transaction("custody-settle"):
@@ -221,9 +239,10 @@ class CustodyStore(PackRecords):
                 self._write_begun(left)
             self._keep_result(operation, result)
             self._concluded(operation, result)
-            for table in ("custody", "said"):
-                self._connection.execute(f"DELETE FROM {table} WHERE origin = ? AND seq = ?", key)
-            self._close_transfers("origin = ? AND seq = ?", key)
+            self._connection.execute("DELETE FROM said WHERE origin = ? AND seq = ?", key)
+            if not keeps:
+                self._connection.execute("DELETE FROM custody WHERE origin = ? AND seq = ?", key)
+                self._close_transfers("origin = ? AND seq = ?", key)
         self.record(operation.origin).results[operation.seq] = result
 
     def _concluded(self, operation: Operation, result: Result) -> None:

@@ -243,7 +243,7 @@ class Egress(Custodian):
             return False
         for one, owner in zip(held, owners):
             lots.pin(self._spool, owner)
-            self._held[one.key] = one
+            self._enter(one)
         return True
 
     def _write(self, transfers: Sequence[Transfer], new: Sequence[PackedFile]) -> None:

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import itertools
 import secrets
-import sqlite3
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -234,7 +233,7 @@ class Outflow:
         for held in filter(self._egress.has, some):
             try:
                 files.append(File(held, Path(self._egress.file(held)), tuple(self._egress.digests(held))))
-            except (OSError, sqlite3.Error) as problem:
+            except Exception as problem:
                 bad.append((held, problem))
         return files, bad
 
@@ -265,8 +264,8 @@ class Outflow:
             for file, end in zip(call.files, ends):
                 try:
                     self._tell(await self._record(call.target, file.held, end))
-                except (OSError, sqlite3.Error) as problem:  # of this file: the others have their end
-                    words = f"not recorded: {problem}"
+                except Exception as problem:  # of this file: the others have their end
+                    words = f"not recorded: {problem!r}"
                     self._pause(call.target, file.held.key, 0.0, words, path=file.held.operation.path)
         except Exception as problem:  # not run, or not recorded: a fault of ours must not end all deliveries
             self._pause(call.target, call.target.url, 0.0, f"not delivered, or not recorded: {problem!r}")

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from overlay_router.local.tree import Tree, passes
 from overlay_router.rules.states import Kind, Op, Outcome, Result
 from stageout.core import log
-from stageout.core.errors import ErrorClass
 from stageout.wire.graph import touched
 from stageout.wire.overlay import Operation
 
@@ -95,8 +94,7 @@ def failed(tree: Tree, op: Op, problem: OSError) -> Result:
     if passes(problem):
         raise problem
     log.error("name-not-changed", path=op.path, kind=op.kind.value, problem=problem)
-    code = ErrorClass.SERVER_ERROR.code if problem.errno == errno.EIO else 0
-    return Result(Outcome.FAILED, problem.strerror or str(problem), code=code)
+    return Result(Outcome.FAILED, problem.strerror or str(problem))
 
 
 def op_of(operation: Operation) -> Op:

@@ -18,6 +18,7 @@ from dataclasses import replace
 from overlay_router.local import lookups
 from overlay_router.local.changes import Change, Ended, Footprint, Group, Held, failed, op_of, why
 from overlay_router.local.contents import Content, Made, foreign_version
+from overlay_router.local.held import HeldOperations
 from overlay_router.local.makers import Makers
 from overlay_router.local.remembered import Remembered
 from overlay_router.local.replies import Attached, Published, Reply
@@ -48,7 +49,7 @@ class Destination:
 
     def __init__(self, store: Store, tree: Tree, now: Callable[[], int], makers: Makers | None = None) -> None:
         self._store, self._tree, self._now = store, tree, now
-        self._held: dict[tuple[str, int], Held] = {}
+        self._held = HeldOperations[Held]()
         #: Executed, but the disk had no room for the record: never executed again, recorded when it can be.
         self._unrecorded: dict[tuple[str, int], tuple[Operation, Result]] = {}
         #: Begun, but the disk was full, or away: the inode says whether it happened.
@@ -273,7 +274,7 @@ class Destination:
         """Results up to that number may be forgotten."""
         gone = [held for key, held in self._held.items() if key[0] == ask.origin and key[1] <= ask.seq]
         for held in gone:
-            del self._held[held.operation.origin, held.operation.seq]
+            self._held.release(held.key)
         waits = (held.operation.expires for (origin, _), held in self._held.items() if origin == ask.origin)
         self._store.raise_low(ask.origin, ask.seq, max(waits, default=0))
         self._discard_strays()
@@ -285,6 +286,7 @@ class Destination:
         self._lots.expire()
         late = [held for held in self._held.values() if held.operation.expires < now]
         replies = self._consider(late)
+        self._held.drop_dataless(now, {(item.ask.origin, item.ask.seq) for item in self._store.transfers()})
         try:
             gone = self._store.forget(now, self.remembered.changed_behind())
         except (OSError, sqlite3.Error) as problem:
@@ -393,12 +395,15 @@ class Destination:
             group.ends.append(Ended(held, op, result))
             return []
         if step is Step.HOLD:
-            self._held[held.key] = held
+            self._hold(held)
             return []
         if step is Step.BUSY:
             return []  # the peer asks again
-        self._held.pop(held.key, None)
+        self._held.release(held.key)
         return _told(held, result)
+
+    def _hold(self, held: Held) -> None:
+        self._held.put(held.operation, min(held.peers, default=""), held, self._now())
 
     def _prepare(self, held: Held, op: Op, group: Group) -> list[Reply]:
         """Into the group, unless it is refused, or a PUBLISH whose data are not all there."""
@@ -411,7 +416,7 @@ class Destination:
             else:
                 transfer, replies = self._complete(held.operation) if op.kind is Kind.PUBLISH else (None, [])
                 if op.kind is Kind.PUBLISH and transfer is None:
-                    self._held[held.key] = held
+                    self._hold(held)
                     return replies
                 result = self._plan(held, op, transfer.tid if transfer else 0, group)
         except BadPath as problem:
@@ -532,7 +537,7 @@ class Destination:
             self._made.pop(one.held.key, None)
             if one.op.kind is Kind.DELETE:
                 self._tree.empty(one.op)
-            self._held.pop(one.held.key, None)
+            self._held.release(one.held.key)
             replies += _told(one.held, item.result)
         return replies, self._woken({one.held.key for one in ends})
 

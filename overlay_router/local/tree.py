@@ -29,7 +29,7 @@ from stageout.core.databases import is_full
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 #: Found by system calls that can do later what they cannot do now: nothing is wrong with what was asked for.
 _FOR_NOW = NO_ROOM | {
-    errno.EROFS, errno.ESTALE, errno.ENOTCONN, errno.EMFILE, errno.ENFILE, errno.ENOMEM
+    errno.EIO, errno.EROFS, errno.ESTALE, errno.ENOTCONN, errno.EMFILE, errno.ENFILE, errno.ENOMEM
 }  # fmt: skip
 _STAGING, _TRASH = f"{OWN}/staging", f"{OWN}/trash"
 #: From so many files or directories on, one sync of the filesystem costs less than one of each.

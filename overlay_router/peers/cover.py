@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 from overlay_router.data.jobs import Job
 from overlay_router.data.pool import Pool
-from overlay_router.peers.greeting import Unwelcome
+from overlay_router.peers.greeting import HttpRequest, Unwelcome
 from stageout.core.tls import CLIENT_HELLO
 from stageout.wire.address import split_address
 
 _FIRST_BYTE_S = 10.0
+_TLS = bytes([CLIENT_HELLO])
 #: Tunnels are nobody's until the key inside is proved.
 _NOBODY = "tls"
 
@@ -42,10 +43,19 @@ class Wire:
         self._owned = owned
 
     async def uncover(self, cover: Cover, pool: Pool) -> None:
-        """Look whether TLS begins here; what was before does not count. :raises Unwelcome: there is no certificate."""
+        """Look whether TLS begins here; what was before does not count.
+
+        :raises Unwelcome: there is no certificate. :raises HttpRequest: an HTTP request begins here, or inside TLS.
+        """
         self.covered = False
-        if not await begins_with_tls(self.sock):
-            return
+        first = await _first_byte(self.sock)
+        if first == _TLS:
+            self._take_off(cover, pool)
+            first = await _first_byte(self.sock)
+        if first.isupper():
+            raise HttpRequest
+
+    def _take_off(self, cover: Cover, pool: Pool) -> None:
         if not cover.cert:
             raise Unwelcome("this router has no certificate: connect without TLS, or ask for STAGEOUT_ROUTER_CERT")
         mine, other = socket.socketpair()
@@ -58,8 +68,7 @@ class Wire:
 
 async def begins_with_tls(sock: socket.socket) -> bool:
     """Whether TLS comes next; nothing is taken. :raises asyncio.TimeoutError: nothing comes."""
-    await asyncio.wait_for(_readable(sock), _FIRST_BYTE_S)
-    return sock.recv(1, socket.MSG_PEEK) == bytes([CLIENT_HELLO])
+    return await _first_byte(sock) == _TLS
 
 
 def covered(sock: socket.socket, address: str, ca: str, pool: Pool) -> socket.socket:
@@ -74,6 +83,12 @@ def covered(sock: socket.socket, address: str, ca: str, pool: Pool) -> socket.so
     with other, sock:
         pool.give(Job("tls", peer=_NOBODY, cert=ca, host=split_address(address)[0]), sock, other.fileno())
     return mine
+
+
+async def _first_byte(sock: socket.socket) -> bytes:
+    """Return the next bytes without taking them; empty at the end. :raises asyncio.TimeoutError: nothing comes."""
+    await asyncio.wait_for(_readable(sock), _FIRST_BYTE_S)
+    return sock.recv(1, socket.MSG_PEEK)
 
 
 async def _readable(sock: socket.socket) -> None:

@@ -56,6 +56,27 @@ class Unwelcome(Exception):
     def __str__(self) -> str:
         return self.reason
 
+    def encoded(self) -> bytes:
+        """Return what the peer is sent."""
+        message = Refuse(self.reason, self.retry_after_s, self.code)
+        return overlay.encode(message, frames.checksums()[self.checksum])
+
+
+class HttpRequest(Unwelcome):
+    """The peer sent an HTTP request; the answer is HTTP, too."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this port belongs to a stageout router, which does not speak HTTP: docs/STANDARD_TOOLS.md of stageout "
+            "shows how to get files in and out with curl and other standard tools."
+        )
+
+    def encoded(self) -> bytes:
+        """Return an HTTP answer that brings the reason."""
+        text = f"{self.reason[0].upper()}{self.reason[1:]}\n".encode()
+        head = f"Content-Type: text/plain\r\nContent-Length: {len(text)}\r\nConnection: close\r\n\r\n".encode()
+        return b"HTTP/1.1 400 Bad Request\r\n" + head + text
+
 
 async def greet(
     sock: socket.socket,
@@ -151,9 +172,8 @@ async def introduce(sock: socket.socket, node: str, name: str, secret: bytes) ->
 
 async def refuse(sock: socket.socket, why: Unwelcome) -> None:
     """Tell a peer why, as far as it still listens."""
-    message = overlay.encode(Refuse(why.reason, why.retry_after_s, why.code), frames.checksums()[why.checksum])
     with contextlib.suppress(OSError, asyncio.TimeoutError):
-        await asyncio.wait_for(_last_words(sock, message), _TIMEOUT_S)
+        await asyncio.wait_for(_last_words(sock, why.encoded()), _TIMEOUT_S)
 
 
 async def _last_words(sock: socket.socket, message: bytes) -> None:

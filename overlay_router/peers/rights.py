@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from overlay_router.local.store import Transfer
 from overlay_router.peers.keys import BadKeys, Key
-from stageout.wire.capability import BadCapability, Capability, Look, allow, read
+from stageout.wire.capability import BadCapability, Capability, Look, allow, check_expiry, read
 from stageout.wire.deposits import MOST_EXPIRES_AFTER_S
 from stageout.wire.overlay import MAX_CLOCK_SKEW_S, Get, GetPack, List, Message, Open, Operation, Pack, Stat
 
@@ -127,6 +127,15 @@ def too_late(message: Message, now: int) -> str:
     if getattr(message, "expires", 0) <= now + MOST_EXPIRES_AFTER_S + MAX_CLOCK_SKEW_S:
         return ""
     return f"it expires more than {MOST_EXPIRES_AFTER_S // 86400} days from now: let it expire earlier"
+
+
+def outlives(message: Open | Operation | Pack) -> str:
+    """Why a custodian may not take what its terminal will judge by its capability, "" if it may."""
+    try:
+        check_expiry(message, read(message.capability))
+    except BadCapability as problem:
+        return str(problem)
+    return ""
 
 
 def outside_of(key: Key, message: Message) -> str:

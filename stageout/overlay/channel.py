@@ -89,6 +89,11 @@ class Gateway:
         """Host and port, for messages."""
         return written(self.host, self.port)
 
+    def until(self, after_s: float) -> int:
+        """When an operation that is begun now expires, in Unix time: no later than its capability."""
+        expires = int(time.time() + after_s)
+        return min(expires, self.credential.expires) if self.credential is not None else expires
+
 
 class Channel:
     """Connect and prove the key.

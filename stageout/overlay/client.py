@@ -359,7 +359,7 @@ def put(
         router has cancelled it; where it could not be asked to, or a custodian has the file, the failure says that it
         may still arrive until it expires. An interrupt (Ctrl-C) has it cancelled, too, if the router can be reached.
     """
-    order = _order(path, mode, terminal, expires_after_s, allowed(gateway, priority), deadline)
+    order = _order(path, mode, terminal, gateway.until(expires_after_s), allowed(gateway, priority), deadline)
     try:
         upload = Upload(gateway, Path(local), order, connections, progress, routes=routes or ((),), lot=lot)
     except OSError as problem:
@@ -410,13 +410,13 @@ def cancelled(gateway: Gateway, routes: Sequence[Route], order: Operation) -> Re
 
 
 def deposit_order(
-    path: str, terminal: str, mode: int, expires_after_s: float, priority: int, deadline: int, origin: str, seq: int = 1
+    path: str, terminal: str, mode: int, expires: int, priority: int, deadline: int, origin: str, seq: int = 1
 ) -> Operation:
     """The operation of a deposit: a custodian is to deliver the file to ``terminal``; parameters as of :func:`put`.
 
     :param origin: and ``seq``, its number there: for this file only. 32 hexadecimal digits; "" for a random one.
     """
-    order = replace(_order(path, mode, terminal, expires_after_s, priority, deadline), release="custody")
+    order = replace(_order(path, mode, terminal, expires, priority, deadline), release="custody")
     return replace(order, origin=origin or order.origin, seq=seq)
 
 
@@ -476,7 +476,7 @@ def deposit(
     :raises TransferFailure: as of :func:`give`.
     """
     wanted = allowed(gateway, priority)
-    order = deposit_order(path, terminal, mode, expires_after_s, wanted, deadline, "")
+    order = deposit_order(path, terminal, mode, gateway.until(expires_after_s), wanted, deadline, "")
     given = give(
         gateway, local, order, connections=connections, progress=progress, routes=routes,
         most_connections=most_connections, may_come_again=False,
@@ -492,8 +492,7 @@ def allowed(gateway: Gateway, priority: int) -> int:
     return max(0, min(priority, most))
 
 
-def _order(path: str, mode: int, terminal: str, expires_after_s: float, priority: int, deadline: int) -> Operation:
-    expires = int(time.time() + expires_after_s)
+def _order(path: str, mode: int, terminal: str, expires: int, priority: int, deadline: int) -> Operation:
     return Operation(
         os.urandom(16).hex(), 1, "publish", path, expires, parents=True, mode=mode, terminal=terminal,
         priority=priority, deadline=min(deadline, MAX_NUMBER),

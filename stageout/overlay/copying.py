@@ -199,7 +199,7 @@ def command(
     (entry,) = entries_of(found)
     wanted = Warrant(
         "" if target.credential else target.key_name, found.bearer, store, secrets.token_hex(16), 1, target_path,
-        entry.size_bytes, int(time.time()) + expires_after_s, entry.mode,
+        entry.size_bytes, target.until(expires_after_s), entry.mode,
     )  # fmt: skip
     signer = target.credential.key if target.credential else target.secret
     order = overlay.Copy(

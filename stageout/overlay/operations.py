@@ -71,7 +71,7 @@ class Session:
         self._routes = list(routes or ((),))
         self._looking: Channel | None = None
         self.origin = secrets.token_hex(16)
-        self._expires = int(time.time()) + expires_after_s
+        self._expires = gateway.until(expires_after_s)
         self._channel: Channel | None = None
         self._unsettled: dict[int, Operation] = {}
         self._settled: dict[int, str] = {}

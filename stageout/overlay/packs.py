@@ -185,7 +185,7 @@ class Packer(Generic[Key]):
         self._was_helped, self._room = False, Room()
         self.gateway, self._ended, self._routes = gateway, ended, tuple(routes) or ((),)
         self._custody, self.origin = custody, origin or secrets.token_hex(16)
-        self.expires = int(time.time() + expires_after_s)
+        self.expires = gateway.until(expires_after_s)
         self._like = Pack(
             self.origin, 0, self.expires, (), (), (), "", terminal=terminal, priority=priority, deadline=deadline,
             release="custody" if custody else "delivered",

@@ -161,7 +161,14 @@ def deposit_copies(
     """
     first = custodians[0]
     order = deposit_order(
-        path, first.terminal, mode, expires_after_s, allowed(first.gateway, priority), deadline, origin, seq
+        path,
+        first.terminal,
+        mode,
+        first.gateway.until(expires_after_s),
+        allowed(first.gateway, priority),
+        deadline,
+        origin,
+        seq,
     )
     order = replace(order, copies=copies)
     sent = _Sent(progress, copies)

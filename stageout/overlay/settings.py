@@ -71,8 +71,14 @@ def _most(text: str) -> int:
 
 
 def key_file_of(text: str = "") -> Path:
-    """The file of the key for routers that a text names, else that of the configuration."""
-    return Path(text or _configured().text(_KEY))
+    """The file of the key for routers that a text names, else that of the configuration.
+
+    :raises TransferFailure: BAD_REQUEST, the configuration has a relative path.
+    """
+    try:
+        return Path(text or _configured().text(_KEY))
+    except ConfigError as problem:
+        raise TransferFailure(ErrorClass.BAD_REQUEST, str(problem)) from None
 
 
 def congestion_of(text: str = "") -> str:

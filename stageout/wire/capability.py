@@ -89,6 +89,11 @@ class Credential:
         """Whether it has that right. :raises BadCapability: it is none."""
         return "read" in read(self.text).rights
 
+    @cached_property
+    def expires(self) -> int:
+        """When it ends: Unix time in seconds. :raises BadCapability: it is none."""
+        return read(self.text).expires
+
     def signed(self, message: Signed, nonce: str = "") -> Signed:
         """The message with the capability and the holder's signature.
 
@@ -147,8 +152,15 @@ def allow(
         signing.check(*(signed or (*_asked(message, nonce), message.signature)), found.holder)
     except BadSignature as problem:
         raise BadCapability(f"what is asked was not signed by the holder of the capability: {problem}") from None
+    check_expiry(message, found)
     _allow_names(message, found)
     return found
+
+
+def check_expiry(message: Asked, found: Capability) -> None:
+    """:raises BadCapability: an operation would end later than the capability that it carries."""
+    if not isinstance(message, Look) and message.expires > found.expires:
+        raise BadCapability(f"it expires after its capability: let it expire by {found.expires} (Unix time)")
 
 
 def below(path: str, prefix: str) -> bool:

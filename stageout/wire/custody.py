@@ -1,15 +1,19 @@
 """Messages between sandbox managers (EP) and schedd agents (AP), carried by ads in the collector.
 
 A manager publishes one ad (MyType ``StageOutManager``) with the states of its sandboxes; where the collector
-refuses generic ads from it, the same attributes go into its slot ads. An agent publishes an ad about itself
+refuses such ads from it, the same attributes go into its slot ads. An agent publishes an ad about itself
 (``StageOutAgent``, one per schedd) and one ad with orders per manager (``StageOutOrders``). What counts is inside
 one string, ``StageOutPayload`` (JSON), which ``StageOutSignature`` covers byte by byte; the other attributes are for
-people. Who may say what is in ``docs/SECURITY.md``.
+people. ``docs/SECURITY.md`` says who may say what.
+
+The collector keeps its ads in tables, and a query scans the tables of its type. Each kind of message therefore has a
+small table of its own that no daemon of HTCondor scans: :data:`REPORTS` and :data:`LETTERS`.
 """
 
 from __future__ import annotations
 
 import enum
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,11 +26,30 @@ from stageout.wire.typed import IllTyped, built
 MANAGER_AD = "StageOutManager"
 AGENT_AD = "StageOutAgent"
 ORDERS_AD = "StageOutOrders"
+BUCKET_AD = "StageOutOrderBucket"
 AD_LIFETIME_S = 900
 FILES_SHOWN = 50
 _NEWER = frozenset({"manager_key", "vouches", "custody", "holdings", "files_only_here", "ends_in_s"})
 SERVERS_SHOWN = 20
+_IN_BUCKET = ("Name", "StageOutManager", "StageOutPayload", "StageOutSignature")
 _NO_SANDBOXES = '"sandboxes":[]'
+
+
+class Table(NamedTuple):
+    """A table of the collector. :param ad_type: of a query. :param update: command that puts an ad into it."""
+
+    ad_type: str
+    update: str
+
+
+#: Reports of managers; the agents read all of them.
+REPORTS = Table("License", "UPDATE_LICENSE_AD")
+#: Notices of agents and buckets of order sheets; every manager looks into it every few seconds.
+LETTERS = Table("HAD", "UPDATE_HAD_AD")
+#: The collector's key of an ad in the table of reports contains the host of this address.
+REPORT_ADDRESS = {"MyAddress": "<127.0.0.1:0>"}
+#: Each agent's order sheets are in so many ads, so that a manager's look costs the same in a pool of any size.
+BUCKETS = 64
 
 
 class BadPayload(Exception):
@@ -267,6 +290,32 @@ def orders_ad(sheet: OrderSheet, key: SigningKey | None = None) -> dict[str, Any
     """The ad with one agent's orders for one manager, named after its key too: others can take a name, not a key."""
     name = "/".join(part for part in (sheet.agent, sheet.manager, sheet.manager_key) if part)
     return {**_envelope(ORDERS_AD, name, _text(sheet), sheet.sent_at, key), "StageOutManager": sheet.manager}
+
+
+def bucket_of(manager: str) -> int:
+    """The bucket that holds the order sheets for a manager of this name."""
+    return int.from_bytes(hashlib.sha256(manager.encode("utf-8")).digest()[:4], "big") % BUCKETS
+
+
+def bucket_ad(agent: str, bucket: int, sheets: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The ad with the order sheets of one agent for the managers of a bucket.
+
+    :param sheets: ads of :func:`orders_ad`; each keeps its own signature.
+    """
+    content = [[ad[name] for name in _IN_BUCKET] for ad in sheets]
+    return {
+        "MyType": BUCKET_AD, "Name": f"{agent}/{bucket}", "StageOutBucket": bucket, "StageOutPayload": _text(content),
+        "ClassAdLifetime": AD_LIFETIME_S,
+    }  # fmt: skip
+
+
+def sheets_for(manager: str, ad: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The order ads for a manager in a bucket's ad. :raises BadPayload: it holds something else."""
+    try:
+        rows = [dict(zip(_IN_BUCKET, map(str, row))) for row in json.loads(payload_of(ad))]
+    except (ValueError, TypeError, RecursionError) as problem:
+        raise BadPayload(f"not a bucket of order sheets: {problem}") from None
+    return [{"MyType": ORDERS_AD, **row} for row in rows if row.get("StageOutManager") == manager]
 
 
 def notice_ad(notice: AgentNotice, key: SigningKey | None = None) -> dict[str, Any]:

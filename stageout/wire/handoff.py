@@ -10,6 +10,9 @@ A frame is a 4-byte big-endian length and that many bytes of JSON. The talk is::
       credential-N the Nth credential)
                                          <-  accepted  the receipt: ACCEPTED is durable      (or: refuse)
 
+The doctor tries the same talk as root, or as the manager's own user: ``offer`` then has a field ``probe`` with the
+name of a schedd, and the answer to ``linked`` is ``probed``: everything was done but the record, and nothing is left.
+
 The socket is ``SPOOL/run/NAME``; the name comes from the execute directory (:func:`socket_name`), so a plugin never
 talks to the manager of another startd. File names never travel as names of links: link ``17`` is the file at
 position 17 of the offer. Local paths may hold any byte but NUL: they travel as JSON strings with surrogate escapes

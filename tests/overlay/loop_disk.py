@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,8 +34,11 @@ class LoopDisk:
         _run("mount", "-o", "loop,errors=remount-ro", str(self.image), str(self.place))
 
     def unmount(self) -> None:
-        """Whoever still has it open has it for as long as that lasts."""
+        """Take it away, also from mount namespaces that were made meanwhile; files that are open stay so."""
         _run("umount", "-l", str(self.place))
+        for process in _with_the_mount(str(self.place)):
+            command = "nsenter", f"--mount=/proc/{process}/ns/mnt", "umount", "-l", str(self.place)
+            subprocess.run(command, capture_output=True, check=False)
 
     def only_read(self) -> None:
         """As an administrator does, when no file is open to be written any more."""
@@ -67,6 +70,16 @@ def loop_disk(image: Path, place: Path) -> Iterator[LoopDisk]:
     finally:
         while place.is_mount():
             disk.unmount()
+
+
+def _with_the_mount(place: str) -> list[str]:
+    """One process of each mount namespace that has something mounted at ``place``."""
+    found: dict[str, str] = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if f" {place} " in (process / "mountinfo").read_text():
+                found[str((process / "ns/mnt").readlink())] = process.name
+    return list(found.values())
 
 
 def _run(*command: str) -> str:

@@ -348,7 +348,17 @@ _LATER = struct.pack(">BBHIQQI", 2, Type.HELLO, 0, 0, 0, 0, 0)
 _LATER += struct.pack(">I", zlib.crc32(_LATER))
 
 
-@pytest.mark.parametrize("noise", [b"", b"GET / HTTP/1.0\r\n\r\n", os.urandom(4096), b"\0" * 100, _LATER])
+_ANSWERED = {
+    b"GET / HTTP/1.0\r\n\r\n": b"HTTP/1.1 400 Bad Request",
+    _LATER: b"the router speaks version 1 of the protocol, you 2: upgrade stageout on the router",
+}
+#: A capital letter in front would be the beginning of an HTTP request.
+_RANDOM = b"\xff" + os.urandom(4095)
+
+
+@pytest.mark.parametrize(
+    "noise", [b"", _RANDOM, b"\0" * 100, *_ANSWERED], ids=["nothing", "random", "zeros", "http", "later"]
+)
 def test_noise_harms_nobody(router: RouterProcess, gateway: Gateway, tmp_path: Path, noise: bytes) -> None:
     with socket.create_connection(("127.0.0.1", router.port), 10) as sock:
         sock.settimeout(30)
@@ -356,8 +366,7 @@ def test_noise_harms_nobody(router: RouterProcess, gateway: Gateway, tmp_path: P
             sock.sendall(noise)
             sock.shutdown(socket.SHUT_WR)
             while heard := sock.recv(4096):
-                assert noise == _LATER
-                assert b"the router speaks version 1 of the protocol, you 2: upgrade stageout on the router" in heard
+                assert _ANSWERED[noise] in heard
     put(gateway, make(tmp_path / "s", 100), "f")
     assert "task-failed" not in router.log
 

@@ -165,6 +165,16 @@ def test_who_goes_away_before_custody_leaves_nothing(spooling: Spooling) -> None
     assert (spooling.files(), lots.reserved_bytes(spooling.spool)) == (1, BLOCK)
 
 
+def test_space_of_a_file_in_custody_does_not_run_out(spooling: Spooling) -> None:
+    """The lease of its space is over long before a terminal that is away comes back."""
+    spooling.take(1, "custody")
+    spooling.clock.now_s += 2 * lots.LEASE_S
+    spooling.one.expire(())
+    assert lots.expire(spooling.spool, spooling.clock.now_s) == []
+    assert spooling.files() == 1
+    assert lots.reserved_bytes(spooling.spool) == BLOCK
+
+
 @pytest.mark.parametrize(("release", "word"), [("delivered", "expired"), ("custody", "lost")])
 def test_at_its_expiry_the_owner_is_told_and_for_an_hour(spooling: Spooling, release: str, word: str) -> None:
     spooling.take(1, release)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import socket
 import time
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +14,14 @@ from pathlib import Path
 import pytest
 
 from overlay_router.peers import greeting
-from overlay_router.peers.greeting import Unwelcome, greet, introduce, refuse
+from overlay_router.peers.greeting import Unwelcome, greet, introduce, receive_frame, refuse
 from overlay_router.peers.keys import Key
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay import channel
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import put
-from stageout.wire.greeting import WrongKey
+from stageout.wire import frames, overlay
+from stageout.wire.greeting import WrongKey, offer
 
 
 @pytest.fixture
@@ -100,3 +103,25 @@ def test_who_is_refused_while_he_says_much_hears_why(monkeypatch: pytest.MonkeyP
             return await loop.sock_recv(far, 1000)
 
     assert b"no" in asyncio.run(work())
+
+
+def test_peer_without_the_secret_is_refused() -> None:
+    """An attacker does not care whether the router proves the key: it claims to have it, and shows any proof."""
+
+    async def meet() -> None:
+        here, there = socket.socketpair()
+        for end in (here, there):
+            end.setblocking(False)
+        loop = asyncio.get_running_loop()
+        met = asyncio.ensure_future(greet(here, "gateway", {"site": Key("site", b"ours", "")}))
+        with there, here:
+            await loop.sock_sendall(there, overlay.encode(offer("attacker", "site"), zlib.crc32))
+            welcome = overlay.decode(await receive_frame(there, zlib.crc32))
+            assert isinstance(welcome, overlay.Welcome)
+            shown = overlay.Prove(hmac.new(b"theirs", b"anything", "sha256").hexdigest())
+            await loop.sock_sendall(there, overlay.encode(shown, frames.checksums()[welcome.checksum]))
+            there.shutdown(socket.SHUT_WR)
+            with pytest.raises(Unwelcome, match="the key 'site' is not the one known here"):
+                await met
+
+    asyncio.run(meet())

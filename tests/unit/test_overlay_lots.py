@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from overlay_router.local.reservations import MAX_LIFETIME_S, MAX_OF_A_KEY
+from overlay_router.rules import lots
+from overlay_router.rules.lots import Spool
 from stageout.core.errors import ErrorClass
 from stageout.wire import overlay
 from stageout.wire.overlay import Lot, Open, Reserved
@@ -67,6 +69,15 @@ def test_a_lot_is_for_its_owner_and_its_names(router: Router) -> None:
     assert put(router, 1, 1, key="other") == "lot"
     assert put(router, 2, 1, path="ab/f") == "lot"
     assert put(router, 3, 1, path="a/f") == "opened"
+
+
+def test_spool_is_used_to_its_last_byte_and_no_further() -> None:
+    spool = Spool(1000)
+    usable_bytes = lots.usable_bytes(spool)
+    assert lots.reserve(spool, "one", usable_bytes - 1, 0.0) is None
+    assert lots.reserve(spool, "two", 2, 0.0) is not None
+    assert lots.reserve(spool, "two", 1, 0.0) is None
+    assert lots.reserved_bytes(spool) == usable_bytes
 
 
 def test_lots_end_with_their_time(router: Router) -> None:

@@ -54,7 +54,7 @@ def spooling() -> Iterator[Spooling]:
 
 
 def pack(seq: int = 1, release: str = "delivered", **more: object) -> Arrived:
-    one = arrived(seq, FILES)
+    one = arrived(seq, FILES if seq == 1 else {f"{seq}/{name}": data for name, data in FILES.items()})
     return one._replace(pack=replace(one.pack, **{"terminal": TERMINAL, "release": release, **more}))  # type: ignore[arg-type]
 
 

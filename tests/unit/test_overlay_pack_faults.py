@@ -39,11 +39,16 @@ def _broken(*facts: object) -> Any:
     raise sqlite3.DatabaseError("database disk image is malformed")
 
 
+def _unexpected(*facts: object) -> Any:
+    raise OverflowError("malformed: a number too large")
+
+
+@pytest.mark.parametrize("fault", [_broken, _unexpected])
 def test_a_pack_whose_record_cannot_be_read_holds_up_no_other(
-    spooling: Spooling, monkeypatch: pytest.MonkeyPatch
+    spooling: Spooling, monkeypatch: pytest.MonkeyPatch, fault: Callable[[], Any]
 ) -> None:
     def order(held: HeldPack) -> Any:
-        return _broken() if held.seq == 1 else read(held)
+        return fault() if held.seq == 1 else read(held)
 
     spooling.one.packs.take([pack(1), pack(11)])
     read, delivering = spooling.one.packs.order, Delivering(spooling)
@@ -69,14 +74,15 @@ def test_a_cancellation_that_cannot_be_passed_on_now_is_later(
     assert delivering.step() == [(1, True), (11, True)]
 
 
+@pytest.mark.parametrize("fault", [_broken, _unexpected])
 def test_a_file_whose_record_cannot_be_read_holds_up_no_other(
-    spooling: Spooling, monkeypatch: pytest.MonkeyPatch
+    spooling: Spooling, monkeypatch: pytest.MonkeyPatch, fault: Callable[[], Any]
 ) -> None:
     async def on_disk(work: Callable[[], Any]) -> Any:
         return work()
 
     def blocks(held: Held) -> Any:
-        return _broken() if held.operation.seq == 1 else read(held)
+        return fault() if held.operation.seq == 1 else read(held)
 
     async def nothing() -> None:
         return

@@ -21,10 +21,9 @@ def test_a_number_is_in_one_pack_only(spooling: Spooling) -> None:
     """Whoever gives files again may put them into other packs: they are in custody already, or go by themselves."""
     packs = spooling.one.packs
     packs.take([pack(10)])
-    names = list(FILES)
-    part = pack(11)
+    part = pack(10)
     part = part._replace(pack=_without_first(part.pack), files=part.files[1:])
-    assert part.pack.paths == tuple(names[1:])
+    assert part.pack.paths == tuple(f"10/{name}" for name in list(FILES)[1:])
     part = part._replace(pack=replace(part.pack, seq=11))
     assert packs.take([part]) == [Reply(PEER, Custody(ORIGIN, 11, "me:1"))], "the same files under the same numbers"
     for seq in (8, 11, 12):
@@ -40,7 +39,7 @@ def test_a_number_is_in_one_pack_only(spooling: Spooling) -> None:
     # no status of a whole pack is answered for a part of it
     assert packs.custody(ORIGIN, 11, 2)
     assert packs.custody(ORIGIN, 11, 3) is None
-    ask = Open(ORIGIN, 11, "b/c", len(FILES["b/c"]), 1 << 20, EXPIRES, TERMINAL)
+    ask = Open(ORIGIN, 11, "10/b/c", len(FILES["b/c"]), 1 << 20, EXPIRES, TERMINAL)
     assert spooling.one.open(ask, PEER).message == Custody(ORIGIN, 11, "me:1")
     assert isinstance(spooling.one.open(replace(ask, path="else"), PEER).message, Opened)
     packs.settle([(held, DONE) for held in packs.held() if held.seq == 10])

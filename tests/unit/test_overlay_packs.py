@@ -21,7 +21,7 @@ from overlay_router.ends import Ends
 from overlay_router.local import hidden, makers, small_files, unnamed
 from overlay_router.local.replies import Reply
 from overlay_router.local.small_files import Arrived
-from overlay_router.waiting import Packs
+from overlay_router.waiting import Changes, Packs
 from stageout.core.errors import ErrorClass
 from stageout.core.signing import SigningKey
 from stageout.overlay.channel import Gateway
@@ -427,7 +427,7 @@ def test_a_capability_for_a_directory_does_not_show_the_root() -> None:
 
 def test_a_pack_is_allowed_by_its_capability_and_as_a_whole() -> None:
     issuer, holder = SigningKey(os.urandom(32)), SigningKey(os.urandom(32))
-    text = issue(issuer, holder.public, "alice", ("write",), expires=100, lot_bytes=10)
+    text = issue(issuer, holder.public, "alice", ("write",), expires=EXPIRES, lot_bytes=10)
     pack = Pack(ORIGIN, 1, EXPIRES, ("alice/a", "alice/b"), (4, 6), (0, 0), "0" * 64)
     issuers = {issuer.public: ""}
     signed = Credential(text, holder).signed(pack)
@@ -469,6 +469,37 @@ def test_what_fails_at_one_end_costs_no_other_and_its_senders_ask_again_at_once(
     running = cast("asyncio.Future[None]", None)
     asyncio.run(run())
     assert (executed, closed) == ([good.pack.origin], [bad.pack.origin])
+
+
+@pytest.mark.parametrize("of_packs", [True, False])
+def test_an_unexpected_fault_of_one_operation_fails_none_that_came_with_it(of_packs: bool) -> None:
+    executed, closed = list[int](), list[int]()
+
+    async def execute(batch: list[Any]) -> None:
+        seqs = [one.pack.seq if of_packs else one[0].seq for one in batch]
+        if 2 in seqs:
+            raise OverflowError("Python int too large to convert to SQLite INTEGER")
+        executed.extend(seqs)
+
+    async def run() -> None:
+        packs, changes = Packs(), Changes()
+        lines = [SimpleNamespace(end=lambda problem, seq=seq: closed.append(seq), changes=[]) for seq in (1, 2, 3)]
+        for seq, line in enumerate(lines, 1):
+            operation = overlay.Operation(ORIGIN, seq, "delete", "f", 0)
+            if of_packs:
+                await packs.put(cast(Any, line), cast(Any, SimpleNamespace(pack=SimpleNamespace(seq=seq))))
+            else:
+                changes.put(cast(Any, line), operation, "site")
+        if of_packs:
+            running = asyncio.ensure_future(packs.run(execute, lambda batch: [batch]))
+            await packs.passed(lambda arrived: True)
+        else:
+            running = asyncio.ensure_future(changes.run(execute))
+            await asyncio.gather(*(future for line in lines for future in line.changes))
+        running.cancel()
+
+    asyncio.run(run())
+    assert (executed, closed) == ([1, 3], [2])
 
 
 def test_packs_of_one_end_fail_together() -> None:

@@ -43,10 +43,12 @@ from overlay_router.peers.rights import Rights
 from overlay_router.relay import Router
 from overlay_router.waiting import Packs
 from stageout.core.errors import TransferFailure
+from stageout.core.signing import new_key
 from stageout.core.sockets import notice_death
 from stageout.movers.mover import Equipment
 from stageout.overlay.channel import Channel, Gateway
 from stageout.wire import frames, overlay, warrant
+from stageout.wire.capability import issue
 from stageout.wire.deposits import MOST_EXPIRES_AFTER_S
 from stageout.wire.fields import MAX_NUMBER
 from stageout.wire.frames import Decoder
@@ -497,14 +499,14 @@ def test_a_low_that_waits_for_the_disk_holds_up_nothing_and_keeps_its_turn() -> 
 def test_nothing_is_taken_that_would_stay_for_ever(end: _End) -> None:
     """What its sender never ends, ends by its time."""
     last = int(time.time()) + MOST_EXPIRES_AFTER_S
-    key = Key("site", SECRET, "")
+    key, capable = Key("site", SECRET, ""), issue(new_key(), "ed25519:x", "", ("write",), last)
 
     async def work(router: Router, gateway: Gateway) -> None:
         for message in (
             ASK,
             Operation(ORIGIN, 1, "mkdir", "d", 1),
             Pack(ORIGIN, 1, 1, ("a",), (1,), (0,), ""),
-            replace(ASK, terminal="t:1", capability="x.y"),
+            replace(ASK, terminal="t:1", capability=capable),
             overlay.Copy(ORIGIN, 1, "f", 1, "t:1", "f", 1, 0o644, 1, "w"),
         ):
             far = replace(message, expires=last + 3600)

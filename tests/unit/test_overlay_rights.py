@@ -82,7 +82,9 @@ def test_a_capability_counts_and_the_key_does_not(insists: bool) -> None:
     ("given", "message", "words"),
     [
         (credential(expires=NOW - 1), PUBLISH, "expired 1 s ago"),
-        (credential(expires=NOW), PUBLISH, ""),
+        (credential(expires=NOW), replace(PUBLISH, expires=NOW), ""),
+        (credential(expires=PUBLISH.expires), PUBLISH, ""),
+        (credential(expires=PUBLISH.expires - 1), PUBLISH, "it expires after its capability"),
         (credential("other"), replace(PUBLISH, path="other/f"), "does not take capabilities of"),
         (credential(""), PUBLISH, "for the whole root"),
         (credential("vo/f"), PUBLISH, ""),

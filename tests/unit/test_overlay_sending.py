@@ -125,6 +125,18 @@ def test_blocks_that_a_router_has_lost_go_again(file: int, ranges: tuple[tuple[i
     assert _published(control)
 
 
+@pytest.mark.parametrize(("epoch", "again"), [("earlier", [0, 1]), ("epoch", []), ("", [])])
+def test_blocks_of_an_earlier_epoch_go_again(file: int, epoch: str, again: list[int]) -> None:
+    """A custodian that has lost blocks begins another epoch; what it said before may come late, by another route."""
+    sending, _ = _sending(file, 2, 1)
+    (way,) = sending.ways
+    sending.ready.wait = lambda timeout=None: True  # type: ignore[method-assign, assignment]
+    assert [_sends(sending, way, 1) for _ in range(2)] == [0, 1]
+    sending.hear(way, Staged(7, ((0, 2),), epoch))
+    sending.lost(1, TransferFailure(ErrorClass.CONNECTION_LOST, "reset"))
+    assert [block for block in (_sends(sending, way, 2) for _ in range(2)) if block is not None] == again
+
+
 def test_blocks_that_were_staged_while_a_route_was_asking_do_not_go_again(file: int) -> None:
     sending, _ = _sending(file, 2, 2)
     one, two = sending.ways

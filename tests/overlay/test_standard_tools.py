@@ -1,0 +1,129 @@
+"""A standard tool that comes to a router's port is sent to docs/STANDARD_TOOLS.md, and the commands there work."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+
+from stageout.testing.ports import free_ports
+from stageout.testing.router import RouterProcess, relay
+from stageout.testing.starter import installed
+
+_ROOT = Path(__file__).resolve().parents[2]
+_PROGRAMS = {"stageout": "stageout.cli.main", "stageout-router": "overlay_router.daemon"}
+_PORTS = ("9631", "9681", "9682")
+_PATIENCE_S = 150
+_DOC = "docs/STANDARD_TOOLS.md"
+
+
+@pytest.fixture(scope="module")
+def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RouterProcess]:
+    """With a certificate, and without TLS_ONLY."""
+    home = tmp_path_factory.mktemp("router")
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(home / "ca.pem"))
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(home / "cert.pem"))
+    with RouterProcess(home, {"STAGEOUT_ROUTER_CERT": str(home / "cert.pem")}) as running:
+        yield running
+
+
+def _curl(*options: str) -> str:
+    """Return the output of curl: status and body."""
+    command = ["curl", "--silent", "--show-error", "--max-time", "5", "--write-out", "%{http_code} ", *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+def _is_told(answer: str, status: str = "400") -> None:
+    assert status in answer
+    assert "stageout router" in answer and _DOC in answer, answer
+    assert (_ROOT / _DOC).is_file()
+
+
+def test_curl_is_told_what_this_port_is(router: RouterProcess, tmp_path: Path) -> None:
+    large = tmp_path / "large"
+    large.write_bytes(bytes(3 << 20))
+    url = f"http://{router.address}/alice/f"
+    for options in ([], ["--request", "PROPFIND"], ["--upload-file", str(large)]):
+        _is_told(_curl(*options, url))
+    _is_told(_curl("--cacert", str(router.home / "ca.pem"), f"https://{router.address}/alice/f"))
+    assert list(router.root.glob("alice*")) == []
+    assert "reason=" in router.log and _DOC in router.log
+
+
+def test_the_shortest_request_is_answered_at_once(router: RouterProcess) -> None:
+    with socket.create_connection(("127.0.0.1", router.port), timeout=5) as sock:
+        sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        answer = b"".join(iter(lambda: sock.recv(65536), b"")).decode()
+    head, body = answer.split("\r\n\r\n")
+    _is_told(answer)
+    assert body.count(".") - body.count(_DOC) == 1, "one sentence"
+    assert f"Content-Length: {len(body)}" in head
+
+
+def test_a_relay_says_the_same(router: RouterProcess, tmp_path: Path) -> None:
+    with relay(tmp_path / "relay", [router]) as between:
+        _is_told(_curl(f"http://{between.address}/"))
+
+
+def _script() -> str:
+    """Return the commands of the page and a look at what nginx hides, with free ports.
+
+    nginx's workers stay root where the tests are.
+    """
+    ports = {shown: str(free) for shown, free in zip(_PORTS, free_ports(len(_PORTS)))}
+    script = "".join(re.findall(r"^```\n(.*?)^```$", (_ROOT / _DOC).read_text(), re.S | re.M))
+    script = script.replace(
+        "kill $router", "curl --silent --head http://127.0.0.1:9681/.stageout/ > hidden\nkill $router"
+    )
+    script = re.sub("|".join(_PORTS), lambda found: ports[found[0]], script)
+    return script.replace("daemon off;", "daemon off; user root;") if os.geteuid() == 0 else script
+
+
+def _programs(folder: Path) -> Path:
+    """A directory with the commands that the page calls, as an installation has them."""
+    folder.mkdir()
+    for name, module in _PROGRAMS.items():
+        (folder / name).write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
+        (folder / name).chmod(0o755)
+    installed(_ROOT / "plugins" / "curl_plugin", folder)
+    return folder
+
+
+def _run(script: str, folder: Path) -> str:
+    """Return the output of the commands, with a line for each that fails. What they leave running is killed."""
+    path = f"{_programs(folder / 'bin')}:{os.environ['PATH']}"
+    started = subprocess.Popen(
+        ["bash", "-c", f"trap 'echo \"FAILED: $BASH_COMMAND\"' ERR\n{script}"],
+        cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        env={**os.environ, "PATH": path, "PYTHONPATH": str(_ROOT)},
+    )  # fmt: skip
+    try:
+        return started.communicate(timeout=_PATIENCE_S)[0]
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
+        started.wait()
+
+
+def test_the_commands_of_the_page_work(tmp_path: Path) -> None:
+    said = _run(_script(), tmp_path)
+    assert "FAILED: " not in said, said
+    assert said.count("docs/STANDARD_TOOLS.md") == 1, said
+    content = (tmp_path / "tools/results.tar").read_bytes()
+    for name in ("files/run7", "storage/in", "storage/out"):
+        assert (tmp_path / "tools" / name / "results.tar").read_bytes() == content
+    for name in ("whole", "part", "fetched", "delivered"):
+        assert (tmp_path / f"tools/{name}.tar").read_bytes() == content
+    listed = (tmp_path / "tools/list.html").read_text()
+    assert "Index of /" in listed and ".stageout" not in listed
+    assert " 404 " in (tmp_path / "tools/hidden").read_text()
