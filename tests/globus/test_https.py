@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,60 @@ def test_a_cut_download_goes_on_where_it_was(bench: Bench) -> None:
     assert run.succeeded, run.printed
     assert (bench.scratch / "large").read_bytes() == LARGE
     assert run.ads[0]["TransferTotalBytes"] < 1.5 * len(LARGE)
+
+
+def _written(bench: Bench, name: str) -> int:
+    """Bytes on this node's disk of a download that has not ended."""
+    return sum(part.stat().st_blocks for part in bench.scratch.glob(f".{name}.*.part"))
+
+
+def test_a_file_that_is_replaced_meanwhile_is_never_a_mixture(bench: Bench) -> None:
+    bench.put("large", LARGE)
+    bench.globus.change(bench.archive.id, rate_bytes_s=20 << 20)
+    bench.globus.refuse(_path(bench, "large"), method="GET", cut_bytes=10 << 20, times=2)
+    other = LARGE[::-1]
+
+    def replace() -> None:
+        bench.until("the first bytes", lambda: _written(bench, "large"))
+        bench.put("other", other)
+        bench.at("other").replace(bench.at("large"))
+
+    replacing = threading.Thread(target=replace)
+    replacing.start()
+    run = bench.download("large")
+    replacing.join()
+    assert run.succeeded, run.printed
+    assert (bench.scratch / "large").read_bytes() == other
+
+
+def test_without_a_version_to_hold_on_to_a_cut_download_begins_again(bench: Bench) -> None:
+    bench.environment["STAGEOUT_PARALLELISM"] = "3"
+    bench.put("large", LARGE)
+    bench.globus.refuse(_path(bench, "large"), method="GET", lacks=("ETag",), cut_bytes=10 << 20, times=2)
+    bench.globus.refuse(_path(bench, "large"), method="GET", lacks=("ETag",), times=9)
+    run = bench.download("large")
+    assert run.succeeded, run.printed
+    assert (bench.scratch / "large").read_bytes() == LARGE
+    assert run.ads[0]["TransferTotalBytes"] == (10 << 20) + len(LARGE), "one connection, from the first byte on"
+
+
+def test_a_collection_that_gives_no_ranges_sends_the_whole_file(bench: Bench) -> None:
+    bench.environment["STAGEOUT_PARALLELISM"] = "3"
+    bench.put("large", LARGE)
+    bench.globus.refuse(_path(bench, "large"), method="GET", lacks=("Content-Range",), times=9)
+    assert bench.download("large").succeeded
+    assert (bench.scratch / "large").read_bytes() == LARGE
+
+
+def test_an_answer_without_a_length_is_no_success(bench: Bench) -> None:
+    bench.put("there")
+    bench.globus.refuse(_path(bench, ".*"), method="GET", lacks=("Content-Range", "Content-Length"), times=99)
+    run = bench.download("there")
+    assert error(run) is ErrorClass.SERVER_ERROR
+    assert "does not say how long" in run.ads[0].text("TransferError")
+    assert not (bench.scratch / "there").exists()
+    assert error(bench.upload({"empty": b""})) is ErrorClass.SERVER_ERROR
+    assert not bench.at("empty").exists()
 
 
 def test_a_404_is_a_missing_file_only_when_it_says_so(bench: Bench) -> None:

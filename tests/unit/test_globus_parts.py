@@ -24,7 +24,7 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.plugin.api import Context, Request, Transfer
 from stageout.protocols.globusonline import failures, plan
 from stageout.protocols.globusonline.address import Address, address_of
-from stageout.protocols.globusonline.direct import Direct
+from stageout.protocols.globusonline.direct import Direct, _Version
 from stageout.protocols.globusonline.service import Life, Pace, Service
 from stageout.protocols.globusonline.settings import (
     GlobusSettings,
@@ -330,9 +330,10 @@ def test_a_disk_that_takes_a_part_of_a_piece_leaves_no_hole(tmp_path: Path, monk
 
         @contextlib.contextmanager
         def _exchange(self, *_: object) -> Iterator[Any]:
-            yield SimpleNamespace(status=200, read=io.BytesIO(data).read)
+            length = {"Content-Length": str(len(data))}
+            yield SimpleNamespace(status=200, headers=length, read=io.BytesIO(data).read)
 
     monkeypatch.setattr(os, "pwrite", lambda file, piece, at: whole(file, piece[: max(1, len(piece) // 2)], at))
     with (tmp_path / "f").open("w+b") as file:
-        Half()._range(file.fileno(), 0, len(data))
+        Half()._range(file.fileno(), 0, len(data), _Version(len(data), ""))
         assert file.read() == data

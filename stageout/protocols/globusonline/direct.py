@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 
 from stageout.core.errors import ErrorClass, TransferFailure
@@ -35,6 +35,7 @@ _WORDS = {
     ErrorClass.SERVER_ERROR: "the collection has trouble behind its server",
 }
 _TOTAL = re.compile(r"bytes (?:\d+-\d+|\*)/(\d+)")
+_STRONG = re.compile(r'"[^"]+"')
 # A miss says so; other trouble behind a collection comes with status 404, too.
 _MISS = re.compile(rb"PATH_NOT_FOUND|GridFTP-Errno: 2\b")
 
@@ -89,8 +90,24 @@ def _checked(base: str, collection: str) -> str:
     return base.rstrip("/")
 
 
+def _length(response: HTTPResponse) -> int | None:
+    """Content-Length in bytes, None when the answer has none."""
+    stated = response.headers.get("Content-Length", "")
+    return int(stated) if stated.isdecimal() else None
+
+
 _LOCAL_ONLY = "the node needs a collection of its own (STAGEOUT_GLOBUS_LOCAL)"
 _REMEDY = "ask the collection's administrator for HTTPS, or the pool's for STAGEOUT_GLOBUS_LOCAL"
+
+
+class _Version(NamedTuple):
+    """A file of the collection, as it is now.
+
+    :param tag: its strong ETag, "" where the server names none or gives no ranges.
+    """
+
+    size_bytes: int
+    tag: str
 
 
 class Direct:
@@ -115,10 +132,9 @@ class Direct:
         if self._address.is_folder:
             text = f"{self._address.shown} is a directory, which cannot be read over HTTPS; {_LOCAL_ONLY}"
             raise TransferFailure(ErrorClass.NOT_SUPPORTED, text)
-        size_bytes = self._persist(lambda: self._size_of(self._address.path))
         part = self._local.with_name(f".{self._local.name[:200]}.{os.urandom(4).hex()}.part")
         try:
-            self._fetch(part, size_bytes)
+            size_bytes = self._persist(lambda: self._fetch(part), again=(ErrorClass.CONTENT_MISMATCH,))
             part.replace(self._local)
         except OSError as error:
             text = f"{self._local.name} cannot be written here: {error.strerror}"
@@ -127,25 +143,34 @@ class Direct:
             part.unlink(missing_ok=True)
         return Outcome(size_bytes, self._moved_bytes, verified="size")
 
-    def _fetch(self, part: Path, size_bytes: int) -> None:
-        streams = max(1, min(self._context.parallelism, math.ceil(size_bytes / _RANGE_BYTES)))
+    def _fetch(self, part: Path) -> int:
+        """Fetch one version of the file, and return its size in bytes.
+
+        :raises TransferFailure: classified; CONTENT_MISMATCH when the file was replaced meanwhile.
+        """
+        version = self._persist(lambda: self._look(self._address.path))
+        size_bytes = version.size_bytes
+        most = self._context.parallelism if version.tag else 1
+        streams = max(1, min(most, math.ceil(size_bytes / _RANGE_BYTES)))
         width = math.ceil(size_bytes / streams)
         with part.open("wb") as file, ThreadPoolExecutor(streams) as pool:
             file.truncate(size_bytes)
             starts = range(0, size_bytes, width) if width else ()
-            parts = [pool.submit(self._range, file.fileno(), at, min(at + width, size_bytes)) for at in starts]
+            parts = [pool.submit(self._range, file.fileno(), at, min(at + width, size_bytes), version) for at in starts]
             for done in parts:
                 done.result()
+        return size_bytes
 
-    def _range(self, descriptor: int, start: int, end: int) -> None:
-        """Fetch ``[start, end)``; after a cut what is left, over a new connection."""
+    def _range(self, descriptor: int, start: int, end: int, version: _Version) -> None:
+        """Fetch ``[start, end)``; after a cut what is left, or all of it where no tag holds the server to a version."""
         position = start
 
         def go_on() -> None:
             nonlocal position
-            with self._exchange("GET", self._address.path, {"Range": f"bytes={position}-{end - 1}"}) as response:
-                if response.status != 206 and not (response.status == 200 and position == 0):
-                    raise self._refusal(response)
+            position = position if version.tag else start
+            headers = {"Range": f"bytes={position}-{end - 1}", **({"If-Match": version.tag} if version.tag else {})}
+            with self._exchange("GET", self._address.path, headers) as response:
+                self._check(response, (position, end), version)
                 while position < end and (piece := response.read(min(_PIECE_BYTES, end - position))):
                     self._count(len(piece))
                     while piece:  # a disk that is nearly full takes a part, and says why only when it is asked again
@@ -156,15 +181,37 @@ class Direct:
 
         self._persist(go_on, lambda: position)
 
-    def _size_of(self, path: str) -> int:
-        """Size of a file of the collection, from the answer to a range of one byte."""
-        with self._exchange("GET", path, {"Range": "bytes=0-0"}) as response:
-            total = _TOTAL.fullmatch(response.headers.get("Content-Range", ""))
-            if response.status in (206, 416) and total:
-                return int(total[1])
-            if response.status == 200:
-                return int(response.headers.get("Content-Length") or 0)
+    def _check(self, response: HTTPResponse, wanted: tuple[int, int], version: _Version) -> None:
+        """Make sure that the answer brings these bytes of this version.
+
+        :raises TransferFailure: it does not.
+        """
+        if response.status not in (200, 206, 412, 416):
             raise self._refusal(response)
+        (start, end), size_bytes = wanted, version.size_bytes
+        part = f"bytes {start}-{end - 1}/{size_bytes}"
+        is_part = response.status == 206 and response.headers.get("Content-Range") == part
+        is_whole = response.status == 200 and start == 0 and _length(response) == size_bytes
+        is_same = not version.tag or response.headers.get("ETag", version.tag) == version.tag
+        if not (is_same and (is_part or is_whole)):
+            text = "the collection has another version now than when the download began; it begins again"
+            raise self._failure(ErrorClass.CONTENT_MISMATCH, text)
+
+    def _look(self, path: str) -> _Version:
+        """Size and version of a file of the collection, from the answer to a range of one byte.
+
+        :raises TransferFailure: it is refused, or the answer has no length.
+        """
+        with self._exchange("GET", path, {"Range": "bytes=0-0"}) as response:
+            if response.status not in (200, 206, 416):
+                raise self._refusal(response)
+            total, tag = _TOTAL.fullmatch(response.headers.get("Content-Range", "")), response.headers.get("ETag", "")
+            if response.status != 200 and total:
+                return _Version(int(total[1]), tag if _STRONG.fullmatch(tag) else "")
+            size_bytes = _length(response)
+            if response.status != 200 or size_bytes is None:
+                raise self._failure(ErrorClass.SERVER_ERROR, "the collection does not say how long the file is")
+            return _Version(size_bytes, "")
 
     # ---- upload ------------------------------------------------------------------------------------------------------
 
@@ -178,7 +225,7 @@ class Direct:
         size_bytes = self._local.stat().st_size
         try:
             self._persist(lambda: self._send(part, size_bytes))
-            found = self._persist(lambda: self._size_of(part))
+            found = self._persist(lambda: self._look(part)).size_bytes
             if found != size_bytes:
                 text = f"the collection has {found} bytes where {size_bytes} were sent"
                 raise self._failure(ErrorClass.SIZE_MISMATCH, text)
@@ -243,10 +290,15 @@ class Direct:
         finally:
             connection.close()
 
-    def _persist(self, act: Callable[[], _Result], milestone: Callable[[], int] = lambda: 0) -> _Result:
+    def _persist(
+        self,
+        act: Callable[[], _Result],
+        milestone: Callable[[], int] = lambda: 0,
+        again: tuple[ErrorClass, ...] = _AGAIN,
+    ) -> _Result:
         """Do it again while that helps; attempts that brought something do not count.
 
-        :param milestone: grows with what is here for good.
+        :param milestone: grows with what is here for good. :param again: failures after which another attempt helps.
         """
         attempt, best = 0, milestone()
         while True:
@@ -255,7 +307,7 @@ class Direct:
             except TransferFailure as failure:
                 attempt = 0 if milestone() > best else attempt + 1
                 best = max(best, milestone())
-                if failure.kind not in _AGAIN or attempt >= _ATTEMPTS:
+                if failure.kind not in again or attempt >= _ATTEMPTS:
                     raise
                 self._context.attempt_failed(failure)
                 wait_s = 0.2 * 2**attempt * random.uniform(0.8, 1.2) if attempt else 0.0

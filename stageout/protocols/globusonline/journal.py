@@ -58,6 +58,9 @@ class Journal:
         given = os.environ.get(_STATE_DIRECTORY)
         #: The next call of the plugin finds it again.
         self.is_lasting = bool(given)
+        if given and not given.startswith("/"):
+            text = f"{_STATE_DIRECTORY} = {given}: write an absolute path"
+            raise TransferFailure(ErrorClass.PLUGIN_BROKEN, text)
         self.folder = Path(given) / _NAME if given else Path.cwd() / f".{_NAME}_plugin"
 
     def entries(self) -> Iterator[Entry]:

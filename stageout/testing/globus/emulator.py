@@ -293,7 +293,7 @@ class _Handler(BaseHTTPRequestHandler):
     # ---- the HTTPS side of a collection ------------------------------------------------------------------------------
 
     def _https(self, path: str) -> None:
-        if self.refusal and not self.refusal.cut_bytes:
+        if self.refusal and not self.refusal.cut_bytes and not self.refusal.lacks:
             self.rfile.read(self._length)
             self._refuse()
             return
@@ -316,18 +316,26 @@ class _Handler(BaseHTTPRequestHandler):
         if not place.is_file():
             self._missing()
             return
-        size = place.stat().st_size
+        facts = place.stat()
+        size, tag = facts.st_size, f'"{facts.st_ino:x}-{facts.st_mtime_ns:x}-{facts.st_size:x}"'
+        if self.headers.get("If-Match", tag) != tag:
+            self._send(412, b"")
+            return
+        lacks = self.refusal.lacks if self.refusal else ()
         first, last, status = 0, size - 1, 200
         wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-        if wanted:
+        if wanted and "Content-Range" not in lacks:
             first, last, status = int(wanted[1]), min(int(wanted[2] or size - 1), size - 1), 206
             if first >= size:
                 self._send(416, b"", {"Content-Range": f"bytes */{size}"})
                 return
         self.send_response(status)
-        self.send_header("Content-Length", str(last - first + 1))
+        headers = {"Content-Length": str(last - first + 1), "ETag": tag}
         if status == 206:
-            self.send_header("Content-Range", f"bytes {first}-{last}/{size}")
+            headers["Content-Range"] = f"bytes {first}-{last}/{size}"
+        for name in set(headers).difference(lacks):
+            self.send_header(name, headers[name])
+        self.close_connection = "Content-Length" in lacks
         self.end_headers()
         self._pour(place, first, last - first + 1, collection.rate_bytes_s)
 

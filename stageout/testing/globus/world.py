@@ -93,6 +93,8 @@ class Refusal:
     :param path: regular expression for the whole path. :param times: so many requests meet it.
     :param acts: the request is carried out, and only its answer is lost. :param status: 0: the connection is cut.
     :param cut_bytes: of an HTTPS download, after which the connection is cut.
+    :param lacks: headers that the answer to an HTTPS download does not have; without Content-Range it brings the whole
+        file.
     """
 
     path: str
@@ -105,6 +107,7 @@ class Refusal:
     body: str = ""
     acts: bool = False
     cut_bytes: int = 0
+    lacks: tuple[str, ...] = ()
 
     def meets(self, method: str, path: str) -> bool:
         """Is this request one of those that are refused?"""
