@@ -11,14 +11,14 @@ import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from sandbox_manager import orders, records
+from sandbox_manager import orders, records, recovery
 from sandbox_manager.admission import Admission, Offer, schemes_of, slot_of
 from sandbox_manager.book import Book
 from sandbox_manager.identity import RunFacts
 from sandbox_manager.intake import Handoff, Refusal, Refused, Reservation
 from sandbox_manager.pilot_end import servers_of
 from sandbox_manager.sandbox import Destination, Sandbox
-from sandbox_manager.spool import HeldFile
+from sandbox_manager.spool import HeldFile, Synced
 from stageout.core.states import State
 from stageout.movers.schemes import split_url
 from stageout.wire.handoff import Receipt
@@ -42,6 +42,7 @@ class Acceptance:
 
     :param boot: id of this boot. :param now: wall clock, seconds.
     :param follow: what a change of state brings with it (:meth:`sandbox_manager.pipeline.Pipeline.follow`).
+    :param sync: brings a ticket of this size to the disk, later.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Acceptance:
         boot: str,
         now: Callable[[], int],
         follow: Callable[[Iterable[Sandbox]], None],
+        sync: Callable[[str, int], None],
     ) -> None:
         self._manager = manager
         self._book = book
@@ -59,6 +61,7 @@ class Acceptance:
         self._boot = boot
         self._now = now
         self._follow = follow
+        self._sync = sync
 
     def may_accept(
         self, facts: RunFacts, files: int, size_bytes: int, urls: Sequence[str], plugin: str
@@ -86,6 +89,7 @@ class Acceptance:
         held = ((item.inode, item.size_bytes) for item in handoff.files)
         self._admission.space.add(handoff.ticket, handoff.facts.owner, held)
         self.release(handoff.reservation)
+        self._sync(handoff.ticket, handoff.size_bytes)
         return Receipt(
             handoff.ticket, self._manager.name, self._manager.key, len(handoff.files), handoff.size_bytes
         )  # fmt: skip
@@ -121,10 +125,20 @@ class Acceptance:
     def _new_file(self, plugin: str, held: HeldFile, surroundings: str) -> records.NewFile:
         scheme, host = split_url(held.url)
         return records.NewFile(
-            held.position, held.url, held.name, held.size_bytes, held.mtime_ns, held.inode, held.device,
+            held.position, held.url, held.name, held.size_bytes, held.mtime_ns, held.inode,
             Destination(plugin, scheme, host, surroundings),
         )  # fmt: skip
 
-    async def synced(self, tickets: Sequence[str]) -> None:
-        """Record that the data of these tickets is on the disk."""
-        await self._book.ledger.write(lambda db: records.mark_synced(db, tickets), "record-synced")
+    async def sync_begins(self, tickets: Sequence[str]) -> None:
+        """Record that the data of these tickets are about to be synced."""
+        await self._book.ledger.write(lambda db: records.mark_syncing(db, tickets), "record-syncing")
+
+    async def synced(self, synced: Synced) -> None:
+        """Record which data are on the disk, and that the sandboxes of those that the disk has lost are LOST."""
+
+        def change(db: sqlite3.Connection) -> Iterable[int]:
+            records.mark_synced(db, synced.on_disk)
+            return recovery.lose_tickets(db, synced.lost, self._now())
+
+        labels = [*(["record-synced"] if synced.on_disk else ()), *(["record-lost"] if synced.lost else ())]
+        self._follow(await self._book.write(change, *labels))

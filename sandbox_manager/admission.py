@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from sandbox_manager.agents import AgentBook
-from sandbox_manager.breaker import Breakers
+from sandbox_manager.breaker import Flow
 from sandbox_manager.identity import RunFacts
 from sandbox_manager.pilot_end import PilotEnd
 from sandbox_manager.registry import Registry
 from sandbox_manager.rules import Rules
-from sandbox_manager.sandbox import Occupant, SlotKey
+from sandbox_manager.sandbox import NAME_BYTES, Occupant, SlotKey
 from sandbox_manager.slots import is_stuck, places_free
 from sandbox_manager.space import Space
 from sandbox_manager.spool import Spool
@@ -19,7 +19,9 @@ from stageout.core.states import State
 from stageout.movers.plugins_table import PluginsTable
 from stageout.movers.schemes import method_of, split_url
 
-_LEAST_FREE_BYTES = 16 * 1024 * 1024
+LEAST_FREE_BYTES = 16 * 1024 * 1024
+#: A run has one for each plugin and kind of credential.
+_HANDOFFS_OF_RUN = 32
 
 
 @dataclass(frozen=True)
@@ -33,26 +35,45 @@ class Offer:
     servers: frozenset[str]
     plugin: str
 
+    @property
+    def charge_bytes(self) -> int:
+        """Bytes of the quota that it takes."""
+        return self.size_bytes + self.files * NAME_BYTES
+
 
 @dataclass
 class Admission:
-    """Checks of an offer, and the room that was promised to offers on their way in."""
+    """Checks of an offer, and the room that was promised to offers on their way in.
+
+    :ivar state_bytes: of the quota, that plugins of a user keep for their next call, by uid.
+    """
 
     registry: Registry
     agents: AgentBook
     table: PluginsTable
-    breakers: Breakers
+    flow: Callable[[str], Flow]
     spool: Spool
     end: PilotEnd
     rules: Callable[[], Rules]
     space: Space = field(default_factory=Space)
     stopping: bool = False
+    state_bytes: dict[int, int] = field(default_factory=dict)
+    report_problem: str = ""
     _promised: dict[int, Offer] = field(default_factory=dict)
     _last: int = 0
 
     def reason_against(self, offer: Offer) -> str:
         """Why the plugin must upload itself; "" when nothing speaks against the offer."""
-        checks = (self._stopping, self._consent, self._run, self._plugin, self._slot, self._space, self._end)
+        checks = (
+            self._stopping,
+            self._report,
+            self._consent,
+            self._run,
+            self._plugin,
+            self._slot,
+            self._space,
+            self._end,
+        )
         return next((text for check in checks if (text := check(offer))), "")
 
     def promise(self, offer: Offer) -> int:
@@ -85,7 +106,7 @@ class Admission:
         return len(runs) + sum(count for one, count in self.registry.occupying() if not self._is_stuck(one))
 
     def _is_stuck(self, one: Occupant) -> bool:
-        return is_stuck(one, self.registry.destinations, self.breakers.flow)
+        return is_stuck(one, self.registry.destinations, self.flow)
 
     @property
     def quota_bytes(self) -> int:
@@ -94,8 +115,26 @@ class Admission:
             return self.rules().quota_bytes
         return self.spool.total_bytes() // 2
 
+    @property
+    def owner_quota_bytes(self) -> int:
+        """Most bytes of one owner: half of the spool unless the configuration says otherwise."""
+        return self.rules().owner_quota_bytes or self.quota_bytes // 2
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the quota that are taken."""
+        return self.space.used_bytes + sum(self.registry.record_bytes.values()) + sum(self.state_bytes.values())
+
+    @property
+    def movable_bytes(self) -> int:
+        """The part of it that goes away by itself, as soon as it is sent. A file with two destinations counts once."""
+        return min(self.used_bytes, self.registry.movable_bytes)
+
     def _stopping(self, offer: Offer) -> str:
         return "the sandbox manager is stopping" if self.stopping else ""
+
+    def _report(self, offer: Offer) -> str:
+        return f"the sandbox manager cannot make its report: {self.report_problem}" if self.report_problem else ""
 
     def _consent(self, offer: Offer) -> str:
         if not offer.facts.guard:
@@ -112,6 +151,9 @@ class Admission:
         known = self.registry.of_run(run)
         if known is not None and known.state is not State.ACCEPTED:
             return f"output of run {run.number} of job {run.job_id} is {known.state} already"
+        made = len(known.tickets) if known else 0
+        if made + sum(item.facts.run == run for item in self._promised.values()) >= _HANDOFFS_OF_RUN:
+            return f"run {run.number} of job {run.job_id} has made {_HANDOFFS_OF_RUN} hand-offs"
         return ""
 
     def _plugin(self, offer: Offer) -> str:
@@ -134,17 +176,16 @@ class Admission:
         return ""
 
     def _space(self, offer: Offer) -> str:
-        promised = sum(item.size_bytes for item in self._promised.values())
-        held = self.space.used_bytes + promised + offer.size_bytes
+        held = self.used_bytes + sum(item.charge_bytes for item in self._promised.values()) + offer.charge_bytes
         if held > self.quota_bytes:
             return f"the spool would hold {held >> 20} MB of {self.quota_bytes >> 20} MB (STAGEOUT_SPOOL_QUOTA_MB)"
-        limit, owner = self.rules().owner_quota_bytes, offer.facts.owner
-        if limit:
-            own = self.space.by_owner[owner] + offer.size_bytes
-            own += sum(item.size_bytes for item in self._promised.values() if item.facts.owner == owner)
-            if own > limit:
-                return f"output of {owner} would take {own >> 20} MB of {limit >> 20} MB (STAGEOUT_OWNER_QUOTA_MB)"
-        needed = _LEAST_FREE_BYTES + (offer.size_bytes if self.spool.needs_copies else 0)
+        limit, owner = self.owner_quota_bytes, offer.facts.owner
+        own = self.space.by_owner[owner] + self.registry.record_bytes[owner] + offer.charge_bytes
+        own += self.state_bytes.get(offer.facts.uid, 0)
+        own += sum(item.charge_bytes for item in self._promised.values() if item.facts.owner == owner)
+        if own > limit:
+            return f"output of {owner} would take {own >> 20} MB of {limit >> 20} MB (STAGEOUT_OWNER_QUOTA_MB)"
+        needed = LEAST_FREE_BYTES + (offer.size_bytes if self.spool.needs_copies else 0)
         if self.spool.free_bytes() < needed:
             return "the filesystem of the spool is full"
         return ""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sandbox_manager import lookups
+from sandbox_manager.admission import LEAST_FREE_BYTES
 from sandbox_manager.collector import Collector, CollectorError
 from sandbox_manager.drain import jobs_at_risk
 from sandbox_manager.handover import written
@@ -40,10 +41,13 @@ from stageout.wire.deposits import Receipt
 _NUMBERS_AT_ONCE = 1000
 _FILES_IN_ALL = 1000
 _LEAST_INTERVAL_S = 1.0
-_STATE_INTERVAL_S = 30.0
+_AGAIN_S = 10.0
+_STATE_INTERVAL_S = 5.0
+#: Free bytes of the spool's filesystem below which the node takes no new jobs: enough for the hand-offs of those that
+#: run. It takes jobs again when twice as many are free.
+_LOW_FREE_BYTES = 4 * LEAST_FREE_BYTES
+_HEARTBEAT_S = 30
 _PAUSE_PER_REPORT = 10
-_STANDING_INTERVAL_S = 15.0
-_STANDING_AGAIN_S = 1.0
 #: A hand-over waits so long at most for the report about it.
 _TELL_S = 5.0
 _PAUSED = "paused by its owner, `stageout resume` goes on"
@@ -152,15 +156,16 @@ class Reporter:
         self._low = settings.number("STAGEOUT_SPOOL_LOW_PERCENT")
         self._owner_uid = owner_uid
         self._key = key
-        self._standing = ""
         self._shown: dict[int, _Shown] = {}
         self._number = 0
         self._numbers_end = 0
         self._accepting = True
+        self._made_s = clock.monotonic_s()
         self._refusal: str | None = None
         self._leaving = False
         self._publishing = asyncio.Lock()
         self._wanted = self._told = 0
+        self._built_in_s = 0.0
 
     def leave(self) -> None:
         """From now on every report may be the last, and the startd that would carry it may be gone already."""
@@ -173,13 +178,15 @@ class Reporter:
         last_s = float("-inf")
         while True:
             interval_s = self._pipeline.leases.interval_s(self._interval_s)
+            if self._pipeline.admission.report_problem:
+                interval_s = min(interval_s, _AGAIN_S)
             if book.changed.is_set() or self._clock.monotonic_s() - last_s >= interval_s:
                 book.changed.clear()
-                start_s = self._clock.monotonic_s()
                 await self.publish()
                 last_s = self._clock.monotonic_s()
-                # With very many sandboxes a report costs more: hand-offs must not wait for reports.
-                await asyncio.sleep(max(_LEAST_INTERVAL_S, _PAUSE_PER_REPORT * (last_s - start_s)))
+                # With very many sandboxes a report costs more: hand-offs must not wait for reports. How long the
+                # collector took does not count, or the queue would not hear of this node long after an outage.
+                await asyncio.sleep(max(_LEAST_INTERVAL_S, _PAUSE_PER_REPORT * self._built_in_s))
             else:
                 self.write_state(None)
             left_s = min(_STATE_INTERVAL_S, interval_s)
@@ -206,24 +213,39 @@ class Reporter:
                 self._told = asked
 
     async def _publish(self) -> None:
+        start_s = self._clock.monotonic_s()
         try:
             ad = await self._report()
             if self._leaving:
                 ad.update(self.figures(), ClassAdLifetime=_LAST_WORD_S)
-        except (OSError, sqlite3.Error) as problem:
-            log.error("report", problem=problem)
+        except Exception as problem:  # whatever it is: without reports nothing is sent
+            self._note(repr(problem))
+            log.error("report", problem=repr(problem), again_in_s=_AGAIN_S, advice="hand-offs are refused meanwhile")
+            self.write_state(None)
             return
+        finally:
+            self._built_in_s = self._clock.monotonic_s() - start_s
+        self._note("")
         try:
             with durable.step("report-advertise"):
                 await self._collector.advertise(ad)
-            self._standing = ad["StageOutSignature"]
             self._tell(None)
         except (CollectorError, OSError) as problem:
-            self._standing = ""
             self._tell(str(problem))
         if self._refusal is not None and self._leaving:
             await self._publish_apart(ad)
         self.write_state(ad if self._refusal is not None else None)
+
+    def _note(self, problem: str) -> None:
+        """Remember whether the last report could be made. Nothing is taken over without reports."""
+        self._pipeline.admission.report_problem = problem
+        if not problem:
+            self._made_s = self._clock.monotonic_s()
+
+    def facts(self) -> Mapping[str, Any]:
+        """For the control socket."""
+        age_s = int(self._clock.monotonic_s() - self._made_s)
+        return {"ReportProblem": self._pipeline.admission.report_problem, "ReportAge": age_s}
 
     def _begun(self, boxes: Iterable[Sandbox]) -> dict[int, Mapping[int, Receipt]]:
         """What custodians may have of these sandboxes now. A writer may go on with it meanwhile."""
@@ -236,27 +258,6 @@ class Reporter:
                 await self._collector.advertise_apart(ad)
         except (CollectorError, OSError) as problem:
             log.error("report-last", problem=problem)
-
-    async def keep_standing(self) -> None:
-        """Publish again when the report in the collector is not the one that was sent there: the collector was started
-        again, or another daemon wrote in this one's name. Until cancelled."""
-        while True:
-            await asyncio.sleep(_STANDING_INTERVAL_S)
-            ours = self._standing
-            # Twice: right after a report was sent the collector may not have read it yet.
-            if await self._in_its_place(ours) != ours:
-                await asyncio.sleep(_STANDING_AGAIN_S)
-                found = await self._in_its_place(ours)
-                if ours == self._standing != found:
-                    log.warn("displaced", by="a report with another signature" if found else "nothing")
-                    self._pipeline.book.changed.set()
-
-    async def _in_its_place(self, ours: str) -> str:
-        """Signature of the report that is where ours should be; ours when that cannot be told."""
-        try:
-            return await self._collector.standing(self._pipeline.manager.name) if ours else ours
-        except (CollectorError, OSError):
-            return ours
 
     def _tell(self, refusal: str | None) -> None:
         if refusal != self._refusal:
@@ -290,7 +291,7 @@ class Reporter:
                 wanted[box.id] = share
             room = max(0, room - min(share, box.files_total))
         files = await self._pipeline.book.ledger.read(
-            lambda db: {box: lookups.files_in_trouble_first(db, box, limit) for box, limit in wanted.items()}
+            lambda db: {box: _some_files(db, box, limit) for box, limit in wanted.items()}
         )
         begun = self._begun(box for box in boxes if box.id in wanted)
         only_here = await self._only_here(begun)
@@ -338,22 +339,28 @@ class Reporter:
     def figures(self) -> dict[str, Any]:
         """Attributes for the slot ads."""
         admission, rules = self._pipeline.admission, self._pipeline.rules
-        used, quota = admission.space.used_bytes, max(1, admission.quota_bytes)
-        percent = 100 * used / quota
-        self._accepting = percent < self._high if self._accepting else percent <= self._low
-        takes_work = self._accepting and not self._leaving and admission.end.fits
+        used, quota = admission.used_bytes, max(1, admission.quota_bytes)
+        free = self._spool.free_bytes()
+        self._accepting = self._has_room(100 * admission.movable_bytes / quota, free)
+        takes_work = self._accepting and not self._leaving and not admission.report_problem and admission.end.fits
         places = (rules.limits.active + rules.limits.depth) * rules.limits.cpus
         return {
             "StageOutManager": self._pipeline.manager.name,
             "StageOutDataSlots": places,
             "StageOutDataSlotsFree": max(0, places - admission.places_taken),
             "StageOutSpoolMB": used >> 20,
-            "StageOutSpoolFreeMB": max(0, min(quota - used, self._spool.free_bytes())) >> 20,
+            "StageOutSpoolFreeMB": max(0, min(quota - used, free)) >> 20,
             "StageOutBytesAtRisk": self._pipeline.book.registry.bytes_at_risk,
             "StageOutAccept": takes_work,
-            "StageOutHeartbeat": int(self._clock.wall_s()),
+            "StageOutHeartbeat": int(self._clock.wall_s() // _HEARTBEAT_S * _HEARTBEAT_S),
             **self._pilot_figures(),
         }
+
+    def _has_room(self, percent: float, free_bytes: int) -> bool:
+        """Whether the node takes new jobs, with hysteresis. :param percent: fullness of the spool."""
+        if self._accepting:
+            return percent < self._high and free_bytes >= _LOW_FREE_BYTES
+        return percent <= self._low and free_bytes >= 2 * _LOW_FREE_BYTES
 
     def _pilot_figures(self) -> dict[str, Any]:
         """What the operator of a pilot wants to know beside."""
@@ -375,6 +382,15 @@ class Reporter:
             _replace(path, json.dumps({"figures": self.figures(), "report": report}), self._owner_uid)
         except OSError as problem:
             log.warn("state-file", problem=problem)
+
+
+def _some_files(db: sqlite3.Connection, box: int, limit: int) -> list[FileRow]:
+    """Files for the report. A sandbox whose files cannot be read is reported without them: others go on."""
+    try:
+        return lookups.files_in_trouble_first(db, box, limit)
+    except (sqlite3.DatabaseError, ValueError, TypeError) as problem:
+        log.error("files-unreadable", sandbox=box, problem=problem, advice="see whether the disk of the spool is sound")
+        return []
 
 
 def _take_numbers(db: sqlite3.Connection, wall_ms: int) -> int:

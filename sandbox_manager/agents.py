@@ -46,6 +46,10 @@ class AgentBook:
             notice.sent_at, notice.number, at_s, (notice.renewal_url, notice.renewal_certificate)
         )
 
+    def forget_all(self) -> None:
+        """Other keys count from now on: an agent is alive when a notice with its key is found again."""
+        self._seen.clear()
+
     def is_fresh(self, schedd: str) -> bool:
         """Has this schedd's agent been heard of lately?"""
         known = self._seen.get(schedd)

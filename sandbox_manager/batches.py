@@ -12,14 +12,15 @@ from sandbox_manager import lookups, records
 from sandbox_manager.breaker import Breakers
 from sandbox_manager.credentials import HeldSurroundings
 from sandbox_manager.handover import deposits_of, for_these
+from sandbox_manager.ledger import DamagedText
 from sandbox_manager.lookups import FileRow
 from sandbox_manager.planner import BatchPlan
 from sandbox_manager.records import FileResult
-from sandbox_manager.retry import UNREACHABLE, RetryRules, judge
+from sandbox_manager.retry import SILENT, UNREACHABLE, RetryRules, judge
 from sandbox_manager.sandbox import ACTIVE, Destination, FileState
 from sandbox_manager.spool import HeldFile, Spool
 from stageout.core import log
-from stageout.core.classads import ClassAd, parse_ad
+from stageout.core.classads import ClassAd, ClassAdSyntaxError, parse_ad
 from stageout.core.errors import Advice, ErrorClass
 from stageout.core.states import State
 from stageout.movers.mover import Batch, Cargo, Equipment, StoppableMover, Stopped
@@ -43,7 +44,7 @@ class OfTheSpool(Failure):
 
 @dataclass(frozen=True)
 class Vanished(OfTheSpool):
-    """The spool has not the file any more: nobody can deliver it."""
+    """The spool has not the file any more, or the ledger not what belongs to it: nobody can deliver it."""
 
 
 _CHANGED = OfTheSpool(
@@ -56,6 +57,8 @@ class BatchRun:
 
     :param directory: work directory to make. :param lifetime_s: limit of the plugin's call.
     :param settings: for its environment.
+    :ivar began_s: monotonic time of its start. :ivar answered: its server has answered another batch since then.
+    :ivar state_bytes: of the quota, that plugins of its user keep for their next call.
     :param held: what all the files are sent with, None for nothing. :param now: wall clock.
     """
 
@@ -73,6 +76,9 @@ class BatchRun:
         now: float = 0.0,
     ) -> None:
         self.asked = False
+        self.began_s = 0.0
+        self.answered = False
+        self.state_bytes = 0
         self._held = held
         self._now = now
         self.sandboxes = frozenset(item.sandbox for item in files)
@@ -124,6 +130,9 @@ class BatchRun:
         except OSError as problem:
             text = f"the spool has lost a credential: {problem.strerror}"
             return [Failure(ErrorClass.CREDENTIAL_MISSING, text)] * len(files)
+        except ClassAdSyntaxError:
+            text = "the ledger's record of the job's ad is damaged: its disk may be failing"
+            return [Vanished(ErrorClass.LOCAL_FILE, text)] * len(files)
         ended = self._held.expired(self._now) if self._held else None
         if ended is not None:
             text = f"{ended.shown} ended at {utc(ended.expires_at)}"
@@ -136,7 +145,10 @@ class BatchRun:
         group = self._spool.group_of(*self._user)
         batch = Batch(self._directory, self._plugin, *self._user, cargo, self._lifetime_s, equipment, settings, group)
         self.asked = True
-        return self._mover.run(batch)
+        try:
+            return self._mover.run(batch)
+        finally:
+            self.state_bytes = self._spool.state.size_bytes(self._user[0])
 
     def _equipment(self) -> Equipment:
         held = self._held
@@ -147,6 +159,10 @@ class BatchRun:
 
     def _problem(self, item: FileRow) -> Failure | None:
         """Why a file is not what was accepted; None when it is."""
+        if isinstance(item.url, DamagedText):
+            return Vanished(
+                ErrorClass.LOCAL_FILE, f"the ledger's record of {item.name} is damaged: its disk may be failing"
+            )
         try:
             return None if self._spool.unchanged(item.ticket, _held(item)) else _CHANGED
         except FileNotFoundError:
@@ -174,7 +190,7 @@ class BatchRun:
 
 def _held(item: FileRow) -> HeldFile:
     return HeldFile(
-        item.position, item.url, item.name, item.size_bytes, item.mtime_ns, item.inode, item.device
+        item.position, item.url, item.name, item.size_bytes, item.mtime_ns, item.inode
     )  # fmt: skip
 
 
@@ -219,13 +235,16 @@ def judge_batch(
     files: Sequence[FileRow],
     answers: Sequence[Answer],
     rules: RetryRules,
-    accepted_at: Callable[[int], float],
+    due_since: Callable[[int], float],
     now: float,
     renewable: bool = False,
+    answered: bool = False,
 ) -> Judged:
     """Decide about every file of a batch that has ended.
 
-    :param now: wall clock. :param renewable: the files are sent with credentials in custody.
+    :param due_since: wall clock from which the time to give up counts, by sandbox. :param now: wall clock.
+    :param renewable: the files are sent with credentials in custody.
+    :param answered: their server has answered another batch meanwhile, so a silence says nothing about it.
     """
     judged = Judged()
     for item, answer in zip(files, answers):
@@ -236,7 +255,7 @@ def judge_batch(
             judged.delivered.append(delivered_result(item, answer))
             judged.delivered_bytes += item.size_bytes
             continue
-        verdict = judge(rules, answer, item.attempts - 1, item.excused, accepted_at(item.sandbox), now,
+        verdict = judge(rules, answer, item.attempts - 1, item.excused, due_since(item.sandbox), now,
                         renewable=renewable)  # fmt: skip
         result = FileResult(
             item.ticket_id, item.position, verdict.state, verdict.next_attempt, answer.kind.code, verdict.message,
@@ -249,7 +268,8 @@ def judge_batch(
     failures = [answer for answer in answers if isinstance(answer, Failure)]
     tried = [answer for answer in answers if not isinstance(answer, OfTheSpool)]
     judged.tried = bool(tried)
-    judged.unreachable = judged.tried and all(isinstance(one, Failure) and one.kind in UNREACHABLE for one in tried)
+    away = UNREACHABLE if answered else SILENT
+    judged.unreachable = judged.tried and all(isinstance(one, Failure) and one.kind in away for one in tried)
     judged.retry_after_s = max((item.retry_after_s for item in failures), default=0.0)
     return judged
 
@@ -274,9 +294,7 @@ def mind_breaker(breakers: Breakers, server: str, judged: Judged) -> bool:
         if back:
             log.event("breaker", server=server, circuit="closed")
         return back
-    reason = next(
-        one.error for one in judged.waiting + judged.failed if ErrorClass.from_code(one.error_code) in UNREACHABLE
-    )
+    reason = next(one.error for one in judged.waiting + judged.failed if ErrorClass.from_code(one.error_code) in SILENT)
     if breakers.unreachable(server, reason, judged.retry_after_s):
         probe_in_s = round(breakers.opens_in_s(server))
         log.warn("breaker", server=server, circuit="open", reason=reason, probe_in_s=probe_in_s)
@@ -308,7 +326,7 @@ def lose(db: sqlite3.Connection, files: Sequence[FileRow], judged: Judged, now: 
         item = owners[result.ticket_id, result.position]
         if records.state_of(db, item.sandbox) is State.MOVING:
             log.error("lost", sandbox=item.sandbox, ticket=item.ticket, file=item.position, reason=result.error,
-                      advice="who deletes files in the spool?")  # fmt: skip
+                      advice="who deletes files in the spool, or is its disk failing?")  # fmt: skip
             records.end(db, item.sandbox, State.LOST, now, result.error, result.error_code)
 
 

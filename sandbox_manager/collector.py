@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from stageout.core.collector import CollectorChild
 from stageout.core.collector import CollectorError as CollectorError
-from stageout.wire.custody import AGENT_AD, MANAGER_AD, ORDERS_AD
+from stageout.wire.custody import (
+    AGENT_AD,
+    BUCKET_AD,
+    LETTERS,
+    REPORT_ADDRESS,
+    REPORTS,
+    BadPayload,
+    bucket_of,
+    sheets_for,
+)
 
-ATTRIBUTES = ("MyType", "Name", "StageOutManager", "StageOutPayload", "StageOutSignature", "LastHeardFrom")
+ATTRIBUTES = ("MyType", "Name", "StageOutPayload", "StageOutSignature", "LastHeardFrom")
 
 
 class Collector(Protocol):
@@ -22,9 +30,6 @@ class Collector(Protocol):
     async def advertise(self, ad: Mapping[str, Any]) -> None:
         """Publish an ad. :raises CollectorError: it is refused, or there is no answer."""
 
-    async def standing(self, manager: str) -> str:
-        """Signature of the report in a manager's name, "" without one. :raises CollectorError: no answer."""
-
     async def advertise_apart(self, ad: Mapping[str, Any]) -> None:
         """Publish an ad as an ordinary pilot may, without a startd. :raises CollectorError: as above."""
 
@@ -32,23 +37,36 @@ class Collector(Protocol):
         """Ask nothing more."""
 
 
+def letters_to(manager: str) -> str:
+    """Constraint for the agents' notices and the buckets that may hold orders for a manager."""
+    return f'StageOutBucket == {bucket_of(manager)} || MyType == "{AGENT_AD}"'
+
+
+def unpacked(ads: Iterable[Mapping[str, Any]], manager: str) -> list[Mapping[str, Any]]:
+    """The ads, with the order sheets for this manager in place of the buckets that hold them.
+
+    An unreadable bucket stays as it is: the gatekeeper refuses it and names it in the log.
+    """
+    found: list[Mapping[str, Any]] = []
+    for ad in ads:
+        try:
+            found.extend(sheets_for(manager, ad) if ad.get("MyType") == BUCKET_AD else (ad,))
+        except BadPayload:
+            found.append(ad)
+    return found
+
+
 class CollectorProcess(CollectorChild):
     """The collector(s) of the HTCondor configuration."""
 
     async def messages(self, manager: str) -> Sequence[Mapping[str, Any]]:
         """Agents' notices, and their orders for this manager."""
-        orders = f'(MyType == "{ORDERS_AD}" && StageOutManager == {json.dumps(manager)})'
-        return await self.query(f'MyType == "{AGENT_AD}" || {orders}', ATTRIBUTES)
-
-    async def standing(self, manager: str) -> str:
-        """Signature of the report that is there in a manager's name."""
-        constraint = f'MyType == "{MANAGER_AD}" && Name == {json.dumps(manager)}'
-        ads = await self.query(constraint, ["StageOutSignature"])
-        return str(ads[0].get("StageOutSignature", "")) if ads else ""
+        found = await self.query(letters_to(manager), ATTRIBUTES, LETTERS.ad_type)
+        return unpacked(found, manager)
 
     async def advertise(self, ad: Mapping[str, Any]) -> None:
-        """Publish an ad among the collector's generic ones."""
-        await self.publish(ad)
+        """Publish an ad among the reports."""
+        await self.publish({**ad, **REPORT_ADDRESS}, REPORTS.update)
 
     async def advertise_apart(self, ad: Mapping[str, Any]) -> None:
         """Publish an ad among those of the masters, for which ADVERTISE_MASTER is enough."""

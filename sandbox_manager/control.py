@@ -15,13 +15,15 @@ from typing import Any
 
 from sandbox_manager import lookups
 from sandbox_manager.ads import file_report, sandbox_report
+from sandbox_manager.guests import Full, Guests, Lines
 from sandbox_manager.pipeline import Pipeline
 from sandbox_manager.sandbox import Sandbox
-from stageout.core import log
-from stageout.wire.handoff import FILES_PER_FRAME, BadMessage, checked_length, decode_body, encode_frame
+from stageout.wire.handoff import FILES_PER_FRAME, BadMessage, decode_body, encode_frame
 
 _PATIENCE_S = 30.0
-_MOST_CLIENTS = 64
+_QUESTION_S = 5.0
+_QUESTION_BYTES = 4096
+_MOST_CLIENTS, _MOST_OF_USER = 64, 16
 
 
 class Control:
@@ -40,7 +42,9 @@ class Control:
         self._pipeline = pipeline
         self._figures = figures
         self._trust = trust
-        self._clients = 0
+        # Root and the manager's own user look after the node: others cannot take their places.
+        self._guests = Guests(_MOST_CLIENTS, _MOST_OF_USER, reserved={0, os.geteuid()})
+        self._dropped = Lines("control-dropped")
         self._server: asyncio.Server | None = None
         self._path = Path()
 
@@ -58,16 +62,14 @@ class Control:
             self._server.close()
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._clients += 1
+        uid = _peer_uid(writer)
         try:
-            if self._clients > _MOST_CLIENTS:
-                raise BadMessage("too many clients at once")
-            question = await asyncio.wait_for(_frame(reader), _PATIENCE_S)
-            await asyncio.wait_for(self._answer(question, _peer_uid(writer), writer), _PATIENCE_S)
-        except (BadMessage, OSError, EOFError, asyncio.TimeoutError) as problem:
-            log.event("control-dropped", problem=repr(problem))
+            with self._guests.seat(uid):
+                question = await asyncio.wait_for(_frame(reader), _QUESTION_S)
+                await asyncio.wait_for(self._answer(question, uid, writer), _PATIENCE_S)
+        except (Full, BadMessage, OSError, EOFError, asyncio.TimeoutError) as problem:
+            self._dropped.add(uid, problem=repr(problem))
         finally:
-            self._clients -= 1
             with contextlib.suppress(OSError):
                 writer.close()
                 await writer.wait_closed()
@@ -113,7 +115,9 @@ def _may_see(uid: int, box: Sandbox) -> bool:
 
 async def _frame(reader: asyncio.StreamReader) -> dict[str, Any]:
     (length,) = struct.unpack(">I", await reader.readexactly(4))
-    return decode_body(await reader.readexactly(checked_length(length)))
+    if length > _QUESTION_BYTES:
+        raise BadMessage(f"a question of {length} bytes is above the limit of {_QUESTION_BYTES}")
+    return decode_body(await reader.readexactly(length))
 
 
 async def _send(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:

@@ -44,16 +44,21 @@ from sandbox_manager.trust import AgentKeys, Gatekeeper, read_listed
 from stageout import __version__
 from stageout.core import log
 from stageout.core.clock import Clock, SystemClock
-from stageout.core.config import ConfigError, Settings, condor_settings, reload_condor
+from stageout.core.config import ConfigError, Settings, checked_path, condor_settings, reload_condor
 from stageout.core.ending import end
 from stageout.core.errors import StageoutError
 from stageout.core.signing import KeyUnusable, load_or_make_key
+from stageout.core.states import State
 from stageout.movers.plugins_table import PluginsTable
 from stageout.wire.control import SOCKET_NAME
 from stageout.wire.handoff import socket_name
 
 DO_NOT_RESTART = 99
 KEY_FILE = "manager_key"
+#: An access point that is up confirms sooner than this; a sandbox older than this waits for one that is away.
+_CONFIRMATION_SOON_S = 600.0
+_REST_FACTOR = 6.0
+_REST_MAX_S = 60.0
 _HOUSE_INTERVAL_S = 10.0
 _ROUNDS_TO_FORGET = 360
 _PLUGINS_INTERVAL_S = 60.0
@@ -86,9 +91,9 @@ class Daemon:
         self._settings = settings = around.read()
         self._rules = read_rules(settings)
         self._policy = address_of(settings)
-        execute = Path(settings.condor("EXECUTE"))
         if not settings.condor("EXECUTE"):
             raise ConfigError("EXECUTE is not set; a sandbox manager runs where jobs run")
+        execute = Path(checked_path("EXECUTE", settings.condor("EXECUTE")))
         self.spool = Spool(spool_directory(settings), execute)
         self._table, self._missing = PluginsTable(), Missing()
         self._keys = AgentKeys(around.clock, read_listed(settings.text("STAGEOUT_AGENT_KEYS")))
@@ -135,9 +140,8 @@ class Daemon:
         pipeline.tell = reporter.tell
         intake = Intake(self.spool, around.identity(settings), pipeline.acceptance, settings, around.clock)
         fetcher = Fetcher(pipeline, self._agents, key.sign)
-        control = Control(
-            pipeline, reporter.figures, lambda: {**gate.facts(), **fetcher.facts(), **self._missing.facts()}
-        )
+        parts = (gate, fetcher, self._missing, pipeline.strays, reporter, intake)
+        control = Control(pipeline, reporter.figures, lambda: {k: v for part in parts for k, v in part.facts().items()})
         run = self.spool.root / "run"
         await control.start(run / SOCKET_NAME)
         await intake.start(run / socket_name(settings.condor("EXECUTE")))
@@ -154,7 +158,6 @@ class Daemon:
             self._forever("leases", pipeline.keep_leases),
             self._forever("orders", lambda: self._orders(pipeline, gate)),
             self._forever("report", reporter.run),
-            self._forever("standing", reporter.keep_standing),
             self._forever("credentials", fetcher.run),
             self._forever("house", lambda: self._house(pipeline)),
             self._forever("settings", lambda: self._settings_again(pipeline)),
@@ -227,8 +230,14 @@ class Daemon:
 
     async def _orders(self, pipeline: Pipeline, gate: Gatekeeper) -> None:
         """Look for agents and their orders."""
-        answered = None
+        answered, looked_s, found = None, float("-inf"), False
         while True:
+            interval_s = self._settings.number("STAGEOUT_ORDER_INTERVAL")
+            rests_s = self._look_interval_s(pipeline, interval_s) if answered else interval_s
+            if self._around.clock.monotonic_s() - looked_s < rests_s:
+                await asyncio.sleep(interval_s)
+                continue
+            looked_s = self._around.clock.monotonic_s()
             try:
                 ads = await self._around.collector.messages(pipeline.manager.name)
             except CollectorError as problem:
@@ -238,9 +247,22 @@ class Daemon:
             else:
                 if answered is False:
                     log.event("collector-answers")
-                answered = True
+                if answered is False or (found and not ads):
+                    # It refused the last report, or it was started again and has none: do not wait for the next.
+                    pipeline.book.changed.set()
+                answered, found = True, bool(ads)
                 await self._obey(pipeline, gate, ads)
-            await asyncio.sleep(self._settings.number("STAGEOUT_ORDER_INTERVAL"))
+            await asyncio.sleep(interval_s)
+
+    def _look_interval_s(self, pipeline: Pipeline, interval_s: float) -> float:
+        """Seconds between two looks at the agents' orders: longer while no output waits for a confirmation or a lease,
+        because the collector serves all nodes of the pool."""
+        since_at = self._around.clock.wall_s() - _CONFIRMATION_SOON_S
+        boxes = pipeline.book.registry.by_id.values()
+        waits = any(box.state is State.ACCEPTED and box.accepted_at > since_at for box in boxes)
+        if waits or pipeline.leases.missing():
+            return interval_s
+        return max(interval_s, min(_REST_FACTOR * interval_s, _REST_MAX_S))
 
     async def _obey(self, pipeline: Pipeline, gate: Gatekeeper, ads: Sequence[Mapping[str, object]]) -> None:
         held = frozenset(box.run.schedd for box in pipeline.book.registry.by_id.values())
@@ -287,6 +309,9 @@ class Daemon:
             except StageoutError as problem:
                 log.error("reconfigured", problem=f"{problem}; the old settings stay")
                 continue
+            if listed != self._keys.listed:
+                self._agents.forget_all()
+            self._agents.fresh_s = settings.number("STAGEOUT_AGENT_FRESH")
             self._settings, self._rules, self._keys.listed = settings, rules, listed
             pipeline.new_rules(rules)
             await self._load_plugins()
@@ -312,8 +337,8 @@ def _replace_meta(db: sqlite3.Connection, name: str, value: str) -> str:
 
 
 def spool_directory(settings: Settings) -> Path:
-    """STAGEOUT_SPOOL; its default names another parameter, which nobody has expanded yet."""
-    return Path(settings.text("STAGEOUT_SPOOL").replace("$(EXECUTE)", settings.condor("EXECUTE")))
+    """STAGEOUT_SPOOL, its default included. :raises ConfigError: it is no absolute path."""
+    return Path(settings.path("STAGEOUT_SPOOL"))
 
 
 def manager_name(settings: Settings) -> str:

@@ -11,8 +11,7 @@ import contextlib
 import os
 import secrets
 import socket
-from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,23 +19,30 @@ from typing import Any, Protocol, TypeVar
 
 from sandbox_manager.credentials import BadCredential, HeldSurroundings
 from sandbox_manager.crew import Crew
+from sandbox_manager.guests import Full, Guest, Guests, Lines
 from sandbox_manager.identity import RunFacts
 from sandbox_manager.link import Link
 from sandbox_manager.peers import NotIdentified, Peer, peer_of
 from sandbox_manager.spool import HeldFile, NotClaimed, Spool, SpoolError
-from sandbox_manager.syncing import Syncs
+from sandbox_manager.tally import Tally
 from stageout.core import durable, log
 from stageout.core.classads import ClassAdSyntaxError, parse_ad, unparse_ad
 from stageout.core.clock import Clock
 from stageout.core.config import Settings
 from stageout.core.ending import end
 from stageout.wire import handoff as wire
+from stageout.wire.custody import Run
 from stageout.wire.handoff import OfferedFile, Receipt
 
 T = TypeVar("T")
+_DOCTOR = "stageout-doctor"
 _AT_ONCE = 16
 _ACCEPT_AGAIN_S = 0.1
 _FEW_FILES = 200
+#: Memory that a file on offer takes besides the bytes of its row.
+_FILE_BYTES = 512
+#: In the row of a file in the ledger, which counts as NAME_BYTES.
+_MOST_URL_BYTES = 4096
 
 
 class Reservation:
@@ -88,9 +94,6 @@ class Custody(Protocol):
     def release(self, reservation: Reservation) -> None:
         """Give back a reservation whose hand-off came to nothing."""
 
-    async def synced(self, tickets: Sequence[str]) -> None:
-        """Record that the data of these tickets is on the disk."""
-
 
 class Identifier(Protocol):
     """Who says whose output it is (:class:`sandbox_manager.identity.Identity`)."""
@@ -105,7 +108,7 @@ class Limits:
 
     :param clients: connections at once. :param clients_per_user: of these, of one uid.
     :param files: in one hand-off. :param silence_s: s without a word after which a client is dropped.
-    :param offers_bytes: size of all offers in memory.
+    :param offers_bytes: memory for all offers. :param offers_bytes_per_user: of this, for one uid.
     """
 
     clients: int = 256
@@ -113,6 +116,7 @@ class Limits:
     files: int = 100_000
     silence_s: float = 5.0
     offers_bytes: int = 256 * 1024 * 1024
+    offers_bytes_per_user: int = 160 * 1024 * 1024
 
 
 class Refused(Exception):
@@ -156,12 +160,12 @@ class Intake:
         # Two: a hand-off of very many files holds up no small one.
         self._threads = [ThreadPoolExecutor(1, thread_name_prefix="intake") for _ in range(2)]
         self._quick, self._slow = map(Crew, self._threads)
-        # Its own thread: a sync lasts as long as the disk needs for the bytes, a claim must not queue behind it.
-        self._syncing = ThreadPoolExecutor(1, thread_name_prefix="sync")
-        self._syncs = Syncs(spool, self._syncing, custody.synced, lambda work: self._run(work, "sync"))
         self._tasks: set[asyncio.Task[None]] = set()
-        self._clients: Counter[int] = Counter()
-        self._offers: dict[Link, int] = {}
+        self._guests = Guests(
+            limits.clients, limits.clients_per_user, limits.offers_bytes, limits.offers_bytes_per_user
+        )
+        self._refused, self._gone = Lines("refused"), Lines("client-gone")
+        self._tally = Tally()
         self._listener: socket.socket | None = None
         self._path = Path()
 
@@ -188,7 +192,6 @@ class Intake:
         await end(self._tasks)
         for thread in self._threads:
             thread.shutdown(wait=True)
-        self._syncing.shutdown(wait=False, cancel_futures=True)
 
     def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.get_running_loop().create_task(work, name=name)
@@ -224,46 +227,40 @@ class Intake:
             async with Link(connection, self._limits.silence_s) as link:
                 try:
                     peer = peer_of(connection)
-                    with self._counted(peer):
-                        await self._serve(link, peer)
-                except (Refused, NotIdentified, NotClaimed, BadCredential, wire.BadMessage) as no:
-                    log.event("refused", pid=peer and peer.pid, uid=peer and peer.uid, reason=no)
+                    with self._guests.seat(peer.uid) as guest:
+                        await self._serve(link, peer, guest)
+                except (Refused, Full, NotIdentified, NotClaimed, BadCredential, wire.BadMessage) as no:
+                    self._refused.add(*_who(peer), reason=no)
+                    self._tally.refused(self._clock.monotonic_s(), str(no))
                     await link.send({"op": "refuse", "reason": str(no)})
         except (EOFError, OSError, asyncio.TimeoutError) as problem:
-            log.event("client-gone", pid=peer and peer.pid, problem=problem or type(problem).__name__)
+            self._gone.add(*_who(peer), problem=problem or type(problem).__name__)
         except Exception as problem:
             log.error("intake-fault", pid=peer and peer.pid, problem=repr(problem))
         finally:
             if peer is not None:
                 peer.close()
 
-    @contextlib.contextmanager
-    def _counted(self, peer: Peer) -> Iterator[None]:
-        if (
-            sum(self._clients.values()) >= self._limits.clients
-            or self._clients[peer.uid] >= self._limits.clients_per_user
-        ):
-            raise Refused("the sandbox manager is busy with too many hand-offs")
-        self._clients[peer.uid] += 1
-        try:
-            yield
-        finally:
-            self._clients[peer.uid] -= 1
-            self._clients += Counter()
-
-    async def _serve(self, link: Link, peer: Peer) -> None:
-        """One hand-off, from offer to receipt."""
+    async def _serve(self, link: Link, peer: Peer, guest: Guest) -> None:
+        """One hand-off, from offer to receipt. Nothing is read from a process that is not known to be a job's, but for
+        those of root and of the manager's own user: it may be the doctor's."""
         started_s = self._clock.monotonic_s()
+        latest_s = started_s + self._patience_s
         try:
-            offer = await self._read_offer(link, started_s + self._patience_s)
             facts = await self._identity.identify(peer)
-            _check_consent(facts, offer, self._encrypted)
-            if link.is_gone:
-                raise EOFError("the plugin did not wait for the answer")
-            receipt = await self._take(link, facts, offer)
-        finally:
-            self._offers.pop(link, None)
-        self._syncs.add(receipt.ticket, receipt.size_bytes)
+        except NotIdentified as no:
+            if peer.uid not in (0, os.geteuid()):
+                raise
+            link.take_memory = guest.take
+            await self._probe(link, peer, guest, latest_s, no)
+            return
+        link.take_memory = guest.take
+        offer = await self._read_offer(link, await link.receive("offer"), guest, latest_s)
+        _check_consent(facts, offer, self._encrypted)
+        if link.is_gone:
+            raise EOFError("the plugin did not wait for the answer")
+        receipt = await self._take(link, facts, offer, self._record)
+        self._tally.accepted(self._clock.monotonic_s())
         milliseconds = round((self._clock.monotonic_s() - started_s) * 1000, 1)
         log.event(
             "accepted",
@@ -278,8 +275,47 @@ class Intake:
         with durable.step("handoff-reply"):
             await link.send(wire.accepted_message(receipt))
 
-    async def _read_offer(self, link: Link, latest_s: float) -> _Offer:
+    async def _probe(self, link: Link, peer: Peer, guest: Guest, latest_s: float, no: NotIdentified) -> None:
+        """Try a hand-off for the doctor, up to the record, and leave nothing behind.
+
+        :param no: why the peer is not a job's plugin; raised when it does not ask for a probe.
+        """
         head = await link.receive("offer")
+        schedd = head.get("probe")
+        if not isinstance(schedd, str):
+            raise no
+        facts = RunFacts(Run(f"{schedd}#0.0#0", 0), _DOCTOR, _DOCTOR, peer.uid, peer.gid, "", "no slot", -1, 0, True)
+        try:
+            offer = await self._read_offer(link, head, guest, latest_s)
+            _check_consent(facts, offer, self._encrypted)
+            await self._take(link, facts, offer, self._remove)
+        except Refused as refusal:
+            await link.send({"op": "refuse", "reason": str(refusal)})
+        else:
+            await link.send({"op": "probed"})
+
+    async def _remove(self, handoff: Handoff) -> None:
+        """Remove the files of a probe."""
+        await self._on_disk(1, self._spool.discard, handoff.ticket)
+        self._custody.release(handoff.reservation)
+
+    def facts(self) -> dict[str, Any]:
+        """How many hand-offs were refused lately, and why, for people."""
+        return self._tally.facts(self._clock.monotonic_s())
+
+    async def _read_offer(self, link: Link, head: dict[str, Any], guest: Guest, latest_s: float) -> _Offer:
+        count, plugin, surroundings = self._head(head)
+        guest.take(count * _FILE_BYTES)
+        files: list[OfferedFile] = []
+        while len(files) < count:
+            files += wire.offered_files(await link.receive("files"))
+            if self._clock.monotonic_s() > latest_s:
+                raise asyncio.TimeoutError("the plugin has stopped waiting for the answer")
+        if len(files) > count:
+            raise wire.BadMessage(f"{len(files)} files came, {count} were announced")
+        return _Offer(plugin, files, surroundings)
+
+    def _head(self, head: dict[str, Any]) -> tuple[int, str, wire.Surroundings]:
         count, plugin = head.get("files"), head.get("plugin")
         if head.get("version") != wire.VERSION:
             raise Refused(f"the plugin speaks hand-off version {head.get('version')}, the manager {wire.VERSION}")
@@ -287,20 +323,9 @@ class Intake:
             raise wire.BadMessage("'offer' has the number of files and the plugin")
         if count > self._limits.files:
             raise Refused(f"{count} files are more than the {self._limits.files} of one hand-off")
-        surroundings = wire.offered_surroundings(head)
-        files: list[OfferedFile] = []
-        while len(files) < count:
-            files += wire.offered_files(await link.receive("files"))
-            if self._clock.monotonic_s() > latest_s:
-                raise asyncio.TimeoutError("the plugin has stopped waiting for the answer")
-            self._offers[link] = link.received_bytes
-            if sum(self._offers.values()) > self._limits.offers_bytes:
-                raise Refused("the sandbox manager has too many files on offer at once")
-        if len(files) > count:
-            raise wire.BadMessage(f"{len(files)} files came, {count} were announced")
-        return _Offer(plugin, files, surroundings)
+        return count, plugin, wire.offered_surroundings(head)
 
-    async def _take(self, link: Link, facts: RunFacts, offer: _Offer) -> Receipt:
+    async def _take(self, link: Link, facts: RunFacts, offer: _Offer, record: Callable[[Handoff], Awaitable[T]]) -> T:
         """Let the plugin link, check what it linked, record it. Whatever fails leaves neither files nor reservation."""
         urls = [item.url for item in offer.files]
         reservation = self._custody.may_accept(facts, len(urls), offer.size_bytes, urls, offer.plugin)
@@ -320,7 +345,7 @@ class Intake:
                 surroundings = await self._on_disk(1, self._surroundings, ticket, offer.surroundings)
             if link.is_gone:
                 raise EOFError("the plugin ended before its files were accepted")
-            return await self._record(Handoff(ticket, facts, offer.plugin, files, reservation, surroundings))
+            return await record(Handoff(ticket, facts, offer.plugin, files, reservation, surroundings))
         except BaseException:
             try:
                 await self._on_disk(_FEW_FILES + 1, self._spool.discard, ticket)  # the user may have put more there
@@ -357,6 +382,10 @@ class Intake:
             raise Refused(f"the spool cannot take files: {problem}") from problem
 
 
+def _who(peer: Peer | None) -> tuple[int, int | None]:
+    return (-1, None) if peer is None else (peer.uid, peer.pid)
+
+
 def _one_ad(text: str) -> str:
     """The text of one ad, written anew: nothing else may come into a plugin's input. :raises BadMessage: it is none."""
     try:
@@ -376,9 +405,11 @@ def _check_consent(facts: RunFacts, offer: _Offer, encrypted: bool) -> None:
         if checkpoints and item.url.startswith(checkpoints):
             raise Refused("a checkpoint must be at its destination before the job goes on")
         try:
-            item.url.encode("utf-8")
+            size_bytes = len(item.url.encode("utf-8"))
         except UnicodeEncodeError:
             raise Refused("a destination URL holds bytes that are not UTF-8") from None
+        if size_bytes > _MOST_URL_BYTES:
+            raise Refused(f"a destination URL has {size_bytes} bytes, more than {_MOST_URL_BYTES}")
 
 
 def _listen(path: Path) -> socket.socket:

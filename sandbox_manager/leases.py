@@ -92,11 +92,15 @@ class Leases:
         return holds
 
     def unleased(self) -> tuple[str, ...]:
-        """Schedds whose agents want leases and have given none that still counts: the report says so."""
+        """Remember what is :meth:`missing` now, as the report says."""
+        self._told = self.missing()
+        return self._told
+
+    def missing(self) -> tuple[str, ...]:
+        """Schedds whose agents want leases and have given none that still counts."""
         now_s = self._now_s()
         wanted = (schedd for schedd, lease_s in self._lease_s.items() if lease_s)
-        self._told = tuple(sorted(one for one in wanted if now_s >= self._until_s.get(one, float("-inf"))))
-        return self._told
+        return tuple(sorted(one for one in wanted if now_s >= self._until_s.get(one, float("-inf"))))
 
     def changed(self) -> bool:
         """Is the last report wrong about that?"""

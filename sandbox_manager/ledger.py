@@ -19,71 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from sandbox_manager import schema
 from sandbox_manager.reserve import Reserve
-from stageout.core import durable
+from stageout.core import databases, durable, log
 from stageout.core.errors import StageoutError
 
 T = TypeVar("T")
-SCHEMA_VERSION = 2
 _GROUP = 500
-
-_SCHEMA = """
-CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE orders_done (agent TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE fences (job TEXT PRIMARY KEY, number INTEGER NOT NULL, at INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE sandboxes (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT NOT NULL, number INTEGER NOT NULL,
-    owner TEXT NOT NULL, user TEXT NOT NULL, uid INTEGER NOT NULL, gid INTEGER NOT NULL, shared_uid INTEGER NOT NULL,
-    startd TEXT NOT NULL, slot_id INTEGER NOT NULL, dslot_id INTEGER NOT NULL, slot_name TEXT NOT NULL,
-    priority INTEGER NOT NULL, state INTEGER NOT NULL, change INTEGER NOT NULL, paused INTEGER NOT NULL DEFAULT 0,
-    reason TEXT NOT NULL DEFAULT '', error_code INTEGER NOT NULL DEFAULT 0,
-    attempts INTEGER NOT NULL DEFAULT 0, excused INTEGER NOT NULL DEFAULT 0,
-    named_tickets TEXT NOT NULL DEFAULT '', named_files INTEGER NOT NULL DEFAULT 0,
-    accepted_at INTEGER NOT NULL, confirmed_at INTEGER NOT NULL DEFAULT 0, ended_at INTEGER NOT NULL DEFAULT 0,
-    forgettable INTEGER NOT NULL DEFAULT 0,
-    UNIQUE (job, number));
-CREATE TABLE tickets (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, ticket TEXT NOT NULL UNIQUE, sandbox INTEGER NOT NULL, plugin TEXT NOT NULL,
-    boot TEXT NOT NULL, synced INTEGER NOT NULL DEFAULT 0, freed INTEGER NOT NULL DEFAULT 0,
-    files INTEGER NOT NULL, size INTEGER NOT NULL,
-    job_ad TEXT NOT NULL DEFAULT '', plugin_data TEXT NOT NULL DEFAULT '',
-    credential_ends_at INTEGER NOT NULL DEFAULT 0);
-CREATE INDEX tickets_of ON tickets (sandbox);
-CREATE TABLE credentials (
-    ticket INTEGER NOT NULL, kind TEXT NOT NULL, service TEXT NOT NULL, expires_at INTEGER NOT NULL,
-    digest TEXT NOT NULL, PRIMARY KEY (ticket, kind, service)) WITHOUT ROWID;
-CREATE TABLE destinations (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, plugin TEXT NOT NULL, scheme TEXT NOT NULL, host TEXT NOT NULL,
-    surroundings TEXT NOT NULL, UNIQUE (plugin, scheme, host, surroundings));
-CREATE TABLE files (
-    ticket INTEGER NOT NULL, position INTEGER NOT NULL, sandbox INTEGER NOT NULL, destination INTEGER NOT NULL,
-    state INTEGER NOT NULL, next_attempt INTEGER NOT NULL DEFAULT 0, size INTEGER NOT NULL,
-    url TEXT NOT NULL, name TEXT NOT NULL, mtime_ns INTEGER NOT NULL, inode INTEGER NOT NULL, device INTEGER NOT NULL,
-    attempts INTEGER NOT NULL DEFAULT 0, excused INTEGER NOT NULL DEFAULT 0, error_code INTEGER NOT NULL DEFAULT 0,
-    error TEXT NOT NULL DEFAULT '', verified TEXT NOT NULL DEFAULT '', digest TEXT NOT NULL DEFAULT '',
-    PRIMARY KEY (ticket, position)) WITHOUT ROWID;
-CREATE INDEX files_due ON files (sandbox, state, destination, next_attempt, size);
-CREATE INDEX files_troubled ON files (sandbox, state) WHERE error_code != 0;
-CREATE TABLE sums (
-    sandbox INTEGER NOT NULL, destination INTEGER NOT NULL, state INTEGER NOT NULL,
-    files INTEGER NOT NULL, size INTEGER NOT NULL, PRIMARY KEY (sandbox, destination, state)) WITHOUT ROWID;
-CREATE TRIGGER sums_insert AFTER INSERT ON files BEGIN
-    INSERT INTO sums VALUES (NEW.sandbox, NEW.destination, NEW.state, 1, NEW.size)
-    ON CONFLICT DO UPDATE SET files = files + 1, size = size + NEW.size;
-END;
-CREATE TRIGGER sums_update AFTER UPDATE OF state ON files WHEN NEW.state != OLD.state BEGIN
-    UPDATE sums SET files = files - 1, size = size - OLD.size
-    WHERE sandbox = OLD.sandbox AND destination = OLD.destination AND state = OLD.state;
-    INSERT INTO sums VALUES (NEW.sandbox, NEW.destination, NEW.state, 1, NEW.size)
-    ON CONFLICT DO UPDATE SET files = files + 1, size = size + NEW.size;
-END;
-CREATE TRIGGER sums_readdress AFTER UPDATE OF destination ON files WHEN NEW.destination != OLD.destination BEGIN
-    UPDATE sums SET files = files - 1, size = size - OLD.size
-    WHERE sandbox = OLD.sandbox AND destination = OLD.destination AND state = OLD.state;
-    INSERT INTO sums VALUES (NEW.sandbox, NEW.destination, NEW.state, 1, NEW.size)
-    ON CONFLICT DO UPDATE SET files = files + 1, size = size + NEW.size;
-END;
-"""
+#: Free pages (4 KB each) that the ledger keeps for the next records, and how many go in one commit.
+_FREE_PAGES, _PAGES_AT_ONCE = 2560, 1000
 
 
 class LedgerError(StageoutError):
@@ -122,7 +66,8 @@ class Ledger:
         with _explained(path):
             self._connection = _open(path)
             try:
-                _create(self._connection, path, sandboxes)
+                _prepare(self._connection, path, sandboxes)
+                _make_compactable(self._connection)
             except BaseException:
                 self._connection.close()
                 raise
@@ -158,6 +103,23 @@ class Ledger:
     async def give_up_reserve(self) -> bool:
         """Make room when the disk is full. False when it is not, or when nothing is left to give up."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._reserve.give_up)
+
+    async def compact(self) -> None:
+        """Give the room of records that are gone back to the disk, while no change waits. :raises sqlite3.Error:"""
+        await asyncio.get_running_loop().run_in_executor(self._writer, self._compact)
+
+    def _compact(self) -> None:
+        before = self._free_pages()
+        while self._free_pages() > _FREE_PAGES:
+            # A single execute() of this pragma frees a single page.
+            self._connection.executescript(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE})")
+            if self._changes:
+                break
+        if self._free_pages() < before:
+            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")  # only now the file gets shorter
+
+    def _free_pages(self) -> int:
+        return int(self._connection.execute("PRAGMA freelist_count").fetchone()[0])
 
     def close(self) -> None:
         """Finish what was asked and close. Nothing may be written afterwards."""
@@ -223,46 +185,89 @@ def _settle(items: Sequence[_Change]) -> None:
         item.settle()
 
 
+class DamagedText(str):
+    """Text of the ledger that is not UTF-8; the bytes that are wrong stand in it as ``\\xff``."""
+
+    __slots__ = ()
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return DamagedText(data.decode("utf-8", "backslashreplace"))
+
+
 def _open(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if tables and "sandboxes" not in tables:
         connection.close()
         raise LedgerError(f"{path} is the database of another program, and was not touched: put the ledger back")
+    connection.text_factory = _text
+    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # for a new database, before anything is in it
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("PRAGMA journal_size_limit = 67108864")
+    connection.execute("PRAGMA journal_size_limit = 16777216")
     return connection
 
 
-def _create(connection: sqlite3.Connection, path: Path, sandboxes: Path | None) -> None:
+def _prepare(connection: sqlite3.Connection, path: Path, sandboxes: Path | None) -> None:
+    """Give the database the tables of this version. :raises LedgerError: it must not be used."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version == 0:
-        count = sum(1 for _ in sandboxes.iterdir()) if sandboxes is not None and sandboxes.is_dir() else 0
-        if count:  # without records they would be removed
-            raise LedgerError(
-                f"the ledger {path} was empty, or not there, and {sandboxes} has {count} sandboxes: put it back from a"
-                f" backup. If it is lost for good, empty {sandboxes}: the jobs run again"
-            )
-        with durable.step("ledger-make"):
-            connection.executescript(f"BEGIN;{_SCHEMA}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
-    elif version != SCHEMA_VERSION:
+    if version > schema.VERSION:
         raise LedgerError(
-            f"the ledger has version {version}, this program writes {SCHEMA_VERSION}: "
-            "let the version that wrote it deliver what it holds ('stageout status --node' is empty then), stop it, "
-            "remove the directory of the ledger, and start this one"
+            f"the ledger {path} has version {version}, this program knows {schema.VERSION}: start that version again. "
+            "To go back all the same, let that one deliver what it holds ('stageout status --node' is empty then), "
+            "stop it, remove the directory of the ledger, and start this one"
         )
+    if version:
+        damage = schema.repair(connection)
+        if damage:
+            log.warn("ledger-repaired", problem=damage, advice="see whether the disk of the spool is sound")
+        if version < schema.VERSION:
+            schema.migrate(connection, version)
+        return
+    count = sum(1 for _ in sandboxes.iterdir()) if sandboxes is not None and sandboxes.is_dir() else 0
+    if count:  # without records their jobs would run again
+        raise LedgerError(
+            f"the ledger {path} was empty, or not there, and {sandboxes} has {count} sandboxes: put it back from a"
+            f" backup. If it is lost for good, move what is in {sandboxes} to {path.parent.parent / 'unknown'}: "
+            "the jobs run again, and the files stay there for STAGEOUT_RETENTION"
+        )
+    schema.make(connection)
+
+
+def _make_compactable(connection: sqlite3.Connection) -> None:
+    """Rewrite a ledger of an earlier version, once, so that :meth:`Ledger.compact` can shorten it."""
+    if connection.execute("PRAGMA auto_vacuum").fetchone()[0]:
+        return
+    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    try:
+        connection.execute("VACUUM")
+    except sqlite3.Error as problem:
+        log.warn("ledger-rewrite", problem=problem, advice="make room for a second copy; the next start tries again")
 
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
     try:
         yield
-    except sqlite3.Error as problem:
-        raise LedgerError(
-            f"cannot open the ledger {path}: {problem}; if it is damaged, move it and the spool's sandboxes aside: "
-            "these are then lost and their jobs run again"
-        ) from None
+    except (sqlite3.Error, OSError) as problem:
+        databases.find_code(problem, path)
+        raise LedgerError(f"cannot open the ledger {path}: {problem}; {_advice(problem)}") from None
+
+
+def _advice(problem: Exception) -> str:
+    if isinstance(problem, OSError) or databases.is_full(problem):
+        return (
+            "it is as it was: make room on its disk, as much again as the ledger has, see whether the disk is sound, "
+            "and start the manager again"
+        )
+    return (
+        "it is as it was; if it is damaged, put it back from a backup. If it is lost for good, move it away, and what "
+        "is in sandboxes/ of the spool to unknown/: the jobs run again, and the files stay for STAGEOUT_RETENTION"
+    )
 
 
 def get_meta(connection: sqlite3.Connection, name: str, default: str = "") -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -28,7 +29,8 @@ class Link:
         self._connection = connection
         self._descriptor = connection.fileno()  # the loop's tables are quicker with a number
         self._silence_s = silence_s
-        self.received_bytes = 0
+        #: Called with the length of each frame before it is read.
+        self.take_memory: Callable[[int], None] = _free
         self._loop = asyncio.get_running_loop()
         self._buffer = bytearray()
         self._ended: OSError | EOFError | None = None
@@ -36,7 +38,6 @@ class Link:
         self._waiter: asyncio.Future[None] | None = None
 
     async def __aenter__(self) -> Link:
-        self._resume()
         return self
 
     async def __aexit__(
@@ -47,8 +48,18 @@ class Link:
 
     @property
     def is_gone(self) -> bool:
-        """True when the other side has closed."""
-        return self._ended is not None and not self._buffer
+        """True when the other side has closed, whether the loop has noticed or not."""
+        if self._buffer:
+            return False
+        return self._ended is not None or self._is_at_end()
+
+    def _is_at_end(self) -> bool:
+        try:
+            return not self._connection.recv(1, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            return True
 
     # ---- in ----------------------------------------------------------------------------------------------------------
 
@@ -59,8 +70,8 @@ class Link:
         """
         latest_s = self._loop.time() + self._silence_s
         (length,) = _LENGTH.unpack(await self._exactly(_LENGTH.size, latest_s))
-        body = await self._exactly(wire.checked_length(length), latest_s)
-        self.received_bytes += len(body)
+        self.take_memory(wire.checked_length(length))
+        body = await self._exactly(length, latest_s)
         message = wire.decode_body(body)
         if message["op"] not in operations:
             raise wire.BadMessage(f"got {message['op'][:20]!r}, expected {' or '.join(operations)}")
@@ -142,6 +153,10 @@ class Link:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def _free(size_bytes: int) -> None:
+    """Every length is allowed."""
 
 
 def _fail(waiter: asyncio.Future[None]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sandbox_manager.credentials import Credential, HeldSurroundings
-from sandbox_manager.sandbox import Destination, FileState, Sandbox, SlotKey, Waiting
+from sandbox_manager.sandbox import NAME_BYTES, Destination, FileState, Sandbox, SlotKey, SyncState, Waiting
 from stageout.core.states import State
 from stageout.wire.custody import Run
 from stageout.wire.deposits import holdings_of, joined, read_receipt
@@ -19,7 +19,15 @@ CODE_OF: dict[State, int] = {
     State.HANDED_OVER: 6, State.DELIVERED: 7, State.RELEASED: 8, State.FAILED: 9, State.CANCELLED: 10,
     State.SUPERSEDED: 11, State.LOST: 12,
 }  # fmt: skip
-STATE_OF = {code: state for state, code in CODE_OF.items()}
+
+
+class _States(dict[int, State]):
+    def __missing__(self, code: object) -> State:
+        """A number that no version has written stands in a damaged row: its output cannot be relied upon."""
+        return State.LOST
+
+
+STATE_OF = _States((code, state) for state, code in CODE_OF.items())
 _UNSIGNED = (1 << 64) - 1
 _LEFT = (FileState.WAITING, FileState.MOVING, FileState.FAILED)
 
@@ -40,7 +48,6 @@ class FileRow:
     name: str
     mtime_ns: int
     inode: int
-    device: int
     attempts: int
     excused: int
     error_code: int
@@ -51,7 +58,7 @@ class FileRow:
 
 FILE_COLUMNS = (
     "t.ticket, f.ticket, f.position, f.sandbox, f.destination, f.state, f.next_attempt, f.size, f.url, f.name, "
-    "f.mtime_ns, f.inode, f.device, f.attempts, f.excused, f.error_code, f.error, f.verified, f.digest"
+    "f.mtime_ns, f.inode, f.attempts, f.excused, f.error_code, f.error, f.verified, f.digest"
 )
 
 
@@ -59,14 +66,14 @@ def file_row(row: Sequence[Any]) -> FileRow:
     """A row of FILE_COLUMNS."""
     values = list(row)
     values[5] = FileState(row[5])
-    values[11:13] = [row[11] & _UNSIGNED, row[12] & _UNSIGNED]
+    values[11] = row[11] & _UNSIGNED
     return FileRow(*values)
 
 
 _SANDBOX_COLUMNS = (
     "id, job, number, owner, user, uid, gid, shared_uid, startd, slot_id, dslot_id, slot_name, priority, state, "
     "change, paused, reason, error_code, named_tickets, accepted_at, confirmed_at, ended_at, "
-    "forgettable, attempts, excused"
+    "forgettable, attempts, excused, retried_at"
 )
 
 
@@ -75,6 +82,7 @@ class _Sums:
     files: dict[int, int] = field(default_factory=dict)
     size: dict[int, int] = field(default_factory=dict)
     waiting: list[Waiting] = field(default_factory=list)
+    moving_at: list[int] = field(default_factory=list)
 
 
 def sandbox(db: sqlite3.Connection, sandbox_id: int) -> Sandbox | None:
@@ -91,7 +99,10 @@ def all_sandboxes(db: sqlite3.Connection) -> list[Sandbox]:
 
 def _sandbox(db: sqlite3.Connection, row: Sequence[Any]) -> Sandbox:
     sums = _sums(db, row[0])
-    query = "SELECT ticket, freed, credential_ends_at FROM tickets WHERE sandbox = ? ORDER BY id"
+    query = (
+        "SELECT ticket, freed, credential_ends_at, length(job_ad) + length(plugin_data) "
+        "FROM tickets WHERE sandbox = ? ORDER BY id"
+    )
     tickets = db.execute(query, (row[0],)).fetchall()
     handed_over = _handed_over(db, row[0]) if sums.files.get(FileState.HANDED_OVER) else []
     return Sandbox(
@@ -99,7 +110,7 @@ def _sandbox(db: sqlite3.Connection, row: Sequence[Any]) -> Sandbox:
         shared_uid=bool(row[7]), slot=SlotKey(row[8], row[9], row[10]), slot_name=row[11], priority=row[12],
         state=STATE_OF[row[13]], change=row[14], paused=bool(row[15]), reason=row[16], error_code=row[17],
         named_tickets=tuple(row[18].split()), accepted_at=row[19], confirmed_at=row[20], ended_at=row[21],
-        forgettable=bool(row[22]),
+        forgettable=bool(row[22]), retried_at=row[25],
         tickets=tuple(item[0] for item in tickets), freed=all(item[1] for item in tickets),
         files_total=sum(count for state, count in sums.files.items() if state != FileState.DROPPED),
         files_left=sum(sums.files.get(state, 0) for state in _LEFT),
@@ -107,7 +118,9 @@ def _sandbox(db: sqlite3.Connection, row: Sequence[Any]) -> Sandbox:
         bytes_left=sum(sums.size.get(state, 0) for state in _LEFT),
         moving=sums.files.get(FileState.MOVING, 0), failed=sums.files.get(FileState.FAILED, 0),
         attempts=row[23], excused=row[24], waiting=tuple(sums.waiting),
+        moving_at=tuple(sums.moving_at),
         deadline_at=min((item[2] for item in tickets if item[2] and not item[1]), default=0),
+        record_bytes=NAME_BYTES * sum(sums.files.values()) + sum(item[3] for item in tickets),
         custody=tuple(map(str, joined(read_receipt(text) for text, _ in handed_over))),
         holdings=tuple(map(str, holdings_of(handed_over))),
     )  # fmt: skip
@@ -141,6 +154,8 @@ def _sums(db: sqlite3.Connection, sandbox_id: int) -> _Sums:
     for state, destination, files, size in rows.fetchall():
         sums.files[state] = sums.files.get(state, 0) + files
         sums.size[state] = sums.size.get(state, 0) + size
+        if state == FileState.MOVING:
+            sums.moving_at.append(destination)
         if state == FileState.WAITING:
             sums.waiting.append(Waiting(destination, files, size, _ready_at(db, sandbox_id, destination)))
     return sums
@@ -206,10 +221,16 @@ def held_files(db: sqlite3.Connection) -> Iterator[tuple[str, str, list[tuple[in
         yield ticket, owner, [(inode & _UNSIGNED, size) for inode, size in files.fetchall()]
 
 
-def kept_tickets(db: sqlite3.Connection) -> dict[str, tuple[int, bool, str]]:
-    """Tickets whose bytes are in the spool: sandbox, synced, boot id."""
+def sandbox_of(db: sqlite3.Connection, ticket: str) -> int | None:
+    """The sandbox of a ticket whose bytes are in the spool."""
+    row = db.execute("SELECT sandbox FROM tickets WHERE ticket = ? AND freed = 0", (ticket,)).fetchone()
+    return int(row[0]) if row else None
+
+
+def kept_tickets(db: sqlite3.Connection) -> dict[str, tuple[int, SyncState, str]]:
+    """Tickets whose bytes are in the spool: sandbox, state of the sync, boot id."""
     rows = db.execute("SELECT ticket, sandbox, synced, boot FROM tickets WHERE freed = 0")
-    return {row[0]: (row[1], bool(row[2]), row[3]) for row in rows}
+    return {row[0]: (row[1], SyncState(row[2]), row[3]) for row in rows}
 
 
 def surroundings(db: sqlite3.Connection, ticket: str) -> HeldSurroundings:

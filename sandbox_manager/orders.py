@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from sandbox_manager import records
 from sandbox_manager.sandbox import SlotKey
@@ -41,6 +41,10 @@ def _confirm(db: sqlite3.Connection, order: Order, now: int) -> Iterable[int]:
         records.end(db, box, State.SUPERSEDED, now, "the run that counts handed over something else")
     elif state is State.ACCEPTED:
         records.name_tickets(db, box, order.tickets, order.files, order.priority)
+        unknown = records.are_unknown(db, order.tickets)
+        if unknown:
+            records.end(db, box, State.LOST, now, _no_record(unknown))
+            return [*touched, box]
         waits_for = records.confirm(db, box, now)
         if waits_for:
             records.set_reason(db, box, waits_for)
@@ -60,8 +64,14 @@ def _nothing_of_it(db: sqlite3.Connection, order: Order, now: int) -> int:
     )
     box = records.add_sandbox(db, nobody, now)
     records.name_tickets(db, box, order.tickets, order.files, order.priority)
-    records.end(db, box, State.LOST, now, "the sandbox manager has no record of this run's output")
+    records.end(db, box, State.LOST, now, _no_record(records.are_unknown(db, order.tickets)))
     return box
+
+
+def _no_record(kept: Sequence[str]) -> str:
+    """Why output is lost. :param kept: tickets whose files are still there."""
+    text = "the sandbox manager has no record of this run's output"
+    return f"{text}; its files are kept in unknown/{kept[0]} of the node's STAGEOUT_SPOOL" if kept else text
 
 
 def supersede_older(db: sqlite3.Connection, run: Run, now: int) -> list[int]:
@@ -96,10 +106,10 @@ def _retry(db: sqlite3.Connection, order: Order, now: int) -> Iterable[int]:
         return []
     box, state = found
     if state is State.FAILED and records.was_confirmed(db, box):
-        records.fresh_attempts(db, box)
+        records.fresh_attempts(db, box, now)
         records.set_state(db, box, State.CONFIRMED, now)
     elif state not in ENDS:
-        records.fresh_attempts(db, box)
+        records.fresh_attempts(db, box, now)
     return [box]
 
 

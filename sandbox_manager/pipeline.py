@@ -42,10 +42,10 @@ from sandbox_manager.leases import Leases
 from sandbox_manager.ledger import Ledger, get_meta, set_meta
 from sandbox_manager.pilot_end import PilotEnd
 from sandbox_manager.planner import BatchPlan, Load, Scene, plan
-from sandbox_manager.rates import Known, Rates, call_limits
+from sandbox_manager.rates import Known, Rates, call_limits, call_settings
 from sandbox_manager.releases import Releases
 from sandbox_manager.renewal import Renewal
-from sandbox_manager.retry import UNREACHABLE, backoff_s
+from sandbox_manager.retry import SILENT, backoff_s
 from sandbox_manager.rules import Rules, deadline_of
 from sandbox_manager.sandbox import Destination, Sandbox
 from sandbox_manager.shares import Shares
@@ -75,6 +75,8 @@ _COALESCE_S = 0.02
 _AGAIN_S = 5.0
 _LEASES_INTERVAL_S = 5.0
 _PLUGINS_END_S = 0.1
+#: A server that answers nobody for so long, though files are sent to it, is taken for one that is away.
+_SILENT_S = 30.0
 _BREAKERS = "breakers"
 
 
@@ -111,18 +113,20 @@ class Pipeline:
         self.throughput = Throughput()
         end = PilotEnd(self.book.registry, self.throughput, clock, lambda: self.rules)
         self.admission = Admission(
-            self.book.registry, agents, table, self.breakers, spool, end, rules=lambda: self.rules
+            self.book.registry, agents, table, self._heard_of, spool, end, rules=lambda: self.rules
         )  # fmt: skip
         self._sending = True
         self.hand_over_to: HandOver | None = None
         self.tell: Callable[[], Awaitable[None]] = _nobody
         self._shares = Shares()
-        self._strays = Strays(spool)
         self._rates = Rates()
         self.tuner = Tuner(rules.tuning, clock, lambda server: self._rates.level(server, clock.wall_s()), grants)
         self.leases = Leases(clock, asleep_s)
         self._boot = boot_id()
-        self.acceptance = Acceptance(manager, self.book, self.admission, self._boot, self._now, self.follow)
+        self.acceptance = Acceptance(
+            manager, self.book, self.admission, self._boot, self._now, self.follow,
+            lambda ticket, size_bytes: self._syncs.add(ticket, size_bytes),
+        )  # fmt: skip
         self.ages = Ages(self.book, clock, self._boot, lambda: self.rules.retry.longest_s)
         self._load = Load()
         self._batch_number = 0
@@ -130,7 +134,11 @@ class Pipeline:
         self._tasks: set[asyncio.Task[None]] = set()
         self._movers = Pool(64, "mover")
         self._disk = ThreadPoolExecutor(2, "spool")
-        self._syncs = Syncs(spool, self._disk, self.acceptance.synced, self._background)
+        self._syncing = ThreadPoolExecutor(1, "sync")  # for as long as the disk needs for the bytes
+        self._syncs = Syncs(
+            spool, self._syncing, self.acceptance.sync_begins, self.acceptance.synced, self._background
+        )  # fmt: skip
+        self.strays = Strays(ledger, spool, self._disk, self._now, lambda: self.rules.retention_s)
         self._releases = Releases(self.book, spool, self.admission.space, self._disk, self._background, self._now)
 
     # ---- 0. start ----------------------------------------------------------------------------------------------------
@@ -138,11 +146,11 @@ class Pipeline:
     async def recover(self) -> None:
         """Bring ledger, spool and processes into agreement after whatever ended the last manager."""
         await self._in_disk_thread(recovery.end_movers, self._spool)
+        await self.strays.take_back()
         directories = set(self._spool.directories())
         unsynced: list[str] = []
 
         def change(db: sqlite3.Connection) -> Iterable[int]:
-            rates.make_table(db)
             touched, again = recovery.settle_ledger(
                 db, directories, self._boot, self._now(), self.rules.retry.longest_s
             )
@@ -156,13 +164,15 @@ class Pipeline:
         await self.renewal.mend()
         await self.book.ledger.read(self._rates.load)
         await self.book.ledger.read(self.leases.load)
-        kept = await self.book.ledger.read(lookups.kept_tickets)
         await self.book.ledger.read(lambda db: self.admission.space.fill(lookups.held_files(db)))
-        strays = await self._in_disk_thread(self._spool.remove_strays, list(kept))
+        await self.strays.set_aside()
+        self.admission.state_bytes = await asyncio.get_running_loop().run_in_executor(
+            self._disk, self._spool.state.sizes
+        )
         for ticket in unsynced:
             self._syncs.add(ticket)
         self._releases.consider([box for box in self.book.registry.by_id.values() if box.state in FREED])
-        log.event("recovered", sandboxes=len(self.book.registry.by_id), strays=len(strays), unsynced=len(unsynced))
+        log.event("recovered", sandboxes=len(self.book.registry.by_id), unsynced=len(unsynced))
 
     # ---- 2. confirmed, cancelled, ... --------------------------------------------------------------------------------
 
@@ -218,7 +228,7 @@ class Pipeline:
             return
         registry, now_s = self.book.registry, self._clock.monotonic_s()
         limits, flow = self.rules.limits, self.breakers.flow
-        places = Places(registry.occupying(), limits)
+        places = Places(registry.occupying(), registry.destinations, limits)
         scene = Scene(
             registry.destinations, places, limits, self._load, flow, lambda owner: self._shares.of(owner, now_s),
             self._now(), self._batch_files, self._room, self._may_send,
@@ -239,6 +249,13 @@ class Pipeline:
             self.tuner.waiting(
                 self.book.registry.files_waiting(lambda at: flow(at) is not Flow.NONE, most, self._now())
             )
+
+    def _heard_of(self, server: str) -> Flow:
+        """Return how much may be sent to a server: nothing to one that has not answered for long."""
+        before_s = self._clock.monotonic_s() - _SILENT_S
+        running = (one for one in self._running.values() if one.destination.server == server)
+        is_silent = any(one.began_s < before_s and not one.answered for one in running)
+        return Flow.NONE if is_silent else self.breakers.flow(server)
 
     def _room(self, place: Destination, owner: str) -> int:
         """Files that a further batch of an owner may move at once to a destination."""
@@ -375,9 +392,10 @@ class Pipeline:
         directory = self._spool.root / "movers" / f"{number}-{files[0].ticket[:8]}"
         user = (batch.uid, batch.gid)
         known, now = self._rates.of(batch.server), self._clock.wall_s()
-        if self._table.batch_files(destination.plugin, destination.scheme):
-            known = None  # a service with a queue of its own: what the last call took says nothing about this one
         limit_s, settings = call_limits(known, files, flight, self.rules.lifetime_s, now)
+        if self._table.batch_files(destination.plugin, destination.scheme):
+            # A service with a queue of its own: what the last call took says nothing about this one.
+            limit_s, settings = self.rules.lifetime_s, call_settings(None, flight, now)
         settings.update(way_out or {})
         settings["STAGEOUT_JOBS"] = job_names(self.book.registry.job_of(item.sandbox) for item in files)
         run = BatchRun(self._spool, self._table, destination, user, files, directory, limit_s, settings, held, now)
@@ -386,7 +404,7 @@ class Pipeline:
         log.event("mover-exec", batch=number, server=batch.server, plugin=destination.plugin, files=len(files),
                   sandboxes=len(run.sandboxes), owner=batch.owner, files_at_once=flight.concurrency,
                   streams_each=flight.parallelism, limit_s=round(limit_s))  # fmt: skip
-        started_s = self._clock.monotonic_s()
+        started_s = run.began_s = self._clock.monotonic_s()
         size_bytes, arrived = sum(item.size_bytes for item in files), set[int]()
         self.throughput.started(batch.server, size_bytes, started_s)
         try:
@@ -399,12 +417,16 @@ class Pipeline:
             return False
         finally:
             del self._running[number]
+            if run.asked:
+                self.admission.state_bytes[batch.uid] = run.state_bytes
             arrived_bytes = sum(files[index].size_bytes for index in arrived)
             self.throughput.ended(batch.server, size_bytes, arrived_bytes, self._clock.monotonic_s())
         renewable = bool(held and held.credentials)
         await self.ages.mind()
         now_wall = self._clock.wall_s()
-        judged = judge_batch(files, answers, self.rules.retry, self.book.registry.accepted_at, now_wall, renewable)
+        judged = judge_batch(
+            files, answers, self.rules.retry, self.book.registry.due_since, now_wall, renewable, run.answered
+        )  # fmt: skip
         now_s = self._clock.monotonic_s()
         took_s = now_s - started_s
         self._shares.give(batch.owner, len(judged.delivered), judged.delivered_bytes, now_s)
@@ -438,6 +460,9 @@ class Pipeline:
         :param asked: a plugin ran; without that nothing was learnt about the server. :param learnt: about its rate.
         """
         back = asked and mind_breaker(self.breakers, destination.server, judged)
+        for other in self._running.values():
+            if other.destination.server == destination.server:
+                other.answered |= asked and judged.tried and not judged.unreachable
         sandboxes = sorted({item.sandbox for item in files})
         named = {
             "record-delivered": judged.delivered,
@@ -459,7 +484,7 @@ class Pipeline:
                 rates.keep(db, destination.server, learnt)
             touched = set(sandboxes)
             if back:
-                touched |= records.wake(db, others, same, UNREACHABLE, self._now())
+                touched |= records.wake(db, others, same, SILENT, self._now())
             if back or judged.unreachable:
                 set_meta(db, _BREAKERS, breakers)
             for item in files:
@@ -477,12 +502,20 @@ class Pipeline:
         return place is None or self.breakers.opens_in_s(place.server) <= 0
 
     async def _give_back(self, batch: BatchPlan) -> None:
-        """Files of the batch that were not judged wait again, and their sandboxes with them."""
+        """Files of the batch that were not judged wait again, and their sandboxes with them.
+
+        Done again until it is recorded, or the manager stops (the next start does it): nothing else takes them up.
+        """
         limit = self.rules.retry.attempts
-        try:
-            await self.book.write(lambda db: give_back(db, batch, self._is_open, limit, self._now()))
-        except (OSError, sqlite3.Error) as problem:
-            log.error("give-back", problem=problem)
+        while True:
+            try:
+                await self.book.write(lambda db: give_back(db, batch, self._is_open, limit, self._now()))
+                return
+            except (OSError, sqlite3.Error) as problem:
+                log.error("give-back", problem=problem, again_in_s=_AGAIN_S)
+            if not self._sending:
+                return
+            await asyncio.sleep(_AGAIN_S)
 
     # ---- 5. released (releases.py) and looked after ------------------------------------------------------------------
 
@@ -492,6 +525,10 @@ class Pipeline:
             await self.book.ledger.keep_reserve()
         except OSError as problem:
             log.warn("reserve-keep", problem=problem)
+        try:
+            await self.book.ledger.compact()
+        except sqlite3.Error as problem:
+            log.warn("ledger-compact", problem=problem)
         await self.ages.mind()
         busy, now = self.busy_sandboxes, self._now()
         due = recovery.due(self.book.registry.by_id.values(), busy, self.rules, now)
@@ -501,12 +538,22 @@ class Pipeline:
             )
 
     async def forget_old_jobs(self) -> None:
-        """Forget jobs that nothing is held of and that were not heard of for the retention time; remove strays."""
+        """Forget jobs that nothing is held of and that were not heard of for the retention time; look for strays."""
         await self.ages.mind()
         self._shares.fade(self._clock.monotonic_s())
-        kept = await self.book.ledger.read(lookups.kept_tickets)
-        await self._in_disk_thread(self._strays.collect, list(kept))
+        await asyncio.get_running_loop().run_in_executor(self._disk, self._spool.withdraw_again)
+        await self.strays.collect()
+        await self._forget_plugin_state()
         await self.book.drop_old_fences(int(self._clock.wall_s() - self.rules.retention_s))
+
+    async def _forget_plugin_state(self) -> None:
+        """Remove the state of plugins whose user has no output left here."""
+        uids = {box.uid for box in self.book.registry.by_id.values() if not box.freed}
+        try:
+            await self._in_disk_thread(self._spool.state.keep_only, uids)
+        except OSError as problem:
+            log.warn("state-left", problem=problem)
+        self.admission.state_bytes = {uid: size for uid, size in self.admission.state_bytes.items() if uid in uids}
 
     # ---- stopping and looking ----------------------------------------------------------------------------------------
 
@@ -527,11 +574,13 @@ class Pipeline:
         """Take and send nothing more, as above, and wait until all is recorded and its bytes are freed."""
         self.stop_accepting()
         await self.stop_sending(grace_s)
+        await self._syncs.stop()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_LAST_S)
         await end(self._tasks)
         self._movers.shutdown(wait=True)
         self._disk.shutdown(wait=True)
+        self._syncing.shutdown(wait=True)
 
     def new_rules(self, rules: Rules) -> None:
         """Take over a changed configuration; running batches are not touched."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from sandbox_manager.backlog import Backlog, Lane
 from sandbox_manager.breaker import Flow
-from sandbox_manager.sandbox import ACTIVE, Destination, Sandbox
+from sandbox_manager.sandbox import Destination, Sandbox
 from sandbox_manager.shares import cost_bytes
 from sandbox_manager.slots import Limits, Places, most_of_one
 
@@ -159,10 +159,10 @@ def _batch(lane: Lane, scene: Scene) -> BatchPlan | None:
             continue
         if parts and size_bytes + taken_bytes > limits.batch_bytes:
             continue
-        if box.state not in ACTIVE:
-            if not scene.places.has_active(box.slot, box.owner):
+        if place.server not in {scene.destinations[number].server for number in box.sent_to}:
+            if not scene.places.has_active(box.slot, box.owner, place.server):
                 continue
-            scene.places.activate(box.slot, box.owner)
+            scene.places.activate(box.slot, box.owner, place.server)
         parts.append(Part(box.id, taken))
         files += taken
         size_bytes += taken_bytes

@@ -14,11 +14,6 @@ from stageout.tuning import deadlines
 from stageout.tuning.deadlines import Observed
 
 MOST_SERVERS = 1000
-_TABLE = """
-CREATE TABLE IF NOT EXISTS rates (
-    server TEXT PRIMARY KEY, log_rate REAL NOT NULL, spread REAL NOT NULL, at INTEGER NOT NULL,
-    level INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID
-"""
 
 
 @dataclass(frozen=True)
@@ -36,7 +31,7 @@ class Rates:
         self._known: dict[str, Known] = {}
 
     def load(self, db: sqlite3.Connection) -> None:
-        """Read the table; made when it is missing, as in a ledger of an earlier version."""
+        """Read the table."""
         rows = db.execute("SELECT server, log_rate, spread, at, level FROM rates")
         self._known = {row[0]: Known(Observed(*row[1:4]), row[4]) for row in rows}
 
@@ -85,6 +80,13 @@ def call_limits(
 
     :param most_s: the administrator's limit.
     """
+    size_bytes = sum(item.size_bytes for item in files)
+    limit_s = deadlines.limit_s(known, len(files), size_bytes, most_s, now)
+    return limit_s, call_settings(known, flight, now)
+
+
+def call_settings(known: Observed | None, flight: Flight, now: float) -> dict[str, str]:
+    """Return the part of a call's environment that is about streams and stalls."""
     settings = {
         "STAGEOUT_CONCURRENCY": str(flight.concurrency),
         "STAGEOUT_PARALLELISM": str(flight.parallelism),
@@ -93,13 +95,7 @@ def call_limits(
     if stall is not None:
         settings["STAGEOUT_STALL_BYTES_PER_S"] = f"{stall.bytes_per_s:.0f}"
         settings["STAGEOUT_STALL_WINDOW_S"] = f"{stall.window_s:.0f}"
-    size_bytes = sum(item.size_bytes for item in files)
-    return deadlines.limit_s(known, len(files), size_bytes, most_s, now), settings
-
-
-def make_table(db: sqlite3.Connection) -> None:
-    """Make the table where it is missing. It belongs to no version of the ledger: without it only limits are wider."""
-    db.execute(_TABLE)
+    return settings
 
 
 def keep(db: sqlite3.Connection, server: str, known: Known) -> None:

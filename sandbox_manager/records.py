@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from sandbox_manager.credentials import HeldSurroundings
 from sandbox_manager.lookups import CODE_OF, FILE_COLUMNS, STATE_OF, FileRow, file_row
-from sandbox_manager.sandbox import Destination, FileState, SlotKey
+from sandbox_manager.sandbox import Destination, FileState, SlotKey, SyncState
 from stageout.core.errors import Advice, ErrorClass
 from stageout.core.states import ENDS, State, move
 from stageout.wire.custody import Run
@@ -28,7 +28,6 @@ class NewFile:
     size_bytes: int
     mtime_ns: int
     inode: int
-    device: int
     destination: Destination
 
 
@@ -82,13 +81,13 @@ def add_ticket(
         "INSERT INTO tickets (ticket, sandbox, plugin, boot, files, size) VALUES (?, ?, ?, ?, ?, ?)",
         (ticket, sandbox, plugin, boot, len(files), total),
     )
-    ids = {target: _destination_id(db, target) for target in {item.destination for item in files}}
+    ids = {target: _destination_id(db, target) for target in dict.fromkeys(item.destination for item in files)}
     db.executemany(
-        "INSERT INTO files (ticket, position, sandbox, destination, state, size, url, name, mtime_ns, inode, device) "
-        "VALUES (?, ?, ?, ?, 0, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO files (ticket, position, sandbox, destination, state, size, url, name, mtime_ns, inode) "
+        "VALUES (?, ?, ?, ?, 0, ?, ?, ?, ?, ?)",
         (
             (cursor.lastrowid, item.position, sandbox, ids[item.destination], item.size_bytes, item.url, item.name,
-             item.mtime_ns, _signed(item.inode), _signed(item.device))
+             item.mtime_ns, _signed(item.inode))
             for item in files
         ),
     )  # fmt: skip
@@ -183,9 +182,18 @@ def newest_run(db: sqlite3.Connection, job: str) -> int:
     return int(row[0]) if row else 0
 
 
+def mark_syncing(db: sqlite3.Connection, tickets: Iterable[str]) -> None:
+    """The sync of these tickets begins: should its answer get lost, their data cannot be believed any more."""
+    _mark(db, tickets, SyncState.BEGUN)
+
+
 def mark_synced(db: sqlite3.Connection, tickets: Iterable[str]) -> None:
     """The data of these tickets is on the disk."""
-    db.executemany("UPDATE tickets SET synced = 1 WHERE ticket = ?", ((ticket,) for ticket in tickets))
+    _mark(db, tickets, SyncState.DONE)
+
+
+def _mark(db: sqlite3.Connection, tickets: Iterable[str], state: SyncState) -> None:
+    db.executemany("UPDATE tickets SET synced = ? WHERE ticket = ?", ((state, ticket) for ticket in tickets))
 
 
 # ---- states ----------------------------------------------------------------------------------------------------------
@@ -220,6 +228,7 @@ class Times(NamedTuple):
     """What deadlines are counted from (wall clock), and what is said about a sandbox."""
 
     accepted_at: int
+    retried_at: int
     ended_at: int
     reason: str
     error_code: int
@@ -229,7 +238,7 @@ class Times(NamedTuple):
 
 def times(db: sqlite3.Connection, sandbox: int) -> Times:
     """Times of one sandbox."""
-    columns = "accepted_at, ended_at, reason, error_code, paused, forgettable"
+    columns = "accepted_at, retried_at, ended_at, reason, error_code, paused, forgettable"
     return Times(*db.execute(f"SELECT {columns} FROM sandboxes WHERE id = ?", (sandbox,)).fetchone())
 
 
@@ -290,8 +299,7 @@ def has_named_tickets(db: sqlite3.Connection, sandbox: int) -> bool:
 def confirm(db: sqlite3.Connection, sandbox: int, now: int) -> str:
     """Confirm a sandbox if all tickets that its run's record names are here; else the reason why not.
 
-    Tickets that the record does not name are no part of the completed run: their files are dropped. Of files with the
-    same URL the later hand-off counts.
+    Tickets that the record does not name are no part of the completed run: their files are dropped.
     """
     row = db.execute("SELECT named_tickets, named_files FROM sandboxes WHERE id = ?", (sandbox,)).fetchone()
     named = set(row[0].split())
@@ -316,9 +324,11 @@ def confirm(db: sqlite3.Connection, sandbox: int, now: int) -> str:
 
 
 def _drop_repeated(db: sqlite3.Connection, sandbox: int) -> None:
+    """Of files with the same URL the last one counts, as where a plugin sends HTCondor's list in its order."""
+    last = "SELECT ticket, position, max((ticket << 32) + position) FROM files WHERE sandbox = ? AND state = 0"
     db.execute(
-        "UPDATE files SET state = ? WHERE sandbox = ? AND state = 0 AND (ticket, url) NOT IN "
-        "(SELECT max(ticket), url FROM files WHERE sandbox = ? AND state = 0 GROUP BY url)",
+        "UPDATE files SET state = ? WHERE sandbox = ? AND state = 0 AND (ticket, position) NOT IN "
+        f"(SELECT ticket, position FROM ({last} GROUP BY url))",
         (FileState.DROPPED, sandbox, sandbox),
     )
 
@@ -422,9 +432,10 @@ def keep_ages(db: sqlite3.Connection, jump_s: int, now: int) -> set[int]:
     """
     moved = "CASE WHEN {0} BETWEEN 1 AND :before THEN {0} + :jump ELSE {0} END" if jump_s > 0 else "min({0}, :now)"
     facts = {"before": now - jump_s, "jump": jump_s, "now": now}
-    names = ("accepted_at", "confirmed_at", "ended_at")
+    names = ("accepted_at", "confirmed_at", "retried_at", "ended_at")
     db.execute(f"UPDATE sandboxes SET {', '.join(f'{name} = {moved.format(name)}' for name in names)}", facts)
-    db.execute(f"UPDATE fences SET at = {moved.format('at')}", facts)
+    for table in ("fences", "unknown"):
+        db.execute(f"UPDATE {table} SET at = {moved.format('at')}", facts)
     return {int(row[0]) for row in db.execute("SELECT id FROM sandboxes")}
 
 
@@ -433,14 +444,17 @@ def touch(db: sqlite3.Connection, sandbox: int) -> None:
     db.execute("UPDATE sandboxes SET change = change + 1 WHERE id = ?", (sandbox,))
 
 
-def fresh_attempts(db: sqlite3.Connection, sandbox: int) -> None:
-    """Files that failed or wait are due now, as if never tried."""
+def fresh_attempts(db: sqlite3.Connection, sandbox: int, now: int) -> None:
+    """Make files that failed or wait due now, as if they had been accepted now and never tried."""
     db.execute(
         "UPDATE files SET state = 0, next_attempt = 0, attempts = 0, excused = 0, error_code = 0 "
         "WHERE sandbox = ? AND state IN (0, 3)",
         (sandbox,),
     )
-    db.execute("UPDATE sandboxes SET attempts = 0, excused = 0, change = change + 1 WHERE id = ?", (sandbox,))
+    db.execute(
+        "UPDATE sandboxes SET attempts = 0, excused = 0, retried_at = ?, change = change + 1 WHERE id = ?",
+        (now, sandbox),
+    )
 
 
 def due_now(db: sqlite3.Connection, sandboxes: Iterable[int], now: int) -> set[int]:
@@ -472,9 +486,29 @@ def unlease(db: sqlite3.Connection, sandbox: int, now: int) -> bool:
     return True
 
 
-def fail_waiting(db: sqlite3.Connection, sandbox: int) -> None:
-    """Files that wait are given up."""
-    db.execute("UPDATE files SET state = ? WHERE sandbox = ? AND state IN (0, 1)", (FileState.FAILED, sandbox))
+def fail_waiting(db: sqlite3.Connection, sandbox: int) -> int:
+    """Give up all files that wait. Return how many."""
+    sql = "UPDATE files SET state = ? WHERE sandbox = ? AND state = 0"
+    return db.execute(sql, (FileState.FAILED, sandbox)).rowcount
+
+
+def fail_tried(db: sqlite3.Connection, sandbox: int, unreachable: Iterable[ErrorClass]) -> int:
+    """Give up the waiting files that were tried. Return how many.
+
+    Where a server was not reached with one file, that counts as a try of all the sandbox's files that go to it.
+    """
+    codes = ",".join(str(kind.code) for kind in unreachable)
+    sql = (
+        "UPDATE files SET state = ? WHERE sandbox = ? AND state = 0 AND (attempts > 0 OR destination IN "
+        f"(SELECT destination FROM files WHERE sandbox = ? AND state IN (0, 3) AND error_code IN ({codes})))"
+    )
+    return db.execute(sql, (FileState.FAILED, sandbox, sandbox)).rowcount
+
+
+def has_waiting(db: sqlite3.Connection, sandbox: int) -> bool:
+    """Return whether files of a sandbox wait to be sent."""
+    query = "SELECT EXISTS (SELECT 1 FROM files WHERE sandbox = ? AND state = 0)"
+    return bool(db.execute(query, (sandbox,)).fetchone()[0])
 
 
 # ---- the end ---------------------------------------------------------------------------------------------------------
@@ -545,6 +579,32 @@ def drop_old_fences(db: sqlite3.Connection, before: int) -> None:
     """
     db.execute("DELETE FROM destinations WHERE surroundings != '' AND id NOT IN (SELECT destination FROM sums)")
     db.execute("DELETE FROM fences WHERE at < ? AND job NOT IN (SELECT job FROM sandboxes)", (before,))
+
+
+# ---- output without a record -----------------------------------------------------------------------------------------
+
+
+def keep_unknown(db: sqlite3.Connection, found: Iterable[str], now: int, retention_s: float) -> list[str]:
+    """Record the tickets that are set aside now. Returns those that have been for longer than the retention time."""
+    known = {row[0] for row in db.execute("SELECT ticket FROM unknown")}
+    here = set(found)
+    db.executemany("DELETE FROM unknown WHERE ticket = ?", ((ticket,) for ticket in known - here))
+    db.executemany("INSERT INTO unknown VALUES (?, ?)", ((ticket, now) for ticket in here - known))
+    return [row[0] for row in db.execute("SELECT ticket FROM unknown WHERE at < ?", (now - retention_s,))]
+
+
+def are_unknown(db: sqlite3.Connection, tickets: Iterable[str]) -> list[str]:
+    """Those of these tickets whose output was set aside because the ledger had no record of it."""
+    query = "SELECT EXISTS (SELECT 1 FROM unknown WHERE ticket = ?)"
+    return [ticket for ticket in tickets if db.execute(query, (ticket,)).fetchone()[0]]
+
+
+def count_anew(db: sqlite3.Connection, now: int) -> None:
+    """Count changes of all sandboxes from the wall clock on, as those of new ones.
+
+    The ledger may be an older one: what it says now must be newer for agents than anything that was said before.
+    """
+    db.execute("UPDATE sandboxes SET change = max(change + 1, ?)", ((now + 1) * _CHANGES_PER_S,))
 
 
 # ---- orders ----------------------------------------------------------------------------------------------------------

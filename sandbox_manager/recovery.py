@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from sandbox_manager import lookups, records
+from sandbox_manager.retry import UNREACHABLE
 from sandbox_manager.rules import Rules
-from sandbox_manager.sandbox import Sandbox
+from sandbox_manager.sandbox import SENDABLE, Sandbox, SyncState
 from sandbox_manager.spool import Spool
 from stageout.core import log
 from stageout.core.clock import Clock
@@ -35,12 +36,13 @@ def settle_ledger(
     """Bring the ledger into agreement with the spool after a start.
 
     Files that were in a mover wait again. A sandbox whose data had not reached the disk before the machine went down,
-    or whose directory is gone, is LOST.
+    whose sync had begun and has no recorded end, or whose directory is gone, is LOST.
 
     :param directories: tickets that have one. :param boot: id of the running kernel's boot.
     :param longest_s: no file waits longer for its next attempt, however the clock was set meanwhile.
     :returns: sandboxes touched, and tickets whose data must be synced again.
     """
+    records.count_anew(db, now)
     touched = records.shorten_waits(db, now, longest_s)
     for box, state in records.ids_and_states(db, (State.MOVING, State.LEASED)):
         records.moving_back(db, box)
@@ -50,19 +52,39 @@ def settle_ledger(
         touched.add(box)
     unsynced = []
     for ticket, (box, synced, its_boot) in lookups.kept_tickets(db).items():
-        if records.state_of(db, box) not in _NEEDS_BYTES or not records.is_wanted(db, ticket):
+        if not _is_needed(db, ticket, box):
             continue
         if ticket not in directories:
             _lose(db, box, now, "its directory in the spool is gone")
-        elif not synced and its_boot != boot:
-            _lose(db, box, now, "the machine went down before the output was safely on its disk")
-        elif not synced:
-            unsynced.append(ticket)
+        elif synced is SyncState.DONE:
             continue
+        elif its_boot != boot:
+            _lose(db, box, now, "the machine went down before the output was safely on its disk")
+        elif synced is SyncState.BEGUN:
+            _lose(
+                db, box, now, "the manager died while it wrote the output to the disk, and nobody knows how that ended"
+            )
         else:
+            unsynced.append(ticket)
             continue
         touched.add(box)
     return touched, unsynced
+
+
+def lose_tickets(db: sqlite3.Connection, lost: Mapping[str, str], now: int) -> Iterable[int]:
+    """The disk has lost the data of these tickets. :param lost: why, by ticket. :returns: sandboxes touched."""
+    touched = []
+    for ticket, reason in lost.items():
+        box = lookups.sandbox_of(db, ticket)
+        if box is not None and _is_needed(db, ticket, box):
+            _lose(db, box, now, reason)
+            touched.append(box)
+    return touched
+
+
+def _is_needed(db: sqlite3.Connection, ticket: str, box: int) -> bool:
+    """Does this sandbox still need the bytes of its ticket?"""
+    return records.state_of(db, box) in _NEEDS_BYTES and records.is_wanted(db, ticket)
 
 
 def _lose(db: sqlite3.Connection, box: int, now: int, reason: str) -> None:
@@ -79,7 +101,9 @@ def may_be_due(box: Sandbox, rules: Rules, now: int) -> bool:
     """Is it worth while to look at this sandbox's deadlines in the ledger?"""
     if box.ended_at:
         return not box.forgettable and now - box.ended_at > rules.retention_s
-    waits_s = now - box.accepted_at
+    if box.state in SENDABLE and not (box.attempts or box.paused):
+        return False
+    waits_s = now - box.due_since
     if box.state is State.ACCEPTED and not box.reason:
         return waits_s > min(rules.confirm_timeout_s, rules.retention_s)
     return waits_s > min(rules.retention_s, rules.retry.give_up_s)
@@ -108,14 +132,20 @@ def _unconfirmed(db: sqlite3.Connection, box: int, rules: Rules, now: int) -> bo
 
 
 def _waiting(db: sqlite3.Connection, box: int, rules: Rules, now: int) -> bool:
+    """Give up files that were tried, or paused, for too long. Files whose turn has not come go on waiting."""
     times = records.times(db, box)
     limit_s = rules.retention_s if times.paused else rules.retry.give_up_s + rules.retry.longest_s
     if times.error_code and ErrorClass.from_code(times.error_code).advice is Advice.NEEDS_CREDENTIAL:
         limit_s = max(limit_s, rules.retry.credential_s + rules.retry.longest_s)
-    if now - times.accepted_at <= limit_s:
+    if now - max(times.accepted_at, times.retried_at) <= limit_s:
         return False
-    reason = times.reason or "it was never its turn"
-    records.fail_waiting(db, box)
+    given_up = records.fail_waiting(db, box) if times.paused else records.fail_tried(db, box, UNREACHABLE)
+    if not given_up:
+        return False
+    if records.has_waiting(db, box):
+        records.touch(db, box)
+        return True
+    reason = times.reason or "paused"
     records.end(db, box, State.FAILED, now, f"{reason} (gave up after {limit_s / 3600:.3g} hours)", times.error_code)
     return True
 

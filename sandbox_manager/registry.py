@@ -6,7 +6,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from sandbox_manager.backlog import Backlog, Deadline
-from sandbox_manager.sandbox import OCCUPYING, Destination, Occupant, Sandbox, SlotKey, occupant_of
+from sandbox_manager.sandbox import (
+    NAME_BYTES,
+    OCCUPYING,
+    SENDABLE,
+    Destination,
+    Occupant,
+    Sandbox,
+    SlotKey,
+    occupant_of,
+)
 from stageout.core.states import FREED, State
 from stageout.wire.custody import Run
 
@@ -14,6 +23,8 @@ from stageout.wire.custody import Run
 class Registry:
     """All sandboxes by id, run and job. Nothing here takes longer when more sandboxes wait.
 
+    :ivar movable_bytes: of the quota, held by output that is sent as soon as its turn comes or its server answers.
+    :ivar record_bytes: of the quota, held by records, by owner.
     :param deadline: see :class:`sandbox_manager.backlog.Backlog`.
     """
 
@@ -24,6 +35,8 @@ class Registry:
         self.backlog = Backlog(deadline)
         self.states: Counter[State] = Counter()
         self.bytes_at_risk = 0
+        self.movable_bytes = 0
+        self.record_bytes: Counter[str] = Counter()
         self._by_run: dict[Run, int] = {}
         self._occupying: dict[tuple[str, int], Counter[Occupant]] = {}
 
@@ -41,10 +54,10 @@ class Registry:
         known = self.by_id.get(sandbox_id)
         return known.run.job if known else ""
 
-    def accepted_at(self, sandbox_id: int) -> float:
-        """Wall clock, seconds; infinite, so never too long ago, when the sandbox is not known any more."""
+    def due_since(self, sandbox_id: int) -> float:
+        """Wall clock from which the time to give up counts; infinite when the sandbox is not known any more."""
         known = self.by_id.get(sandbox_id)
-        return known.accepted_at if known else float("inf")
+        return known.due_since if known else float("inf")
 
     def destinations_at(self, server: str) -> frozenset[int]:
         """Numbers of the destinations on a server."""
@@ -80,6 +93,9 @@ class Registry:
         self.states[box.state] += by
         if box.state not in FREED:
             self.bytes_at_risk += by * box.bytes_left
+        self.record_bytes[box.owner] += by * box.record_bytes
+        if box.state in SENDABLE and not box.paused:
+            self.movable_bytes += by * (box.bytes_left + box.files_left * NAME_BYTES)
         if box.state in OCCUPYING:
             alike = self._occupying.setdefault(box.slot.parent, Counter())
             one = occupant_of(box)

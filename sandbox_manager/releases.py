@@ -41,7 +41,7 @@ class Releases:
         """Release the bytes of sandboxes that need them no more, and forget records that may go. In the background."""
         for box in boxes:
             done = box.state in FREED and (not box.freed or box.state is State.DELIVERED or box.forgettable)
-            partly = box.confirmed_at and set(box.tickets) - set(box.named_tickets)
+            partly = not box.freed and box.confirmed_at and set(box.tickets) - set(box.named_tickets)
             if (done or partly) and box.id not in self._under_way:
                 self._under_way.add(box.id)
                 self._background(self._free(box.id))

@@ -30,10 +30,14 @@ class Reserve:
         durable.write_file("reserve-keep", self._path, os.urandom(RESERVE_BYTES))
 
     def give_up(self) -> bool:
-        """Remove the file when the disk is full. True when it was there, so that there is room now."""
-        if self._free_bytes() >= _FULL_BYTES or not self._exists():
+        """Remove the file when the disk is full. True when it was there, so that there is room now. Never raises."""
+        try:
+            if self._free_bytes() >= _FULL_BYTES or not self._exists():
+                return False
+            durable.unlink("reserve-give-up", self._path)
+        except OSError as problem:
+            log.error("reserve-give-up", problem=problem, advice="see whether the disk of the spool is sound")
             return False
-        durable.unlink("reserve-give-up", self._path)
         log.warn("reserve-give-up", path=self._path, advice="the disk of the spool is full: make room there")
         return True
 

@@ -27,6 +27,9 @@ UNREACHABLE = frozenset(
         ErrorClass.THROTTLED,
     }
 )
+#: The server said nothing for so long that the file was given up. It is away when it answered nobody meanwhile; else
+#: the fault may be the file's, so each attempt counts.
+SILENT = UNREACHABLE | {ErrorClass.TIMED_OUT, ErrorClass.STALLED, ErrorClass.DEADLINE}
 _CREDENTIAL_WAIT_S = 300.0
 
 
@@ -35,7 +38,8 @@ class RetryRules:
     """The knobs of the schedule; durations in seconds.
 
     :param attempts: that count, of one file; 0 without a limit. :param first_s: wait before the second attempt.
-    :param longest_s: most between two attempts. :param give_up_s: after acceptance.
+    :param longest_s: most between two attempts.
+    :param give_up_s: after acceptance, or after the last `stageout retry`.
     :param credential_s: likewise, of a file whose credential in custody has ended: it waits for a new one.
     """
 
@@ -61,7 +65,7 @@ def judge(
     failure: Failure,
     attempts: int,
     excused: int,
-    accepted_at: float,
+    due_since: float,
     now: float,
     spread: Callable[[], float] = lambda: random.uniform(0.8, 1.2),
     renewable: bool = False,
@@ -69,26 +73,26 @@ def judge(
     """Decide about a file that just failed.
 
     :param attempts: made before this one. :param excused: of those.
-    :param accepted_at: wall clock; :param now: wall clock.
+    :param due_since: wall clock from which the time to give up counts. :param now: wall clock.
     :param spread: factor that keeps many files from coming back at the same moment.
-    :param renewable: its credentials are in custody: a new one may come, and attempts until then do not count.
+    :param renewable: its credentials are in custody: a new one may come, and attempts until then do not count. Without
+        them nothing can be renewed, so a refusal is final.
     """
-    if failure.kind.advice is Advice.NEEDS_PERSON:
+    waits_for_one = renewable and failure.kind.advice is Advice.NEEDS_CREDENTIAL
+    if not failure.kind.retryable and not waits_for_one:
         return Verdict(FileState.FAILED, 0, False, failure.message)
-    needs_credential = failure.kind.advice is Advice.NEEDS_CREDENTIAL
-    waits_for_one = renewable and needs_credential
     is_excused = failure.kind in UNREACHABLE or waits_for_one
     counted = attempts - excused + (0 if is_excused else 1)
     if rules.attempts and counted >= rules.attempts:
         return Verdict(FileState.FAILED, 0, is_excused, f"{failure.message} (gave up after {attempts + 1} attempts)")
     longest_s = PROBE_LONGEST_S if failure.kind in UNREACHABLE else rules.longest_s
     wait_s = max(min(backoff_s(rules, attempts), longest_s) * spread(), failure.retry_after_s)
-    if needs_credential:
+    if waits_for_one:
         wait_s = max(wait_s, _CREDENTIAL_WAIT_S)
     if failure.at_once:
         wait_s = 0.0
     limit_s = max(rules.give_up_s, rules.credential_s) if waits_for_one else rules.give_up_s
-    last_chance = accepted_at + limit_s
+    last_chance = due_since + limit_s
     if now >= last_chance:
         hours = limit_s / 3600
         return Verdict(FileState.FAILED, 0, is_excused, f"{failure.message} (gave up after {hours:.3g} hours)")

@@ -79,7 +79,7 @@ def read_rules(settings: Settings) -> Rules:
 
 def deadline_of(box: Sandbox, rules: Rules) -> float:
     """Wall clock by which a sandbox must have been sent: the end of its credential or pilot, or when it is given up."""
-    return min(box.accepted_at + rules.retry.give_up_s, *(at or math.inf for at in (box.deadline_at, rules.pilot_end)))
+    return min(box.due_since + rules.retry.give_up_s, *(at or math.inf for at in (box.deadline_at, rules.pilot_end)))
 
 
 def _cpus(settings: Settings) -> int:

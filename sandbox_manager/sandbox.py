@@ -10,6 +10,9 @@ from stageout.core.states import State
 from stageout.movers.schemes import method_of
 from stageout.wire.custody import Run
 
+#: Bytes of the quota that a name takes besides its file's: its row in the ledger, and its place in the spool.
+NAME_BYTES = 4096
+
 
 class FileState(enum.IntEnum):
     """Where one file stands (numbers are stored in the ledger)."""
@@ -20,6 +23,14 @@ class FileState(enum.IntEnum):
     FAILED = 3
     DROPPED = 4
     HANDED_OVER = 5
+
+
+class SyncState(enum.IntEnum):
+    """Whether a ticket's data is on the disk (numbers are stored in the ledger)."""
+
+    WAITING = 0
+    DONE = 1
+    BEGUN = 2
 
 
 class SlotKey(NamedTuple):
@@ -77,6 +88,8 @@ class Sandbox:
     :param freed: nothing of it is in the spool any more.
     :param forgettable: the access point has recorded its end.
     :param deadline_at: wall clock at which its credential ends, 0 without one.
+    :param record_bytes: of the quota that its records take.
+    :param moving_at: destinations of its files in movers.
     :param custody: receipts of its files that another custodian has. :param holdings: who has how much of them.
     """
 
@@ -98,6 +111,7 @@ class Sandbox:
     named_tickets: tuple[str, ...]
     accepted_at: int
     confirmed_at: int
+    retried_at: int
     ended_at: int
     forgettable: bool
     tickets: tuple[str, ...]
@@ -112,8 +126,22 @@ class Sandbox:
     excused: int
     waiting: tuple[Waiting, ...]
     deadline_at: int = 0
+    record_bytes: int = 0
+    moving_at: tuple[int, ...] = ()
     custody: tuple[str, ...] = ()
     holdings: tuple[str, ...] = ()
+
+    @property
+    def sent_to(self) -> tuple[int, ...]:
+        """Destinations of its files that are being sent, or are just about to be."""
+        if self.state not in ACTIVE:
+            return ()
+        return self.moving_at or tuple(part.destination for part in self.waiting)
+
+    @property
+    def due_since(self) -> int:
+        """Wall clock from which the time to give up counts: the acceptance, or the last retry by its owner."""
+        return max(self.accepted_at, self.retried_at)
 
     @property
     def next_attempt_at(self) -> int:
@@ -132,13 +160,14 @@ ACTIVE = frozenset({State.LEASED, State.MOVING})
 class Occupant(NamedTuple):
     """What counts of a sandbox in a data slot. Many are alike, however many wait.
 
+    :param sent_to: destinations of its files that are being sent.
     :param may_stick: it holds no place while it waits for its owner or for servers that cannot be reached.
     :param destinations: that its files wait for.
     """
 
     slot: SlotKey
     owner: str
-    active: bool
+    sent_to: tuple[int, ...]
     may_stick: bool
     paused: bool
     destinations: tuple[int, ...]
@@ -147,6 +176,6 @@ class Occupant(NamedTuple):
 def occupant_of(box: Sandbox) -> Occupant:
     """A sandbox as its data slot sees it."""
     return Occupant(
-        box.slot, box.owner, box.state in ACTIVE, box.state is State.CONFIRMED and bool(box.waiting), box.paused,
+        box.slot, box.owner, box.sent_to, box.state is State.CONFIRMED and bool(box.waiting), box.paused,
         tuple(part.destination for part in box.waiting),
     )  # fmt: skip

@@ -1,8 +1,8 @@
 """Data slots: places for sandboxes, bound to CPU slots. Pure: no clock, no I/O.
 
-Each CPU slot has a data slot: a number of active places and a depth of waiting ones. A sandbox takes an active place
-when a batch with its files starts and gives it back when the batch ends. One that waits for a time, or for a server
-that cannot be reached, has no place at all: a dead destination blocks nobody's slot.
+Each CPU slot has a data slot: a number of active places for each server, and a depth of waiting ones. A sandbox takes
+an active place when a batch with its files starts and gives it back when the batch ends. One that waits for a time, or
+for a server that cannot be reached or does not answer, has no place at all: a dead destination blocks nobody's slot.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from sandbox_manager.sandbox import Destination, Occupant, SlotKey
 class Limits:
     """Bounds that the planner keeps.
 
-    :param active: places of one data slot that send; :param depth: further ones that wait. :param cpus: of the node;
-    the data slots of one partitionable slot together are never more. :param movers: batches at once on the node;
-    :param movers_per_server: of these to one server; :param movers_per_owner: of these of one owner.
-    :param batch_bytes: after which a batch takes no further file. :param urgent_s: before a deadline, from which on a
-    sandbox goes before all others.
+    :param active: places of one data slot that send to one server; :param depth: further ones that wait.
+    :param cpus: of the node; the data slots of one partitionable slot together are never more.
+    :param movers: batches at once on the node; :param movers_per_server: of these to one server;
+    :param movers_per_owner: of these of one owner. :param batch_bytes: after which a batch takes no further file.
+    :param urgent_s: before a deadline, from which on a sandbox goes before all others.
     """
 
     active: int
@@ -43,32 +43,34 @@ def most_of_one(limit: int) -> int:
 
 
 class Places:
-    """Active places that are taken.
+    """Active places that are taken, by server: output for one that does not answer holds up none for another.
 
     :param occupants: with how many sandboxes are alike.
     """
 
-    def __init__(self, occupants: Iterable[tuple[Occupant, int]], limits: Limits) -> None:
+    def __init__(
+        self, occupants: Iterable[tuple[Occupant, int]], destinations: Mapping[int, Destination], limits: Limits
+    ) -> None:
         self._limits = limits
-        self._active: Counter[SlotKey] = Counter()
-        self._active_parents: Counter[tuple[str, int]] = Counter()
-        self._active_owners: Counter[tuple[tuple[str, int], str]] = Counter()
+        self._active: Counter[tuple[SlotKey, str]] = Counter()
+        self._active_parents: Counter[tuple[tuple[str, int], str]] = Counter()
+        self._active_owners: Counter[tuple[tuple[str, int], str, str]] = Counter()
         for one, count in occupants:
-            if one.active:
-                self.activate(one.slot, one.owner, count)
+            for server in {destinations[number].server for number in one.sent_to}:
+                self.activate(one.slot, one.owner, server, count)
 
-    def activate(self, slot: SlotKey, owner: str, count: int = 1) -> None:
+    def activate(self, slot: SlotKey, owner: str, server: str, count: int = 1) -> None:
         """Active places are taken."""
-        self._active[slot] += count
-        self._active_parents[slot.parent] += count
-        self._active_owners[slot.parent, owner] += count
+        self._active[slot, server] += count
+        self._active_parents[slot.parent, server] += count
+        self._active_owners[slot.parent, owner, server] += count
 
-    def has_active(self, slot: SlotKey, owner: str) -> bool:
+    def has_active(self, slot: SlotKey, owner: str, server: str) -> bool:
         """May a sandbox of this owner take an active place? The first of an owner never waits for another owner's."""
-        if not self._active_owners[slot.parent, owner]:
+        if not self._active_owners[slot.parent, owner, server]:
             return True
-        whole = self._active_parents[slot.parent] < self._limits.active * max(1, self._limits.cpus)
-        return self._active[slot] < self._limits.active and (whole or not slot.dslot_id)
+        whole = self._active_parents[slot.parent, server] < self._limits.active * max(1, self._limits.cpus)
+        return self._active[slot, server] < self._limits.active and (whole or not slot.dslot_id)
 
 
 def places_free(slot: SlotKey, owner: str, taken: Iterable[tuple[SlotKey, str, int]], limits: Limits) -> int:
@@ -92,7 +94,7 @@ def places_free(slot: SlotKey, owner: str, taken: Iterable[tuple[SlotKey, str, i
 
 
 def is_stuck(one: Occupant, destinations: Mapping[int, Destination], flow: Callable[[str], Flow]) -> bool:
-    """True for a sandbox that waits for its owner, or only for servers which cannot be reached: it holds no place."""
+    """True for a sandbox that waits for its owner, or only for servers which are away or silent: it holds no place."""
     if not one.may_stick:
         return False
     return one.paused or all(flow(destinations[number].server) is Flow.NONE for number in one.destinations)

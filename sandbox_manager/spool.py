@@ -10,14 +10,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import stat
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from sandbox_manager.credentials import DIRECTORY as CREDENTIALS
 from sandbox_manager.credentials import Safe
+from sandbox_manager.plugin_state import PluginState
 from stageout.core import durable, log
 from stageout.core.errors import StageoutError
 from stageout.movers import trees
@@ -26,7 +28,9 @@ from stageout.wire.handoff import OfferedCredential, OfferedFile, credential_lin
 #: Groups of movers are numbered from here by the owner's uid: above what accounts have, below the largest numbers.
 _FIRST_GROUP = 0x60000000
 _GROUPS = 0x10000000
-_PARTS = ("run", "intake", "sandboxes", "movers", "state", "ledger")
+_PARTS = ("run", "intake", "sandboxes", "unknown", "movers", "state", "ledger")
+_OURS_ALONE = ("unknown", "ledger")
+_TICKET = re.compile(r"[0-9a-f]{32}\Z")
 
 
 class SpoolError(StageoutError):
@@ -35,6 +39,23 @@ class SpoolError(StageoutError):
 
 class SpoolBusy(SpoolError):
     """Another manager uses the spool; it may be about to end."""
+
+
+class _Refused(Exception):
+    """The disk did not take data; the text is the kernel's."""
+
+
+@dataclass
+class Synced:
+    """Outcome of a sync.
+
+    :param on_disk: tickets that are there. :param lost: ticket -> why the disk has lost its data; its bytes are gone.
+    :param again: tickets that the sync did not get to; nothing is known against them.
+    """
+
+    on_disk: list[str] = field(default_factory=list)
+    lost: dict[str, str] = field(default_factory=dict)
+    again: list[str] = field(default_factory=list)
 
 
 class NotClaimed(Exception):
@@ -47,7 +68,7 @@ class HeldFile:
 
     :param position: its name in the ticket's directory. :param url: destination as HTCondor gave it.
     :param name: path inside the scratch directory, printable; for people only.
-    :param mtime_ns: with size, inode and device, by which a later change is found.
+    :param mtime_ns: with size and inode, by which a later change is found; the device's number changes between boots.
     """
 
     position: int
@@ -56,7 +77,6 @@ class HeldFile:
     size_bytes: int
     mtime_ns: int
     inode: int
-    device: int
 
 
 class Spool:
@@ -69,11 +89,14 @@ class Spool:
         self.root = Path(os.path.realpath(root))
         self.execute = Path(os.path.realpath(execute))
         self._intake, self._sandboxes = self.root / "intake", self.root / "sandboxes"
+        self._unknown = self.root / "unknown"
         self._root_mode = os.geteuid() == 0
         self._lock = -1
+        self._left: set[str] = set()
         self._own: tuple[int, int] | None = None
         self._private_groups = False
         self.safe = Safe(self._sandboxes)
+        self.state = PluginState(self.root / "state")
 
     # ---- at start ----------------------------------------------------------------------------------------------------
 
@@ -88,7 +111,7 @@ class Spool:
             with durable.step("spool-open"):
                 self._make(self.root, 0o711)
                 for part in _PARTS:
-                    self._make(self.root / part, 0o700 if part == "ledger" else 0o711)
+                    self._make(self.root / part, 0o700 if part in _OURS_ALONE else 0o711)
                 self._own = self._found()
                 self._take_lock()
                 for place in (self.root, self.root.parent):
@@ -166,16 +189,8 @@ class Spool:
         return durable.disk.stat(self.root).st_dev != durable.disk.stat(self.execute).st_dev
 
     def state_of(self, uid: int, gid: int) -> Path:
-        """A directory of this user's for what plugins must find again after a crash: theirs alone, never read here.
-
-        :raises OSError: it cannot be made.
-        """
-        place = self.root / "state" / str(uid)
-        with contextlib.suppress(FileExistsError):
-            durable.make_dir("spool-state", place, 0o700)
-        if self._root_mode and durable.disk.lstat(place).st_uid != uid:
-            durable.disk.chown(place, uid, gid)
-        return place
+        """A directory for what plugins of this user must find again. :raises OSError: it cannot be made."""
+        return self.state.place_of(uid, gid, self.private_group(uid) if self._private_groups else None)
 
     # ---- one hand-off ------------------------------------------------------------------------------------------------
 
@@ -193,6 +208,14 @@ class Spool:
             trees.remove(self._intake, ticket)
         except OSError as problem:
             log.warn("intake-left", ticket=ticket, problem=problem)
+            self._left.add(ticket)
+        else:
+            self._left.discard(ticket)
+
+    def withdraw_again(self) -> None:
+        """Remove the hand-offs that could not be removed before."""
+        for ticket in sorted(self._left):
+            self.withdraw(ticket)
 
     def claim(
         self,
@@ -271,7 +294,7 @@ class Spool:
             raise NotClaimed(f"{name} cannot be read by its owner")
         if found.st_size != offered.size_bytes:
             raise NotClaimed(f"{name} has {found.st_size} bytes, {offered.size_bytes} were offered: it still changes")
-        return HeldFile(position, offered.url, name, found.st_size, found.st_mtime_ns, found.st_ino, found.st_dev)
+        return HeldFile(position, offered.url, name, found.st_size, found.st_mtime_ns, found.st_ino)
 
     def shown_name(self, local_path: str) -> str:
         """A file's path inside the scratch directory, in printable characters."""
@@ -287,32 +310,48 @@ class Spool:
         """Where a file lies."""
         return self._sandboxes / ticket / str(position)
 
-    def sync(self, tickets: Sequence[str]) -> list[str]:
-        """Bring the data and the names of tickets to the disk; takes as long as the disk needs for the bytes.
+    def write_back(self, tickets: Sequence[str]) -> None:
+        """Have the data of tickets written before they are synced. This takes as long as the disk needs for the bytes,
+        and whatever fails is left for the sync to find, also when the manager dies here."""
+        for ticket in tickets:
+            with contextlib.suppress(OSError):
+                _each_file(self._sandboxes / ticket, durable.write_back)
 
-        Returns those that are on it now: neither one that was released meanwhile, nor one that cannot be synced, which
-        the log tells.
+    def sync(self, tickets: Sequence[str]) -> Synced:
+        """Bring the data and the names of tickets to the disk. A ticket that was released meanwhile is left out.
 
-        :raises OSError: the names cannot be synced, of none of them.
+        The kernel tells the failure of a write once: a second sync of the same file succeeds, over zeros. So the bytes
+        of a ticket that the disk has refused are removed at once, and nobody can believe them any more.
         """
+        synced = Synced()
         with durable.step("spool-sync"):
-            synced = [ticket for ticket in tickets if self._sync_data(ticket)]
-            for parent in (self._sandboxes, self._intake) if synced else ():
-                self._sync_names(parent)
+            for ticket in tickets:
+                self._sync_data(ticket, synced)
+            try:
+                for parent in (self._sandboxes, self._intake) if synced.on_disk else ():
+                    self._sync_names(parent)
+            except OSError as problem:
+                log.error("spool-sync", names=self.root, problem=problem)
+                synced.again, synced.on_disk = [*synced.again, *synced.on_disk], []
         return synced
 
-    def _sync_data(self, ticket: str) -> bool:
+    def _sync_data(self, ticket: str, synced: Synced) -> None:
         place = self._sandboxes / ticket
         try:
-            if _sync_directory(place):
-                with contextlib.suppress(FileNotFoundError):  # one is just being renewed, which syncs it
-                    _sync_directory(place / CREDENTIALS)
+            _sync_directory(place)
+            with contextlib.suppress(FileNotFoundError):  # no credentials, or one is just being renewed, which syncs it
+                _sync_directory(place / CREDENTIALS)
         except FileNotFoundError:
-            return False
+            return
+        except _Refused as problem:
+            log.error("spool-sync", ticket=ticket, problem=problem, advice="check the disk (dmesg)")
+            synced.lost[ticket] = f"the node's disk lost output that it should have written: {problem}"
+            self.discard(ticket)
         except OSError as problem:
             log.error("spool-sync", ticket=ticket, problem=problem)
-            return False
-        return True
+            synced.again.append(ticket)
+        else:
+            synced.on_disk.append(ticket)
 
     def _sync_names(self, place: Path) -> None:
         with trees.opened(place) as directory:
@@ -328,12 +367,7 @@ class Spool:
         except FileNotFoundError:
             self._check_there()
             raise
-        return (found.st_size, found.st_mtime_ns, found.st_ino, found.st_dev) == (
-            held.size_bytes,
-            held.mtime_ns,
-            held.inode,
-            held.device,
-        )
+        return (found.st_size, found.st_mtime_ns, found.st_ino) == (held.size_bytes, held.mtime_ns, held.inode)
 
     def _check_there(self) -> None:
         """A filesystem that is not mounted says nothing about files. :raises OSError: the spool is not there."""
@@ -371,16 +405,68 @@ class Spool:
         with durable.step("spool-release"):
             trees.remove(self._sandboxes, ticket)
 
-    def remove_strays(self, known: Iterable[str]) -> list[str]:
-        """Remove the directories of all tickets that the ledger does not know; their names."""
-        strays = sorted(set(self.directories()) - set(known))
-        for ticket in strays:
-            self.release(ticket)
-        return strays
-
     def directories(self) -> list[str]:
         """Tickets that have a directory."""
-        return list(durable.disk.listdir(self._sandboxes))
+        return list(filter(_TICKET.match, durable.disk.listdir(self._sandboxes)))
+
+    # ---- without a record --------------------------------------------------------------------------------------------
+
+    def remove_parts(self) -> None:
+        """Finish removals that a crash interrupted. :raises OSError: they cannot be finished."""
+        for place in (self._sandboxes, self._unknown):
+            for name in durable.disk.listdir(place):
+                if name.startswith(trees.MOVED):
+                    trees.remove(place, name)
+
+    def set_aside(self, tickets: Iterable[str]) -> list[str]:
+        """Move directories of tickets that the ledger does not know to ``unknown/``. Returns the tickets moved.
+
+        A directory without any file is removed: no hand-off of nothing is accepted.
+
+        :raises OSError: some could not be moved.
+        """
+        with durable.step("spool-aside"):
+            moved = [ticket for ticket in tickets if not self._is_removed_empty(ticket)]
+            self._move(moved, self._sandboxes, self._unknown)
+        return moved
+
+    def take_back(self, tickets: Iterable[str]) -> list[str]:
+        """Move directories of tickets that the ledger knows back to their place. Returns those.
+
+        :raises OSError: some could not be moved.
+        """
+        back = sorted(set(self.unknown()).intersection(tickets).difference(self.directories()))
+        if back:
+            with durable.step("spool-take-back"):
+                self._move(back, self._unknown, self._sandboxes)
+        return back
+
+    def _is_removed_empty(self, ticket: str) -> bool:
+        try:
+            durable.disk.rmdir(self._sandboxes / ticket)
+        except OSError as problem:
+            if problem.errno != errno.ENOTEMPTY:
+                raise
+            return False
+        return True
+
+    def _move(self, tickets: Sequence[str], source: Path, target: Path) -> None:
+        for ticket in tickets:
+            durable.disk.rename(source / ticket, target / ticket)
+        for place in (target, source) if tickets else ():
+            self._sync_names(place)
+
+    def unknown(self) -> list[str]:
+        """Tickets that were set aside."""
+        return list(filter(_TICKET.match, durable.disk.listdir(self._unknown)))
+
+    def remove_unknown(self, tickets: Iterable[str]) -> None:
+        """Remove what was set aside of these tickets. :raises OSError: it cannot be removed."""
+        with durable.step("spool-release"):
+            for ticket in tickets:
+                trees.remove(self._unknown, ticket)
+
+    # ---- room --------------------------------------------------------------------------------------------------------
 
     def free_bytes(self) -> int:
         """What the filesystem still takes."""
@@ -399,20 +485,35 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in decoded)
 
 
-def _sync_directory(place: Path) -> bool:
-    """Sync the files in a ticket's directory, then their names. True when credentials are below it."""
+def _sync_directory(place: Path) -> None:
+    """Sync the files in a ticket's directory, then their names."""
+    _each_file(place, _fdatasync)
     with trees.opened(place) as directory:
-        names = trees.names(directory)
-        for name in names:
-            if name != CREDENTIALS:
-                _fdatasync(name, directory)
-        durable.disk.fsync(directory)
-    return CREDENTIALS in names
+        _or_refused(durable.disk.fsync, directory)
 
 
-def _fdatasync(name: str, directory: int) -> None:
-    descriptor = durable.disk.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+def _each_file(place: Path, work: Callable[[int], None]) -> None:
+    """Do this with a descriptor of each file in a ticket's directory."""
+    with trees.opened(place) as directory:
+        for name in trees.names(directory):
+            if name == CREDENTIALS:
+                continue
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = durable.disk.open(name, flags, dir_fd=directory)
+            try:
+                work(descriptor)
+            finally:
+                durable.disk.close(descriptor)
+
+
+def _fdatasync(descriptor: int) -> None:
+    _or_refused(durable.disk.fdatasync, descriptor)
+
+
+def _or_refused(sync: Callable[[int], None], descriptor: int) -> None:
+    """:raises _Refused: the kernel tells a failure now, and will not tell it again."""
     try:
-        durable.disk.fdatasync(descriptor)
-    finally:
-        durable.disk.close(descriptor)
+        with durable.step("spool-data"):
+            sync(descriptor)
+    except OSError as problem:
+        raise _Refused(problem.strerror) from problem

@@ -172,6 +172,7 @@ class Gatekeeper:
                     self._hear(ad, held)
                 else:
                     sheets.append(self._sheet(ad))
+                self._refused.pop(str(ad.get("Name")), None)
             except BadPayload as problem:
                 self._refuse(str(ad.get("Name")), str(problem))
         return sheets

@@ -34,14 +34,24 @@ class CollectorChild:
         self._child: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
 
-    async def query(self, constraint: str, attributes: Sequence[str]) -> list[Mapping[str, Any]]:
-        """Ads of any type. :param constraint: a ClassAd expression. :raises CollectorError: no answer."""
-        answer = await self._ask({"op": "query", "constraint": constraint, "attributes": list(attributes)})
+    async def query(
+        self, constraint: str, attributes: Sequence[str], ad_type: str = "Any"
+    ) -> list[Mapping[str, Any]]:  # fmt: skip
+        """Return the ads that match.
+
+        :param constraint: a ClassAd expression. :param ad_type: name of an htcondor2.AdType. "Any" scans every ad of
+            the pool, and "Generic" finds only ads whose MyType is "Generic". :raises CollectorError: no answer.
+        """
+        question = {"op": "query", "constraint": constraint, "attributes": list(attributes), "ad_type": ad_type}
+        answer = await self._ask(question)
         ads: list[Mapping[str, Any]] = answer["ads"]
         return ads
 
     async def publish(self, ad: Mapping[str, Any], command: str = "UPDATE_AD_GENERIC") -> None:
-        """Publish an ad; one of the same MyType and Name is replaced. :raises CollectorError: refused, or no answer."""
+        """Publish an ad in the table of the update command; an ad of the same key is replaced.
+
+        :raises CollectorError: refused, or no answer.
+        """
         await self._ask({"op": "advertise", "ad": ad, "command": command})
 
     async def close(self) -> None:

@@ -24,24 +24,22 @@ def main() -> int:
 def _answer(settings: Settings, question: dict[str, Any]) -> dict[str, Any]:
     try:
         if question["op"] == "query":
-            return {"ads": _query(settings, question["constraint"], question["attributes"])}
+            return {"ads": _query(settings, question)}
         _advertise(settings, question["ad"], question["command"])
         return {}
     except Exception as problem:
         return {"error": str(problem) or type(problem).__name__}
 
 
-def _query(settings: Settings, constraint: str, attributes: list[str]) -> list[dict[str, Any]]:
-    """Ads of all collectors; with several, one that answers is enough.
-
-    The type is Any: for Generic the collector looks only at ads whose MyType is "Generic".
-    """
+def _query(settings: Settings, question: dict[str, Any]) -> list[dict[str, Any]]:
+    """Ads of all collectors; with several, one that answers is enough."""
     import htcondor2
 
     found, problems = [], []
+    ad_type, attributes = getattr(htcondor2.AdType, question["ad_type"]), question["attributes"]
     for host in _hosts(settings):
         try:
-            found += htcondor2.Collector(host).query(htcondor2.AdType.Any, constraint, attributes)
+            found += htcondor2.Collector(host).query(ad_type, question["constraint"], attributes)
         except Exception as problem:
             problems.append(problem)
     if problems and len(problems) == len(_hosts(settings)):

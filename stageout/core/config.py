@@ -40,10 +40,14 @@ class Knob:
     choices: tuple[str, ...] = ()
 
 
+class PathKnob(Knob):
+    """One setting that names a file or a directory. It must be absolute."""
+
+
 KNOBS: dict[str, Knob] = {
     knob.name: knob
     for knob in (
-        Knob(
+        PathKnob(
             "STAGEOUT_SPOOL",
             "$(EXECUTE)/../stageout",
             "ep",
@@ -52,12 +56,17 @@ KNOBS: dict[str, Knob] = {
         Knob(
             "STAGEOUT_SPOOL_QUOTA_MB", 0, "ep", "most MB of accepted output on this node; 0: half of the filesystem", 0
         ),
-        Knob("STAGEOUT_OWNER_QUOTA_MB", 0, "ep", "most MB of one owner; 0: no limit of its own", 0),
+        Knob("STAGEOUT_OWNER_QUOTA_MB", 0, "ep", "most MB of one owner; 0: half of the spool's quota", 0),
         Knob(
-            "STAGEOUT_SPOOL_HIGH_PERCENT", 90, "ep", "spool fullness in % at which the node takes no new jobs", 1, 100
+            "STAGEOUT_SPOOL_HIGH_PERCENT",
+            90,
+            "ep",
+            "% of the quota waiting to be sent at which the node takes no new jobs",
+            1,
+            100,
         ),
-        Knob("STAGEOUT_SPOOL_LOW_PERCENT", 70, "ep", "spool fullness in % at which it takes jobs again", 0, 100),
-        Knob("STAGEOUT_DATA_SLOT_ACTIVE", 1, "ep", "sandboxes of one CPU slot that are transferred at once", 1),
+        Knob("STAGEOUT_SPOOL_LOW_PERCENT", 70, "ep", "% of the quota at which it takes jobs again", 0, 100),
+        Knob("STAGEOUT_DATA_SLOT_ACTIVE", 1, "ep", "sandboxes of one CPU slot that are sent to one server at once", 1),
         Knob("STAGEOUT_DATA_SLOT_DEPTH", 2, "ep", "further sandboxes of one CPU slot that may wait", 0),
         Knob("STAGEOUT_MAX_MOVERS", 4, "ep", "plugin processes that move data at once on this node", 1),
         Knob("STAGEOUT_MAX_MOVERS_PER_DESTINATION", 3, "ep", "of these, at most so many to one host", 1),
@@ -76,7 +85,9 @@ KNOBS: dict[str, Knob] = {
         Knob("STAGEOUT_TUNING_STEP", 1, "ep", "files at once more, or fewer, in one step", 1),
         Knob("STAGEOUT_TUNING_THRESHOLD", 1.0, "ep", "running: MB/s that the rate must change by for a step", 0),
         Knob("STAGEOUT_POLICY_URL", "", "ep", "the policy service, https://HOST:PORT; empty: there is none"),
-        Knob("STAGEOUT_POLICY_TOKEN", "/etc/condor/stageout-policy.token", "ep", "file with this node's token for it"),
+        PathKnob(
+            "STAGEOUT_POLICY_TOKEN", "/etc/condor/stageout-policy.token", "ep", "file with this node's token for it"
+        ),
         Knob("STAGEOUT_SITE", "", "ep", "name of this node's site for the policy service; empty: the host's domain"),
         Knob("STAGEOUT_BATCH_FILES", 200, "ep", "most files in one call of a plugin", 1),
         Knob("STAGEOUT_BATCH_MB", 1024, "ep", "MB after which a batch takes no further file", 1),
@@ -88,7 +99,7 @@ KNOBS: dict[str, Knob] = {
             "STAGEOUT_GIVE_UP",
             259200,
             "ep",
-            "s after acceptance at which a file that still cannot be delivered fails",
+            "s after acceptance, or a retry, at which a file fails that was tried and still cannot be delivered",
             60,
         ),
         Knob(
@@ -131,7 +142,7 @@ KNOBS: dict[str, Knob] = {
         Knob(
             "STAGEOUT_CUSTODIANS", "", "ap", "routers that are asked about pilots' output: HOST:PORT, ...; empty: none"
         ),
-        Knob(
+        PathKnob(
             "STAGEOUT_CUSTODIAN_KEY", "/etc/condor/stageout-overlay.key", "ap", "NAME SECRET for them, the pilots' own"
         ),
         Knob(
@@ -165,6 +176,8 @@ KNOBS: dict[str, Knob] = {
             "times that a job runs again because its output was lost; then it is held",
             0,
         ),
+        Knob("STAGEOUT_LEAVE_LIMIT", 604800, "ap", "s that a completed job waits for its output without an agent", 60),
+        Knob("STAGEOUT_MAIL_INTERVAL", 600, "ap", "least s between two mails to one owner; each sums up", 0),
         Knob("STAGEOUT_POLICY", "greedy", "policy", "greedy, fair-share, priority, reserved, or the path of a module"),
         Knob("STAGEOUT_POLICY_INITIAL", 4, "policy", "streams that the greedy policy gives a new client", 0),
         Knob("STAGEOUT_POLICY_INCREMENT", 4, "policy", "streams that it adds when a client renews", 0),
@@ -177,26 +190,26 @@ KNOBS: dict[str, Knob] = {
             "STAGEOUT_POLICY_HOST", "127.0.0.1", "policy", "address to listen on; all but loopback need a certificate"
         ),
         Knob("STAGEOUT_POLICY_PORT", 9620, "policy", "TCP port; 0: any free one (see the log)", 0, 65535),
-        Knob("STAGEOUT_POLICY_CERT", "", "policy", "PEM file of the certificate and its chain"),
-        Knob("STAGEOUT_POLICY_KEY", "", "policy", "PEM file of its key; empty: in the same file"),
-        Knob("STAGEOUT_POLICY_TOKENS", "/etc/condor/stageout-policy.tokens", "policy", "one OWNER TOKEN a line"),
-        Knob("STAGEOUT_POLICY_DIR", "$(SPOOL)/stageout_policy", "policy", "where leases are kept over restarts"),
-        Knob(
+        PathKnob("STAGEOUT_POLICY_CERT", "", "policy", "PEM file of the certificate and its chain"),
+        PathKnob("STAGEOUT_POLICY_KEY", "", "policy", "PEM file of its key; empty: in the same file"),
+        PathKnob("STAGEOUT_POLICY_TOKENS", "/etc/condor/stageout-policy.tokens", "policy", "one OWNER TOKEN a line"),
+        PathKnob("STAGEOUT_POLICY_DIR", "$(SPOOL)/stageout_policy", "policy", "where leases are kept over restarts"),
+        PathKnob(
             "STAGEOUT_ROUTER_ROOT",
             "",
             "router",
             "directory below which files arrive; empty: only a relay",
         ),
-        Knob("STAGEOUT_ROUTER_DIR", "$(SPOOL)/stageout_router", "router", "where the router keeps its records"),
+        PathKnob("STAGEOUT_ROUTER_DIR", "$(SPOOL)/stageout_router", "router", "where the router keeps its records"),
         Knob("STAGEOUT_ROUTER_HOST", "0.0.0.0", "router", "address to listen on"),
         Knob("STAGEOUT_ROUTER_PORT", 9621, "router", "TCP port; 0: any free one (see the log)", 0, 65535),
-        Knob("STAGEOUT_ROUTER_KEYS", "/etc/condor/stageout-router.keys", "router", "one NAME SECRET PREFIX a line"),
-        Knob(
+        PathKnob("STAGEOUT_ROUTER_KEYS", "/etc/condor/stageout-router.keys", "router", "one NAME SECRET PREFIX a line"),
+        PathKnob(
             "STAGEOUT_ROUTER_ISSUERS", "", "router", "file of trusted issuers of capabilities: NAME ed25519:KEY PREFIX"
         ),
         Knob("STAGEOUT_ROUTER_CAPABILITIES", False, "router", "true: nothing is written without a capability"),
-        Knob("STAGEOUT_ROUTER_CERT", "", "router", "PEM file of the certificate and its chain; empty: no TLS"),
-        Knob("STAGEOUT_ROUTER_CERT_KEY", "", "router", "PEM file of its key; empty: in the same file"),
+        PathKnob("STAGEOUT_ROUTER_CERT", "", "router", "PEM file of the certificate and its chain; empty: no TLS"),
+        PathKnob("STAGEOUT_ROUTER_CERT_KEY", "", "router", "PEM file of its key; empty: in the same file"),
         Knob("STAGEOUT_ROUTER_TLS_ONLY", False, "router", "true: senders without TLS are refused"),
         Knob("STAGEOUT_ROUTER_PEER_TRANSFERS", 1024, "router", "most transfers of one key under way at once", 1),
         Knob("STAGEOUT_ROUTER_PEER_CONNECTIONS", 512, "router", "most connections of one key at once", 1),
@@ -205,7 +218,9 @@ KNOBS: dict[str, Knob] = {
         Knob(
             "STAGEOUT_ROUTER_NEIGHBOURS", "", "router", "routers that it may connect to: HOST:PORT, ..., or: collector"
         ),
-        Knob("STAGEOUT_ROUTER_KEY", "/etc/condor/stageout-overlay.key", "router", "its NAME SECRET for its neighbours"),
+        PathKnob(
+            "STAGEOUT_ROUTER_KEY", "/etc/condor/stageout-overlay.key", "router", "its NAME SECRET for its neighbours"
+        ),
         Knob("STAGEOUT_ROUTER_INTERVAL", 15.0, "router", "s between announcements of its links; alike on all", 0.05),
         Knob(
             "STAGEOUT_ROUTER_TERMINALS", "", "router", "takes custody for these: HOST:PORT[=KEY,KEY] ...; empty: none"
@@ -215,7 +230,7 @@ KNOBS: dict[str, Knob] = {
         Knob(
             "STAGEOUT_ROUTER_EGRESS", "", "router", "delivered by FILETRANSFER_PLUGINS: /PATH=URL ...; empty: nothing"
         ),
-        Knob(
+        PathKnob(
             "STAGEOUT_ROUTER_EGRESS_CREDENTIALS",
             "",
             "router",
@@ -242,7 +257,7 @@ KNOBS: dict[str, Knob] = {
             0,
         ),
         Knob("STAGEOUT_ROUTER_WORKERS", 2, "router", "processes that move data, and as many that make small files", 1),
-        Knob(
+        PathKnob(
             "STAGEOUT_OVERLAY_KEY", "/etc/condor/stageout-overlay.key", "ep", "NAME SECRET that overlay:// routers know"
         ),
         Knob(
@@ -258,14 +273,16 @@ KNOBS: dict[str, Knob] = {
             "ep",
             "TCP congestion control of overlay:// uploads, as bbr; empty: the kernel's",
         ),
-        Knob("STAGEOUT_PROFILES", "/var/lib/stageout/profiles", "ep", "what stageout profile measured about servers"),
+        PathKnob(
+            "STAGEOUT_PROFILES", "/var/lib/stageout/profiles", "ep", "what stageout profile measured about servers"
+        ),
         Knob(
             "STAGEOUT_GLOBUS_LOCAL",
             "",
             "globus",
             "collection that sees this node's files: UUID /here=/there, ...; empty: HTTPS to the other collection",
         ),
-        Knob(
+        PathKnob(
             "STAGEOUT_GLOBUS_PERSONAL",
             "",
             "globus",
@@ -332,6 +349,21 @@ class Settings:
         """Value of a text knob."""
         return str(self._value(name))
 
+    def path(self, name: str) -> str:
+        """Value of a path knob, which may begin with a parameter of HTCondor that nobody has expanded.
+
+        :raises ConfigError: that parameter is not set, or relative.
+        """
+        text = self.text(name)
+        parameter, mark, rest = text.partition(")")
+        if not mark or not text.startswith("$("):
+            return text
+        above = self._source(parameter[2:])
+        if not above:
+            doc = KNOBS[name].doc
+            raise ConfigError(f"{name} = {text}, and {parameter[2:]} is not set: write an absolute path ({doc})")
+        return checked_path(name, above + rest, KNOBS[name].doc)
+
     def number(self, name: str) -> float:
         """Value of a numeric knob, in the unit that the table names."""
         return float(self._value(name))
@@ -359,9 +391,19 @@ class Settings:
         return value
 
 
+def checked_path(name: str, text: str, doc: str = "") -> str:
+    """The path, when it is absolute. :raises ConfigError: it is relative to whatever directory a process runs in."""
+    if text.startswith("/"):
+        return text
+    what = f" ({doc})" if doc else ""
+    raise ConfigError(f"{name} = {text}: write an absolute path, such as /{text.lstrip('./')}{what}")
+
+
 def _check(knob: Knob, text: str, value: Value) -> None:
     if knob.choices and str(value).lower() not in knob.choices:
         raise ConfigError(f"{knob.name} = {text}: write one of {', '.join(knob.choices)}")
+    if isinstance(knob, PathKnob) and not text.strip().startswith("$("):
+        checked_path(knob.name, text.strip(), knob.doc)
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{knob.name} = {text}: write a number ({knob.doc})")
     if knob.least is not None and float(value) < knob.least:

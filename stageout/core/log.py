@@ -52,13 +52,15 @@ def open_daemon_log(settings: Settings, knob: str, name: str, terminal: bool = F
 
     :param terminal: to stderr; so too where neither is set. :raises ConfigError: that is no file to write.
     """
+    from stageout.core.config import ConfigError, checked_path
+
     directory = settings.condor("LOG")
     path = "" if terminal else settings.condor(knob) or (f"{directory}/{name}" if directory else "")
+    if path:
+        checked_path(knob, path)
     try:
         open_log(Path(path) if path else None, settings.flag("STAGEOUT_DEBUG"))
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as problem:
-        from stageout.core.config import ConfigError
-
         why = f"{problem.strerror}; name a file that this daemon's user may write"
         raise ConfigError(f"{knob}: the log {path}: {why}") from None
 

@@ -11,6 +11,7 @@ class Place:
 
     :param scratch: the job's scratch directory. :param execute: HTCondor's EXECUTE.
     :param run: directory of the manager's sockets.
+    :raises ValueError: STAGEOUT_SPOOL is relative, so a job's own directory could stand for it.
     """
 
     __slots__ = ("execute", "run", "scratch")
@@ -19,6 +20,8 @@ class Place:
         self.scratch = scratch
         self.execute = execute
         spool = os.environ.get("STAGEOUT_SPOOL") or os.path.join(execute, "..", "stageout")  # noqa: PTH118 - no pathlib
+        if not spool.startswith("/"):
+            raise ValueError(f"STAGEOUT_SPOOL = {spool}: write an absolute path into STARTD_ENVIRONMENT")
         self.run = os.path.join(spool, "run")  # noqa: PTH118
 
 

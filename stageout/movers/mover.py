@@ -59,7 +59,9 @@ _OUTLIVED = (
 )
 _OUTFILE_BASE = 19264  # as condor_starter reserves, so that a full disk cannot stop the report
 _OUTFILE_PER_FILE = 2048
-_OUTFILE_MOST = 256 * 1024 * 1024
+#: Of the results so much is read. An ad with the history of many attempts has some KB.
+_READ_BASE = 64 * 1024
+_READ_PER_FILE = 16 * 1024
 _PASSED = frozenset(
     {"PATH", "TZ", "LANG", "LD_LIBRARY_PATH", "PYTHONPATH", "CONDOR_CONFIG", "X509_CERT_DIR", "SSL_CERT_FILE"}
     | {"SSL_CERT_DIR", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE"}
@@ -430,7 +432,10 @@ class Mover:
             facts = os.fstat(handle)
             if not stat.S_ISREG(facts.st_mode) or facts.st_uid != self._batch.uid:
                 return ""
-            return decode(stream.read(_OUTFILE_MOST))
+            most = _READ_BASE + _READ_PER_FILE * len(self._batch.files)
+            if facts.st_size > most:
+                log.warn("results-cut", plugin=self._batch.plugin.path, size_bytes=facts.st_size, read_bytes=most)
+            return decode(stream.read(most))
 
 
 class _Tail:

@@ -131,7 +131,7 @@ def _matched(sent: Sequence[SentFile], ads: Sequence[ClassAd]) -> list[ClassAd |
     nameless = []
     for ad in ads:
         name, url = ad.text("TransferFileName"), ad.text("TransferUrl")
-        index = by_name.get(name.rpartition("/")[2]) if name else by_url.get(url)
+        index = by_name.get(name.rpartition("/")[2], by_url.get(url))
         if index is not None:
             found[index] = ad
         elif not name and not url:

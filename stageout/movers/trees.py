@@ -14,6 +14,8 @@ from stageout.core import durable
 
 _ROUNDS = 100_000
 _AT_ONCE = 10_000
+#: Begins the names of inner directories while their tree is removed.
+MOVED = ".stray-"
 
 
 @contextmanager
@@ -70,7 +72,7 @@ def _empty(top: int, name: str) -> list[str]:
             for inner, is_directory in part:
                 if is_directory:
                     _make_ours(inner, descriptor)
-                    moved.append(f".stray-{secrets.token_hex(8)}")
+                    moved.append(f"{MOVED}{secrets.token_hex(8)}")
                     durable.disk.rename(inner, moved[-1], src_dir_fd=descriptor, dst_dir_fd=top)
                 else:
                     durable.disk.unlink(inner, dir_fd=descriptor)

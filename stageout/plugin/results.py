@@ -13,7 +13,7 @@ from stageout.core.errors import Advice, ErrorClass, TransferFailure
 from stageout.plugin.api import Outcome
 from stageout.plugin.pace import Pace
 from stageout.plugin.requests import Item
-from stageout.plugin.text import Scrubber
+from stageout.plugin.text import Scrubber, recordable
 from stageout.plugin.urls import host_of
 
 Ad = dict[str, Any]
@@ -159,7 +159,7 @@ def fitted(ad: Ad, limit_bytes: int) -> str:
     smaller = dict(ad)
     for step in _STEPS:
         step(smaller)
-        text = unparse_ad(smaller)
+        text = unparse_ad(recordable(smaller))
         if len(text) <= limit_bytes:
             return text
     raise ValueError(f"no room for a result ad in {limit_bytes} bytes")
@@ -170,7 +170,7 @@ def least_bytes(ad: Ad) -> int:
     smaller = {**ad, "TransferError": "x" * _SHORT_CHARS, "TransferTotalBytes": 10**18}
     for step in _STEPS:
         step(smaller)
-    return len(unparse_ad(smaller))
+    return len(unparse_ad(recordable(smaller)))
 
 
 def _one_error(ad: Ad) -> None:

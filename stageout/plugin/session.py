@@ -177,7 +177,13 @@ class Session:
                 self._deadline,
                 self._log,
             )
-            batch.run(self._surroundings.count("CONCURRENCY", self._abilities.parallel))
+            batch.run(self._concurrency(waiting))
+
+    def _concurrency(self, records: list[Record]) -> int:
+        """Files at once. Uploads to the same URL go one after the other, in HTCondor's order: the last one stays."""
+        if self._call.upload and len({record.item.request.url for record in records}) < len(records):
+            return 1
+        return self._surroundings.count("CONCURRENCY", self._abilities.parallel)
 
     def _report_known(self) -> None:
         """Report what was known without moving a file."""

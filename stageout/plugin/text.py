@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from stageout.plugin.urls import safe_urls_in
 
@@ -17,6 +18,7 @@ _SECRET_SHAPES = re.compile(
 # The shadow cuts messages at these; a message that holds them loses its end, or its sense.
 _SEPARATORS = re.compile(r";(?=\s*(?:SHADOW|STARTER)\b)|\|", re.I)
 _SHORTEST_SECRET = 6
+_RAW = re.compile(r"[\x00-\x1f\x7f]|\\\Z")
 
 
 class Scrubber:
@@ -50,6 +52,19 @@ class Scrubber:
     def message(self, text: str, limit: int = MESSAGE_CHARS) -> str:
         """The text fit for a result ad: scrubbed, one line, at most ``limit`` characters, never empty."""
         return one_line(self.scrub(text), limit)
+
+
+def recordable(value: Any) -> Any:
+    """Encode in all texts of an ad what HTCondor would write raw: control characters, and a backslash at the end.
+
+    A line end in a string tears the access point's records apart, and a backslash before the closing quote the ad that
+    the starter sends. File names may hold both.
+    """
+    if isinstance(value, str):
+        return _RAW.sub(lambda found: f"%{ord(found[0]):02X}", value)
+    if isinstance(value, dict):
+        return {name: recordable(item) for name, item in value.items()}
+    return [recordable(item) for item in value] if isinstance(value, list) else value
 
 
 def _hide(found: re.Match[str]) -> str:

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 FILE_BYTES = 1_000_000
 MARGIN = 10.0
 LEAST_S = 600.0
+#: Rate that is assumed of a destination without measurements.
+UNKNOWN_BYTES_S = 1_000_000.0
 #: Knowledge that was not confirmed for so long is worth nothing.
 OLD_S = 30 * 86400.0
 
@@ -110,11 +112,10 @@ def _mixed(known: Observed | None, rate: float, now: float) -> Observed:
 def limit_s(known: Observed | None, files: int, size_bytes: int, most_s: float, now: float) -> float:
     """How long a call may take: never less than :data:`LEAST_S`, never more than ``most_s``.
 
-    :param most_s: the administrator's limit, which holds alone while nothing is known. :param now: wall clock, s.
+    :param most_s: the administrator's limit. :param now: wall clock, s.
     """
-    if known is None or not is_fresh(known, now):
-        return most_s
-    usual_s = work_bytes(files, size_bytes) / known.slow_bytes_s(now)
+    slow_bytes_s = known.slow_bytes_s(now) if known is not None and is_fresh(known, now) else UNKNOWN_BYTES_S
+    usual_s = work_bytes(files, size_bytes) / slow_bytes_s
     return min(most_s, max(LEAST_S, MARGIN * usual_s))
 
 

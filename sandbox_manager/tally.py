@@ -1,0 +1,36 @@
+"""How many hand-offs were accepted and refused lately, by reason."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, deque
+from typing import Any
+
+WINDOW_S = 3600
+_KEPT = 20_000
+_REASONS_SHOWN = 5
+_NUMBER = re.compile(r"[0-9]+([.][0-9]+)*")
+
+
+class Tally:
+    """The outcomes of the last hour, in memory; the oldest go when there are very many."""
+
+    def __init__(self) -> None:
+        self._outcomes: deque[tuple[float, str]] = deque(maxlen=_KEPT)
+
+    def accepted(self, now_s: float) -> None:
+        """A hand-off was accepted."""
+        self._outcomes.append((now_s, ""))
+
+    def refused(self, now_s: float, reason: str) -> None:
+        """A hand-off was refused. Reasons that differ in numbers only, such as sizes, count as one."""
+        self._outcomes.append((now_s, _NUMBER.sub("N", reason)))
+
+    def facts(self, now_s: float) -> dict[str, Any]:
+        """For people, the commonest reason first."""
+        while self._outcomes and self._outcomes[0][0] < now_s - WINDOW_S:
+            self._outcomes.popleft()
+        reasons = Counter(reason for _, reason in self._outcomes if reason)
+        common = [{"Reason": reason, "Count": count} for reason, count in reasons.most_common(_REASONS_SHOWN)]
+        refused = sum(reasons.values())
+        return {"HandoffsTried": len(self._outcomes), "HandoffsRefused": refused, "HandoffRefusals": common}
