@@ -12,13 +12,18 @@ from dataclasses import dataclass, field, replace
 from schedd_agent.custodians import Custodians
 from schedd_agent.edits import edit_for
 from schedd_agent.leases import View
+from schedd_agent.mail import News, Outbox
 from schedd_agent.model import (
+    HOLDING,
     ClearRequest,
     Dag,
+    Deliver,
     Effect,
     Elder,
     Job,
     Limits,
+    MailTo,
+    Note,
     Past,
     Record,
     Remove,
@@ -26,6 +31,7 @@ from schedd_agent.model import (
     Send,
     Show,
     Situation,
+    Told,
     name_of,
 )
 from schedd_agent.notices import CollectorError, Directory
@@ -38,6 +44,7 @@ from stageout import __version__
 from stageout.core import log
 from stageout.core.clock import Clock
 from stageout.core.durable import step
+from stageout.core.failures import Failure, FailureLog
 from stageout.core.signing import SigningKey
 from stageout.core.states import FREED, State
 from stageout.wire.custody import Action, AgentNotice, Run, notice_ad, orders_ad
@@ -65,6 +72,8 @@ class Agent:
     :param records_written: the AP has JOB_EPOCH_HISTORY.
     :param notice_interval_s: seconds between two notices.
     :param custodians: of output that pilots handed over, None where nobody is asked.
+    :param failures: of output whose job has left the queue, None where they are not recorded.
+    :param outbox: mail to owners, None where nobody is mailed.
     :param credential_port: URL for renewed credentials and SHA-256 of its certificate, empty texts without one.
     """
 
@@ -83,6 +92,8 @@ class Agent:
     notice_interval_s: float = 60.0
     credential_port: tuple[str, str] = ("", "")
     custodians: Custodians | None = None
+    failures: FailureLog | None = None
+    outbox: Outbox | None = None
     board: Board = field(init=False)
     has_edits_left: bool = field(init=False, default=False)
     _edited: dict[str, float] = field(default_factory=dict)
@@ -106,6 +117,8 @@ class Agent:
             if self.custodians:
                 self.custodians.look_at(jobs, self._past)
             self._work(jobs, seen)
+            if self.outbox:
+                self.outbox.send(self.clock.monotonic_s())
             self._notify()
         except (QueueError, CollectorError, OSError) as problem:
             self._say_trouble(str(problem))
@@ -160,17 +173,53 @@ class Agent:
         self._ask_dags({job.dag for job in jobs.values() if job.dag and job.settling})
         plans: list[tuple[Job, list[Effect]]] = []
         sends: list[tuple[str, Send]] = []
+        notes: list[tuple[str, Note]] = []
         for name in sorted(names):
             job = jobs.get(name)
             effects = decide(self._situation(name, job, seen.get(name, ())), self.limits)
             if Run(name, 0).schedd != self.name:
                 effects = self._under_another_name(name, job, effects)
             sends += [(name, effect) for effect in effects if isinstance(effect, Send)]
+            notes += [(name, effect) for effect in effects if isinstance(effect, Note)]
             if job:
                 plans.append((job, [effect for effect in effects if not isinstance(effect, Send)]))
-        if self._order(sends):
+        unrecorded = self._record_failures(notes)
+        if self._order([(name, send) for name, send in sends if name not in unrecorded]):
             self._publish_orders()
         self._edit_all(plans)
+
+    def _record_failures(self, notes: Sequence[tuple[str, Note]]) -> set[str]:
+        """Record and mail what failed after its job had left.
+
+        :returns: jobs of which nothing may be forgotten yet.
+        """
+        if not self.failures or not notes:
+            return set()
+        now_s = int(self.clock.wall_s())
+        found = [Failure(name, self._past[name].owner, n.run, n.state, n.reason, now_s) for name, n in notes]
+        try:
+            new = self.failures.add(found)
+        except OSError as problem:
+            log.error("failures-not-stored", failures=len(found), problem=problem, advice="make room in SPOOL")
+            return {failure.job for failure in found}
+        for one in new:
+            log.warn("output-failed-late", job=one.job, run=one.run, state=one.state, reason=one.reason)
+            self._post(self._past[one.job].mail, Run(one.job, 0).job_id, News.FAILED, one.reason)
+        return set()
+
+    def _post(self, to: MailTo, job_id: str, news: News, reason: str) -> None:
+        if self.outbox:
+            self.outbox.post(to, job_id, news, reason)
+
+    def _tell(self, job: Job, effect: Effect) -> None:
+        """Mail the owner what an edit has just made true."""
+        job_id = f"{job.cluster}.{job.proc}"
+        if isinstance(effect, Told):
+            self._post(job.mail, job_id, News.HELD, effect.reason)
+        elif isinstance(effect, Deliver):
+            self._post(job.mail, job_id, News.DELIVERED, effect.shown.reason)
+        elif isinstance(effect, Show) and effect.shown.state in HOLDING and effect.shown.state != job.shown.state:
+            self._post(job.mail, job_id, News.FAILED, effect.shown.reason)
 
     def _under_another_name(self, name: str, job: Job | None, effects: Sequence[Effect]) -> list[Effect]:
         """What can be done for a job from before the schedd was renamed: nothing that needs its managers.
@@ -189,8 +238,8 @@ class Agent:
         past = None if job else self._past.get(name)
         run = job.run if job else past.run if past else 0
         ended = job if job and job.settling else past
-        counts = self.receipts.last_transfer(*_ids(name), ended) if ended else run
-        record = self._record(name, counts)
+        counts = self.receipts.last_transfer(name, ended) if ended else run
+        record = self.receipts.get(name, counts, job.owner if job else "", ended.executing_since if ended else 0)
         if job and job.settling:
             self.view.waiting(name, run)
         record = adopted(record, seen)
@@ -223,14 +272,11 @@ class Agent:
                 problem += f"record names {named or 'nobody'}"
                 self.board.refuse(f"{item.manager_name} {item.key or '(unsigned)'}", problem)
 
-    def _record(self, name: str, run: int) -> Record | None:
-        return self.receipts.get(*_ids(name), run)
-
     def _elders(self, name: str, run: int) -> dict[Elder, float]:
         """Managers that took over output of earlier runs, and for how long each has not been heard of."""
         found = {}
         for number in range(max(1, run - _ELDERS), run):
-            record = self._record(name, number)
+            record = self.receipts.get(name, number)
             for manager in record.managers if record else ():
                 silent_s = self.limits.lease_s if self.view.has_ended(manager) else self.view.silent_s(manager)
                 found[Elder(manager, number)] = silent_s
@@ -306,6 +352,7 @@ class Agent:
         sent_at = int(self.clock.wall_s())
         refused = [f"{what}: {problem}" for what, problem in self.board.refused[-_REFUSALS_SHOWN:]]
         facts = {"version": __version__, "records": self.records_written, "refused": refused}
+        facts["leave_limit_s"] = self.limits.leave_s
         (number,) = self.numbers.take(1)
         notice = AgentNotice(
             self.name, self.name, self.key.public, number, sent_at, *self.credential_port, facts, self.key.vouches
@@ -318,7 +365,7 @@ class Agent:
     def _edit_all(self, plans: Iterable[tuple[Job, Sequence[Effect]]]) -> None:
         """Carry out edits for a limited time, ends before progress; what is left is decided again in the next pass."""
         until_s = self.clock.monotonic_s() + _EDIT_BUDGET_S
-        wanted = sorted((plan for plan in plans if plan[1]), key=lambda plan: isinstance(plan[1][0], Show))
+        wanted = sorted((plan for plan in plans if plan[1]), key=lambda plan: isinstance(plan[1][-1], Show))
         self.has_edits_left = False
         for job, effects in wanted:
             if self.clock.monotonic_s() > until_s:
@@ -340,6 +387,7 @@ class Agent:
             state, reason = (shown.state, shown.reason) if shown else ("", "")
             kind = type(effect).__name__
             log.event("edit", job=job.name, run=job.run, effect=kind, state=state, reason=reason)
+            self._tell(job, effect)
         return True
 
     def _refuse(self, job: Job, effect: str, problem: str) -> None:
@@ -368,12 +416,6 @@ class Agent:
             else:
                 log.event("pass-well-again")
         self._trouble = problem
-
-
-def _ids(name: str) -> tuple[int, int]:
-    """Cluster and process of a GlobalJobId."""
-    cluster, proc = Run(name, 0).job_id.split(".")
-    return int(cluster), int(proc)
 
 
 def adopted(record: Record | None, seen: Sequence[Seen]) -> Record | None:

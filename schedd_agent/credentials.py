@@ -12,7 +12,6 @@ from schedd_agent.model import Record, Status
 from schedd_agent.reader import NoCredential, Reader
 from stageout.core import log
 from stageout.core.signing import BadSignature, check
-from stageout.wire.custody import Run
 from stageout.wire.renewal import KIND, Answer, Ask, BadRenewal, Request
 
 _ID = re.compile(r"[^#]+#\d{1,9}\.\d{1,9}#\d+")
@@ -43,13 +42,13 @@ class Keeper:
     """Answers requests. Blocking; in the thread of the agent's passes.
 
     :param agent: name of the agent and its schedd. :param certificate: SHA-256 of the port's certificate.
-    :param record: the OUTPUT record of a run, None where there is none.
+    :param record: GlobalJobId, run and owner to the OUTPUT record of the run, None where there is none.
     :param owners: facts about the jobs with these GlobalJobIds that are in the queue.
     """
 
     agent: str
     certificate: str
-    record: Callable[[int, int, int], Record | None]
+    record: Callable[[str, int, str], Record | None]
     owners: Callable[[Collection[str]], Mapping[str, Owner]]
     reader: Reader
 
@@ -62,8 +61,8 @@ class Keeper:
 
     def _one(self, request: Request, ask: Ask, owners: Mapping[str, Owner]) -> Answer:
         try:
-            self._check_receipt(request, ask)
             owner = owners.get(ask.job)
+            self._check_receipt(request, ask, owner.user if owner else "")
             if owner is None or owner.run != ask.run_number or owner.status not in _READY:
                 raise NoCredential("the job is not in the queue with this run completed")
             if ask.kind == "token" and ask.service not in owner.services:
@@ -77,12 +76,11 @@ class Keeper:
                   service=ask.service)  # fmt: skip
         return Answer(content)
 
-    def _check_receipt(self, request: Request, ask: Ask) -> None:
+    def _check_receipt(self, request: Request, ask: Ask, owner: str) -> None:
         """The manager must hold this very hand-off: the AP's own record of the run names its key."""
         if not _ID.fullmatch(ask.job):
             raise NoCredential("this is no job")
-        cluster, proc = map(int, Run(ask.job, ask.run_number).job_id.split("."))
-        record = self.record(cluster, proc, ask.run_number)
+        record = self.record(ask.job, ask.run_number, owner)
         tickets = record.tickets if record else ()
         ticket = next((item for item in tickets if item.name == ask.ticket), None)
         if ticket is None or ticket.manager_name != request.manager or not ticket.key:

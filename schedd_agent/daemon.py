@@ -19,6 +19,7 @@ from schedd_agent.asking import Asker, custodians_of
 from schedd_agent.credentials import Keeper
 from schedd_agent.custodians import Custodians
 from schedd_agent.leases import View
+from schedd_agent.mail import CondorMailer, Outbox
 from schedd_agent.model import Limits
 from schedd_agent.notices import CondorDirectory
 from schedd_agent.orders import Book, Numbers
@@ -31,6 +32,7 @@ from stageout import __version__
 from stageout.core import log
 from stageout.core.clock import SystemClock
 from stageout.core.config import ConfigError, Settings, condor_settings, reload_condor
+from stageout.core.failures import FILE_NAME, FailureLog
 from stageout.core.signing import KeyUnusable, SigningKey, load_key, load_or_make_key
 
 EXIT_NO_RESTART = 99
@@ -47,6 +49,7 @@ def limits_of(settings: Settings) -> Limits:
         lease_s=settings.number("STAGEOUT_LEASE"),
         max_reruns=settings.count("STAGEOUT_MAX_RERUNS"),
         edit_interval_s=settings.number("STAGEOUT_EDIT_INTERVAL"),
+        leave_s=settings.number("STAGEOUT_LEAVE_LIMIT"),
     )
 
 
@@ -99,6 +102,8 @@ class Daemon:
         finally:
             if self._port is not None:
                 await self._port.close()
+            if self._agent and self._agent.outbox:
+                self._agent.outbox.send(0.0, at_once=True)
             self._worker.shutdown(wait=False)
         log.event("stop")
 
@@ -169,6 +174,7 @@ class Daemon:
             limits, poll_s = limits_of(settings), settings.number("STAGEOUT_POLL_INTERVAL")
             custodians = custodians_of(settings)
             notice_s = settings.number("STAGEOUT_NOTICE_INTERVAL")
+            mail_s = settings.number("STAGEOUT_MAIL_INTERVAL")
         except ConfigError as problem:
             log.error("reconfig-refused", problem=problem)
             return
@@ -181,6 +187,9 @@ class Daemon:
             if self._agent.custodians:
                 self._agent.custodians.allowed = frozenset(custodians)
             self._agent.limits, self._agent.notice_interval_s = limits, notice_s
+            if self._agent.outbox:
+                self._agent.outbox.interval_s = mail_s
+                self._agent.outbox.mailer = CondorMailer(settings, self._agent.name)
             self._agent.book.lease_s = lease_of_managers(limits)
         log.event("reconfig")
 
@@ -190,7 +199,7 @@ def make_agent(settings: Settings) -> Agent:
 
     :raises QueueError: the schedd does not answer (yet). :raises ConfigError: a knob cannot be used.
     """
-    queue = CondorQueue(str(Path(settings.condor("BIN", "/usr/bin")) / "condor_qedit"))
+    queue = CondorQueue(Path(settings.condor("BIN", "/usr/bin")))
     name = queue.name()
     clock = SystemClock()
     history = settings.condor("JOB_EPOCH_HISTORY")
@@ -205,8 +214,8 @@ def make_agent(settings: Settings) -> Agent:
         name=name,
         key=key,
         queue=queue,
-        directory=CondorDirectory(),
-        receipts=Receipts(Path(history or os.devnull)),
+        directory=CondorDirectory(name),
+        receipts=Receipts(Path(history or os.devnull), spool / "stageout_agent_readings"),
         book=Book(name, numbers, lease_of_managers(limits)),
         view=View(hole_s=3 * settings.number("STAGEOUT_POLL_INTERVAL") + 60.0),
         clock=clock,
@@ -219,6 +228,8 @@ def make_agent(settings: Settings) -> Agent:
             spool / "stageout_agent_custody", custodians_of(settings),
             Asker(Path(settings.text("STAGEOUT_CUSTODIAN_KEY"))), clock,
         ),
+        failures=FailureLog(spool / FILE_NAME),
+        outbox=Outbox(CondorMailer(settings, name), settings.number("STAGEOUT_MAIL_INTERVAL")),
     )  # fmt: skip
 
 

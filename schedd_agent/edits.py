@@ -7,21 +7,24 @@ transaction that happens only while the job still is what the decision was about
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from schedd_agent.model import (
     HOLD_CODE,
+    HOLD_NAME,
     ClearRequest,
     Complete,
     Deliver,
     Effect,
     Hold,
     Job,
+    Keep,
     LetGo,
     Rerun,
     Show,
     Shown,
     Status,
+    Told,
 )
 from stageout.core.classads import quote, unparse
 
@@ -29,6 +32,22 @@ Pair = tuple[str, str]
 
 # The last one is what the guard and `stageout wait` look at: everything else is there before it.
 _LOGGED = ("StageOutReason", "StageOutState")
+_COMPLETED = int(Status.COMPLETED)
+# The release writes event 013, clears the reason of the hold and never lets the job be idle.
+_COMPLETED_ON_RELEASE = (("TerminationPending", "true"), ("JobStatusOnRelease", str(_COMPLETED)))
+
+
+@dataclass(frozen=True)
+class Act:
+    """A command of HTCondor that writes an event into the job's log.
+
+    :param tool: its name. :param options: beside the reason. :param condition: jobs that it concerns.
+    """
+
+    tool: str
+    reason: str
+    condition: str
+    options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -38,6 +57,7 @@ class Edit:
     :param label: durable step. :param plain: attribute and literal, one by one.
     :param logged: likewise, with an event 033 in the job's log.
     :param atomic: in one transaction, only if ``condition`` holds.
+    :param act: after that; a refusal costs only the event.
     """
 
     label: str
@@ -47,6 +67,7 @@ class Edit:
     logged: tuple[Pair, ...] = ()
     atomic: tuple[Pair, ...] = ()
     condition: str = ""
+    act: Act | None = None
 
     @property
     def job_id(self) -> str:
@@ -64,20 +85,30 @@ def edit_for(job: Job, effect: Effect, wall_s: float) -> Edit | None:
     if isinstance(effect, Deliver):
         return _edit(job, "edit-delivered", effect.shown, more=(("StageOutStats", unparse(effect.stats)),))
     if isinstance(effect, Hold):
-        return _edit(job, "edit-hold", effect.shown, more=tuple(_hold_facts(effect)), atomic=_held(wall_s))
+        return _edit(job, "edit-hold", effect.shown, atomic=_held(job, effect, wall_s), act=_hold_event(job, effect))
+    if isinstance(effect, Told):
+        return replace(_edit(job, "edit-hold-told", atomic=_told(job, effect)), condition=_held_run(job))
     if isinstance(effect, Rerun):
         return _edit(job, "edit-rerun", effect.shown, atomic=_idle(job, wall_s))
     if isinstance(effect, Complete):
-        return _edit(job, "edit-complete", atomic=_completed(wall_s))
+        release = Act("condor_release", effect.reason, f"{_held_run(job)} && JobStatusOnRelease =?= {_COMPLETED}")
+        return _edit(job, "edit-complete", atomic=_COMPLETED_ON_RELEASE, act=release)
     if isinstance(effect, LetGo):
         return _edit(job, "edit-let-go", more=(("LeaveJobInQueue", "(StageOutUserLeave ?: false)"),))
+    if isinstance(effect, Keep):
+        return _edit(job, "edit-keep", more=(("StageOutKeptUntil", str(effect.until)),))
     if isinstance(effect, ClearRequest):
         return _edit(job, "edit-request", more=(("StageOutRequest", "undefined"),))
     return None
 
 
 def _edit(
-    job: Job, label: str, shown: Shown | None = None, more: tuple[Pair, ...] = (), atomic: tuple[Pair, ...] = ()
+    job: Job,
+    label: str,
+    shown: Shown | None = None,
+    more: tuple[Pair, ...] = (),
+    atomic: tuple[Pair, ...] = (),
+    act: Act | None = None,
 ) -> Edit:
     changed = tuple(_changes(job.shown, shown)) if shown else ()
     return Edit(
@@ -87,7 +118,8 @@ def _edit(
         plain=(*more, *(pair for pair in changed if pair[0] not in _LOGGED)),
         logged=tuple(pair for name in _LOGGED for pair in changed if pair[0] == name),
         atomic=atomic,
-        condition=_same_run(job),
+        condition=_run_in(job, job.status),
+        act=act,
     )
 
 
@@ -108,25 +140,49 @@ def _changes(old: Shown, new: Shown) -> Iterator[Pair]:
             yield name, quote(after) if isinstance(after, str) else str(after)
 
 
-def _same_run(job: Job) -> str:
+def _run_in(job: Job, status: int) -> str:
     return (
-        f"ClusterId == {job.cluster} && ProcId == {job.proc} && JobStatus == {int(job.status)} "
+        f"ClusterId == {job.cluster} && ProcId == {job.proc} && JobStatus == {int(status)} "
         f"&& NumShadowStarts == {job.run}"
     )
 
 
-def _hold_facts(effect: Hold) -> Iterator[Pair]:
-    # Without meaning while the job is Completed, so they need not be in the transaction, which is dear in a long queue.
-    yield "HoldReason", quote(effect.reason)
-    yield "HoldReasonCode", str(HOLD_CODE)
-    yield "HoldReasonSubCode", str(effect.subcode)
+def _held_run(job: Job) -> str:
+    return _run_in(job, Status.HELD)
 
 
-def _held(wall_s: float) -> tuple[Pair, ...]:
+def _hold_facts(effect: Hold | Told) -> tuple[Pair, ...]:
     return (
+        ("HoldReason", quote(effect.reason)),
+        ("HoldReasonCode", str(HOLD_CODE)),
+        ("HoldReasonSubCode", str(effect.subcode)),
+    )
+
+
+def _held(job: Job, effect: Hold, wall_s: float) -> tuple[Pair, ...]:
+    return (
+        *_hold_facts(effect),
+        ("StageOutUntold", str(job.run)),
         ("TerminationPending", "false"),
         ("EnteredCurrentStatus", str(int(wall_s))),
         ("JobStatus", str(int(Status.HELD))),
+    )
+
+
+def _hold_event(job: Job, effect: Hold) -> Act:
+    """Hold the held job once more: the schedd allows that to a user's command, and writes event 012 for it."""
+    escaped = quote(effect.reason)[1:-1]  # the schedd puts it between quotes as it is
+    return Act("condor_hold", escaped, _held_run(job), ("-subcode", str(effect.subcode)))
+
+
+def _told(job: Job, effect: Told) -> tuple[Pair, ...]:
+    """Restore what condor_hold has overwritten: its code 1, its user's name, and the hold that it counted again."""
+    counts = {**job.hold_counts, HOLD_NAME: job.hold_counts.get(HOLD_NAME, 0) + (job.status != Status.HELD)}
+    return (
+        *_hold_facts(effect),
+        ("NumHolds", str(sum(counts.values()))),
+        ("NumHoldsByReason", unparse(counts)),
+        ("StageOutUntold", "0"),
     )
 
 
@@ -138,15 +194,4 @@ def _idle(job: Job, wall_s: float) -> tuple[Pair, ...]:
         ("StageOutReruns", str(job.reruns + 1)),
         ("EnteredCurrentStatus", str(int(wall_s))),
         ("JobStatus", str(int(Status.IDLE))),
-    )
-
-
-def _completed(wall_s: float) -> tuple[Pair, ...]:
-    return (
-        ("TerminationPending", "true"),
-        ("HoldReason", "undefined"),
-        ("HoldReasonCode", "undefined"),
-        ("HoldReasonSubCode", "undefined"),
-        ("EnteredCurrentStatus", str(int(wall_s))),
-        ("JobStatus", str(int(Status.COMPLETED))),
     )

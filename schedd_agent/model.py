@@ -11,12 +11,19 @@ from stageout.core.states import State
 from stageout.wire.custody import Action, SandboxReport
 
 HOLD_CODE = 12
-"""HoldReasonCode of a failed output transfer (TransferOutputError)."""
+"""HoldReasonCode of a failed output transfer."""
+
+HOLD_NAME = "TransferOutputError"
+"""Its name in NumHoldsByReason."""
 
 HOLD_SUBCODE_BASE = 20000
 """Our HoldReasonSubCode is this plus the error code: above anything that a plugin's exit status can make."""
 
 POLICY_HOLD_CODE = 3
+USER_HOLD_CODE = 1
+HOLDING = (State.FAILED, State.LOST)
+"""Ends for which we hold a job."""
+
 NOTHING_YET = "None"
 """StageOutState of a job that has handed nothing off."""
 
@@ -79,14 +86,32 @@ class Shown:
 
 
 @dataclass(frozen=True)
+class MailTo:
+    """The person who gets mail about a job.
+
+    :param notification: JobNotification. :param address: NotifyUser, or the owner. :param domain: UidDomain.
+    """
+
+    notification: int = 0
+    address: str = ""
+    domain: str = ""
+
+
+@dataclass(frozen=True)
 class Job:
     """A job in the queue.
 
     :param name: GlobalJobId. :param run: NumShadowStarts. :param handed_off: files that its last run handed off.
+    :param owner: Owner, "" when it is not known.
     :param held_at_exit: held by its own on_exit_hold, where HTCondor delivers output too.
     :param shadow_since: ShadowBday, wall clock, seconds. :param executing_since: when its last run began to execute,
     likewise. :param transferred_at: end of its last transfer of output, likewise, 0 when it had none.
     :param dag: cluster of its DAGMan job, 0 when it is no node.
+    :param untold: run that we held, until its log says so. :param hold_counts: NumHoldsByReason.
+    :param is_kept: a node that DAGMan removed after its end, and that counts as completed.
+    :param has_ended: its last run has ended for good: the next shadow, if there is one, only says so again.
+    :param has_shadow: something of its last run still goes on (RemoteHost).
+    :param kept_until: the queue keeps it until then, wall clock, seconds; 0: for the limit after its end.
     """
 
     name: str
@@ -108,17 +133,39 @@ class Job:
     held_at_exit: bool = False
     request: str = ""
     reruns: int = 0
+    is_kept: bool = False
+    has_ended: bool = False
+    has_shadow: bool = False
     shown: Shown = field(default_factory=Shown)
+    untold: int = 0
+    hold_counts: Mapping[str, int] = field(default_factory=dict)
+    owner: str = ""
+    mail: MailTo = MailTo()
+    kept_until: int = 0
 
     @property
     def held_by_us(self) -> bool:
         """True when a failed stage-out is the reason of its hold."""
-        return self.status == Status.HELD and self.hold_code == HOLD_CODE and self.hold_subcode > HOLD_SUBCODE_BASE
+        code = self.hold_code == HOLD_CODE or (self.hold_code == USER_HOLD_CODE and self.hold_untold)
+        return self.status == Status.HELD and code and self.hold_subcode > HOLD_SUBCODE_BASE
+
+    @property
+    def hold_untold(self) -> bool:
+        """True when a crash came between our hold of this run and its event."""
+        return self.untold == self.run and self.shown.run == self.run and self.shown.state in HOLDING
 
     @property
     def ended(self) -> bool:
         """True when its last run is the one that counts."""
         return self.status == Status.COMPLETED or self.held_by_us or (self.status == Status.HELD and self.held_at_exit)
+
+    @property
+    def runs_anew_after_hold(self) -> bool:
+        """True when it is held and its release starts a new run.
+
+        The policy's code may stand for an on_exit_hold that is no longer true.
+        """
+        return self.status == Status.HELD and not (self.ended or self.has_shadow or self.hold_code == POLICY_HOLD_CODE)
 
     @property
     def settling(self) -> bool:
@@ -133,6 +180,7 @@ class Past:
     :param status: JobStatus in the history. :param run: NumShadowStarts there. :param executing_since: as of a
     :class:`Job`, and so is ``transferred_at``: they do not tell two ends apart.
     :param given_up: its owner has done without its output: StageOutState says Cancelled.
+    :param failed: its ad says that its output failed or was lost.
     """
 
     status: int
@@ -140,6 +188,9 @@ class Past:
     executing_since: int = field(default=0, compare=False)
     transferred_at: int = field(default=0, compare=False)
     given_up: bool = field(default=False, compare=False)
+    failed: bool = field(default=False, compare=False)
+    owner: str = field(default="", compare=False)
+    mail: MailTo = field(default=MailTo(), compare=False)
 
     @property
     def wants_nothing(self) -> bool:
@@ -165,10 +216,15 @@ class Ticket:
 
 @dataclass(frozen=True)
 class Record:
-    """What the AP's own record (OUTPUT) of one run says was handed off. :param written_at: wall clock, seconds."""
+    """Hand-offs of one run, by the AP's own record (OUTPUT).
+
+    :param written_at: wall clock, seconds. :param job: GlobalJobId, "" from 23.x; ``owner`` likewise.
+    """
 
     tickets: tuple[Ticket, ...] = ()
     written_at: int = field(default=0, compare=False)
+    job: str = field(default="", compare=False)
+    owner: str = field(default="", compare=False)
 
     @property
     def managers(self) -> tuple[str, ...]:
@@ -247,6 +303,7 @@ class Limits:
     edit_interval_s: float = 20.0
     record_wait_s: float = 60.0
     shadow_settle_s: float = 60.0
+    leave_s: float = 604800.0
 
 
 @dataclass(frozen=True)
@@ -281,9 +338,17 @@ class Deliver:
 
 @dataclass(frozen=True)
 class Hold:
-    """Hold the completed job. :param subcode: HoldReasonSubCode."""
+    """Hold the completed job, with an event in its log. :param subcode: HoldReasonSubCode."""
 
     shown: Shown
+    subcode: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Told:
+    """The log of the job that was held says so: its ad gets reason and codes of the hold again."""
+
     subcode: int
     reason: str
 
@@ -297,7 +362,9 @@ class Rerun:
 
 @dataclass(frozen=True)
 class Complete:
-    """Put the job that we held back to completed."""
+    """Release the job that we held into being completed, with an event in its log."""
+
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -313,10 +380,26 @@ class Remove:
 
 
 @dataclass(frozen=True)
+class Keep:
+    """Keep the completed job in the queue for longer. :param until: wall clock, seconds."""
+
+    until: int
+
+
+@dataclass(frozen=True)
 class ClearRequest:
     """The owner's request was carried out, or cannot be."""
 
 
-Effect = Union[Send, Show, Deliver, Hold, Rerun, Complete, LetGo, Remove, ClearRequest]
+@dataclass(frozen=True)
+class Note:
+    """Record that output failed after its job had left the queue."""
+
+    run: int
+    state: str
+    reason: str
+
+
+Effect = Union[Send, Show, Deliver, Hold, Told, Rerun, Complete, LetGo, Remove, ClearRequest, Keep, Note]
 
 GOOD_ENDS = (State.DELIVERED, State.RELEASED)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from schedd_agent.model import Send, custodian, key_of, name_of
+from stageout.core import log
 from stageout.core.durable import read_file, write_file
 from stageout.wire.custody import AD_LIFETIME_S, Action, Order, OrderSheet
 
@@ -60,7 +61,8 @@ class Book:
         self.lease_s = lease_s
         self._numbers = numbers
         self._open: dict[Key, Order] = {}
-        self._done: dict[str, set[Key]] = {}
+        self._done: dict[str, dict[Key, int]] = {}
+        self._acknowledged: dict[str, int] = {}
         self._changed: set[str] = set()
         self._published: dict[str, float] = {}
 
@@ -83,13 +85,24 @@ class Book:
         return not same and key not in self._done.get(job, ())
 
     def acknowledged(self, manager: str, number: int) -> list[Key]:
-        """The manager carried out all orders up to this number; returns those that were open."""
+        """The manager carried out all orders up to this number; returns those that were open.
+
+        Orders above it are not done, even if an earlier report acknowledged them: the manager has an older ledger now.
+        """
         found = [key for key, order in self._open.items() if key.manager == manager and order.number <= number]
+        if number < self._acknowledged.get(manager, 0):
+            self._undo(manager, number)
+        self._acknowledged[manager] = number
         for key in found:
-            del self._open[key]
-            self._done.setdefault(key.job, set()).add(key)
+            self._done.setdefault(key.job, {})[key] = self._open.pop(key).number
             self._changed.add(manager)
         return found
+
+    def _undo(self, manager: str, number: int) -> None:
+        log.warn("orders-forgotten", manager=name_of(manager), last=number, advice="was an old ledger put back there?")
+        for keys in self._done.values():
+            for key in [key for key, done in keys.items() if key.manager == manager and done > number]:
+                del keys[key]
 
     def done(self, job: str) -> frozenset[tuple[str, Action, int]]:
         """Acknowledged orders about a job: (manager, action, run)."""
@@ -98,7 +111,7 @@ class Book:
     def again(self, job: str) -> None:
         """Requests of the owner may be ordered again: the last one has been cleared."""
         requests = (Action.RETRY, Action.CANCEL, Action.PAUSE, Action.RESUME)
-        self._done[job] = {key for key in self._done.get(job, ()) if key.action not in requests}
+        self._done[job] = {key: at for key, at in self._done.get(job, {}).items() if key.action not in requests}
 
     @property
     def numbering(self) -> str:

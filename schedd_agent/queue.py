@@ -5,21 +5,26 @@ from __future__ import annotations
 import math
 import subprocess
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 from schedd_agent.credentials import Owner, services_of
-from schedd_agent.edits import Edit
+from schedd_agent.edits import Act, Edit
 from schedd_agent.model import (
     HOLD_CODE,
     HOLD_SUBCODE_BASE,
+    HOLDING,
     NOTHING_YET,
     POLICY_HOLD_CODE,
     Dag,
     Job,
+    MailTo,
     Past,
     Shown,
     Status,
 )
+from stageout.core import log
+from stageout.core.dagman import is_by_dagman, is_kept_node
 from stageout.core.durable import step
 from stageout.core.errors import StageoutError
 from stageout.core.states import State
@@ -43,7 +48,9 @@ PROJECTION = [
     "JobCurrentFinishTransferOutputDate", "JobCurrentStartExecutingDate",
     "HoldReasonCode", "HoldReasonSubCode", "StageOutRequest", "StageOutReruns", "StageOutState", "StageOutRun",
     "StageOutReason", "StageOutBytesLeft", "StageOutFilesLeft", "StageOutAttempts", "StageOutNextAttempt",
-    "StageOutManager", "StageOutKeys", "StageOutCustody",
+    "StageOutManager", "StageOutKeys", "StageOutCustody", "StageOutUntold", "NumHoldsByReason", "Owner",
+    "TerminationPending", "RemoveReason", "RemoteHost",
+    "JobNotification", "NotifyUser", "UidDomain", "StageOutKeptUntil",
 ]  # fmt: skip
 
 
@@ -91,8 +98,12 @@ def parse_job(ad: Mapping[str, Any], candidate: bool) -> Job:
 
     stats: Any = ad.get("TransferOutputStats")
     handed_off = stats.get("STAGEOUTFilesCountLastRun") if hasattr(stats, "get") else 0
+    has_ended = ad.get("TerminationPending") is True
+    is_kept = is_kept_node(number("JobStatus"), "DAGManJobId" in ad, has_ended, text("RemoveReason"))
     return Job(
-        name=str(ad["GlobalJobId"]), cluster=number("ClusterId"), proc=number("ProcId"), status=number("JobStatus"),
+        name=str(ad["GlobalJobId"]), cluster=number("ClusterId"), proc=number("ProcId"),
+        status=Status.COMPLETED if is_kept else number("JobStatus"), is_kept=is_kept, has_ended=has_ended,
+        has_shadow="RemoteHost" in ad,
         run=number("NumShadowStarts"), handed_off=handed_off if isinstance(handed_off, int) else 0,
         priority=number("JobPrio"), dag=number("DAGManJobId"), entered_at=number("EnteredCurrentStatus"),
         completions=number("NumJobCompletions"), reconnects=number("NumJobReconnects"),
@@ -108,20 +119,31 @@ def parse_job(ad: Mapping[str, Any], candidate: bool) -> Job:
             attempts=number("StageOutAttempts"), next_attempt_at=number("StageOutNextAttempt"),
             manager=text("StageOutManager"), keys=text("StageOutKeys"), custody=text("StageOutCustody"),
         ),
+        untold=number("StageOutUntold"), hold_counts=_counts(ad.get("NumHoldsByReason")),
+        owner=text("Owner"),
+        mail=MailTo(number("JobNotification"), text("NotifyUser") or text("Owner"), text("UidDomain")),
+        kept_until=number("StageOutKeptUntil"),
     )  # fmt: skip
+
+
+def _counts(found: Any) -> dict[str, int]:
+    """Counts by name out of a nested ad."""
+    pairs = found.items() if hasattr(found, "items") else ()
+    return {str(name): value for name, value in pairs if isinstance(value, int)}
 
 
 class CondorQueue:
     """The schedd on this machine.
 
-    :param qedit: path of condor_qedit, the only way to change several attributes in one transaction.
+    :param tools: directory of HTCondor's commands. condor_qedit is the only way to change several attributes in one
+        transaction, and condor_hold the only one to give a sub-code.
     """
 
-    def __init__(self, qedit: str = "condor_qedit") -> None:
+    def __init__(self, tools: Path = Path("/usr/bin")) -> None:
         import htcondor2
 
         self._condor = htcondor2
-        self._qedit = qedit
+        self._tools = tools
         # 23.x raises OSError and the like where 25.x has a class of its own.
         own = getattr(htcondor2, "HTCondorException", None)
         self._errors: tuple[type[Exception], ...] = (
@@ -149,8 +171,12 @@ class CondorQueue:
         for ad in self._history([Run(name, 0).job_id for name in names]):
             if ad.get("GlobalJobId") in names:
                 job = parse_job(ad, False)
-                given_up = job.shown.state == State.CANCELLED
-                found[job.name] = Past(job.status, job.run, job.executing_since, job.transferred_at, given_up)
+                found[job.name] = Past(
+                    job.status, job.run, job.executing_since, job.transferred_at,
+                    given_up=job.shown.state == State.CANCELLED,
+                    failed=job.shown.state in HOLDING and job.shown.run == job.run,
+                    owner=job.owner, mail=job.mail,
+                )  # fmt: skip
         return found
 
     def dags(self, clusters: Collection[int]) -> dict[int, Dag]:
@@ -160,19 +186,31 @@ class CondorQueue:
         gone = [f"{cluster}.0" for cluster in clusters if cluster not in running]
         found = {}
         for ad in self._history(gone):
-            found[int(ad["ClusterId"])] = Dag.REMOVED if ad["JobStatus"] == Status.REMOVED else Dag.ENDED
+            fate = self._fate(ad)
+            if fate is not None:
+                found[int(ad["ClusterId"])] = fate
         return found
+
+    def _fate(self, ad: Mapping[str, Any]) -> Dag | None:
+        """Return the end of a DAG; for one that DAGMan removed, the end of the DAG in which it was a node."""
+        if ad["JobStatus"] != Status.REMOVED:
+            return Dag.ENDED
+        parent = ad.get("DAGManJobId")
+        if not isinstance(parent, int) or not is_by_dagman(str(ad.get("RemoveReason") or "")):
+            return Dag.REMOVED
+        return self.dags({parent}).get(parent)
 
     def owners(self, names: Collection[str]) -> dict[str, Owner]:
         """Whose credentials go with these jobs, for those that are in the queue."""
-        wanted = ["GlobalJobId", "Owner", "JobStatus", "NumShadowStarts", "x509userproxy", "OAuthServicesNeeded"]
+        wanted = [*PROJECTION, "x509userproxy", "OAuthServicesNeeded"]
+        ids = [Run(name, 0).job_id for name in names]
+        ads = [(ad, parse_job(ad, False)) for constraint in _by_ids(ids) for ad in self._query(constraint, wanted)]
         return {
-            str(ad["GlobalJobId"]): Owner(
-                str(ad.get("Owner") or ""), int(ad["JobStatus"]), int(ad.get("NumShadowStarts") or 0),
-                str(ad.get("x509userproxy") or ""), services_of(str(ad.get("OAuthServicesNeeded") or "")),
+            job.name: Owner(
+                str(ad.get("Owner") or ""), job.status, job.run, str(ad.get("x509userproxy") or ""),
+                services_of(str(ad.get("OAuthServicesNeeded") or "")),
             )
-            for constraint in _by_ids([Run(name, 0).job_id for name in names])
-            for ad in self._query(constraint, wanted)
+            for ad, job in ads
         }  # fmt: skip
 
     def apply(self, edit: Edit) -> None:
@@ -189,6 +227,8 @@ class CondorQueue:
                 raise QueueError(f"{edit.job_id}: {problem}") from None
             if edit.atomic:
                 self._edit_at_once(edit)
+            if edit.act:
+                self._act(edit.job_id, edit.act)
 
     def remove(self, job: Job, reason: str) -> None:
         """condor_rm. :raises QueueError: the job stays."""
@@ -198,13 +238,23 @@ class CondorQueue:
             raise QueueError(f"{job.cluster}.{job.proc}: {problem}") from None
 
     def _edit_at_once(self, edit: Edit) -> None:
-        argv = [self._qedit, "-constraint", edit.condition, *(part for pair in edit.atomic for part in pair)]
-        try:
-            done = subprocess.run(argv, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-        except (OSError, subprocess.TimeoutExpired) as problem:
-            raise QueueError(f"{edit.job_id}: {problem}") from None
+        done = self._run(
+            "condor_qedit", "-constraint", edit.condition, *(part for pair in edit.atomic for part in pair)
+        )
         if done.returncode:
-            raise QueueError(f"{edit.job_id}: {' '.join(done.stderr.split())}")
+            raise QueueError(f"{edit.job_id}: {_sentence(done)}")
+
+    def _act(self, job_id: str, act: Act) -> None:
+        done = self._run(act.tool, "-reason", act.reason, *act.options, "-constraint", act.condition)
+        if done.returncode:
+            log.warn("event-not-written", job=job_id, tool=act.tool, problem=_sentence(done))
+
+    def _run(self, tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        argv = [str(self._tools / tool), *arguments]
+        try:
+            return subprocess.run(argv, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+        except (OSError, subprocess.TimeoutExpired) as problem:
+            raise QueueError(f"{tool}: {problem}") from None
 
     def _query(self, constraint: str, projection: Iterable[str] = PROJECTION) -> list[Any]:
         try:
@@ -215,13 +265,19 @@ class CondorQueue:
     def _history(self, ids: list[str]) -> Iterator[Any]:
         wanted = [
             "GlobalJobId", "ClusterId", "ProcId", "JobStatus", "NumShadowStarts", "TransferOutFinished",
-            "JobCurrentFinishTransferOutputDate", "JobCurrentStartExecutingDate",
+            "JobCurrentFinishTransferOutputDate", "JobCurrentStartExecutingDate", "StageOutState", "DAGManJobId",
+            "TerminationPending", "RemoveReason",
+            "StageOutRun", "Owner", "JobNotification", "NotifyUser", "UidDomain",
         ]  # fmt: skip
         for constraint in _by_ids(ids):
             try:
                 yield from self._condor.Schedd().history(constraint, wanted, min(len(ids), _IDS_AT_ONCE))
             except self._errors as problem:
                 raise QueueError(f"the history cannot be read: {problem}") from None
+
+
+def _sentence(done: subprocess.CompletedProcess[str]) -> str:
+    return " ".join((done.stderr or done.stdout).split())
 
 
 def _by_ids(ids: list[str]) -> Iterator[str]:

@@ -174,9 +174,8 @@ class Board:
         return found
 
     def acknowledged(self, agent: str) -> dict[str, int]:
-        """Custodian -> number of the last order of that agent that it carried out."""
-        reports = self._reports.items()
-        return {whose: report.acknowledged[agent] for whose, report in reports if agent in report.acknowledged}
+        """Custodian -> number of the last order of that agent that it carried out, 0 for none."""
+        return {whose: report.acknowledged.get(agent, 0) for whose, report in self._reports.items()}
 
     def refuse(self, what: str, problem: str) -> None:
         """Name in the log, once, what is not believed and why."""

@@ -14,6 +14,7 @@ from itertools import islice
 from schedd_agent.model import (
     GOOD_ENDS,
     HOLD_SUBCODE_BASE,
+    HOLDING,
     NOTHING_YET,
     ClearRequest,
     Complete,
@@ -23,8 +24,10 @@ from schedd_agent.model import (
     Elder,
     Hold,
     Job,
+    Keep,
     LetGo,
     Limits,
+    Note,
     Record,
     Remove,
     Request,
@@ -36,6 +39,7 @@ from schedd_agent.model import (
     Situation,
     Status,
     Ticket,
+    Told,
     name_of,
 )
 from stageout.core.errors import ErrorClass
@@ -69,23 +73,43 @@ _AT_WORK = (Status.RUNNING, Status.TRANSFERRING, Status.SUSPENDED)
 _GOING_ON = (Status.IDLE, *_AT_WORK)
 #: Of what routers have, so much stands in a job's ad.
 _HOLDINGS_SHOWN, _HOLDING_CHARS = 8, 500
+_HOLD_REASON_CHARS = 2000
 
 
 def decide(s: Situation, limits: Limits) -> list[Effect]:
     """Effects for one job, in the order in which they must happen."""
     if s.job is None:
         return [*_gone(s)]
+    is_dag_removed = s.dag is Dag.REMOVED and s.job.shown.state not in (State.DELIVERED, State.CANCELLED)
+    if is_dag_removed and s.job.is_kept:
+        return [*_cancel_with_its_dag(s, s.job)]
     record = _effective_record(s, s.job)
     own = _own(s, s.job, record)
     effects: list[Effect] = [*_fence(s, s.job, record, own, limits)]
     if not s.job.settling:
-        return [*effects, *_tidy(s.job, limits, s.edited_s_ago)]
-    if s.job.dag and s.dag is Dag.REMOVED and s.job.shown.state != State.DELIVERED:
+        return [*effects, *_tidy(s, s.job, limits)]
+    if s.job.dag and is_dag_removed:
         # The schedd spares completed nodes when it removes a DAG's jobs; their removal cancels the stage-out.
         return [*effects, Remove("its DAG was removed")]
+    effects += _keep(s, s.job, limits)
     if record is None:
         return [*effects, *_no_record(s, s.job, limits)]
     return [*effects, *_settle(s, s.job, record, own, limits)]
+
+
+def _cancel_with_its_dag(s: Situation, job: Job) -> Iterator[Effect]:
+    """Cancel the stage-out of a node that DAGMan removed because the owner removed the DAG, and let the node go."""
+    for item in s.seen:
+        if item.sandbox.state not in FREED:
+            yield Send(item.manager, Action.CANCEL, item.sandbox.number)
+    yield from _let_go(job, Shown(State.CANCELLED.value, job.run, "its DAG was removed"))
+
+
+def _keep(s: Situation, job: Job, limits: Limits) -> Iterator[Effect]:
+    """A job does not leave before the end of its output is known, however long that takes, while an agent watches."""
+    until = max(job.kept_until, job.entered_at + limits.leave_s)
+    if job.status == Status.COMPLETED and job.shown.state not in ENDS and until - s.wall_s < limits.leave_s / 2:
+        yield Keep(int(s.wall_s + limits.leave_s))
 
 
 # ---- which sandboxes belong to the run that counts --------------------------------------------------------------
@@ -98,16 +122,20 @@ def _effective_record(s: Situation, job: Job) -> Record | None:
     found = [item for item in s.seen if item.sandbox.number == _reported_run(s, job)]
     if not found or sum(item.sandbox.files_total for item in found) != job.handed_off:
         return None
-    # Beyond ACCEPTED it was confirmed by a record that has been rotated away since.
-    known = any(item.sandbox.state not in (State.ACCEPTED, *FREED) for item in found) and _by_known_keys(job, found)
-    if s.records_written and job.request != Request.RETRY and not known:
+    if s.records_written and job.request != Request.RETRY and not _is_known(job, found):
         return None
     return Record(tuple(ticket for item in found for ticket in _reported_tickets(item)))
 
 
-def _by_known_keys(job: Job, found: Sequence[Seen]) -> bool:
-    """Are these the managers that the run's record named while it was there? The job's ad has kept their keys."""
-    return {item.key for item in found} <= set(job.shown.keys.split(","))
+def _is_known(job: Job, found: Sequence[Seen]) -> bool:
+    """True when this output was confirmed: by a record that has been rotated away since, or because its owner insisted.
+
+    The job's ad has kept the keys of its managers, and their names.
+    """
+    named = job.shown.run == job.run and {item.manager_name for item in found} <= set(job.shown.manager.split(","))
+    unknown = (State.ACCEPTED,) if named else (State.ACCEPTED, *FREED)
+    begun = any(item.sandbox.state not in unknown for item in found)
+    return begun and {item.key for item in found} <= set(job.shown.keys.split(","))
 
 
 def _reported_run(s: Situation, job: Job) -> int:
@@ -196,8 +224,8 @@ def _is_stale(s: Situation, job: Job, record: Record | None, item: Seen, limits:
     ):
         # This run was seen to have ended, and numbers only rise: the queue is one from before, restored.
         return True
-    if job.status == Status.IDLE:
-        return item.sandbox.number <= job.run
+    if job.status == Status.IDLE or job.runs_anew_after_hold:
+        return item.sandbox.number <= job.run and not job.has_ended
     if job.status in _AT_WORK:
         # A reconnect after a restart of the AP raises NumShadowStarts although the run goes on.
         calm = not job.reconnects and s.wall_s - job.shadow_since > limits.shadow_settle_s
@@ -209,13 +237,25 @@ def _confirmed(s: Situation, manager: str, run: int) -> bool:
     return (manager, Action.CONFIRM, run) in s.done
 
 
-def _tidy(job: Job, limits: Limits, edited_s_ago: float) -> Iterator[Effect]:
-    """A job that computes again says nothing about the output of an older run."""
+def _tidy(s: Situation, job: Job, limits: Limits) -> Iterator[Effect]:
+    """A job that computes again says nothing about the output of an older run, except that it was dropped."""
     if job.status in (Status.IDLE, Status.RUNNING):
-        if job.shown.state != NOTHING_YET and edited_s_ago >= limits.edit_interval_s:
+        dropped = _dropped(s, job)
+        if dropped and job.shown.reason != dropped:
+            yield Show(Shown(run=job.run, reason=dropped))
+        elif job.shown.state != NOTHING_YET and s.edited_s_ago >= limits.edit_interval_s:
             yield Show(Shown(run=job.run))
         if job.request:
             yield ClearRequest()
+
+
+def _dropped(s: Situation, job: Job) -> str:
+    """Return what to tell the owner of a job that HTCondor put back to Idle after a run that handed output off."""
+    if job.status != Status.IDLE or not job.completions:
+        return ""
+    if not any(item.sandbox.state == State.ACCEPTED and item.sandbox.number == job.run for item in s.seen):
+        return ""
+    return f"run {job.run} ended, and its exit policy put the job back to Idle: the output of that run is deleted"
 
 
 # ---- the run that counts -----------------------------------------------------------------------------------------
@@ -277,7 +317,9 @@ def _obey(s: Situation, job: Job, own: Sequence[Seen]) -> Iterator[Effect]:
     open_orders = [item for item in own if (item.manager, action, item.sandbox.number) not in s.done]
     for item in open_orders:
         yield Send(item.manager, action, item.sandbox.number, priority=job.priority)
-    if own and not open_orders:
+    # An owner who insists is believed as long as the request stands; from then on the keys in the job's ad are.
+    insists = action is Action.RETRY and s.records_written and not (s.record and s.record.tickets)
+    if own and not open_orders and not (insists and not _is_known(job, own)):
         yield ClearRequest()
 
 
@@ -382,10 +424,22 @@ def _when_failed(s: Situation, job: Job, own: Sequence[Seen], limits: Limits) ->
     advice = _GONE_ADVICE if failed.custody else _advice(ErrorClass.from_code(failed.error_code))
     shown = replace(_sum(job, own), state=State.FAILED.value, reason=f"{words}; {advice}")
     retrying = job.request == Request.RETRY
-    if job.status == Status.COMPLETED and not job.dag and not retrying:
-        yield Hold(shown, HOLD_SUBCODE_BASE + failed.error_code, f"Stage-out failed: {words}; {advice}")
+    if _may_hold(job) and (job.hold_untold or not retrying):
+        yield from _hold(shown, failed.error_code)
     else:
         yield from _show(s, job, shown, limits)
+
+
+def _may_hold(job: Job) -> bool:
+    return not job.dag and (job.status == Status.COMPLETED or (job.held_by_us and job.hold_untold))
+
+
+def _hold(shown: Shown, error_code: int) -> Iterator[Effect]:
+    # Words of servers become an event in the job's log: a line of their own there could look like another event.
+    reason = "".join(char if char.isprintable() else " " for char in f"Stage-out failed: {shown.reason}")
+    subcode, reason = HOLD_SUBCODE_BASE + error_code, reason[:_HOLD_REASON_CHARS]
+    yield Hold(shown, subcode, reason)
+    yield Told(subcode, reason)
 
 
 def _advice(kind: ErrorClass) -> str:
@@ -399,26 +453,25 @@ def _advice(kind: ErrorClass) -> str:
 def _when_lost(s: Situation, job: Job, shown: Shown, limits: Limits) -> Iterator[Effect]:
     if job.dag:
         yield from _lost_node(s, job, shown, limits)
-    elif job.status != Status.COMPLETED:
+    elif not _may_hold(job):
         yield from _show(s, job, replace(shown, reason=f"{shown.reason}; {_RERUN_ADVICE}"), limits)
-    elif job.reruns < limits.max_reruns:
+    elif job.status == Status.COMPLETED and job.reruns < limits.max_reruns:
         yield Rerun(Shown(run=job.run, reason=f"runs again: {shown.reason}"))
     else:
         reason = f"{shown.reason}, again after {job.reruns} runs because of that (STAGEOUT_MAX_RERUNS); {_RERUN_ADVICE}"
-        subcode = HOLD_SUBCODE_BASE + ErrorClass.UNKNOWN.code
-        yield Hold(replace(shown, reason=reason), subcode, f"Stage-out failed: {reason}")
+        yield from _hold(replace(shown, reason=reason), ErrorClass.UNKNOWN.code)
 
 
 def _lost_node(s: Situation, job: Job, shown: Shown, limits: Limits) -> Iterator[Effect]:
     """A node is never run again behind DAGMan's back: `stageout wait` in its POST script fails, RETRY submits anew."""
     yield from _show(s, job, shown, limits)
-    if s.dag is Dag.ENDED and job.shown.state == State.LOST and s.edited_s_ago >= limits.edit_interval_s:
+    if s.dag is not Dag.UNKNOWN and job.shown.state == State.LOST and s.edited_s_ago >= limits.edit_interval_s:
         yield LetGo()
 
 
 def _let_go(job: Job, shown: Shown) -> Iterator[Effect]:
     if job.held_by_us:
-        yield Complete()
+        yield Complete("Stage-out was given up by the job's owner; the job is completed")
     yield Show(shown)
     yield LetGo()
 
@@ -438,7 +491,7 @@ def _deliver(s: Situation, job: Job, own: Sequence[Seen]) -> Iterator[Effect]:
     total = _sum(job, own)
     shown = replace(total, state=State.DELIVERED.value, reason=reason, bytes_left=0, files_left=0, next_attempt_at=0)
     if job.held_by_us:
-        yield Complete()
+        yield Complete("Stage-out has delivered the output; the job is completed")
     yield Deliver(shown, stats)
 
 
@@ -478,6 +531,10 @@ def _gone(s: Situation) -> Iterator[Effect]:
     own = _own_of_past(s)
     for item in s.seen:
         box = item.sandbox
+        if box.state in HOLDING and _is_missed(s, item, own):
+            yield Note(box.number, box.state, box.reason or "the manager gave no reason")
+        if box.state == State.LOST and s.past is None:
+            continue  # whether its owner must be told depends on how the job left
         if box.state in FREED:
             yield Send(item.manager, Action.FORGET, box.number)
         elif s.past is None:
@@ -486,6 +543,13 @@ def _gone(s: Situation) -> Iterator[Effect]:
             yield Send(item.manager, Action.CANCEL, box.number)
         elif s.past.status == Status.COMPLETED and s.record is not None:
             yield from _of_completed(s, s.past.run, s.record, item, item in own)
+
+
+def _is_missed(s: Situation, item: Seen, own: Sequence[Seen]) -> bool:
+    """Did the owner of a job that left as completed expect this output, and does its ad not say that it failed?"""
+    if s.past is None or s.past.status != Status.COMPLETED or s.past.given_up or s.past.failed:
+        return False
+    return item in own if s.record else item.sandbox.number == s.past.run
 
 
 def _own_of_past(s: Situation) -> tuple[Seen, ...]:
