@@ -6,7 +6,8 @@ import argparse
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import PurePath
+from dataclasses import replace
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from stageout.cli import render
@@ -15,6 +16,8 @@ from stageout.cli.jobs import REMOVED, STATUS_WORDS, Job, JobId, parse_job_ids
 from stageout.cli.rows import SCHEMA
 from stageout.cli.status import terminal_width, whose_jobs
 from stageout.core.classads import ClassAd
+from stageout.core.config import condor_settings
+from stageout.core.failures import FILE_NAME, Failure, read_failures
 
 if TYPE_CHECKING:
     from stageout.cli.condor import Queue
@@ -26,15 +29,25 @@ def run(options: argparse.Namespace) -> int:
 
     queue = Queue(options.name, options.pool)
     wanted = parse_job_ids(options.jobs)
+    late = {} if options.name or options.pool else _late_failures()
     if wanted:
-        entries = [entry(job, _records(queue, job)) for job in _jobs(queue, wanted)]
+        entries = [entry(job, _records(queue, job), late.get(job.global_id)) for job in _jobs(queue, wanted)]
         shown = [line for item in entries for line in [*details(item), ""]][:-1]
     else:
         owner = None if options.all_users else whose_jobs()
-        entries = [entry(job, []) for job in queue.recent_history(owner, options.limit)]
+        entries = [entry(job, [], late.get(job.global_id)) for job in queue.recent_history(owner, options.limit)]
         shown = overview(entries, terminal_width())
     print(json.dumps({"schema": SCHEMA, "jobs": entries}, indent=2) if options.json else "\n".join(shown))
     return Exit.OK
+
+
+def _late_failures() -> dict[str, Failure]:
+    """Return the agent's records of jobs that had left the queue before their output failed."""
+    path = Path(condor_settings().condor("SPOOL")) / FILE_NAME
+    try:
+        return {failure.job: failure for failure in read_failures(path)}
+    except (OSError, ValueError):
+        return {}
 
 
 def _jobs(queue: Queue, wanted: Sequence[JobId]) -> list[Job]:
@@ -50,8 +63,14 @@ def _records(queue: Queue, job: Job) -> list[ClassAd]:
     return [ad for ad in queue.output_records(job.id) if ad.text("GlobalJobId", job.global_id) == job.global_id]
 
 
-def entry(job: Job, records: Iterable[ClassAd]) -> dict[str, Any]:
-    """One job as ``--json`` prints it (``docs/COMMANDS.md`` says what each field means)."""
+def entry(job: Job, records: Iterable[ClassAd], late: Failure | None = None) -> dict[str, Any]:
+    """One job as ``--json`` prints it (``docs/COMMANDS.md`` says what each field means).
+
+    :param late: the agent's record that its output failed after the job had left the queue.
+    """
+    if late and late.run == job.run and not job.delivered:
+        reason = f"after the job had left the queue: {late.reason}"
+        job = replace(job, state=late.state, state_run=late.run, reason=reason, remove_reason="")
     return {
         "job": str(job.id),
         "global_id": job.global_id,

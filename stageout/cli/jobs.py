@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from stageout.cli.exits import UsageError
 from stageout.core.classads import ClassAd
+from stageout.core.dagman import is_kept_node
 from stageout.wire.deposits import Holding, read_holdings
 
 _JOB_ID = re.compile(r"(\d{1,10})(?:\.(\d{1,10}))?\Z", re.A)
@@ -20,6 +21,7 @@ ATTRIBUTES = (
     "RemoveReason", "StageOutGuard", "StageOutState", "StageOutRun", "StageOutReason", "StageOutBytesLeft",
     "StageOutFilesLeft", "StageOutAttempts", "StageOutNextAttempt", "StageOutManager", "StageOutKeys", "StageOutReruns",
     "StageOutCustody", "StageOutStats", "StageOutRequest", "JobMaterializeLimit", "JobMaterializePaused",
+    "TerminationPending",
 )  # fmt: skip
 
 STATUS_WORDS = {
@@ -82,7 +84,8 @@ def constraint(wanted: Sequence[JobId], with_clusters: bool = False) -> str:
 class Job:
     """One job, in the queue or in the history.
 
-    :param status: JobStatus. :param run: NumShadowStarts, the number of the last run.
+    :param status: JobStatus; COMPLETED for a node that DAGMan removed after its end.
+    :param run: NumShadowStarts, the number of the last run.
     :param files_handed_off: of the last run; 0: its output was transferred synchronously, or there is none yet.
     :param state: StageOutState, "None" before and without hand-off. :param state_run: the run that it is about.
     :param next_attempt_at: wall clock, seconds; 0 when none is planned.
@@ -128,7 +131,7 @@ class Job:
             id=JobId(ad.integer("ClusterId"), ad.integer("ProcId")),
             global_id=ad.text("GlobalJobId"),
             owner=ad.text("Owner"),
-            status=ad.integer("JobStatus"),
+            status=_status(ad),
             run=ad.integer("NumShadowStarts"),
             guard=ad.get("StageOutGuard") is True,
             files_handed_off=moved.integer("STAGEOUTFilesCountLastRun"),
@@ -174,6 +177,11 @@ class Job:
         """Handed off, and its end is not yet reached or not yet dealt with."""
         finished = self.status == COMPLETED and self.handed_off and not self.delivered
         return finished or self.held_by_stage_out
+
+
+def _status(ad: ClassAd) -> int:
+    status, has_ended = ad.integer("JobStatus"), ad.get("TerminationPending") is True
+    return COMPLETED if is_kept_node(status, "DAGManJobId" in ad, has_ended, ad.text("RemoveReason")) else status
 
 
 def _optional(ad: ClassAd, name: str) -> int | None:

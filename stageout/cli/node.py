@@ -23,8 +23,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 def spool_directory(settings: Settings) -> str:
     """STAGEOUT_SPOOL, its default included, without symbolic links."""
-    text = settings.text("STAGEOUT_SPOOL")
-    return os.path.realpath(text.replace("$(EXECUTE)", settings.condor("EXECUTE")))
+    return os.path.realpath(settings.path("STAGEOUT_SPOOL"))
 
 
 def control_socket(settings: Settings) -> Path:
@@ -122,7 +121,7 @@ def _files(items: object) -> list[FileReport]:
 
 
 def manager_facts(settings: Settings) -> ClassAd:
-    """What the manager says about itself: name, Uid (as the kernel says), bytes at risk, and whom it does not obey.
+    """All figures of the manager, with its name, its Uid (as the kernel says) and the bytes at risk.
 
     :raises OSError: no socket, or nobody listens.
     """
@@ -131,11 +130,10 @@ def manager_facts(settings: Settings) -> ClassAd:
     figures = ClassAd(frame["metrics"]) if isinstance(frame.get("metrics"), dict) else ClassAd()
     return ClassAd(
         {
+            **figures,
             "Manager": figures.text("StageOutManager"),
             "Uid": frame["peer_uid"],
             "BytesAtRisk": figures.integer("StageOutBytesAtRisk"),
-            "AgentKeys": figures.get("AgentKeys") or [],
-            "Refused": figures.get("Refused") or [],
         }
     )
 

@@ -19,11 +19,15 @@ TRANSFORMS = ("StageOutInit", "StageOut")
 #: Without these an owner could forge consent or an end; without the others he could only confuse himself.
 GUARDED = (
     "StageOutGuard", "StageOutAsync", "StageOutState", "StageOutRun", "StageOutReason", "StageOutUserLeave",
-    "LeaveJobInQueue",
 )  # fmt: skip
+#: These must stay the owner's.
+OPEN = {
+    "StageOutRequest": "no owner can retry or cancel",
+    "LeaveJobInQueue": "JobRouter, HTCondor-CE and Condor-C cannot end their jobs and remove them with their output",
+}
 SHOWN = (
     "StageOutBytesLeft", "StageOutFilesLeft", "StageOutAttempts", "StageOutNextAttempt", "StageOutManager",
-    "StageOutReruns", "StageOutStats", "StageOutCustody",
+    "StageOutReruns", "StageOutStats", "StageOutCustody", "StageOutUntold", "StageOutKeptUntil",
 )  # fmt: skip
 #: What the manager asks the startd about a job (architecture, "Who speaks the truth").
 JOB_ATTRIBUTES = ("GlobalJobId", "RemoteUser", "NumShadowStarts", "StageOutGuard", "OutputDestination", "JobPrio")
@@ -31,13 +35,17 @@ JOB_ATTRIBUTES = ("GlobalJobId", "RemoteUser", "NumShadowStarts", "StageOutGuard
 USEFUL_JOB_ATTRIBUTES = ("StageOutAsync", "CheckpointDestination", "EncryptExecuteDirectory", "StageOutAgentKey")
 #: Macros of the fragments that no program of ours reads.
 MACROS = (
-    "STAGEOUT_BIN", "STAGEOUT_DEFAULT", "STAGEOUT_LEAVE_LIMIT", "STAGEOUT_RETRY_METHODS", "STAGEOUT_RETRY_LIMIT",
+    "STAGEOUT_BIN", "STAGEOUT_DEFAULT", "STAGEOUT_RETRY_METHODS", "STAGEOUT_RETRY_LIMIT",
 )  # fmt: skip
 
 _TESTED = (25,)
 _WEAKER = (23, 9)
 _CLASSAD_TIMEOUT_S = 20.0
 _CLASSAD_SLOW_S = 0.5
+#: Usage goes with 2 where --help is no option of the program's own.
+_GOOD_STATUS = (0, 2)
+_JOB_USER = "nobody"
+_READABLE = "let all users read and run the installation: chmod -R go+rX on the directory above STAGEOUT_BIN"
 _INSTALL_AP = "put condor_config.d/20-stageout-ap.conf into the configuration directory, then condor_restart"
 _INSTALL_ROUTER = "put condor_config.d/20-stageout-router.conf into the configuration directory, then condor_restart"
 _INSTALL_EP = "put condor_config.d/20-stageout-ep.conf into the configuration directory, then condor_restart"
@@ -125,9 +133,33 @@ def _daemon(machine: Machine, program: str, name: str, remedy: str) -> Iterator[
         except FileNotFoundError:
             yield fail(name, f"{word} = {path} does not exist", "set STAGEOUT_BIN to where the package is installed")
             return
+        if trouble := _cannot_start(machine, path, "--help", machine.settings.condor(f"{word}_USERID", "condor")):
+            yield fail(name, f"{word} = {path} cannot run: {trouble}", _READABLE)
+            return
         yield ok(name, f"{word} in DAEMON_LIST is {path}")
         return
     yield fail(name, f"no daemon in DAEMON_LIST is {program}", f"{remedy}; {_later('DAEMON_LIST')}")
+
+
+def _cannot_start(machine: Machine, path: str, option: str, user: str) -> str:
+    """Why a program of ours cannot be run by a user, "" when it can. Each prints something and ends."""
+    user = user if machine.user_id(user) is not None else ""
+    ran = machine.run([path, option], _CLASSAD_TIMEOUT_S, user)
+    if ran.status in _GOOD_STATUS and ran.output:
+        return ""
+    last = (ran.output.strip().splitlines() or [f"exit status {ran.status}"])[-1]
+    return f"as {user}: {last}" if user else last
+
+
+def plugins_for_jobs(machine: Machine) -> Iterator[Finding]:
+    """May users of jobs run our plugins? An installation with umask 077 is readable for root only."""
+    name = "plugins-for-jobs"
+    paths = [path for path in words(machine.settings.condor("FILETRANSFER_PLUGINS")) if is_ours(machine, path)]
+    bad = {path: trouble for path in paths if (trouble := _cannot_start(machine, path, "-classad", _JOB_USER))}
+    for path, trouble in bad.items():
+        yield fail(name, f"jobs cannot run {path}: {trouble}", _READABLE)
+    if not bad:
+        yield ok(name, f"{len(paths)} plugins of ours can be run by jobs")
 
 
 def router_daemon(machine: Machine) -> Iterator[Finding]:
@@ -173,9 +205,10 @@ def protected_attributes(machine: Machine) -> Iterator[Finding]:
     if open_:
         yield fail(name, f"owners can forge {', '.join(open_)}", f"add them to PROTECTED_JOB_ATTRS ({_INSTALL_AP})")
         return
-    if "stageoutrequest" in listed:
-        yield fail(name, "StageOutRequest is protected, so no owner can retry or cancel", "take it out of the list")
-        return
+    for word, means in OPEN.items():
+        if word.lower() in listed:
+            yield fail(name, f"{word} is protected, so {means}", "take it out of PROTECTED_JOB_ATTRS")
+            return
     shown = [word for word in SHOWN if word.lower() not in listed]
     if shown:
         yield warn(name, f"owners can overwrite {', '.join(shown)}", "add them to PROTECTED_JOB_ATTRS")
@@ -249,6 +282,9 @@ def startd_cron(machine: Machine) -> Iterator[Finding]:
     for job in words(machine.settings.condor("STARTD_CRON_JOBLIST")):
         path = machine.settings.condor(f"STARTD_CRON_{job}_EXECUTABLE")
         if PurePath(path).name == CRON_PROGRAM:
+            if trouble := _cannot_start(machine, path, "--help", "condor"):
+                yield fail("startd-cron", f"the startd cannot run {path}: {trouble}", _READABLE)
+                return
             yield ok("startd-cron", f"STARTD_CRON_{job}_EXECUTABLE is {path}")
             return
     remedy = f"{_INSTALL_EP}; {_later('STARTD_CRON_JOBLIST')}"
@@ -354,4 +390,4 @@ def _is_attribute(line: str) -> bool:
 
 COMMON = (version, settings, strays)
 ACCESS_POINT = (agent_daemon, transforms, protected_attributes, superuser, order_numbers, histories)
-EXECUTE_POINT = (manager_daemon, startd_attributes, startd_cron, start_expression, plugins)
+EXECUTE_POINT = (manager_daemon, startd_attributes, startd_cron, start_expression, plugins, plugins_for_jobs)

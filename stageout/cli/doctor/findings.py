@@ -66,8 +66,8 @@ class Machine(Protocol):
     def parameters(self) -> Iterable[str]:
         """Names of all parameters of HTCondor's configuration here."""
 
-    def run(self, argv: Sequence[str], timeout_s: float) -> Ran:
-        """Run a command; its standard output and error in one."""
+    def run(self, argv: Sequence[str], timeout_s: float, user: str = "") -> Ran:
+        """Run a command, as another user where root asks for that; its standard output and error in one."""
 
     def stat(self, path: str) -> os.stat_result:
         """As os.stat. :raises OSError: as that."""
@@ -101,6 +101,12 @@ class Machine(Protocol):
 
     def manager_answer(self) -> ClassAd:
         """What this node's sandbox manager says about itself. :raises Unseen: none answers."""
+
+    def try_handoff(self, schedd: str, plugin: str) -> str:
+        """Why the manager would not take over output of a job of this schedd now; "" when it would.
+
+        :raises OSError: the probe file cannot be made.
+        """
 
     def accepts_generic(self) -> bool:
         """True when the collector takes a generic ad from this process. :raises Unseen: it does not answer."""

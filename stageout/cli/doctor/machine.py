@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from stageout.cli import node
 from stageout.cli.condor import Pool, bindings, errors, plain
+from stageout.cli.doctor import probe
 from stageout.cli.doctor.findings import Ran, Unseen
 from stageout.cli.exits import Unavailable
 from stageout.core.children import having
@@ -50,13 +51,17 @@ class ThisMachine:
         """Names of all parameters of HTCondor's configuration here."""
         return [str(name) for name in self._htcondor.param.keys()]  # noqa: SIM118 - no ordinary mapping
 
-    def run(self, argv: Sequence[str], timeout_s: float) -> Ran:
-        """Run a command; its standard output and error in one."""
+    def run(self, argv: Sequence[str], timeout_s: float, user: str = "") -> Ran:
+        """Run a command, as another user where root asks for that; its standard output and error in one."""
         started = time.monotonic()
+        who: dict[str, Any] = {}
+        if user and os.geteuid() == 0:
+            account = pwd.getpwnam(user)
+            who = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": ()}
         try:
             done = subprocess.run(
                 list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                text=True, errors="replace", timeout=timeout_s, check=False,
+                text=True, errors="replace", timeout=timeout_s, check=False, cwd="/", **who,
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as problem:
             return Ran(-1, str(problem), time.monotonic() - started)
@@ -135,6 +140,10 @@ class ThisMachine:
         if not found:
             raise Unseen("condor_version is not on the PATH")
         return found[1]
+
+    def try_handoff(self, schedd: str, plugin: str) -> str:
+        """Why the manager would not take over output of a job of this schedd now; "" when it would."""
+        return probe.try_handoff(self._settings, schedd, plugin)
 
     def manager_answer(self) -> ClassAd:
         """What this node's sandbox manager says about itself."""

@@ -11,6 +11,7 @@ from stageout.cli.render import size
 from stageout.core.config import KNOBS
 
 _MB = 1024 * 1024
+_REPORTS_MISSED = 3
 _REBOOT_SIGNS = {
     "/run/systemd/shutdown/scheduled": "a shutdown is scheduled",
     "/run/nologin": "a shutdown is under way",
@@ -20,8 +21,7 @@ _REBOOT_SIGNS = {
 
 def spool_path(machine: Machine) -> str:
     """STAGEOUT_SPOOL, its default included, without symbolic links."""
-    text = machine.settings.text("STAGEOUT_SPOOL")
-    return machine.real(text.replace("$(EXECUTE)", machine.settings.condor("EXECUTE")))
+    return machine.real(machine.settings.path("STAGEOUT_SPOOL"))
 
 
 def spool_place(machine: Machine) -> Iterator[Finding]:
@@ -205,6 +205,40 @@ def plugins_for_waiting(machine: Machine) -> Iterator[Finding]:
         yield ok(name, "there is a plugin for all that is held here")
 
 
+def last_report(machine: Machine) -> Iterator[Finding]:
+    """Does the manager still make reports? Without them access points learn nothing and nothing is sent."""
+    name = "manager-report"
+    try:
+        said = machine.manager_answer()
+    except (FileNotFoundError, ConnectionRefusedError):
+        raise Unseen("no sandbox manager answers") from None
+    problem, age_s = said.text("ReportProblem"), said.integer("ReportAge")
+    remedy = "see 'report' in SandboxManagerLog, and whether the disk of the spool is sound; then restart the manager"
+    if problem:
+        yield fail(name, f"the manager cannot make its report, so it sends and takes nothing: {problem}", remedy)
+    elif age_s > _REPORTS_MISSED * machine.settings.number("STAGEOUT_REPORT_INTERVAL"):
+        yield fail(name, f"the manager made its last report {age_s} s ago", remedy)
+    else:
+        yield ok(name, f"the manager made its last report {age_s} s ago")
+
+
+def unknown_output(machine: Machine) -> Iterator[Finding]:
+    """Is there output in the spool that the ledger has no record of?"""
+    name = "output-unknown"
+    try:
+        count = machine.manager_answer().integer("UnknownOutput")
+    except (FileNotFoundError, ConnectionRefusedError):
+        raise Unseen("no sandbox manager answers") from None
+    if count:
+        remedy = (
+            "if an old ledger was put back, replace it by the newest one (docs/OPERATING.md); else do nothing: "
+            "the jobs run again, and the files are deleted after STAGEOUT_RETENTION"
+        )
+        yield warn(name, f"{count} hand-offs without a record lie in {spool_path(machine)}/unknown", remedy)
+    else:
+        yield ok(name, "the ledger has a record of all output in the spool")
+
+
 def startd_answers(machine: Machine) -> Iterator[Finding]:
     """Does the startd say whose job runs in a slot, which is what the manager asks at each hand-off?"""
     name = "startd-answers"
@@ -249,6 +283,6 @@ def _exists(machine: Machine, path: str) -> bool:
 
 
 EXECUTE_POINT = (
-    spool_place, spool_known, spool_filesystem, spool_owner, space, encryption, manager, plugins_for_waiting,
-    startd_answers, restart_risk,
+    spool_place, spool_known, spool_filesystem, spool_owner, space, encryption, manager, last_report,
+    plugins_for_waiting, unknown_output, startd_answers, restart_risk,
 )  # fmt: skip

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 from stageout.cli.clocks import ahead_of_collector_s, collector_ahead_s
 from stageout.cli.doctor.findings import Finding, Machine, Unseen, fail, ok, unchecked, warn
-from stageout.core.classads import quote
+from stageout.core.classads import ClassAd, quote
 from stageout.wire.custody import AGENT_AD, MANAGER_AD, BadPayload, payload_of, read_notice
 
 _SKEW_WARN_S = 30
 _SKEW_BAD_S = 120
 _NODE_SKEW_S = 60
 _NAMED = 5
-_HEARTBEAT_S = 300
+_HEARTBEAT_S = 900
 
 
 def collector(machine: Machine) -> Iterator[Finding]:
@@ -107,7 +107,29 @@ def agents_seen(machine: Machine) -> Iterator[Finding]:
         yield ok("agents-seen", f"agents of {', '.join(schedds[:5])}{' and others' if len(schedds) > 5 else ''}")
     else:
         remedy = "install the agent on the access points (stageout doctor --role ap, there)"
-        yield warn("agents-seen", "the collector knows no schedd agent: every transfer is synchronous", remedy)
+        yield fail("agents-seen", "the collector knows no schedd agent: every transfer is synchronous", remedy)
+
+
+def leave_limits(machine: Machine) -> Iterator[Finding]:
+    """May a job leave the queue before this node gives its output up, while its agent is stopped?"""
+    give_up_s = machine.settings.count("STAGEOUT_GIVE_UP")
+    limits_s = dict(filter(None, map(_leave_limit, machine.ads(f'MyType == "{AGENT_AD}"'))))
+    short = [f"{schedd} ({limit_s:.0f} s)" for schedd, limit_s in sorted(limits_s.items()) if limit_s <= give_up_s]
+    if short:
+        text = f"output is tried for {give_up_s} s here, but jobs leave sooner while their agent is stopped: "
+        remedy = "set STAGEOUT_LEAVE_LIMIT on these access points above STAGEOUT_GIVE_UP here"
+        yield warn("leave-limits", text + ", ".join(short[:_NAMED]), remedy)
+    else:
+        yield ok("leave-limits", f"jobs of {len(limits_s)} agents wait for their output longer than this node tries")
+
+
+def _leave_limit(ad: ClassAd) -> tuple[str, float] | None:
+    try:
+        notice = read_notice(payload_of(ad))
+    except BadPayload:
+        return None
+    limit_s = notice.extra.get("leave_limit_s")
+    return (notice.schedd, float(limit_s)) if isinstance(limit_s, (int, float)) else None
 
 
 def reporting_door(machine: Machine) -> Iterator[Finding]:
@@ -146,4 +168,4 @@ def slot_attributes(machine: Machine) -> Iterator[Finding]:
 
 COMMON = (collector, clock)
 ACCESS_POINT = (agent_notice, node_clocks)
-EXECUTE_POINT = (agents_seen, reporting_door, slot_attributes)
+EXECUTE_POINT = (agents_seen, leave_limits, reporting_door, slot_attributes)

@@ -10,7 +10,19 @@ from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path, PurePath
 
-from stageout.cli.doctor import alone, config, credentials, leftovers, node, pilot, policy, pool, router, trust
+from stageout.cli.doctor import (
+    alone,
+    config,
+    credentials,
+    handoffs,
+    leftovers,
+    node,
+    pilot,
+    policy,
+    pool,
+    router,
+    trust,
+)
 from stageout.cli.doctor.findings import Check, Finding, Level, Machine, Role, Unseen, fail, unchecked, words
 from stageout.cli.exits import CommandError, Exit
 from stageout.cli.render import clean
@@ -19,7 +31,8 @@ from stageout.core.config import ConfigError, environment_settings, file_setting
 
 _EXECUTE_POINT: tuple[Check, ...] = (
     *config.COMMON, *config.EXECUTE_POINT, *leftovers.EXECUTE_POINT, *node.EXECUTE_POINT, *pool.COMMON,
-    *pool.EXECUTE_POINT, *trust.EXECUTE_POINT, *credentials.EXECUTE_POINT, *policy.EXECUTE_POINT,
+    *pool.EXECUTE_POINT, *handoffs.EXECUTE_POINT, *trust.EXECUTE_POINT, *credentials.EXECUTE_POINT,
+    *policy.EXECUTE_POINT,
 )  # fmt: skip
 CHECKS: dict[Role, tuple[Check, ...]] = {
     Role.AP: (

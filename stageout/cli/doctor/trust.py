@@ -106,13 +106,24 @@ def refused_by_manager(machine: Machine) -> Iterator[Finding]:
         raise Unseen("no sandbox manager answers") from None
     keys = [item for item in said.get("AgentKeys") or [] if isinstance(item, Mapping)]
     first = sorted(str(item.get("Schedd")) for item in keys if item.get("Learnt") == "first")
-    if first:
+    wrong = _listed_wrongly(machine, keys)
+    if wrong:
+        remedy = "set it to what stageout-schedd-agent --key prints on the access point, and condor_reconfig"
+        yield fail("agent-keys", f"STAGEOUT_AGENT_KEYS has another key than the agent of {', '.join(wrong)}", remedy)
+    elif first:
         text = f"the keys of {', '.join(first[:_SHOWN])} are believed because they came first"
         yield warn("agent-keys", text, "set STAGEOUT_AGENT_KEY on the access point, or STAGEOUT_AGENT_KEYS here")
     else:
         yield ok("agent-keys", f"keys of {len(keys)} access points, from their jobs or from the configuration")
     found = [(str(item.get("Ad")), str(item.get("Problem"))) for item in said.get("Refused") or []]
     yield from _refusals("refused-orders", found, "SandboxManagerLog (message-refused) names all")
+
+
+def _listed_wrongly(machine: Machine, keys: list[Mapping[str, object]]) -> list[str]:
+    """Schedds whose agents speak with another key than the configuration lists."""
+    listed = {item.get("Schedd"): item.get("Key") for item in keys if item.get("Learnt") == "listed"}
+    notices = [notice for notice in map(_notice, machine.ads(f'MyType == "{AGENT_AD}"')) if notice]
+    return sorted({one.schedd for one in notices if listed.get(one.schedd, one.key) != one.key})
 
 
 def _refusals(name: str, found: list[tuple[str, str]], where: str) -> Iterator[Finding]:

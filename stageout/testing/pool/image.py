@@ -1,7 +1,8 @@
 """Where the HTCondor of a pool comes from: this machine's own, or a cached root filesystem built with debootstrap.
 
-A finished root is never changed: its directory is named after a hash of its recipe and appears by one rename,
-so a broken build is never used, a changed recipe builds anew and a running pool keeps the root it started with.
+A finished root is never changed: its directory is named after a hash of its recipe and the month of its build, and
+appears by one rename. So a broken build is never used, a changed recipe builds anew, security updates arrive once a
+month, and a running pool keeps the root it started with.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,9 +104,10 @@ def find_image(release: str | None = None) -> Image:
     if release not in RECIPES:
         raise PoolUnavailable(f"There is no recipe for HTCondor {release}; known are {', '.join(sorted(RECIPES))}.")
     recipe = RECIPES[release]
-    image = Image(release, cache_root() / release / f"root-{recipe.key}", cache_root() / release)
+    cache = cache_root() / release
+    image = Image(release, cache / f"root-{recipe.key}-{time.strftime('%Y%m', time.gmtime())}", cache)
     if not image.root.exists():
-        _build_locked(image, recipe)
+        return _renewed(image, recipe)
     return image
 
 
@@ -122,8 +125,7 @@ def host_version() -> str | None:
         return None
     tool = shutil.which("condor_version")
     text = subprocess.run([tool], capture_output=True, text=True, check=False).stdout if tool else ""
-    found = re.search(r"\$CondorVersion: (\S+)", text)
-    return found.group(1) if found else None
+    return _version_in(text)
 
 
 def cache_root() -> Path:
@@ -181,6 +183,21 @@ def run_host(
     return done
 
 
+def _renewed(image: Image, recipe: Recipe) -> Image:
+    """Build this month's root; where that fails, return the newest earlier root of the same recipe."""
+    earlier = sorted(image.cache.glob(f"root-{recipe.key}*"))
+    try:
+        _build_locked(image, recipe)
+    except PoolUnavailable as problem:
+        if not earlier:
+            raise
+        _say(f"using the root of an earlier month, {earlier[-1].name}: {problem}")
+        return Image(image.release, earlier[-1], image.cache)
+    for root in earlier[:-1]:  # a running pool may still use the newest of them
+        shutil.rmtree(root, ignore_errors=True)
+    return image
+
+
 def _build_locked(image: Image, recipe: Recipe) -> None:
     with locked(cache_root() / f"{image.release}.lock"):
         if image.root.exists():
@@ -213,7 +230,22 @@ def _build(image: Image, recipe: Recipe) -> None:
     image.run(["sh", "-c", "apt-get clean; rm -rf /var/lib/apt/lists/*"])
     add_users(image)
     (image.root / PREFIX.lstrip("/")).mkdir(parents=True)
-    image.run(["condor_version"])
+    _check_release(image.release, image.run(["condor_version"]).stdout)
+
+
+def _check_release(release: str, condor_version: str) -> None:
+    """Compare what was installed with the release that was asked for. :raises PoolError: it is another release."""
+    found = _version_in(condor_version) or "no HTCondor"
+    if not f"{found}.".startswith(f"{release}."):
+        raise PoolError(
+            f"Debian's packages for HTCondor {release} now install {found}. Add a recipe for that release to RECIPES, "
+            f"or choose another one with --pool-version or STAGEOUT_POOL_VERSION."
+        )
+
+
+def _version_in(condor_version: str) -> str | None:
+    found = re.search(r"\$CondorVersion: (\S+)", condor_version)
+    return found.group(1) if found else None
 
 
 def add_users(image: Image) -> None:

@@ -1,0 +1,51 @@
+"""A hand-off that is tried without a job: the plugin's side of it, with a file of a few bytes."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from stageout.cli.node import spool_directory
+from stageout.core.config import Settings
+from stageout.handoff import links
+from stageout.handoff.place import Place
+from stageout.handoff.talk import No, Talk
+from stageout.wire import handoff as wire
+
+_URL = "https://stageout-doctor.invalid/probe"
+_CONTENT = b"written by stageout doctor\n"
+_ACCEPT_S = 30.0
+
+
+def try_handoff(settings: Settings, schedd: str, plugin: str) -> str:
+    """Hand a file off up to the record, as a job of this schedd would.
+
+    :return: why the manager does not take it, "" when it does. :raises OSError: the probe file cannot be made.
+    """
+    execute = settings.condor("EXECUTE")
+    with tempfile.TemporaryDirectory(prefix="stageout-doctor-", dir=execute) as name:
+        scratch = os.path.realpath(name)
+        path = Path(scratch) / "probe"
+        path.write_bytes(_CONTENT)
+        place = Place(scratch, execute)
+        place.run = os.path.join(spool_directory(settings), "run")  # noqa: PTH118 - as the plugin has it
+        try:
+            _talk(place, str(path), schedd, plugin)
+        except (No, links.CannotOffer, OSError) as problem:
+            return str(problem)
+    return ""
+
+
+def _talk(place: Place, path: str, schedd: str, plugin: str) -> None:
+    manager = Talk(place)
+    try:
+        found = links.sources([path], place.scratch)
+        files = [wire.OfferedFile(_URL, path, found[0].size_bytes)]
+        head, *rest = wire.offer_frames(files, plugin, wire.Surroundings())
+        go = manager.ask([{**head, "probe": schedd}, *rest], "go")
+        links.bring(found, str(go["directory"]), lambda: manager.tell({"op": "linking"}))
+        manager.limit(_ACCEPT_S, "it checked the file")
+        manager.ask([{"op": "linked", "files": 1}], "probed")
+    finally:
+        manager.close()
