@@ -84,12 +84,17 @@ class MemoryDisk:
     """The disk of one machine. Attributes that it lacks are those of ``os`` (constants, ``geteuid``).
 
     :param now_ns: time for mtime and ctime. :param called: told before each call that changes something.
+    :param refuses: told when the next sync of data fails, once: the file holds zeros then, and later syncs succeed.
+    :param full: nothing can be written. :param keeps_names: nothing can be removed.
+    :param ails: it does not say how full it is.
     """
 
     now_ns: Callable[[], int]
     called: Callable[[str], None] = lambda name: None
     full: bool = False
-    syncs_lie: bool = False
+    refuses: Callable[[], None] | None = None
+    keeps_names: bool = False
+    ails: bool = False
     owner: object = None
     _opened: dict[int, _Opened] = field(default_factory=dict)
     _locks: dict[int, _Opened] = field(default_factory=dict)
@@ -274,6 +279,8 @@ class MemoryDisk:
         if node.is_directory:
             raise _error(errno.EISDIR, path)
         self._change("unlink", needs_room=False)
+        if self.keeps_names:
+            raise _error(errno.EIO, path)
         self._name((above, name, None))
 
     def rmdir(self, path: Any, *, dir_fd: int | None = None) -> None:
@@ -289,14 +296,19 @@ class MemoryDisk:
     def fsync(self, descriptor: int) -> None:
         self._change("fsync", needs_room=False)
         node = self._open_file(descriptor).node
-        if self.syncs_lie:
-            return
         if node.is_directory:
             self._settle(node)
         else:
             node.saved = node.data
 
-    fdatasync = fsync
+    def fdatasync(self, descriptor: int) -> None:
+        refuses, self.refuses = self.refuses, None
+        if refuses is None:
+            return self.fsync(descriptor)
+        node = self._open_file(descriptor).node
+        node.data = node.saved = b"\0" * len(node.data)
+        refuses()
+        raise _error(errno.EIO, descriptor)
 
     def chmod(self, path: Any, mode: int, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> None:
         node = self._node(path, dir_fd)
@@ -330,6 +342,8 @@ class MemoryDisk:
         return _Listing([_Entry(name, node) for name, node in self._directory(path).entries.items()])
 
     def statvfs(self, path: Any) -> Any:
+        if self.ails:
+            raise _error(errno.EIO, path)
         return SimpleNamespace(f_bavail=0 if self.full else _TOTAL_BLOCKS, f_frsize=_BLOCK, f_blocks=_TOTAL_BLOCKS)
 
     def copy_file_range(self, source: int, target: int, count: int, *more: Any) -> int:

@@ -7,9 +7,12 @@ the state before the first of them is kept aside, as SQLite's documentation says
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
+
+from tests.crash.observed import Observer
 
 Error = sqlite3.Error
 OperationalError = sqlite3.OperationalError
@@ -50,7 +53,10 @@ class SimulatedConnection:
             self._file.keep_safe()
         elif sql == "COMMIT":
             self._databases.before_commit(self._file)
-        return self._file.real.execute(sql, values)
+        answer = self._file.real.execute(sql, values)
+        if sql == "COMMIT":
+            self._databases.committed(self._file)
+        return answer
 
     def executemany(self, sql: str, rows: Any) -> Any:
         self._check()
@@ -59,11 +65,21 @@ class SimulatedConnection:
     def executescript(self, sql: str) -> Any:
         self._check()
         self._databases.before_commit(self._file)
-        return self._file.real.executescript(sql)
+        answer = self._file.real.executescript(sql)
+        self._databases.made(self._file)
+        return answer
 
     @property
     def in_transaction(self) -> bool:
         return self._file.real.in_transaction
+
+    @property
+    def text_factory(self) -> Any:
+        return self._file.real.text_factory
+
+    @text_factory.setter
+    def text_factory(self, factory: Any) -> None:
+        self._file.real.text_factory = factory
 
     def close(self) -> None:
         return None
@@ -77,9 +93,14 @@ class SimulatedConnection:
 
 @dataclass
 class Databases:
-    """The database files of one machine."""
+    """The database files of one machine.
+
+    :param observer: looks at what is committed. :param has_directory: is there something of this ticket in the spool?
+    """
 
     machine: Any
+    observer: Observer | None = None
+    has_directory: Callable[[str], bool] = lambda ticket: False
     _files: dict[str, _File] = field(default_factory=dict)
 
     def connect(self, path: Any, **options: Any) -> SimulatedConnection:
@@ -90,6 +111,8 @@ class Databases:
             if self.machine.disk.full:
                 raise sqlite3.OperationalError("unable to open database file")
             self._files[name] = _File(_empty())
+        if self.observer is not None:
+            self.observer.prepare(self._files[name].real)
         return SimulatedConnection(self, self._files[name], self.machine.world.current)
 
     def before_commit(self, file: _File) -> None:
@@ -97,6 +120,16 @@ class Databases:
         self.machine.disk.called("sqlite-commit")
         if self.machine.disk.full:
             raise sqlite3.OperationalError("database or disk is full")
+
+    def made(self, file: _File) -> None:
+        """Tables were made."""
+        if self.observer is not None:
+            self.observer.made(file.real)
+
+    def committed(self, file: _File) -> None:
+        """Something is on the disk now."""
+        if self.observer is not None:
+            self.observer.committed(file.real, self.has_directory)
 
     def end_process(self, owner: Any) -> None:
         """Open transactions are gone."""
@@ -116,6 +149,19 @@ class Databases:
     def lose(self, path: str) -> None:
         """Somebody removes a database."""
         self._files.pop(path, None)
+
+    def copy(self, path: str) -> sqlite3.Connection | None:
+        """Return a copy of the committed state."""
+        file = self._files.get(path)
+        if file is None:
+            return None
+        copy = _empty()
+        file.real.backup(copy)
+        return copy
+
+    def put_back(self, path: str, copy: sqlite3.Connection) -> None:
+        """Somebody puts a copy in the place of a database."""
+        self._files[path] = _File(copy)
 
     def look(self, path: str) -> sqlite3.Connection | None:
         """The committed state, for the checks of the simulation."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, NamedTuple
 
@@ -11,10 +11,13 @@ from sandbox_manager.lookups import STATE_OF
 from sandbox_manager.sandbox import SENDABLE
 from schedd_agent.model import Status
 from stageout.core.states import State
+from stageout.wire.custody import Action
+from tests.crash.judgement import NEEDED
+from tests.crash.memory_sqlite import Connection
 from tests.crash.parties import LEASE_S, Node
 from tests.crash.pool_model import (
     SCHEDD,
-    Execution,
+    Forger,
 )
 from tests.crash.product import Flight
 from tests.crash.world import Killed, Process
@@ -23,8 +26,19 @@ _MISFORTUNES = (
     "kill_manager", "kill_manager", "kill_agent", "kill_agent", "power", "power", "power_of_the_ap", "gone_for_long",
     "cut_off", "agent_cut_off", "disk_full", "disk_of_the_ap_full", "destination_down", "destination_down",
     "destination_refuses", "collector_restart", "schedd_down", "second_manager", "clock_of_node", "clock_of_ap",
-    "number_lost", "ledger_lost", "lost_sight", "agent_cut_off_long", "blind", "power_after_handoff",
-    "kill_after_handoff", "vanish", "remove_job", "vacate", "backup", "file_gone",
+    "number_lost", "ledger_lost", "older_ledger", "damaged_text", "forged_record", "lost_sight",
+    "agent_cut_off_long", "blind", "power_after_handoff",
+    "kill_after_handoff", "vanish", "remove_job", "vacate", "backup", "file_gone", "directory_gone", "mute",
+    "sync_refused",
+    "names_stay", "slow_disk", "late_part", "disk_ails", "linger", "wish", "wish",
+    "odd_order", "odd_order", "kill_while_moving",
+)  # fmt: skip
+#: Kinds that make output wait, and orders come while it does.
+_OFTEN = ("destination_down", "destination_refuses", "wish", "odd_order")
+#: Orders that change nothing that counts, about the run that a manager holds, or (True) about runs before it.
+_ODD = (
+    (Action.RETRY, False), (Action.PAUSE, False), (Action.RESUME, False), (Action.SUPERSEDE, True),
+    (Action.CANCEL, True), (Action.FORGET, True), (Action.FORGET, False), (Action.CONFIRM, False),
 )  # fmt: skip
 
 
@@ -34,10 +48,14 @@ FAULTS = ("kill-before", "kill-after", "EIO", "ENOSPC", "EDQUOT", "EMFILE", "EIN
 
 @dataclass(frozen=True)
 class Trouble:
-    """How bad it is; probabilities of faults, and how long jobs run while things go wrong.
+    """How bad it is: what may go wrong, how often, and how long jobs run meanwhile.
 
-    :param step_fault: at a labelled step. :param call_kill: of death at a system call. :param call_power: of the loss
-        of power there.
+    :param step_fault: probability of a fault at a labelled step. :param call_kill: of death at a system call.
+    :param call_power: of the loss of power there. :param mischief: that an ad is lost, late or doubled.
+    :param kinds: of misfortunes that happen, ``events`` of them.
+    :param jobs: that are submitted. :param parts: most hand-offs of one run.
+    :param repeats: probability that HTCondor repeats all uploads of a run.
+    :param impatient: output is given up, and failed output deleted, within the schedule.
     """
 
     step_fault: float
@@ -46,6 +64,11 @@ class Trouble:
     mischief: float
     events: int
     length_s: float
+    kinds: tuple[str, ...] = _MISFORTUNES
+    jobs: int = 6
+    parts: int = 2
+    repeats: float = 0.0
+    impatient: bool = False
 
 
 class Fault(NamedTuple):
@@ -62,22 +85,17 @@ class Misfortunes:
     def _duration_s(self, kind: str, func: Callable[..., Any]) -> float:
         if kind == "mover":
             run = getattr(func, "__self__", None)
-            flight = Flight(self.world, run, self.destination, self._maker)
+            flight = Flight(self.world, run, self.destination, self)
+            self._judge_start(flight)
             process = self.world.current
             assert process is not None and run is not None
             process.flights[str(run._directory)] = flight  # type: ignore[attr-defined]
             return flight.duration_s
         if kind == "sync":
             return self.random.choice((0.05, 2.0, 60.0))
+        if any(node.is_slow and node.process is self.world.current for node in self.nodes):
+            return self.random.choice((0.5, 5.0, 60.0))
         return self.random.uniform(0.0001, 0.004)
-
-    def _maker(self, ticket: str, url: str) -> Execution:
-        """Whose output a ticket holds. Nothing may be sent before its plugin has the receipt."""
-        found = self.by_ticket.get(ticket)
-        if found is None:
-            self.world.violation(f"{url} is sent for a ticket that no plugin has a receipt of")
-            raise Killed
-        return found
 
     def _on_call(self, process: Process, name: str) -> None:
         if not self.troubled or process.name.startswith("plugin"):
@@ -90,6 +108,19 @@ class Misfortunes:
             raise Killed
 
     def _on_step(self, process: Process, label: str) -> str | None:
+        what = self._fault_at(label)
+        if what is not None and label == "spool-data":
+            for node in self.nodes:
+                if node.machine is process.machine:
+                    self._excuse_unsynced(node)
+        return what
+
+    def _excuse_unsynced(self, node: Node) -> None:
+        """The disk refuses data of one of them."""
+        self.refused |= {row[0] for row in node.rows("SELECT ticket FROM tickets WHERE synced != 1")}
+        self.excused |= self.refused
+
+    def _fault_at(self, label: str) -> str | None:
         fault = self.fault
         if fault is not None and label == fault.label and (self.troubled if fault.for_ever else not self.faulted):
             self.faulted.add(label)
@@ -107,7 +138,7 @@ class Misfortunes:
         node = next((one for one in self.nodes if one.machine is machine), None)
         machine.databases.end_process(process)
         if node is not None:
-            self.excused |= {row[0] for row in node.rows("SELECT ticket FROM tickets WHERE synced = 0")}
+            self._excuse_unsynced(node)
         self.world.lose_power(machine, mine)
         if node is not None:
             machine.disk.make_dirs(f"/{node.name}/execute")
@@ -138,7 +169,7 @@ class Misfortunes:
         random, world = self.random, self.world
         node = random.choice(self.nodes)
         later = random.choice((60.0, 400.0, 1500.0, 2.5 * LEASE_S))
-        kind = random.choice(self.misfortunes or _MISFORTUNES)
+        kind = random.choice(self.trouble.kinds)
         world.say(f"misfortune: {kind} ({node.name}, {later:.0f} s)")
         getattr(self, f"_mis_{kind}")(node, later)
 
@@ -193,14 +224,114 @@ class Misfortunes:
         """A cleaner deletes a file, or all files of a ticket, in the spool."""
         place = f"{node.spool}/sandboxes"
         tickets = sorted(node.machine.disk.listdir(place)) if node.machine.disk.exists(place) else []
-        if not tickets:
-            return
-        ticket = self.random.choice(tickets)
-        files = sorted(node.machine.disk.listdir(f"{place}/{ticket}"))
-        gone = self.random.choice([ticket, *(f"{ticket}/{name}" for name in files)])
+        if tickets:
+            ticket = self.random.choice(tickets)
+            files = sorted(node.machine.disk.listdir(f"{place}/{ticket}"))
+            self._delete(node, ticket, self.random.choice([ticket, *(f"{ticket}/{name}" for name in files)]))
+
+    def _delete(self, node: Node, ticket: str, gone: str) -> None:
         self.world.say(f"{gone} is deleted")
         self.excused.add(ticket)
-        node.machine.disk.forget(f"{place}/{gone}")
+        self.deleted_s = self.world.now_s
+        self.unrecorded.get(node.name, set()).discard(ticket)
+        node.machine.disk.forget(f"{node.spool}/sandboxes/{gone}")
+
+    def _mis_directory_gone(self, node: Node, later: float) -> None:
+        """All of a node's tickets are deleted while its manager is down."""
+        self._mis_kill_manager(node, later)
+        place = f"{node.spool}/sandboxes"
+        for ticket in sorted(node.machine.disk.listdir(place)) if node.machine.disk.exists(place) else []:
+            self._delete(node, ticket, ticket)
+
+    def _mis_mute(self, node: Node, later: float) -> None:
+        """Messages of a node are lost, messages to it arrive: a firewall, or a right that was taken away."""
+        self.collector.mute.add(node.name)
+        self.world.after(3 * LEASE_S, lambda: self.collector.mute.discard(node.name))
+
+    def _mis_names_stay(self, node: Node, later: float) -> None:
+        """Nothing can be removed from a node's disk for a while."""
+        node.machine.disk.keeps_names = True
+        self.world.after(min(later, 400), lambda: setattr(node.machine.disk, "keeps_names", False))
+
+    def _mis_slow_disk(self, node: Node, later: float) -> None:
+        """Each visit to a node's disk takes up to a minute."""
+        node.is_slow = True
+        self.world.after(min(later, 1500), lambda: setattr(node, "is_slow", False))
+
+    def _mis_linger(self, node: Node, later: float) -> None:
+        """A run goes on on its node although the access point has given it up, and hands its output over at last."""
+        for execution in list(self.running.values())[:1]:
+            self._back_to_idle(execution)
+            self.world.after(
+                self.random.choice((30.0, 300.0, 1000.0)), lambda execution=execution: self._hand_over_late(execution)
+            )
+
+    def _mis_late_part(self, node: Node, later: float) -> None:
+        """A plugin's last files come when its run has been decided without them."""
+        self.is_part_late = True
+
+    def _mis_disk_ails(self, node: Node, later: float) -> None:
+        """A disk takes nothing, and does not even say how full it is."""
+        node.machine.disk.ails = True
+        self._mis_disk_full(node, later)
+        self.world.after(min(later, 1500), lambda: setattr(node.machine.disk, "ails", False))
+
+    def _mis_kill_while_moving(self, node: Node, later: float) -> None:
+        """A manager dies while it sends."""
+        self.at_start = self._mis_kill_manager
+
+    def _mis_wish(self, node: Node, later: float) -> None:
+        """The owner of a job asks for something while its output is on its way."""
+        if self.random.random() < 0.5:
+            self._mis_destination_down(node, later)
+        jobs = [job for job in self.schedd.jobs_.values() if job.settling and not job.request]
+        if not jobs:
+            self.world.after(60, lambda: self._mis_wish(node, later) if self.troubled else None)
+            return
+        job = self.random.choice(jobs)
+        wish = self.random.choice(("retry", "retry", "pause", "resume", "cancel"))
+        self.world.say(f"the owner of {job.name} asks for {wish}")
+        if wish == "cancel":
+            self.given_up.add(job.name)
+        self.schedd.jobs_[job.name] = replace(job, request=wish)
+
+    def _mis_odd_order(self, node: Node, later: float) -> None:
+        """Some orders come that are late, early or vain, while output waits for its server."""
+        if self.random.random() < 0.7:
+            self.random.choice((self._mis_destination_down, self._mis_destination_refuses))(node, later)
+        for _ in range(6):
+            self.world.after(self.random.uniform(0, 400), self._order_out_of_turn)
+
+    def _order_out_of_turn(self) -> None:
+        query = "SELECT job, number, state, CASE WHEN confirmed_at THEN named_tickets ELSE '' END FROM sandboxes"
+        rows = [(one, *row) for one in self.nodes for row in one.rows(query)]
+        if not rows or not all(one.admission for one in self.nodes):
+            self.world.after(60, lambda: self._order_out_of_turn() if self.troubled else None)
+            return
+        holder, job, number, state, named = self.random.choice(rows)
+        action, before = self.random.choice(_ODD)
+        if action is Action.CONFIRM and not named:
+            return
+        if action is Action.FORGET and not before:
+            # It may be forgotten before the access point has read its end.
+            self.excused |= {ticket for ticket, made_by in self.by_ticket.items() if made_by.job == job}
+            if STATE_OF[state] not in _UNSENT - {State.FAILED}:
+                return
+        self.world.say(f"{action.value} of {job} {number - before} is ordered out of turn")
+        tickets = tuple(named.split()) if action is Action.CONFIRM else ()
+        self.agent.odd_order(holder.custodian, action, job, number - before, tickets)
+
+    def _resume_all(self) -> None:
+        """Nobody pauses anything for ever."""
+        for node in self.nodes:
+            paused = node.rows("SELECT job, number FROM sandboxes WHERE paused = 1")
+            for job, number in paused if node.admission else ():
+                self.agent.odd_order(node.custodian, Action.RESUME, job, number)
+
+    def _mis_sync_refused(self, node: Node, later: float) -> None:
+        """The disk cannot write the data of an output, and says so once."""
+
+        node.machine.disk.refuses = lambda: self._excuse_unsynced(node)
 
     def _mis_all_refuse(self, node: Node, later: float) -> None:
         self.destination.refusing |= {"h1", "h2"}
@@ -286,6 +417,50 @@ class Misfortunes:
         node.machine.databases.lose(node.ledger)
         self.without_ledger.add(node.name)
 
+    def _mis_damaged_text(self, node: Node, later: float) -> None:
+        """The disk damages one URL in the ledger: it is not UTF-8 any more."""
+        rows = node.rows(
+            "SELECT f.ticket, f.position, f.url, t.ticket FROM files f JOIN tickets t ON t.id = f.ticket "
+            "WHERE f.state IN (0, 3)"
+        )
+        if not rows:
+            self.world.after(60, lambda: self._mis_damaged_text(node, later) if self.troubled else None)
+            return
+        self._mis_kill_manager(node, later)
+        number, position, url, ticket = self.random.choice(rows)
+        self.world.say(f"{url} of ticket {ticket} is damaged in the ledger")
+        self.excused.add(ticket)
+        damaged = url.encode("utf-8", "backslashreplace")[:-1] + b"\xb0"
+        ledger = node.machine.databases.look(node.ledger)
+        assert ledger is not None
+        ledger.execute(
+            "UPDATE files SET url = CAST(? AS TEXT) WHERE ticket = ? AND position = ?", (damaged, number, position)
+        )
+
+    def _mis_older_ledger(self, node: Node, later: float) -> None:
+        """An administrator puts a ledger back from a copy, and the spool is newer than that copy."""
+        copy = node.machine.databases.copy(node.ledger)
+        if copy is not None:
+            self.world.after(min(later, 400), lambda: self._put_back(node, copy))
+
+    def _put_back(self, node: Node, copy: Connection) -> None:
+        """Not while the clock is behind, as above. A restored schedd knows nothing of the runs that the copy lacks."""
+        if not self.troubled or self.restored or node.machine.wall_offset_s < node.machine.most_offset_s:
+            return
+        self._mis_kill_manager(node, 0.0)
+        self.world.say(f"an older ledger is put back on {node.name}")
+        accepted, tickets = self._promised(node), set(node.rows("SELECT ticket FROM tickets"))
+        node.machine.databases.put_back(node.ledger, copy)
+        known = self._promised(node)
+        self.excused |= {row[0] for row in tickets.union(node.rows("SELECT ticket FROM tickets"))} - known
+        self.unrecorded.setdefault(node.name, set()).update(accepted - known)
+        self.without_ledger.add(node.name)
+
+    def _promised(self, node: Node) -> set[str]:
+        """Return tickets whose output is on the disk, as the ledger says, too."""
+        found = {row[0] for row in node.rows(f"{NEEDED} AND t.synced = 1")}
+        return {ticket for ticket in found if node.machine.disk.exists(node.place_of(ticket))}
+
     def _overtaken(self, known: int) -> set[tuple[int, int]]:
         """(Run that counts again for a restored queue, run after it), where nobody can know of the second any more and
         output of the first still waits at its node."""
@@ -297,6 +472,17 @@ class Misfortunes:
             (last[one.job].number, one.number) for one in self.executions[known:]
             if one.job in waiting and not one.accepted.keys() & held.keys()
         }  # fmt: skip
+
+    def _mis_forged_record(self, node: Node, later: float) -> None:
+        """A job writes, in texts of its plugin, records of other users' runs that name output of nobody."""
+        if not node.key:
+            self.world.after(60, lambda: self._mis_forged_record(node, later) if self.troubled else None)
+            return
+        self.forger = Forger(f"{self.random.getrandbits(128):032x}", node.manager, node.key)
+        for name, execution in self.running.items():
+            job = self.schedd.jobs_[name]
+            self.world.say(f"a record of run {job.run} of {name} is forged before that of execution {execution.number}")
+            self.schedd.records.append(self.forger.imitated(job, self.schedd.wall_s()))
 
     def _mis_remove_job(self, node: Node, later: float) -> None:
         name = self.random.choice(list(self.schedd.jobs_) or [""])
@@ -343,6 +529,7 @@ class Misfortunes:
         world.say("all is mended")
         self.troubled = False
         self.collector.cut_off.clear()
+        self.collector.mute.clear()
         self.collector.mischief = 0.0
         self.destination.down.clear()
         self.destination.refusing.clear()
@@ -353,20 +540,28 @@ class Misfortunes:
             self._schedd_back()
         self.agent.machine.disk.full = False
         for node in self.nodes:
-            node.machine.disk.full = False
+            node.machine.disk.full = node.machine.disk.ails = node.machine.disk.keeps_names = node.is_slow = False
             node.stay_down_until_s = 0.0
-            if node.process is not None:
+            if node.process is not None and self.restarts_at_last:
                 world.kill(node.process, "one restart for good measure")
             self._power_on(node.machine)
         self._power_on(self.agent.machine)
 
 
 def draw_trouble(random: Random) -> Trouble:
+    """A shape of a schedule: mostly short, with few kinds of misfortunes."""
+    kinds = sorted(set(_MISFORTUNES))
+    some = [*random.sample(kinds, random.randint(1, 3)), *random.sample(_OFTEN, random.randint(0, 2))]
     return Trouble(
         step_fault=random.choice((0.0, 0.005, 0.02, 0.05)),
         call_kill=random.choice((0.0, 0.0, 0.002)),
         call_power=random.choice((0.0, 0.0, 0.001)),
         mischief=random.choice((0.0, 0.0, 0.05, 0.2)),
-        events=random.randint(0, 10),
-        length_s=random.choice((1000.0, 2500.0, 6000.0)),
+        events=random.randint(0, 6),
+        length_s=random.choice((700.0, 700.0, 1500.0, 3000.0)),
+        kinds=_MISFORTUNES if random.random() < 0.2 else tuple(some),
+        jobs=random.choice((1, 2, 2, 4)),
+        parts=random.choice((1, 2, 3)),
+        repeats=random.choice((0.0, 0.0, 0.3)),
+        impatient=random.random() < 0.2,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,13 @@ from sandbox_manager.daemon import Daemon, Surroundings
 from schedd_agent.agent import Agent
 from schedd_agent.daemon import lease_of_managers
 from schedd_agent.leases import View
-from schedd_agent.model import Limits
+from schedd_agent.model import Limits, custodian
 from schedd_agent.orders import Book, Numbers
 from schedd_agent.reports import Newest
 from stageout.core.config import mapping_settings
 from stageout.core.errors import StageoutError
 from stageout.core.signing import load_or_make_key
+from stageout.wire.custody import Action, Order, OrderSheet
 from tests.crash.pool_model import (
     SCHEDD,
     AgentDirectory,
@@ -33,7 +35,9 @@ KNOBS = {
     "STAGEOUT_GIVE_UP": "20000", "STAGEOUT_RETENTION": "30000", "STAGEOUT_CONFIRM_TIMEOUT": "1200",
     "STAGEOUT_ATTEMPTS": "0", "NUM_CPUS": "4", "FILETRANSFER_PLUGINS": "copy", "STAGEOUT_LEASE": str(int(LEASE_S)),
 }  # fmt: skip
-_LIMITS = Limits(lease_s=LEASE_S, edit_interval_s=20.0)
+#: Knobs of schedules in which output is given up.
+IMPATIENT = {"STAGEOUT_GIVE_UP": "1000", "STAGEOUT_RETENTION": "2500"}
+_LIMITS = Limits(lease_s=LEASE_S, edit_interval_s=20.0, leave_s=300.0)
 _MANAGER_RESTART_S = 10.0
 
 
@@ -48,12 +52,40 @@ class Node:
         self.process: Process | None = None
         self.starts = 0
         self.stay_down_until_s = 0.0
+        self.is_slow = False
         self.spool = f"/{name}/stageout"
         self.ledger = f"{self.spool}/ledger/ledger.sqlite"
+        self.machine.databases.observer = sim.observer
+        self.machine.databases.has_directory = lambda ticket: self.machine.disk.exists(self.place_of(ticket))
 
     @property
     def is_alive(self) -> bool:
         return self.process is not None and self.process.is_alive
+
+    @property
+    def admission(self) -> Any:
+        """Return what the running manager counts; None before it takes anything over."""
+        intake = getattr(self.process, "intake", None)
+        return intake._custody._admission if intake is not None else None
+
+    @property
+    def custodian(self) -> str:
+        """The name that the access point knows the running manager by."""
+        return custodian(self.manager, self.key) if self.key else ""
+
+    @property
+    def key(self) -> str:
+        """Key that the running manager signs with; "" before it takes anything over."""
+        intake = getattr(self.process, "intake", None)
+        return intake._custody._manager.key if intake is not None else ""
+
+    def place_of(self, ticket: str) -> str:
+        """Where a ticket's files lie."""
+        return f"{self.spool}/sandboxes/{ticket}"
+
+    def aside(self, ticket: str) -> str:
+        """Return the place for a ticket's files while the ledger has no record of it."""
+        return f"{self.spool}/unknown/{ticket}"
 
     def start(self) -> None:
         """condor_master starts a manager, unless one runs or the machine is off."""
@@ -70,9 +102,14 @@ class Node:
         process = Process(self.sim.world, self.machine, f"{self.name}.{self.starts}")
         process.intake = None  # type: ignore[attr-defined]
         process.flights = {}  # type: ignore[attr-defined]
+        process.on_death.append(self._excuse_begun_syncs)
         process.on_death.append(lambda: self.sim.world.after(_MANAGER_RESTART_S, self.start))
         self.sim.processes.append(process)
         return process
+
+    def _excuse_begun_syncs(self) -> None:
+        """Nobody knows what the disk has told the manager that died."""
+        self.sim.excused |= {row[0] for row in self.rows("SELECT ticket FROM tickets WHERE synced = 2")}
 
     async def _serve(self, process: Process) -> None:
         try:
@@ -89,7 +126,8 @@ class Node:
 
     def daemon(self) -> Daemon:
         settings = mapping_settings(
-            {**KNOBS, "EXECUTE": f"/{self.name}/execute", "STAGEOUT_SPOOL": self.spool, "FULL_HOSTNAME": self.name,
+            {**KNOBS, **(IMPATIENT if self.sim.trouble.impatient else {}), "EXECUTE": f"/{self.name}/execute",
+             "STAGEOUT_SPOOL": self.spool, "FULL_HOSTNAME": self.name,
              "STARTD_NAME": "slots"}
         )  # fmt: skip
         return Daemon(
@@ -129,6 +167,30 @@ class Node:
             return []
 
 
+class OddBook(Book):
+    """The agent's orders, and among them some that may come at any time: they change nothing that counts."""
+
+    def __init__(self, agent: str, numbers: Numbers, lease_s: float, odd: dict[int, tuple[str, Order]]) -> None:
+        super().__init__(agent, numbers, lease_s)
+        self.odd = odd
+
+    def add_odd(self, manager: str, action: Action, job: str, run: int, tickets: tuple[str, ...]) -> None:
+        """Give such an order with the next sheet."""
+        (number,) = self._numbers.take(1)
+        self.odd[number] = (manager, Order(number, action, job, run, tickets))
+        self._changed.add(manager)
+
+    def acknowledged(self, manager: str, number: int) -> list[Any]:
+        for done in [at for at, (to, _) in self.odd.items() if to == manager and at <= number]:
+            del self.odd[done]
+        return super().acknowledged(manager, number)
+
+    def _sheet(self, manager: str, wall_s: float, heard: int) -> OrderSheet:
+        sheet = super()._sheet(manager, wall_s, heard)
+        orders = [*sheet.orders, *(order for to, order in self.odd.values() if to == manager)]
+        return replace(sheet, orders=tuple(sorted(orders, key=lambda order: order.number)))
+
+
 class AgentSide:
     """The access point's machine with the agent."""
 
@@ -139,6 +201,20 @@ class AgentSide:
         self.started_s = 0.0
         self.starts = 0
         self.number_file = f"/{SCHEDD}/spool/stageout_agent"
+        self.odd_numbers: set[int] = set()
+        self.book: OddBook | None = None
+
+    def is_odd(self, number: int) -> bool:
+        """Was an order given only to see that it does nothing?"""
+        return number in self.odd_numbers
+
+    def odd_order(self, manager: str, action: Action, job: str, run: int, tickets: tuple[str, ...] = ()) -> None:
+        """Give an order that changes nothing that counts. It is forgotten when the agent dies before it is done."""
+        if self.process is None or not self.process.is_alive or self.book is None:
+            return
+        with self.sim.world.inside(self.process), suppress(OSError):
+            self.book.add_odd(manager, action, job, run, tickets)
+            self.odd_numbers.update(self.book.odd)
 
     def start(self) -> None:
         world = self.sim.world
@@ -161,13 +237,14 @@ class AgentSide:
     def _make(self) -> Agent:
         numbers = Numbers(Path(self.number_file), self.machine.wall_s())
         spool = Path(f"/{SCHEDD}/spool")
+        self.book = OddBook(SCHEDD, numbers, lease_of_managers(_LIMITS), {})
         return Agent(
             name=SCHEDD,
             key=load_or_make_key("agent-key", spool / "stageout_agent_key"),
             queue=self.sim.schedd,
             directory=AgentDirectory(self.sim.collector),
             receipts=ModelReceipts(self.sim.schedd.records),
-            book=Book(SCHEDD, numbers, lease_of_managers(_LIMITS)),
+            book=self.book,
             view=View(hole_s=HOLE_S),
             clock=self.machine,
             limits=_LIMITS,

@@ -1,27 +1,40 @@
 """Bugs that are put into the product on purpose: the simulation must find each of them.
 
 Each is a change of one place of the product's code, made while schedules are played, and the misfortunes that it takes
-to meet it (all of them happen in ordinary schedules, too, but seldom at the right moment).
+to meet it (all of them happen in ordinary schedules, too, but seldom at the right moment). ``python -m
+tests.crash.planted`` looks for all of them in ordinary schedules.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+import gc
+import inspect
+import os
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import sandbox_manager.ads
 import sandbox_manager.ledger
-import sandbox_manager.orders
 import sandbox_manager.pipeline
-import sandbox_manager.records
 import sandbox_manager.recovery
 import schedd_agent.tracker
+from sandbox_manager import orders, records
 from sandbox_manager.acceptance import Acceptance
+from sandbox_manager.admission import Admission
+from sandbox_manager.intake import Intake
 from sandbox_manager.leases import Leases
-from sandbox_manager.spool import Spool
-from sandbox_manager.strays import Strays
+from sandbox_manager.pipeline import Pipeline
+from sandbox_manager.releases import Releases
+from sandbox_manager.reserve import Reserve
+from sandbox_manager.spool import Spool, Synced, _each_file
 from sandbox_manager.syncing import Syncs
 from schedd_agent.leases import View
 from schedd_agent.model import Send
@@ -32,6 +45,7 @@ from stageout.core.states import FREED, State
 from stageout.wire.custody import Action
 from stageout.wire.handoff import Receipt
 from tests.crash.memory_disk import MemoryDisk
+from tests.crash.simulation import Simulation
 
 Change = tuple[Any, str, Any]
 
@@ -41,13 +55,24 @@ class Planted:
     """One bug.
 
     :param changes: what is replaced: (module or class, name, value). :param misfortunes: what happens in its schedules.
-    :param step_fault: probability of a fault at a step there.
+    :param step_fault: probability of a fault at a step there. :param parts: most hand-offs of one run there.
+    :param repeats: probability that uploads are repeated there. :param length_s: of the trouble there.
     """
 
     name: str
     changes: Callable[[], list[Change]]
     misfortunes: tuple[str, ...]
     step_fault: float = 0.0
+    parts: int = 2
+    repeats: float = 0.0
+    length_s: float = 3000.0
+
+    def schedule(self, seed: int) -> Simulation:
+        """A schedule in which this is easily met."""
+        return Simulation(
+            seed, misfortunes=self.misfortunes, step_fault=self.step_fault, parts=self.parts, repeats=self.repeats,
+            jobs=4, length_s=self.length_s,
+        )  # fmt: skip
 
 
 @contextmanager
@@ -64,6 +89,22 @@ def planted(bug: Planted) -> Iterator[None]:
             setattr(place, name, value)
 
 
+def mutated(place: Any, name: str, old: str, new: str) -> Change:
+    """A function of the product in which ``old``, which stands there once, is ``new``."""
+    real = place.__dict__[name]
+    text = textwrap.dedent(inspect.getsource(real))
+    assert text.count(old) == 1, f"{old!r} stands {text.count(old)} times in {name}: plant this bug anew"
+    found: dict[str, Any] = {}
+    exec(text.replace(old, new), sys.modules[real.__module__].__dict__, found)
+    return place, name, found[name]
+
+
+def _order(action: Action, name: str, old: str, new: str) -> Change:
+    """The same of the function that carries out one kind of order."""
+    _, _, wrong = mutated(orders, name, old, new)
+    return orders, "_ACTIONS", {**orders._ACTIONS, action: wrong}
+
+
 def _as_if_never_down(db: Any, directories: Any, boot: str, now: int, longest_s: float) -> Any:
     db.execute("UPDATE tickets SET boot = ?", (boot,))
     return _real_settle(db, directories, boot, now, longest_s)
@@ -72,18 +113,45 @@ def _as_if_never_down(db: Any, directories: Any, boot: str, now: int, longest_s:
 _real_settle = sandbox_manager.recovery.settle_ledger
 
 
-def _sync_without_data(spool: Spool, tickets: Sequence[str]) -> list[str]:
+def _sync_without_data(spool: Spool, tickets: Sequence[str]) -> Synced:
     """Names are synced, data are not."""
     with durable.step("spool-sync"):
         descriptor = durable.disk.open(spool.root / "sandboxes", 0)
         durable.disk.fsync(descriptor)
         durable.disk.close(descriptor)
-    return list(tickets)
+    return Synced(list(tickets))
+
+
+def _refused_is_tried_again(spool: Spool, tickets: Sequence[str]) -> Synced:
+    """A second sync of the same file is believed."""
+    synced = _real_sync(spool, [ticket for ticket in tickets if not _is_refused(spool, ticket)])
+    synced.again += [ticket for ticket in tickets if ticket not in synced.on_disk]
+    return synced
+
+
+_real_sync = Spool.sync
+
+
+def _is_refused(spool: Spool, ticket: str) -> bool:
+    try:
+        _each_file(spool.root / "sandboxes" / ticket, durable.disk.fdatasync)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def _removed(spool: Spool, tickets: Iterable[str]) -> list[str]:
+    """Output that the ledger does not know counts as nobody's."""
+    for ticket in tickets:
+        spool.release(ticket)
+    return []
 
 
 async def _record_before_sync(syncs: Any, tickets: Sequence[str]) -> None:
     """The two steps the other way round."""
-    await syncs._record(tickets)
+    await syncs._record(Synced(list(tickets)))
     await asyncio.sleep(600)
     syncs._spool.sync(tickets)
 
@@ -113,9 +181,9 @@ _real_open = sandbox_manager.ledger._open
 
 def _confirmed_at_once(db: Any, box: int, now: int) -> None:
     """Output is sent without the access point's word."""
-    if sandbox_manager.records.state_of(db, box) is State.ACCEPTED:
-        sandbox_manager.records.name_tickets(db, box, sandbox_manager.records.tickets_of(db, box), 0, 0)
-        sandbox_manager.records.confirm(db, box, now)
+    if records.state_of(db, box) is State.ACCEPTED:
+        records.name_tickets(db, box, records.tickets_of(db, box), 0, 0)
+        records.confirm(db, box, now)
 
 
 def _gone_is_cancelled(s: Any) -> Any:
@@ -146,33 +214,347 @@ def _number_without_series(numbers: Numbers, path: Any, wall_s: float) -> None:
         numbers._next = int(durable.read_file(path).split()[0])
 
 
+async def _recorded_before_it_is_freed(releases: Releases, sandbox: int) -> None:
+    """The two steps the other way round."""
+    tickets = await releases._book.ledger.read(lambda db: records.dropped_tickets(db, sandbox))
+    left = await releases._book.write(lambda db: records.released(db, sandbox, tickets, releases._now()))
+    for ticket in tickets:
+        await asyncio.get_running_loop().run_in_executor(releases._disk, releases._spool.release, ticket)
+        releases._space.drop(ticket)
+    releases._under_way.discard(sandbox)
+    releases.consider(left)
+
+
 _FENCING_OFF: list[Change] = [(Leases, "holds", lambda leases, schedd: True)]
 
+# Guards that have a second one behind them, so that their loss harms nobody: what counts is named first.
+# - A hand-off raises its job's fence and supersedes older runs; CONFIRM does both again.
+# - Pipeline.plugins_ended keeps the end of a run from being told while a plugin sends, so no newer run is confirmed
+#   meanwhile; Pipeline._may_send looks for such plugins again, and Pipeline.follow only ends them sooner.
+# - Nothing fails before it was confirmed (no code does that); RETRY looks again.
 BUGS = (
     Planted("managers send without a lease", lambda: _FENCING_OFF, ("lost_sight",)),
-    Planted("a new run is confirmed while the old one may still be sent",
-            lambda: [(schedd_agent.tracker, "_is_fenced", lambda *facts: True), *_FENCING_OFF], ("lost_sight",)),
-    Planted("unsynced data count after a loss of power",
-            lambda: [(sandbox_manager.recovery, "settle_ledger", _as_if_never_down)], ("power_after_handoff",)),
-    Planted("data are recorded as synced, only names are", lambda: [(Spool, "sync", _sync_without_data)],
-            ("power_after_handoff",)),
-    Planted("recorded as synced before it is", lambda: [(Syncs, "_sync", _record_before_sync)],
-            ("power_after_handoff",)),
-    Planted("the receipt goes out before the record is written", lambda: [(Acceptance, "accept", _accept_unwritten)],
-            ("kill_after_handoff",)),
-    Planted("the ledger does not wait for the disk", lambda: [(sandbox_manager.ledger, "_open", _open_fast)],
-            ("power_after_handoff",)),
-    Planted("output is sent unconfirmed", lambda: [(sandbox_manager.orders, "confirm_late", _confirmed_at_once)],
-            ("kill_agent",)),
-    Planted("what is gone from the queue counts as cancelled",
-            lambda: [(schedd_agent.tracker, "_gone", _gone_is_cancelled)], ("vanish",)),
-    Planted("silence counts while nobody could be heard", lambda: [(View, "looked", _counts_holes)], ("blind",)),
-    Planted("strays stay in the spool", lambda: [(Spool, "remove_strays", _nothing), (Strays, "collect", _nothing)],
-            ("kill_agent",), 0.05),
-    Planted("two managers may serve one spool", lambda: [(MemoryDisk, "try_lock", lambda disk, descriptor: True)],
-            ("second_manager",)),
-    Planted("an agent that lost its number begins again at one",
-            lambda: [(Numbers, "__init__", _number_without_series)], ("number_lost",)),
-    Planted("a shadow that only says that the job is done counts as a run",
-            lambda: [(Receipts, "last_transfer", lambda receipts, job: job.run)], ("kill_agent",)),
-)  # fmt: skip
+    Planted(
+        "a new run is confirmed while the old one may still be sent",
+        lambda: [(schedd_agent.tracker, "_is_fenced", lambda *facts: True), *_FENCING_OFF],
+        ("lost_sight",),
+    ),
+    Planted(
+        "unsynced data count after a loss of power",
+        lambda: [(sandbox_manager.recovery, "settle_ledger", _as_if_never_down)],
+        ("power_after_handoff",),
+    ),
+    Planted(
+        "data are recorded as synced, only names are",
+        lambda: [(Spool, "sync", _sync_without_data)],
+        ("power_after_handoff",),
+    ),
+    Planted(
+        "data that the disk has refused are synced again",
+        lambda: [(Spool, "sync", _refused_is_tried_again)],
+        ("sync_refused",),
+    ),
+    Planted(
+        "recorded as synced before it is", lambda: [(Syncs, "_sync", _record_before_sync)], ("power_after_handoff",)
+    ),
+    Planted(
+        "the receipt goes out before the record is written",
+        lambda: [(Acceptance, "accept", _accept_unwritten)],
+        ("kill_after_handoff",),
+    ),
+    Planted(
+        "the ledger does not wait for the disk",
+        lambda: [(sandbox_manager.ledger, "_open", _open_fast)],
+        ("power_after_handoff",),
+    ),
+    Planted("output is sent unconfirmed", lambda: [(orders, "confirm_late", _confirmed_at_once)], ("kill_agent",)),
+    Planted(
+        "what is gone from the queue counts as cancelled",
+        lambda: [(schedd_agent.tracker, "_gone", _gone_is_cancelled)],
+        ("vanish",),
+    ),
+    Planted(
+        "silence counts while nobody could be heard",
+        lambda: [(View, "looked", _counts_holes)],
+        ("blind",),
+        length_s=6000.0,
+    ),
+    Planted(
+        "strays stay in the spool",
+        lambda: [(Spool, "set_aside", _nothing)],
+        ("kill_agent",),
+        0.05,
+        length_s=6000.0,
+    ),
+    Planted(
+        "output without a record is removed",
+        lambda: [(Spool, "set_aside", _removed)],
+        ("older_ledger", "destination_down"),
+    ),
+    Planted(
+        "a confirmation of a run without a record is not answered",
+        lambda: [_order(Action.CONFIRM, "_confirm", "if order.tickets:", "if False:")],
+        ("older_ledger", "destination_down"),
+    ),
+    Planted(
+        "records that stand in another record's texts are believed",
+        lambda: [(Receipts, "_drop_imitated", _nothing)],
+        ("forged_record",),
+    ),
+    Planted(
+        "a later record of a run replaces the first",
+        lambda: [mutated(Receipts, "_keep", "if known and known.tickets:", "if False:")],
+        ("forged_record",),
+    ),
+    Planted(
+        "a record of another job with the same number is believed",
+        lambda: [mutated(Receipts, "get", 'found.job in ("", name)', "True")],
+        ("forged_record",),
+    ),
+    Planted(
+        "a record with another owner is believed",
+        lambda: [mutated(Receipts, "get", "found.owner == owner", "True")],
+        ("forged_record",),
+    ),
+    Planted(
+        "two managers may serve one spool",
+        lambda: [(MemoryDisk, "try_lock", lambda disk, descriptor: True)],
+        ("second_manager",),
+    ),
+    Planted(
+        "an agent that lost its number begins again at one",
+        lambda: [(Numbers, "__init__", _number_without_series)],
+        ("number_lost",),
+    ),
+    Planted(
+        "a shadow that only says that the job is done counts as a run",
+        lambda: [(Receipts, "last_transfer", lambda receipts, name, job: job.run)],
+        ("kill_agent",),
+    ),
+    # ---- recovery
+    Planted(
+        "files that were being sent are not sent after a start",
+        lambda: [mutated(sandbox_manager.recovery, "settle_ledger", "records.moving_back(db, box)", "pass")],
+        ("kill_while_moving",),
+    ),
+    Planted(
+        "sandboxes that were being sent stay so after a start",
+        lambda: [mutated(sandbox_manager.recovery, "settle_ledger", "(State.MOVING, State.LEASED)", "()")],
+        ("kill_while_moving",),
+    ),
+    Planted(
+        "a ticket whose directory has vanished is not lost",
+        lambda: [mutated(sandbox_manager.recovery, "settle_ledger", "if ticket not in directories:", "if False:")],
+        ("destination_down", "directory_gone"),
+    ),
+    # ---- acceptance
+    Planted(
+        "output of an older run is taken after a newer one",
+        lambda: [
+            mutated(Admission, "_run", "if newest > run.number:", "if False:"),
+            mutated(Acceptance, "_record_ticket", "if newest > facts.run.number:", "if False:"),
+        ],
+        ("linger", "linger", "vacate"),
+    ),
+    Planted(
+        "a hand-off is added to a run that is confirmed already",
+        lambda: [
+            mutated(Admission, "_run", "known is not None and known.state", "known is False and known.state"),
+            mutated(Acceptance, "_record_ticket", "state not in (None, State.ACCEPTED)", "False"),
+        ],
+        ("late_part", "destination_down"),
+        0.0,
+        3,
+    ),
+    Planted(
+        "older runs are not superseded by a newer hand-off",
+        lambda: [mutated(Acceptance, "_record_ticket", "[box, *orders.supersede_older(db, facts.run, now)]", "[box]")],
+        ("linger", "vacate", "schedd_down"),
+    ),
+    Planted(
+        "room that was promised to a hand-off that failed is kept for ever",
+        lambda: [mutated(Intake, "_take", "self._custody.release(reservation)", "pass")],
+        ("disk_full",),
+        0.05,
+    ),
+    Planted(
+        "room of output that is gone is kept for ever",
+        lambda: [mutated(Releases, "_free", "self._space.drop(ticket)", "pass")],
+        ("mute",),
+    ),
+    # ---- orders
+    Planted(
+        "order numbers are not compared",
+        lambda: [mutated(orders, "carry_out", "order.number > done", "True")],
+        ("odd_order", "mute"),
+    ),
+    Planted(
+        "CANCEL reaches newer runs",
+        lambda: [_order(Action.CANCEL, "_cancel", "order.run_number", "10**9")],
+        ("odd_order", "vacate"),
+    ),
+    Planted(
+        "SUPERSEDE reaches newer runs",
+        lambda: [_order(Action.SUPERSEDE, "_supersede", "order.run_number, State", "10**9, State")],
+        ("odd_order", "vacate"),
+    ),
+    Planted(
+        "RETRY sends what was never confirmed",
+        lambda: [
+            _order(
+                Action.RETRY,
+                "_retry",
+                "state is State.FAILED and records.was_confirmed(db, box)",
+                "state in (State.FAILED, State.ACCEPTED)",
+            )
+        ],
+        ("odd_order", "kill_agent"),
+    ),
+    Planted("PAUSE does nothing", lambda: [_order(Action.PAUSE, "_pause", "True", "False")], ("odd_order", "wish")),
+    Planted("RESUME does nothing", lambda: [_order(Action.RESUME, "_resume", "False", "True")], ("odd_order", "wish")),
+    Planted(
+        "FORGET takes what has not come to its end",
+        lambda: [_order(Action.FORGET, "_forget", "elif state not in FREED:", "elif False:")],
+        ("odd_order",),
+    ),
+    Planted(
+        "an order counts as done before it is on the disk",
+        lambda: [
+            mutated(
+                Pipeline,
+                "_obey",
+                "boxes = await self.book",
+                "self.book.acknowledged[sheet.numbering] = last; boxes = await self.book",
+            )
+        ],
+        ("disk_full",),
+        0.05,
+    ),
+    Planted(
+        "tickets that the record does not name are sent",
+        lambda: [mutated(records, "confirm", "in set(held) - named", "in ()")],
+        ("late_part",),
+        0.0,
+        3,
+    ),
+    # ---- releases
+    Planted(
+        "tickets that the record does not name are never freed",
+        lambda: [mutated(Releases, "consider", "not box.freed and box.confirmed_at", "False")],
+        ("destination_down",),
+        0.0,
+        3,
+        0.5,
+    ),
+    Planted(
+        "releases go round and round",
+        lambda: [mutated(Releases, "consider", "not box.freed and box.confirmed_at", "box.confirmed_at")],
+        ("destination_down",),
+        0.0,
+        3,
+        0.5,
+    ),
+    Planted(
+        "a failed removal is not tried again",
+        lambda: [mutated(Releases, "_free", "self._background(self._free(sandbox))", "pass")],
+        ("names_stay",),
+    ),
+    Planted(
+        "recorded as released before the bytes are gone",
+        lambda: [(Releases, "_free", _recorded_before_it_is_freed)],
+        ("kill_manager",),
+    ),
+    Planted(
+        "a record that may go stays",
+        lambda: [mutated(records, "released", "if row[1]:", "if False:")],
+        ("kill_manager",),
+    ),
+    Planted(
+        "bytes of files that are being sent, or failed, may be freed",
+        lambda: [mutated(records, "dropped_tickets", "state IN (0, 1, 3)", "state IN (0)")],
+        ("destination_refuses", "odd_order"),
+        0.0,
+        3,
+        0.5,
+    ),
+    # ---- sending
+    Planted(
+        "what was stopped stays leased",
+        lambda: [mutated(Pipeline, "_move", "await self._give_back(batch)", "pass")],
+        ("disk_full",),
+        0.05,
+    ),
+    # ---- leases
+    Planted(
+        "a lease counts from the hearing of the report",
+        lambda: [mutated(Leases, "heard", "made_s + lease_s", "self._now_s() + lease_s")],
+        ("mute", "destination_down"),
+    ),
+    Planted(
+        "a manager that has just started sends without a lease",
+        lambda: [mutated(Leases, "holds", 'float("-inf")', 'float("inf")')],
+        ("mute", "destination_down", "kill_manager"),
+    ),
+    Planted(
+        "who wants a lease is not remembered over a start",
+        lambda: [mutated(Leases, "want", "if get_meta(", "if False and get_meta(")],
+        ("lost_sight", "kill_manager"),
+    ),
+    # ---- ledger
+    Planted(
+        "one damaged row keeps all reports from being made",
+        lambda: [
+            (sandbox_manager.ledger, "_text", bytes.decode),
+            mutated(sandbox_manager.ads, "_some_files", "sqlite3.DatabaseError, ValueError, TypeError", "()"),
+        ],
+        ("damaged_text", "destination_down"),
+    ),
+    Planted(
+        "a reserve that cannot be given up leaves all writers waiting",
+        lambda: [mutated(Reserve, "give_up", "except OSError", "except ZeroDivisionError")],
+        ("disk_ails",),
+    ),
+)
+
+#: The most schedules in which each must be found, and seconds.
+MOST_SCHEDULES, MOST_S = 2000, 300.0
+
+
+def find(bug: Planted, first: int = 1) -> tuple[int, str]:
+    """Play ordinary schedules until one shows the bug. Returns its seed and what it says; seed 0: none did."""
+    until_s = time.monotonic() + MOST_S
+    gc.disable()
+    for seed in range(first, first + MOST_SCHEDULES):
+        with planted(bug):
+            found = Simulation(seed).run()
+        if found:
+            return seed, found[0]
+        if seed % 10 == 0:
+            gc.collect()
+        if time.monotonic() > until_s:
+            break
+    return 0, ""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point; 1 when a bug was not found."""
+    parser = argparse.ArgumentParser(prog="make planted", description=__doc__)
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--only", default="", help="bugs with this in their names")
+    options = parser.parse_args(argv)
+    numbers = [number for number, bug in enumerate(BUGS) if options.only in bug.name]
+    missed = 0
+    with ProcessPoolExecutor(options.workers) as pool:
+        for number, (seed, text) in zip(numbers, pool.map(_find_number, numbers)):
+            missed += not seed
+            print(f"{seed or 'NOT FOUND':>9}  {BUGS[number].name}: {text}", flush=True)
+    print(f"planted: {len(numbers)} bugs, {missed} not found")
+    return 1 if missed else 0
+
+
+def _find_number(number: int) -> tuple[int, str]:
+    return find(BUGS[number])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

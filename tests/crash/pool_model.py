@@ -9,16 +9,16 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from schedd_agent import receipts as product_receipts
-from schedd_agent.edits import Edit
-from schedd_agent.model import Dag, Job, Past, Shown, Status
+from schedd_agent.edits import Act, Edit
+from schedd_agent.epochs import next_record
+from schedd_agent.model import USER_HOLD_CODE, Dag, Job, Past, Shown, Status
 from schedd_agent.notices import CollectorError, Look
 from schedd_agent.queue import QueueError
 from schedd_agent.receipts import Receipts
 from stageout.core import durable
-from stageout.wire.custody import AD_LIFETIME_S, AGENT_AD, MANAGER_AD, ORDERS_AD, read_orders
+from stageout.wire.custody import AD_LIFETIME_S, AGENT_AD, MANAGER_AD, ORDERS_AD, Run, read_orders
 from tests.crash.world import START_WALL_S, World
 
 SCHEDD = "ap"
@@ -82,7 +82,11 @@ class Destination:
 
 @dataclass
 class Collector:
-    """Ads that expire, come late, twice or not at all; all are gone after a restart."""
+    """Ads that expire, come late, twice or not at all; all are gone after a restart.
+
+    :param cut_off: senders that neither say nor hear anything; :param mute: that only hear.
+    :param read_s: by manager, when the newest report was made that the access point has read.
+    """
 
     world: World
     up: bool = True
@@ -91,9 +95,12 @@ class Collector:
     mischief: float = 0.0
     looks: list[float] = field(default_factory=list)
     last_there_s: dict[tuple[str, str], float] = field(default_factory=dict)
+    read_s: dict[str, float] = field(default_factory=dict)
+    mute: set[str] = field(default_factory=set)
     on_orders: Any = None
     _jobs: dict[str, list[str]] = field(default_factory=dict)
     _ads: dict[tuple[str, str], tuple[Mapping[str, Any], float]] = field(default_factory=dict)
+    _made_s: dict[str, float] = field(default_factory=dict)
 
     def restart(self) -> None:
         """All ads are forgotten."""
@@ -105,8 +112,9 @@ class Collector:
 
     def take(self, ad: Mapping[str, Any], sender: str) -> bool:
         """An ad comes in. False when the sender notices that it did not."""
-        if not self.up or sender in self.cut_off:
+        if not self.up or sender in self.cut_off | self.mute:
             return False
+        self._made_s[ad["StageOutSignature"]] = self.world.now_s
         if self.world.random.random() < self.mischief:
             if self.world.random.random() < 0.5:
                 self.world.say(f"an ad of {sender} is lost")
@@ -133,6 +141,14 @@ class Collector:
             {**ad, "LastHeardFrom": int(START_WALL_S + came_s)} for (kind, _), (ad, came_s) in self._ads.items()
             if kind in kinds
         ]  # fmt: skip
+
+    def reports(self) -> list[Mapping[str, Any]]:
+        """Return what managers say, as the access point reads it."""
+        found = self.ads(MANAGER_AD)
+        for ad in found:
+            made_s = self._made_s[ad["StageOutSignature"]]
+            self.read_s[ad["Name"]] = max(made_s, self.read_s.get(ad["Name"], made_s))
+        return found
 
     def answers(self, asker: str) -> bool:
         """Does a question from there get an answer?"""
@@ -171,14 +187,6 @@ class ManagerCollector:
         if not self._collector.take(ad, self._node):
             raise ManagersError("the collector does not answer")
 
-    async def standing(self, manager: str) -> str:
-        from sandbox_manager.collector import CollectorError as ManagersError
-
-        if not self._collector.answers(self._node):
-            raise ManagersError("the collector does not answer")
-        found = [ad for ad in self._collector.ads(MANAGER_AD) if ad["Name"] == manager]
-        return str(found[0]["StageOutSignature"]) if found else ""
-
     async def close(self) -> None:
         return None
 
@@ -194,7 +202,7 @@ class AgentDirectory:
             raise CollectorError("the collector does not answer")
         self._collector.looks.append(self._collector.world.now_s)
         age_s = self._collector.world.now_s - self._collector.started_s
-        return Look(self._collector.ads(MANAGER_AD), age_s)
+        return Look(self._collector.reports(), age_s)
 
     def publish(self, ads: Sequence[Mapping[str, Any]]) -> None:
         for ad in ads:
@@ -211,26 +219,69 @@ class ModelReceipts(Receipts):
         super().__init__(None)  # type: ignore[arg-type]
 
     def read_new(self) -> int:
+        self._seen.clear()
+        self._kept.clear()
         found = 0
         while self._read_to < len(self._model):
-            text = self._model[self._read_to]
-            banner = product_receipts._BANNER.search(text)
-            assert banner is not None
-            found += self._take(banner, text[: banner.start()])
+            text, at = self._model[self._read_to], 0
+            while epoch := next_record(text, at):
+                found += self._take(epoch)
+                at = epoch.end
+            assert at == len(text)
             self._read_to += 1
         return found
 
 
+class Handed(NamedTuple):
+    """One hand-off, as a record names it. :param files: how many there are."""
+
+    ticket: str
+    manager: str
+    key: str
+    files: int
+
+
 def record_text(job: Job, execution: Execution, wall_s: int) -> bytes:
     """The OUTPUT record that a shadow writes about the job's run."""
+    handed = [Handed(ticket, *execution.managers[ticket], len(urls)) for ticket, urls in execution.accepted.items()]
+    return _record(job.name, job.run, job.owner, handed, wall_s)
+
+
+def _record(name: str, run: int, owner: str, handed: Sequence[Handed], wall_s: int) -> bytes:
     ads = []
-    for ticket, urls in execution.accepted.items():
-        name, key = execution.managers[ticket]
-        facts = f'Ticket = "{ticket}"; ManagerName = "{name}"; ManagerKey = "{key}"; Files = {len(urls)}; Bytes = 1'
-        ads += [f"[ DeveloperData = [ StageOutReceipt = [ {facts} ] ] ]"] * len(urls)
+    for one in handed:
+        facts = f'Ticket = "{one.ticket}"; ManagerName = "{one.manager}"; ManagerKey = "{one.key}"'
+        receipt = f"[ {facts}; Files = {one.files}; Bytes = 1 ]"
+        ads += [f"[ DeveloperData = [ StageOutReceipt = {receipt} ] ]"] * one.files
     results = f"OutputPluginResultList = {{ {', '.join(ads)} }}\n" if ads else ""
-    head = f'GlobalJobId = "{job.name}"\nNumShadowStarts = {job.run}\n{results}EpochWriteDate = {wall_s}\n'
-    return f"{head}*** OUTPUT ClusterId={job.cluster} ProcId={job.proc} RunInstanceId=0\n".encode()
+    head = f'GlobalJobId = "{name}"\nNumShadowStarts = {run}\n{results}EpochWriteDate = {wall_s}\n'
+    cluster, proc = Run(name, run).job_id.split(".")
+    ids = f"ClusterId={cluster} ProcId={proc} RunInstanceId={run - 1}"
+    return f'{head}*** OUTPUT {ids} Owner="{owner}" CurrentTime={wall_s}\n'.encode()
+
+
+class Forger(NamedTuple):
+    """A user whose jobs forge records. :param ticket: of nobody, at this manager with this key."""
+
+    ticket: str
+    manager: str
+    key: str
+
+    def imitated(self, job: Job, wall_s: int) -> bytes:
+        """Return a record of the forger's, in whose texts its end and a record of the job's run seem to stand."""
+        own = _record(f"{SCHEDD}#{1000 + int(self.ticket[:6], 16)}.0#{wall_s}", 1, "mallory", [], wall_s)
+        return own + self.forged(job.name, job.run, job.owner, wall_s) + own
+
+    def of_others(self, job: Job, wall_s: int) -> bytes:
+        """Return records of the job's next run: of one that had its number in an earlier queue, or of another owner."""
+        name, _, made = job.name.rpartition("#")
+        if int(self.ticket[-1], 16) % 2:
+            return self.forged(f"{name}#{int(made) - 1}", job.run + 1, job.owner, wall_s)
+        return self.forged(job.name, job.run + 1, "mallory", wall_s)
+
+    def forged(self, name: str, run: int, owner: str, wall_s: int) -> bytes:
+        """Return what looks like the record of a run."""
+        return _record(name, run, owner, [Handed(self.ticket, self.manager, self.key, 1)], wall_s)
 
 
 _SHOWN = {
@@ -241,7 +292,8 @@ _SHOWN = {
 _JOB = {
     "JobStatus": "status", "HoldReasonCode": "hold_code", "HoldReasonSubCode": "hold_subcode",
     "NumJobCompletions": "completions", "StageOutReruns": "reruns", "StageOutRequest": "request",
-    "EnteredCurrentStatus": "entered_at",
+    "EnteredCurrentStatus": "entered_at", "StageOutUntold": "untold",
+    "StageOutKeptUntil": "kept_until",
 }  # fmt: skip
 
 
@@ -298,6 +350,9 @@ class Schedd:
                     raise QueueError("the job has moved on")
                 for attribute, value in edit.atomic:
                     self._set(name, attribute, value)
+            if edit.act:
+                self.world.on_call_now("schedd-act")
+                self._act(name, edit.act)
             self.on_edit(before, self.jobs_[name], edit)
         self.on_change(name)
 
@@ -315,6 +370,15 @@ class Schedd:
             self.jobs_[name] = replace(job, **{_JOB[attribute]: empty if value == "undefined" else value})
         elif attribute == "LeaveJobInQueue":
             self.let_go.add(name)
+
+    def _act(self, name: str, act: Act) -> None:
+        job = self.jobs_[name]
+        if not (job.status == Status.HELD and f"NumShadowStarts == {job.run}" in act.condition):
+            return
+        if act.tool == "condor_hold" and job.hold_code != USER_HOLD_CODE:
+            self.jobs_[name] = replace(job, hold_code=USER_HOLD_CODE)
+        elif act.tool == "condor_release":
+            self.jobs_[name] = replace(job, status=Status.COMPLETED, hold_code=0, hold_subcode=0)
 
     # ---- what happens to jobs ----------------------------------------------------------------------------------------
 

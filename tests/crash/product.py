@@ -24,15 +24,21 @@ import schedd_agent.orders
 import stageout.handoff.links
 import stageout.movers.mover
 import stageout.movers.trees
+import stageout.wire.custody
+from sandbox_manager import orders
 from sandbox_manager.control import Control
 from sandbox_manager.intake import Intake
+from sandbox_manager.ledger import DamagedText
 from sandbox_manager.peers import NotIdentified
+from sandbox_manager.pipeline import Pipeline
+from sandbox_manager.spool import Spool
 from stageout.core import durable, log, signing
 from stageout.core.classads import unparse_ad
 from stageout.movers.plugins_table import Plugin, PluginsTable
 from stageout.movers.results import Answer, Ending, SentFile, read_answers
 from stageout.wire import handoff as wire
-from tests.crash.pool_model import Destination, Execution
+from tests.crash.observed import Observer
+from tests.crash.pool_model import Destination
 from tests.crash.world import Killed, Machine, Process, World
 
 PLUGIN = "/plugins/copy_plugin"
@@ -90,19 +96,37 @@ class Peers:
 
 
 class Flight:
-    """A plugin process that sends the files of one batch, one after the other, while time passes."""
+    """A plugin process that sends the files of one batch, one after the other, while time passes.
 
-    def __init__(self, world: World, run: Any, destination: Destination, find: Callable[[str, str], Execution]) -> None:
+    :param judge: knows whose output a ticket holds, and whether it may be sent now.
+    """
+
+    def __init__(self, world: World, run: Any, destination: Destination, judge: Any) -> None:
         self._world = world
         self._process = world.current
         self._run = run
         self._destination = destination
-        self._find = find
-        self._stopped_s: float | None = None
+        self._judge = judge
         self.outcome: dict[str, str] = {}
         self.duration_s = world.random.choice((0.2, 2.0, 20.0)) * world.random.uniform(0.5, 2)
+        self.tickets = frozenset(item.ticket for item in run._files)
+        self._ends_s = world.now_s + self.duration_s
         for item in run._files:
+            if isinstance(item.url, DamagedText):
+                continue  # the batch gives its plugin no such file
             world.after(world.random.uniform(0.05, self.duration_s), lambda item=item: self._send(item))
+
+    @property
+    def node(self) -> str:
+        """Name of the machine that it runs on."""
+        assert self._process is not None
+        return self._process.machine.name
+
+    @property
+    def is_over(self) -> bool:
+        """Can nothing be sent by it any more?"""
+        assert self._process is not None
+        return self._world.now_s > self._ends_s or not self._process.is_alive
 
     def _send(self, item: Any) -> None:
         process = self._process
@@ -116,7 +140,10 @@ class Flight:
             return
         data = process.machine.disk.get(path)
         random = self._world.random
-        problem = self._destination.put(self._find(item.ticket, item.url), item.url, data, process.name)
+        made_by = self._judge.sending(self, item.ticket, item.url)
+        if made_by is None:
+            return
+        problem = self._destination.put(made_by, item.url, data, process.name)
         if not problem and random.random() < 0.03:
             problem = "answer lost"
         self.outcome[item.url] = problem or "sent"
@@ -175,7 +202,6 @@ class PluginCall:
         self._files = files
         self._done = done
         self.is_gone = False
-        self.received_bytes = 0
         self._directory = ""
         self._frames: Any = None
         if world.random.random() < 0.04:
@@ -312,9 +338,34 @@ def _say(name: str, level: int = 20, **facts: object) -> None:
         _world.say(" ".join([name, *(f"{key}={value}" for key, value in facts.items())]))
 
 
+def _recovered(judge: Any) -> Any:
+    """The product's recovery; afterwards ledger and spool must agree."""
+    real = Pipeline.recover
+
+    async def recover(pipeline: Pipeline) -> None:
+        await real(pipeline)
+        judge.recovered(current().machine)
+
+    return recover
+
+
+def _released(judge: Any) -> Any:
+    """The product's removal of a ticket's bytes: nobody may want them."""
+    real = Spool.release
+
+    def release(spool: Spool, ticket: str) -> None:
+        judge.releasing(current().machine, ticket)
+        real(spool, ticket)
+
+    return release
+
+
 @contextmanager
-def simulated(world: World) -> Iterator[None]:
-    """Put the world's clock, disks and databases under the product."""
+def simulated(world: World, observer: Observer, judge: Any) -> Iterator[None]:
+    """Put the world's clock, disks and databases under the product.
+
+    :param observer: looks at the ledgers. :param judge: is told of what else happens.
+    """
     global _world
     random = world.random
     secrets = SimpleNamespace(token_hex=lambda count=32: f"{random.getrandbits(8 * count):0{2 * count}x}")
@@ -322,6 +373,7 @@ def simulated(world: World) -> Iterator[None]:
     changes: list[tuple[Any, str, Any]] = [
         (durable, "_faults", _Faults()), (durable, "die", _die),
         (durable, "lock", lambda descriptor: durable.disk.try_lock(descriptor)),  # type: ignore[attr-defined]
+        (durable, "write_back", lambda descriptor: None),
         (sandbox_manager.ledger, "sqlite3", _SQLITE), (sandbox_manager.ledger, "ThreadPoolExecutor", Threads),
         (sandbox_manager.pipeline, "ThreadPoolExecutor", Threads),
         (sandbox_manager.pipeline, "boot_id", lambda: f"boot{current().machine.boot}"),
@@ -336,9 +388,12 @@ def simulated(world: World) -> Iterator[None]:
         (daemon, "_PARENT_INTERVAL_S", 1e9), (daemon, "_PLUGINS_INTERVAL_S", 1e9), (daemon, "_HOUSE_INTERVAL_S", 120.0),
         (stageout.handoff.links, "os", _LinksOs()), (stageout.handoff.links, "_step", lambda: durable.step),
         (sandbox_manager.pipeline, "_LEASES_INTERVAL_S", 30.0), (sandbox_manager.pipeline, "_PLUGINS_END_S", 1.0),
-        (sandbox_manager.ads, "_STANDING_INTERVAL_S", 120.0), (sandbox_manager.reserve, "RESERVE_BYTES", 64),
+        (sandbox_manager.reserve, "RESERVE_BYTES", 64),
         (signing, "_new_private", lambda: random.randbytes(32)), (signing, "check", _check_once),
         (sandbox_manager.ads, "_STATE_INTERVAL_S", 300.0), (log, "event", _say),
+        (stageout.wire.custody, "check", _check_once), (orders, "carry_out", observer.sheets(orders.carry_out)),
+        (orders, "_ACTIONS", {action: observer.action(real) for action, real in orders._ACTIONS.items()}),
+        (Pipeline, "recover", _recovered(judge)), (Spool, "release", _released(judge)),
     ]  # fmt: skip
     before = [(module, name, getattr(module, name)) for module, name, _ in changes]
     disk = durable.disk

@@ -10,7 +10,9 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
 
+from tests.crash.observed import Coverage
 from tests.crash.simulation import Simulation
 from tests.crash.walk import scenes_by_label, walk
 
@@ -18,26 +20,48 @@ _AT_ONCE = 25
 _WITH_WALK = 1000
 
 
-def play(first: int, count: int) -> tuple[Counter[str], list[tuple[int, str]]]:
-    """Schedules with these seeds: how often each label was hit, and what was violated."""
-    labels: Counter[str] = Counter()
-    found = []
+@dataclass
+class Seen:
+    """Results of some schedules.
+
+    :param labels: how often each was passed. :param found: what was violated, by seed (-1: in the walk).
+    """
+
+    labels: Counter[str] = field(default_factory=Counter)
+    coverage: Coverage = field(default_factory=Coverage)
+    found: list[tuple[int, str]] = field(default_factory=list)
+
+    def add(self, simulation: Simulation, violations: list[str]) -> None:
+        """Count one that was played."""
+        self.labels += simulation.world.labels
+        self.coverage.add(simulation.coverage)
+        self.found += [(simulation.seed, text) for text in violations]
+
+    def join(self, other: Seen) -> None:
+        """Count what another process has played."""
+        self.labels += other.labels
+        self.coverage.add(other.coverage)
+        self.found += other.found
+
+
+def play(first: int, count: int) -> Seen:
+    """Schedules with these seeds."""
+    seen = Seen()
     gc.disable()
     for seed in range(first, first + count):
         simulation = Simulation(seed)
-        found += [(seed, text) for text in simulation.run()]
-        labels += simulation.world.labels
+        seen.add(simulation, simulation.run())
         if seed % 10 == 0:
             gc.collect()
-    return labels, found
+    return seen
 
 
-def play_walk(label: str, number: int) -> tuple[Counter[str], list[tuple[int, str]]]:
+def play_walk(label: str, number: int) -> Seen:
     """All faults of one label."""
-    return Counter({label: 1}), [(-1, text) for text in walk(label, number)]
+    return Seen(Counter({label: 1}), found=[(-1, text) for text in walk(label, number)])
 
 
-def _all(first: int, schedules: int, workers: int) -> Iterator[tuple[Counter[str], list[tuple[int, str]]]]:
+def _all(first: int, schedules: int, workers: int) -> Iterator[Seen]:
     starts = range(first, first + schedules, _AT_ONCE)
     counts = [min(_AT_ONCE, first + schedules - start) for start in starts]
     scenes = sorted(scenes_by_label().items()) if schedules >= _WITH_WALK else []
@@ -68,24 +92,25 @@ def main(argv: list[str] | None = None) -> int:
         simulation = Simulation(options.seed, keep_trace=True)
         violations = simulation.run()
         print("\n".join(simulation.world.trace))
-        return _end(1, simulation.world.labels, [(options.seed, text) for text in violations])
+        seen = Seen()
+        seen.add(simulation, violations)
+        return _end(1, seen)
     started_s = time.monotonic()
-    labels: Counter[str] = Counter()
-    found: list[tuple[int, str]] = []
-    for some_labels, some_found in _all(options.first, options.schedules, options.workers):
-        labels += some_labels
-        found += some_found
-        for seed, text in some_found:
+    seen = Seen()
+    for some in _all(options.first, options.schedules, options.workers):
+        seen.join(some)
+        for seed, text in some.found:
             print(f"seed {seed}: {text}" if seed >= 0 else f"walk: {text}", flush=True)
     print(f"{time.monotonic() - started_s:.0f} s")
-    return _end(options.schedules, labels, found)
+    return _end(options.schedules, seen)
 
 
-def _end(schedules: int, labels: Counter[str], found: list[tuple[int, str]]) -> int:
-    for label, count in sorted(labels.items()):
+def _end(schedules: int, seen: Seen) -> int:
+    for label, count in sorted(seen.labels.items()):
         print(f"{count:10} {label}")
-    print(f"crash: {schedules} schedules, {len(labels)} labels hit, {len(found)} violations")
-    return 1 if found else 0
+    print("\n".join(seen.coverage.lines()))
+    print(f"crash: {schedules} schedules, {len(seen.labels)} labels hit, {len(seen.found)} violations")
+    return 1 if seen.found else 0
 
 
 if __name__ == "__main__":

@@ -18,12 +18,14 @@ from stageout.core.states import State
 from stageout.wire.custody import Run
 from tests.crash.judgement import Judgement
 from tests.crash.misfortunes import FAULTS, Fault, Misfortunes, Trouble, draw_trouble
+from tests.crash.observed import Coverage, Observer
 from tests.crash.parties import AgentSide, Node
 from tests.crash.pool_model import (
     SCHEDD,
     Collector,
     Destination,
     Execution,
+    Forger,
     Schedd,
     record_text,
 )
@@ -47,6 +49,9 @@ class Simulation(Misfortunes, Judgement):
     fault: Fault | None = None
     events: int = 8
     length_s: float = 6000.0
+    jobs: int = 6
+    parts: int = 2
+    repeats: float = 0.0
     processes: list[Process] = field(default_factory=list)
     executions: list[Execution] = field(default_factory=list)
     by_ticket: dict[str, Execution] = field(default_factory=dict)
@@ -54,16 +59,29 @@ class Simulation(Misfortunes, Judgement):
     outputs: dict[str, tuple[str, ...]] = field(default_factory=dict)
     after_handoff: Callable[[Node, float], None] | None = None
     excused: set[str] = field(default_factory=set)
+    refused: set[str] = field(default_factory=set)
     given_up: set[str] = field(default_factory=set)
     faulted: set[str] = field(default_factory=set)
     vanished: set[str] = field(default_factory=set)
     without_ledger: set[str] = field(default_factory=set)
+    forger: Forger | None = None
+    unrecorded: dict[str, set[str]] = field(default_factory=dict)
+    confirmed: set[str] = field(default_factory=set)
+    newest: dict[str, int] = field(default_factory=dict)
+    flights: list[Any] = field(default_factory=list)
+    unwanted: dict[Any, float] = field(default_factory=dict)
+    at_start: Callable[[Node, float], None] | None = None
+    deleted_s: float = -1000.0
+    is_part_late: bool = False
     troubled: bool = True
     restored: bool = False
 
     def __post_init__(self) -> None:
         self.random = Random(self.seed)
+        self.restarts_at_last = self.seed % 2 == 0
         self.world = World(self.random, self.keep_trace)
+        self.coverage = Coverage()
+        self.observer = Observer(self.world, self.coverage)
         self.destination = Destination(self.world)
         self.collector = Collector(self.world)
         self.schedd = Schedd(self.world)
@@ -71,7 +89,10 @@ class Simulation(Misfortunes, Judgement):
         self.schedd.on_edit, self.schedd.on_change = self._judge_edit, self._changed
         self.trouble = draw_trouble(self.random)
         if self.misfortunes:
-            self.trouble = Trouble(self.step_fault, 0.0, 0.0, 0.0, self.events, self.length_s)
+            self.trouble = Trouble(
+                self.step_fault, 0.0, 0.0, 0.0, self.events, self.length_s, self.misfortunes, self.jobs, self.parts,
+                self.repeats,
+            )  # fmt: skip
         self.nodes: list[Node] = []
 
     # ---- the course of it --------------------------------------------------------------------------------------------
@@ -79,7 +100,7 @@ class Simulation(Misfortunes, Judgement):
     def run(self) -> list[str]:
         """Play the schedule. Returns what was violated."""
         world = self.world
-        with simulated(world):
+        with simulated(world, self.observer, self):
             try:
                 self.nodes = [Node(self, f"ep{at}") for at in range(self.random.choice((1, 2, 2, 3)))]
                 self.agent = AgentSide(self)
@@ -89,7 +110,8 @@ class Simulation(Misfortunes, Judgement):
                     node.start()
                 self.agent.start()
                 world.after(300, self._evaluate)
-                for number in range(self.random.randint(1, 6)):
+                self._audit()
+                for number in range(self.random.randint(1, self.trouble.jobs)):
                     when_s = self.random.uniform(1, 0.8 * self.trouble.length_s)
                     world.after(when_s, lambda number=number: self._submit(number + 1))
                 for _ in range(self.trouble.events):
@@ -111,6 +133,7 @@ class Simulation(Misfortunes, Judgement):
             world.run(world.now_s + 300)
             if self._is_at_rest():
                 return
+            self._resume_all()
         if not world.violations:
             world.violation(f"does not come to rest: {self._what_is_left()}")
 
@@ -134,7 +157,7 @@ class Simulation(Misfortunes, Judgement):
         hosts = self.random.choice((("h1",), ("h1", "h2")))
         count = self.random.randint(1, 3)
         self.outputs[name] = tuple(f"copy://{self.random.choice(hosts)}/{number}/f{at}" for at in range(count))
-        self.schedd.jobs_[name] = Job(name, number, 0, Status.IDLE, 0, entered_at=self.schedd.wall_s())
+        self.schedd.jobs_[name] = Job(name, number, 0, Status.IDLE, 0, entered_at=self.schedd.wall_s(), owner="alice")
         self._match_later(name)
 
     def _match_later(self, name: str) -> None:
@@ -156,7 +179,7 @@ class Simulation(Misfortunes, Judgement):
         self.executions.append(execution)
         self.running[name] = execution
         self.schedd.change(name, status=int(Status.RUNNING), run=job.run + 1, handed_off=0,
-                           shadow_since=self.schedd.wall_s())  # fmt: skip
+                           shadow_since=self.schedd.wall_s(), executing_since=self.schedd.wall_s())  # fmt: skip
         self.world.say(f"{name} starts on {node.name} as run {job.run + 1}, execution {number}")
         boot = node.machine.boot
         self.world.after(self.random.choice((10, 100, 400)), lambda: self._computed(execution, node, boot))
@@ -177,9 +200,10 @@ class Simulation(Misfortunes, Judgement):
             node.machine.disk.put(paths[url], data)
             node.machine.disk.full = full
         urls = list(paths)
-        cut = self.random.randint(1, len(urls)) if self.random.random() < 0.3 else len(urls)
-        groups = [group for group in (urls[:cut], urls[cut:]) if group]
-        self._call_plugin(_Upload(self, execution, node, boot, paths, groups))
+        count = self.random.randint(1, self.trouble.parts) if self.random.random() < 0.5 else 1
+        groups = [group for group in (urls[at::count] for at in range(count)) if group]
+        times = 2 if self.random.random() < self.trouble.repeats else 1
+        self._call_plugin(_Upload(self, execution, node, boot, paths, groups, times))
 
     def _call_plugin(self, upload: _Upload) -> None:
         """The next plugin call of a run, or its end."""
@@ -188,23 +212,54 @@ class Simulation(Misfortunes, Judgement):
             if self.running.get(execution.job) is execution:
                 self._back_to_idle(execution)
             return
-        if not upload.groups:
+        if not upload.left and upload.times > 1:
+            self.world.say(f"all uploads of {execution.job} are repeated")
+            upload.begin_again()
+            execution.accepted.clear()
+        if not upload.left:
             node.machine.disk.forget(f"/{node.name}/execute/dir_{execution.number}")
             self._uploaded(execution)
             return
-        group = upload.groups.pop(0)
-        intake = getattr(node.process, "intake", None) if node.is_alive else None
-        if intake is None:
+        group = upload.left.pop(0)
+        if self.is_part_late:
+            # The plugin has given up waiting and uploads itself, its offer is on its way all the same.
+            self.is_part_late = False
+            self.world.after(self.random.choice((0.1, 100.0, 400.0)), lambda: self._hand_over_late(execution))
             self._upload_itself(upload, group)
             return
+        paths = {url: upload.paths[url] for url in group}
+        if not self._offer(execution, node, paths, lambda what: upload.answered(group, what)):
+            self._upload_itself(upload, group)
+
+    def _offer(self, execution: Execution, node: Node, paths: dict[str, str], answered: Any) -> bool:
+        """A plugin offers files to its node's manager. False when there is none."""
+        intake = getattr(node.process, "intake", None) if node.is_alive else None
+        if intake is None:
+            return False
         process = Process(self.world, node.machine, f"plugin.{execution.number}")
         self.processes.append(process)
-        call = PluginCall(self.world, process, self._facts(execution, node), {url: upload.paths[url] for url in group},
-                          lambda what: upload.answered(group, what))  # fmt: skip
+        call = PluginCall(self.world, process, self._facts(execution, node), paths, answered)
         assert node.process is not None
         node.process.on_death.append(call.end)
         with self.world.inside(node.process):
             intake._run(intake._client(call), "client")
+        return True
+
+    def _hand_over_late(self, execution: Execution) -> None:
+        """A run that its access point has given up hands its output over; refused, it can do nothing."""
+        node = next(one for one in self.nodes if one.name == execution.node)
+        scratch = f"/{node.name}/execute/late_{execution.number}"
+        if node.machine.is_up and not node.machine.disk.full:
+            node.machine.disk.make_dirs(scratch)
+            paths = {url: f"{scratch}/{at}" for at, url in enumerate(execution.files)}
+            for url, path in paths.items():
+                node.machine.disk.put(path, execution.files[url])
+            self._offer(execution, node, paths, lambda what: self._handed_over_late(execution, what))
+
+    def _handed_over_late(self, execution: Execution, what: Any) -> None:
+        if what not in (None, "died"):
+            self.world.say(f"late output of run {execution.ep_run} of {execution.job} is taken")
+            self.by_ticket[what.ticket] = execution
 
     def _facts(self, execution: Execution, node: Node) -> RunFacts:
         uid = os.geteuid()
@@ -234,11 +289,11 @@ class Simulation(Misfortunes, Judgement):
         fate = self.random.random() if self.troubled else 1.0
         if fate < 0.06:  # vacated, or the shadow died
             if self.random.random() < 0.5:
-                self.schedd.records.append(record_text(job, execution, self.schedd.wall_s()))
+                self._write_record(job, execution)
             self._back_to_idle(execution)
             return
         handed_off = sum(map(len, execution.accepted.values()))
-        self.schedd.records.append(record_text(job, execution, self.schedd.wall_s()))
+        self._write_record(job, execution)
         del self.running[name]
         facts = {"handed_off": handed_off, "completions": job.completions + 1}
         if fate < 0.09:
@@ -253,9 +308,18 @@ class Simulation(Misfortunes, Judgement):
             at = self.schedd.wall_s()
             told = at + self.random.choice((-1, 0, 1))
             facts |= {"run": job.run + 1, "transferred_at": told, "executing_since": at - 2}
+            if self.forger is not None and not self.restored:
+                self.schedd.records.insert(-2, self.forger.of_others(job, at - 86400))
         execution.counted = True
         self.world.say(f"{name} completes as run {job.run}, execution {execution.number}")
         self.schedd.change(name, status=int(Status.COMPLETED), **facts)
+
+    def _write_record(self, job: Job, execution: Execution) -> None:
+        """The shadow appends its record; that of a forger may come behind it."""
+        self.schedd.records.append(record_text(job, execution, self.schedd.wall_s()))
+        if self.forger is not None and execution.accepted:
+            forged = self.forger.forged(job.name, job.run, job.owner, self.schedd.wall_s())
+            self.schedd.records.append(forged)
 
     def _evaluate(self) -> None:
         """The schedd looks at all jobs now and then."""
@@ -319,6 +383,15 @@ class _Upload:
     boot: int
     paths: dict[str, str]
     groups: list[list[str]]
+    times: int = 1
+
+    def __post_init__(self) -> None:
+        self.left = list(self.groups)
+
+    def begin_again(self) -> None:
+        """HTCondor repeats an upload that failed in the end."""
+        self.times -= 1
+        self.left = list(self.groups)
 
     def answered(self, group: list[str], what: Any) -> None:
         """One call has ended."""

@@ -78,6 +78,16 @@ def test_a_lock_goes_with_its_process(disk: MemoryDisk) -> None:
     assert disk.try_lock(disk.open("/a/lock", os.O_RDWR))
 
 
+def test_a_refused_sync_is_told_once_and_leaves_zeros() -> None:
+    disk, told = _made("/a/b"), list[str]()
+    disk.refuses = lambda: told.append("refused")
+    descriptor = disk.open("/a/b/file", os.O_RDONLY)
+    with pytest.raises(OSError, match="Input/output"):
+        disk.fdatasync(descriptor)
+    disk.fdatasync(descriptor)
+    assert (told, disk.get("/a/b/file")) == (["refused"], b"\0" * 7)
+
+
 def test_a_full_disk_takes_nothing_and_gives_everything_back(disk: MemoryDisk) -> None:
     disk.put("/a/b/file", b"content")
     disk.full = True

@@ -11,6 +11,7 @@ from random import Random
 
 import pytest
 
+from tests.crash.judgement import Judgement
 from tests.crash.misfortunes import Misfortunes
 from tests.crash.planted import BUGS, Planted, planted
 from tests.crash.pool_model import Destination, Execution
@@ -33,6 +34,12 @@ def test_schedules_break_no_promise() -> None:
     assert re.fullmatch(r"crash: 100 schedules, \d+ labels hit, 0 violations", done.stdout.splitlines()[-1])
 
 
+def test_what_was_visited_is_printed() -> None:
+    lines = _run("--schedules", "20").stdout.splitlines()
+    assert re.match(r"moves: \d+ of \d+; not: ", lines[-3])
+    assert re.match(r"orders in states: \d+ of \d+; not: ", lines[-2])
+
+
 def test_a_seed_is_played_again_exactly() -> None:
     first, again = _run("--seed", "7"), _run("--seed", "7")
     assert first.stdout == again.stdout
@@ -41,10 +48,11 @@ def test_a_seed_is_played_again_exactly() -> None:
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_planted_bugs_are_found(bug: Planted) -> None:
-    for seed in range(1, 81):
+    for seed in range(1, 161):
         with planted(bug):
-            found = Simulation(seed, misfortunes=bug.misfortunes, step_fault=bug.step_fault).run()
+            found = bug.schedule(seed).run()
         if found:
+            assert "Error(" not in found[0], "the bug is planted wrongly"
             return
     pytest.fail(f"{bug.name}: not found")
 
@@ -67,6 +75,7 @@ def _excused_after_any_backup(simulation: Misfortunes, known: int) -> set[tuple[
 
 def test_a_wider_excuse_after_a_backup_would_hide_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     """The narrow one does not cover runs that are confirmed while older ones may still be sent."""
+    monkeypatch.setattr(Judgement, "_against_sending", lambda *facts: "")  # it would speak first
     misfortunes = ("backup", "lost_sight", "vacate", "lost_sight")
     (bug,) = (one for one in BUGS if "a new run is confirmed while" in one.name)
 

@@ -12,16 +12,16 @@ ORDERING = Path(__file__).resolve().parents[2] / "docs" / "ORDERING.md"
 
 #: Quiet schedules in which one thing goes wrong; together they pass all the labels.
 SCENARIOS = (
-    ("all_refuse",), ("all_refuse",), ("all_refuse",), ("power_after_handoff",), ("ledger_lost",), ("disk_full",),
+    ("all_refuse",), ("all_refuse",), ("file_gone",), ("all_refuse",), ("ledger_lost",), ("disk_full",),
     ("disk_full",), ("destination_down",), ("kill_manager",), ("all_refuse",), ("all_refuse",), ("all_refuse",),
-    ("all_refuse",), ("file_gone",),
+    ("all_refuse",), ("power_after_handoff",), ("sync_refused",),
 )  # fmt: skip
 _LENGTH_S = 1200.0
 
 #: Labels of other parts, or of parts that this pool has not; they are walked where they are tested.
 ELSEWHERE = re.compile(
-    r"policy-|profile-|overlay-|router-|capability-|globus-|handoff-credential|credential-|record-renewed"
-    r"|agent-certificate|report-last|record-handed-over|custody-|egress-|copy-"
+    r"ledger-migrate|ledger-repair|spool-aside|spool-take-back|record-unknown|policy-|profile-|overlay-|router-|capability-|globus-|handoff-credential|credential-|record-renewed"
+    r"|agent-certificate|report-last|record-handed-over|custody-|egress-|copy-|failure-"
 )
 
 
