@@ -29,6 +29,7 @@ USE_JOBSETS = true
 """
 QUICK_EP = """
 STAGEOUT_ORDER_INTERVAL = 1
+STAGEOUT_REPORT_INTERVAL = 15
 STAGEOUT_RETRY_FIRST = 1
 STAGEOUT_RETRY_MAX = 4
 """
@@ -185,7 +186,7 @@ class Site:
         return [result for record in records for result in record.get("OutputPluginResultList", [])]
 
     def arm(self, fault: str) -> Path:
-        """Let a daemon die at a step: one of MANAGER_FAULTS or AGENT_FAULTS. The file is gone when it happened."""
+        """Let a step fail: one of MANAGER_FAULTS, AGENT_FAULTS, or REFUSED_DATA. The file is gone when it happened."""
         path = self.gates.parent / "faults" / fault
         path.touch()
         return path
@@ -199,6 +200,8 @@ MANAGER_FAULTS = (
     "spool-release.kill-before",
     "record-released.kill-before",
 )
+#: The disk of an execute point refuses data, once.
+REFUSED_DATA = "spool-data.EIO"
 AGENT_FAULTS = tuple(
     f"{label}.{when}"
     for label in ("agent-number", "orders-advertise", "edit-delivered")
@@ -222,7 +225,7 @@ def pool_settings(directory: Path) -> dict[str, str]:
     plugin.chmod(0o755)
     plugins = f"FILETRANSFER_PLUGINS = $(FILETRANSFER_PLUGINS), {plugin}\n"
     return {
-        "ep_config": QUICK_EP + plugins + _fault_settings("SANDBOX_MANAGER", MANAGER_FAULTS, faults),
+        "ep_config": QUICK_EP + plugins + _fault_settings("SANDBOX_MANAGER", (*MANAGER_FAULTS, REFUSED_DATA), faults),
         "ap_config": QUICK_AP + _fault_settings("SCHEDD_AGENT", AGENT_FAULTS, faults),
     }
 

@@ -10,10 +10,10 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from stageout.testing.destination import Destination
 from stageout.testing.pool import Node, Pool, Submission
@@ -37,7 +37,7 @@ class Storm:
 
     :param jobs: how many are submitted, evenly over the time.
     :param duration_s: seconds during which daemons die.
-    :param calm_s: mean seconds between two deaths.
+    :param calm_s: mean seconds between two misfortunes. :param kinds: of these; empty: the usual ones.
     """
 
     site: Site
@@ -45,12 +45,14 @@ class Storm:
     duration_s: float
     calm_s: float
     seed: int
+    kinds: Sequence[Misfortune] = ()
     deaths: Counter[str] = field(default_factory=Counter)
     submitted: list[Submission] = field(default_factory=list)
     released: int = 0
 
     def __post_init__(self) -> None:
-        self._random = random.Random(self.seed)
+        self.random = random.Random(self.seed)
+        self.kinds = self.kinds or USUAL
         self._others = {_job_id(ad) for ad in self.site.pool.jobs("true", ["ClusterId", "ProcId"])}
 
     def rage(self) -> None:
@@ -61,8 +63,8 @@ class Storm:
             if len(self.submitted) < self.jobs * passed_s / self.duration_s + 1:
                 self._submit()
             elif passed_s > next_death_s:
-                self._kill()
-                next_death_s = passed_s + self._random.expovariate(1 / self.calm_s)
+                self._strike()
+                next_death_s = passed_s + self.random.expovariate(1 / self.calm_s)
             else:
                 time.sleep(0.1)
         self._calm_down()
@@ -124,30 +126,34 @@ class Storm:
         )
 
     def _submit(self) -> None:
-        env = f"SIZE={self._random.choice((10, 20_000, 3_000_000))} SLEEP={self._random.randint(0, 4)}"
-        outputs = tuple(f"out{n}" for n in range(1, self._random.randint(1, 3) + 1))
+        env = f"SIZE={self.random.choice((10, 20_000, 3_000_000))} SLEEP={self.random.randint(0, 4)}"
+        outputs = tuple(f"out{n}" for n in range(1, self.random.randint(1, 3) + 1))
         extra = f"job_lease_duration = {JOB_LEASE_S}"
         with contextlib.suppress(PoolError):  # the schedd may be the one that is dead: tried again in a moment
-            self.site.submit(self._random.choice(("alice", "bob")), outputs, extra=extra, env=env)
+            self.site.submit(self.random.choice(("alice", "bob")), outputs, extra=extra, env=env)
             self.submitted.append(self.site.jobs[-1])
 
-    def _kill(self) -> None:
+    def _strike(self) -> None:
+        """One misfortune."""
+        (kind,) = self.random.choices(self.kinds, [one.weight for one in self.kinds])
+        kind.strike(self)
+
+    def kill_a_daemon(self) -> None:
+        """Kill one daemon, as SIGKILL does."""
         pool = self.site.pool
-        if self._random.random() < 0.15:
-            self._strike_destination()
-            return
-        node = self._random.choice((pool.ap, *pool.eps))
-        daemon = self._random.choice(_AT_THE_ACCESS_POINT if node is pool.ap else _AT_AN_EXECUTE_POINT)
+        node = self.random.choice((pool.ap, *pool.eps))
+        daemon = self.random.choice(_AT_THE_ACCESS_POINT if node is pool.ap else _AT_AN_EXECUTE_POINT)
         with contextlib.suppress(PoolError):  # it is not back yet from its last death
             node.kill(daemon, signal.SIGKILL)
             self.deaths[daemon] += 1
         if daemon == "condor_master":
             self._start_master(node)
 
-    def _strike_destination(self) -> None:
+    def stop_destination(self) -> None:
+        """Stop the destination for some seconds."""
         self.deaths["destination"] += 1
         self.site.destination.stop()
-        time.sleep(self._random.uniform(0.5, 5))
+        time.sleep(self.random.uniform(0.5, 5))
         self.site.destination.start()
 
     def _start_master(self, node: Node) -> None:
@@ -164,6 +170,17 @@ class Storm:
         for node in (pool.ap, *pool.eps):
             for daemon in set(_AT_THE_ACCESS_POINT if node is pool.ap else _AT_AN_EXECUTE_POINT):
                 pool.wait(lambda n=node, d=daemon: n.pids(d), timeout_s=120, what=f"{daemon} of {node.name}")
+
+
+class Misfortune(NamedTuple):
+    """A kind of misfortune. :param weight: how often it happens, against the others. :param strike: makes it happen."""
+
+    name: str
+    weight: float
+    strike: Callable[[Storm], None]
+
+
+USUAL = (Misfortune("a daemon dies", 85, Storm.kill_a_daemon), Misfortune("destination", 15, Storm.stop_destination))
 
 
 def _job_id(ad: Mapping[str, Any]) -> str:

@@ -5,12 +5,12 @@ The plugin of these jobs reports a hand-off with a receipt and moves nothing; th
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,10 +20,13 @@ from stageout.testing.pool import Pool, Submission
 from stageout.testing.pool.errors import PoolError, PoolUnavailable
 from stageout.testing.pool.pytest_plugin import keep_logs
 from stageout.wire.custody import Action, FileReport, Order, Report, SandboxReport, read_notice, read_orders, report_ad
+from tests.pool.messages import order_ads, write_messages
 
 pytestmark = pytest.mark.pool
 
 MANAGER = "ep1@test"
+_HELD, _RELEASED = 12, 13
+_LEAVE_LIMIT_S = 600
 
 _PLUGIN = """#!/usr/bin/python3
 import os, re, sys, time, uuid
@@ -50,9 +53,12 @@ time.sleep(int(slow.group(1)) if slow else 0)
 sys.exit(11 if failing else 0)
 """
 
-_ADVERTISE = """
-import json, sys, classad2, htcondor2
-htcondor2.Collector().advertise([classad2.ClassAd(json.load(sys.stdin))], "UPDATE_AD_GENERIC")
+
+#: HTCondor's mailer: one file for each mail, first its arguments.
+_MAILER = """#!/bin/sh
+name=$(date +%s%N).$$
+{ printf '<%s>' "$@"; echo; cat; } > MAILBOX/.$name
+mv MAILBOX/.$name MAILBOX/$name
 """
 
 
@@ -72,7 +78,7 @@ class Manager:
         self.number += 1
         boxes = tuple(self.boxes.values())
         report = Report(self.name, "", self.number, int(time.time()), self.acknowledged, 0, boxes)
-        self.pool.ap.run(["python3", "-c", _ADVERTISE], user="condor", cwd="/", stdin=json.dumps(report_ad(report)))
+        write_messages(self.pool.ap, [report_ad(report)], user="condor")
 
     def accept(self, job: str, run: int, tickets: tuple[str, ...], files: int = 2) -> None:
         """Report a sandbox as accepted."""
@@ -99,9 +105,7 @@ class Manager:
 
     def orders(self, job: str) -> list[Order]:
         """Open orders about a job."""
-        wanted = f'MyType == "StageOutOrders" && StageOutManager == "{self.name}"'
-        ads = self.pool.collector_query(wanted, "Any")
-        sheets = [read_orders(ad["StageOutPayload"]) for ad in ads]
+        sheets = [read_orders(ad["StageOutPayload"]) for ad in order_ads(self.pool, self.name)]
         self.numberings.update(sheet.numbering for sheet in sheets)
         return [order for sheet in sheets for order in sheet.orders if order.job == job]
 
@@ -126,6 +130,12 @@ class Desk:
 
     pool: Pool
     manager: Manager
+    mailbox: Path
+
+    def mails(self, address: str) -> list[str]:
+        """Subjects of the mails to an address, oldest first."""
+        texts = [path.read_text() for path in sorted(self.mailbox.glob("[0-9]*"))]
+        return [text.split("><")[1] for text in texts if f"<{address}>" in text.partition("\n")[0]]
 
     def submit(self, extra: str = "", place: str = "x", queue: str = "queue") -> Submission:
         """Submit a job with two output files that go below ``fake://MANAGER/PLACE/``."""
@@ -181,7 +191,12 @@ request_disk = 10M
         """Report a failure and return the ad of the held job."""
         self.manager.report(name, run, State.FAILED, reason='dest says "quota"', error_code=72, attempts=3)
         self.pool.wait_status(job, "Held", timeout_s=30)
+        self.pool.wait(lambda: self.ad(job).get("StageOutUntold", 0) == 0, what=f"the hold of {job} to be told")
         return self.ad(job)
+
+    def hold_events(self, job: Any) -> list[str]:
+        """Reasons of the holds in the job's log."""
+        return [event["HoldReason"] for event in self.pool.events(job) if event["Type"] == _HELD]
 
     def wait_state(self, job: Any, state: str) -> None:
         """Wait for a StageOutState."""
@@ -197,8 +212,15 @@ def desk_of_version(request: pytest.FixtureRequest, tmp_path_factory: pytest.Tem
     plugin = shared / "fake_plugin"
     plugin.write_text(_PLUGIN)
     plugin.chmod(0o755)
-    quick = {"POLL_INTERVAL": 1, "NOTICE_INTERVAL": 5, "EDIT_INTERVAL": 0, "MAX_RERUNS": 1}
+    mailbox, mailer = shared / "mailbox", shared / "mailer"
+    mailbox.mkdir()
+    mailbox.chmod(0o1777)
+    mailer.write_text(_MAILER.replace("MAILBOX", str(mailbox)))
+    mailer.chmod(0o755)
+    quick = {"POLL_INTERVAL": 1, "NOTICE_INTERVAL": 5, "EDIT_INTERVAL": 0, "MAX_RERUNS": 1, "MAIL_INTERVAL": 0}
+    quick["LEAVE_LIMIT"] = _LEAVE_LIMIT_S
     ap = "".join(f"STAGEOUT_{name} = {value}\n" for name, value in quick.items())
+    ap += f"MAIL = {mailer}\nSENDMAIL =\n"
     ep = f"FILETRANSFER_PLUGINS = $(FILETRANSFER_PLUGINS), {plugin}\n"
     pool = Pool(
         version=request.param, execute_points=1, cpus=4, manager=False, ap_config=ap, ep_config=ep, binds=(shared,)
@@ -209,7 +231,7 @@ def desk_of_version(request: pytest.FixtureRequest, tmp_path_factory: pytest.Tem
         if os.environ.get("CI"):
             raise
         pytest.skip(str(reason))
-    desk = Desk(pool, Manager(pool))
+    desk = Desk(pool, Manager(pool), mailbox)
     desk.manager.publish()
     yield desk
     pool.close()
@@ -264,6 +286,8 @@ def test_a_failure_holds_the_job_and_retry_delivers(desk: Desk) -> None:
     held = desk.fail(job, name)
     assert held["HoldReason"].startswith('Stage-out failed: dest says "quota"; when there is room, `stageout retry`')
     assert (held["HoldReasonCode"], held["HoldReasonSubCode"]) == (12, 20072)
+    assert (held["NumHolds"], held["NumHoldsByReason"]) == (1, {"TransferOutputError": 1})
+    assert [text.split(" (by")[0] for text in desk.hold_events(job)] == [held["HoldReason"]]
     assert held["StageOutState"] == "Failed"
     assert isinstance(held["EnteredCurrentStatus"], int)
     assert "stageout retry" in held["StageOutReason"]
@@ -274,6 +298,8 @@ def test_a_failure_holds_the_job_and_retry_delivers(desk: Desk) -> None:
     desk.wait_state(job, "Confirmed")
     assert desk.pool.status(job) == "Held"
     past = desk.deliver(job, name)
+    releases = [event["Reason"] for event in desk.pool.events(job) if event["Type"] == _RELEASED]
+    assert [text.split(";")[0] for text in releases] == ["Stage-out has delivered the output"]
     assert past.get("HoldReason") is None
     assert past["NumJobCompletions"] == 1
     assert past["CompletionDate"] > 0
@@ -302,9 +328,56 @@ def test_a_job_whose_output_was_lost_runs_again_but_not_for_ever(desk: Desk) -> 
     assert desk.ad(job)["NumJobCompletions"] == 1
     desk.manager.report(name, 2, State.LOST, reason="the machine lost power")
     desk.pool.wait_status(job, "Held", timeout_s=30)
+    desk.pool.wait(lambda: desk.ad(job).get("StageOutUntold", 0) == 0, what="the hold to be told")
     held = desk.ad(job)
     assert held["HoldReason"].startswith(f"Stage-out failed: output lost at {MANAGER}: the machine lost power")
     assert "STAGEOUT_MAX_RERUNS" in held["HoldReason"]
+    assert len(desk.hold_events(job)) == 1
+
+
+@pytest.mark.parametrize("when", ["Error", "Always", "Complete", "Never"])
+def test_owners_are_mailed_by_the_notification_of_the_job(desk: Desk, when: str) -> None:
+    """The first mail of Always and Complete is HTCondor's, at the hand-off."""
+    address = f"{when.lower()}@example.org"
+    job = desk.submit(f"notification = {when}\nnotify_user = {address}")
+    name = desk.completed(job)
+    desk.fail(job, name)
+    desk.pool.qedit(job, user="alice", StageOutRequest='"retry"')
+    desk.manager.wait_order(name, Action.RETRY)
+    desk.deliver(job, name)
+    ended, held, delivered = "", f" Condor Job {job} put on hold", f" Condor Job {job} output delivered"
+    everything = [ended, held, delivered]
+    wanted = {"Always": everything, "Complete": everything, "Error": [held], "Never": []}[when]
+    desk.pool.wait(lambda: len(desk.mails(address)) >= len(wanted), what=f"{len(wanted)} mails to {address}")
+    assert [subject.endswith(end) for subject, end in zip(desk.mails(address), wanted)] == [True] * len(wanted)
+    assert len(desk.mails(address)) == len(wanted)
+
+
+@pytest.mark.parametrize("end", [State.FAILED, State.LOST])
+def test_the_owner_hears_of_a_failure_after_the_job_has_left(desk: Desk, end: State) -> None:
+    address = f"{end.value.lower()}-late@example.org"
+    job = desk.submit(f"notification = Error\nnotify_user = {address}")
+    name = desk.completed(job)
+    desk.pool.qedit(job, user="condor", LeaveJobInQueue="false")
+    desk.pool.wait(lambda: not desk.pool.q(job) and desk.pool.history(job), what=f"{job} to leave the queue")
+    desk.manager.report(name, 1, end, reason="the disk has died", error_code=99)
+    desk.pool.wait(lambda: desk.mails(address), timeout_s=90, what="the mail")  # the history is asked once a minute
+    assert [subject.split(" Job ")[1] for subject in desk.mails(address)] == [f"{job} stage-out failed"]
+    shown = desk.pool.ap.run(["/opt/stageout/bin/stageout", "history", str(job)], user="alice").stdout
+    assert f"Job {job} of alice: {end.value}," in shown
+    assert "after the job had left the queue: the disk has died" in shown
+
+
+def test_a_job_is_kept_beyond_the_leave_limit_while_its_output_is_on_its_way(desk: Desk) -> None:
+    slow, quick = desk.submit(), desk.submit()
+    desk.completed(slow)
+    name = desk.completed(quick)
+    desk.pool.qedit(slow, user="condor", EnteredCurrentStatus=str(int(time.time()) - _LEAVE_LIMIT_S + 100))
+    desk.pool.wait(lambda: desk.ad(slow).get("StageOutKeptUntil", 0) > time.time() + 300, what="a longer stay")
+    desk.pool.qedit(slow, user="condor", EnteredCurrentStatus=str(int(time.time()) - 2 * _LEAVE_LIMIT_S))
+    desk.deliver(quick, name)  # the schedd has looked at the whole queue when this one has left
+    assert desk.ad(slow)["JobStatus"] == 4
+    desk.deliver(slow, str(desk.ad(slow)["GlobalJobId"]))
 
 
 def test_removal_cancels(desk: Desk) -> None:
@@ -399,7 +472,6 @@ def test_the_owner_cannot_forge_the_state(desk: Desk) -> None:
         ("StageOutState", '"Delivered"'),
         ("StageOutReruns", "-9"),
         ("StageOutStats", "1"),
-        ("LeaveJobInQueue", "false"),
     ]:
         with pytest.raises(PoolError):
             desk.pool.qedit(job, user="alice", **{name: value})
@@ -416,6 +488,14 @@ def test_which_jobs_are_covered(desk: Desk) -> None:
     assert guard("MY.DAGManJobId = 77\nMY.StageOutAsync = true") is True
     assert guard("max_materialize = 1", queue="queue 2") is False
     assert guard("max_idle = 1", queue="queue 2") is True
+    assert guard("max_retries = 3\nsuccess_exit_code = 4\nretry_until = ExitCode == 7") is True
+    assert guard("max_retries = 3\non_exit_remove = ExitBySignal") is True
+    assert guard("on_exit_remove = true") is True
+    assert guard("on_exit_remove = false\nMY.StageOutAsync = true") is False
+    assert guard("on_exit_remove = (ExitBySignal == false) && (ExitCode == 0)") is False
+    assert guard("on_exit_remove = NumJobCompletions > JobMaxRetries") is False
+    for key in ("minute", "hour", "day_of_month", "month", "day_of_week"):
+        assert guard(f"cron_{key} = 1\nMY.StageOutAsync = true") is False
     plain = desk.pool.submit("alice", "executable = /bin/true\nrequirements = false\nqueue")
     assert desk.ad(plain).get("StageOutGuard") is False
 
@@ -459,7 +539,7 @@ queue
     desk.pool.rm(dag, user="alice")
     # The agent asks the history once a minute.
     desk.manager.wait_order(name, Action.CANCEL, timeout_s=120)
-    past = desk.pool.history(job)
+    past = desk.pool.wait(lambda: desk.pool.history(job), timeout_s=90, what="the node to leave the queue")
     assert past
     assert past["JobStatus"] == 3
 

@@ -16,8 +16,9 @@ from typing import Any, Callable
 
 import pytest
 
-from stageout.testing.pool import PILOT, NodeSpec, Pool, PoolError, PoolTimeout, Submission, leftovers, namespace
+from stageout.testing.pool import PILOT, NodeSpec, Pool, PoolError, PoolTimeout, Submission, image, leftovers, namespace
 from stageout.testing.pool.ads import Ad
+from stageout.testing.pool.errors import PoolUnavailable
 from stageout.testing.pool.image import RECIPES
 from stageout.testing.pool.install import fragments
 from stageout.testing.pool.submission import job_constraint, with_defaults
@@ -310,3 +311,34 @@ def test_waiting_says_what_was_waited_for_and_counts_errors_as_not_yet() -> None
     assert wait_until(ask, timeout_s=5, interval_s=0) == "there"
     with pytest.raises(PoolTimeout, match="for the moon; the last value was: 0"):
         wait_until(lambda: 0, timeout_s=0, what="the moon")
+
+
+def test_image_with_another_release_is_refused() -> None:
+    image._check_release("25.14", "$CondorVersion: 25.14.1 2026-09-01 $")
+    with pytest.raises(PoolError, match=r"HTCondor 25\.14 now install 25\.15\.0"):
+        image._check_release("25.14", "$CondorVersion: 25.15.0 2026-12-01 $")
+
+
+@pytest.mark.parametrize("earlier", [(), ("200001",), ("200001", "200002", "200003")])
+def test_image_is_renewed_each_month(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier: tuple[str, ...]) -> None:
+    """The root of an earlier month serves where none can be built; of older roots only the newest stays."""
+    monkeypatch.setenv("STAGEOUT_POOL_CACHE", str(tmp_path))
+    recipe = RECIPES["23.9"]
+    cache = tmp_path / "pool" / "23.9"
+    roots = [cache / f"root-{recipe.key}-{month}" for month in earlier]
+    for root in roots:
+        root.mkdir(parents=True)
+
+    def fail(*arguments: object) -> None:
+        raise PoolError("no mirror")
+
+    monkeypatch.setattr(image, "_build", fail)
+    if not earlier:
+        with pytest.raises(PoolUnavailable, match="no mirror"):
+            image.find_image("23.9")
+        return
+    assert image.find_image("23.9").root == roots[-1]
+    monkeypatch.setattr(image, "_build", lambda *arguments: None)
+    found = image.find_image("23.9").root
+    assert found.name > roots[-1].name
+    assert sorted(cache.glob("root-*")) == [roots[-1], found]

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.pool.conftest import JOB
+
 pytestmark = pytest.mark.pool
 
 
@@ -46,8 +48,6 @@ def test_job_set(site: Any) -> None:
         f"output_destination = {site.url()}/$(Cluster).$(Process)\nlog = job.log\noutput = job.out\n"
         "request_memory = 50\nrequest_disk = 10M\nqueue\n}\n"
     )
-    from tests.pool.conftest import JOB
-
     place = site.submit(outputs=("unused",)).dir
     (place / "set.sub").write_text(text)
     (place / "job.sh").write_text(JOB)
@@ -83,6 +83,36 @@ def test_on_exit_hold_delivers_and_stays_held(site: Any) -> None:
     site.check_delivered(job)
 
 
+@pytest.mark.parametrize(
+    "extra",
+    [
+        "on_exit_remove = false\ncron_minute = *\ncron_prep_time = 50",
+        "on_exit_remove = NumJobCompletions >= 2",
+        "MY.StageOutAsync = true\non_exit_remove = false",
+    ],
+    ids=["cron", "expression", "opted-in"],
+)
+def test_each_run_of_a_recurring_job_is_delivered(site: Any, extra: str) -> None:
+    """HTCondor puts such a job back to Idle after a good run, so no run of it may wait to be the last one."""
+    job = site.submit(outputs=("out1",), extra=extra)
+    wanted = 1 if "cron" in extra else 2
+    site.pool.wait(lambda: len(site.puts(job)) >= wanted, timeout_s=100, what=f"{wanted} runs of {job} to be delivered")
+
+
+def test_output_of_a_job_that_is_held_after_its_hand_off_is_freed_at_once(site: Any) -> None:
+    site.close_gate("held", "after")
+    job = site.submit(place="gate-held")
+    site.pool.wait(lambda: site.at_gate("held", "after"), timeout_s=90, what="the hand-off")
+    assert not site.spool_is_empty()
+    site.pool.hold(job, user="alice")
+    site.open_gate("held", "after")
+    site.pool.wait(site.spool_is_empty, timeout_s=30, what="the held job's bytes to be freed")
+    assert site.pool.status(job) == "Held"
+    site.pool.release(job, user="alice")
+    site.wait_left(job, timeout_s=90)
+    site.check_delivered(job, "gate-held")
+
+
 def test_remap_with_a_url(site: Any) -> None:
     """A job without output_destination whose remap names a URL takes part too."""
     target = site.url() + "/remapped"
@@ -108,8 +138,6 @@ queue
 
 
 def _submit_dag(site: Any, text: str, extra: str) -> Any:
-    from tests.pool.conftest import JOB
-
     files = {"job.sh": JOB, "a.sub": _node(site, "a", extra), "b.sub": _node(site, "b", extra)}
     dag = site.pool.submit_dag("alice", text, files=files)
     site.jobs.append(dag)
@@ -175,6 +203,71 @@ def test_dag_node_whose_output_is_lost_is_run_again_by_retry(site: Any) -> None:
         site.destination.resume()
     assert _wait_dag(site, dag) == 0
     assert site.destination.file(f"{site.prefix}/a/out1").stat().st_size > 20000
+
+
+def test_output_of_a_node_is_delivered_although_another_node_fails(site: Any) -> None:
+    """DAGMan aborts the DAG and removes the node, whose program succeeded; the rescue DAG says that it is done."""
+    site.destination.pause()
+    try:
+        files = {
+            "job.sh": JOB,
+            "a.sub": _node(site, "a", "MY.StageOutAsync = true"),
+            "b.sub": _node(site, "b", 'MY.StageOutAsync = false\nenvironment = "EXIT=1"\noutput_destination ='),
+        }
+        text = "JOB A a.sub\nJOB B b.sub\nSCRIPT PRE B /bin/sleep 15\n"
+        dag = site.pool.submit_dag("alice", text, files=files)
+        site.jobs.append(dag)
+        assert _wait_dag(site, dag) != 0
+    finally:
+        site.destination.resume()
+    first = f"{dag.cluster + 1}.0"
+    history = site.wait_left(first, timeout_s=90)
+    assert "DONE A" in next(dag.dir.glob("*.rescue001")).read_text()
+    assert history["StageOutState"] == "Delivered", history.get("RemoveReason")
+    assert site.destination.file(f"{site.prefix}/a/out1").exists()
+
+
+def test_output_of_a_node_of_a_sub_dag_is_delivered_although_a_node_above_fails(site: Any) -> None:
+    site.destination.pause()
+    try:
+        files = {
+            "job.sh": JOB,
+            "inner.dag": "JOB A a.sub\nJOB C c.sub\n",
+            "a.sub": _node(site, "a", "MY.StageOutAsync = true"),
+            "b.sub": _node(site, "b", 'environment = "EXIT=1"\noutput_destination ='),
+            "c.sub": _node(site, "c", 'environment = "SLEEP=600"\noutput_destination ='),
+        }
+        text = "SUBDAG EXTERNAL S inner.dag\nJOB B b.sub\nSCRIPT PRE B /bin/sleep 25\nABORT-DAG-ON B 1\n"
+        dag = site.pool.submit_dag("alice", text, files=files)
+        site.jobs.append(dag)
+        moving = f'StageOutState == "Moving" && ClusterId > {dag.cluster}'
+        (node,) = site.pool.wait(lambda: site.pool.jobs(moving), timeout_s=90, what="the node's stage-out")
+        assert _wait_dag(site, dag) != 0
+    finally:
+        site.destination.resume()
+    history = site.wait_left(f"{node['ClusterId']}.0", timeout_s=90)
+    assert history["RemoveReason"].startswith("DAG Removed")
+    assert history["StageOutState"] == "Delivered"
+    assert site.destination.file(f"{site.prefix}/a/out1").exists()
+
+
+def test_output_of_failed_tries_of_a_node_can_be_retried_after_its_dag(site: Any) -> None:
+    wait = _WAIT.replace("--timeout 120", "--timeout 60")
+    site.destination.refuse("no such collection", 404)
+    try:
+        dag = _submit_dag(site, f"JOB A a.sub\nSCRIPT POST A {wait}\nRETRY A 1\n", "MY.StageOutAsync = true")
+        assert _wait_dag(site, dag) != 0
+    finally:
+        site.destination.accept()
+    tries = [f"{dag.cluster + n}.0" for n in (1, 2)]
+    for job in tries:
+        assert "Failed" in site.stageout("status", job, check=False).stdout
+    site.stageout("retry", tries[1])
+    assert site.wait_left(tries[1])["StageOutState"] == "Delivered"
+    assert site.destination.file(f"{site.prefix}/a/out1").exists()
+    site.stageout("cancel", tries[0])
+    assert site.wait_left(tries[0])["StageOutState"] == "Cancelled"
+    site.pool.wait(site.spool_is_empty, timeout_s=60, what="the cancelled output to be freed")
 
 
 def test_removal_of_a_dag_cancels_its_stage_outs(site: Any) -> None:
