@@ -20,6 +20,8 @@ _FIRST_PATIENCE_S, _PATIENCE_S = 1.0, 20.0
 #: Of these, without a collection of garbage, which takes longer than all the rest.
 _BEFORE_GARBAGE_S = 0.1
 _LOOK_INTERVAL_S = 0.01
+#: Seconds for one unit test, also on a machine that is busy.
+_TIMEOUT_S = 300
 #: Modules with tests that leave some. The list only becomes shorter.
 _LEAVE_SOME = frozenset(
     {
@@ -41,6 +43,13 @@ _LEAVE_SOME = frozenset(
 
 #: What it had left when it was run first.
 _FIRST = pytest.StashKey[list[str]]()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give unit tests less time than tests that need pools."""
+    for item in items:
+        if item.path.parent == _HERE and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(_TIMEOUT_S))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -50,15 +50,19 @@ class FakeCollector:
         self.confirms = True
         self.key = AGENT_KEY
         self.manager_key = ""
-        self.signature = ""
         self.reports: list[Report] = []
         self.extra: list[dict[str, Any]] = []
         self._orders: dict[tuple[Run, tuple[str, ...]], Order] = {}
-        self._notices = 0
+        self.looks = self._notices = 0
+        self.patience_s = 0.0
+        self.empty = False
 
     async def messages(self, manager: str) -> Sequence[Mapping[str, Any]]:
+        self.looks += 1
         if self.silent:
             raise CollectorError("no answer")
+        if self.empty:
+            return []
         self._notices += 1
         orders = tuple(self._orders.values())
         return [
@@ -69,10 +73,10 @@ class FakeCollector:
 
     async def advertise(self, ad: Mapping[str, Any]) -> None:
         if self.refuses:
+            await asyncio.sleep(self.patience_s)
             raise CollectorError("access level DAEMON")
         report = read_report(payload_of(ad))
         check_signature(MANAGER_AD, ad, report.key)
-        self.signature = ad["StageOutSignature"]
         self.manager_key = report.key
         self.reports.append(report)
         for box in report.sandboxes:
@@ -80,9 +84,6 @@ class FakeCollector:
             if self.confirms and box.state == "Accepted" and key not in self._orders:
                 number = len(self._orders) + 1
                 self._orders[key] = Order(number, Action.CONFIRM, box.job, box.number, box.tickets, box.files_total)
-
-    async def standing(self, manager: str) -> str:
-        return self.signature
 
     async def close(self) -> None:
         pass

@@ -34,10 +34,10 @@ SETTINGS = {
     "JOB_TRANSFORM_StageOut": "SET StageOutGuard true\nSET LeaveJobInQueue ...",
     "PROTECTED_JOB_ATTRS": "StageOutGuard StageOutAsync StageOutState StageOutRun StageOutReason StageOutUserLeave "
     "StageOutBytesLeft StageOutFilesLeft StageOutAttempts StageOutNextAttempt StageOutManager StageOutReruns "
-    "StageOutStats StageOutCustody LeaveJobInQueue",
+    "StageOutStats StageOutCustody StageOutUntold StageOutKeptUntil",
     "JOB_EPOCH_HISTORY": "/var/lib/condor/spool/epoch_history",
     "VALID_SPOOL_FILES": "SCHEDD.lock, stageout_agent",
-    "START": "(TRUE) && (StageOutAccept =!= false || time() - (StageOutHeartbeat ?: 0) > 300)",
+    "START": "(TRUE) && (StageOutAccept =!= false || time() - (StageOutHeartbeat ?: 0) > 900)",
     "HISTORY": "/var/lib/condor/spool/history",
     "STARTD_JOB_ATTRS": "GlobalJobId RemoteUser NumShadowStarts StageOutGuard StageOutAsync OutputDestination "
     "CheckpointDestination EncryptExecuteDirectory JobPrio StageOutAgentKey",
@@ -120,6 +120,8 @@ class Fake:
     marked: list[tuple[int, str]] = field(default_factory=lambda: [(76, "/movers/1"), (75, "/movers/ended meanwhile")])
 
     sees_all: bool = True
+    unreadable_for: tuple[str, ...] = ()
+    refusals: dict[str, str] = field(default_factory=dict)
 
     def greet(self, host: str, port: int, key: str) -> float:
         if isinstance(self.others, Exception):
@@ -137,9 +139,15 @@ class Fake:
     def settings(self) -> Any:
         return mapping_settings(self.values)
 
-    def run(self, argv: Sequence[str], timeout_s: float) -> Ran:
-        assert argv[1:] == ["-classad"] and timeout_s <= 20
-        return self.answers[argv[0]]
+    def run(self, argv: Sequence[str], timeout_s: float, user: str = "") -> Ran:
+        assert argv[1:] in (["-classad"], ["--help"]) and timeout_s <= 20
+        if user in self.unreadable_for:
+            return Ran(-1, f"[Errno 13] Permission denied: '{argv[0]}'", 0.0)
+        return Ran(0, "usage: ...", 0.1) if argv[1:] == ["--help"] else self.answers[argv[0]]
+
+    def try_handoff(self, schedd: str, plugin: str) -> str:
+        assert plugin == OURS
+        return self.refusals.get(schedd, "")
 
     def stat(self, path: str) -> os.stat_result:
         if path not in self.files:
@@ -161,7 +169,7 @@ class Fake:
         return os.path.normpath(path)
 
     def user_id(self, name: str) -> int | None:
-        return {"root": 0, "condor": 99}.get(name)
+        return {"root": 0, "condor": 99, "nobody": 65534}.get(name)
 
     def ads(self, constraint: str) -> list[ClassAd]:
         if self.collector_down:

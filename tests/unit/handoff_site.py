@@ -30,7 +30,7 @@ import pytest
 
 from sandbox_manager.identity import RunFacts
 from sandbox_manager.intake import Handoff, Intake, Limits, Refusal, Reservation
-from sandbox_manager.peers import Peer
+from sandbox_manager.peers import NotIdentified, Peer
 from sandbox_manager.spool import Spool
 from stageout.core import durable
 from stageout.core.clock import SystemClock
@@ -123,6 +123,8 @@ class FakeIdentity:
             startd_name="ep", slot_name="slot1_1@ep", slot_id=1, dslot_id=1, guard=True,
         )  # fmt: skip
         control = self._site.control()
+        if peer.uid in control.get("strangers", ()):
+            raise NotIdentified("not a process of a job")
         await asyncio.sleep(control.get("identify_s", 0))
         return replace(facts, **control.get("facts", {}))
 
@@ -163,10 +165,6 @@ class FakeCustody:
             },
         )  # fmt: skip
         return Receipt(handoff.ticket, "sm@ep", "", len(handoff.files), handoff.size_bytes)
-
-    async def synced(self, tickets: Sequence[str]) -> None:
-        for ticket in tickets:
-            self._site.note("synced", ticket)
 
 
 class Site:
@@ -218,7 +216,8 @@ class Site:
         spool = Spool(self.spool, self.execute)
         spool.open({})
         recorded = {row["ticket"] for row in self.notes("accepted")}
-        spool.remove_strays(recorded)
+        spool.remove_parts()
+        spool.remove_unknown(spool.set_aside(set(spool.directories()) - recorded))
         custody = FakeCustody(self)
         self.note("reserved", 0)
         intake = Intake(spool, FakeIdentity(self), custody, mapping_settings(values), SystemClock(), limits=limits)

@@ -36,7 +36,7 @@ RECORD = (
     "NumShadowStarts = {run}\n"
     'OutputPluginResultList = {{ [ DeveloperData = [ StageOutReceipt = [ Ticket = "t{run}"; ManagerName = "m1"; '
     'ManagerKey = "{key}"; Files = 2; Bytes = 5 ] ] ] }}\n'
-    "*** OUTPUT ClusterId=7 ProcId=0 RunInstanceId=0\n"
+    '*** OUTPUT ClusterId=7 ProcId=0 RunInstanceId={before} Owner="alice" CurrentTime=1\n'
 )
 _SHOWN = {
     "StageOutState": "state",
@@ -57,6 +57,8 @@ _JOB = {
     "NumJobCompletions": "completions",
     "StageOutReruns": "reruns",
     "StageOutRequest": "request",
+    "StageOutUntold": "untold",
+    "StageOutKeptUntil": "kept_until",
 }
 
 
@@ -106,6 +108,8 @@ class MemoryQueue:
             raise QueueError("the job has moved on")
         for attribute, value in edit.atomic:
             self._set(name, attribute, value)
+        if edit.act and edit.act.tool == "condor_release":
+            self.found[name] = replace(self.found[name], status=Status.COMPLETED)
         self._leave(name)
 
     def _set(self, name: str, attribute: str, text: str) -> None:
@@ -173,7 +177,7 @@ class Site:
     def complete(self, run: int = 1, key: str = "") -> None:
         """The job ends a run that handed two files off to m1, whose public key is ``key``."""
         with open(self.path / "epoch_history", "a") as stream:
-            stream.write(RECORD.format(run=run, key=key))
+            stream.write(RECORD.format(run=run, before=run - 1, key=key))
         old = self.queue.found.get(JOB) or Job(JOB, 7, 0, Status.RUNNING, run)
         self.queue.found[JOB] = replace(
             old, status=Status.COMPLETED, run=run, handed_off=2, completions=old.completions + 1
@@ -241,6 +245,32 @@ def test_a_job_is_confirmed_shown_delivered_and_forgotten(site: Site) -> None:
     assert [order.action for order in site.orders] == [Action.FORGET]
 
 
+@pytest.mark.parametrize("last", [State.DELIVERED, State.FAILED, State.LOST])
+@pytest.mark.parametrize("quick", [False, True])
+def test_a_retry_ends_the_state_of_a_job_without_a_record(site: Site, quick: bool, last: State) -> None:
+    """It was offered, delivered, and then the same sentence stood there again."""
+    site.complete()
+    (site.path / "epoch_history").unlink()
+    site.report(State.ACCEPTED)
+    site.passes(30)
+    assert "`stageout retry` delivers" in site.job.shown.reason
+    site.queue.found[JOB] = replace(site.job, request="retry")
+    site.passes()
+    number = max(order.number for order in site.orders)
+    assert {order.action for order in site.orders} == {Action.CONFIRM, Action.RETRY}
+    for state in () if quick else (State.CONFIRMED, State.MOVING, State.MOVING):
+        site.report(state, acknowledged=number)
+        site.passes(step_s=30.0)
+        site.start()
+    site.report(last, acknowledged=number)
+    site.passes(4, step_s=30.0)
+    if last is State.DELIVERED:
+        assert site.queue.left[JOB] == Past(Status.COMPLETED, 1)
+    else:
+        assert site.job.status == (Status.HELD if last is State.FAILED else Status.IDLE)
+    assert JOB in site.queue.left or not site.job.request
+
+
 @pytest.mark.parametrize(
     "when", [State.ACCEPTED, State.CONFIRMED, State.MOVING, State.DELIVERED, State.FAILED, State.LOST]
 )
@@ -304,6 +334,39 @@ def test_a_silent_manager_loses_its_output_only_after_the_lease(site: Site) -> N
     assert site.job.status == Status.COMPLETED, "a hole in the view is not counted"
     site.passes(10)
     assert (site.job.status, site.job.reruns, site.job.completions) == (Status.IDLE, 1, 0)
+
+
+def test_a_manager_that_has_lost_its_records_gets_its_orders_again(site: Site) -> None:
+    """Its ledger came out of a backup: what it acknowledged after that it does not know any more."""
+    site.complete()
+    site.report(State.ACCEPTED)
+    site.passes()
+    (order,) = site.orders
+    site.report(State.CONFIRMED, acknowledged=order.number)
+    site.passes()
+    assert site.orders == []
+    site.report(State.ACCEPTED, acknowledged=order.number - 1)
+    site.passes()
+    (again,) = site.orders
+    assert (again.action, again.tickets) == (Action.CONFIRM, ("t1",))
+    assert again.number > order.number
+    site.report(State.CONFIRMED, acknowledged=again.number)
+    site.passes()
+    assert site.orders == []
+
+
+def test_output_that_a_manager_without_records_does_not_show_is_asked_for_at_once(site: Site) -> None:
+    """It answers that the output is lost, long before its silence about it would."""
+    site.complete()
+    site.report(State.ACCEPTED)
+    site.passes()
+    site.report(State.CONFIRMED, acknowledged=site.orders[0].number)
+    site.passes()
+    site.number += 1
+    empty = report_ad(Report("m1", "", site.number, 1, {}, 0, ()))
+    site.collector.ads["StageOutManager", "m1"] = empty
+    site.passes()
+    assert [(order.action, order.tickets) for order in site.orders] == [(Action.CONFIRM, ("t1",))]
 
 
 def test_a_restart_of_the_agent_starts_the_lease_again(site: Site) -> None:

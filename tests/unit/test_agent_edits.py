@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from schedd_agent.edits import Edit, edit_for
+from schedd_agent.edits import Act, Edit, edit_for
 from schedd_agent.model import (
     ClearRequest,
     Complete,
@@ -18,6 +18,7 @@ from schedd_agent.model import (
     Show,
     Shown,
     Status,
+    Told,
 )
 
 _OLD = Shown("Moving", 2, "moving", 10, 2, 1, 0, "m1")
@@ -51,11 +52,35 @@ def test_delivery_writes_the_figures_before_the_state_that_lets_the_job_go() -> 
 
 def test_a_hold_changes_the_status_in_one_transaction_of_the_same_run() -> None:
     edit = _edit(Hold(Shown("Failed", 2, "why"), 20072, "Stage-out failed: no\nroom"))
-    assert dict(edit.plain)["HoldReason"] == '"Stage-out failed: no\\nroom"'
-    assert dict(edit.plain)["HoldReasonCode"] == "12"
-    assert dict(edit.plain)["HoldReasonSubCode"] == "20072"
-    assert edit.atomic == (("TerminationPending", "false"), ("EnteredCurrentStatus", "1234"), ("JobStatus", "5"))
+    assert dict(edit.atomic) == {
+        "HoldReason": '"Stage-out failed: no\\nroom"',
+        "HoldReasonCode": "12",
+        "HoldReasonSubCode": "20072",
+        "StageOutUntold": "2",
+        "TerminationPending": "false",
+        "EnteredCurrentStatus": "1234",
+        "JobStatus": "5",
+    }
     assert edit.condition == "ClusterId == 7 && ProcId == 3 && JobStatus == 4 && NumShadowStarts == 2"
+
+
+def test_the_schedd_is_asked_for_the_event_of_the_hold_when_the_job_is_held() -> None:
+    edit = _edit(Hold(Shown("Failed", 2, "why"), 20072, 'dest says "no"'))
+    held = "ClusterId == 7 && ProcId == 3 && JobStatus == 5 && NumShadowStarts == 2"
+    assert edit.act == Act("condor_hold", 'dest says \\"no\\"', held, ("-subcode", "20072"))
+
+
+def test_after_the_event_the_ad_says_what_it_said_before() -> None:
+    edit = _edit(Told(20072, "no room"), _job(hold_counts={"UserRequest": 2, "TransferOutputError": 1}))
+    assert dict(edit.atomic) == {
+        "HoldReason": '"no room"',
+        "HoldReasonCode": "12",
+        "HoldReasonSubCode": "20072",
+        "NumHolds": "4",
+        "NumHoldsByReason": "[ UserRequest = 2; TransferOutputError = 2 ]",
+        "StageOutUntold": "0",
+    }
+    assert edit.condition == "ClusterId == 7 && ProcId == 3 && JobStatus == 5 && NumShadowStarts == 2"
 
 
 def test_a_rerun_takes_the_completion_back() -> None:
@@ -71,12 +96,12 @@ def test_a_rerun_takes_the_completion_back() -> None:
     assert edit.logged[-1] == ("StageOutState", '"None"')
 
 
-def test_a_held_job_becomes_completed_again_without_its_reason() -> None:
-    edit = _edit(Complete(), _job(Status.HELD))
-    assert dict(edit.atomic)["JobStatus"] == "4"
-    assert dict(edit.atomic)["TerminationPending"] == "true"
-    assert dict(edit.atomic)["HoldReason"] == "undefined"
-    assert "JobStatus == 5" in edit.condition
+def test_a_held_job_is_released_into_being_completed() -> None:
+    edit = _edit(Complete("delivered"), _job(Status.HELD))
+    assert dict(edit.atomic) == {"TerminationPending": "true", "JobStatusOnRelease": "4"}
+    held = "ClusterId == 7 && ProcId == 3 && JobStatus == 5 && NumShadowStarts == 2"
+    assert edit.condition == held
+    assert edit.act == Act("condor_release", "delivered", f"{held} && JobStatusOnRelease =?= 4")
 
 
 def test_what_is_left() -> None:
@@ -91,7 +116,8 @@ def test_values_are_literals() -> None:
         Show(Shown("Lost", 1, "time()")),
         Hold(Shown(), 20001, "x"),
         Rerun(Shown()),
-        Complete(),
+        Told(20001, "x"),
+        Complete("x"),
         Deliver(Shown(), {}),
     ]
     for effect in effects:

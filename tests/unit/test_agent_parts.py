@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedd_agent.leases import SETTLE_S, View
-from schedd_agent.model import Past, Record, Send, Ticket, custodian
+from schedd_agent.model import Past, Record, Send, Status, Ticket, custodian
 from schedd_agent.orders import REFRESH_S, Book, Numbers
 from schedd_agent.queue import parse_job
 from schedd_agent.receipts import Receipts, _tickets
 from schedd_agent.reports import Board
 from schedd_agent.tracker import _confirmation
-from stageout.core.classads import ClassAd, unparse
+from stageout.core import dagman
 from stageout.core.signing import SigningKey
 from stageout.core.states import State
 from stageout.wire.custody import (
@@ -203,15 +203,20 @@ def test_orders_about_forgotten_jobs_are_taken_back(tmp_path: Path) -> None:
 # ---- receipts -----------------------------------------------------------------------------------------------------
 
 
+def _name(cluster: int) -> str:
+    return f"ap#{cluster}.0#1700000000"
+
+
 def _record(cluster: int, run: int, ticket: str = "t1", kind: str = "OUTPUT", pad: str = "") -> str:
     receipt = f'[ Ticket = "{ticket}"; ManagerName = "m1"; ManagerKey = "k"; Files = 2; Bytes = 5 ]'
     row = f'[ TransferUrl = "x://y/\\"*** {pad}"; DeveloperData = [ StageOutReceipt = {receipt} ] ]'
     return (
         f"NumShadowStarts = {run}\nOutputPluginResultList = {{ {row}, {row} }}\nClusterID = {cluster}\n"
-        f'*** {kind} ClusterId={cluster} ProcId=0 RunInstanceId=0 Owner="alice" CurrentTime=1\n'
+        f'*** {kind} ClusterId={cluster} ProcId=0 RunInstanceId={run - 1} Owner="alice" CurrentTime=1\n'
     )
 
 
+_BANNER = '*** OUTPUT ClusterId=1 ProcId=0 RunInstanceId=0 Owner="alice" CurrentTime=1\n'
 WANTED = Record((Ticket("t1", "m1", "k", 2, 5),))
 
 
@@ -219,14 +224,15 @@ WANTED = Record((Ticket("t1", "m1", "k", 2, 5),))
 def test_what_only_looks_like_a_receipt_is_none(text: str) -> None:
     """File names and messages come from the job: in a string nothing counts, and nothing hides what is behind it."""
     fake = '[ Ticket = "evil"; ManagerName = "evil" ]'
-    row = ClassAd(
-        {
-            "TransferFileName": f"{text}StageOutReceipt = {fake}{text}",
-            "DeveloperData": ClassAd({"StageOutReceipt": ClassAd({"Ticket": "t1", "ManagerName": f"m{text}"})}),
-        }
+    text = text.rstrip("\\")  # no string that ends so reaches a record
+    name, manager = f"{text}StageOutReceipt = {fake}{text}".replace('"', '\\"'), f"m{text}".replace('"', '\\"')
+    if '"\n' in name + manager:
+        return  # nor does such a one
+    row = (
+        f'[ TransferFileName = "{name}"; DeveloperData = [ StageOutReceipt = [ Ticket = "t1"; '
+        f'ManagerName = "{manager}" ] ] ]'
     )
-    results = unparse([row, row]).encode()
-    assert list(_tickets(results)) == [Ticket("t1", f"m{text}", "", 0, 0)]
+    assert list(_tickets(f"{{ {row},{row} }}\n".encode())) == [Ticket("t1", f"m{text}", "", 0, 0)]
 
 
 def test_records_are_followed_over_rotation(tmp_path: Path) -> None:
@@ -235,9 +241,9 @@ def test_records_are_followed_over_rotation(tmp_path: Path) -> None:
     assert receipts.read_new() == 0, "there is no file yet"
     path.write_text(_record(1, 1) + _record(2, 3, kind="EPOCH") + _record(3, 1)[:-20])
     assert receipts.read_new() == 1
-    assert receipts.get(1, 0, 1) == WANTED
-    assert receipts.get(2, 0, 3) is None
-    assert receipts.get(3, 0, 1) is None, "it is not complete"
+    assert receipts.get(_name(1), 1) == WANTED
+    assert receipts.get(_name(2), 3) is None
+    assert receipts.get(_name(3), 1) is None, "it is not complete"
     path.write_text(path.read_text() + _record(3, 1)[-20:])
     with open(path, "a") as stream:
         stream.write(_record(4, 1))
@@ -245,7 +251,7 @@ def test_records_are_followed_over_rotation(tmp_path: Path) -> None:
     (tmp_path / "epoch_history.20261121T120000").write_text(_record(5, 1))
     path.write_text(_record(6, 1))
     assert receipts.read_new() == 4
-    assert all(receipts.get(cluster, 0, 1) == WANTED for cluster in (3, 4, 5, 6))
+    assert all(receipts.get(_name(cluster), 1) == WANTED for cluster in (3, 4, 5, 6))
     assert receipts.read_new() == 0
 
 
@@ -265,7 +271,7 @@ def test_a_rotation_that_is_seen_late_loses_no_record(tmp_path: Path) -> None:
     assert receipts.read_new() == 2
     unseen.rename(tmp_path / "epoch_history.20261121T110000")
     assert receipts.read_new() == 0
-    assert all(receipts.get(cluster, 0, 1) == WANTED for cluster in (1, 2, 3, 4))
+    assert all(receipts.get(_name(cluster), 1) == WANTED for cluster in (1, 2, 3, 4))
 
 
 def test_what_is_added_while_it_is_rotated_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,7 +291,7 @@ def test_what_is_added_while_it_is_rotated_is_read(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr("schedd_agent.receipts.FileIO", rotated)
     assert receipts.read_new() == 2
-    assert all(receipts.get(cluster, 0, 1) == WANTED for cluster in (1, 2, 3))
+    assert all(receipts.get(_name(cluster), 1) == WANTED for cluster in (1, 2, 3))
 
 
 def test_a_new_file_with_the_inode_of_the_old_one_is_read_from_its_beginning(tmp_path: Path) -> None:
@@ -296,7 +302,7 @@ def test_a_new_file_with_the_inode_of_the_old_one_is_read_from_its_beginning(tmp
         path.unlink(missing_ok=True)
         path.write_text(_record(cluster, 1) + _record(99, 1) * cluster)
         receipts.read_new()
-        assert receipts.get(cluster, 0, 1) == WANTED
+        assert receipts.get(_name(cluster), 1) == WANTED
     path.write_text(_record(20, 1))
     assert receipts.read_new() == 1, "it was cut"
 
@@ -325,10 +331,10 @@ def test_a_run_that_an_ap_restart_numbered_anew_keeps_its_record(
     receipts.read_new()
     ad = {"GlobalJobId": JOB, "ClusterId": 1, "ProcId": 0, "JobStatus": 4, "NumShadowStarts": 6, **told}
     job = parse_job(ad, True)
-    assert receipts.last_transfer(1, 0, job) == number
-    assert receipts.last_transfer(1, 0, Past(4, 6, job.executing_since, job.transferred_at)) == number
-    assert receipts.last_transfer(1, 0, parse_job({**ad, "NumShadowStarts": 5}, True)) == 5
-    assert receipts.last_transfer(1, 0, parse_job({**ad, "NumShadowStarts": 3}, True)) == 0
+    assert receipts.last_transfer(_name(1), job) == number
+    assert receipts.last_transfer(_name(1), Past(4, 6, job.executing_since, job.transferred_at)) == number
+    assert receipts.last_transfer(_name(1), parse_job({**ad, "NumShadowStarts": 5}, True)) == 5
+    assert receipts.last_transfer(_name(1), parse_job({**ad, "NumShadowStarts": 3}, True)) == 0
 
 
 def test_all_parts_are_read_at_the_start(tmp_path: Path) -> None:
@@ -345,7 +351,7 @@ def test_a_large_record_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Mo
     path.write_text(_record(1, 1, pad="x" * 5000) + _record(2, 1))
     receipts = Receipts(path)
     assert receipts.read_new() == 2
-    assert receipts.get(1, 0, 1) == WANTED
+    assert receipts.get(_name(1), 1) == WANTED
 
 
 @pytest.mark.parametrize(
@@ -359,10 +365,10 @@ def test_a_large_record_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Mo
 )
 def test_receipts_that_are_none(tmp_path: Path, results: str) -> None:
     path = tmp_path / "epoch_history"
-    path.write_text(f"NumShadowStarts = 1\nOutputPluginResultList = {results}\n*** OUTPUT ClusterId=1 ProcId=0 X\n")
+    path.write_text(f"NumShadowStarts = 1\nOutputPluginResultList = {results}\n{_BANNER}")
     receipts = Receipts(path)
     receipts.read_new()
-    found = receipts.get(1, 0, 1)
+    found = receipts.get(_name(1), 1)
     assert found is None or found.tickets == ()
 
 
@@ -454,3 +460,29 @@ def test_a_hold_by_policy_counts_as_an_end_only_at_the_exit() -> None:
     ad = {"GlobalJobId": JOB, "JobStatus": 5, "HoldReasonCode": 3}
     assert parse_job(ad, candidate=True).ended
     assert not parse_job(ad, candidate=False).ended
+
+
+_NODE = {
+    "GlobalJobId": JOB, "JobStatus": 3, "DAGManJobId": 5, "TerminationPending": True, "NumShadowStarts": 1,
+    "RemoveReason": "DAG Abort: DAG is exiting and writing rescue file. (by user alice)",
+}  # fmt: skip
+
+
+def test_a_completed_node_that_dagman_removed_counts_as_completed() -> None:
+    kept = parse_job(_NODE, candidate=True)
+    assert (kept.status, kept.is_kept) == (Status.COMPLETED, True)
+    without_dag = {name: value for name, value in _NODE.items() if name != "DAGManJobId"}
+    for ad in (
+        {**_NODE, "RemoveReason": "via condor_rm (by user alice)"},
+        {**_NODE, "RemoveReason": "its DAG was removed (by user condor)"},
+        {**_NODE, "RemoveReason": "not needed: DAG Abort (by user alice)"},
+        {**_NODE, "TerminationPending": False},
+        without_dag,
+    ):
+        job = parse_job(ad, candidate=True)
+        assert (job.status, job.is_kept) == (Status.REMOVED, False), ad
+
+
+def test_the_queue_keeps_the_nodes_that_the_agent_takes_for_completed() -> None:
+    text = (Path(__file__).parents[2] / "condor_config.d/20-stageout-ap.conf").read_text()
+    assert f'regexp("{dagman.REASON}", RemoveReason ?: "")' in text

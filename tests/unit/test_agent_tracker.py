@@ -19,8 +19,10 @@ from schedd_agent.model import (
     Elder,
     Hold,
     Job,
+    Keep,
     LetGo,
     Limits,
+    Note,
     Past,
     Record,
     Remove,
@@ -32,6 +34,7 @@ from schedd_agent.model import (
     Situation,
     Status,
     Ticket,
+    Told,
 )
 from schedd_agent.tracker import decide
 from stageout.core.errors import ErrorClass
@@ -66,7 +69,7 @@ def job(status: int = Status.COMPLETED, run: int = 1, **more: Any) -> Job:
 
 
 def held(**more: Any) -> Job:
-    return job(Status.HELD, hold_code=12, hold_subcode=20072, **more)
+    return job(Status.HELD, **{"hold_code": 12, "hold_subcode": 20072, **more})
 
 
 def situation(of: Job | None, *found: Seen, record: Record | None = None, **more: Any) -> Situation:
@@ -101,7 +104,17 @@ TABLE: list[tuple[str, Situation, list[str]]] = [
     ("delivered and written", situation(job(shown=Shown("Delivered", 1)), seen(State.DELIVERED)), ["forget"]),
     ("delivered and forgotten", situation(job(shown=Shown("Delivered", 1))), []),
     ("an older run's delivery written", situation(job(run=2, shown=Shown("Delivered", 1))), ["confirm", "Show"]),
-    ("failed", situation(job(), seen(State.FAILED)), ["Hold"]),
+    ("failed", situation(job(), seen(State.FAILED)), ["Hold", "Told"]),
+    (
+        "failed, held, not told",
+        situation(held(shown=Shown("Failed", 1), untold=1), seen(State.FAILED)),
+        ["Hold", "Told"],
+    ),
+    (
+        "failed, held, a crash before condor_hold was undone",
+        situation(held(shown=Shown("Failed", 1), untold=1, hold_code=1), seen(State.FAILED)),
+        ["Hold", "Told"],
+    ),
     ("failed, retry asked", situation(job(request="retry"), seen(State.FAILED)), ["retry", "Show"]),
     ("failed, held", situation(held(), seen(State.FAILED)), ["Show"]),
     ("held, retry asked", situation(held(request="retry"), seen(State.FAILED)), ["retry", "Show"]),
@@ -138,7 +151,7 @@ TABLE: list[tuple[str, Situation, list[str]]] = [
     ),
     ("AP restarted, run ended", situation(job(run=2, reconnects=1), seen(State.ACCEPTED)), ["confirm", "Show"]),
     ("lost", situation(job(), seen(State.LOST)), ["Rerun"]),
-    ("lost too often", situation(job(reruns=2), seen(State.LOST)), ["Hold"]),
+    ("lost too often", situation(job(reruns=2), seen(State.LOST)), ["Hold", "Told"]),
     (
         "lost while its owner waits for a retry",
         situation(
@@ -210,6 +223,36 @@ TABLE: list[tuple[str, Situation, list[str]]] = [
         ["confirm", "Show"],
     ),
     ("record rotated away", situation(job(), seen(State.DELIVERED), record_missing=True), []),
+    (
+        "no record, its owner insisted, delivered",
+        situation(job(shown=Shown("Moving", 1, manager="m1")), seen(State.DELIVERED), record_missing=True),
+        ["Deliver"],
+    ),
+    (
+        "no record, its owner insisted, delivered by another",
+        situation(job(shown=Shown("Moving", 1, manager="m2")), seen(State.DELIVERED), record_missing=True),
+        [],
+    ),
+    (
+        "no record, its owner insists, its managers are not shown yet",
+        situation(
+            job(request="retry", shown=Shown(keys="k")),
+            seen(State.CONFIRMED),
+            record_missing=True,
+            done=DONE | {("m1", Action.RETRY, 1)},
+        ),
+        ["Show"],
+    ),
+    (
+        "no record, its owner insisted, its managers are shown",
+        situation(
+            job(request="retry", shown=Shown("Confirmed", 1, manager="m1")),
+            seen(State.CONFIRMED),
+            record_missing=True,
+            done=DONE | {("m1", Action.RETRY, 1)},
+        ),
+        ["ClearRequest", "Show"],
+    ),
     ("record rotated away while moving", situation(job(), seen(State.MOVING), record_missing=True), ["Show"]),
     (
         "AP without records",
@@ -265,6 +308,21 @@ TABLE: list[tuple[str, Situation, list[str]]] = [
         ["Show", "LetGo"],
     ),
     ("node, its DAG removed", situation(job(dag=5), seen(State.MOVING), dag=Dag.REMOVED), ["Remove"]),
+    (
+        "node that DAGMan removed with its DAG",
+        situation(job(dag=5, is_kept=True), seen(State.MOVING), dag=Dag.REMOVED),
+        ["cancel", "Show", "LetGo"],
+    ),
+    (
+        "node that DAGMan removed, moving",
+        situation(job(dag=5, is_kept=True), seen(State.MOVING), dag=Dag.ENDED),
+        ["Show"],
+    ),
+    (
+        "node that DAGMan removed, failed",
+        situation(job(dag=5, is_kept=True), seen(State.FAILED), dag=Dag.ENDED),
+        ["Show"],
+    ),
     ("node, delivered, DAG removed", situation(job(dag=5, shown=Shown("Delivered", 1)), dag=Dag.REMOVED), []),
     ("given up", situation(job(), seen(State.CANCELLED)), ["Show", "LetGo"]),
     ("giving up", situation(job(request="cancel"), seen(State.ACCEPTED)), ["cancel", "Show"]),
@@ -276,15 +334,37 @@ TABLE: list[tuple[str, Situation, list[str]]] = [
         ["confirm", "Show"],
     ),
     ("held by its exit policy, failed", situation(job(Status.HELD, held_at_exit=True), seen(State.FAILED)), ["Show"]),
-    ("held by its owner", situation(job(Status.HELD, hold_code=1), seen(State.ACCEPTED)), []),
+    ("held by its owner", situation(job(Status.HELD, hold_code=1), seen(State.ACCEPTED)), ["supersede"]),
     (
-        "held because HTCondor itself could not send the output",
-        situation(job(Status.HELD, hold_code=12, hold_subcode=2), seen(State.FAILED)),
+        "held by its owner, the run is not over",
+        situation(job(Status.HELD, hold_code=1, has_shadow=True), seen(State.ACCEPTED)),
         [],
     ),
     (
+        "held by its owner just when its run had ended",
+        situation(job(Status.HELD, hold_code=1, has_ended=True), seen(State.ACCEPTED)),
+        [],
+    ),
+    ("held by its policy, perhaps at its exit", situation(job(Status.HELD, hold_code=3), seen(State.ACCEPTED)), []),
+    (
+        "held because HTCondor itself could not send the output",
+        situation(job(Status.HELD, hold_code=12, hold_subcode=2), seen(State.ACCEPTED)),
+        ["supersede"],
+    ),
+    (
         "AP restarted, held by its owner before the run is seen to go on",
-        situation(job(Status.HELD, run=2, hold_code=1), seen(State.ACCEPTED)),
+        situation(job(Status.HELD, run=2, hold_code=1, has_shadow=True), seen(State.ACCEPTED)),
+        [],
+    ),
+    (
+        "put back to Idle by its exit policy",
+        situation(job(Status.IDLE), seen(State.ACCEPTED)),
+        ["supersede", "Show"],
+    ),
+    ("put back to Idle by a vacation", situation(job(Status.IDLE, completions=0), seen(State.ACCEPTED)), ["supersede"]),
+    (
+        "put back to Idle by a crash of the schedd after its end",
+        situation(job(Status.IDLE, completions=0, has_ended=True), seen(State.ACCEPTED)),
         [],
     ),
     (
@@ -323,7 +403,7 @@ def test_a_hand_off_whose_receipt_got_lost_is_dropped() -> None:
 
 
 def test_a_hold_speaks_in_the_plugins_words() -> None:
-    (effect,) = decide(situation(job(), seen(State.FAILED, reason="quota exceeded", error_code=72)), LIMITS)
+    effect, _ = decide(situation(job(), seen(State.FAILED, reason="quota exceeded", error_code=72)), LIMITS)
     assert isinstance(effect, Hold)
     advice = "when there is room, `stageout retry` sends it again, `condor_release` runs the job again"
     assert (effect.subcode, effect.reason) == (20072, f"Stage-out failed: quota exceeded; {advice}")
@@ -341,9 +421,35 @@ def test_a_hold_speaks_in_the_plugins_words() -> None:
     ],
 )
 def test_a_hold_says_what_a_retry_needs(kind: ErrorClass, words: str) -> None:
-    (effect,) = decide(situation(job(), seen(State.FAILED, error_code=kind.code)), LIMITS)
+    effect, _ = decide(situation(job(), seen(State.FAILED, error_code=kind.code)), LIMITS)
     assert isinstance(effect, Hold)
     assert words in effect.reason and effect.reason.endswith("`condor_release` runs the job again")
+
+
+def test_the_reason_of_a_hold_is_one_line_of_bounded_length() -> None:
+    """It becomes an event in the job's log, and an argument of a command."""
+    words = "no\n...\n005 (007.000.000) Job terminated.\0" + "x" * 1_000_000
+    hold, told = decide(situation(job(), seen(State.FAILED, reason=words)), LIMITS)
+    assert isinstance(hold, Hold)
+    assert isinstance(told, Told)
+    assert hold.reason == told.reason
+    assert hold.reason.startswith("Stage-out failed: no ... 005 (007.000.000) Job terminated. xxx")
+    assert len(hold.reason) == 2000
+
+
+def test_a_completed_job_is_kept_while_its_output_is_on_its_way() -> None:
+    limits = replace(LIMITS, leave_s=1000.0)
+
+    def kept(state: State, age_s: float, **more: Any) -> list[int]:
+        effects = decide(situation(job(entered_at=1000 - int(age_s), **more), seen(state)), limits)
+        return [effect.until for effect in effects if isinstance(effect, Keep)]
+
+    assert kept(State.MOVING, 400) == []
+    assert kept(State.MOVING, 600) == [2000]
+    assert kept(State.MOVING, 5000, kept_until=1600) == []
+    assert kept(State.MOVING, 5000, kept_until=1400) == [2000]
+    assert kept(State.FAILED, 5000, dag=5, shown=Shown("Failed", 1)) == []
+    assert kept(State.MOVING, 5000, status=Status.HELD, hold_code=12, hold_subcode=20072) == []
 
 
 @pytest.mark.parametrize(("status", "run"), [(Status.IDLE, 0), (Status.RUNNING, 1), (Status.TRANSFERRING, 1)])
@@ -357,7 +463,7 @@ def test_a_restored_queue_that_uses_a_number_again_wants_no_old_output(status: i
 
 def test_handed_over_output_that_failed_is_not_offered_for_a_retry() -> None:
     failed = seen(State.FAILED, reason="conflict", custody=("router.example.org:9621 0 1-2 5000",))
-    (effect,) = decide(situation(job(), failed), LIMITS)
+    effect, _ = decide(situation(job(), failed), LIMITS)
     assert isinstance(effect, Hold)
     assert "`condor_release` runs the job again" in effect.shown.reason
     assert effect.shown.state == "Failed"
@@ -420,11 +526,15 @@ _SEEN = st.builds(
 )  # fmt: skip
 _SHOWN = st.builds(Shown, st.sampled_from(["None", *(state.value for state in State)]), st.integers(0, 3))
 _JOB = st.builds(
-    lambda status, run, **more: job(status, run, **more),
+    lambda status, run, dag, is_kept, **more: job(
+        status, run, dag=dag, is_kept=bool(dag and is_kept and status == Status.COMPLETED), **more
+    ),
     st.sampled_from(list(Status)), st.integers(1, 3), handed_off=st.sampled_from([0, 2, 4]),
     dag=st.sampled_from([0, 5]), hold_code=st.sampled_from([1, 3, 12]), hold_subcode=st.sampled_from([0, 20072]),
     held_at_exit=st.booleans(), request=st.sampled_from(["", "retry", "cancel", "pause", "resume", "?"]),
+    has_ended=st.booleans(), has_shadow=st.booleans(), is_kept=st.booleans(),
     reruns=st.integers(0, 3), reconnects=st.integers(0, 1), shown=_SHOWN, shadow_since=st.sampled_from([0, 990]),
+    untold=st.sampled_from([0, 1]),
 )  # fmt: skip
 _RECORD = st.builds(
     lambda names: Record(tuple(ticket(name, manager) for name, manager in names)),
@@ -477,16 +587,21 @@ def _jobs_are_edited_only_when_they_may_be(s: Situation, decided: Sequence[Effec
     for effect in decided:
         if isinstance(effect, Send):
             continue
+        if isinstance(effect, Note):
+            assert s.past is not None
+            assert s.past.status == Status.COMPLETED
+            continue
         assert s.job is not None
         if isinstance(effect, (Hold, Rerun, LetGo)):
             assert s.job.status == Status.COMPLETED or (
-                isinstance(effect, LetGo) and s.job.held_by_us | s.job.held_at_exit
+                (isinstance(effect, LetGo) and s.job.held_by_us | s.job.held_at_exit)
+                or (isinstance(effect, Hold) and s.job.held_by_us and s.job.hold_untold)
             )
-        if isinstance(effect, (Hold, Rerun)):
+        if isinstance(effect, (Hold, Told, Rerun)):
             assert not s.job.dag
         if isinstance(effect, Complete):
             assert s.job.held_by_us
-        if not s.job.settling:
+        if not s.job.settling and not (s.job.is_kept and s.dag is Dag.REMOVED):
             assert isinstance(effect, (Show, ClearRequest))
             assert not isinstance(effect, Show) or effect.shown.state == "None"
 
@@ -494,7 +609,7 @@ def _jobs_are_edited_only_when_they_may_be(s: Situation, decided: Sequence[Effec
 def _cancelled_only_if_removed_or_asked(s: Situation, decided: Sequence[Effect]) -> None:
     cancels = [e for e in decided if isinstance(e, Send) and e.action is Action.CANCEL]
     removed = s.job.status == Status.REMOVED if s.job else s.past is not None and s.past.status == Status.REMOVED
-    asked = s.job is not None and s.job.request == "cancel"
+    asked = s.job is not None and (s.job.request == "cancel" or (s.job.is_kept and s.dag is Dag.REMOVED))
     assert not cancels or removed or asked
 
 

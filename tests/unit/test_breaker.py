@@ -161,10 +161,30 @@ def test_a_file_that_the_spool_lost_says_nothing_of_the_server(answers: list[Ans
     clock.now = 20
     breakers.started("s")
     files = [
-        FileRow("t", 1, place, 1, 1, FileState.MOVING, 0, 1, "u", "f", 0, 1, 1, 1, 0, 0, "", "", "")
-        for place in range(2)
+        FileRow("t", 1, place, 1, 1, FileState.MOVING, 0, 1, "u", "f", 0, 1, 1, 0, 0, "", "", "") for place in range(2)
     ]
     judged = judge_batch(files, answers, RetryRules(5, 20, 1800, 1000), lambda sandbox: clock.wall, clock.wall_s())
     assert mind_breaker(breakers, "s", judged) is (circuit is None)
     assert [one.circuit for one in breakers.troubles()] == ([circuit.value] if circuit else [])
     assert all(one.reason == "refused" for one in breakers.troubles())
+
+
+@pytest.mark.parametrize("kind", [ErrorClass.TIMED_OUT, ErrorClass.STALLED, ErrorClass.DEADLINE])
+@pytest.mark.parametrize(
+    ("others", "answered", "opens"),
+    [([], False, True), ([_AWAY], False, True), ([Delivered("size")], False, False), ([], True, False)],
+)
+def test_a_server_that_says_nothing_to_anybody_is_away(
+    kind: ErrorClass, others: list[Answer], answered: bool, opens: bool
+) -> None:
+    """But one file that never arrives, beside others that do, closes the server to nobody."""
+    clock, breakers = made()
+    answers = [Failure(kind, "no answer"), *others]
+    files = [
+        FileRow("t", 1, place, 1, 1, FileState.MOVING, 0, 1, "u", "f", 0, 1, 1, 0, 0, "", "", "") for place in range(2)
+    ]
+    rules = RetryRules(5, 20, 1800, 1000)
+    judged = judge_batch(files, answers, rules, lambda sandbox: clock.wall, clock.wall_s(), answered=answered)
+    assert not any(result.excused for result in judged.waiting if result.error_code == kind.code)
+    mind_breaker(breakers, "s", judged)
+    assert [one.reason for one in breakers.troubles()] == (["no answer"] if opens else [])

@@ -120,6 +120,7 @@ FAULTS: list[tuple[str, Level, str, Callable[[Fake], None]]] = [
     ("version", Level.FAIL, "10.0.1", has(condor="10.0.1")),
     ("settings", Level.FAIL, "STAGEOUT_ATTEMPTS = many", values(STAGEOUT_ATTEMPTS="many")),
     ("settings", Level.FAIL, "STAGEOUT_MAX_MOVERS = 0", values(STAGEOUT_MAX_MOVERS="0")),
+    ("settings", Level.FAIL, "STAGEOUT_PROFILES = p: write an absolute path", values(STAGEOUT_PROFILES="p")),
     ("settings", Level.FAIL, "write one of crowding", values(STAGEOUT_TUNING="fast")),
     ("settings", Level.FAIL, "at most 100", values(STAGEOUT_SPOOL_HIGH_PERCENT="900")),
     ("settings", Level.WARN, "STAGEOUT_SPOOL_QOUTA_MB is set, but", values(STAGEOUT_SPOOL_QOUTA_MB="100")),
@@ -145,9 +146,10 @@ FAULTS: list[tuple[str, Level, str, Callable[[Fake], None]]] = [
     (
         "protected-attributes",
         Level.FAIL,
-        "forge LeaveJob",
-        values(PROTECTED_JOB_ATTRS=ATTRS[: -len("LeaveJobInQueue")]),
+        "forge StageOutUserLeave",
+        values(PROTECTED_JOB_ATTRS=ATTRS.replace("StageOutUserLeave", "")),
     ),
+    ("protected-attributes", Level.FAIL, "JobRouter", values(PROTECTED_JOB_ATTRS=ATTRS + " LeaveJobInQueue")),
     ("protected-attributes", Level.FAIL, "StageOutRequest", values(PROTECTED_JOB_ATTRS=ATTRS + " stageoutrequest")),
     (
         "protected-attributes",
@@ -217,7 +219,25 @@ FAULTS: list[tuple[str, Level, str, Callable[[Fake], None]]] = [
     ("agent-notice", Level.FAIL, "400 s ago", collector(StageOutAgent=[notice(400)])),
     ("agent-notice", Level.FAIL, "cannot be read", collector(StageOutAgent=[ClassAd({"StageOutPayload": "x"})])),
     ("agent-notice", Level.FAIL, "knows no schedd", collector(Scheduler=[])),
-    ("agents-seen", Level.WARN, "no schedd agent", collector(StageOutAgent=[])),
+    ("agents-seen", Level.FAIL, "no schedd agent", collector(StageOutAgent=[])),
+    ("handoff", Level.FAIL, "of ap is not taken over: no agent was heard", has(refusals={"ap": "no agent was heard"})),
+    (
+        "handoffs-lately",
+        Level.WARN,
+        "31 of 40 hand-offs of the last hour refused. 31 times: agent silent",
+        manager(HandoffsTried=40, HandoffsRefused=31, HandoffRefusals=[{"Reason": "agent silent", "Count": 31}]),
+    ),
+    ("plugins-for-jobs", Level.FAIL, f"jobs cannot run {OURS}: as nobody: [Errno 13]", has(unreadable_for=("nobody",))),
+    ("manager-daemon", Level.FAIL, "cannot run: as condor: [Errno 13]", has(unreadable_for=("condor",))),
+    ("agent-daemon", Level.FAIL, "cannot run: as condor: [Errno 13]", has(unreadable_for=("condor",))),
+    ("startd-cron", Level.FAIL, "the startd cannot run", has(unreadable_for=("condor",))),
+    (
+        "agent-keys",
+        Level.FAIL,
+        "another key than the agent of ap",
+        manager(AgentKeys=[{"Schedd": "ap", "Key": OTHER_KEY.public, "Learnt": "listed"}]),
+    ),
+    ("leave-limits", Level.WARN, "ap (3600 s)", collector(StageOutAgent=[notice(leave_limit_s=3600)])),
     ("reporting-door", Level.WARN, "has sent none", collector(StageOutManager=[])),
     ("reporting-door", Level.UNCHECKED, "no sandbox manager", has(manager=ConnectionRefusedError(111, ""))),
     ("slot-attributes", Level.FAIL, "back-pressure", collector(Machine=[ClassAd({"Name": "slot1@node"})])),
@@ -438,6 +458,22 @@ def test_what_no_plugin_moves_is_found(missing: str, level: Level) -> None:
     said = ClassAd({"Manager": "m", "Uid": 0, "MissingPlugins": missing})
     (found,) = node.plugins_for_waiting(Fake(manager=said))
     assert found.level is level and missing in found.text
+
+
+@pytest.mark.parametrize(
+    ("problem", "age_s", "level"), [("", 290, Level.OK), ("malformed", 5, Level.FAIL), ("", 3600, Level.FAIL)]
+)
+def test_a_manager_that_makes_no_reports_is_found(problem: str, age_s: int, level: Level) -> None:
+    said = ClassAd({"Manager": "m", "Uid": 0, "ReportProblem": problem, "ReportAge": age_s})
+    (found,) = node.last_report(Fake(manager=said))
+    assert found.level is level and problem in found.text
+
+
+@pytest.mark.parametrize(("count", "level"), [(0, Level.OK), (3, Level.WARN)])
+def test_output_without_a_record_is_found(count: int, level: Level) -> None:
+    (found,) = node.unknown_output(Fake(manager=ClassAd({"Manager": "m", "Uid": 0, "UnknownOutput": count})))
+    assert found.level is level
+    assert ("3 hand-offs" in found.text) == bool(count)
 
 
 def test_text_and_json() -> None:

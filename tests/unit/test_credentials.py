@@ -285,7 +285,8 @@ if sys.argv[1:] == ["-classad"]:
     print('MultipleFileSupport = true\\nProtocolVersion = 4\\nSupportedMethods = "copy"')
     sys.exit(0)
 url, name = re.findall(r'Url = "([^"]*)"; LocalFileName = "([^"]*)"', Path(sys.argv[2]).read_text())[0]
-token = Path(os.environ["_CONDOR_CREDS"], "team.use").read_text()
+creds = os.environ.get("_CONDOR_CREDS")
+token = Path(creds, "team.use").read_text() if creds else "nobody"
 good = token.startswith("an0ther")
 more = ('TransferFileBytes = 1' if good else 'TransferError = "401 for %s"; TransferErrorData = '
         '{{ [ ErrorType = "Authorization"; FailureType = "Authentication"; ErrorCode = 401 ] }}' % token)
@@ -293,6 +294,19 @@ ad = '[ TransferSuccess = %s; TransferFileName = "%s"; TransferUrl = "%s"; %s ]'
 Path(sys.argv[4]).open("r+").write(ad % (str(good).lower(), os.path.basename(name), url, more))
 sys.exit(not good)
 """
+
+
+def test_a_401_is_final_where_nothing_can_be_renewed(site: Site) -> None:
+    site.plugin = site.write_script("picky_plugin", PICKY.format(python=PYTHON, base=site.base))
+    site.plugins = [site.plugin]
+
+    async def work() -> None:
+        async with site.manager() as node:
+            await node.confirm(await node.hand_off({"copy://h/ok/f": b"1"}))
+            box = await node.until_state(State.FAILED)
+            assert (box.error_code, box.reason) == (ErrorClass.CREDENTIAL_REFUSED.code, "401 for nobody")
+
+    run(work())
 
 
 def test_retention_ends_the_wait_for_a_credential(site: Site) -> None:

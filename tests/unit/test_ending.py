@@ -59,6 +59,7 @@ def test_a_manager_ends_although_a_task_loses_its_cancellation(part: str, monkey
         manager: Any = SimpleNamespace(
             _tasks={task}, _threads=[], _listener=None, _syncing=thread, _movers=thread, _disk=thread,
             stop_accepting=lambda: None, stop_sending=lambda grace_s: asyncio.sleep(0),
+            _syncs=SimpleNamespace(stop=lambda: asyncio.sleep(0)),
         )  # fmt: skip
         monkeypatch.setattr("sandbox_manager.pipeline._LAST_S", 0.01)
         await (Intake.stop(manager, 0.01) if part == "intake" else Pipeline.stop(manager, 0.01))
@@ -76,6 +77,7 @@ def test_a_hand_off_that_is_being_recorded_is_recorded_however_often_it_is_cance
         acceptance: Any = SimpleNamespace(
             _record_ticket=lambda handoff: goes_on.wait(), _admission=SimpleNamespace(space=space),
             _manager=SimpleNamespace(name="m", key=""), release=lambda reservation: None,
+            _sync=lambda ticket, size_bytes: None,
         )  # fmt: skip
         handoff: Any = SimpleNamespace(
             ticket="t", facts=SimpleNamespace(owner="o"), files=[], reservation=None, size_bytes=0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import sqlite3
 from collections.abc import Iterable, Sequence
 from contextlib import closing
@@ -15,11 +17,13 @@ import pytest
 from overlay_router.local.store import Store
 from sandbox_manager import lookups, orders, records, recovery
 from sandbox_manager.credentials import HeldSurroundings
-from sandbox_manager.ledger import SCHEMA_VERSION, Ledger, LedgerError, get_meta, set_meta
+from sandbox_manager.ledger import Ledger, LedgerError, get_meta, set_meta
 from sandbox_manager.records import NewFile, NewSandbox
 from sandbox_manager.rules import read_rules
 from sandbox_manager.sandbox import Destination, FileState, SlotKey
+from sandbox_manager.schema import VERSION
 from stageout.core.config import mapping_settings
+from stageout.core.errors import ErrorClass
 from stageout.core.states import IllegalMove, State
 from stageout.wire.custody import Action, Order, OrderSheet, Run
 
@@ -31,7 +35,7 @@ def new_sandbox(job: str = "ap#1.0#1", number: int = 1) -> NewSandbox:
 
 
 def new_files(count: int = 1, url: str = "https://h/d/{}", size: int = 10) -> list[NewFile]:
-    return [NewFile(i, url.format(i), f"f{i}", size, 1, 2**64 - 1 - i, 2, PLACE) for i in range(count)]
+    return [NewFile(i, url.format(i), f"f{i}", size, 1, 2**64 - 1 - i, PLACE) for i in range(count)]
 
 
 def add(db: sqlite3.Connection, ticket: str, box: NewSandbox | None = None, files: list[NewFile] | None = None) -> int:
@@ -138,9 +142,36 @@ def test_a_failed_commit_is_told_to_everybody_in_it(tmp_path: Path, monkeypatch:
     asyncio.run(write())
 
 
+def test_a_failed_change_is_answered_although_no_room_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same disk fails when it is asked for its free space: the answer must come all the same."""
+    from stageout.core import durable
+
+    class FailingDisk:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(os, name)
+
+        def statvfs(self, path: Path) -> os.statvfs_result:
+            raise OSError(errno.EIO, "Input/output error")
+
+    async def write() -> None:
+        ledger = Ledger(tmp_path / "l")
+        with monkeypatch.context() as failing:
+            failing.setattr(durable, "_faults", durable.parse_faults("record-accepted=EIO"))
+            failing.setattr(durable, "disk", FailingDisk())
+            with pytest.raises(OSError, match="planned at record-accepted"):
+                await asyncio.wait_for(ledger.write(lambda db: add(db, "t1"), "record-accepted"), 10)
+            assert await ledger.give_up_reserve() is False
+        await asyncio.wait_for(ledger.write(lambda db: add(db, "t2"), "record-accepted"), 10)
+        ledger.close()
+
+    asyncio.run(write())
+
+
 def test_a_damaged_or_newer_ledger_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "bad").write_bytes(b"no database" * 1000)
-    with pytest.raises(LedgerError, match="sandboxes aside"):
+    with pytest.raises(LedgerError, match="put it back from a backup"):
         Ledger(tmp_path / "bad")
     ledger = Ledger(tmp_path / "new")
     ledger._connection.execute("PRAGMA user_version = 99")
@@ -230,6 +261,15 @@ def test_of_two_hand_offs_of_one_url_the_later_counts(db: sqlite3.Connection) ->
     orders.carry_out(db, sheet((Action.CONFIRM, 1, ("t1", "t2"), 5)), 5)
     wanted = {(item.ticket, item.position) for item in lookups.all_files(db, box)}
     assert wanted == {("t1", 2), ("t2", 0), ("t2", 1)}
+
+
+def test_of_one_url_in_a_hand_off_the_last_file_counts(db: sqlite3.Connection) -> None:
+    box = add(db, "t1", files=[*new_files(3, "https://h/same"), *(replace(one, position=3) for one in new_files(1))])
+    orders.carry_out(db, sheet((Action.CONFIRM, 1, ("t1",), 4)), 5)
+    assert [(item.position, item.url) for item in lookups.all_files(db, box)] == [
+        (2, "https://h/same"),
+        (3, "https://h/d/0"),
+    ]
 
 
 def test_an_earlier_hand_off_counts_when_only_it_is_in_the_record(db: sqlite3.Connection) -> None:
@@ -374,6 +414,25 @@ def test_after_a_restart_of_the_manager_unsynced_data_is_synced(db: sqlite3.Conn
     assert records.state_of(db, box) is State.ACCEPTED
 
 
+def test_a_sync_without_a_recorded_end_is_not_believed(db: sqlite3.Connection) -> None:
+    """The kernel may have told its failure to the manager that died."""
+    box = moving(db)
+    records.mark_syncing(db, ["t1"])
+    assert recovery.settle_ledger(db, ["t1"], "boot", 9, 60.0) == ({box}, [])
+    found = lookups.sandbox(db, box)
+    assert found and found.state is State.LOST
+    assert "nobody knows" in found.reason
+
+
+def test_what_the_disk_has_lost_is_lost_unless_nobody_needs_it_any_more(db: sqlite3.Connection) -> None:
+    box = moving(db)
+    other = add(db, "t2", new_sandbox("ap#2.0#1"))
+    records.end(db, other, State.CANCELLED, 6)
+    assert list(recovery.lose_tickets(db, {"t1": "EIO", "t2": "EIO", "t3": "EIO"}, 9)) == [box]
+    found = lookups.sandbox(db, box)
+    assert found and (found.state, found.reason, found.files_left) == (State.LOST, "EIO", 0)
+
+
 def test_no_file_waits_longer_than_was_meant_when_the_clock_was_set_back(db: sqlite3.Connection) -> None:
     box = moving(db)
     records.mark_synced(db, ["t1"])
@@ -473,14 +532,37 @@ def test_unconfirmed_sandboxes_are_reported_and_later_lost(db: sqlite3.Connectio
     assert records.state_of(db, box) is State.LOST
 
 
+def tried(db: sqlite3.Connection, box: int, position: int, kind: ErrorClass) -> None:
+    sql = "UPDATE files SET attempts = 1, error_code = ? WHERE sandbox = ? AND position = ?"
+    db.execute(sql, (kind.code, box, position))
+    records.keep_attempts(db, box, 1, 0)
+
+
 def test_what_waits_too_long_fails_with_its_last_words(db: sqlite3.Connection) -> None:
     box = add(db, "t1")
     orders.carry_out(db, sheet((Action.CONFIRM, 1, ("t1",), 1)), 5)
+    tried(db, box, 0, ErrorClass.SERVER_ERROR)
+    records.set_reason(db, box, "come back")
     assert deadlines(db, 100 + 259200) == set()
     deadlines(db, 100 + 259200 + 1801)
     found = lookups.sandbox(db, box)
     assert found and (found.state, found.files_left) == (State.FAILED, 1)
-    assert "gave up after" in found.reason
+    assert found.reason == "come back (gave up after 72.5 hours)"
+
+
+@pytest.mark.parametrize(("kind", "waiting"), [(ErrorClass.SERVER_ERROR, 1), (ErrorClass.CONNECT_FAILED, 0)])
+def test_a_file_fails_untried_only_if_its_server_was_not_reached(
+    db: sqlite3.Connection, kind: ErrorClass, waiting: int
+) -> None:
+    box = add(db, "t1", files=new_files(2))
+    orders.carry_out(db, sheet((Action.CONFIRM, 1, ("t1",), 2)), 5)
+    assert deadlines(db, 500_000) == set()
+    tried(db, box, 0, kind)
+    assert deadlines(db, 500_000) == {box}
+    found = lookups.sandbox(db, box)
+    assert found and sum(part.files for part in found.waiting) == waiting
+    assert found.state is (State.CONFIRMED if waiting else State.FAILED)
+    assert deadlines(db, 500_000) == set()
 
 
 def test_bytes_of_a_failure_are_kept_for_the_retention_time(db: sqlite3.Connection) -> None:
@@ -527,7 +609,7 @@ def test_a_ledger_that_was_emptied_or_removed_does_not_make_an_end_of_the_sandbo
     Ledger(tmp_path / "l", sandboxes).close()
 
 
-@pytest.mark.parametrize("version", [0, SCHEMA_VERSION])
+@pytest.mark.parametrize("version", [0, VERSION])
 def test_the_database_of_another_program_is_not_touched(version: int, tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "l")) as connection:
         connection.execute("CREATE TABLE theirs (data BLOB)")

@@ -40,7 +40,6 @@ def test_sums_are_always_those_of_the_files(tmp_path: Path) -> None:
                     dice.randrange(1000),
                     1,
                     1,
-                    1,
                     Destination("/p", "https", str(i % 2)),
                 )
                 for i in range(10)
@@ -62,7 +61,7 @@ def test_sums_are_always_those_of_the_files(tmp_path: Path) -> None:
         if dice.random() < 0.2:
             records.moving_back(db, box)
         if dice.random() < 0.1:
-            records.fresh_attempts(db, box)
+            records.fresh_attempts(db, box, 0)
         assert kept(db) == counted(db)
     records.end(db, boxes[0], State.CANCELLED, 5)
     assert kept(db) == counted(db)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from daemon_site import FakeIdentity, Served, accepted, in_thread, served
@@ -21,12 +22,12 @@ from manager_site import AGENT, SCHEDD, UID, Site, made, run
 
 from sandbox_manager import daemon as daemon_module
 from sandbox_manager import startd_cron
+from sandbox_manager.admission import Admission
 from sandbox_manager.ads import shown_url
 from sandbox_manager.agents import AgentBook
 from sandbox_manager.collector import CollectorError, CollectorProcess
 from sandbox_manager.daemon import DO_NOT_RESTART, Daemon, Surroundings, manager_name
-from sandbox_manager.space import Space
-from sandbox_manager.spool import SpoolBusy
+from sandbox_manager.spool import Spool, SpoolBusy
 from sandbox_manager.startd_process import StartdError, StartdProcess
 from stageout.core.clock import SystemClock
 from stageout.core.config import ConfigError, mapping_settings
@@ -91,7 +92,7 @@ def test_a_report_that_is_refused_goes_into_the_slot_ads(site: Site) -> None:
             await accepted(node, "copy://h/ok/a")
             state = node.run_dir / "state.json"
             await until(lambda: startd_cron.read_state(state)["report"].get("StageOutSandboxes") == 1, state.read_text)
-            text = startd_cron.blocks(startd_cron.read_state(state), time.time())
+            text = slots_of(startd_cron.read_state(state), time.time())
             figures, report = text.split("- figures update:true\n")
             assert "StageOutAccept = true" in figures
             assert "StageOutDataSlotsFree = 11" in figures
@@ -107,11 +108,93 @@ def test_a_report_that_is_refused_goes_into_the_slot_ads(site: Site) -> None:
     run(story())
 
 
+def slots_of(state: dict[str, Any], now: float) -> str:
+    """Return the first ads for the startd."""
+    return startd_cron.blocks(startd_cron.shown_by(state, now), startd_cron.Shown({}, {}))
+
+
+def test_only_what_matters_to_matchmaking_sends_all_slots_to_the_collector() -> None:
+    def told(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+        first, then = (startd_cron.shown_by({"figures": item}, 1000) for item in (before, after))
+        return [line for line in startd_cron.blocks(then, first).splitlines() if line.startswith("- ")]
+
+    usual = {"StageOutAccept": True, "StageOutSpoolMB": 1, "StageOutHeartbeat": 990}
+    later = {**usual, "StageOutSpoolMB": 2, "StageOutHeartbeat": 1000}
+    assert told(usual, later) == ["- figures update:false", "- report update:false"]
+    assert told(usual, {**later, "StageOutAccept": False}) == ["- figures update:true", "- report update:false"]
+
+
+def test_a_report_is_in_the_collector_as_soon_as_that_answers_again(site: Site) -> None:
+    """A collector that does not answer holds the question for 20 s; such a time must not count as the report's cost."""
+
+    async def story() -> None:
+        async with served(site) as node:
+            node.collector.confirms = False
+            node.collector.patience_s = 1.5
+            node.collector.silent = node.collector.refuses = True
+            state = node.run_dir / "state.json"
+            await accepted(node, "copy://h/ok/a")
+            await until(lambda: startd_cron.read_state(state)["report"] != {}, "the report in the slot ads")
+            node.collector.silent = node.collector.refuses = False
+            start_s = time.monotonic()
+            await until(lambda: node.collector.last() == {"1.0": "Accepted"}, "the report in the collector")
+            assert time.monotonic() - start_s < 6.0
+            await until(lambda: startd_cron.read_state(state)["report"] == {}, "the report to leave the slot ads")
+
+    run(story())
+
+
+def test_a_collector_that_was_started_again_gets_the_report_at_once(site: Site) -> None:
+    async def story() -> None:
+        async with served(site) as node:
+            await until(lambda: node.collector.reports and node.collector.looks > 1, "the first report")
+            await asyncio.sleep(1.5)
+            before = len(node.collector.reports)
+            node.collector.empty = True
+            await until(lambda: len(node.collector.reports) > before, "a report that nothing else asked for")
+
+    run(story())
+
+
+def test_orders_are_looked_for_often_only_while_output_waits(site: Site) -> None:
+    async def story() -> None:
+        async with served(site) as node:
+            node.collector.confirms = False
+
+            async def looks(seconds: float) -> int:
+                before = node.collector.looks
+                await asyncio.sleep(seconds)
+                return node.collector.looks - before
+
+            await until(lambda: node.collector.looks > 1, "the first looks")
+            at_rest = await looks(2.0)
+            await accepted(node, "copy://h/ok/a")
+            waiting = await looks(2.0)
+            assert 2 <= at_rest <= 6, "every 0.4 s"
+            assert waiting > 2 * at_rest, "every 0.1 s"
+
+    run(story())
+
+
+def test_a_full_disk_stops_new_jobs_until_there_is_room(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = [1 << 40]
+    monkeypatch.setattr(Spool, "free_bytes", lambda self: free[0])
+
+    async def story() -> None:
+        async with served(site) as node:
+            for megabytes, expected in ((200, True), (70, True), (60, False), (100, False), (130, True)):
+                free[0] = megabytes << 20
+                (answer,) = await in_thread(lambda: node.ask(op="metrics"))
+                assert answer["metrics"]["StageOutAccept"] is expected, megabytes
+
+    run(story())
+
+
 def test_without_a_manager_a_node_takes_work_as_any_other() -> None:
-    assert "StageOutAccept = true" in startd_cron.blocks({}, 0)
+    assert "StageOutAccept = true" in slots_of({}, 0)
     old = {"figures": {"StageOutAccept": False, "StageOutHeartbeat": 1000}}
-    assert "StageOutAccept = false" in startd_cron.blocks(old, 1100)
-    assert "StageOutAccept = true" in startd_cron.blocks(old, 1200)
+    assert "StageOutAccept = false" in slots_of(old, 1100)
+    assert "StageOutAccept = true" in slots_of(old, 1200)
 
 
 def test_the_cron_streams_each_change(tmp_path: Path) -> None:
@@ -141,7 +224,7 @@ def test_a_full_spool_stops_new_jobs_until_there_is_room(site: Site, monkeypatch
     site.knobs["STAGEOUT_SPOOL_QUOTA_MB"] = "100"
     used: dict[str, int] = {"bytes": 0}
     fixed = property(lambda self: used["bytes"], lambda self, value: None)
-    monkeypatch.setattr(Space, "used_bytes", fixed, raising=False)
+    monkeypatch.setattr(Admission, "movable_bytes", fixed)
 
     async def story() -> None:
         async with served(site) as node:
@@ -330,6 +413,8 @@ def test_signals_end_it_with_status_0(site: Site, how: int) -> None:
     [
         ({"STAGEOUT_MAX_MOVERS": "many"}, "STAGEOUT_MAX_MOVERS = many"),
         ({"STAGEOUT_SPOOL": "/proc/nowhere"}, "STAGEOUT_SPOOL = /proc/nowhere"),
+        ({"STAGEOUT_SPOOL": "here/spool"}, "STAGEOUT_SPOOL = here/spool: write an absolute path"),
+        ({"EXECUTE": "here"}, "EXECUTE = here: write an absolute path"),
     ],
 )
 def test_a_configuration_that_cannot_be_used_is_not_started_again(
@@ -456,7 +541,7 @@ def test_the_diagram_in_the_documentation_is_current() -> None:
 def test_labels_in_the_code_are_those_of_the_documentation() -> None:
     documented = set(re.findall(r"^\| `([a-z-]+)` \|", (ROOT_DIR / "docs" / "ORDERING.md").read_text(), re.M))
     code = "".join(path.read_text() for path in (ROOT_DIR / "sandbox_manager").glob("*.py"))
-    quoted = r'"((?:record|report)-[a-z-]+|mover-exec|spool-(?:open|state|move|sync|release))"'
+    quoted = r'"((?:record|report)-[a-z-]+|mover-exec|spool-(?:open|state|move|sync|data|release|aside|take-back))"'
     used = set(re.findall(quoted, code))
     assert used <= documented
     assert {label for label in documented if label.split("-")[0] in ("record", "spool", "mover", "report")} == used

@@ -16,7 +16,6 @@ import pytest
 from daemon_site import AGENT_KEY, accepted, in_thread, served
 from manager_site import SCHEDD, Site, made, run
 
-from sandbox_manager import ads
 from sandbox_manager.daemon import KEY_FILE
 from stageout.core.signing import SigningKey
 from stageout.core.states import State
@@ -128,26 +127,6 @@ def test_an_order_that_was_carried_out_is_not_played_back(site: Site) -> None:
             assert not paused()
 
     run(story())
-
-
-def test_a_report_that_others_have_written_over_comes_back(
-    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(ads, "_STANDING_INTERVAL_S", 0.05)
-    monkeypatch.setattr(ads, "_STANDING_AGAIN_S", 0.05)
-
-    async def story() -> None:
-        async with served(site) as node:
-            for there in ("forged", ""):
-                await until(lambda: node.collector.signature not in ("", "forged"), "our report")
-                node.collector.signature = there
-
-            await until(lambda: node.collector.signature not in ("", "forged"), "our report again")
-
-    run(story())
-    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("displaced")]
-    assert "another signature" in lines[0]
-    assert "by=nothing" in lines[-1]
 
 
 def test_the_control_socket_keeps_few_clients(site: Site) -> None:

@@ -9,13 +9,14 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from manager_site import ROOT, UID, Site, made
+from manager_site import PYTHON, ROOT, UID, Site, made
 
 from stageout.core.children import MOVER_MARK
 from stageout.core.errors import ErrorClass
@@ -445,3 +446,26 @@ def _group(pid: int) -> int:
         return os.getpgid(pid)
     except ProcessLookupError:
         return 0
+
+
+_ENDLESS = """#!{} -I
+import sys
+out = sys.argv[sys.argv.index("-outfile") + 1]
+ad = '[ TransferSuccess = true; TransferUrl = "copy://h/{}"; TransferFileBytes = 5; TransferFileName = "{}" ]'
+with open(out, "w") as stream:
+    stream.write(ad.format("a", "a"))
+    stream.write(ad.format("x", "x") * (60_000_000 // len(ad)))
+    stream.write(ad.format("b", "b"))
+"""
+
+
+def test_results_without_end_cost_what_was_asked_for(site: Site) -> None:
+    plugin = site.write_script("endless_plugin", _ENDLESS.replace("{}", PYTHON, 1))
+    before_s, before_kb = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    first, last = run(site, "copy://h/a", "copy://h/b", plugin=Plugin(plugin, ("copy",), 2), lifetime_s=120)
+    took_s, more_kb = time.process_time() - before_s, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb
+    print(f"{took_s:.2f} s of processor time, {more_kb // 1024} MB")
+    assert first == Delivered(PLUGINS_WORD)
+    assert "wrote no result" in failure(last).message
+    assert took_s < 5
+    assert more_kb < 64 * 1024

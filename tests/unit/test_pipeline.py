@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import signal
+import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -15,9 +19,11 @@ from typing import Any
 import pytest
 from manager_site import SCHEDD, Site, made, run
 
+from sandbox_manager import pipeline
 from sandbox_manager.intake import Handoff, Refusal
 from sandbox_manager.rules import read_rules
 from stageout.core import durable
+from stageout.core.children import MOVER_MARK
 from stageout.core.config import mapping_settings
 from stageout.core.errors import ErrorClass
 from stageout.core.states import State
@@ -37,6 +43,25 @@ def held(site: Site) -> list[str]:
 
 
 # ---- the way --------------------------------------------------------------------------------------------------------
+
+
+def test_plugins_of_an_earlier_manager_are_ended_before_anything_is_sent(site: Site) -> None:
+    """The manager died, and what its plugin had started still writes to the destination."""
+    batch = site.base / "spool" / "movers" / "7"
+
+    async def story() -> None:
+        async with site.manager():
+            pass
+        batch.mkdir()
+        with subprocess.Popen(["sleep", "600"], env={**os.environ, MOVER_MARK: str(batch)}) as left:
+            try:
+                async with site.manager():
+                    assert left.poll() == -signal.SIGKILL
+                    assert not batch.exists()
+            finally:
+                left.kill()
+
+    run(story())
 
 
 def test_nothing_is_sent_before_the_agent_s_word_and_everything_after_it(site: Site) -> None:
@@ -90,6 +115,50 @@ def test_several_hand_offs_of_one_run(site: Site) -> None:
     run(story())
     assert sorted(site.delivered()) == ["a", "b"]
     assert (site.base / "dest/a").read_bytes() == b"new"
+
+
+def test_a_released_run_with_a_stray_hand_off_is_left_alone(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        async with site.manager() as node:
+            stray = await node.hand_off({"copy://h/ok/a": b"old"})
+            await node.confirm(await node.hand_off({"copy://h/ok/a": b"new"}))
+            await node.until_state(State.RELEASED)
+            await until(lambda: held(site) == [], f"the spool to be empty; stray is {stray.ticket}")
+            writes = Counter[str]()
+            write = node.pipeline.book.ledger.write
+
+            async def counted(change: Any, *labels: str) -> Any:
+                writes.update(labels)
+                return await write(change, *labels)
+
+            monkeypatch.setattr(node.pipeline.book.ledger, "write", counted)
+            await asyncio.sleep(0.5)
+            assert writes["record-released"] < 3, f"{writes} in half a second"
+
+    run(story())
+
+
+def test_a_batch_is_given_back_when_the_disk_takes_records_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "_AGAIN_S", 0.1)
+
+    async def story() -> None:
+        async with site.manager(moving=False) as node:
+            await node.confirm(await node.hand_off({"copy://h/ok/a": b"a"}))
+            write, refused = node.pipeline.book.write, 3
+
+            async def full_for_a_while(change: Any, *labels: str) -> Any:
+                nonlocal refused
+                if refused and not {"record-leased", "record-moving"} & set(labels):
+                    refused -= 1
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                return await write(change, *labels)
+
+            monkeypatch.setattr(node.pipeline.book, "write", full_for_a_while)
+            moving = asyncio.ensure_future(node.pipeline.run())
+            await node.until_state(State.RELEASED)
+            moving.cancel()
+
+    run(story())
 
 
 def test_a_newer_run_supersedes_at_once(site: Site) -> None:
@@ -270,6 +339,28 @@ def test_while_a_server_is_away_its_data_slots_take_more(site: Site) -> None:
                 await node.until_state(State.RELEASED, node.facts(f"{number}.0"))
 
     site.wait_s = 0.2
+    run(story())
+
+
+def test_a_server_that_says_nothing_holds_up_only_its_own_output(site: Site) -> None:
+    async def story() -> None:
+        site.flag("hold")
+        async with site.manager() as node:
+            stuck, flows = [node.facts(f"{number}.0") for number in range(1, 4)], node.facts("9.0")
+            for facts in stuck:
+                files = {f"copy://silent/wait/{facts.run.job[3]}": b"x"}
+                await node.confirm(await node.hand_off(files, facts), facts=facts)
+            await until((site.base / "waiting").exists, "the plugin to wait for the server")
+            assert "is full" in refusal(node, run=flows.run)
+            node.clock.ahead_s = 31
+            assert refusal(node, run=flows.run) == ""
+            await node.confirm(await node.hand_off({"copy://good/ok/b": b"x"}, flows), facts=flows)
+            await node.until_state(State.RELEASED, flows)
+            assert node.state(stuck[0]) is State.MOVING
+            site.flag("hold", up=False)
+            for facts in stuck:
+                await node.until_state(State.RELEASED, facts)
+
     run(story())
 
 
@@ -532,6 +623,40 @@ def test_deadlines_pass_while_it_runs(site: Site) -> None:
     run(story())
 
 
+def test_the_time_to_give_up_counts_from_a_retry(site: Site) -> None:
+    async def story() -> None:
+        async with site.manager() as node:
+            receipt = await node.hand_off({"copy://h/busy/a": b"x"})
+            await node.confirm(receipt)
+            await node.until_state(State.RETRY_WAIT)
+            for hours in (73, 146):
+                node.clock.ahead_s = hours * 3600.0
+                await node.until_state(State.FAILED)
+                calls = len(site.calls())
+                await node.order(Action.RETRY)
+                await until(lambda calls=calls: len(site.calls()) > calls, "the next attempt")  # type: ignore[misc]
+                await node.until_state(State.RETRY_WAIT)
+                await node.pipeline.keep_house()
+                assert node.state() is State.RETRY_WAIT
+
+    run(story())
+
+
+def test_output_whose_turn_comes_late_is_sent_all_the_same(site: Site) -> None:
+    async def story() -> None:
+        async with site.manager(moving=False) as node:
+            await node.confirm(await node.hand_off({"copy://h/ok/a": b"x"}))
+            node.clock.ahead_s = 80 * 3600.0
+            await node.pipeline.keep_house()
+            assert node.state() is State.CONFIRMED
+            moving = asyncio.ensure_future(node.pipeline.run())
+            await node.until_state(State.RELEASED)
+            moving.cancel()
+
+    run(story())
+    assert site.delivered() == ["a"]
+
+
 def test_an_end_stops_the_plugin_of_its_own_batch_and_no_other(site: Site) -> None:
     async def story() -> None:
         async with site.manager(moving=False) as node:
@@ -552,6 +677,46 @@ def test_an_end_stops_the_plugin_of_its_own_batch_and_no_other(site: Site) -> No
 STEPS = ["record-accepted", "record-order", "record-leased", "record-moving", "mover-exec", "record-delivered"]
 
 
+@pytest.mark.parametrize(
+    ("fault", "left"),
+    [
+        ("record-syncing=kill-before", State.ACCEPTED),
+        ("record-syncing=kill-after", State.LOST),
+        ("spool-sync=kill-before", State.LOST),
+        ("spool-sync=kill-after", State.LOST),
+        ("record-synced=kill-before", State.LOST),
+        ("record-synced=kill-after", State.ACCEPTED),
+    ],
+)
+def test_killed_while_it_syncs_it_believes_only_an_answer_that_it_has_recorded(
+    site: Site, fault: str, left: State
+) -> None:
+    """The kernel tells each failure once, perhaps to the manager that died."""
+
+    async def until_killed() -> None:
+        async with site.manager() as node:
+            durable._faults.update(durable.parse_faults(fault))
+            await node.hand_off({"copy://h/ok/a": b"aaa"})
+            await asyncio.sleep(60)
+
+    child = os.fork()
+    if child == 0:
+        try:
+            run(until_killed())
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status), "the step was not come to"
+
+    async def again() -> None:
+        async with site.manager() as node:
+            assert node.state() is left
+            await until(lambda: not node.pipeline._syncs._is_running, "its sync")
+            assert node.state() is left
+
+    run(again())
+
+
 @pytest.mark.parametrize("label", [*STEPS, "spool-release", "record-released"])
 @pytest.mark.parametrize("what", ["kill-before", "kill-after"])
 def test_killed_at_any_step_it_delivers_once_and_whole(site: Site, label: str, what: str) -> None:
@@ -560,7 +725,9 @@ def test_killed_at_any_step_it_delivers_once_and_whole(site: Site, label: str, w
     async def until_killed() -> None:
         async with site.manager() as node:
             durable._faults.update(durable.parse_faults(f"{label}={what}"))
-            await node.confirm(await node.hand_off({"copy://h/ok/a": b"aaa", "copy://h/ok/b": b"b"}))
+            receipt = await node.hand_off({"copy://h/ok/a": b"aaa", "copy://h/ok/b": b"b"})
+            await until(lambda: not node.pipeline._syncs._is_running, "its sync")
+            await node.confirm(receipt)
             await node.until_state(State.RELEASED)
             await asyncio.sleep(5)
 

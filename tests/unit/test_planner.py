@@ -50,7 +50,7 @@ class Node:
     def plan(self) -> list[BatchPlan]:
         occupants = [(occupant_of(box), 1) for box in self.boxes.values() if box.state in OCCUPYING]
         scene = Scene(
-            self.places, Places(occupants, self.limits), self.limits, self.load,
+            self.places, Places(occupants, self.places, self.limits), self.limits, self.load,
             lambda server: Flow.NONE if server in self.dead else Flow.ALL,
             lambda owner: self.shares.of(owner, self.tick), 0,
         )  # fmt: skip

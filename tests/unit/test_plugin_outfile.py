@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +19,7 @@ from stageout.plugin.api import Outcome, Request
 from stageout.plugin.outfile import PAGE_BYTES, OutFile, roomy_slots, tight_slots
 from stageout.plugin.requests import Item
 from stageout.plugin.results import AdWriter, Record, fitted, least_bytes
-from stageout.plugin.text import Scrubber
+from stageout.plugin.text import Scrubber, recordable
 from stageout.testing.starter import PREALLOCATED_BYTES, PluginTable, installed, read_results
 
 SCRIPTED = Path(__file__).resolve().parents[1] / "scripted_plugin"
@@ -73,11 +74,19 @@ def test_any_result_fits_a_slot_made_for_its_promise(message, name, attempts, ex
         ad = parse_ad(text)
         assert len(text) <= width
         assert ad["TransferSuccess"] is isinstance(result, Outcome)
-        assert ad["TransferFileName"] == f"/scratch/{name}".replace("\0", " ")
+        assert ad["TransferFileName"] == recordable(f"/scratch/{name}")
         assert ad["TransferUrl"] == "script://h/p"
         assert bool(ad.text("TransferError")) is (result is failure)
     with pytest.raises(ValueError, match="no room"):
         fitted(promise, 40)
+
+
+@given(st.text(st.sampled_from("a\n\r\t\x7f\\\"'"), min_size=1))
+def test_no_text_breaks_the_line_or_the_string_that_holds_it_in_a_record(name):
+    ad = parse_ad(fitted(AdWriter(True, "1", Scrubber()).ad(record(name)), 4000))
+    shown = ad["TransferFileName"]
+    assert shown.replace("\\", "").isprintable() and not shown.endswith("\\")
+    assert unquote(shown) == f"/scratch/{name}"
 
 
 def test_a_file_in_custody_never_counts_as_delivered_for_want_of_room():

@@ -248,6 +248,13 @@ def test_concurrency_is_bounded(bench):
     assert len(list(bench.scratch.glob("*.here"))) == 1
 
 
+def test_uploads_to_the_same_url_go_one_after_the_other(bench):
+    """So the last one of the list stays, as where a plugin sends one file at a time."""
+    bench.environment["STAGEOUT_PLUGIN_LIFETIME_S"] = "1"
+    assert bench.upload("together/2", "together/2", "ok").exit_code == 11
+    assert len(list(bench.scratch.glob("*.here"))) == 1
+
+
 def test_own_deadline(bench):
     bench.environment["STAGEOUT_PLUGIN_LIFETIME_S"] = "1"
     run = bench.download("ok", "sleep/60", "steps", *["sleep/60"] * 8)

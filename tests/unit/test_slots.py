@@ -13,7 +13,7 @@ from sandbox_manager.backlog import Backlog
 from sandbox_manager.breaker import Flow
 from sandbox_manager.planner import BatchPlan, Load, Part, Scene, plan
 from sandbox_manager.registry import Registry
-from sandbox_manager.retry import UNREACHABLE, RetryRules, judge
+from sandbox_manager.retry import UNREACHABLE, RetryRules, Verdict, judge
 from sandbox_manager.sandbox import (
     OCCUPYING,
     Destination,
@@ -46,9 +46,9 @@ NOW = 1000
 TEMPLATE = Sandbox(
     id=0, run=Run("ap#1.0#1", 1), owner="a", user="a", uid=1, gid=1, shared_uid=False, slot=SlotKey("ep", 1, 1),
     slot_name="s", priority=0, state=State.CONFIRMED, change=1, paused=False, reason="", error_code=0,
-    named_tickets=(), accepted_at=0, confirmed_at=1, ended_at=0, forgettable=False, tickets=("t",), freed=False,
-    files_total=1, files_left=1, bytes_total=10, bytes_left=10, moving=0, failed=0, attempts=0,
-    excused=0, waiting=(Waiting(1, 1, 10, 0),),
+    named_tickets=(), accepted_at=0, confirmed_at=1, retried_at=0, ended_at=0, forgettable=False,
+    tickets=("t",), freed=False, files_total=1, files_left=1, bytes_total=10, bytes_left=10, moving=0, failed=0,
+    attempts=0, excused=0, waiting=(Waiting(1, 1, 10, 0),),
 )  # fmt: skip
 
 
@@ -70,7 +70,7 @@ def planned(
     backlog = Backlog(deadline)
     for item in boxes:
         backlog.put(item)
-    places = Places(occupants_of(boxes), limits)
+    places = Places(occupants_of(boxes), PLACES, limits)
     return plan(backlog, Scene(PLACES, places, limits, load or Load(), flow, share, NOW, batch_files))
 
 
@@ -161,7 +161,7 @@ def test_one_owner_leaves_a_mover_and_a_place_of_each_server_to_others() -> None
 
 
 def test_the_first_sandbox_of_an_owner_waits_for_no_other_owner_s_place() -> None:
-    busy = [box(number, slot=7, state=State.MOVING, waiting=()) for number in (1, 2, 3, 4)]
+    busy = [box(number, slot=7, state=State.MOVING, waiting=(), moving_at=(1,)) for number in (1, 2, 3, 4)]
     assert sent(planned(*busy, box(5, slot=7), box(6, owner="b", slot=7), box(7, owner="b", slot=8))) == [[6]]
 
 
@@ -177,7 +177,14 @@ def test_a_plugin_may_want_more_files_in_one_batch() -> None:
 
 def test_a_data_slot_sends_one_sandbox_at_a_time() -> None:
     assert sent(planned(box(1, slot=7), box(2, slot=7), box(3, slot=8))) == [[1, 3]]
-    assert sent(planned(box(1, slot=7, state=State.MOVING, waiting=()), box(2, slot=7))) == []
+    assert sent(planned(box(1, slot=7, state=State.MOVING, waiting=(), moving_at=(1,)), box(2, slot=7))) == []
+
+
+def test_what_is_being_sent_to_one_server_holds_up_nothing_for_another() -> None:
+    """The first may never answer."""
+    stuck = box(1, slot=7, state=State.MOVING, waiting=(), moving_at=(1,))
+    others = [box(number, slot=7, waiting=(Waiting(2, 1, 10, 0),)) for number in (2, 3)]
+    assert sent(planned(stuck, *others, box(4, slot=7))) == [[2]]
 
 
 def test_a_sandbox_that_waits_for_a_time_gives_its_place_away() -> None:
@@ -306,15 +313,18 @@ def test_urls(url: str, scheme: str, host: str, method: str) -> None:
 RULES = RetryRules(attempts=5, first_s=20, longest_s=1800, give_up_s=1000)
 
 
-def verdict(kind: ErrorClass, attempts: int = 0, excused: int = 0, accepted_at: float = NOW, **more: Any) -> Any:
+def verdict(
+    kind: ErrorClass, attempts: int = 0, excused: int = 0, accepted_at: float = NOW, renewable: bool = False,
+    **more: Any,
+) -> Any:  # fmt: skip
     failure = Failure(kind, "words", **more)
-    return judge(RULES, failure, attempts, excused, accepted_at, NOW, spread=lambda: 1.0)
+    return judge(RULES, failure, attempts, excused, accepted_at, NOW, lambda: 1.0, renewable)
 
 
 @pytest.mark.parametrize("kind", ErrorClass)
 def test_every_class_has_an_answer(kind: ErrorClass) -> None:
     found = verdict(kind)
-    assert (found.state is FileState.FAILED) == (kind.advice is Advice.NEEDS_PERSON)
+    assert (found.state is FileState.FAILED) == (not kind.retryable)
     assert found.excused == (kind in UNREACHABLE)
 
 
@@ -349,5 +359,8 @@ def test_the_last_attempt_is_made_when_time_is_up() -> None:
     assert (found.state, found.next_attempt) == (FileState.WAITING, NOW + 50)
 
 
-def test_credentials_are_waited_for() -> None:
-    assert verdict(ErrorClass.CREDENTIAL_EXPIRED).next_attempt == NOW + 300
+@pytest.mark.parametrize("kind", [kind for kind in ErrorClass if kind.advice is Advice.NEEDS_CREDENTIAL])
+def test_only_a_credential_that_can_be_renewed_is_waited_for(kind: ErrorClass) -> None:
+    waits = verdict(kind, renewable=True)
+    assert (waits.state, waits.next_attempt, waits.excused) == (FileState.WAITING, NOW + 300, True)
+    assert verdict(kind) == Verdict(FileState.FAILED, 0, False, "words")

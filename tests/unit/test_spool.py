@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from handoff_site import ALICE, ROOT, Child, needs_root
 
-from sandbox_manager.spool import HeldFile, NotClaimed, Spool, SpoolError, printable
+from sandbox_manager.spool import HeldFile, NotClaimed, Spool, SpoolError, Synced, printable
 from stageout.core import durable
 from stageout.wire.handoff import OfferedCredential, OfferedFile, credential_link
 
@@ -176,11 +178,58 @@ def test_the_change_time_tells_what_no_other_mark_does(spool: Spool) -> None:
     assert spool.change_mark(TICKET, 0) != (fixed, 1)
 
 
+def test_a_hand_off_that_could_not_be_removed_is_removed_later(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = spool.prepare_intake(TICKET, os.getuid(), os.getgid())
+    (place / "0").write_bytes(b"x")
+    with monkeypatch.context() as patch:
+        patch.setattr(durable.disk, "unlink", _refuse)
+        spool.withdraw(TICKET)
+        spool.withdraw_again()
+    assert place.exists()
+    spool.withdraw_again()
+    assert not place.exists()
+
+
+def _refuse(*arguments: object, **more: object) -> None:
+    raise OSError(errno.EIO, "Input/output error")
+
+
 def test_a_claim_takes_all_or_nothing(spool: Spool) -> None:
     spool.prepare_intake(TICKET, USER, USER)
     with pytest.raises(NotClaimed):
         spool.claim(TICKET, [OfferedFile("u", "p", 1)], USER, USER)
     assert spool.directories() == [] and list((spool.root / "intake").iterdir()) == []
+
+
+@pytest.mark.parametrize("offered_bytes", [2, 4])
+def test_file_of_another_size_than_offered_is_not_taken(spool: Spool, offered_bytes: int) -> None:
+    """The job has a process left that still writes."""
+    link = spool.prepare_intake(TICKET, USER, USER) / "0"
+    link.write_bytes(b"abc")
+    os.chown(link, USER, USER)
+    with pytest.raises(NotClaimed, match="it still changes"):
+        spool.claim(TICKET, [OfferedFile("s://h/0", "p", offered_bytes)], USER, USER)
+    assert spool.directories() == []
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("elsewhere")])
+def test_only_regular_files_are_taken(spool: Spool, make: Callable[[Path], None]) -> None:
+    """The size proves nothing: a plugin that opens a FIFO waits for ever."""
+    link = spool.prepare_intake(TICKET, USER, USER) / "0"
+    make(link)
+    os.chown(link, USER, USER, follow_symlinks=False)
+    with pytest.raises(NotClaimed, match="not a regular file"):
+        spool.claim(TICKET, [OfferedFile("s://h/0", "p", link.lstat().st_size)], USER, USER)
+
+
+def test_more_names_than_files_are_not_taken(spool: Spool) -> None:
+    """They would be counted in nobody's quota."""
+    place = spool.prepare_intake(TICKET, USER, USER)
+    for name in ("0", "hidden"):
+        (place / name).write_bytes(b"abc")
+        os.chown(place / name, USER, USER)
+    with pytest.raises(NotClaimed, match="2 or more names"):
+        spool.claim(TICKET, [OfferedFile("s://h/0", "p", 3)], USER, USER)
 
 
 def test_a_credential_of_another_user_is_not_taken(spool: Spool) -> None:
@@ -201,10 +250,12 @@ def test_release_and_what_the_next_manager_finds(spool: Spool, base: Path) -> No
     again = Spool(base / "stageout", base / "execute")
     again.open({})
     assert list((again.root / "intake").iterdir()) == []
-    assert again.remove_strays([TICKET, "f" * 32]) == ["b" * 32]
+    assert again.set_aside(["b" * 32]) == again.unknown() == ["b" * 32]
     again.release(TICKET)
     again.release(TICKET)
     assert again.directories() == []
+    again.remove_unknown(["b" * 32])
+    assert again.unknown() == []
     assert sorted(path.name for path in base.glob("execute/*/*")) == ["out0", "out0"], "only the spool's names go"
     again.close()
 
@@ -215,11 +266,48 @@ def test_sync_reaches_every_file(spool: Spool, monkeypatch: pytest.MonkeyPatch) 
     for call in ("fdatasync", "fsync"):
         real = getattr(os, call)
         monkeypatch.setattr(os, call, lambda fd, real=real: (synced.append(os.fstat(fd).st_ino), real(fd)))
-    assert spool.sync([TICKET, OTHER]) == [TICKET]
+    spool.write_back([TICKET, OTHER])
+    assert spool.sync([TICKET, OTHER]) == Synced([TICKET])
     places = [spool.path(TICKET, 0).parent, spool.root / "sandboxes", spool.root / "intake"]
     assert set(synced) == {item.inode for item in held} | {place.stat().st_ino for place in places}
     spool.release(TICKET)
-    assert spool.sync([TICKET]) == []
+    assert spool.sync([TICKET]) == Synced()
+
+
+@pytest.mark.parametrize("call", ["fdatasync", "fsync"])
+def test_data_that_the_disk_refused_are_not_there_any_more(
+    spool: Spool, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second sync of the same file would succeed."""
+    hold(spool, b"1", b"2")
+    hold(spool, b"3", ticket=OTHER)
+    refused, real = [errno.EIO], getattr(os, call)
+
+    def once(descriptor: int) -> None:
+        if refused:
+            raise OSError(refused.pop(), "Input/output error")
+        real(descriptor)
+
+    monkeypatch.setattr(os, call, once)
+    synced = spool.sync([TICKET, OTHER])
+    assert (synced.on_disk, synced.again) == ([OTHER], [])
+    assert "Input/output error" in synced.lost[TICKET]
+    assert spool.directories() == [OTHER]
+
+
+def test_where_no_file_can_be_opened_nothing_is_lost(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold(spool, b"1")
+    real = os.open
+
+    def none_left(path: Any, *how: Any, **more: Any) -> int:
+        if path == "0":
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real(path, *how, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", none_left)
+        assert spool.sync([TICKET]) == Synced(again=[TICKET])
+    assert spool.sync([TICKET]) == Synced([TICKET])
 
 
 def test_many_files_go(spool: Spool) -> None:

@@ -43,8 +43,10 @@ def _after(history: list[tuple[str, tuple[int, int, float], float]]) -> tuple[Ob
     return known, now
 
 
-def test_nothing_known_means_the_administrators_limit_and_no_stall_limit() -> None:
+def test_nothing_known_means_a_slow_server_and_no_stall_limit() -> None:
     assert limit_s(None, 1, 10**12, MOST_S, NOW) == MOST_S
+    assert limit_s(None, 1, 4, MOST_S, NOW) == LEAST_S
+    assert limit_s(None, 1, 10**9, MOST_S, NOW) == pytest.approx(MARGIN * 1001)
     assert stall(None, 4, NOW) is None
     assert stalled(None, NOW) is None
 
@@ -116,7 +118,7 @@ def test_old_knowledge_counts_for_nothing() -> None:
     known = learn(None, 1, 10**9, 1.0, NOW)
     assert is_fresh(known, NOW + OLD_S - 1)
     assert not is_fresh(known, NOW + OLD_S)
-    assert limit_s(known, 1, 10, MOST_S, NOW + OLD_S) == MOST_S
+    assert limit_s(known, 1, 10, MOST_S, NOW + OLD_S) == limit_s(None, 1, 10, MOST_S, NOW)
     assert learn(known, 1, 10**6, 1.0, NOW + OLD_S) == learn(None, 1, 10**6, 1.0, NOW + OLD_S)
 
 

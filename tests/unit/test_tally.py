@@ -1,0 +1,28 @@
+"""Hand-offs of the last hour, counted by reason."""
+
+from __future__ import annotations
+
+from sandbox_manager.tally import WINDOW_S, Tally
+
+
+def test_reasons_are_counted_and_those_that_differ_in_numbers_only_are_one() -> None:
+    tally = Tally()
+    tally.accepted(0.0)
+    for number in range(3):
+        tally.refused(1.0, f"the spool would hold {number} MB of 20.5 MB")
+    tally.refused(2.0, "the sandbox manager is stopping")
+    assert tally.facts(3.0) == {
+        "HandoffsTried": 5,
+        "HandoffsRefused": 4,
+        "HandoffRefusals": [
+            {"Reason": "the spool would hold N MB of N MB", "Count": 3},
+            {"Reason": "the sandbox manager is stopping", "Count": 1},
+        ],
+    }
+
+
+def test_what_is_older_than_an_hour_no_longer_counts() -> None:
+    tally = Tally()
+    tally.refused(0.0, "no")
+    tally.accepted(10.0)
+    assert tally.facts(WINDOW_S + 1.0) == {"HandoffsTried": 1, "HandoffsRefused": 0, "HandoffRefusals": []}
