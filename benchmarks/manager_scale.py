@@ -2,7 +2,8 @@
 
 The manager is the daemon itself. Hand-offs come from processes that stand where plugins stand, below a startd and a
 starter, and use the product's client code; each is another job's. Files that wait are made as hand-offs would have left
-them, and the daemon is started on them. The agent works against a real schedd and a real collector.
+them, and the daemon is started on them. The agent works against a real schedd and a real collector. Another collector,
+with the slots of a large pool, gets the messages of all its managers and of an agent.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from common import Figure, main, percentile
-from scale import agent_view
+from scale import agent_view, collector_load
 from scale.filled import Fill, fill
 from scale.running import Clients, Manager, manager, memory_mb
 
@@ -29,6 +30,7 @@ def measure(quick: bool) -> list[Figure]:
         *_in_directory(lambda home: _waiting(home, few, goals=True)),
         *_in_directory(lambda home: _waiting(home, many, goals=False)),
         *agent_view.measure(quick),
+        *collector_load.measure(quick),
     ]
 
 

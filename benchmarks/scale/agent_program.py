@@ -13,11 +13,10 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
-from sandbox_manager.collector import ATTRIBUTES
+from sandbox_manager.collector import ATTRIBUTES, letters_to, unpacked
 from schedd_agent.agent import Agent
 from schedd_agent.daemon import Daemon
 from schedd_agent.edits import Edit, edit_for
@@ -31,7 +30,16 @@ from schedd_agent.reports import Newest
 from stageout.core.clock import SystemClock
 from stageout.core.config import condor_settings
 from stageout.core.signing import load_or_make_key
-from stageout.wire.custody import AGENT_AD, ORDERS_AD, Report, SandboxReport, read_orders, report_ad
+from stageout.wire.custody import (
+    LETTERS,
+    ORDERS_AD,
+    REPORT_ADDRESS,
+    REPORTS,
+    Report,
+    SandboxReport,
+    read_orders,
+    report_ad,
+)
 
 SCHEDD = "many.example.org"
 _ORDER_INTERVAL_S = 5.0
@@ -86,7 +94,7 @@ def record(cluster: int, node: int, key: str) -> str:
     who = f'ManagerName = "{manager_of(node)}"; ManagerKey = "{key}"'
     receipt = f'[ Ticket = "{ticket_of(cluster)}"; {who}; Files = 1; Bytes = 4096 ]'
     results = f"{{ [ TransferSuccess = true; DeveloperData = [ StageOutReceipt = {receipt} ] ] }}"
-    banner = f"*** OUTPUT ClusterId={cluster} ProcId=0 RunInstanceId=1 Owner=alice CurrentTime=1"
+    banner = f'*** OUTPUT ClusterId={cluster} ProcId=0 RunInstanceId=0 Owner="alice" CurrentTime=1'
     return f"NumShadowStarts = 1\nOutputPluginResultList = {results}\n{banner}\n"
 
 
@@ -138,7 +146,7 @@ def agent_process(settled: int, nodes: int, home: Path) -> None:
     key = load_or_make_key("agent-key", home / "agent_key")
     numbers = Numbers(home / "numbers", clock.wall_s())
     made = Timed(
-        name=SCHEDD, key=key, queue=MadeUpQueue(home / "ended", settled, nodes), directory=CondorDirectory(),
+        name=SCHEDD, key=key, queue=MadeUpQueue(home / "ended", settled, nodes), directory=CondorDirectory(SCHEDD),
         receipts=Receipts(home / "epochs"), book=Book(SCHEDD, numbers),
         view=View(hole_s=75.0), clock=clock,
         limits=Limits(lease_s=7200, max_reruns=2, edit_interval_s=20),
@@ -173,10 +181,8 @@ class Nodes:
         now_ms = int(time.time() * 1000)
         boxes = tuple(self.boxes[node])
         report = Report(manager_of(node), self._key.public, now_ms, now_ms // 1000, {}, 4096 * len(boxes), boxes)
-        self._send(report_ad(report, self._key))
-
-    def _send(self, ad: Mapping[str, Any]) -> None:
-        self._condor.Collector().advertise([self._classad.ClassAd(dict(ad))], "UPDATE_AD_GENERIC")
+        ad = self._classad.ClassAd({**report_ad(report, self._key), **REPORT_ADDRESS})
+        self._condor.Collector().advertise([ad], REPORTS.update)
 
     def confirm_s(self, cluster: int, node: int) -> float:
         """End one run on a node; seconds until that node's manager, which looks every 5 s, has the order."""
@@ -196,9 +202,10 @@ class Nodes:
 
     def orders(self, node: int) -> list[str]:
         """Jobs that the agent has orders about for this node's manager, asked as a manager asks."""
-        wanted = f'MyType == "{AGENT_AD}" || (MyType == "{ORDERS_AD}" && StageOutManager == "{manager_of(node)}")'
-        ads = self._condor.Collector().query(self._condor.AdType.Any, wanted, list(ATTRIBUTES))
-        sheets = [read_orders(ad["StageOutPayload"]) for ad in ads if ad["MyType"] == ORDERS_AD]
+        ad_type = getattr(self._condor.AdType, LETTERS.ad_type)
+        ads = self._condor.Collector().query(ad_type, letters_to(manager_of(node)), list(ATTRIBUTES))
+        found = [ad for ad in unpacked(ads, manager_of(node)) if ad["MyType"] == ORDERS_AD]
+        sheets = [read_orders(ad["StageOutPayload"]) for ad in found]
         return [order.job for sheet in sheets if sheet.agent == SCHEDD for order in sheet.orders]
 
 

@@ -72,7 +72,7 @@ def _record(db: sqlite3.Connection, number: int, ticket: str, found: os.stat_res
     rows = [
         records.NewFile(
             position, f"https://store.example.org/{owner}/{number}/output_{position}.root", f"output_{position}.root",
-            found.st_size, found.st_mtime_ns, number * files + position, found.st_dev, target,
+            found.st_size, found.st_mtime_ns, number * files + position, target,
         )
         for position in range(files)
     ]  # fmt: skip

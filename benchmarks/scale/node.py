@@ -48,10 +48,6 @@ class QuietCollector:
     async def advertise(self, ad: Mapping[str, Any]) -> None:
         """Taken."""
 
-    async def standing(self, manager: str) -> str:
-        """No report of its own stands in the collector."""
-        return ""
-
     async def close(self) -> None:
         """Nothing to end."""
 
