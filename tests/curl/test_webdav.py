@@ -159,6 +159,34 @@ def test_size_only_by_propfind(plugin, dav, dav_door):
     assert result.verified == "size"
 
 
+def test_drop_box(plugin, dav, dav_door):
+    """A server without MOVE that shows nothing: its answer counts."""
+    dav_door.always("OPTIONS", lambda asked, forward: Reply(405, {"Allow": "PUT"}))
+    dav_door.always("HEAD", status(404))
+    dav_door.always("PROPFIND", status(405))
+    result = plugin.put(url(dav_door, "file"), DATA)
+    assert result.ok
+    assert result.failures == []
+    assert result.verified == ""
+    assert dav_door.methods().count("PUT") == 1
+    assert dav.names() == ["file"]
+
+
+def test_lost_before_the_rename(plugin, dav, dav_door):
+    """A WebDAV server shows what it has: a temporary file that is not there is lost."""
+
+    def losing(asked, forward):
+        reply = forward()
+        (dav.root / asked.path[1:]).unlink()
+        return reply
+
+    dav_door.next("PUT", losing)
+    result = plugin.put(url(dav_door, "file"), DATA)
+    assert result.ok
+    assert result.failures == [K.SIZE_MISMATCH]
+    assert (dav.root / "file").read_bytes() == DATA
+
+
 def test_longest_name(plugin, dav):
     """A temporary name must not be longer than what the server's file system takes."""
     for name in ("x" * 255, "ü" * 127):

@@ -96,6 +96,9 @@ class DavUpload(HttpUpload):
         size_bytes = asked.size_bytes if stored.size_bytes is None else stored.size_bytes
         return Stored(size_bytes, {**asked.digests, **stored.digests})
 
+    def _shows_what_it_has(self) -> bool:
+        return self._task.servers.moves(self._address.origin) is True
+
     def _properties(self) -> Stored:
         body = {pycurl.POSTFIELDS: _PROPERTIES}
         headers = ("Depth: 0", 'Content-Type: application/xml; charset="utf-8"')

@@ -63,7 +63,6 @@ CURL_CODES: dict[int, ErrorClass] = {
 }
 
 HTTP_STATUSES: dict[int, ErrorClass] = {
-    202: _K.SERVER_BUSY,
     400: _K.BAD_REQUEST,
     401: _K.CREDENTIAL_REFUSED,
     403: _K.PERMISSION_DENIED,

@@ -181,7 +181,6 @@ class PartsUpload(HttpUpload):
                 text = f"{self._address.host} could not put {self._path.name} together: {word}"
                 raise TransferFailure(ErrorClass.SERVER_ERROR, text, self._address.host)
             raise self._http.failure(reply, f"end of the upload of {self._path.name} in parts")
-        self._accepted = reply
         self._upload_id = ""
         return Stored(self._source.size_bytes if self._tag_agrees(reply) else None, {})
 

@@ -149,7 +149,6 @@ class HttpUpload(Upload):
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self._http = Http(task)
-        self._accepted = Reply()
 
     def abandon(self) -> None:
         """Nothing to remove: what stands under the final name is the server's."""
@@ -158,19 +157,12 @@ class HttpUpload(Upload):
         reply = self._put()
         if not reply.success:
             raise self._http.failure(reply, f"upload of {self._path.name}")
-        self._accepted = reply
         self._first_byte_s = reply.first_byte_s
         return Stored(None, self._stated(reply))
 
     def _stated(self, reply: Reply) -> dict[str, str]:
         amazon = self._target.signed_for_amazon
         return stated_by_server(reply.headers, whole_body=False, about_upload=True, amazon=amazon)
-
-    def _check(self) -> str:
-        verified = super()._check()
-        if not verified and self._accepted.status == 202:  # a promise, of which nothing is seen
-            raise self._http.failure(self._accepted, f"upload of {self._path.name}")
-        return verified
 
     def _put(self) -> Reply:
         return self._http.ask("PUT", self._target, source=self._source)
@@ -181,12 +173,18 @@ class HttpUpload(Upload):
         reply = self._http.ask("HEAD", self._target, () if self._task.no_digests else WANTED)
         if reply.status in _SAYS_NOTHING:
             return Stored()
+        if reply.status in _GONE and not self._shows_what_it_has():
+            return Stored()
         if reply.status in _GONE:
             text = f"{self._address.host} took {self._path.name} and now has no such file"
             raise TransferFailure(ErrorClass.SIZE_MISMATCH, text, self._address.host)
         if not reply.success:
             raise self._http.failure(reply, f"question about the upload of {self._path.name}")
         return stored_by_head(reply)
+
+    def _shows_what_it_has(self) -> bool:
+        """Whether a file that is not found is lost. Ingest services take files that nobody can read."""
+        return False
 
     def _facts(self) -> dict[str, object]:
         return self._http.facts
