@@ -115,7 +115,7 @@ class Agent:
             jobs = {job.name: job for job in self.queue.jobs(seen.keys())}
             self.read_receipts()  # after the queue: the record of a job that is Completed there has been written
             if self.custodians:
-                self.custodians.look_at(jobs, self._past)
+                self.custodians.look_at(jobs, self._past, self._counts)
             self._work(jobs, seen)
             if self.outbox:
                 self.outbox.send(self.clock.monotonic_s())
@@ -251,6 +251,7 @@ class Agent:
             job=job,
             past=past,
             record=record,
+            counts=counts,
             records_written=self.records_written,
             seen=tuple(seen),
             absent_s={manager: self.view.absent_s(manager, name, run) for manager in managers},
@@ -261,6 +262,12 @@ class Agent:
             done=self.book.done(name),
             wall_s=self.clock.wall_s(),
         )
+
+    def _counts(self, job: Job) -> int:
+        """Number of the run that counts, 0 while it is not known."""
+        if not (job.settling and self.records_written):
+            return job.run
+        return self.receipts.last_transfer(job.name, job)
 
     def _name_impostors(self, name: str, record: Record, seen: Sequence[Seen]) -> None:
         """What is said about the run by others than those whom its record names is not believed; people hear of it."""

@@ -183,16 +183,19 @@ class Custodians:
         ended = self._over.get((item.manager, item.sandbox.job, item.sandbox.number))
         return replace(item, sandbox=ended) if ended and item.sandbox.state == State.HANDED_OVER else item
 
-    def look_at(self, jobs: Mapping[str, Job], past: Mapping[str, Past]) -> None:
+    def look_at(
+        self, jobs: Mapping[str, Job], past: Mapping[str, Past], counts: Callable[[Job], int] = lambda job: job.run
+    ) -> None:
         """Give up what no job wants any more, and forget what has its end in the job's ad (or has no job).
 
-        :param past: how jobs left the queue that are not in it, as far as that is known.
+        :param past: how jobs left the queue that are not in it, as far as that is known. :param counts: number of the
+        run that counts, 0 while it is not known.
         """
         now_s = self._clock.monotonic_s()
         with self._lock:
             for key, kept in list(self._kept.items()):
                 name = kept.seen.sandbox.job
-                given_up = kept.given_up or _given_up(kept.seen.sandbox.number, jobs.get(name), past.get(name))
+                given_up = kept.given_up or _given_up(kept.seen.sandbox.number, jobs.get(name), past.get(name), counts)
                 is_over = key not in self._reported and _is_over(kept, jobs.get(name))
                 self._is_stored &= given_up == kept.given_up and not is_over
                 kept.given_up = given_up
@@ -368,13 +371,14 @@ def _receipts(item: Seen) -> tuple[Receipt, ...]:
     return found
 
 
-def _given_up(number: int, job: Job | None, past: Past | None) -> str:
+def _given_up(number: int, job: Job | None, past: Past | None, counts: Callable[[Job], int]) -> str:
     """What becomes of a run that nobody waits for any more, "" while somebody does."""
     if job is None:
         return State.CANCELLED.value if past is not None and past.wants_nothing else ""
-    if job.status == Status.REMOVED or (job.request == Request.CANCEL and job.ended and job.run == number):
+    newest = counts(job)
+    if job.status == Status.REMOVED or (job.request == Request.CANCEL and job.ended and newest == number):
         return State.CANCELLED.value
-    return State.LOST.value if job.run > number and not job.reconnects else ""
+    return State.LOST.value if newest > number and not job.reconnects else ""
 
 
 def _is_over(kept: Kept, job: Job | None) -> bool:

@@ -180,7 +180,7 @@ class Past:
     :param status: JobStatus in the history. :param run: NumShadowStarts there. :param executing_since: as of a
     :class:`Job`, and so is ``transferred_at``: they do not tell two ends apart.
     :param given_up: its owner has done without its output: StageOutState says Cancelled.
-    :param failed: its ad says that its output failed or was lost.
+    :param failed: its ad says that its output failed or was lost. :param reconnects: as of a :class:`Job`.
     """
 
     status: int
@@ -189,6 +189,7 @@ class Past:
     transferred_at: int = field(default=0, compare=False)
     given_up: bool = field(default=False, compare=False)
     failed: bool = field(default=False, compare=False)
+    reconnects: int = field(default=0, compare=False)
     owner: str = field(default="", compare=False)
     mail: MailTo = field(default=MailTo(), compare=False)
 
@@ -270,7 +271,8 @@ class Situation:
     """All that a decision about one job depends on.
 
     :param job: None when it is not in the queue; then ``past`` says how it left, None when that is not known.
-    :param record: of the run that counts, None when there is none (yet).
+    :param record: of the run that counts, None when there is none (yet). :param counts: the number of that run in the
+    records, 0 when it is not known. It is lower than the job's after a shadow that only said that the job is done.
     :param records_written: False on an AP that writes no records of transfers.
     :param absent_s: custodian -> for how long it has not shown this run, in a view without holes.
     :param waited_s: for how long this run has been waiting, in a view without holes.
@@ -283,6 +285,7 @@ class Situation:
     job: Job | None
     past: Past | None = None
     record: Record | None = None
+    counts: int = 0
     records_written: bool = True
     seen: tuple[Seen, ...] = ()
     absent_s: Mapping[str, float] = field(default_factory=dict)

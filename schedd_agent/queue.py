@@ -175,7 +175,7 @@ class CondorQueue:
                     job.status, job.run, job.executing_since, job.transferred_at,
                     given_up=job.shown.state == State.CANCELLED,
                     failed=job.shown.state in HOLDING and job.shown.run == job.run,
-                    owner=job.owner, mail=job.mail,
+                    reconnects=job.reconnects, owner=job.owner, mail=job.mail,
                 )  # fmt: skip
         return found
 

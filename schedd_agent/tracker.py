@@ -174,7 +174,7 @@ def _fence(s: Situation, job: Job, record: Record | None, own: Sequence[Seen], l
         if job.status == Status.REMOVED:
             if box.state not in FREED:
                 yield Send(item.manager, Action.CANCEL, box.number)
-        elif job.settling and (item in own or _may_be_own(item, job, record, own)):
+        elif job.settling and (item in own or _may_be_own(s, item, record, own)):
             continue
         elif box.state in FREED:
             if box.number < job.run or job.status == Status.IDLE or (job.ended and record is not None):
@@ -200,16 +200,19 @@ def _has_stopped(s: Situation, elder: Elder) -> bool:
     return ended or (elder.manager, Action.SUPERSEDE, elder.run) in s.done
 
 
-def _may_be_own(item: Seen, job: Job, record: Record | None, own: Sequence[Seen]) -> bool:
+def _may_be_own(s: Situation, item: Seen, record: Record | None, own: Sequence[Seen]) -> bool:
     """True when tickets of the record may be in this sandbox although its manager has not reported them yet."""
     expected = record is not None and any(not _shows(own, ticket) for ticket in record.of(item.manager))
-    return expected and (item.sandbox.number == job.run or job.reconnects > 0)
+    ended = s.job or s.past
+    if not expected or ended is None:
+        return False
+    return item.sandbox.number == (s.counts or ended.run) or ended.reconnects > 0
 
 
 def _is_fenced(s: Situation, job: Job, record: Record, own: Sequence[Seen], limits: Limits) -> bool:
     """True when nobody can send output of an earlier run any more: it has ended there, or its manager's lease has."""
     for item in s.seen:
-        if item not in own and item.sandbox.state not in FREED and not _may_be_own(item, job, record, own):
+        if item not in own and item.sandbox.state not in FREED and not _may_be_own(s, item, record, own):
             return False
     return all(silent_s >= limits.lease_s or _has_stopped(s, elder) for elder, silent_s in _elders(s, own))
 
@@ -294,9 +297,14 @@ def _confirm(s: Situation, job: Job, record: Record, own: Sequence[Seen]) -> Ite
             yield _confirmation(manager, job.run, record.of(manager), job.priority)
         for box in boxes:
             if box.state == State.ACCEPTED and not _confirmed(s, manager, box.number):
-                others = {name for other in boxes if other is not box for name in other.tickets}
-                tickets = tuple(ticket for ticket in record.of(manager) if ticket.name not in others)
-                yield _confirmation(manager, box.number, tickets, job.priority)
+                yield _confirmation(manager, box.number, _named_in(box, manager, record, own), job.priority)
+
+
+def _named_in(box: SandboxReport, manager: str, record: Record, own: Sequence[Seen]) -> list[Ticket]:
+    """Tickets of the record that are in this sandbox, with those that its manager has not reported yet."""
+    others = {name for item in own if item.manager == manager and item.sandbox is not box
+              for name in item.sandbox.tickets}  # fmt: skip
+    return [ticket for ticket in record.of(manager) if ticket.name not in others]
 
 
 def _confirmation(manager: str, run: int, tickets: Sequence[Ticket], priority: int) -> Send:
@@ -542,7 +550,7 @@ def _gone(s: Situation) -> Iterator[Effect]:
         elif s.past.wants_nothing:
             yield Send(item.manager, Action.CANCEL, box.number)
         elif s.past.status == Status.COMPLETED and s.record is not None:
-            yield from _of_completed(s, s.past.run, s.record, item, item in own)
+            yield from _of_completed(s, s.past.run, s.record, item, own)
 
 
 def _is_missed(s: Situation, item: Seen, own: Sequence[Seen]) -> bool:
@@ -557,10 +565,11 @@ def _own_of_past(s: Situation) -> tuple[Seen, ...]:
     return tuple(item for item in s.seen if any((item.manager, name) in names for name in item.sandbox.tickets))
 
 
-def _of_completed(s: Situation, run: int, record: Record, item: Seen, own: bool) -> Iterator[Effect]:
+def _of_completed(s: Situation, run: int, record: Record, item: Seen, own: Sequence[Seen]) -> Iterator[Effect]:
     box = item.sandbox
-    if not own and box.number < run:
+    is_own = item in own or _may_be_own(s, item, record, own)
+    if not is_own and box.number < run:
         yield Send(item.manager, Action.SUPERSEDE, box.number)
     elif box.state == State.ACCEPTED and not _confirmed(s, item.manager, box.number):
-        named = [ticket for ticket in record.of(item.manager) if ticket.name in box.tickets]
+        named = _named_in(box, item.manager, record, own) if is_own else ()
         yield _confirmation(item.manager, box.number, named, 0)

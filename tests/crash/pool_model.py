@@ -397,7 +397,9 @@ class Schedd:
         delivered = job.shown.state == "Delivered" and job.shown.run == job.run
         ends = job.status == Status.COMPLETED and (delivered or not job.handed_off or name in self.let_go)
         if ends or job.status == Status.REMOVED:
-            self.history[name] = Past(int(job.status), job.run, job.executing_since, job.transferred_at)
+            self.history[name] = Past(
+                int(job.status), job.run, job.executing_since, job.transferred_at, reconnects=job.reconnects
+            )
             del self.jobs_[name]
             self.world.say(f"{name} leaves the queue with status {int(job.status)}")
             return True

@@ -185,13 +185,28 @@ class Site:
 
     def report(
         self, state: State, run: int = 1, acknowledged: int = 0, key: SigningKey | None = None, place: str = "m1",
-        ends_in_s: int = 0,
+        ends_in_s: int = 0, ticket: str = "",
     ) -> None:  # fmt: skip
         """The manager (or who says so, with another key) puts its report into an ad called ``place``."""
         self.number += 1
         left = 0 if state is State.DELIVERED else 2
         box = SandboxReport(
-            JOB, run, "alice", state.value, self.number, "why", 72, (f"t{run}",), 2, left, 5, left, 1, 0, 0, 0
+            JOB,
+            run,
+            "alice",
+            state.value,
+            self.number,
+            "why",
+            72,
+            (ticket or f"t{run}",),
+            2,
+            left,
+            5,
+            left,
+            1,
+            0,
+            0,
+            0,
         )
         report = Report(
             "m1",
@@ -473,10 +488,30 @@ def test_a_job_that_left_the_queue_of_a_schedd_that_was_renamed_has_no_orders(si
     for name, actions in (("new", []), ("ap", [Action.FORGET])):
         agent = site.start(name)
         agent.custodians = SimpleNamespace(  # type: ignore[assignment]
-            completed=lambda seen, is_gone: {JOB: [Seen("m1", "", ended)]}, look_at=lambda jobs, past: None
+            completed=lambda seen, is_gone: {JOB: [Seen("m1", "", ended)]}, look_at=lambda jobs, past, counts: None
         )
         assert site.passes(2)
         assert [order.action for order in agent.book.open.values()] == actions
+
+
+def test_a_shadow_that_only_says_that_the_job_is_done_is_no_newer_run(site: Site) -> None:
+    """The schedd had died when the shadow of run 1 ended; the report was made before that run's last hand-off."""
+    site.complete()
+    site.queue.found[JOB] = replace(site.job, run=2, transferred_at=1)
+    site.report(State.ACCEPTED, ticket="t0")
+    counts: list[int] = []
+    site.agent.custodians = SimpleNamespace(  # type: ignore[assignment]
+        completed=lambda seen, is_gone: seen, look_at=lambda jobs, past, number: counts.append(number(jobs[JOB]))
+    )
+    site.passes(2)
+    assert [(order.action, order.tickets) for order in site.orders] == [(Action.CONFIRM, ("t1",))]
+    assert counts[-1] == 1
+    (site.path / "epoch_history").unlink()
+    site.start().custodians = SimpleNamespace(  # type: ignore[assignment]
+        completed=lambda seen, is_gone: seen, look_at=lambda jobs, past, number: counts.append(number(jobs[JOB]))
+    )
+    site.passes()
+    assert counts[-1] == 0, "which run counts is not known"
 
 
 def test_a_full_disk_gives_no_orders_and_loses_none(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -372,6 +372,21 @@ TABLE: list[tuple[str, Situation, list[str]]] = [
         situation(job(run=2), seen(State.MOVING, 2), seen(State.MOVING, 1, ("t0",))),
         ["supersede", "Show"],
     ),
+    (
+        "the last shadow only said that the job is done, the last hand-off is not reported yet",
+        situation(job(run=2), seen(State.ACCEPTED, tickets=("t0",)), counts=1),
+        ["confirm", "Show"],
+    ),
+    (
+        "the last shadow only said that the job is done, an older run is reported",
+        situation(job(run=3), seen(State.ACCEPTED, tickets=("t0",)), counts=2),
+        ["supersede", "Show"],
+    ),
+    (
+        "gone, the last shadow only said that the job is done, the last hand-off is not reported yet",
+        situation(None, seen(State.ACCEPTED, tickets=("t0",)), past=Past(4, 2), record=Record((ticket(),)), counts=1),
+        ["confirm"],
+    ),
 ]
 
 
@@ -387,6 +402,14 @@ def test_a_confirmation_names_tickets_and_files_of_the_record() -> None:
         Send("m1", Action.CONFIRM, 1, ("t1", "t2"), 5, 4),
         Send("m2", Action.CONFIRM, 1, ("t3",), 1, 4),
     ]
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_confirmation_names_hand_offs_that_are_not_reported_yet(gone: bool) -> None:
+    """The manager drops what a confirmation does not name."""
+    s = situation(None if gone else job(), seen(State.ACCEPTED), past=Past(4, 1) if gone else None,
+                  record=Record((ticket(), ticket("t2"))))  # fmt: skip
+    assert confirm(1, ("t1", "t2"), 4) in decide(s, LIMITS)
 
 
 def test_a_run_that_went_on_over_a_restart_is_confirmed_under_the_managers_number() -> None:

@@ -371,6 +371,17 @@ def test_a_newer_run_wants_nothing_of_it(asked: Asked) -> None:
     assert [item.sandbox.state for item in asked.one.completed({NAME: (handed_over(),)})[NAME]] == ["Lost"]
 
 
+@pytest.mark.parametrize("counts", [0, 1])
+@pytest.mark.parametrize("wish", ["", Request.CANCEL])
+def test_a_shadow_that_only_says_that_the_job_is_done_gives_nothing_up(asked: Asked, counts: int, wish: str) -> None:
+    """The job's number has grown after the run that counts. :param counts: number of that run, 0: not known."""
+    asked.look(handed_over())
+    asked.one.look_at({NAME: job(run=2, request=wish)}, {}, lambda job: counts)
+    asked.look()
+    assert asked.cancelled == ({ONE, TWO} if wish and counts else set())
+    assert asked.one._kept[next(iter(asked.one._kept))].given_up == ("Cancelled" if wish and counts else "")
+
+
 def test_a_copied_receipt_cancels_nothing(asked: Asked) -> None:
     """Who may advertise can read the report of a pilot and name its deposits as his own."""
     asked.look(handed_over())
