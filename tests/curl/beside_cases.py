@@ -1,0 +1,149 @@
+"""The table of cases that both plugins get. Each function prepares servers and says what to move."""
+
+from __future__ import annotations
+
+import trustme
+
+from tests.curl.beside import Ask, Case, Stage
+from tests.curl.interposer import changed, status
+
+DATA = bytes(range(256)) * 40
+#: HTCondor's own takes the first part of the path of a ``file`` URL for a host.
+_FILE_HOST = frozenset({"DeveloperData.TransferHostName"})
+#: HTCondor's own turns ``dav`` into ``http`` in its report.
+_DAV = frozenset({"TransferProtocol"})
+
+
+def get(stage: Stage) -> Ask:
+    return stage.get_from_store(DATA)
+
+
+def put(stage: Stage) -> Ask:
+    return stage.put_to_store(DATA)
+
+
+def get_empty(stage: Stage) -> Ask:
+    return stage.get_from_store(b"")
+
+
+def get_many(stage: Stage) -> Ask:
+    names = [f"file{number}" for number in range(20)]
+    stage.store.files.update(dict.fromkeys(names, DATA))
+    return Ask([stage.wanted(stage.store.url(name), DATA, name) for name in names])
+
+
+def get_through_cache(stage: Stage) -> Ask:
+    stage.store.always("GET", changed(X_Cache="HIT", Via="1.1 cache.example.org"))
+    return stage.get_from_store(DATA)
+
+
+def get_dav(stage: Stage) -> Ask:
+    server = stage.webdav()
+    (server.root / "file").write_bytes(DATA)
+    return stage.get(f"dav://127.0.0.1:{server.port}/file", DATA)
+
+
+def put_dav(stage: Stage) -> Ask:
+    server = stage.webdav()
+    path = server.root / "file"
+    return stage.put(f"dav://127.0.0.1:{server.port}/file", DATA, lambda: path.read_bytes() if path.exists() else None)
+
+
+def get_ftp(stage: Stage) -> Ask:
+    server = stage.ftp()
+    (server.root / "file").write_bytes(DATA)
+    return stage.get(f"ftp://127.0.0.1:{server.port}/file", DATA)
+
+
+def put_ftp(stage: Stage) -> Ask:
+    server = stage.ftp()
+    path = server.root / "file"
+    return stage.put(f"ftp://127.0.0.1:{server.port}/file", DATA, lambda: path.read_bytes() if path.exists() else None)
+
+
+def get_ftp_missing(stage: Stage) -> Ask:
+    return stage.get(f"ftp://127.0.0.1:{stage.ftp().port}/missing", DATA)
+
+
+def get_file(stage: Stage) -> Ask:
+    path = stage.home / "source"
+    path.write_bytes(DATA)
+    return stage.get(f"file://{path}", DATA)
+
+
+def put_file(stage: Stage) -> Ask:
+    path = stage.home / "target"
+    return stage.put(f"file://{path}", DATA, lambda: path.read_bytes() if path.exists() else None)
+
+
+def get_file_missing(stage: Stage) -> Ask:
+    return stage.get(f"file://{stage.home}/missing", DATA)
+
+
+def get_missing(stage: Stage) -> Ask:
+    return stage.get(stage.store.url("missing"), DATA)
+
+
+def get_status(code: int) -> Case:
+    """GET answered by an error for good."""
+
+    def arrange(stage: Stage) -> Ask:
+        stage.store.always("GET", status(code, "not like this"))
+        return stage.get_from_store(DATA)
+
+    return Case(f"get-{code}", arrange)
+
+
+def put_status(code: int) -> Case:
+    """PUT answered by an error for good."""
+
+    def arrange(stage: Stage) -> Ask:
+        stage.store.always("PUT", status(code, "not like this"))
+        return stage.put_to_store(DATA)
+
+    return Case(f"put-{code}", arrange)
+
+
+def get_with_token(stage: Stage) -> Ask:
+    url = stage.store.url("file").replace("http://", "service+http://")
+    stage.store.files["file"] = DATA
+    return stage.get(url, DATA, tokens={"service": '{"access_token": "abc.def.ghi"}'})
+
+
+def get_token_missing(stage: Stage) -> Ask:
+    url = stage.store.url("file").replace("http://", "service+http://")
+    return stage.get(url, DATA, tokens={"another": "abc.def.ghi"})
+
+
+def unknown_authority(stage: Stage) -> Ask:
+    server = stage.webdav(stage.certificate("127.0.0.1", authority=trustme.CA()))
+    return stage.get(f"https://127.0.0.1:{server.port}/file", DATA)
+
+
+def proxy(stage: Stage) -> Ask:
+    door = stage.proxy(stage.store)
+    return stage.get_from_store(DATA, env={"http_proxy": f"http://127.0.0.1:{door.port}"})
+
+
+CASES = [
+    Case("get", get),
+    Case("get-empty", get_empty),
+    Case("get-20-files", get_many),
+    Case("get-through-cache", get_through_cache),
+    Case("get-dav", get_dav, other=_DAV),
+    Case("get-ftp", get_ftp),
+    Case("get-file", get_file, other=_FILE_HOST),
+    Case("put", put),
+    Case("put-dav", put_dav, other=_DAV),
+    Case("put-ftp", put_ftp),
+    Case("put-file", put_file, other=_FILE_HOST),
+    Case("get-missing", get_missing),
+    *map(get_status, (400, 401, 403, 410)),
+    *map(put_status, (400, 401, 403, 404)),
+    Case("get-ftp-missing", get_ftp_missing),
+    Case("get-file-missing", get_file_missing, other=_FILE_HOST),
+    Case("get-token", get_with_token),
+    Case("get-token-missing", get_token_missing),
+    Case("https-unknown-authority", unknown_authority),
+    Case("proxy", proxy),
+]

@@ -1,0 +1,95 @@
+"""Print all cases, HTCondor's own curl_plugin beside ours: ``python -m tests.curl.beside_stock [WORD...]``.
+
+Words choose the cases whose names hold one of them. Exit status 1 when ours is worse in any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from stageout.testing.starter import PluginTable, installed
+from tests.curl.beside import Case, Seen, lacking, run, stock_plugin, worse
+from tests.curl.beside_cases import CASES
+
+ROOT = Path(__file__).resolve().parents[2]
+_HEAD = (
+    "| case | HTCondor's | ours | time | time of ours | requests | requests of ours | attributes | worse |",
+    "|---|---|---|---|---|---|---|---|---|",
+)
+
+
+def row(case: Case, stock: Seen, ours: Seen) -> str:
+    """One line of the table."""
+    theirs = {name for ad in stock.attributes() for name in ad}
+    own = {name for ad in ours.attributes() for name in ad}
+    kept = len(theirs & own)
+    cells = [
+        case.name,
+        outcome(stock),
+        outcome(ours),
+        f"{stock.run.duration_s:.1f} s",
+        f"{ours.run.duration_s:.1f} s",
+        str(stock.asked or ""),
+        str(ours.asked or ""),
+        f"{kept} of {len(theirs)}, {len(own - theirs)} more",
+        "; ".join([*worse(case, stock, ours), *lacking(case, stock, ours)]) or "no",
+    ]
+    return "| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |"
+
+
+def outcome(seen: Seen) -> str:
+    """How a call ended, in a few words."""
+    if seen.ok:
+        return "arrived"
+    run = seen.run
+    failed = [ad for ad in seen.attributes() if not ad.get("TransferSuccess")]
+    kinds = [str(ad.get("TransferErrorData.ErrorType", "no ErrorType")) for ad in failed]
+    end = f"signal {run.exit_signal}" if run.exit_signal else f"exit {run.exit_code}"
+    wrong = "" if all(seen.arrived) or not run.succeeded else ", wrong content"
+    return f"{end}{wrong} {' '.join(dict.fromkeys(kinds))}".strip()
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the cases and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("--fast", action="store_true", help="leave out the cases that wait for minutes")
+    parser.add_argument("--jobs", type=int, default=1, help="cases at once; times then tell less")
+    options = parser.parse_args(argv)
+    chosen = [
+        case
+        for case in CASES
+        if not (case.slow and options.fast) and (not options.words or any(word in case.name for word in options.words))
+    ]
+    logging.basicConfig(level=logging.WARNING)  # else the FTP server prints every command
+    bad = 0
+    with tempfile.TemporaryDirectory(prefix="stageout-beside-") as name, ThreadPoolExecutor(options.jobs) as pool:
+        plugins = [stock_plugin(_folder(name, "stock")), installed(ROOT / "plugins/curl_plugin", _folder(name, "ours"))]
+        tables = [PluginTable([plugin]) for plugin in plugins]
+
+        def both(case: Case) -> tuple[Case, Seen, Seen]:
+            stock, ours = (run(case, table, plugin) for table, plugin in zip(tables, plugins))
+            return case, stock, ours
+
+        print("\n".join(_HEAD))
+        for case, stock, ours in pool.map(both, chosen):
+            print(row(case, stock, ours), flush=True)
+            bad += bool(worse(case, stock, ours) or lacking(case, stock, ours))
+    print(f"\n{len(chosen)} cases, worse in {bad}")
+    return 1 if bad else 0
+
+
+def _folder(home: str, name: str) -> Path:
+    path = Path(home) / name
+    path.mkdir()
+    return path
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
