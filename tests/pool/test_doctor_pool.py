@@ -19,7 +19,7 @@ from tests.pool.conftest import QUICK_AP, QUICK_EP
 
 pytestmark = pytest.mark.pool
 
-#: Well above the time between two notices of the agent and two looks of the manager: silence then means that it stopped.
+#: Well above the time between two notices of the agent and two looks of the manager: silence means a stopped agent.
 _FRESH_S = 30
 
 
