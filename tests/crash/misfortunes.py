@@ -28,7 +28,7 @@ _MISFORTUNES = (
     "destination_refuses", "collector_restart", "schedd_down", "second_manager", "clock_of_node", "clock_of_ap",
     "number_lost", "ledger_lost", "older_ledger", "damaged_text", "forged_record", "lost_sight",
     "agent_cut_off_long", "blind", "power_after_handoff",
-    "kill_after_handoff", "vanish", "remove_job", "vacate", "backup", "file_gone", "directory_gone", "mute",
+    "kill_after_handoff", "mute_after_handoff", "vanish", "remove_job", "vacate", "backup", "file_gone", "directory_gone", "mute",
     "sync_refused",
     "names_stay", "slow_disk", "late_part", "disk_ails", "linger", "wish", "wish",
     "odd_order", "odd_order", "kill_while_moving",
@@ -220,6 +220,10 @@ class Misfortunes:
     def _mis_kill_after_handoff(self, node: Node, later: float) -> None:
         self.after_handoff = self._mis_kill_manager
 
+    def _mis_mute_after_handoff(self, node: Node, later: float) -> None:
+        """A report of a hand-off is the last for a while: what the run hands over after it comes late."""
+        self.after_handoff = lambda node, _: self._mute(node, min(later, 400))
+
     def _mis_file_gone(self, node: Node, later: float) -> None:
         """A cleaner deletes a file, or all files of a ticket, in the spool."""
         place = f"{node.spool}/sandboxes"
@@ -245,8 +249,11 @@ class Misfortunes:
 
     def _mis_mute(self, node: Node, later: float) -> None:
         """Messages of a node are lost, messages to it arrive: a firewall, or a right that was taken away."""
+        self._mute(node, 3 * LEASE_S)
+
+    def _mute(self, node: Node, for_s: float) -> None:
         self.collector.mute.add(node.name)
-        self.world.after(3 * LEASE_S, lambda: self.collector.mute.discard(node.name))
+        self.world.after(for_s, lambda: self.collector.mute.discard(node.name))
 
     def _mis_names_stay(self, node: Node, later: float) -> None:
         """Nothing can be removed from a node's disk for a while."""

@@ -216,6 +216,8 @@ class Simulation(Misfortunes, Judgement):
             self.world.say(f"all uploads of {execution.job} are repeated")
             upload.begin_again()
             execution.accepted.clear()
+            self.world.after(self.random.choice((0.01, 20.0, 200.0)), lambda: self._call_plugin(upload))
+            return
         if not upload.left:
             node.machine.disk.forget(f"/{node.name}/execute/dir_{execution.number}")
             self._uploaded(execution)
