@@ -14,7 +14,7 @@ from stageout.testing.destination import Destination
 from stageout.testing.starter import PluginTable, installed
 from tests.curl.interposer import Interposer
 from tests.curl.plugin import Plugin
-from tests.curl.servers import S3, Ftp, WebDav
+from tests.curl.servers import S3, Apache, Ftp, WebDav
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -41,6 +41,15 @@ def nginx() -> Iterator[Destination]:
     folder = Path(tempfile.mkdtemp(prefix="stageout-nginx-"))  # not below pytest's own: its user could not enter it
     with Destination(folder) as server:
         yield server
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def apache() -> Iterator[Apache]:
+    folder = Path(tempfile.mkdtemp(prefix="stageout-apache-"))  # not below pytest's own: its user could not enter it
+    server = Apache(folder)
+    yield server
+    server.close()
     shutil.rmtree(folder)
 
 

@@ -1,8 +1,14 @@
-"""Real servers in threads of the test: WebDAV, FTP, S3."""
+"""Real servers for the tests: WsgiDAV, Apache, FTP, S3."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+import socket
+import subprocess
 import threading
+import time
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,6 +20,8 @@ from pyftpdlib.handlers import FTPHandler
 from pyftpdlib.servers import ThreadedFTPServer
 from wsgidav.fs_dav_provider import FilesystemProvider
 from wsgidav.wsgidav_app import WsgiDAVApp
+
+from stageout.testing.ports import free_ports
 
 
 class WebDav:
@@ -72,6 +80,64 @@ class WebDav:
     def close(self) -> None:
         """End it."""
         self._server.stop()
+
+
+_APACHE = """\
+ServerRoot {home}
+PidFile {home}/pid
+ErrorLog {home}/error.log
+ServerName 127.0.0.1
+Listen 127.0.0.1:{port}
+LoadModule mpm_event_module {modules}/mod_mpm_event.so
+LoadModule authz_core_module {modules}/mod_authz_core.so
+LoadModule dav_module {modules}/mod_dav.so
+LoadModule dav_fs_module {modules}/mod_dav_fs.so
+{user}
+DavLockDB {home}/locks
+DocumentRoot {home}/files
+<Directory {home}/files>
+    Dav On
+    Require all granted
+</Directory>
+"""
+
+
+class Apache:
+    """Apache with mod_dav, in a process of its own.
+
+    :param home: its directory; files appear below ``home/files``. Its user must be able to enter it.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self.root = home / "files"
+        self.root.mkdir()
+        (self.port,) = free_ports(1)
+        modules, user = "/usr/lib/apache2/modules", ""
+        if os.getuid() == 0:
+            user = "User nobody\nGroup nogroup"
+            for path in (home, self.root):
+                shutil.chown(path, "nobody", "nogroup")
+        config = home / "httpd.conf"
+        config.write_text(_APACHE.format(home=home, port=self.port, modules=modules, user=user))
+        program = shutil.which("apache2", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+        assert program, "Apache is not installed; tools/install does it (as root), or: apt-get install apache2-bin"
+        self._process = subprocess.Popen([program, "-f", str(config), "-DFOREGROUND"], start_new_session=True)
+        deadline = time.monotonic() + 30
+        while not self._answers():
+            assert time.monotonic() < deadline, (home / "error.log").read_text()
+            time.sleep(0.02)
+
+    def _answers(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """End it."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
 
 
 class _Handler(FTPHandler):

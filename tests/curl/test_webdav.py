@@ -7,6 +7,7 @@ import os
 import pytest
 
 from stageout.core.errors import ErrorClass as K
+from stageout.testing.starter import Wanted
 from tests.curl.interposer import Drop, Hold, Reply, status
 from tests.curl.plugin import NO_RETRY
 
@@ -57,14 +58,38 @@ def test_collection_that_cannot_be_made(plugin, dav, dav_door):
     assert "not here" in result.ad["TransferError"]
 
 
-def test_collection_made_by_another_job_meanwhile(plugin, dav, dav_door):
+@pytest.mark.parametrize("code", [201, 403, 405, 409, 423, 500])
+def test_collection_made_by_another_job_meanwhile(plugin, dav, dav_door, code):
+    """The loser of the race hears 405 (WsgiDAV, nginx), 403 (Apache), 500 (dCache), 201 (rclone): the collection is
+    there, and that counts."""
+
     def raced(asked, forward):
         reply = forward()
-        return Reply(405) if reply.status == 201 else reply
+        return Reply(code) if reply.status == 201 else reply
 
     dav_door.always("MKCOL", raced)
-    assert plugin.put(url(dav_door, "a/b/file"), DATA).ok
+    result = plugin.put(url(dav_door, "a/b/file"), DATA)
+    assert result.ok
+    assert result.failures == []
     assert dav.names() == ["a/b/file"]
+
+
+@pytest.mark.parametrize("server", ["apache", "dav", "nginx"])
+def test_several_files_into_new_collections(plugin, request, server):
+    """None of them finds the directory, so all of them make it at once."""
+    port = request.getfixturevalue(server).port
+    names = [f"file{number}" for number in range(8)]
+    once = {"STAGEOUT_CONCURRENCY": "8", "STAGEOUT_RESPONSE_TIMEOUT_S": "60", **NO_RETRY}
+    for job in range(20):
+        plugin.new_scratch()
+        for name in names:
+            (plugin.scratch / name).write_bytes(os.fsencode(name))
+        wanted = [Wanted(f"dav://127.0.0.1:{port}/race/{job}/deep/{name}", name) for name in names]
+        result = plugin.call(wanted, upload=True, env=once)
+        assert result.ok, result.run.ads
+        back = [Wanted(item.url, f"{item.name}.back") for item in wanted]
+        assert plugin.call(back, upload=False, env=once).ok
+        assert [(plugin.scratch / item.name).read_bytes() for item in back] == [os.fsencode(name) for name in names]
 
 
 @pytest.mark.parametrize("code", [405, 501])

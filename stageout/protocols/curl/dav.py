@@ -52,8 +52,11 @@ class DavUpload(HttpUpload):
     def _put(self) -> Reply:
         reply = super()._put()
         if reply.status in _NO_COLLECTION:
-            self._make_collections(self._target)
+            with self._task.servers.making(self._address.origin):
+                refused = self._make_collections(self._target)
             reply = super()._put()
+            if refused is not None and reply.status in _NO_COLLECTION:
+                raise refused
         return reply
 
     def _can_move(self) -> bool:
@@ -67,22 +70,31 @@ class DavUpload(HttpUpload):
             self._task.servers.learn_moving(self._address.origin, known)
         return known
 
-    def _make_collections(self, address: Address) -> None:
-        """MKCOL of the collection around a place, and of those around it as far as they are missing."""
+    def _make_collections(self, address: Address) -> TransferFailure | None:
+        """MKCOL of the collection around a place, and of those around it as far as they are missing.
+
+        :returns: the first refusal. When another job makes the collection at the same time some servers refuse with
+            other statuses than 405 (Apache: 403): only the next PUT shows whether the collection exists.
+        """
         missing: list[Address] = []
+        refused = None
         folder = address.parent()
         while folder is not None:
             reply = self._http.ask("MKCOL", folder)
-            if reply.success or reply.status in _EXISTS:
-                break
             if reply.status not in _NO_COLLECTION:
-                raise self._http.failure(reply, f"making of the collection {folder.shown}")
+                refused = self._refusal(reply, folder)
+                break
             missing.append(folder)
             folder = folder.parent()
         for folder in reversed(missing):
             reply = self._http.ask("MKCOL", folder)
-            if not reply.success and reply.status not in _EXISTS:
-                raise self._http.failure(reply, f"making of the collection {folder.shown}")
+            refused = refused or self._refusal(reply, folder)
+        return refused
+
+    def _refusal(self, reply: Reply, folder: Address) -> TransferFailure | None:
+        if reply.success or reply.status in _EXISTS:
+            return None
+        return self._http.failure(reply, f"making of the collection {folder.shown}")
 
     def _look(self) -> Stored:
         stored = super()._look()

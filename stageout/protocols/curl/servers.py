@@ -19,6 +19,7 @@ class Servers:
         self._digests: dict[Origin, tuple[str, ...]] = {}
         self._silent: set[Origin] = set()
         self._confirmed: set[str] = set()
+        self._making: dict[Origin, threading.Lock] = {}
 
     def moves(self, origin: Origin) -> bool | None:
         """Whether a WebDAV server can MOVE; None when nobody has asked."""
@@ -59,3 +60,8 @@ class Servers:
         """Remember it."""
         with self._lock:
             self._confirmed.add(collection)
+
+    def making(self, origin: Origin) -> threading.Lock:
+        """Held while collections are made there: one file at a time, the others then find them."""
+        with self._lock:
+            return self._making.setdefault(origin, threading.Lock())
