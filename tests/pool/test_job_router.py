@@ -45,7 +45,7 @@ def _copy(site: Any, job: Any) -> str:
 def _wait_left(site: Any, *jobs: Any) -> list[dict[str, Any]]:
     for job in jobs:
         site.pool.wait(
-            lambda job=job: not site.pool.q(job) and site.pool.history(job), what=f"{job} to leave", timeout_s=90
+            lambda job=job: not site.pool.q(job) and site.pool.history(job), what=f"{job} to leave", timeout_s=180
         )
     return [site.pool.history(job) for job in jobs]
 
@@ -75,7 +75,7 @@ def test_an_owner_who_lets_the_job_leave_gets_the_output(site: Any, early: bool)
     site.destination.stop()
     job = site.submit(env="SLEEP=5" if early else "")
     if early:
-        site.pool.wait_status(job, "Running", timeout_s=60)
+        site.pool.wait_status(job, "Running", timeout_s=120)
     else:
         site.wait_state(job, "RetryWait")
     site.pool.qedit(job, user="alice", LeaveJobInQueue="false")
