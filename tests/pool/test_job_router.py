@@ -39,7 +39,7 @@ def _copy(site: Any, job: Any) -> str:
     def find() -> Any:
         return (site.pool.q(job) or site.pool.history(job) or {}).get("RoutedToJobId")
 
-    return str(site.pool.wait(find, what=f"{job} to be routed", timeout_s=60))
+    return str(site.pool.wait(find, what=f"{job} to be routed", timeout_s=120))
 
 
 def _wait_left(site: Any, *jobs: Any) -> list[dict[str, Any]]:
