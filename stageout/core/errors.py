@@ -41,7 +41,7 @@ class ErrorClass(enum.Enum):
     NAME_NOT_RESOLVED = Row(10, "Resolution", "Definitive", Advice.RETRY_ELSEWHERE)
     NAME_LOOKUP_FAILED = Row(11, "Resolution", "PreContact", Advice.RETRY_HERE)
     CONNECT_FAILED = Row(20, "Contact", None, Advice.RETRY_HERE)
-    TLS_UNTRUSTED = Row(21, "Contact", None, Advice.NEEDS_PERSON)
+    TLS_UNTRUSTED = Row(21, "Authorization", "Authentication", Advice.NEEDS_PERSON)
     CREDENTIAL_MISSING = Row(30, "Authorization", "Authentication", Advice.NEEDS_CREDENTIAL)
     CREDENTIAL_REFUSED = Row(31, "Authorization", "Authentication", Advice.NEEDS_CREDENTIAL)
     CREDENTIAL_EXPIRED = Row(32, "Authorization", "Authentication", Advice.NEEDS_CREDENTIAL)
@@ -52,6 +52,7 @@ class ErrorClass(enum.Enum):
     NOT_SUPPORTED = Row(43, "Specification", None, Advice.NEEDS_PERSON)
     LOCAL_FILE = Row(44, "Specification", None, Advice.NEEDS_PERSON)
     SOURCE_CHANGED = Row(45, "Specification", None, Advice.NEEDS_PERSON)
+    REQUEST_REJECTED = Row(46, "Specification", None, Advice.NEEDS_PERSON)
     THROTTLED = Row(50, "Transfer", "TooSlow", Advice.RETRY_HERE)
     SERVER_BUSY = Row(51, "Transfer", "TimedOut", Advice.RETRY_HERE)
     SERVER_ERROR = Row(52, "Transfer", "TimedOut", Advice.RETRY_HERE)
@@ -132,6 +133,9 @@ class TransferFailure(Exception):
     :param server: host (and port) that was talked to, "" when none was.
     :param retry_after_s: wait that the server asked for, in seconds.
     :param developer: further facts for DeveloperData (scalars only).
+    :param intermediate: ``server`` is a proxy or a cache: "Connection" when it could not be reached, "PostConnection"
+        when it failed afterwards; "" when it is the server that the URL names.
+    :param connection_s: as in :class:`stageout.plugin.api.Outcome`.
     """
 
     kind: ErrorClass
@@ -139,6 +143,8 @@ class TransferFailure(Exception):
     server: str = ""
     retry_after_s: float | None = None
     developer: dict[str, Any] = field(default_factory=dict)
+    intermediate: str = ""
+    connection_s: float = 0.0
 
     def __str__(self) -> str:
         return self.message

@@ -42,7 +42,8 @@ class Outcome:
 
     :param size_bytes: size of the file.
     :param transferred_bytes: bytes that crossed the network for it, all attempts together.
-    :param connection_s: time to the first byte of the last attempt.
+    :param connection_s: seconds of all requests since their connections were made; 0: the framework takes the time
+        from the file's begin to its end.
     :param verified: what the destination confirmed: "" (nothing), "size" or the name of a digest ("md5", ...).
     :param digests: digest name -> hexadecimal value, computed while the file was read or written.
     :param developer: further facts for DeveloperData (scalars only, no secrets).

@@ -13,7 +13,7 @@ from types import TracebackType
 
 PAGE_BYTES = 4096
 _FEW = 1000  # up to so many requests get wide slots
-_WIDE_BYTES, _NARROW_BYTES = 2048, 1024
+_WIDE_BYTES, _NARROW_BYTES = PAGE_BYTES, 1024
 _ROOM_BYTES = 512  # for what a result says more than the provisional ad
 _CHUNK_BYTES = 1 << 20
 

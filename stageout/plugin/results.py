@@ -21,6 +21,7 @@ RETRYABLE_STATUS = 11
 FAILED_STATUS = 1
 PROVISIONAL = TransferFailure(ErrorClass.NOT_ATTEMPTED, "the plugin was stopped before this file was finished")
 _ELEMENTS_KEPT = 5
+_ELEMENT_CHARS, _FEW_ELEMENTS = 100, 3
 _CUSTODY = "StageOutCustody"
 _SHORT_CHARS = 120
 
@@ -73,12 +74,12 @@ class AdWriter:
         if isinstance(result, Outcome):
             ad["TransferFileBytes"] = int(result.size_bytes)
             ad["TransferTotalBytes"] = int(max(result.size_bytes, result.transferred_bytes))
-            ad["ConnectionTimeSeconds"] = float(result.connection_s)
         else:
             failure = record.failure or PROVISIONAL
             ad["TransferFileBytes"], ad["TransferTotalBytes"] = 0, int(record.moved_bytes)
-            ad["ConnectionTimeSeconds"] = 0.0
             ad["TransferError"] = self._scrubber.message(str(failure))
+        connection_s = record.result.connection_s if record.result else 0.0
+        ad["ConnectionTimeSeconds"] = float(connection_s or max(0.0, record.end_s - record.start_s))
         errors = [*record.failed_attempts[-_ELEMENTS_KEPT:], *([record.failure] if record.failure else [])]
         if errors:
             ad["TransferErrorData"] = [self._error_ad(failure, record.item) for failure in errors]
@@ -117,6 +118,8 @@ class AdWriter:
             ad["FailedName"] = server
         else:
             ad["FailedServer"] = server
+        if failure.intermediate:
+            ad.update(IntermediateServer=server, IntermediateServerErrorType=failure.intermediate)
         if row.failure_type:
             ad["FailureType"] = row.failure_type
         if row.error_type == "Authorization":
@@ -125,10 +128,16 @@ class AdWriter:
 
     def _developer(self, record: Record) -> Ad:
         facts: Ad = {"StageOutVersion": __version__, **self.facts}
+        host = host_of(record.item.shown_url)
+        if host:
+            facts["TransferHostName"] = host
         result, own = record.result, {}
         if result is not None:
             own = result.developer
-            facts["StageOutAttempts"] = len(record.failed_attempts) + (1 if record.start_s else 0)
+            attempts = len(record.failed_attempts) + (1 if record.start_s else 0)
+            facts["StageOutAttempts"] = attempts
+            if attempts:  # HTCondor's own name, which the monitoring of pools knows
+                facts["TransferTries"] = attempts
             facts["StageOutSeconds"] = round(max(0.0, record.end_s - record.start_s), 3)
             steady = record.pace.bytes_per_s()
             if steady is not None:
@@ -173,6 +182,18 @@ def least_bytes(ad: Ad) -> int:
     return len(unparse_ad(recordable(smaller)))
 
 
+def _short_errors(ad: Ad) -> None:
+    """Keep all attempts, with short texts: TransferError has the whole text of the last one."""
+    if "TransferErrorData" in ad:
+        errors = ad["TransferErrorData"]
+        ad["TransferErrorData"] = [{**error, "ErrorString": error["ErrorString"][:_ELEMENT_CHARS]} for error in errors]
+
+
+def _few_errors(ad: Ad) -> None:
+    if "TransferErrorData" in ad:
+        ad["TransferErrorData"] = ad["TransferErrorData"][-_FEW_ELEMENTS:]
+
+
 def _one_error(ad: Ad) -> None:
     if "TransferErrorData" in ad:
         ad["TransferErrorData"] = ad["TransferErrorData"][-1:]
@@ -210,4 +231,4 @@ def _as_it_is(ad: Ad) -> None:
     del ad
 
 
-_STEPS = (_as_it_is, _one_error, _own_facts_only, _short_texts, _no_developer_data, _least)
+_STEPS = (_as_it_is, _short_errors, _few_errors, _one_error, _own_facts_only, _short_texts, _no_developer_data, _least)

@@ -166,6 +166,8 @@ class Session:
         from stageout.plugin.batch import Batch
 
         waiting = [record for record in self._records if record.result is None]
+        machine = self._surroundings.ad("_CONDOR_MACHINE_AD").text("Machine")
+        self._writer.facts["TransferLocalMachineName"] = machine or os.uname().nodename
         self._report_known()
         if waiting:
             batch = Batch(

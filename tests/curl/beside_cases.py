@@ -10,6 +10,8 @@ from tests.curl.interposer import changed, status
 DATA = bytes(range(256)) * 40
 #: HTCondor's own takes the first part of the path of a ``file`` URL for a host.
 _FILE_HOST = frozenset({"DeveloperData.TransferHostName"})
+#: Versions of libcurl have different codes for a refused CONNECT.
+_LIBCURL = frozenset({"DeveloperData.LibcurlReturnCode"})
 #: HTCondor's own turns ``dav`` into ``http`` in its report.
 _DAV = frozenset({"TransferProtocol"})
 
@@ -125,6 +127,17 @@ def proxy(stage: Stage) -> Ask:
     return stage.get_from_store(DATA, env={"http_proxy": f"http://127.0.0.1:{door.port}"})
 
 
+def proxy_refuses_tunnel(stage: Stage) -> Ask:
+    door = stage.proxy(stage.store)
+    return stage.get("https://data.example.org/file", DATA, env={"https_proxy": f"http://127.0.0.1:{door.port}"})
+
+
+def proxy_wants_password(stage: Stage) -> Ask:
+    door = stage.proxy(stage.store)
+    door.always("GET", status(407))
+    return stage.get_from_store(DATA, env={"http_proxy": f"http://127.0.0.1:{door.port}"})
+
+
 CASES = [
     Case("get", get),
     Case("get-empty", get_empty),
@@ -146,4 +159,6 @@ CASES = [
     Case("get-token-missing", get_token_missing),
     Case("https-unknown-authority", unknown_authority),
     Case("proxy", proxy),
+    Case("proxy-wants-password", proxy_wants_password),
+    Case("proxy-refuses-tunnel", proxy_refuses_tunnel, other=_LIBCURL),
 ]

@@ -9,7 +9,7 @@ import pytest
 
 from stageout.testing.pool.errors import PoolUnavailable
 from stageout.testing.starter import PluginTable
-from tests.curl.beside import Case, run, stock_plugin, worse
+from tests.curl.beside import Case, lacking, run, stock_plugin, worse
 from tests.curl.beside_cases import CASES
 
 pytestmark = pytest.mark.pool
@@ -28,7 +28,8 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.slow], ids=lambda case: str(case.name))
 def test_never_worse(case: Case, stock: Path, executable: Path, plugin_table: PluginTable) -> None:
-    """Outcome, exit status, content and time."""
+    """Outcome, exit status, content, time, and the attributes of the result ads."""
     theirs = run(case, PluginTable([stock]), stock)
     ours = run(case, plugin_table, executable)
     assert worse(case, theirs, ours) == []
+    assert lacking(case, theirs, ours) == []

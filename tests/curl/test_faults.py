@@ -16,14 +16,14 @@ from tests.curl.plugin import NO_RETRY
 
 BIG = os.urandom(256 * 1024)
 SINGLE_STATUS = [
-    (400, K.BAD_REQUEST),
+    (400, K.REQUEST_REJECTED),
     (403, K.PERMISSION_DENIED),
     (404, K.NOT_FOUND),
     (410, K.NOT_FOUND),
     (412, K.CONFLICT),
     (413, K.TOO_LARGE),
     (414, K.BAD_URL),
-    (418, K.BAD_REQUEST),
+    (418, K.REQUEST_REJECTED),
     (423, K.SERVER_BUSY),
     (429, K.THROTTLED),
     (451, K.PERMISSION_DENIED),

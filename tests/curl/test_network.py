@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from stageout.core.errors import ErrorClass as K
-from tests.curl.interposer import Interposer, Reply
+from tests.curl.interposer import Interposer, Reply, status
 from tests.curl.plugin import NO_RETRY
 
 root_only = pytest.mark.skipif(
@@ -19,7 +19,7 @@ root_only = pytest.mark.skipif(
 
 
 class NameServer:
-    """Answers every question in the same way: "nothing", "no such name" or "broken"."""
+    """Answers every question in the same way: "nothing", "no such name" or "broken". One of each for a process."""
 
     def __init__(self, answer: str, address: str) -> None:
         self._answer = answer
@@ -28,7 +28,7 @@ class NameServer:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
-        code = {"no such name": 3, "broken": 2}.get(self._answer)
+        code = {"no such name": 3, "there is none": 3, "broken": 2}.get(self._answer)
         while True:
             try:
                 question, peer = self._socket.recvfrom(512)
@@ -149,5 +149,49 @@ def test_proxy_of_the_machine(plugin, nginx, proxy):
 def test_proxy_that_is_down(plugin, nginx):
     result = plugin.get(nginx.url("x"), env={"http_proxy": "http://127.0.0.1:1", **NO_RETRY})
     assert result.failures == [K.CONNECT_FAILED]
+    assert blamed(result) == ("127.0.0.1:1", "127.0.0.1:1", "Connection")
+    assert "proxy 127.0.0.1:1" in result.ad["TransferError"]
     result = plugin.get(nginx.url("x"), env={"http_proxy": "http://user:proxy-pass@127.0.0.1:1", **NO_RETRY})
     assert "proxy-pass" not in result.everything
+
+
+def blamed(result):
+    """The server that the newest error names, and what it says of a proxy."""
+    error = result.ad["TransferErrorData"][-1]
+    server = error.get("FailedServer") or error.get("FailedName")
+    return server, error.get("IntermediateServer"), error.get("IntermediateServerErrorType")
+
+
+@root_only
+def test_proxy_whose_name_does_not_exist(plugin, resolving):
+    wrapper = resolving("there is none")
+    for variable in ("http_proxy", "all_proxy"):
+        env = {variable: "http://user:proxy-pass@proxy.example.org:3128"}
+        result = plugin.get("http://127.0.0.1:1/x", env=env, executable=wrapper)
+        assert result.failures == [K.NAME_NOT_RESOLVED]
+        assert blamed(result) == ("proxy.example.org:3128", "proxy.example.org:3128", "Connection")
+        assert "proxy-pass" not in result.everything
+
+
+def test_proxy_that_opens_no_tunnel(plugin, proxy):
+    """Its answer to CONNECT is not the target's."""
+    address = f"127.0.0.1:{proxy.port}"
+    result = plugin.get("https://data.example.org/x", env={"https_proxy": f"http://{address}", **NO_RETRY})
+    assert result.failures == [K.NOT_SUPPORTED]
+    assert blamed(result) == (address, address, "PostConnection")
+    assert "TransferHTTPStatusCode" not in result.ad["DeveloperData"]
+
+
+def test_proxy_that_wants_a_password(plugin, nginx, proxy):
+    proxy.always("GET", status(407))
+    address = f"127.0.0.1:{proxy.port}"
+    result = plugin.get(nginx.url("x"), env={"http_proxy": f"http://{address}"})
+    assert result.failures == [K.PERMISSION_DENIED]
+    assert blamed(result) == (address, address, "PostConnection")
+
+
+def test_server_behind_a_proxy(plugin, nginx, proxy):
+    """What the proxy passes on is the server's."""
+    result = plugin.get(nginx.url("missing"), env={"http_proxy": f"http://127.0.0.1:{proxy.port}"})
+    assert result.failures == [K.NOT_FOUND]
+    assert blamed(result) == (f"127.0.0.1:{nginx.port}", None, None)

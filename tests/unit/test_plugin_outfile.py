@@ -81,6 +81,22 @@ def test_any_result_fits_a_slot_made_for_its_promise(message, name, attempts, ex
         fitted(promise, 40)
 
 
+def test_six_attempts_fit_the_slot_of_a_file_with_long_names_and_long_messages():
+    writer = AdWriter(True, "1", Scrubber())
+    writer.facts["TransferLocalMachineName"] = "node123.cluster.example.org"
+    name, url = "n" * 100, "https://storage.example.org:8443/" + "p" * 200
+    attempts = [TransferFailure(ErrorClass.SERVER_ERROR, f"{n} {'word ' * 120}", url[8:32]) for n in range(12)]
+    facts = {"TransferHTTPStatusCode": 500, "LibcurlReturnCode": 22, "HttpCacheHost": "cache.example.org"}
+    last = TransferFailure(ErrorClass.SERVER_ERROR, "last " + "word " * 120, url[8:32], developer=facts)
+    slots, _ = roomy_slots([len(fitted(writer.ad(record(name, url)), 1 << 30))])
+    ad = parse_ad(fitted(writer.ad(record(name, url, last, attempts)), slots[0].width - 1))
+    elements = ad["TransferErrorData"]
+    assert [element["ErrorString"].split()[0] for element in elements] == ["7", "8", "9", "10", "11", "last"]
+    assert all(element["FailedServer"] == url[8:32] for element in elements)
+    assert len(ad["TransferError"]) > 400
+    assert set(facts) < set(ad["DeveloperData"])
+
+
 @given(st.text(st.sampled_from("a\n\r\t\x7f\\\"'"), min_size=1))
 def test_no_text_breaks_the_line_or_the_string_that_holds_it_in_a_record(name):
     ad = parse_ad(fitted(AdWriter(True, "1", Scrubber()).ad(record(name)), 4000))
@@ -117,8 +133,8 @@ def test_old_content_is_gone_and_size_stays(tmp_path):
         assert len(file.lay_out([100, 200], [50, 50])) == 2
         assert file.write(1, "[ a = 2 ]")
         assert file.write(0, "[ a = 1 ]")
-        with pytest.raises(ValueError, match="slot of 2048"):
-            file.write(0, "x" * 2048)
+        with pytest.raises(ValueError, match="slot of 4096"):
+            file.write(0, "x" * 4096)
     assert (path.stat().st_ino, path.stat().st_size) == (inode, 30_033)
     assert [ad["a"] for ad in read_results(path.read_text())[0]] == [1, 2]
 

@@ -51,7 +51,10 @@ def test_success_ad(bench):
         "ConnectionTimeSeconds": 0.25,
     }
     assert developer.pop("StageOutVersion")
+    assert developer.pop("TransferLocalMachineName")
     assert developer == {
+        "TransferHostName": "host",
+        "TransferTries": 1,
         "StageOutAttempts": 1,
         "StageOutVerified": "md5",
         "StageOutDigests": "crc32:ff md5:0a",

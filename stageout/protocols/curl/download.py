@@ -29,7 +29,6 @@ class Download(Movement):
         self._part = PartFile(task.path)
         self._announced_bytes: int | None = None
         self._stated: dict[str, str] = {}
-        self._first_byte_s = 0.0
         self._most_bytes = 0
 
     @property
@@ -68,7 +67,6 @@ class Download(Movement):
         return Outcome(
             size_bytes=self._part.size_bytes,
             transferred_bytes=self._task.mileage.total_bytes,
-            connection_s=self._first_byte_s,
             verified=verified,
             digests=self._part.digests(),
         )
@@ -120,7 +118,6 @@ class HttpDownload(Download):
             if reply.status == 416:
                 self._forget()
             raise self._http.failure(reply, f"download of {self._address.name}")
-        self._first_byte_s = reply.first_byte_s
         outcome = self._finish()
         outcome.developer.update(self._http.facts)
         return outcome
@@ -164,9 +161,10 @@ class FtpDownload(Download):
     def attempt(self) -> Outcome:
         """One RETR."""
         reply = self._ftp.retrieve(self)
-        self._first_byte_s = reply.first_byte_s
         self._announced_bytes = reply.length_bytes if reply.length_bytes >= 0 else None
-        return self._finish()
+        outcome = self._finish()
+        outcome.developer.update(self._ftp.facts)
+        return outcome
 
     def begin(self, reply: Reply) -> None:
         """Data comes."""

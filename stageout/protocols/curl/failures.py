@@ -63,7 +63,7 @@ CURL_CODES: dict[int, ErrorClass] = {
 }
 
 HTTP_STATUSES: dict[int, ErrorClass] = {
-    400: _K.BAD_REQUEST,
+    400: _K.REQUEST_REJECTED,
     401: _K.CREDENTIAL_REFUSED,
     403: _K.PERMISSION_DENIED,
     404: _K.NOT_FOUND,
@@ -98,7 +98,7 @@ HTTP_STATUSES: dict[int, ErrorClass] = {
     509: _K.THROTTLED,
     511: _K.PERMISSION_DENIED,
 }
-_HTTP_HUNDREDS = {3: _K.BAD_URL, 4: _K.BAD_REQUEST, 5: _K.SERVER_ERROR}
+_HTTP_HUNDREDS = {3: _K.BAD_URL, 4: _K.REQUEST_REJECTED, 5: _K.SERVER_ERROR}
 
 FTP_REPLIES: dict[int, ErrorClass] = {
     421: _K.SERVER_BUSY,

@@ -25,15 +25,20 @@ class Ftp:
 
     def __init__(self, task: Task) -> None:
         self._task = task
+        self.facts: dict[str, Any] = {}
 
     def retrieve(self, receiver: Receiver) -> Reply:
         """RETR."""
-        return self._perform(self._task.address, receiver=receiver)
+        reply = self._perform(self._task.address, receiver=receiver)
+        self.facts["TransferHTTPStatusCode"] = reply.status
+        return reply
 
     def store(self, address: Address, source: SourceFile) -> Reply:
         """STOR; directories that are missing are made."""
         options = {pycurl.FTP_CREATE_MISSING_DIRS: _CREATE_AND_RETRY}
-        return self._perform(address, source=source, options=options)
+        reply = self._perform(address, source=source, options=options)
+        self.facts["TransferHTTPStatusCode"] = reply.status
+        return reply
 
     def look(self, address: Address, with_digest: bool) -> tuple[int | None, dict[str, str]]:
         """Size of a file (SIZE), and its digest where the server can say it (HASH).
@@ -75,7 +80,7 @@ class Ftp:
         query = Query("", address.url, source=source, receiver=receiver, options=options)
         task = self._task
         task.mileage.begin()
-        return task.transport.perform(query, task.context, task.settings, task.mileage.moved)
+        return task.transport.perform(query, task.context, task.settings, task.mileage)
 
 
 def _after(commands: list[str]) -> dict[int, Any]:

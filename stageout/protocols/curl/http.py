@@ -16,12 +16,15 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.protocols.curl.address import Address
 from stageout.protocols.curl.failures import of_status, server_words
 from stageout.protocols.curl.localfile import SourceFile
+from stageout.protocols.curl.proxies import proxy_in_use
 from stageout.protocols.curl.task import Task
 from stageout.protocols.curl.transport import Query, Receiver, Reply
 
 MOST_REDIRECTS = 10
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _EXPECT_BYTES = 1 << 20
+_MOVES = frozenset({"GET", "PUT"})
+_PROXY_REFUSED = 407
 
 
 class Http:
@@ -31,7 +34,7 @@ class Http:
         self._task = task
         self._home = task.address
         self._context = task.context
-        self.facts: dict[str, Any] = {"TransferHostName": task.address.host}
+        self.facts: dict[str, Any] = {}
 
     def ask(
         self,
@@ -51,7 +54,7 @@ class Http:
             lines = [*headers, *self._authorisation(address), *_expect(source)]
             query = Query(method, address.url, lines, source, receiver, {**self._identity(address), **(options or {})})
             task.mileage.begin()
-            reply = task.transport.perform(query, task.context, task.settings, task.mileage.moved)
+            reply = task.transport.perform(query, task.context, task.settings, task.mileage)
             self._note(method, address, reply)
             if reply.status not in _REDIRECTS or "location" not in reply.headers:
                 return reply
@@ -81,10 +84,12 @@ class Http:
         return {pycurl.SSLCERT: path, pycurl.SSLKEY: path}
 
     def _note(self, method: str, address: Address, reply: Reply) -> None:
-        self.facts["TransferHTTPStatusCode"] = reply.status
-        for header, name in (("x-cache", "HttpCacheHitOrMiss"), ("via", "HttpCacheHost")):
-            if header in reply.headers:
-                self.facts[name] = reply.headers[header]
+        if method in _MOVES:
+            self.facts["TransferHTTPStatusCode"] = reply.status
+        for header, name, word in (("x-cache", "HttpCacheHitOrMiss", 0), ("via", "HttpCacheHost", 1)):
+            words = reply.headers.get(header, "").replace(",", " ").split()
+            if len(words) > word:  # "HIT from HOST" and "VERSION HOST"
+                self.facts[name] = words[word]
         if address.origin != self._home.origin:
             self.facts["RedirectedTo"] = address.host
         self._context.log(f"{method} {reply.status}", place=address.shown, first_byte_s=round(reply.first_byte_s, 3))
@@ -97,12 +102,16 @@ class Http:
         kind = self._kind(reply)
         reason = reply.lines[0].partition(" ")[2] if reply.lines else str(reply.status)
         words = server_words(reply.text, reason)
-        text = f"{self._home.host} answered {reason} to the {deed}" + (f": {words}" if words else "")
+        proxy = proxy_in_use(self._home.url, self._context) if reply.status == _PROXY_REFUSED else ""
+        place = f"proxy {proxy}" if proxy else self._home.host
+        text = f"{place} answered {reason} to the {deed}" + (f": {words}" if words else "")
         hint = _HINTS.get(kind, "")
         if hint:
             text += f"; {hint}"
-        facts = {"TransferHTTPStatusCode": reply.status}
-        return TransferFailure(kind, text, self._home.host, retry_after_s(reply.headers), facts)
+        code = pycurl.E_HTTP_RETURNED_ERROR if reply.status >= 400 else pycurl.E_REMOTE_FILE_NOT_FOUND
+        facts = {**self.facts, "TransferHTTPStatusCode": reply.status, "LibcurlReturnCode": code}
+        stage = "PostConnection" if proxy else ""
+        return TransferFailure(kind, text, proxy or self._home.host, retry_after_s(reply.headers), facts, stage)
 
     def _kind(self, reply: Reply) -> ErrorClass:
         kind = of_status(reply.status)

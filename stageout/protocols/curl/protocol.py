@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pycurl
+
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.plugin.api import Context, Outcome, Request, TransferProtocol
 from stageout.protocols.curl.address import Address, address_of
@@ -46,6 +48,24 @@ def _upload(task: Task) -> Movement:
     return (made or HttpUpload)(task)
 
 
+def _carried_out(movement_of: Callable[[Task], Movement], task: Task, file_code: int) -> Outcome:
+    """Move the file; the result has libcurl's code and the time of connections, as HTCondor's own plugin gives them.
+
+    :param file_code: what libcurl returns when a ``file`` URL fails, of which it knows nothing here.
+    :raises TransferFailure: classified.
+    """
+    try:
+        outcome = carry_out(movement_of(task), task)
+    except TransferFailure as failure:
+        failure.connection_s = task.mileage.connected_s
+        if task.address.method == "file":
+            failure.developer.setdefault("LibcurlReturnCode", file_code)
+        raise
+    outcome.connection_s = task.mileage.connected_s
+    outcome.developer.setdefault("LibcurlReturnCode", pycurl.E_OK)
+    return outcome
+
+
 class CurlProtocol(TransferProtocol):
     """http, https, ftp, file, dav and davs."""
 
@@ -56,7 +76,7 @@ class CurlProtocol(TransferProtocol):
     def download(self, request: Request, context: Context) -> Outcome:
         """Fetch a file: temporary name, verified as the checksum policy says, synced, renamed."""
         task = self._task(request, address_of(request.url), context)
-        return carry_out(_download(task), task)
+        return _carried_out(_download, task, pycurl.E_FILE_COULDNT_READ_FILE)
 
     def upload(self, request: Request, context: Context) -> Outcome:
         """Send a file, ask the server what it has, and give it its name where it was sent under another one."""
@@ -64,7 +84,7 @@ class CurlProtocol(TransferProtocol):
         if not task.address.name:
             text = f"{task.address.shown} names no file to write"
             raise TransferFailure(ErrorClass.BAD_URL, text, task.address.host)
-        return carry_out(_upload(task), task)
+        return _carried_out(_upload, task, pycurl.E_WRITE_ERROR)
 
     def _task(self, request: Request, address: Address, context: Context) -> Task:
         settings = read_settings(context, request.data)

@@ -152,7 +152,6 @@ class RangedDownload(HttpDownload):
             raise
         if reply.status not in (200, 203, 206):
             raise self._http.failure(reply, f"download of {self._address.name}")
-        self._first_byte_s = reply.first_byte_s
         self._wait()
 
     def _connection(self) -> Http:

@@ -15,12 +15,13 @@ from stageout.protocols.curl.transport import Transport
 
 
 class Mileage:
-    """Bytes moved for one file over all its requests, told to the framework as they move."""
+    """Bytes and connected time of one file over all its requests; bytes are reported to the framework as they move."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._before_bytes = 0
         self.total_bytes = 0
+        self.connected_s = 0.0
 
     def begin(self) -> None:
         """A request begins."""
@@ -33,6 +34,10 @@ class Mileage:
         """
         self.total_bytes = self._before_bytes + request_bytes
         self._context.progress(self.total_bytes)
+
+    def connected(self, seconds: float) -> None:
+        """Add the time of a request since its connection was made."""
+        self.connected_s += seconds
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ import pycurl
 from stageout import __version__
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.plugin.api import Context
-from stageout.protocols.curl.failures import certificate_problem, of_curl
+from stageout.protocols.curl.failures import certificate_problem, of_curl, of_status
 from stageout.protocols.curl.localfile import SourceFile
+from stageout.protocols.curl.proxies import named_by_environment, named_by_machine, proxy_in_use
 from stageout.protocols.curl.settings import Settings
 
 _BUFFER_BYTES = 512 * 1024
@@ -80,6 +81,16 @@ class Reply:
     def success(self) -> bool:
         """A final positive HTTP status."""
         return self.status in _SUCCESS
+
+
+class Meter(Protocol):
+    """Counts what requests move, and how long they have a connection."""
+
+    def moved(self, request_bytes: int) -> None:
+        """Bytes moved so far by the running request. :raises TransferFailure: the plugin has to end."""
+
+    def connected(self, seconds: float) -> None:
+        """Time of a request since its connection was made."""
 
 
 class Watch:
@@ -210,16 +221,15 @@ class Transport:
         query: Query,
         context: Context,
         settings: Settings,
-        moved: Callable[[int], None],
+        meter: Meter,
     ) -> Reply:
         """Make one request; HTTP errors are answers, not failures.
 
-        :param moved: called with the bytes moved so far by this request.
         :raises TransferFailure: there was no complete answer, the receiver or source failed, or the plugin has to end.
         """
         curl = self._handle()
         size_bytes = query.source.size_bytes if query.source else 0
-        watch = Watch(settings, size_bytes, moved)
+        watch = Watch(settings, size_bytes, meter.moved)
         exchange = _Exchange(query, watch)
         self._prepare(curl, query, settings, context)
         curl.setopt(pycurl.HEADERFUNCTION, exchange.header)
@@ -233,11 +243,11 @@ class Transport:
             curl.perform()
         except pycurl.error as error:
             self._fill(curl, query, exchange.reply)
-            self._note(curl, moved)
-            self._explain(curl, query, exchange.reply, watch, error)
+            self._note(curl, meter)
+            self._explain(curl, query, context, exchange.reply, watch, error)
         else:
             self._fill(curl, query, exchange.reply)
-            self._note(curl, moved)
+            self._note(curl, meter)
             if not query.method or exchange.reply.success:
                 exchange.begin()
         return exchange.reply
@@ -264,10 +274,10 @@ class Transport:
             pycurl.USERAGENT: f"stageout/{__version__}",
             pycurl.HTTPHEADER: query.headers,
         }
-        proxy = _proxy(query.url, context)
+        proxy = named_by_machine(query.url, context)
         if proxy:
             options[pycurl.PROXY] = proxy
-        if query.url.startswith("https:") or proxy or _proxied():
+        if query.url.startswith("https:") or proxy or named_by_environment():
             options.update(_trust())
         options.update(_method_options(query))
         options.update(query.options)
@@ -275,35 +285,53 @@ class Transport:
             curl.setopt(option, value)
 
     def _fill(self, curl: pycurl.Curl, query: Query, reply: Reply) -> None:
+        status = int(curl.getinfo(pycurl.RESPONSE_CODE))
         if not query.method:
-            reply.status = int(curl.getinfo(pycurl.RESPONSE_CODE))
+            reply.status = status
+        elif not status:  # what came was a proxy's answer to CONNECT, or nothing
+            reply.status, reply.headers, reply.lines = 0, {}, []
         reply.length_bytes = int(curl.getinfo(pycurl.CONTENT_LENGTH_DOWNLOAD))
         reply.first_byte_s = float(curl.getinfo(pycurl.STARTTRANSFER_TIME))
         reply.server = str(curl.getinfo(pycurl.PRIMARY_IP) or "")
 
-    def _note(self, curl: pycurl.Curl, moved: Callable[[int], None]) -> None:
+    def _note(self, curl: pycurl.Curl, meter: Meter) -> None:
+        meter.connected(curl.getinfo(pycurl.TOTAL_TIME) - curl.getinfo(pycurl.CONNECT_TIME))
         with contextlib.suppress(TransferFailure):  # the plugin's own end is noticed at the next step
-            moved(int(curl.getinfo(pycurl.SIZE_DOWNLOAD) + curl.getinfo(pycurl.SIZE_UPLOAD)))
+            meter.moved(int(curl.getinfo(pycurl.SIZE_DOWNLOAD) + curl.getinfo(pycurl.SIZE_UPLOAD)))
 
-    def _explain(self, curl: pycurl.Curl, query: Query, reply: Reply, watch: Watch, error: pycurl.error) -> None:
+    def _explain(
+        self, curl: pycurl.Curl, query: Query, context: Context, reply: Reply, watch: Watch, error: pycurl.error
+    ) -> None:
+        code = int(error.args[0])
+        facts: dict[str, Any] = {"LibcurlReturnCode": code}
+        if reply.status:
+            facts["TransferHTTPStatusCode"] = reply.status
         host = urlsplit(query.url).netloc
         if isinstance(watch.failure, TransferFailure):
             watch.failure.server = watch.failure.server or host
+            watch.failure.developer = {**facts, **watch.failure.developer}
             raise watch.failure from None
         if watch.failure is not None:
             raise watch.failure
         if query.method and reply.status >= 300:
             return  # the server's answer came before the connection broke: it says more than the break
-        code = int(error.args[0])
-        facts = {"LibcurlReturnCode": code, "TransferHTTPStatusCode": reply.status if query.method else 0}
-        kind, text = self._classify(curl, query, reply, code, str(error.args[1] if len(error.args) > 1 else ""))
-        raise TransferFailure(kind, f"{host}: {text}", server=host, developer=facts) from None
+        words = str(error.args[1] if len(error.args) > 1 else "")
+        proxy = "" if _answered(curl, reply) else proxy_in_use(query.url, context)
+        server, place = (proxy, f"proxy {proxy}") if proxy else (host, host)
+        kind, text = self._classify(curl, query, server, reply, code, words)
+        stage = _proxy_stage(curl) if proxy else ""
+        raise TransferFailure(kind, f"{place}: {text}", server, developer=facts, intermediate=stage) from None
 
-    def _classify(self, curl: pycurl.Curl, query: Query, reply: Reply, code: int, words: str) -> tuple[ErrorClass, str]:
-        if code == pycurl.E_COULDNT_RESOLVE_HOST:
+    def _classify(
+        self, curl: pycurl.Curl, query: Query, server: str, reply: Reply, code: int, words: str
+    ) -> tuple[ErrorClass, str]:
+        if code in (pycurl.E_COULDNT_RESOLVE_HOST, pycurl.E_COULDNT_RESOLVE_PROXY):
             from stageout.protocols.curl.names import lookup_failure
 
-            return lookup_failure(urlsplit(query.url).hostname or "")
+            return lookup_failure(urlsplit(f"//{server}").hostname or "")
+        tunnel_status = int(curl.getinfo(pycurl.HTTP_CONNECTCODE))
+        if tunnel_status >= 300:
+            return of_status(tunnel_status), words
         if code == pycurl.E_OPERATION_TIMEDOUT and not curl.getinfo(pycurl.STARTTRANSFER_TIME):
             if not curl.getinfo(pycurl.NAMELOOKUP_TIME):
                 return ErrorClass.NAME_LOOKUP_FAILED, "its name was not resolved in time; check the node's DNS"
@@ -315,6 +343,15 @@ class Transport:
         return kind, words or f"libcurl error {code}"
 
 
+def _answered(curl: pycurl.Curl, reply: Reply) -> bool:
+    """Whether a proxy, if there is one, has passed on an answer or opened its tunnel."""
+    return bool(reply.status) or int(curl.getinfo(pycurl.HTTP_CONNECTCODE)) in _SUCCESS
+
+
+def _proxy_stage(curl: pycurl.Curl) -> str:
+    return "PostConnection" if curl.getinfo(pycurl.HTTP_CONNECTCODE) else "Connection"
+
+
 def _method_options(query: Query) -> dict[int, Any]:
     if query.source:
         return {pycurl.UPLOAD: 1, pycurl.INFILESIZE_LARGE: query.source.size_bytes}
@@ -323,20 +360,6 @@ def _method_options(query: Query) -> dict[int, Any]:
     if query.method not in ("", "GET"):
         return {pycurl.CUSTOMREQUEST: query.method}
     return {}
-
-
-def _proxied() -> bool:
-    """The environment names a proxy, which may be reached by TLS."""
-    return any(name.lower().endswith("_proxy") for name in os.environ)
-
-
-def _proxy(url: str, context: Context) -> str:
-    """The proxy that the machine advertises; libcurl itself looks into the environment, which comes first."""
-    attribute = f"{urlsplit(url).scheme}_proxy"
-    if os.environ.get(attribute) or os.environ.get("all_proxy"):  # noqa: SIM112 - libcurl's names
-        return ""
-    found = context.machine_attribute(attribute)
-    return found if isinstance(found, str) else ""
 
 
 @lru_cache(maxsize=1)

@@ -49,7 +49,6 @@ class Upload(Movement):
         self._step = Step.SEND
         self._answered = Stored()
         self._verified = ""
-        self._first_byte_s = 0.0
         names = () if task.no_digests else task.servers.digests(task.address.origin)
         self._source = SourceFile(task.path, {*self._expected, *names})
 
@@ -79,7 +78,6 @@ class Upload(Movement):
         return Outcome(
             size_bytes=self._source.size_bytes,
             transferred_bytes=self._task.mileage.total_bytes,
-            connection_s=self._first_byte_s,
             verified=self._verified,
             digests=self._source.digests(),
             developer=self._facts(),
@@ -157,7 +155,6 @@ class HttpUpload(Upload):
         reply = self._put()
         if not reply.success:
             raise self._http.failure(reply, f"upload of {self._path.name}")
-        self._first_byte_s = reply.first_byte_s
         return Stored(None, self._stated(reply))
 
     def _stated(self, reply: Reply) -> dict[str, str]:
@@ -215,8 +212,7 @@ class FtpUpload(Upload):
 
     def _send(self) -> Stored:
         self._sent = True
-        reply = self._ftp.store(self._target, self._source)
-        self._first_byte_s = reply.first_byte_s
+        self._ftp.store(self._target, self._source)
         return Stored()
 
     def _look(self) -> Stored:
@@ -225,3 +221,6 @@ class FtpUpload(Upload):
     def _publish(self) -> bool:
         self._ftp.rename(self._target, self._address)
         return True
+
+    def _facts(self) -> dict[str, object]:
+        return self._ftp.facts

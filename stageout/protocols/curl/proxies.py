@@ -1,0 +1,43 @@
+"""Which proxy a request goes through. libcurl decides by the environment, and does not say which one it took."""
+
+from __future__ import annotations
+
+import os
+from urllib.parse import urlsplit
+
+from stageout.plugin.api import Context
+from stageout.plugin.urls import host_of
+
+
+def named_by_environment() -> bool:
+    """Return whether the environment names a proxy, which may be reached by TLS."""
+    return any(name.lower().endswith("_proxy") for name in os.environ)
+
+
+def named_by_machine(url: str, context: Context) -> str:
+    """Return the proxy that the machine's ad names for a URL; "" where the environment names one, or neither does."""
+    if _of_environment(urlsplit(url).scheme):
+        return ""
+    found = context.machine_attribute(f"{urlsplit(url).scheme}_proxy")
+    return found if isinstance(found, str) else ""
+
+
+def proxy_in_use(url: str, context: Context) -> str:
+    """Return host and port of the proxy that a request for this URL goes through, "" for none."""
+    parts = urlsplit(url)
+    proxy = _of_environment(parts.scheme) or named_by_machine(url, context)
+    if not proxy or _excepted(parts.hostname or ""):
+        return ""
+    return host_of(proxy if "://" in proxy else f"http://{proxy}")
+
+
+def _excepted(host: str) -> bool:
+    """Whether the environment says that a host is reached without a proxy: names, their domains, or ``*``."""
+    names = (os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or "").replace(",", " ").lower().split()
+    return "*" in names or any(f".{host}".endswith(f".{name.lstrip('.')}") for name in names)
+
+
+def _of_environment(scheme: str) -> str:
+    """The proxy as libcurl looks it up: HTTP_PROXY in capitals could be a header of a request to a CGI program."""
+    own = [f"{scheme}_proxy"] if scheme == "http" else [f"{scheme}_proxy", f"{scheme.upper()}_PROXY"]
+    return next((os.environ[name] for name in [*own, "all_proxy", "ALL_PROXY"] if os.environ.get(name)), "")
