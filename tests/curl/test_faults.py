@@ -67,6 +67,14 @@ def test_status(plugin, door, method):
         (b"<title>gone for a while</title>", "gone for a while"),
         (b"<style>h1 {color: red}</style><script>again()</script>full", "full"),
         (b"<title>never closed <p>full", "never closed full"),
+        (b"<h1>Service Unavailable</h1><p>Full.</p><hr><address>Apache/2.4 Server at x Port 80</address>", "Full."),
+        (b"<center><h1>503 Service Unavailable</h1></center><hr><center>nginx/1.22.1</center>", ""),
+        (b"<hr><b>Message</b> too many\nstreams <hr class=line><h3>Apache Tomcat/9</h3>", "Message too many streams"),
+        (b"<p>Short one. " + b"A long one " * 40 + b"ends.</p>", "Short one."),
+        (b"x" * 1000, ""),
+        (b"<p>The server encountered an internal error or\nmisconfiguration and was unable to complete\nyour request."
+         b"</p>\n<p>Please contact the server administrator at \n [no address given] to inform them.</p>\n"
+         b"<p>More information about this error may be available\nin the server error log.</p>", ""),
     ],
 )  # fmt: skip
 def test_a_page_says_nothing_twice(page, words):
@@ -82,7 +90,21 @@ def test_exit_status(plugin, door, code, exit_code):
 
 def test_upload_conflict(plugin, door):
     door.always("PUT", status(409))
-    assert plugin.put(door.url("file"), env=NO_RETRY).failures == [K.CONFLICT]
+    result = plugin.put(door.url("file"), env=NO_RETRY)
+    assert result.failures == [K.CONFLICT]
+    assert "directory" not in result.ad["TransferError"]
+
+
+def test_upload_into_a_missing_directory(plugin, apache):
+    """What a new user meets first: the message names the directory and the scheme that makes it."""
+    host = f"127.0.0.1:{apache.port}"
+    result = plugin.put(f"http://{host}/run%207/1234/file", env=NO_RETRY)
+    assert result.failures == [K.CONFLICT]
+    assert result.ad["TransferError"].endswith(
+        f"{host} answered 409 Conflict to the upload of file: the directory /run 7/1234/ does not exist there; "
+        "make it, or write dav:// instead of http://, which makes directories"
+    )
+    assert plugin.put(f"dav://{host}/run%207/1234/file", env=NO_RETRY).ok
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT"])

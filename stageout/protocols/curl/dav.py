@@ -12,13 +12,12 @@ from stageout.protocols.curl.digests import stated_by_server
 from stageout.protocols.curl.localfile import temporary_name
 from stageout.protocols.curl.task import Task
 from stageout.protocols.curl.transport import Reply
-from stageout.protocols.curl.upload import HttpUpload, Stored
+from stageout.protocols.curl.upload import NO_DIRECTORY, HttpUpload, Stored
 
 _PROPERTIES = (
     '<?xml version="1.0" encoding="utf-8"?><propfind xmlns="DAV:"><prop><getcontentlength/>'
     '<checksums xmlns="http://owncloud.org/ns"/></prop></propfind>'
 )
-_NO_COLLECTION = frozenset({404, 409})
 _EXISTS = frozenset({405})  # the answer to MKCOL of what is there
 _CANNOT_MOVE = frozenset({405, 501, 502})
 # There are servers that decode a Destination before they take it apart: "a?b" would be written over "a".
@@ -51,11 +50,11 @@ class DavUpload(HttpUpload):
 
     def _put(self) -> Reply:
         reply = super()._put()
-        if reply.status in _NO_COLLECTION:
+        if reply.status in NO_DIRECTORY:
             with self._task.servers.making(self._address.origin):
                 refused = self._make_collections(self._target)
             reply = super()._put()
-            if refused is not None and reply.status in _NO_COLLECTION:
+            if refused is not None and reply.status in NO_DIRECTORY:
                 raise refused
         return reply
 
@@ -81,7 +80,7 @@ class DavUpload(HttpUpload):
         folder = address.parent()
         while folder is not None:
             reply = self._http.ask("MKCOL", folder)
-            if reply.status not in _NO_COLLECTION:
+            if reply.status not in NO_DIRECTORY:
                 refused = self._refusal(reply, folder)
                 break
             missing.append(folder)

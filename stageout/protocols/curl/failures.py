@@ -12,8 +12,20 @@ from stageout.core.errors import ErrorClass, TransferFailure
 _K = ErrorClass
 _WORDS_CHARS = 200
 _TAGS = re.compile(r"<[^<>]*>")
-#: Of a page nothing of these is shown; a title says what the page says again below it.
-_UNSEEN = re.compile(r"<(head|title|style|script)\b.*?</\1\s*>", re.IGNORECASE | re.DOTALL)
+_BLOCKS = re.compile(r"</?(?:p|br|h\d|li|div|tr|td|center|pre)\b[^<>]*>", re.IGNORECASE)
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n")
+#: Of a page nothing of these is shown; a title says what the page says again below it, and a footer names the software.
+_UNSEEN = re.compile(
+    r"<(head|title|style|script|address)\b.*?</\1\s*>|<!--.*?-->|<hr\b(?!.*<hr\b).*", re.IGNORECASE | re.DOTALL
+)
+# Sentences that Apache writes below most errors, and which explain none.
+_BOILERPLATE = (
+    "The server encountered an internal error or misconfiguration",
+    "Please contact the server administrator",
+    "More information about this error may be available",
+    "Your browser sent a request that this server could not understand",
+    "Additionally, a ",
+)
 
 CURL_CODES: dict[int, ErrorClass] = {
     pycurl.E_UNSUPPORTED_PROTOCOL: _K.NOT_SUPPORTED,
@@ -189,20 +201,34 @@ def remote_failure(error: OSError, path: str) -> TransferFailure:
 
 
 def server_words(body: bytes, reason: str = "") -> str:
-    """The first printable characters of an error page: what the server itself says, once.
+    """The first whole sentences of an error page, as far as they say something that is not yet known.
 
     :param reason: of the status line, which is said already.
     """
     page = body.decode("utf-8", "replace")
-    text = _printable(_UNSEEN.sub(" ", page)) or _printable(page)
-    if reason and text.startswith(reason):
-        text = text[len(reason) :].lstrip(" .:,;-")
-    return text[:_WORDS_CHARS]
+    known = {_bare(text) for text in (reason, reason.partition(" ")[2], "")}
+    said = [text for text in _sentences(_UNSEEN.sub(" ", page)) or _sentences(page) if _bare(text) not in known]
+    words = ""
+    for sentence in said:
+        if sentence.startswith(_BOILERPLATE):
+            continue
+        longer = f"{words} {sentence}".strip()
+        if len(longer) > _WORDS_CHARS:
+            break
+        words = longer
+    return words
 
 
-def _printable(page: str) -> str:
-    text = _TAGS.sub(" ", page)
-    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
+def _sentences(page: str) -> list[str]:
+    """The visible text of a page; where it has no tags, lines count as sentences."""
+    if _TAGS.search(page):
+        page = _TAGS.sub(" ", _BLOCKS.sub("\0", " ".join(page.split()))).replace("\0", "\n")
+    pieces = ("".join(char if char.isprintable() else " " for char in text) for text in _SENTENCE_END.split(page))
+    return [found for found in (" ".join(piece.split()) for piece in pieces) if found]
+
+
+def _bare(text: str) -> str:
+    return text.strip(" .:,;-").lower()
 
 
 def certificate_problem(verify_result: int) -> str | None:

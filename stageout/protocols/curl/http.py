@@ -94,14 +94,14 @@ class Http:
             self.facts["RedirectedTo"] = address.host
         self._context.log(f"{method} {reply.status}", place=address.shown, first_byte_s=round(reply.first_byte_s, 3))
 
-    def failure(self, reply: Reply, deed: str) -> TransferFailure:
+    def failure(self, reply: Reply, deed: str, cause: str = "") -> TransferFailure:
         """The failure that an unwelcome answer is.
 
-        :param deed: what was tried, as in "upload of NAME".
+        :param deed: what was tried, as in "upload of NAME". :param cause: where it is known; else the server's words.
         """
         kind = self._kind(reply)
         reason = reply.lines[0].partition(" ")[2] if reply.lines else str(reply.status)
-        words = server_words(reply.text, reason)
+        words = cause or server_words(reply.text, reason)
         proxy = proxy_in_use(self._home.url, self._context) if reply.status == _PROXY_REFUSED else ""
         place = f"proxy {proxy}" if proxy else self._home.host
         text = f"{place} answered {reason} to the {deed}" + (f": {words}" if words else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import enum
 from typing import NamedTuple
 
@@ -19,6 +20,9 @@ from stageout.protocols.curl.transport import Reply
 # A server that answers so cannot say what it has; any other refusal is a failure.
 _SAYS_NOTHING = frozenset({401, 403, 405, 406, 411, 415, 501})
 _GONE = frozenset({404, 410})
+#: The answer to a PUT, or to MKCOL, where the directory around it is missing.
+NO_DIRECTORY = frozenset({404, 409})
+_MAKES_DIRECTORIES = {"http": "dav", "https": "davs"}
 _CHEAP_DIGEST = "adler32"  # for the result ad, where the server states none
 
 
@@ -154,8 +158,24 @@ class HttpUpload(Upload):
     def _send(self) -> Stored:
         reply = self._put()
         if not reply.success:
-            raise self._http.failure(reply, f"upload of {self._path.name}")
+            raise self._http.failure(reply, f"upload of {self._path.name}", self._missing_directory(reply))
         return Stored(None, self._stated(reply))
+
+    def _missing_directory(self, reply: Reply) -> str:
+        """What to do about a PUT into a directory that does not exist; "" when that is not the reason."""
+        folder, method = self._target.parent(), self._target.method
+        if (
+            reply.status not in NO_DIRECTORY
+            or folder is None
+            or self._target.signed
+            or method not in _MAKES_DIRECTORIES
+        ):
+            return ""
+        with contextlib.suppress(TransferFailure):
+            if self._http.ask("HEAD", folder).status in _GONE:
+                advice = f"make it, or write {_MAKES_DIRECTORIES[method]}:// instead of {method}://"
+                return f"the directory {folder.path} does not exist there; {advice}, which makes directories"
+        return ""
 
     def _stated(self, reply: Reply) -> dict[str, str]:
         amazon = self._target.signed_for_amazon
