@@ -64,6 +64,10 @@ class Context(Protocol):
     def remaining_s(self) -> float:
         """Seconds left until the plugin's own deadline."""
 
+    @property
+    def decided(self) -> bool:
+        """Another file of this call has failed for good, and with it the job's transfer: do not try again."""
+
     def credential(self, service: str, handle: str = "") -> str:
         """Read the bearer token of a ``service+`` or ``service.handle+`` URL, anew on each call.
 

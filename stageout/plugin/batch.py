@@ -104,6 +104,7 @@ class Batch:
     def _end(self, record: Record, result: Outcome | TransferFailure) -> None:
         stopped = self._deadline.stopped
         record.result = stopped if stopped and isinstance(result, TransferFailure) else result
+        self._deadline.decided = self._deadline.decided or isinstance(result, TransferFailure)
         record.end_s = time.time()
         self._left -= 1
         self._log.add("finished", file=record.item.shown_url, error=record.failure or "none")

@@ -127,9 +127,13 @@ def _token_in(content: str) -> str:
 
 
 class Deadline:
-    """The plugin's own end, well before HTCondor kills it without a warning."""
+    """The plugin's own end, well before HTCondor kills it without a warning.
+
+    :ivar decided: a file has failed for good, so the job's transfer has failed whatever becomes of the others.
+    """
 
     def __init__(self) -> None:
+        self.decided = False
         lifetime_s = _DEFAULT_LIFETIME_S
         with contextlib.suppress(ValueError):
             lifetime_s = float(os.environ.get("STAGEOUT_PLUGIN_LIFETIME_S", "") or lifetime_s)
@@ -164,6 +168,11 @@ class FileContext:
     def remaining_s(self) -> float:
         """Seconds left until the plugin's own deadline."""
         return self._deadline.remaining_s
+
+    @property
+    def decided(self) -> bool:
+        """Whether another file of this call has failed for good."""
+        return self._deadline.decided
 
     def credential(self, service: str, handle: str = "") -> str:
         """Read a bearer token, anew on each call."""

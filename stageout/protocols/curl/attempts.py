@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import abc
-import os
 import time
 from typing import TYPE_CHECKING
 
 from stageout.core.errors import Advice, ErrorClass, TransferFailure
-from stageout.core.pauses import growing_s
 from stageout.plugin.api import Outcome
+from stageout.protocols.curl.failures import HANDSHAKES, RECONNECTS
+from stageout.protocols.curl.settings import in_data_slot
 from stageout.protocols.curl.task import Task
 
 if TYPE_CHECKING:  # loaded only when something has to be tried again
     import tenacity
 
-_FIRST_WAIT_S = 1.0
-_LONGEST_WAIT_S = 30.0
-_SLICE_S = 0.5
+_SLICE_S = 0.2
+_HANDSHAKE_BUDGET_S = 1.5  # enough for one more attempt
+_WRONG_COPIES = frozenset({ErrorClass.SIZE_MISMATCH, ErrorClass.CONTENT_MISMATCH})
 
 
 class Movement(abc.ABC):
@@ -30,6 +30,11 @@ class Movement(abc.ABC):
     def milestone(self) -> int:
         """What is kept if the present attempt fails; a rise starts the retry budget anew."""
         return 0
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether a further attempt is worth what it costs after an answer that refuses the file."""
+        return True
 
     @abc.abstractmethod
     def attempt(self) -> Outcome:
@@ -47,44 +52,69 @@ class Movement(abc.ABC):
 
 
 class _Patience:
-    """How long a file is tried. Under the sandbox manager once: the schedule is the manager's."""
+    """How long a file is tried. In a data slot once: the schedule is the manager's."""
 
-    def __init__(self, movement: Movement, task: Task) -> None:
+    def __init__(self, movement: Movement, task: Task, begin_s: float) -> None:
         self._movement = movement
         self._task = task
-        self._budget_s = 0.0 if os.environ.get("STAGEOUT_MOVER") else task.settings.retry_budget_s
-        self._since_s = 0.0
+        self._begin_s = begin_s  # of the first attempt that brought nothing
+        self._since_s = 0.0  # its failure
         self._failures = 0
-        self._milestone = movement.milestone
-        self.wait_s = 0.0
+        self._milestone = 0
+        self._failure: TransferFailure | None = None
+        self._wait_s = 0.0
 
     def exhausted(self, state: tenacity.RetryCallState) -> bool:
         """Whether no further attempt is made; plans the wait before the next one."""
-        now_s = time.monotonic()
-        if not self._failures or self._movement.milestone > self._milestone:
-            self._since_s, self._failures, self._milestone = now_s, 0, self._movement.milestone
+        failure = state.outcome.exception() if state.outcome else None
+        assert isinstance(failure, TransferFailure)  # no other is retried
+        self._failure, now_s = failure, time.monotonic()
+        if self._movement.milestone > self._milestone:
+            self._begin_s, self._failures, self._milestone = now_s, 0, self._movement.milestone
+        self._since_s = self._since_s if self._failures else now_s
         self._failures += 1
-        self.wait_s = self._next_wait_s(state)
-        end_s = now_s + self.wait_s
-        return end_s - self._since_s > self._budget_s or self.wait_s >= self._task.context.remaining_s
+        self._wait_s = self._next_wait_s(failure)
+        if in_data_slot() or self._task.context.decided:
+            return True
+        late = now_s + self._wait_s > self._end_s(failure)
+        return late or self._wait_s >= self._task.context.remaining_s
 
-    def _next_wait_s(self, state: tenacity.RetryCallState) -> float:
+    def _end_s(self, failure: TransferFailure) -> float:
+        settings, code = self._task.settings, failure.developer.get("LibcurlReturnCode")
+        if code in RECONNECTS:
+            return self._since_s + settings.reconnect_budget_s
+        if code in HANDSHAKES:
+            return self._since_s + min(settings.retry_budget_s, _HANDSHAKE_BUDGET_S)
+        if failure.kind in _WRONG_COPIES:
+            return self._since_s + settings.retry_budget_s
+        return self._begin_s + (settings.retry_budget_s if self._movement.repeatable else 0.0)
+
+    def _next_wait_s(self, failure: TransferFailure) -> float:
         import random
 
-        failure = state.outcome.exception() if state.outcome else None
-        asked_s = failure.retry_after_s if isinstance(failure, TransferFailure) else None
-        if asked_s is not None:
-            return asked_s + random.random()
-        longest_s = growing_s(_FIRST_WAIT_S, _LONGEST_WAIT_S, self._failures)
-        return random.uniform(longest_s / 2, longest_s)
+        if failure.retry_after_s is not None:
+            return failure.retry_after_s + random.random()
+        return random.uniform(self._failures / 2, self._failures)
 
     def sleep(self, duration_s: float) -> None:
-        """Wait as planned, and end early when the plugin has to end."""
+        """Wait as planned, and end early when the plugin has to end.
+
+        :raises TransferFailure: the plugin has to end, or another file has failed meanwhile: then the last failure.
+        """
         del duration_s  # tenacity asks for it before or after the plan is made, by version
-        end_s = time.monotonic() + self.wait_s
-        while (left_s := end_s - time.monotonic()) > 0:
-            self._task.context.progress(self._task.mileage.total_bytes)
-            time.sleep(min(left_s, _SLICE_S))
+        assert self._failure is not None
+        context, end_s = self._task.context, time.monotonic() + self._wait_s
+        try:
+            while (left_s := end_s - time.monotonic()) > 0 and not context.decided:
+                context.progress(self._task.mileage.total_bytes)
+                time.sleep(min(left_s, _SLICE_S))
+        except TransferFailure:
+            context.attempt_failed(self._failure)
+            raise
+        if context.decided:
+            raise self._failure
+        context.attempt_failed(self._failure)
+        context.log("next attempt", waited_s=round(self._wait_s, 1), milestone=self._movement.milestone)
 
 
 def _may_help(error: BaseException) -> bool:
@@ -100,11 +130,12 @@ def carry_out(movement: Movement, task: Task) -> Outcome:
 
     :raises TransferFailure: the last one.
     """
+    begin_s = time.monotonic()
     try:
         try:
             return movement.attempt()
         except TransferFailure as failure:
-            return _try_again(movement, task, failure)
+            return _try_again(movement, task, failure, begin_s)
     except BaseException:
         movement.abandon()
         raise
@@ -112,7 +143,7 @@ def carry_out(movement: Movement, task: Task) -> Outcome:
         movement.close()
 
 
-def _try_again(movement: Movement, task: Task, first: TransferFailure) -> Outcome:
+def _try_again(movement: Movement, task: Task, first: TransferFailure, begin_s: float) -> Outcome:
     """All attempts after the first, which has just failed.
 
     :raises TransferFailure: the last one.
@@ -121,7 +152,7 @@ def _try_again(movement: Movement, task: Task, first: TransferFailure) -> Outcom
         raise first
     import tenacity
 
-    patience = _Patience(movement, task)
+    patience = _Patience(movement, task, begin_s)
     known = [first]
 
     def attempt() -> Outcome:
@@ -129,17 +160,10 @@ def _try_again(movement: Movement, task: Task, first: TransferFailure) -> Outcom
             raise known.pop()
         return movement.attempt()
 
-    def note(state: tenacity.RetryCallState) -> None:
-        error = state.outcome.exception() if state.outcome else None
-        if isinstance(error, Exception):
-            task.context.attempt_failed(error)
-            task.context.log("next attempt", wait_s=round(patience.wait_s, 1), milestone=movement.milestone)
-
     retrying = tenacity.Retrying(
         retry=tenacity.retry_if_exception(_may_help),
         stop=patience.exhausted,
         sleep=patience.sleep,
-        before_sleep=note,
         reraise=True,
     )
     return retrying(attempt)

@@ -74,6 +74,19 @@ CURL_CODES: dict[int, ErrorClass] = {
     pycurl.E_SSL_INVALIDCERTSTATUS: _K.TLS_UNTRUSTED,
 }
 
+# No connection, or one that broke: HTCondor's own plugin tries again too, 20 times with pauses of 1, 2, ... 20 s.
+RECONNECTS = frozenset(
+    {
+        pycurl.E_COULDNT_CONNECT,
+        pycurl.E_PARTIAL_FILE,
+        pycurl.E_SEND_ERROR,
+        pycurl.E_RECV_ERROR,
+        pycurl.E_GOT_NOTHING,
+    }
+)
+# Seldom more than a wrong port, but a server that is overloaded may break off a TLS handshake: once more.
+HANDSHAKES = frozenset({pycurl.E_SSL_CONNECT_ERROR})
+
 HTTP_STATUSES: dict[int, ErrorClass] = {
     400: _K.REQUEST_REJECTED,
     401: _K.CREDENTIAL_REFUSED,

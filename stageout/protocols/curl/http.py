@@ -22,7 +22,7 @@ from stageout.protocols.curl.transport import Query, Receiver, Reply
 
 MOST_REDIRECTS = 10
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_EXPECT_BYTES = 1 << 20
+LARGE_BYTES = 1 << 20
 _MOVES = frozenset({"GET", "PUT"})
 _PROXY_REFUSED = 407
 
@@ -151,7 +151,7 @@ def _expect(source: SourceFile | None) -> list[str]:
     """Ask before sending much, and do not lose a round trip over little."""
     if source is None:
         return []
-    return ["Expect: 100-continue"] if source.size_bytes >= _EXPECT_BYTES else ["Expect:"]
+    return ["Expect: 100-continue"] if source.size_bytes >= LARGE_BYTES else ["Expect:"]
 
 
 def retry_after_s(headers: dict[str, str]) -> float | None:

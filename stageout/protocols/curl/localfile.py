@@ -182,6 +182,11 @@ class SourceFile:
         self._digests.update(piece)
         return piece
 
+    @property
+    def read_whole(self) -> bool:
+        """All of it has been read since it was begun."""
+        return self._position_bytes >= self.size_bytes
+
     def rewind(self) -> None:
         """Begin again."""
         self._position_bytes = 0

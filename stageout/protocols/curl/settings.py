@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,8 +28,8 @@ class Settings:
     :param stall_window_s: a transfer that is slower than ``stall_bytes_per_s`` over so many seconds is given up.
     :param stall_bytes_per_s: see above.
     :param response_timeout_s: wait for the server's answer while no data has to move.
-    :param retry_budget_s: no further attempt later than this after the first failure (download: after the last one
-        that brought nothing).
+    :param retry_budget_s: seconds for all attempts that bring nothing, while the server answers.
+    :param reconnect_budget_s: seconds for further attempts while no connection holds.
     :param split_bytes: files up to this size move over one connection.
     :param reserve_space: the whole size is reserved on a ``file`` destination before anything is written.
     :param checksum_policy: see :class:`ChecksumPolicy`.
@@ -36,12 +37,18 @@ class Settings:
 
     connect_timeout_s: float = 30.0
     stall_window_s: float = 30.0
-    stall_bytes_per_s: float = 1000.0
+    stall_bytes_per_s: float = 1.0
     response_timeout_s: float = 300.0
-    retry_budget_s: float = 180.0
+    retry_budget_s: float = 10.0
+    reconnect_budget_s: float = 210.0
     split_bytes: int = 32 << 20
     reserve_space: bool = False
     checksum_policy: ChecksumPolicy = ChecksumPolicy.IF_AVAILABLE
+
+
+def in_data_slot() -> bool:
+    """The sandbox manager runs this plugin: no job waits for it, and further attempts are the manager's."""
+    return bool(os.environ.get("STAGEOUT_MOVER"))
 
 
 def value_of(data: Mapping[str, Any], name: str) -> Any | None:
@@ -59,6 +66,9 @@ def read_settings(context: Context, data: Mapping[str, Any]) -> Settings:
     for name in ("connect_timeout_s", "stall_window_s", "stall_bytes_per_s", "response_timeout_s", "retry_budget_s"):
         default: float = getattr(Settings, name)
         numbers[name] = _number(context, name.upper(), default)
+    both = context.setting("RETRY_BUDGET_S", "")  # one knob is enough for an administrator
+    reconnect_s = numbers["retry_budget_s"] if both else Settings.reconnect_budget_s
+    numbers["reconnect_budget_s"] = _number(context, "RECONNECT_BUDGET_S", reconnect_s)
     split_bytes = max(1, int(_number(context, "SPLIT_BYTES", Settings.split_bytes)))
     given = value_of(data, "checksum_policy")
     word = context.setting("CHECKSUM_POLICY", ChecksumPolicy.IF_AVAILABLE.value) if given is None else given

@@ -6,7 +6,6 @@ import contextlib
 import os
 import threading
 import time
-from collections import deque
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -21,7 +20,7 @@ from stageout.plugin.api import Context
 from stageout.protocols.curl.failures import certificate_problem, of_curl, of_status
 from stageout.protocols.curl.localfile import SourceFile
 from stageout.protocols.curl.proxies import named_by_environment, named_by_machine, proxy_in_use
-from stageout.protocols.curl.settings import Settings
+from stageout.protocols.curl.settings import Settings, in_data_slot
 
 _BUFFER_BYTES = 512 * 1024
 _TEXT_BYTES = 16 * 1024
@@ -29,6 +28,7 @@ _MOST_TEXT_BYTES = 1 << 20  # an error page without end is not waited for
 _LOOK_INTERVAL_S = 0.2
 _DRAIN_BYTES_PER_S = 20e6  # servers that compute a digest after the last byte are at least so fast
 _SUCCESS = range(200, 300)
+_TRANSFERS = ("GET", "PUT", "")  # others are about files that are there already, and may take a server long
 
 
 class Receiver(Protocol):
@@ -94,16 +94,22 @@ class Meter(Protocol):
 
 
 class Watch:
-    """Looks at the progress of one request: ends it when it stalls, or when the plugin has to end."""
+    """Looks at the progress of one request: ends it when it stalls, or when the plugin has to end.
 
-    def __init__(self, settings: Settings, size_bytes: int, moved: Callable[[int], None]) -> None:
+    As HTCondor's own plugin does, it looks at one window of time after the other, not at each moment's last seconds:
+    a pause may be longer than a window when data came before and behind it.
+    """
+
+    def __init__(
+        self, settings: Settings, size_bytes: int, answer_timeout_s: float, moved: Callable[[int], None]
+    ) -> None:
         self._settings = settings
         self._size_bytes = size_bytes
+        self._answer_timeout_s = answer_timeout_s
         self._moved = moved
-        self._samples: deque[tuple[float, int]] = deque()
-        self._last_s = time.monotonic()  # when anything moved, or the request began
+        self._since_s = time.monotonic()  # when the window began
+        self._before_bytes = 0
         self._looked_s = 0.0
-        self._bytes = 0
         self.failure: BaseException | None = None
 
     def __call__(self, down_total: float, down_now: float, up_total: float, up_now: float) -> int:
@@ -121,30 +127,25 @@ class Watch:
 
     def _look(self, now_s: float, moved_bytes: int) -> None:
         self._moved(moved_bytes)
-        if moved_bytes != self._bytes:
-            self._bytes, self._last_s = moved_bytes, now_s
-        if moved_bytes == 0 or 0 < self._size_bytes <= moved_bytes:
-            self._check_answer(now_s)
-        else:
-            self._check_rate(now_s, moved_bytes)
+        begun = moved_bytes and not self._before_bytes
+        waiting = not moved_bytes or 0 < self._size_bytes <= moved_bytes
+        window_s = self._answer_window_s(moved_bytes) if waiting else self._settings.stall_window_s
+        if now_s - self._since_s > window_s:
+            self._check(window_s, moved_bytes, waiting)
+        elif not begun:
+            return
+        self._since_s, self._before_bytes = now_s, moved_bytes
 
-    def _check_answer(self, now_s: float) -> None:
-        limit_s = self._settings.response_timeout_s
-        if self._bytes:
-            limit_s += self._size_bytes / _DRAIN_BYTES_PER_S
-        if now_s - self._last_s > limit_s:
-            raise TransferFailure(ErrorClass.TIMED_OUT, f"no answer within {limit_s:.0f} s")
+    def _answer_window_s(self, moved_bytes: int) -> float:
+        return self._answer_timeout_s + moved_bytes / _DRAIN_BYTES_PER_S
 
-    def _check_rate(self, now_s: float, moved_bytes: int) -> None:
-        window_s = self._settings.stall_window_s
-        self._samples.append((now_s, moved_bytes))
-        while len(self._samples) > 2 and now_s - self._samples[1][0] >= window_s:
-            self._samples.popleft()
-        since_s, before_bytes = self._samples[0]
-        age_s, gain_bytes = now_s - since_s, moved_bytes - before_bytes
-        if age_s >= window_s and gain_bytes < self._settings.stall_bytes_per_s * window_s:
-            text = f"stalled: {gain_bytes} bytes moved within {age_s:.0f} s, {moved_bytes} bytes so far"
-            raise TransferFailure(ErrorClass.STALLED, text)
+    def _check(self, window_s: float, moved_bytes: int, waiting: bool) -> None:
+        gain_bytes = moved_bytes - self._before_bytes
+        if waiting and not gain_bytes:
+            raise TransferFailure(ErrorClass.TIMED_OUT, f"no answer within {window_s:.0f} s")
+        if gain_bytes < self._settings.stall_bytes_per_s * window_s:
+            text = f"stalled: {gain_bytes} bytes moved within {window_s:.0f} s, {moved_bytes} bytes so far"
+            raise TransferFailure(ErrorClass.TIMED_OUT if waiting else ErrorClass.STALLED, text)
 
 
 class _Exchange:
@@ -229,7 +230,7 @@ class Transport:
         """
         curl = self._handle()
         size_bytes = query.source.size_bytes if query.source else 0
-        watch = Watch(settings, size_bytes, meter.moved)
+        watch = Watch(settings, size_bytes, _answer_timeout_s(query, settings), meter.moved)
         exchange = _Exchange(query, watch)
         self._prepare(curl, query, settings, context)
         curl.setopt(pycurl.HEADERFUNCTION, exchange.header)
@@ -350,6 +351,12 @@ def _answered(curl: pycurl.Curl, reply: Reply) -> bool:
 
 def _proxy_stage(curl: pycurl.Curl) -> str:
     return "PostConnection" if curl.getinfo(pycurl.HTTP_CONNECTCODE) else "Connection"
+
+
+def _answer_timeout_s(query: Query, settings: Settings) -> float:
+    """A job that waits for a transfer gives a silent server no more time than one that stalls."""
+    patient = in_data_slot() or query.method not in _TRANSFERS
+    return settings.response_timeout_s if patient else min(settings.response_timeout_s, settings.stall_window_s)
 
 
 def _method_options(query: Query) -> dict[int, Any]:

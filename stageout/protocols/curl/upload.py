@@ -12,7 +12,7 @@ from stageout.plugin.api import Outcome
 from stageout.protocols.curl.attempts import Movement
 from stageout.protocols.curl.digests import WANTED, stated_by_server, strongest
 from stageout.protocols.curl.ftp import Ftp
-from stageout.protocols.curl.http import Http
+from stageout.protocols.curl.http import LARGE_BYTES, Http
 from stageout.protocols.curl.localfile import SourceFile, temporary_name
 from stageout.protocols.curl.task import Task
 from stageout.protocols.curl.transport import Reply
@@ -60,6 +60,11 @@ class Upload(Movement):
     def milestone(self) -> int:
         """Steps done."""
         return int(self._step)
+
+    @property
+    def repeatable(self) -> bool:
+        """Not when the server has taken a large file whole and then refused it."""
+        return self._step is not Step.SEND or self._source.size_bytes < LARGE_BYTES or not self._source.read_whole
 
     def attempt(self) -> Outcome:
         """Go on with the step that is due."""
