@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+
 import trustme
 
 from tests.curl.beside import Ask, Case, Stage
@@ -12,6 +16,7 @@ DATA = bytes(range(256)) * 40
 _FILE_HOST = frozenset({"DeveloperData.TransferHostName"})
 #: Versions of libcurl have different codes for a refused CONNECT.
 _LIBCURL = frozenset({"DeveloperData.LibcurlReturnCode"})
+_AUTHORITIES = ("X509_CERT_DIR", "SSL_CERT_DIR", "SSL_CERT_FILE", "CURL_CA_BUNDLE")
 #: HTCondor's own turns ``dav`` into ``http`` in its report.
 _DAV = frozenset({"TransferProtocol"})
 
@@ -122,9 +127,38 @@ def unknown_authority(stage: Stage) -> Ask:
     return stage.get(f"https://127.0.0.1:{server.port}/file", DATA)
 
 
+def private_authority(variable: str, of_job: bool = False) -> Callable[[Stage], Ask]:
+    """A server of a private authority, whose certificate a variable of the starter or of the job names."""
+
+    def arrange(stage: Stage) -> Ask:
+        authority, bundle = trustme.CA(), stage.folder("authorities") / "ca.pem"
+        authority.cert_pem.write_to_path(bundle)
+        hashed = ["openssl", "x509", "-hash", "-noout", "-in", str(bundle)]
+        name = subprocess.run(hashed, check=True, capture_output=True, text=True).stdout.strip()
+        bundle.with_name(f"{name}.0").write_bytes(bundle.read_bytes())
+        env = {variable: str(bundle.parent if variable.endswith("_DIR") else bundle)}
+        server = stage.webdav(stage.certificate("127.0.0.1", authority=authority))
+        (server.root / "file").write_bytes(DATA)
+        url = f"https://127.0.0.1:{server.port}/file"
+        return stage.get(url, DATA, job_env=env) if of_job else stage.get(url, DATA, env=env)
+
+    return arrange
+
+
+def broken_bundle_of_job(stage: Stage) -> Ask:
+    path = stage.home / "broken.pem"
+    path.write_text("no certificate")
+    ask = private_authority("X509_CERT_DIR")(stage)
+    return replace(ask, job_env={"CURL_CA_BUNDLE": str(path)})
+
+
 def proxy(stage: Stage) -> Ask:
     door = stage.proxy(stage.store)
     return stage.get_from_store(DATA, env={"http_proxy": f"http://127.0.0.1:{door.port}"})
+
+
+def proxy_ignored(stage: Stage) -> Ask:
+    return stage.get_from_store(DATA, env={"http_proxy": "http://127.0.0.1:1"}, job_env={"CURL_IGNORE_HTTP_PROXY": "1"})
 
 
 def proxy_refuses_tunnel(stage: Stage) -> Ask:
@@ -158,7 +192,11 @@ CASES = [
     Case("get-token", get_with_token),
     Case("get-token-missing", get_token_missing),
     Case("https-unknown-authority", unknown_authority),
+    *(Case(f"https-{name}", private_authority(name)) for name in _AUTHORITIES),
+    Case("https-job-CURL_CA_BUNDLE", private_authority("CURL_CA_BUNDLE", of_job=True)),
+    Case("https-job-CURL_CA_BUNDLE-broken", broken_bundle_of_job),
     Case("proxy", proxy),
+    Case("proxy-ignored", proxy_ignored),
     Case("proxy-wants-password", proxy_wants_password),
     Case("proxy-refuses-tunnel", proxy_refuses_tunnel, other=_LIBCURL),
 ]

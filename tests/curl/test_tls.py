@@ -36,14 +36,22 @@ def serve(tmp_path, authority):
         server.close()
 
 
-@pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "CURL_CA_BUNDLE"])
 @pytest.mark.parametrize("scheme", ["https", "davs"])
-def test_private_authority(plugin, serve, bundle, scheme, variable):
+def test_private_authority(plugin, serve, bundle, scheme):
     server = serve("127.0.0.1")
     url = f"{scheme}://127.0.0.1:{server.port}/file"
-    assert plugin.put(url, b"data", env={variable: str(bundle)}).ok
-    assert plugin.get(url, env={variable: str(bundle)}).ok
+    assert plugin.put(url, b"data", env={"SSL_CERT_FILE": str(bundle)}).ok
+    assert plugin.get(url, env={"SSL_CERT_FILE": str(bundle)}).ok
     assert plugin.got() == b"data"
+
+
+def test_a_bundle_for_the_programs_of_the_job_decides_nothing(plugin, serve, bundle):
+    """CURL_CA_BUNDLE of a job reaches the plugin; HTCondor's own ignores it."""
+    url = f"https://127.0.0.1:{serve('127.0.0.1').port}/file"
+    assert plugin.put(url, env={"CURL_CA_BUNDLE": str(bundle)}).kind is K.TLS_UNTRUSTED
+    broken = bundle.with_name("broken.pem")
+    broken.write_text("no certificate")
+    assert plugin.put(url, env={"CURL_CA_BUNDLE": str(broken), "SSL_CERT_FILE": str(bundle)}).ok
 
 
 def test_folder_of_authorities(plugin, serve, bundle, tmp_path):

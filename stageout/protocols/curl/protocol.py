@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import pycurl
@@ -14,7 +15,7 @@ from stageout.protocols.curl.dav import DavUpload
 from stageout.protocols.curl.download import FtpDownload, HttpDownload
 from stageout.protocols.curl.local import LocalDownload, LocalUpload
 from stageout.protocols.curl.servers import Servers
-from stageout.protocols.curl.settings import read_settings, value_of
+from stageout.protocols.curl.settings import positive_number, read_settings, value_of
 from stageout.protocols.curl.task import Mileage, Task
 from stageout.protocols.curl.transport import Transport
 from stageout.protocols.curl.upload import FtpUpload, HttpUpload
@@ -70,6 +71,8 @@ class CurlProtocol(TransferProtocol):
     """http, https, ftp, file, dav and davs."""
 
     def __init__(self) -> None:
+        if positive_number("CURL_IGNORE_HTTP_PROXY"):
+            os.environ.pop("http_proxy", None)
         self._transport = Transport()
         self._servers = Servers()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -94,3 +95,15 @@ def _policy(word: object) -> ChecksumPolicy:
     except ValueError:
         text = f"checksum policy {word!r} does not exist: write off, if-available or required"
         raise TransferFailure(ErrorClass.BAD_REQUEST, text) from None
+
+
+def positive_number(*names: str) -> int | None:
+    """Return the number in the first of these variables that is set, as HTCondor's own plugin reads it.
+
+    They may be the job's: HTCondor passes on what begins with ``CURL_``.
+
+    :returns: None where none is set, or it holds no number above 0.
+    """
+    text = next((os.environ[name] for name in names if name in os.environ), "")
+    found = re.match(r"\s*\+?(\d{1,9})", text)
+    return int(found[1]) or None if found else None

@@ -373,12 +373,13 @@ def _method_options(query: Query) -> dict[int, Any]:
 def _trust() -> dict[int, Any]:
     """Certificate authorities: those the environment names, else the system's.
 
-    libcurl may come with pycurl and then does not know where this system keeps them.
+    libcurl may come with pycurl and then does not know where this system keeps them. CURL_CA_BUNDLE is left out: it may
+    be the job's, for its own programs, and HTCondor's own plugin does not read it either.
     """
     import ssl
 
     system, environment = ssl.get_default_verify_paths(), os.environ
-    bundle = environment.get("SSL_CERT_FILE") or environment.get("CURL_CA_BUNDLE") or system.cafile or ""
+    bundle = environment.get("SSL_CERT_FILE") or system.cafile or ""
     folder = environment.get("X509_CERT_DIR") or environment.get("SSL_CERT_DIR") or system.capath or ""
     options: dict[int, Any] = {}
     if Path(bundle).is_file():
