@@ -1,4 +1,4 @@
-"""Downloads by HTTP and FTP: under a temporary name, resumed only when it is surely the same version, verified."""
+"""Downloads by HTTP and FTP: under a temporary name, resumed only with the same version of the file, verified."""
 
 from __future__ import annotations
 
@@ -102,17 +102,24 @@ class HttpDownload(Download):
         super().__init__(task)
         self._http = Http(task)
         self._validator = ""
+        self._headers: dict[str, str] = {}  # of the answer that these bytes are from
 
     @property
     def resumable(self) -> bool:
-        """The server gave a strong name for the version that these bytes are of."""
-        return bool(self._validator)
+        """The server gave a strong name for the version that these bytes are of, or the rest can be compared."""
+        return bool(self._validator) or (self._announced_bytes is not None and self._comparable)
+
+    @property
+    def _comparable(self) -> bool:
+        """A date or a digest tells whether the rest is of the same version."""
+        return "last-modified" in self._headers or bool(self._stated or self._expected)
 
     def attempt(self) -> Outcome:
         """One GET, of what is still missing where that is safe."""
         headers = () if self._task.no_digests else WANTED
-        if self._part.size_bytes and self._validator:
-            headers = (*headers, f"Range: bytes={self._part.size_bytes}-", f"If-Range: {self._validator}")
+        if self._part.size_bytes and self.resumable:
+            headers = (*headers, f"Range: bytes={self._part.size_bytes}-")
+            headers = (*headers, f"If-Range: {self._validator}") if self._validator else headers
         reply = self._http.ask("GET", self._address, headers, receiver=self)
         if reply.status not in (200, 203, 206):
             if reply.status == 416:
@@ -129,7 +136,7 @@ class HttpDownload(Download):
         elif reply.status in (200, 203):
             text = reply.headers.get("content-length", "")
             length = int(text) if text.isdigit() and "transfer-encoding" not in reply.headers else None
-            self._validator = strong_validator(reply.headers)
+            self._validator, self._headers = strong_validator(reply.headers), reply.headers
             amazon = self._address.signed_for_amazon
             self._restart(stated_by_server(reply.headers, whole_body=True, amazon=amazon), length)
         else:
@@ -140,14 +147,20 @@ class HttpDownload(Download):
         fits = found is not None and int(found[1]) == self._part.size_bytes
         if found and found[3] != "*" and self._announced_bytes is not None:
             fits = fits and int(found[3]) == self._announced_bytes
-        if not fits or not same_version(self._validator, reply.headers):
+        if not fits or not self._same_version(reply.headers):
             self._forget()
             text = f"{self._address.host} continued another version of {self._address.name}; begun again"
             raise TransferFailure(ErrorClass.CONTENT_MISMATCH, text, self._address.host)
         self._task.context.log("resumed", at_bytes=self._part.size_bytes)
 
+    def _same_version(self, headers: dict[str, str]) -> bool:
+        if self._validator:
+            return same_version(self._validator, headers)
+        names = ("etag", "last-modified")  # the length has been compared
+        return all(headers.get(name) == self._headers.get(name) for name in names)
+
     def _forget(self) -> None:
-        self._validator = ""
+        self._validator, self._headers = "", {}
         super()._forget()
 
 
@@ -174,8 +187,8 @@ class FtpDownload(Download):
 def strong_validator(headers: dict[str, str]) -> str:
     """What ``If-Range`` may name (RFC 9110, 8.8): a strong ETag, or a date that was old when the answer was made."""
     tag = headers.get("etag", "")
-    if tag:
-        return tag if tag.startswith('"') and tag.endswith('"') and len(tag) > 2 else ""
+    if tag.startswith('"') and tag.endswith('"') and len(tag) > 2:
+        return tag
     from email.utils import parsedate_to_datetime
 
     try:
