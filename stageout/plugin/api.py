@@ -21,8 +21,9 @@ class Request:
     :param local_path: absolute path in the sandbox, to write (download) or to read (upload).
     :param index: position in the batch.
     :param data: ``PluginData`` merged with ``<scheme>_PluginData`` that applies to this file.
-    :param encoded_url: the URL to use on the wire. HTCondor appends file names raw to ``output_destination``: here the
-        part behind it is percent-encoded (``#``, ``?``, ``%``, blanks), and a query in the middle stands at the end.
+    :param encoded_url: the URL to use on the wire. HTCondor appends file names raw to ``output_destination``, and to
+        ``checkpoint_destination`` in both directions: here the part behind it is percent-encoded (``#``, ``?``, ``%``,
+        blanks), and a query in the middle stands at the end.
     """
 
     url: str

@@ -15,6 +15,7 @@ from stageout.core.classads import ClassAd, decode, parse_old
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.plugin.results import Record
 from stageout.plugin.text import Scrubber, one_line
+from stageout.plugin.urls import is_checkpoint
 
 MOST_STREAMS = 64
 """Of one file, and files of one batch, whatever a setting says."""
@@ -62,9 +63,15 @@ class Surroundings:
                 self._ads[variable] = _read_ad(os.environ.get(variable, ""))
             return self._ads[variable]
 
-    def destination(self) -> str:
-        """The job's ``output_destination``, "" when it has none."""
-        return self.ad("_CONDOR_JOB_AD").text("OutputDestination")
+    def destination(self, url: str, upload: bool) -> str:
+        """The destination of the job behind which HTCondor has put a raw file name; "" where a person wrote the URL."""
+        ad = self.ad("_CONDOR_JOB_AD")
+        checkpoints = ad.text("CheckpointDestination")
+        if is_checkpoint(url, checkpoints, ad.text("GlobalJobId")):
+            return checkpoints
+        if not upload or url in (ad.text("OriginalOut"), ad.text("OriginalErr")):
+            return ""
+        return ad.text("OutputDestination")
 
     def setting(self, name: str, default: str) -> str:
         """``STAGEOUT_<name>`` of the environment, else of the machine ad."""

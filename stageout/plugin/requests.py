@@ -12,7 +12,7 @@ from stageout.core.classads import ClassAd, ClassAdSyntaxError, decode, parse_ad
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.plugin.abilities import Abilities
 from stageout.plugin.api import Request
-from stageout.plugin.urls import encode_upload_url, is_url, safe_url, split_scheme
+from stageout.plugin.urls import encode_url, is_url, safe_url, split_scheme
 
 USAGE = "usage: PLUGIN -classad, or -infile FILE -outfile FILE [-upload], or SOURCE DESTINATION"
 
@@ -76,10 +76,11 @@ def parse_arguments(arguments: list[str]) -> Call:
 class Reader:
     """Turns ads into items.
 
-    :param destination: gives the job's ``output_destination``; only asked where names need it.
+    :param destination: which destination of the job HTCondor has put a raw name behind, by URL and direction (True:
+        upload); only asked where names need it.
     """
 
-    def __init__(self, abilities: Abilities, upload: bool, destination: Callable[[], str]) -> None:
+    def __init__(self, abilities: Abilities, upload: bool, destination: Callable[[str, bool], str]) -> None:
         self._abilities = abilities
         self._upload = upload
         self._destination = destination
@@ -102,7 +103,7 @@ class Reader:
         method = split_scheme(url).method if is_url(url) else ""
         given = self._given(ad, method)
         data = _merged(given)
-        encoded = self._encoded(url, data) if self._upload else url
+        encoded = self._encoded(url, data)
         request = Request(url, os.path.join(os.getcwd(), file_name), index, data, encoded)  # noqa: PTH109,PTH118
         refused = self._refusal(url, file_name, method)
         return Item(request, file_name, method or "none", safe_url(encoded), refused, given)
@@ -120,10 +121,11 @@ class Reader:
         return given
 
     def _encoded(self, url: str, data: dict[str, Any]) -> str:
-        if os.environ.get("STAGEOUT_MOVER") or (not set(url) & set(" #?%") and url.isascii()):
-            return encode_upload_url(url)  # what was handed off is encoded already
-        given = data.get("StageOutDestination")
-        return encode_upload_url(url, given if isinstance(given, str) else self._destination())
+        plain = not set(url) & set(" #?%") and url.isascii() and "//" not in url.partition("://")[2]
+        if os.environ.get("STAGEOUT_MOVER") or plain:
+            return encode_url(url)  # what was handed off is encoded already
+        given = data.get("StageOutDestination") if self._upload else None
+        return encode_url(url, given if isinstance(given, str) else self._destination(url, self._upload))
 
     def _refusal(self, url: str, file_name: str, method: str) -> TransferFailure | None:
         if self._abilities.lacks:
@@ -163,7 +165,7 @@ def _merged(given: ClassAd) -> dict[str, Any]:
     return found
 
 
-def read_items(call: Call, abilities: Abilities, destination: Callable[[], str]) -> list[Item]:
+def read_items(call: Call, abilities: Abilities, destination: Callable[[str, bool], str]) -> list[Item]:
     """All files of a call, each with the reason why it cannot be tried, if there is one.
 
     When the input file is broken nothing of it is tried: what is missing would be done without, in silence.

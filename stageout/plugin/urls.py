@@ -72,19 +72,31 @@ def safe_urls_in(text: str) -> str:
     return _IN_TEXT.sub(lambda found: safe_url(found[0]), text)
 
 
-def encode_upload_url(url: str, destination: str = "") -> str:
-    """The URL to use on the wire for an upload.
+def encode_url(url: str, destination: str = "") -> str:
+    """The URL to use on the wire.
 
     :param url: as HTCondor gave it.
-    :param destination: the job's ``output_destination``; "" when it has none. Behind it stands the raw name of a
-        file, of which every character counts. A URL that does not begin with it was written by a person (a remap):
-        only what cannot stand in a URL is encoded.
+    :param destination: a URL of the job behind which HTCondor has put the raw name of a file, of which every character
+        counts; "" when there is none. A URL that does not begin with it was written by a person (a remap): only what
+        cannot stand in a URL is encoded.
     """
     if destination and url.startswith(destination) and len(url) > len(destination):
         base, query, rest = destination.partition("?")
         name = quote(url[len(destination) :].lstrip("/"), safe="/-._~!$&'()*+,;=:@", errors="surrogateescape")
         return as_written(base).rstrip("/") + "/" + name + (as_written(query + rest) if query else "")
     return as_written(url)
+
+
+def is_checkpoint(url: str, destination: str, job: str) -> bool:
+    """Whether HTCondor made the URL of a file in a checkpoint: destination, job, number, raw name.
+
+    :param destination: the job's ``checkpoint_destination``. :param job: its GlobalJobId.
+    """
+    base = destination.rstrip("/")
+    below = url[len(base) :].lstrip("/")  # the shadow, which asks for the file, does not look for a slash at the end
+    folder = job.replace("#", "_") + "/"
+    number = below[len(folder) :].partition("/")[0]
+    return bool(base and job) and url.startswith(f"{base}/") and below.startswith(folder) and number.isdigit()
 
 
 def as_written(url: str) -> str:

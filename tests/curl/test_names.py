@@ -111,3 +111,44 @@ def test_any_name(plugin, shared_dav, names):
     folder = f"any{len(list(shared_dav.root.iterdir()))}"
     assert send(plugin, names, f"dav://127.0.0.1:{shared_dav.port}/{folder}").ok
     assert arrived(shared_dav.root / folder) == set(names)
+
+
+CHECKPOINTED = [*ODD, "c", "sub/two words#1", "sub/%41"]
+GLOBAL_ID = "submit.example.org#12.0#1700000000"
+
+
+@pytest.mark.parametrize("server", ["shared_dav", "nginx"])
+@pytest.mark.parametrize("slash", ["", "/"])
+@pytest.mark.parametrize("output", ["", "run%207", "run%207/checkpoints"])
+def test_checkpoints(plugin, request, server, output, slash):
+    """What HTCondor asks for at a restart is what it stored: every character of a name counts in both directions."""
+    port = request.getfixturevalue(server).port
+    base = f"dav://127.0.0.1:{port}"
+    destination = f"{base}/run%207/checkpoints"
+    job = {"CheckpointDestination": destination + slash, "GlobalJobId": GLOBAL_ID}
+    job.update({"OutputDestination": f"{base}/{output}"} if output else {})
+    below = f"{GLOBAL_ID.replace('#', '_')}/0003"
+    plugin.new_scratch()
+    for name in CHECKPOINTED:
+        (plugin.scratch / name).parent.mkdir(exist_ok=True)
+        (plugin.scratch / name).write_bytes(os.fsencode(name))
+    stored = [Wanted(f"{destination}/{below}/{name}", name) for name in CHECKPOINTED]
+    assert plugin.call(stored, upload=True, job=job).ok
+    plugin.new_scratch()
+    (plugin.scratch / "sub").mkdir()
+    fetched = [Wanted(f"{destination}{slash}/{below}/{name}", name) for name in CHECKPOINTED]
+    assert plugin.call(fetched, upload=False, job=job).ok
+    assert [(plugin.scratch / name).read_bytes() for name in CHECKPOINTED] == [*map(os.fsencode, CHECKPOINTED)]
+
+
+@pytest.mark.parametrize("written", ["two%20words", "two words", "100%", "a%23b", "a%3Fb", "a#b", "%C3%BC", "ü", "%41"])
+def test_urls_of_persons(plugin, shared_dav, written):
+    """A remap and a URL of the input, written in the same way, are the same place, also below the destinations."""
+    base = f"dav://127.0.0.1:{shared_dav.port}/persons"
+    url = f"{base}/{written}"
+    job = {"CheckpointDestination": base, "GlobalJobId": GLOBAL_ID, "OriginalOut": url, "OutputDestination": base}
+    for ad in ({}, {"CheckpointDestination": base, "GlobalJobId": GLOBAL_ID}, job):
+        content = os.urandom(20)
+        assert plugin.put(url, content, job=ad).ok
+        assert plugin.get(url, job=ad).ok
+        assert plugin.got() == content

@@ -63,10 +63,10 @@ def test_urls(url: str, path: str, is_folder: bool) -> None:
 
 @given(st.text(min_size=1).filter(lambda text: "/" not in text and "\0" not in text and text not in ("..", ".")))
 def test_any_name_survives_the_wire(name: str) -> None:
-    from stageout.plugin.urls import encode_upload_url
+    from stageout.plugin.urls import encode_url
 
     name = name.encode("utf-8", "surrogatepass").decode("utf-8", "replace").lstrip("/")
-    url = encode_upload_url(f"globus://{UUID}/d/{name}", f"globus://{UUID}/d")
+    url = encode_url(f"globus://{UUID}/d/{name}", f"globus://{UUID}/d")
     assert address_of(url, {}).path == f"/d/{name}"
 
 

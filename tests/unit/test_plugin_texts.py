@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stageout.plugin.text import Scrubber, one_line
-from stageout.plugin.urls import as_written, bare_url, encode_upload_url, host_of, is_url, safe_url, split_scheme
+from stageout.plugin.urls import as_written, bare_url, encode_url, host_of, is_url, safe_url, split_scheme
 from stageout.testing.starter import method_of
 
 
@@ -65,7 +65,7 @@ def test_safe_url_never_keeps_userinfo_or_query(secret):
     ],
 )
 def test_encoding_of_upload_urls(url, destination, encoded):
-    assert encode_upload_url(url, destination) == encoded
+    assert encode_url(url, destination) == encoded
 
 
 @given(st.text(st.characters(exclude_categories=("Cs",)), max_size=40))

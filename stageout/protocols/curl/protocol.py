@@ -78,7 +78,7 @@ class CurlProtocol(TransferProtocol):
 
     def download(self, request: Request, context: Context) -> Outcome:
         """Fetch a file: temporary name, verified as the checksum policy says, synced, renamed."""
-        task = self._task(request, address_of(request.url), context)
+        task = self._task(request, address_of(request.encoded_url), context)
         return _carried_out(_download, task, pycurl.E_FILE_COULDNT_READ_FILE)
 
     def upload(self, request: Request, context: Context) -> Outcome:

@@ -78,8 +78,7 @@ class _Call:
         """Choose the way of one file, or refuse it."""
         request = transfer.request
         try:
-            url = request.encoded_url if self._upload else request.url
-            address = address_of(url, self._settings.collections)
+            address = address_of(request.encoded_url, self._settings.collections)
             if self._upload and address.is_folder:
                 raise TransferFailure(ErrorClass.BAD_URL, f"{address.shown} names no file to write")
             service = self._service(address)

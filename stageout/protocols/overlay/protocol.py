@@ -56,7 +56,7 @@ def _download(transfer: Transfer) -> None:
     request, context = transfer.request, transfer.context
     shares: list[Share] = []
     try:
-        host, port, path = _place(as_written(request.url))
+        host, port, path = _place(as_written(request.encoded_url))
         gateway = _gateway(host, port, context)
         routes = routes_of(context.setting("OVERLAY_ROUTES", ""), gateway)
         (connections, most), (priority, deadline) = _connections(context, len(routes)), _wishes(context)
