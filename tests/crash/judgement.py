@@ -34,6 +34,8 @@ _UNDER_WAY = (
 )
 #: A removal that failed is tried again after 30 s; of several steps one may fail again.
 _FREED_WITHIN_S = 900.0
+#: A manager tries again every 30 s to record what it has removed.
+_RECORDED_WITHIN_S = 300.0
 #: A mover may begin in the moment in which its owner's word comes.
 _PAUSED_WITHIN_S = 5.0
 _AUDIT_S = 150.0
@@ -152,7 +154,7 @@ class Judgement:
                 self.world.violation(f"bytes of ticket {ticket} are removed, and are wanted")
 
     def _audit(self) -> None:
-        """While managers run: what nobody wants does not stay in the spool."""
+        """While managers run: what nobody wants does not stay in the spool, and nothing is wanted that is not there."""
         known, self.unwanted = self.unwanted, {}
         for node in self.nodes:
             if not node.is_alive or node.machine.disk.full or node.machine.disk.keeps_names or node.is_slow:
@@ -162,7 +164,17 @@ class Judgement:
                 self.unwanted[key] = since_s = known.get(key, self.world.now_s)
                 if self.world.now_s - since_s > _FREED_WITHIN_S:
                     self.world.violation(f"ticket {ticket} is wanted no more, and is not freed")
+            for ticket, state in node.rows(NEEDED):
+                if not node.machine.disk.exists(node.place_of(ticket)) and ticket not in self.deleted:
+                    self._removed_at(known, node, ticket, state)
         self.world.after(_AUDIT_S, self._audit)
+
+    def _removed_at(self, known: dict[Any, float], node: Any, ticket: str, state: int) -> None:
+        """The bytes of a ticket were removed, or never came to the disk: its owner must know."""
+        key = (node.process, ticket, "removed")
+        self.unwanted[key] = since_s = known.get(key, self.world.now_s)
+        if self.world.now_s - since_s > _RECORDED_WITHIN_S:
+            self.world.violation(f"the bytes of ticket {ticket} are removed, and it is {STATE_OF[state]}")
 
     def _judge_rooms(self) -> None:
         """At rest nothing counts against the quota or holds a place."""

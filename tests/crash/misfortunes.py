@@ -237,6 +237,7 @@ class Misfortunes:
     def _delete(self, node: Node, ticket: str, gone: str) -> None:
         self.world.say(f"{gone} is deleted")
         self.excused.add(ticket)
+        self.deleted.add(ticket)
         self.deleted_s = self.world.now_s
         self.unrecorded.get(node.name, set()).discard(ticket)
         node.machine.disk.forget(f"{node.spool}/sandboxes/{gone}")

@@ -255,6 +255,13 @@ BUGS = (
         ("sync_refused",),
     ),
     Planted(
+        "the record of a refused sync is not written",
+        lambda: [
+            mutated(Acceptance, "synced", "recovery.lose_tickets(db, synced.lost, self._now())", "[]"),
+        ],
+        ("sync_refused", "agent_cut_off_long", "destination_down"),
+    ),
+    Planted(
         "recorded as synced before it is", lambda: [(Syncs, "_sync", _record_before_sync)], ("power_after_handoff",)
     ),
     Planted(
@@ -405,6 +412,16 @@ BUGS = (
         ("odd_order", "vacate"),
     ),
     Planted(
+        "SUPERSEDE raises no fence",
+        lambda: [
+            _order(
+                Action.SUPERSEDE, "_supersede", "records.raise_fence(db, Run(order.job, order.run_number + 1), now)", ""
+            )
+        ],
+        ("linger", "linger", "vacate"),
+        repeats=0.9,
+    ),
+    Planted(
         "RETRY sends what was never confirmed",
         lambda: [
             _order(
@@ -489,6 +506,17 @@ BUGS = (
         lambda: [mutated(Pipeline, "_move", "await self._give_back(batch)", "pass")],
         ("disk_full",),
         0.05,
+    ),
+    Planted(
+        "files of a batch whose record failed twice are not sent",
+        lambda: [mutated(Pipeline, "_give_back", "while True:", "for _ in range(1):")],
+        ("disk_ails", "disk_full"),
+        0.05,
+    ),
+    Planted(
+        "an end is told while a plugin still sends",
+        lambda: [mutated(Pipeline, "plugins_ended", "while any", "while False and any")],
+        ("sync_refused",),
     ),
     # ---- leases
     Planted(

@@ -108,7 +108,7 @@ class Flight:
         self._destination = destination
         self._judge = judge
         self.outcome: dict[str, str] = {}
-        self.duration_s = world.random.choice((0.2, 2.0, 20.0)) * world.random.uniform(0.5, 2)
+        self.duration_s = world.random.choice((0.2, 0.2, 2.0, 2.0, 20.0, 20.0, 200.0)) * world.random.uniform(0.5, 2)
         self.tickets = frozenset(item.ticket for item in run._files)
         self._ends_s = world.now_s + self.duration_s
         for item in run._files:

@@ -72,6 +72,7 @@ class Simulation(Misfortunes, Judgement):
     unwanted: dict[Any, float] = field(default_factory=dict)
     at_start: Callable[[Node, float], None] | None = None
     deleted_s: float = -1000.0
+    deleted: set[str] = field(default_factory=set)
     is_part_late: bool = False
     troubled: bool = True
     restored: bool = False
