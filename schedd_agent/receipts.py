@@ -63,7 +63,8 @@ class Receipts:
         self._ends = ReadingEnds(ends)
         self._records: OrderedDict[RunKey, Record] = OrderedDict()
         self._repeated: dict[RunKey, Record] = {}
-        self._last: dict[tuple[int, int], int] = {}
+        #: Runs of a job's number that have a record, in the order of the records.
+        self._runs: dict[tuple[int, int], list[int]] = {}
         #: INPUT and OUTPUT records since the reader last stood at an end, and how many records were kept before each.
         self._seen: dict[tuple[str, RunKey], int] = {}
         self._kept: list[RunKey] = []
@@ -95,13 +96,14 @@ class Receipts:
         writes no record. The record before is that of the run that counts if nothing was executed after it and the
         job's last transfer of output is not younger than it (the two are written one after the other).
         """
-        if self.get(name, job.run) is not None:
+        if self.get(name, job.run, job.owner) is not None:
             return job.run
-        last = self._last.get(_ids(name), 0)
-        earlier = self.get(name, last) if 0 < last < job.run else None
-        if earlier is None or not job.executing_since <= earlier.written_at:
-            return 0
-        return last if 0 < job.transferred_at <= earlier.written_at + _APART_S else 0
+        for run in reversed(self._runs.get(_ids(name), ())):
+            earlier = self.get(name, run, job.owner) if run < job.run else None
+            if earlier is not None:
+                in_time = 0 < job.transferred_at <= earlier.written_at + _APART_S
+                return run if in_time and job.executing_since <= earlier.written_at else 0
+        return 0
 
     def read_new(self) -> int:
         """Read what was added since the last call; returns how many records with receipts came.
@@ -255,17 +257,20 @@ class Receipts:
                 self._repeated[key] = record
             return 0
         self._records[key] = record
-        self._last[key.cluster, key.proc] = key.run
+        if known is None:
+            self._runs.setdefault((key.cluster, key.proc), []).append(key.run)
         self._kept.append(key)
         while len(self._records) > _MOST_KEPT:
             self._drop(next(iter(self._records)))
         return len(record.tickets)
 
     def _drop(self, key: RunKey) -> None:
-        self._records.pop(key, None)
         self._repeated.pop(key, None)
-        if self._last.get((key.cluster, key.proc)) == key.run:
-            del self._last[key.cluster, key.proc]
+        if self._records.pop(key, None) is not None:
+            runs = self._runs[key.cluster, key.proc]
+            runs.remove(key.run)
+            if not runs:
+                del self._runs[key.cluster, key.proc]
 
 
 def _ends_with_banner(file: FileIO, offset: int) -> bool:

@@ -337,6 +337,31 @@ def test_a_run_that_an_ap_restart_numbered_anew_keeps_its_record(
     assert receipts.last_transfer(_name(1), parse_job({**ad, "NumShadowStarts": 3}, True)) == 0
 
 
+@pytest.mark.parametrize("others", ["another owner's", "of an earlier queue", "imitated"])
+def test_a_record_of_another_job_does_not_hide_the_run_before_it(tmp_path: Path, others: str) -> None:
+    """The next shadow only said that the job is done; in its place stands a record of a job with the same number."""
+    path = tmp_path / "epoch_history"
+    first = _record(1, 5).replace("ClusterID", "EpochWriteDate = 1000\nClusterID")
+    path.write_text(first)
+    receipts = Receipts(path)
+    receipts.read_new()
+    other = _record(1, 6, ticket="t6")
+    if others == "another owner's":
+        other = other.replace('Owner="alice"', 'Owner="mallory"')
+    elif others == "of an earlier queue":
+        other = f'GlobalJobId = "ap#1.0#1600000000"\n{other}'
+    else:
+        other = _record(2, 1) + other + _record(2, 1)
+    with path.open("a") as stream:
+        stream.write(other)
+    receipts.read_new()
+    ad = {"GlobalJobId": _name(1), "ClusterId": 1, "ProcId": 0, "JobStatus": 4, "NumShadowStarts": 6, "Owner": "alice",
+          "TransferOutFinished": 1000}  # fmt: skip
+    job = parse_job(ad, True)
+    assert receipts.last_transfer(_name(1), job) == 5
+    assert receipts.get(_name(1), 5, "alice") == WANTED
+
+
 def test_all_parts_are_read_at_the_start(tmp_path: Path) -> None:
     path = tmp_path / "epoch_history"
     (tmp_path / "epoch_history.20261121T110000").write_text(_record(1, 1))
