@@ -165,7 +165,7 @@ class Reporter:
         self._leaving = False
         self._publishing = asyncio.Lock()
         self._wanted = self._told = 0
-        self._built_in_s = 0.0
+        self._began_s = self._built_in_s = 0.0
 
     def leave(self) -> None:
         """From now on every report may be the last, and the startd that would carry it may be gone already."""
@@ -213,7 +213,7 @@ class Reporter:
                 self._told = asked
 
     async def _publish(self) -> None:
-        start_s = self._clock.monotonic_s()
+        self._began_s = self._clock.monotonic_s()
         try:
             ad = await self._report()
             if self._leaving:
@@ -224,7 +224,7 @@ class Reporter:
             self.write_state(None)
             return
         finally:
-            self._built_in_s = self._clock.monotonic_s() - start_s
+            self._built_in_s = self._clock.monotonic_s() - self._began_s
         self._note("")
         try:
             with durable.step("report-advertise"):
@@ -268,8 +268,9 @@ class Reporter:
         self._refusal = refusal
 
     async def _report(self) -> dict[str, Any]:
-        await self._pipeline.plugins_ended()
         number = await self._next_number()
+        await self._pipeline.plugins_ended()
+        self._began_s = self._clock.monotonic_s()  # that wait is no work
         self._pipeline.leases.reported(number)
         pipeline = self._pipeline
         boxes = sorted(pipeline.book.registry.by_id.values(), key=lambda box: (box.files_left == 0, -box.error_code))

@@ -12,7 +12,19 @@ from manager_site import Site, made, run
 from test_agent_daemon import JOB, MANAGER_KEY
 from test_agent_daemon import Site as AccessPoint
 from test_agent_tracker import NAME, seen
-from test_handover import _GIVE, ONE, ROUTER, SEED, TWO, Asked, asked, handed_over, site, waiting_for_a_slow_server
+from test_handover import (
+    _GIVE,
+    ONE,
+    ROUTER,
+    SEED,
+    TWO,
+    Asked,
+    Clock,
+    asked,
+    handed_over,
+    site,
+    waiting_for_a_slow_server,
+)
 
 from sandbox_manager import drain, lookups
 from sandbox_manager.ads import Reporter
@@ -123,6 +135,27 @@ def test_a_report_that_is_written_while_files_are_begun_leaves_none_out(first: i
             told = sandbox_of(json.loads(written.text))
             assert [receipt.last for receipt in map(read_receipt, told.custody)] == [1] * first
             assert told.files_only_here == (2 if first else 0)
+
+    run(story())
+
+
+def test_no_pause_follows_the_wait_for_a_plugin(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report that had waited two minutes for a stopped plugin was the last for twenty minutes."""
+
+    async def story() -> None:
+        async with site.manager() as node:
+            clock = Clock()
+
+            async def plugins_ended() -> None:
+                clock.now_s += 120.0
+
+            monkeypatch.setattr(node.pipeline, "plugins_ended", plugins_ended)
+            settings = mapping_settings(site.knobs)
+            collector = FakeCollector()
+            collector.refuses = True
+            reporter = Reporter(node.pipeline, node.spool, collector, clock, settings, -1, MANAGER_KEY)
+            await reporter.publish()
+            assert reporter._built_in_s == 0.0
 
     run(story())
 
