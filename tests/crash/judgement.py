@@ -38,6 +38,8 @@ _FREED_WITHIN_S = 900.0
 _RECORDED_WITHIN_S = 300.0
 #: A mover may begin in the moment in which its owner's word comes.
 _PAUSED_WITHIN_S = 5.0
+#: Three times the interval of reports.
+_REPORTED_WITHIN_S = 900.0
 _AUDIT_S = 150.0
 
 
@@ -154,7 +156,7 @@ class Judgement:
                 self.world.violation(f"bytes of ticket {ticket} are removed, and are wanted")
 
     def _audit(self) -> None:
-        """While managers run: what nobody wants does not stay in the spool, and nothing is wanted that is not there."""
+        """While managers run they report, free what nobody wants, and want nothing that is not there."""
         known, self.unwanted = self.unwanted, {}
         for node in self.nodes:
             if not node.is_alive or node.machine.disk.full or node.machine.disk.keeps_names or node.is_slow:
@@ -167,6 +169,8 @@ class Judgement:
             for ticket, state in node.rows(NEEDED):
                 if not node.machine.disk.exists(node.place_of(ticket)) and ticket not in self.deleted:
                     self._removed_at(known, node, ticket, state)
+            if self.collector.answers(node.name) and node.name not in self.collector.mute:
+                self._silent_at(known, node)
         self.world.after(_AUDIT_S, self._audit)
 
     def _removed_at(self, known: dict[Any, float], node: Any, ticket: str, state: int) -> None:
@@ -175,6 +179,15 @@ class Judgement:
         self.unwanted[key] = since_s = known.get(key, self.world.now_s)
         if self.world.now_s - since_s > _RECORDED_WITHIN_S:
             self.world.violation(f"the bytes of ticket {ticket} are removed, and it is {STATE_OF[state]}")
+
+    def _silent_at(self, known: dict[Any, float], node: Any) -> None:
+        """A manager runs and could report."""
+        if self.troubled and self.fault and self.fault.for_ever and self.fault.label.startswith("report-"):
+            return  # the walk keeps it from that
+        key = (node.process, "silent")
+        since_s = self.unwanted[key] = known.get(key, self.world.now_s)
+        if self.world.now_s - max(since_s, self.collector.came_s.get(node.manager, 0.0)) > _REPORTED_WITHIN_S:
+            self.world.violation(f"{node.name} has made no report for {_REPORTED_WITHIN_S:.0f} s")
 
     def _judge_rooms(self) -> None:
         """At rest nothing counts against the quota or holds a place."""

@@ -93,7 +93,7 @@ class Misfortunes:
             process.flights[str(run._directory)] = flight  # type: ignore[attr-defined]
             return flight.duration_s
         if kind == "sync":
-            return self.random.choice((0.05, 2.0, 60.0))
+            return self.random.choice((0.05, 2.0, 60.0, 300.0))
         if any(node.is_slow and node.process is self.world.current for node in self.nodes):
             return self.random.choice((0.5, 5.0, 60.0))
         return self.random.uniform(0.0001, 0.004)

@@ -85,7 +85,8 @@ class Collector:
     """Ads that expire, come late, twice or not at all; all are gone after a restart.
 
     :param cut_off: senders that neither say nor hear anything; :param mute: that only hear.
-    :param read_s: by manager, when the newest report was made that the access point has read.
+    :param read_s: by manager, when the newest report was made that the access point has read. :param came_s: by
+    manager, when its last report came, were it to get lost.
     """
 
     world: World
@@ -98,6 +99,7 @@ class Collector:
     read_s: dict[str, float] = field(default_factory=dict)
     mute: set[str] = field(default_factory=set)
     on_orders: Any = None
+    came_s: dict[str, float] = field(default_factory=dict)
     _jobs: dict[str, list[str]] = field(default_factory=dict)
     _ads: dict[tuple[str, str], tuple[Mapping[str, Any], float]] = field(default_factory=dict)
     _made_s: dict[str, float] = field(default_factory=dict)
@@ -114,7 +116,7 @@ class Collector:
         """An ad comes in. False when the sender notices that it did not."""
         if not self.up or sender in self.cut_off | self.mute:
             return False
-        self._made_s[ad["StageOutSignature"]] = self.world.now_s
+        self._made_s[ad["StageOutSignature"]] = self.came_s[ad["Name"]] = self.world.now_s
         if self.world.random.random() < self.mischief:
             if self.world.random.random() < 0.5:
                 self.world.say(f"an ad of {sender} is lost")
