@@ -111,6 +111,16 @@ def put_status(code: int) -> Case:
     return Case(f"put-{code}", arrange)
 
 
+def no_server_few_retries(stage: Stage) -> Ask:
+    return stage.get("http://127.0.0.1:1/file", DATA, job_env={"CURL_MAX_RETRY_ATTEMPTS": "2"})
+
+
+def no_server_administrator(stage: Stage) -> Ask:
+    """The administrator's own variable wins."""
+    env = {"CONDOR_CURL_MAX_RETRY_ATTEMPTS": "1"}
+    return stage.get("http://127.0.0.1:1/file", DATA, env=env, job_env={"CURL_MAX_RETRY_ATTEMPTS": "30"})
+
+
 def get_with_token(stage: Stage) -> Ask:
     url = stage.store.url("file").replace("http://", "service+http://")
     stage.store.files["file"] = DATA
@@ -187,6 +197,8 @@ CASES = [
     Case("get-missing", get_missing),
     *map(get_status, (400, 401, 403, 410)),
     *map(put_status, (400, 401, 403, 404)),
+    Case("no-server-2-retries", no_server_few_retries, failure_slack_s=4),
+    Case("no-server-administrator", no_server_administrator, failure_slack_s=4),
     Case("get-ftp-missing", get_ftp_missing),
     Case("get-file-missing", get_file_missing, other=_FILE_HOST),
     Case("get-token", get_with_token),

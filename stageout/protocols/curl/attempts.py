@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from stageout.core.errors import Advice, ErrorClass, TransferFailure
 from stageout.plugin.api import Outcome
 from stageout.protocols.curl.failures import HANDSHAKES, RECONNECTS
-from stageout.protocols.curl.settings import in_data_slot
+from stageout.protocols.curl.settings import in_data_slot, most_retries
 from stageout.protocols.curl.task import Task
 
 if TYPE_CHECKING:  # loaded only when something has to be tried again
@@ -60,6 +60,8 @@ class _Patience:
         self._begin_s = begin_s  # of the first attempt that brought nothing
         self._since_s = 0.0  # its failure
         self._failures = 0
+        self._retries = 0
+        self._most_retries = most_retries()
         self._milestone = 0
         self._failure: TransferFailure | None = None
         self._wait_s = 0.0
@@ -74,8 +76,9 @@ class _Patience:
         self._since_s = self._since_s if self._failures else now_s
         self._failures += 1
         self._wait_s = self._next_wait_s(failure)
-        if in_data_slot() or self._task.context.decided:
+        if in_data_slot() or self._task.context.decided or self._retries == self._most_retries:
             return True
+        self._retries += 1
         late = now_s + self._wait_s > self._end_s(failure)
         return late or self._wait_s >= self._task.context.remaining_s
 

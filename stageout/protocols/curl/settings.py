@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -68,7 +69,8 @@ def read_settings(context: Context, data: Mapping[str, Any]) -> Settings:
         default: float = getattr(Settings, name)
         numbers[name] = _number(context, name.upper(), default)
     both = context.setting("RETRY_BUDGET_S", "")  # one knob is enough for an administrator
-    reconnect_s = numbers["retry_budget_s"] if both else Settings.reconnect_budget_s
+    counted_s = math.inf if most_retries() else Settings.reconnect_budget_s  # the number of attempts is the limit
+    reconnect_s = numbers["retry_budget_s"] if both else counted_s
     numbers["reconnect_budget_s"] = _number(context, "RECONNECT_BUDGET_S", reconnect_s)
     split_bytes = max(1, int(_number(context, "SPLIT_BYTES", Settings.split_bytes)))
     given = value_of(data, "checksum_policy")
@@ -95,6 +97,11 @@ def _policy(word: object) -> ChecksumPolicy:
     except ValueError:
         text = f"checksum policy {word!r} does not exist: write off, if-available or required"
         raise TransferFailure(ErrorClass.BAD_REQUEST, text) from None
+
+
+def most_retries() -> int | None:
+    """Return how many further attempts HTCondor's own variables allow, the administrator's first; None: not said."""
+    return positive_number("CONDOR_CURL_MAX_RETRY_ATTEMPTS", "CURL_MAX_RETRY_ATTEMPTS")
 
 
 def positive_number(*names: str) -> int | None:
