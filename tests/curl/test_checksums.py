@@ -10,6 +10,7 @@ import zlib
 import pytest
 
 from stageout.core.errors import ErrorClass as K
+from stageout.protocols.curl.digests import Digests
 from tests.curl.interposer import changed, status
 from tests.curl.plugin import NO_RETRY
 
@@ -71,12 +72,12 @@ def test_upload(plugin, door, right, wrong, name):
 
 
 def test_several_digests(plugin, door, url):
-    """The strongest counts for a download; for an upload one that was computed while the file was read."""
+    """The strongest counts, unless one was computed while the file was read."""
     several = changed(Digest=f"md5={b64(MD5)},SHA-256={b64(SHA256)}")
     door.always("GET", several)
     assert plugin.get(url).verified == "sha256"
     door.always("HEAD", several)
-    assert plugin.put(door.url("several"), DATA).verified == "md5"
+    assert plugin.put(door.url("several"), DATA).verified == "sha256"
 
 
 def test_damage_on_the_way(plugin, door, url):
@@ -160,3 +161,17 @@ def test_server_that_cannot_be_asked(plugin, door):
     assert result.verified == ""
     required = plugin.put(door.url("silent"), DATA, env={"STAGEOUT_CHECKSUM_POLICY": "required"})
     assert required.failures == [K.NOT_VERIFIED]
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, (4 << 20) - 1, (4 << 20) + 1, 40 << 20])
+def test_digests_of_a_second_thread(size_bytes):
+    """Short files have none, long ones do not overtake themselves; values in between are of what has passed."""
+    data = os.urandom(1 << 20) * (size_bytes >> 20) + os.urandom(size_bytes % (1 << 20))
+    digests, expected = Digests(["md5", "adler32"]), hashlib.md5()
+    for start in range(0, size_bytes, 300_000):
+        piece = data[start : start + 300_000]
+        digests.update(piece)
+        expected.update(piece)
+        if start % 9_000_000 == 0:
+            assert digests.values()["md5"] == expected.hexdigest()
+    assert digests.values() == {"md5": expected.hexdigest(), "adler32": f"{zlib.adler32(data):08x}"}

@@ -125,11 +125,17 @@ def test_there_and_back(plugin, tmp_path, host, name):
     (plugin.scratch / name).write_bytes(DATA)
     result = plugin.call([Wanted(f"{destination}/{name}", name)], upload=True, job={"OutputDestination": destination})
     assert result.ok
-    assert result.verified == "md5"
+    assert result.verified == "size"
     assert [path.name for path in (tmp_path / "new" / "place").iterdir()] == [name]
     assert (tmp_path / "new" / "place" / name).read_bytes() == DATA
     assert plugin.get(result.ad["TransferUrl"]).ok
     assert plugin.got() == DATA
+
+
+def test_read_back_where_a_digest_is_required(plugin, tmp_path):
+    result = plugin.put(f"file://{tmp_path}/there", DATA, env={"STAGEOUT_CHECKSUM_POLICY": "required"})
+    assert result.ok
+    assert result.verified == "md5"
 
 
 def test_other_host(plugin):

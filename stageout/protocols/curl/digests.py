@@ -10,9 +10,15 @@ import binascii
 import hashlib
 import re
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Protocol, Union
+from typing import TYPE_CHECKING, Protocol, Union
 
+if TYPE_CHECKING:  # loaded only for files that are not small
+    from concurrent.futures import Future, ThreadPoolExecutor
+
+_ALONE_BYTES = 4 << 20  # for less a second thread costs more than it helps
+_MOST_WAITING = 16  # pieces between the two threads
 Data = Union[bytes, bytearray, memoryview]
 
 #: strongest first; length in bytes of a value.
@@ -70,22 +76,40 @@ def _start(name: str) -> _Running:
 
 
 class Digests:
-    """Digests of the data that passes.
+    """Digests of the data that passes. After the first pieces a second thread computes them, and nobody waits for it.
 
     :param names: which ones.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
         self._running = {name: _start(name) for name in names}
+        self._passed_bytes = 0
+        self._thread: ThreadPoolExecutor | None = None  # of one worker: pieces stay in order
+        self._waiting: deque[Future[None]] = deque()
 
     def update(self, data: Data) -> None:
-        """Take the next piece."""
-        for running in self._running.values():
-            running.update(data)
+        """Take the next piece, which must not change afterwards."""
+        self._passed_bytes += len(data)
+        if self._passed_bytes <= _ALONE_BYTES or not self._running:
+            self._update(data)
+            return
+        if self._thread is None:
+            from concurrent.futures import ThreadPoolExecutor
+
+            self._thread = ThreadPoolExecutor(1)
+        self._waiting.append(self._thread.submit(self._update, data))
+        if len(self._waiting) > _MOST_WAITING:
+            self._waiting.popleft().result()
 
     def values(self) -> dict[str, str]:
         """Name -> value of the data so far."""
+        while self._waiting:
+            self._waiting.popleft().result()
         return {name: running.hexdigest() for name, running in self._running.items()}
+
+    def _update(self, data: Data) -> None:
+        for running in self._running.values():
+            running.update(data)
 
 
 def strongest(names: Iterable[str]) -> str | None:

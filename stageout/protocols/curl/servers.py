@@ -6,8 +6,9 @@ import threading
 
 Origin = tuple[str, str, int]
 
-#: What destinations can usually be asked for: S3 keeps MD5, grid storage Adler-32 or MD5.
-USUAL_DIGESTS = ("md5", "adler32")
+#: What is computed for a server of which nothing is known. Grid storage keeps Adler-32; for one that keeps another
+#: digest the first file is read again from the page cache.
+USUAL_DIGESTS = ("adler32",)
 
 
 class Servers:

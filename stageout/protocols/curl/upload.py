@@ -53,8 +53,8 @@ class Upload(Movement):
         self._step = Step.SEND
         self._answered = Stored()
         self._verified = ""
-        names = () if task.no_digests else task.servers.digests(task.address.origin)
-        self._source = SourceFile(task.path, {*self._expected, *names})
+        names = ("md5",) if task.address.signed_for_amazon else task.servers.digests(task.address.origin)
+        self._source = SourceFile(task.path, {*self._expected, *(() if task.no_digests else names)})
 
     @property
     def milestone(self) -> int:
