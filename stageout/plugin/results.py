@@ -135,9 +135,7 @@ class AdWriter:
         if result is not None:
             own = result.developer
             attempts = len(record.failed_attempts) + (1 if record.start_s else 0)
-            facts["StageOutAttempts"] = attempts
-            if attempts:  # HTCondor's own name, which the monitoring of pools knows
-                facts["TransferTries"] = attempts
+            facts["StageOutAttempts"] = facts["TransferTries"] = attempts  # the second is HTCondor's own name
             facts["StageOutSeconds"] = round(max(0.0, record.end_s - record.start_s), 3)
             steady = record.pace.bytes_per_s()
             if steady is not None:

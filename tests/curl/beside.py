@@ -137,6 +137,10 @@ class Stage:
     ) -> None:
         self._stack.close()
 
+    def on_exit(self, end: Callable[[], None]) -> None:
+        """Call this when the plugin has ended."""
+        self._stack.callback(end)
+
     def folder(self, name: str) -> Path:
         """A new directory."""
         path = self.home / name

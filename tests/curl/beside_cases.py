@@ -9,6 +9,7 @@ from dataclasses import replace
 import trustme
 
 from tests.curl.beside import Ask, Case, Stage
+from tests.curl.beside_faults import FAULTS
 from tests.curl.interposer import changed, status
 
 DATA = bytes(range(256)) * 40
@@ -89,26 +90,6 @@ def get_file_missing(stage: Stage) -> Ask:
 
 def get_missing(stage: Stage) -> Ask:
     return stage.get(stage.store.url("missing"), DATA)
-
-
-def get_status(code: int) -> Case:
-    """GET answered by an error for good."""
-
-    def arrange(stage: Stage) -> Ask:
-        stage.store.always("GET", status(code, "not like this"))
-        return stage.get_from_store(DATA)
-
-    return Case(f"get-{code}", arrange)
-
-
-def put_status(code: int) -> Case:
-    """PUT answered by an error for good."""
-
-    def arrange(stage: Stage) -> Ask:
-        stage.store.always("PUT", status(code, "not like this"))
-        return stage.put_to_store(DATA)
-
-    return Case(f"put-{code}", arrange)
 
 
 def no_server_few_retries(stage: Stage) -> Ask:
@@ -195,8 +176,6 @@ CASES = [
     Case("put-ftp", put_ftp),
     Case("put-file", put_file, other=_FILE_HOST),
     Case("get-missing", get_missing),
-    *map(get_status, (400, 401, 403, 410)),
-    *map(put_status, (400, 401, 403, 404)),
     Case("no-server-2-retries", no_server_few_retries, failure_slack_s=4),
     Case("no-server-administrator", no_server_administrator, failure_slack_s=4),
     Case("get-ftp-missing", get_ftp_missing),
@@ -211,4 +190,5 @@ CASES = [
     Case("proxy-ignored", proxy_ignored),
     Case("proxy-wants-password", proxy_wants_password),
     Case("proxy-refuses-tunnel", proxy_refuses_tunnel, other=_LIBCURL),
+    *FAULTS,
 ]
