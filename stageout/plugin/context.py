@@ -124,10 +124,13 @@ def _read_ad(path: str) -> ClassAd:
 
 
 def _token_in(content: str) -> str:
-    if not content.lstrip().startswith("{"):
-        return content.strip()
+    """The token, read as HTCondor's own plugin does: lines with # are comments, a plain token is one line."""
+    lines = [line for line in content.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    text = "\n".join(lines).strip()
+    if not text.startswith("{"):
+        return lines[0].strip() if lines else ""
     try:
-        token = json.loads(content).get("access_token")
+        token = json.JSONDecoder().raw_decode(text)[0].get("access_token")
     except ValueError:
         return ""
     return token if isinstance(token, str) else ""

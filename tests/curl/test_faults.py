@@ -341,6 +341,14 @@ def test_empty_files(plugin, nginx):
     assert result.verified == "size"
 
 
+@pytest.mark.parametrize("env", [{}, {"STAGEOUT_PARALLELISM": "4"}])
+def test_no_content(plugin, door, env):
+    """204: there is a file, and nothing in it."""
+    door.always("GET", status(204))
+    assert plugin.get(door.url("nothing"), env=env).ok
+    assert plugin.got() == b""
+
+
 def test_no_length_announced(plugin, door, nginx):
     """Nothing to verify by, and it is said so."""
     nginx.file("chunked").write_bytes(BIG)

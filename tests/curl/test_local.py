@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -147,12 +149,41 @@ def test_what_is_not_there(plugin, tmp_path):
     assert plugin.get(f"file://{tmp_path}/missing").failures == [K.NOT_FOUND]
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
-    for name in ("pipe", "folder"):
-        result = plugin.get(f"file://{tmp_path}/{name}")
-        assert result.kind in (K.NOT_SUPPORTED, K.CONFLICT)
-        assert plugin.leftovers() == []
+    assert plugin.get(f"file://{tmp_path}/pipe").kind is K.NOT_SUPPORTED
+    assert plugin.leftovers() == []
     assert plugin.put(f"file://{tmp_path}/folder", env=NO_RETRY).failures == [K.CONFLICT]
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["folder", *_scratches(plugin)]
+
+
+def test_list_of_a_folder(plugin, tmp_path):
+    """As libcurl gives it: one name in a line, none that is hidden."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in ("b", "a b", ".hidden"):
+        (folder / name).write_bytes(DATA)
+    for url in (f"file://{folder}", f"file://{folder}/"):
+        assert plugin.get(url).ok
+        assert plugin.got() == b"a b\nb\n"
+
+
+def test_files_of_the_kernel(plugin):
+    """The null device, and files whose length is only known when they are read."""
+    assert plugin.get("file:///dev/null").ok
+    assert plugin.got() == b""
+    assert plugin.get("file:///proc/version").ok
+    assert plugin.got() == Path("/proc/version").read_bytes()
+
+
+@root_only
+def test_upload_to_the_null_device(plugin, tmp_path):
+    """It swallows the file and is not replaced by it."""
+    null = tmp_path / "null"
+    os.mknod(null, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    result = plugin.put(f"file://{null}", DATA)
+    assert result.ok
+    assert result.verified == ""
+    assert null.is_char_device()
+    assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".part")] == []
 
 
 def _scratches(plugin):

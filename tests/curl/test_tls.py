@@ -87,3 +87,18 @@ def test_distrust(plugin, serve, bundle):
 def test_no_tls_there(plugin, dav):
     result = plugin.get(f"https://127.0.0.1:{dav.port}/file", env={"STAGEOUT_RETRY_BUDGET_S": "0"})
     assert result.failures == [K.CONNECT_FAILED]
+
+
+@pytest.mark.parametrize("content", [b"no certificate", b"", b"-----BEGIN CERTIFICATE-----\nbroken\n"])
+def test_x509_proxy_that_cannot_be_used(plugin, serve, bundle, tmp_path, content):
+    """A public server asks for none."""
+    proxy = tmp_path / "x509up"
+    proxy.write_bytes(content)
+    url = f"https://127.0.0.1:{serve('127.0.0.1').port}/file"
+    env = {"SSL_CERT_FILE": str(bundle), "X509_USER_PROXY": str(proxy)}
+    for result in (plugin.put(url, b"data", env=env), plugin.get(url, env=env)):
+        assert result.ok
+        assert result.failures == []
+    assert plugin.got() == b"data"
+    missing = plugin.get(url.replace("file", "missing"), env=env)
+    assert missing.failures == [K.NOT_FOUND]

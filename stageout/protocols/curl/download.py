@@ -15,6 +15,7 @@ from stageout.protocols.curl.task import Task
 from stageout.protocols.curl.transport import Reply
 
 CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+WHOLE = (200, 203, 204)  # the answer is the file; 204: it is empty
 _STRONG_AGE_S = 60.0
 _PLAIN_DIGESTS = ("adler32",)  # when nobody states one: for the result ad, and cheap
 
@@ -121,7 +122,7 @@ class HttpDownload(Download):
             headers = (*headers, f"Range: bytes={self._part.size_bytes}-")
             headers = (*headers, f"If-Range: {self._validator}") if self._validator else headers
         reply = self._http.ask("GET", self._address, headers, receiver=self)
-        if reply.status not in (200, 203, 206):
+        if reply.status not in WHOLE and reply.status != 206:
             if reply.status == 416:
                 self._forget()
             raise self._http.failure(reply, f"download of {self._address.name}")
@@ -133,8 +134,8 @@ class HttpDownload(Download):
         """The head of a successful answer: is it the rest of what is here, or the whole?"""
         if reply.status == 206 and self._part.size_bytes:
             self._continue(reply)
-        elif reply.status in (200, 203):
-            text = reply.headers.get("content-length", "")
+        elif reply.status in WHOLE:
+            text = "0" if reply.status == 204 else reply.headers.get("content-length", "")
             length = int(text) if text.isdigit() and "transfer-encoding" not in reply.headers else None
             self._validator, self._headers = strong_validator(reply.headers), reply.headers
             amazon = self._address.signed_for_amazon

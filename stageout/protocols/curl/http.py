@@ -7,6 +7,7 @@ import binascii
 import os
 import time
 from calendar import timegm
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from stageout.protocols.curl.address import Address
 from stageout.protocols.curl.failures import of_status, server_words
 from stageout.protocols.curl.localfile import SourceFile
 from stageout.protocols.curl.proxies import proxy_in_use
+from stageout.protocols.curl.settings import positive_number
 from stageout.protocols.curl.task import Task
 from stageout.protocols.curl.transport import Query, Receiver, Reply
 
-MOST_REDIRECTS = 10
+_MOST_REDIRECTS = 30  # as HTCondor's own plugin
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 LARGE_BYTES = 1 << 20
 _MOVES = frozenset({"GET", "PUT"})
@@ -34,6 +36,7 @@ class Http:
         self._task = task
         self._home = task.address
         self._context = task.context
+        self._proxy_problem = ""
         self.facts: dict[str, Any] = {}
 
     def ask(
@@ -49,20 +52,34 @@ class Http:
 
         :raises TransferFailure: no answer, too many redirects, or no credential.
         """
-        task = self._task
-        for _ in range(MOST_REDIRECTS + 1):
+        most_redirects = positive_number("CURL_MAX_REDIRS") or _MOST_REDIRECTS
+        for _ in range(most_redirects + 1):
             lines = [*headers, *self._authorisation(address), *_expect(source)]
-            query = Query(method, address.url, lines, source, receiver, {**self._identity(address), **(options or {})})
-            task.mileage.begin()
-            reply = task.transport.perform(query, task.context, task.settings, task.mileage)
+            query = Query(method, address.url, lines, source, receiver, options or {})
+            reply = self._perform(query, self._identity(address))
             self._note(method, address, reply)
             if reply.status not in _REDIRECTS or "location" not in reply.headers:
                 return reply
             if reply.status == 303 and method == "PUT":
                 return reply
             address = address.redirected(reply.headers["location"])
-        text = f"{self._home.host} redirects more than {MOST_REDIRECTS} times; check the URL"
+        text = f"{self._home.host} redirects more than {most_redirects} times; check the URL"
         raise TransferFailure(ErrorClass.BAD_URL, text, server=self._home.host)
+
+    def _perform(self, query: Query, identity: dict[int, Any]) -> Reply:
+        """Make a request with the job's X.509 proxy; without it when it cannot be read, because few servers ask."""
+        task = self._task
+        task.mileage.begin()
+        shown = replace(query, options={**identity, **query.options})
+        try:
+            return task.transport.perform(shown, task.context, task.settings, task.mileage)
+        except TransferFailure as failure:
+            if not identity or failure.developer.get("LibcurlReturnCode") != pycurl.E_SSL_CERTPROBLEM:
+                raise
+            self._proxy_problem = "the X.509 proxy (X509_USER_PROXY) cannot be read"
+            self._context.log(self._proxy_problem, error=failure)
+        task.mileage.begin()
+        return task.transport.perform(query, task.context, task.settings, task.mileage)
 
     def _authorisation(self, address: Address) -> list[str]:
         if address.origin != self._home.origin:
@@ -79,7 +96,7 @@ class Http:
         """The job's X.509 proxy, when there is one and no token speaks for the job."""
         path = os.environ.get("X509_USER_PROXY", "")
         foreign = self._home.service or address.origin != self._home.origin
-        if foreign or not path or not Path(path).is_file():
+        if foreign or self._proxy_problem or not path or not Path(path).is_file():
             return {}
         return {pycurl.SSLCERT: path, pycurl.SSLKEY: path}
 
@@ -105,7 +122,7 @@ class Http:
         proxy = proxy_in_use(self._home.url, self._context) if reply.status == _PROXY_REFUSED else ""
         place = f"proxy {proxy}" if proxy else self._home.host
         text = f"{place} answered {reason} to the {deed}" + (f": {words}" if words else "")
-        hint = _HINTS.get(kind, "")
+        hint = self._proxy_problem if kind in _CREDENTIAL_KINDS and self._proxy_problem else _HINTS.get(kind, "")
         if hint:
             text += f"; {hint}"
         code = pycurl.E_HTTP_RETURNED_ERROR if reply.status >= 400 else pycurl.E_REMOTE_FILE_NOT_FOUND
@@ -136,6 +153,11 @@ class Http:
             return False
 
 
+_CREDENTIAL_KINDS = (
+    ErrorClass.CREDENTIAL_MISSING,
+    ErrorClass.CREDENTIAL_REFUSED,
+    ErrorClass.PERMISSION_DENIED,
+)
 _HINTS = {
     ErrorClass.CREDENTIAL_MISSING: "name a credential in the URL, as in service+https://",
     ErrorClass.CREDENTIAL_REFUSED: "check the credential that the URL names",

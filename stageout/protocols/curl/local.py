@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from urllib.parse import unquote_to_bytes, urlsplit
 
@@ -35,6 +36,15 @@ def path_of(address: Address) -> Path:
     return path
 
 
+def is_null_device(path: Path) -> bool:
+    """Whether this is ``/dev/null``, under whatever name."""
+    try:
+        found, null = path.stat(), Path(os.devnull).stat()
+    except OSError:
+        return False
+    return stat.S_ISCHR(found.st_mode) and found.st_rdev == null.st_rdev
+
+
 class LocalDownload(Movement):
     """From a ``file`` URL into the sandbox."""
 
@@ -46,6 +56,8 @@ class LocalDownload(Movement):
 
     def attempt(self) -> Outcome:
         """Copy, compare, give it its name."""
+        if self._path.is_dir():
+            return self._list()
         try:
             with _opened(self._path) as descriptor:
                 before = os.fstat(descriptor)
@@ -55,13 +67,25 @@ class LocalDownload(Movement):
             raise remote_failure(error, str(self._path)) from None
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
             raise TransferFailure(ErrorClass.CONTENT_MISMATCH, f"{self._path} changed while it was read")
-        if self._part.size_bytes != after.st_size:
+        if after.st_size and self._part.size_bytes != after.st_size:  # files of the kernel show no size
             text = f"{self._part.size_bytes} of {after.st_size} bytes of {self._path} could be read"
             raise TransferFailure(ErrorClass.SIZE_MISMATCH, text)
         verified = self._verify()
         self._part.commit()
         size_bytes = self._part.size_bytes
         return Outcome(size_bytes, self._task.mileage.total_bytes, verified=verified, digests=self._part.digests())
+
+    def _list(self) -> Outcome:
+        """The names in a directory, as libcurl gives them to HTCondor's own plugin."""
+        try:
+            names = sorted(path.name for path in self._path.iterdir() if not path.name.startswith("."))
+        except OSError as error:
+            raise remote_failure(error, str(self._path)) from None
+        self._part.restart(self._expected)
+        self._part.write(b"".join(os.fsencode(name) + b"\n" for name in names))
+        verified = self._verify()
+        self._part.commit()
+        return Outcome(self._part.size_bytes, self._part.size_bytes, verified=verified, digests=self._part.digests())
 
     def abandon(self) -> None:
         """Remove the part."""
@@ -102,6 +126,8 @@ class LocalUpload(Movement):
 
     def attempt(self) -> Outcome:
         """Copy, bring to the disk, give it its name. On return data and name are on the disk."""
+        if is_null_device(self._path):
+            return self._swallow()
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._write()
@@ -113,6 +139,14 @@ class LocalUpload(Movement):
             raise remote_failure(error, str(self._path)) from None
         size_bytes, moved_bytes = self._source.size_bytes, self._task.mileage.total_bytes
         return Outcome(size_bytes, moved_bytes, verified=verified, digests=self._source.digests())
+
+    def _swallow(self) -> Outcome:
+        """Read the file and keep nothing: a rename would put it in the place of the device."""
+        self._source.rewind()
+        while self._source.read(_PIECE_BYTES):
+            continue
+        self._source.check_unchanged()
+        return Outcome(self._source.size_bytes, digests=self._source.digests())
 
     def abandon(self) -> None:
         """Remove the part."""
@@ -159,7 +193,7 @@ class LocalUpload(Movement):
 
 
 class _opened:
-    """A source, which must be an ordinary file: a pipe could block for ever."""
+    """A source, which must be an ordinary file or the null device: a pipe could block for ever."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -167,7 +201,8 @@ class _opened:
 
     def __enter__(self) -> int:
         self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        if not os.path.isfile(f"/proc/self/fd/{self._descriptor}"):  # noqa: PTH113
+        opened = Path(f"/proc/self/fd/{self._descriptor}")
+        if not opened.is_file() and not is_null_device(opened):
             os.close(self._descriptor)
             raise TransferFailure(ErrorClass.NOT_SUPPORTED, f"{self._path} is not an ordinary file")
         return self._descriptor

@@ -15,7 +15,7 @@ from dataclasses import replace
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.plugin.api import Outcome
 from stageout.protocols.curl.digests import WANTED, stated_by_server
-from stageout.protocols.curl.download import CONTENT_RANGE, HttpDownload, same_version, strong_validator
+from stageout.protocols.curl.download import CONTENT_RANGE, WHOLE, HttpDownload, same_version, strong_validator
 from stageout.protocols.curl.http import Http
 from stageout.protocols.curl.settings import value_of
 from stageout.protocols.curl.streams import Share, Tally
@@ -150,7 +150,7 @@ class RangedDownload(HttpDownload):
             if self._ranged:
                 self._missing.append((self._first.place, min(self._first_bytes, self._announced_bytes or 0)))
             raise
-        if reply.status not in (200, 203, 206):
+        if reply.status not in WHOLE and reply.status != 206:
             raise self._http.failure(reply, f"download of {self._address.name}")
         self._wait()
 
