@@ -36,6 +36,8 @@ _MISFORTUNES = (
 )  # fmt: skip
 #: Kinds that make output wait, and orders come while it does.
 _OFTEN = ("destination_down", "destination_refuses", "wish", "odd_order")
+#: Kinds that last long, or whose consequences come late.
+_LASTING = {"agent_cut_off_long", "blind", "lost_sight", "mute"}
 #: Orders that change nothing that counts, about the run that a manager holds, or (True) about runs before it.
 _ODD = (
     (Action.RETRY, False), (Action.PAUSE, False), (Action.RESUME, False), (Action.SUPERSEDE, True),
@@ -211,7 +213,16 @@ class Misfortunes:
         self._mis_agent_cut_off(node, 1.5 * LEASE_S)
 
     def _mis_blind(self, node: Node, later: float) -> None:
-        """The access point hears nobody for longer than a lease, and a manager is down when it hears again."""
+        """The access point hears nobody for longer than a lease, and a manager is down when it hears again.
+
+        Mostly it has just heard of output there.
+        """
+        if self.random.random() < 0.3:
+            self._blind(node)
+        else:
+            self.after_handoff = lambda node, _: self.world.after(100, lambda: self._blind(node))
+
+    def _blind(self, node: Node) -> None:
         self._mis_agent_cut_off(node, 1.4 * LEASE_S)
         self.world.after(0.5 * LEASE_S, lambda: self._mis_gone_for_long(node, LEASE_S))
 
@@ -567,7 +578,7 @@ def draw_trouble(random: Random) -> Trouble:
         call_power=random.choice((0.0, 0.0, 0.001)),
         mischief=random.choice((0.0, 0.0, 0.05, 0.2)),
         events=random.randint(0, 6),
-        length_s=random.choice((700.0, 700.0, 1500.0, 3000.0)),
+        length_s=3000.0 if _LASTING & {*some} else random.choice((700.0, 700.0, 1500.0, 3000.0)),
         kinds=_MISFORTUNES if random.random() < 0.2 else tuple(some),
         jobs=random.choice((1, 2, 2, 4)),
         parts=random.choice((1, 2, 3)),
