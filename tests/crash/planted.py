@@ -230,7 +230,8 @@ _FENCING_OFF: list[Change] = [(Leases, "holds", lambda leases, schedd: True)]
 # Guards that have a second one behind them, so that their loss harms nobody: what counts is named first.
 # - A hand-off raises its job's fence and supersedes older runs; CONFIRM does both again.
 # - Pipeline.plugins_ended keeps the end of a run from being told while a plugin sends, so no newer run is confirmed
-#   meanwhile; Pipeline._may_send looks for such plugins again, and Pipeline.follow only ends them sooner.
+#   meanwhile; Pipeline._may_send looks for such plugins of the same node again, and Pipeline.follow only ends them
+#   sooner.
 # - Nothing fails before it was confirmed (no code does that); RETRY looks again.
 BUGS = (
     Planted("managers send without a lease", lambda: _FENCING_OFF, ("lost_sight",)),
