@@ -50,7 +50,7 @@ def measure(quick: bool) -> list[Figure]:
         print("no stock box_plugin.py here: start a pool once, or install HTCondor; measured without a peer")
     with tempfile.TemporaryDirectory() as folder:
         commands: dict[str, Sequence[str | Path]] = {"interpreter": [sys.executable, "-c", "pass"]}
-        for plugin in (ROOT / "plugins" / "curl_plugin", ROOT / "examples" / "mounted_plugin"):
+        for plugin in (ROOT / "plugins" / "stageout_curl_plugin", ROOT / "examples" / "mounted_plugin"):
             copy = installed(plugin, Path(folder))
             require_answer(copy)
             commands[plugin.name] = [copy, "-classad"]
@@ -59,7 +59,7 @@ def measure(quick: bool) -> list[Figure]:
         medians = medians_ms(commands, 15 if quick else 61)
     peer, peer_ms = ("stock box_plugin.py", medians["stock"]) if stock else ("", None)
     return [
-        Figure("curl_plugin -classad, median", medians["curl_plugin"], "ms", peer, peer_ms, GOAL_MS),
+        Figure("stageout_curl_plugin -classad, median", medians["stageout_curl_plugin"], "ms", peer, peer_ms, GOAL_MS),
         Figure("single-file example plugin -classad, median", medians["mounted_plugin"], "ms", peer, peer_ms),
         Figure("the interpreter alone, median", medians["interpreter"], "ms"),
     ]

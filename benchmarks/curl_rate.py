@@ -1,4 +1,4 @@
-"""How fast curl_plugin moves files, beside plain curl with the same bytes, server and number of connections.
+"""How fast stageout_curl_plugin moves files, beside plain curl with the same bytes, server and number of connections.
 
 The server is nginx on the loopback interface, so that what is seen is the clients' own cost: a network slower than it
 hides the difference. Our plugin computes a digest while data passes, asks the server what it has after an upload and
@@ -40,7 +40,7 @@ class Site:
         self.scratch.mkdir()
         self._folder = folder
         self._server = server
-        plugin = installed(ROOT / "plugins" / "curl_plugin", folder)
+        plugin = installed(ROOT / "plugins" / "stageout_curl_plugin", folder)
         self._starter = EmbeddedStarter(self.scratch, PluginTable([plugin]))
 
     def make(self, name: str, size_bytes: int) -> None:
@@ -51,11 +51,13 @@ class Site:
                 file.write(block[: size_bytes - start])
 
     def ours(self, names: Sequence[str], upload: bool) -> None:
-        """Move them with curl_plugin."""
+        """Move them with stageout_curl_plugin."""
         wanted = [Wanted(self._server.url(name), name) for name in names]
         runs = self._starter.upload(wanted) if upload else self._starter.download(wanted)
         if not all(run.succeeded for run in runs):
-            raise StageoutError(f"curl_plugin: {[ad.get('TransferError') for run in runs for ad in run.ads][:1]}")
+            raise StageoutError(
+                f"stageout_curl_plugin: {[ad.get('TransferError') for run in runs for ad in run.ads][:1]}"
+            )
 
     def curl(self, names: Sequence[str], upload: bool) -> None:
         """Move them with one process of curl; downloads are synced."""

@@ -113,7 +113,7 @@ def far_web(folder: Path) -> Iterator[Place]:
     with WideArea(Link(10e6, 0.06, window_bytes=64 << 10)) as area, ExitStack() as stack:
         server = stack.enter_context(WebServer(folder / "server", area.far_address, 8080, wrapper=area.far))
         server.make("big", 1 << 30)
-        yield Place(server.url("big"), wrapped(folder, "curl_plugin", *area.near), None)
+        yield Place(server.url("big"), wrapped(folder, "stageout_curl_plugin", *area.near), None)
 
 
 @contextmanager
@@ -145,7 +145,7 @@ def busy_core(folder: Path) -> Iterator[Place]:
         )
         server.make("big", 4 << 30)
         trust = {"SSL_CERT_FILE": str(certificate)}
-        yield Place(server.url("big"), wrapped(folder, "curl_plugin", *part), None, trust)
+        yield Place(server.url("big"), wrapped(folder, "stageout_curl_plugin", *part), None, trust)
 
 
 LINKS: dict[str, Callable[[Path], object]] = {

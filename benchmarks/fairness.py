@@ -1,6 +1,6 @@
 """One file of an owner while 100,000 of another owner are being sent from the same node, beside the same file alone.
 
-A real pool with one execute point, curl_plugin as it comes, and nginx as the destination of both. Runs alone come
+A real pool with one execute point, the curl plugin as it comes, and nginx as the destination of both. Runs alone come
 first, then the other owner's jobs end and hand off, and the same job runs again and again while their files move. The
 time is from the job's last instruction to the destination's record of the file, and beside it the part that the
 sandbox manager can do something about: from the order that confirms the run.

@@ -29,11 +29,11 @@ def measure(quick: bool) -> list[Figure]:
         version = f"{sys.version_info[0]}.{sys.version_info[1]}"
         build = [sys.executable, ROOT / "tools/pilot/build.py", "--python", version, pyz]
         subprocess.run(build, check=True, stdout=subprocess.DEVNULL)
-        link = home / "bin" / "curl_plugin"
+        link = home / "bin" / "stageout_curl_plugin"
         cold_ms = min(_cold_ms(pyz, link) for _ in range(2 if quick else 5))
         commands: dict[str, Sequence[str | Path]] = {
             "interpreter": [sys.executable, "-c", "pass"],
-            "installed": [sys.executable, installed(ROOT / "plugins" / "curl_plugin", home), "-classad"],
+            "installed": [sys.executable, installed(ROOT / "plugins" / "stageout_curl_plugin", home), "-classad"],
             "file": [sys.executable, link, "-classad"],
         }
         best = best_ms(commands, 30 if quick else 150)

@@ -132,11 +132,11 @@ def directory(home: Path) -> Iterator[Place]:
 
 SERVERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "GridFTP": (gridftp, "gsiftp_plugin"),
-    "nginx": (nginx, "curl_plugin"),
-    "XRootD": (xrootd, "curl_plugin"),
+    "nginx": (nginx, "stageout_curl_plugin"),
+    "XRootD": (xrootd, "stageout_curl_plugin"),
     "router": (router, "overlay_router_plugin"),
     FAR: (gridftp_far, "gsiftp_plugin"),
-    "directory": (directory, "curl_plugin"),
+    "directory": (directory, "stageout_curl_plugin"),
 }
 
 

@@ -26,7 +26,7 @@ from stageout.testing.pool import Pool, PoolError
 
 MIB = 1 << 20
 LEAN, FULL, STOCK = "lean", "full", "stock"
-_OURS_ALONE = "FILETRANSFER_PLUGINS = $(STAGEOUT_BIN)/curl_plugin\n"
+_OURS_ALONE = "FILETRANSFER_PLUGINS = $(STAGEOUT_BIN)/stageout_curl_plugin\n"
 # The queue hears of a delivery sooner, so that runs follow each other; nothing of it is in the job's way.
 _EAGER = "STAGEOUT_POLL_INTERVAL = 1\nSTAGEOUT_ORDER_INTERVAL = 1\n"
 

@@ -58,7 +58,7 @@ def _plugins(home: Path, port: int) -> dict[str, Command]:
     file, commands = home / "file", dict[str, Command]()
     file.write_bytes(b"x")
     for name, url in (
-        ("curl_plugin", f"file://{home}/there"),
+        ("stageout_curl_plugin", f"file://{home}/there"),
         ("overlay_router_plugin", f"overlay://127.0.0.1:{port}/there"),
     ):
         order = home / f"{name}.in"

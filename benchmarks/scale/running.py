@@ -19,7 +19,7 @@ from stageout.core.errors import StageoutError
 from stageout.wire.handoff import socket_name
 
 ROOT = Path(__file__).resolve().parents[2]
-PLUGIN = str(ROOT / "plugins" / "curl_plugin")
+PLUGIN = str(ROOT / "plugins" / "stageout_curl_plugin")
 _DEADLINE_S = 300.0
 
 

@@ -63,7 +63,8 @@ def find(method: str, candidates: Sequence[Path]) -> Plugin:
 
 def installed() -> list[Path]:
     """Plugins of FILETRANSFER_PLUGINS where this machine has an HTCondor, else those beside this program."""
-    beside = sorted(Path(sys.executable).parent.glob("*_plugin"), reverse=True)  # curl_plugin last: it wins ftp
+    beside = sorted(Path(sys.executable).parent.glob("*_plugin"))
+    beside.sort(key=lambda path: "curl" in path.name)  # stageout_curl_plugin last: it wins ftp
     return [path for path in _of_the_node() if path.is_file()] or beside
 
 

@@ -27,7 +27,7 @@ def test_the_example(tmp_path, place):
 
 @pytest.mark.parametrize("scheme", ["http", "file"])
 def test_curl_plugin(tmp_path, place, scheme):
-    plugin = installed(ROOT / "plugins" / "curl_plugin", tmp_path)
+    plugin = installed(ROOT / "plugins" / "stageout_curl_plugin", tmp_path)
     endpoint = HttpEndpoint(place) if scheme == "http" else Endpoint(f"file://{place}", place)
     try:
         findings = check(plugin, endpoint)

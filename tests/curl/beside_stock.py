@@ -70,7 +70,10 @@ def main(argv: Sequence[str]) -> int:
     logging.basicConfig(level=logging.WARNING)  # else the FTP server prints every command
     bad = 0
     with tempfile.TemporaryDirectory(prefix="stageout-beside-") as name, ThreadPoolExecutor(options.jobs) as pool:
-        plugins = [stock_plugin(_folder(name, "stock")), installed(ROOT / "plugins/curl_plugin", _folder(name, "ours"))]
+        plugins = [
+            stock_plugin(_folder(name, "stock")),
+            installed(ROOT / "plugins/stageout_curl_plugin", _folder(name, "ours")),
+        ]
         tables = [PluginTable([plugin]) for plugin in plugins]
 
         def both(case: Case) -> tuple[Case, Seen, Seen]:

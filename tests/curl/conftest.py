@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="session")
 def executable(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return installed(ROOT / "plugins" / "curl_plugin", tmp_path_factory.mktemp("libexec"))
+    return installed(ROOT / "plugins" / "stageout_curl_plugin", tmp_path_factory.mktemp("libexec"))
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Runs curl_plugin as condor_starter does and reads what it says."""
+"""Runs stageout_curl_plugin as condor_starter does and reads what it says."""
 
 from __future__ import annotations
 
@@ -132,5 +132,5 @@ class Plugin:
 
     def leftovers(self) -> list[str]:
         """Names in the scratch directory, without HTCondor's own."""
-        own = {".job.ad", ".machine.ad", ".curl_plugin.in", ".curl_plugin.out"}
+        own = {".job.ad", ".machine.ad", ".stageout_curl_plugin.in", ".stageout_curl_plugin.out"}
         return sorted(path.name for path in self.scratch.iterdir() if path.name not in own)

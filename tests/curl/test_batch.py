@@ -116,7 +116,7 @@ def large(tmp_path):
 
 def test_large_file(plugin, nginx, large, executable):
     """Up and down with little memory. Digests of both ends agree."""
-    wrapper = plugin.folder / "curl_plugin"
+    wrapper = plugin.folder / "stageout_curl_plugin"
     scratch = plugin.new_scratch()
     large.rename(scratch / "large")
     meter = scratch / "memory"

@@ -52,7 +52,7 @@ def resolving(tmp_path, executable):
         servers.append(NameServer(answer, address))
         (tmp_path / "resolv.conf").write_text(f"nameserver {address}\noptions timeout:1 attempts:1\n")
         (tmp_path / "nsswitch.conf").write_text("hosts: files dns\n")
-        wrapper = tmp_path / "curl_plugin"
+        wrapper = tmp_path / "stageout_curl_plugin"
         binds = "".join(
             f"[ ! -e /etc/{name} ] || mount --bind {tmp_path}/{name} /etc/{name}\n"
             for name in ("resolv.conf", "nsswitch.conf")

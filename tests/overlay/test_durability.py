@@ -23,7 +23,7 @@ from stageout.testing.starter import installed
 from stageout.wire.overlay import BLOCK_BYTES
 
 pytestmark = pytest.mark.skipif(not shutil.which("strace"), reason="watches system calls with strace")
-_PLUGIN = Path(__file__).parents[2] / "plugins" / "curl_plugin"
+_PLUGIN = Path(__file__).parents[2] / "plugins" / "stageout_curl_plugin"
 _CALL = re.compile(r"^(\w+)\((.*)\)\s+= 0$")
 _UNFINISHED, _RESUMED = " <unfinished ...>", re.compile(r"^<\.\.\. \w+ resumed>")
 _PATH = re.compile(r'\d+<([^>]*)>|"([^"]*)"')

@@ -27,7 +27,7 @@ from stageout.testing.router import RouterProcess
 from stageout.testing.starter import installed
 from stageout.wire.overlay import BLOCK_BYTES
 
-_PLUGIN = Path(__file__).parents[2] / "plugins" / "curl_plugin"
+_PLUGIN = Path(__file__).parents[2] / "plugins" / "stageout_curl_plugin"
 
 
 @pytest.fixture(scope="module")

@@ -95,7 +95,7 @@ def _programs(folder: Path) -> Path:
     for name, module in _PROGRAMS.items():
         (folder / name).write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
         (folder / name).chmod(0o755)
-    installed(_ROOT / "plugins" / "curl_plugin", folder)
+    installed(_ROOT / "plugins" / "stageout_curl_plugin", folder)
     return folder
 
 

@@ -51,15 +51,15 @@ def unpacked(pyz: Path) -> list[Path]:
 
 
 def test_it_is_what_it_is_called(pyz: Path, tmp_path: Path) -> None:
-    first = call([pyz, "curl_plugin", "-classad"])
+    first = call([pyz, "stageout_curl_plugin", "-classad"])
     assert (first.returncode, first.stderr) == (0, "")
     assert 'PluginType = "FileTransfer"' in first.stdout
     bin_dir = tmp_path / "bin"
     assert call([pyz, "links", bin_dir]).returncode == 0
     assert {path.name for path in bin_dir.iterdir()} >= {
-        "curl_plugin", "stageout", "stageout-sandbox-manager", "stageout-startd-cron",
+        "stageout_curl_plugin", "stageout", "stageout-sandbox-manager", "stageout-startd-cron",
     }  # fmt: skip
-    assert call([bin_dir / "curl_plugin", "-classad"]).stdout == first.stdout
+    assert call([bin_dir / "stageout_curl_plugin", "-classad"]).stdout == first.stdout
     assert call([bin_dir / "stageout", "--version"]).stdout.startswith("stageout ")
     assert "usage: stageout-startd-cron SPOOL" in call([bin_dir / "stageout-startd-cron"]).stderr
     assert call([bin_dir / "stageout-sandbox-manager", "--help"]).returncode == 0
@@ -92,14 +92,14 @@ def test_the_plugin_in_it_moves_files(pyz: Path, tmp_path: Path) -> None:
         url = f"http://127.0.0.1:{server.server_port}/target"
         (tmp_path / "in").write_text(f'[ Url = "{url}"; LocalFileName = "{tmp_path}/source" ]')
         arguments = ["-infile", tmp_path / "in", "-outfile", tmp_path / "out", "-upload"]
-        done = call([tmp_path / "bin" / "curl_plugin", *arguments])
+        done = call([tmp_path / "bin" / "stageout_curl_plugin", *arguments])
         server.shutdown()
     assert done.returncode == 0, done.stderr
     assert received["/target"] == (tmp_path / "source").read_bytes()
 
 
 def test_several_cold_starts_at_once(pyz: Path) -> None:
-    children = [start([pyz, "curl_plugin", "-classad"]) for _ in range(8)]
+    children = [start([pyz, "stageout_curl_plugin", "-classad"]) for _ in range(8)]
     answers = {child.communicate(timeout=300) for child in children}
     assert {child.returncode for child in children} == {0}
     assert len(answers) == 1 and "FileTransfer" in next(iter(answers))[0]
@@ -107,7 +107,7 @@ def test_several_cold_starts_at_once(pyz: Path) -> None:
 
 
 def test_a_killed_cold_start_leaves_nothing_wrong(pyz: Path) -> None:
-    child = start([pyz, "curl_plugin", "-classad"])
+    child = start([pyz, "stageout_curl_plugin", "-classad"])
     cache = pyz.parent / ".stageout-pilot"
     end = time.monotonic() + 60
     while not any(cache.glob("half-*/*")):
@@ -116,7 +116,7 @@ def test_a_killed_cold_start_leaves_nothing_wrong(pyz: Path) -> None:
     child.send_signal(signal.SIGKILL)
     child.communicate(timeout=60)
     assert [path.name[:5] for path in unpacked(pyz)] == ["half-"]
-    assert call([pyz, "curl_plugin", "-classad"]).returncode == 0
+    assert call([pyz, "stageout_curl_plugin", "-classad"]).returncode == 0
     (ready,) = unpacked(pyz)
     assert not ready.name.startswith("half-")
 
@@ -128,7 +128,7 @@ def test_a_disk_that_becomes_full_leaves_nothing_that_is_cut_off(pyz: Path, tmp_
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1g", "small", disk], check=True)
     try:
-        command, cache = [pyz, "curl_plugin", "-classad"], disk / "cache"
+        command, cache = [pyz, "stageout_curl_plugin", "-classad"], disk / "cache"
         assert call(command, STAGEOUT_PILOT_CACHE=str(cache)).returncode == 0
         shape = os.statvfs(disk)
         needed_bytes = (shape.f_blocks - shape.f_bfree) * shape.f_frsize
@@ -147,18 +147,18 @@ def test_where_others_may_write_nothing_is_run(pyz: Path, tmp_path: Path) -> Non
     open_to_all = tmp_path / "open"
     open_to_all.mkdir()
     open_to_all.chmod(0o777)
-    refused = call([pyz, "curl_plugin", "-classad"], STAGEOUT_PILOT_CACHE=str(open_to_all))
+    refused = call([pyz, "stageout_curl_plugin", "-classad"], STAGEOUT_PILOT_CACHE=str(open_to_all))
     assert refused.returncode == 1
     assert "others may write there" in refused.stderr and "STAGEOUT_PILOT_CACHE" in refused.stderr
     assert list(open_to_all.iterdir()) == []
-    own = call([pyz, "curl_plugin", "-classad"], STAGEOUT_PILOT_CACHE=str(tmp_path / "own"))
+    own = call([pyz, "stageout_curl_plugin", "-classad"], STAGEOUT_PILOT_CACHE=str(tmp_path / "own"))
     assert own.returncode == 0 and (tmp_path / "own").is_dir()
 
 
 def test_a_file_for_another_python_says_so(tmp_path: Path) -> None:
     made = tmp_path / "other.pyz"
-    build()._write(made, {"3.1": {"programs/curl_plugin": b""}, "3.2": {"programs/curl_plugin": b""}})
-    refused = call([made, "curl_plugin"])
+    build()._write(made, {"3.1": {"programs/stageout_curl_plugin": b""}, "3.2": {"programs/stageout_curl_plugin": b""}})
+    refused = call([made, "stageout_curl_plugin"])
     assert refused.returncode == 1
     assert "made for Python 3.1, 3.2, and this is 3." in refused.stderr
 

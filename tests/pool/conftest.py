@@ -36,7 +36,7 @@ STAGEOUT_RETRY_MAX = 4
 
 #: A plugin that stops before or after the real one, for the jobs whose output goes below /gate-NAME/.
 _GATED_PLUGIN = """#!/bin/sh
-real=/opt/stageout/bin/curl_plugin
+real=/opt/stageout/bin/stageout_curl_plugin
 gates={gates}
 tag=
 case " $* " in

@@ -511,7 +511,7 @@ def test_a_pilot_is_checked_and_its_reports_are_found_in_its_slots(
             job = site.submit()
             site.wait_state(job, "RetryWait")
             pool.wait(lambda: seen(site, job)["files"], what="the report in the slot's ad")
-            assert {file["plugin"] for file in seen(site, job)["files"]} == {"curl_plugin"}
+            assert {file["plugin"] for file in seen(site, job)["files"]} == {"stageout_curl_plugin"}
             done = pool.eps[0].run([STAGEOUT, "doctor", "--json"], user="pilot", check=False)
             data = json.loads(done.stdout)
             texts = {item["name"]: item["text"] for item in data["checks"]}

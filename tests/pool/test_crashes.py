@@ -61,9 +61,9 @@ def test_manager_and_its_plugin_die_in_the_middle_of_a_transfer(site: Any) -> No
     job = site.submit(outputs=("out1",), env="SIZE=5000000")
     site.wait_state(job, "Moving")
     ep = next(ep for ep in site.pool.eps if any((ep.home / "stageout" / "sandboxes").glob("*/*")))
-    site.pool.wait(lambda: ep.pids("curl_plugin"), what="the plugin to send")
+    site.pool.wait(lambda: ep.pids("stageout_curl_plugin"), what="the plugin to send")
     ep.kill("sandbox-manager", signal.SIGKILL)
-    site.pool.wait(lambda: not ep.pids("curl_plugin"), timeout_s=10, what="the plugin to die with its manager")
+    site.pool.wait(lambda: not ep.pids("stageout_curl_plugin"), timeout_s=10, what="the plugin to die with its manager")
     site.destination.resume()
     history = site.wait_left(job, timeout_s=120)
     assert history["JobStatus"] == 4

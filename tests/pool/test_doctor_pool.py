@@ -103,7 +103,7 @@ def test_an_installation_that_jobs_cannot_run_is_an_error(site: Any, ep: Node) -
     """As after an installation with umask 077."""
     ep.run(["sh", "-c", "umask 077; mkdir -p /root/bin; cp -P /opt/stageout/bin/* /root/bin/"], user="root", cwd="/")
     ep.configure(
-        "STAGEOUT_BIN = /root/bin\nFILETRANSFER_PLUGINS = /root/bin/curl_plugin\n"
+        "STAGEOUT_BIN = /root/bin\nFILETRANSFER_PLUGINS = /root/bin/stageout_curl_plugin\n"
         "SANDBOX_MANAGER = /root/bin/stageout-sandbox-manager\n"
         "STARTD_CRON_STAGEOUT_EXECUTABLE = /root/bin/stageout-startd-cron\n"
     )

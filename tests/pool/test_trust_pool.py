@@ -309,7 +309,7 @@ def test_a_local_user_of_the_node_gets_nowhere(away: Any) -> None:
     job, _, _, box = waiting_job(site)
     holder = holder_of(site, job)
     socket = handoff.socket_name(holder.config_val("EXECUTE"))
-    arguments = [holder.config_val("STAGEOUT_SPOOL"), box.job, socket, "/opt/stageout/bin/curl_plugin"]
+    arguments = [holder.config_val("STAGEOUT_SPOOL"), box.job, socket, "/opt/stageout/bin/stageout_curl_plugin"]
     arguments += [box.tickets[0], str(handoff.VERSION)]
     for user in ("bob", "alice"):
         done = holder.run(["python3", "-c", _TALK, *arguments], user=user, cwd="/")

@@ -38,9 +38,9 @@ def link(nginx: Destination) -> Iterator[Link]:
 
 
 def estimate(folder: Path, text: str, *options: str) -> tuple[int, list[ClassAd], str]:
-    plugin = folder / "curl_plugin"
+    plugin = folder / "stageout_curl_plugin"
     if not plugin.exists():
-        installed(ROOT / "plugins" / "curl_plugin", folder)
+        installed(ROOT / "plugins" / "stageout_curl_plugin", folder)
     (folder / "ads").write_text(text)
     command = [sys.executable, "-m", "stageout.cli.main", "estimate", "ads", "--plugin", str(plugin)]
     profiles = ["--profiles", str(folder / "profiles")]
@@ -111,7 +111,7 @@ def test_between_two_servers_the_slower_leg_answers(tmp_path: Path, link: Link, 
         (ad("http://h/x", "file:///no/such/place/x", 'filesize = "2GB"; disk_transfer = "yes"'), "may write"),
         (ad("carrier://h/x", "file:///tmp/x"), "no transfer plugin for carrier"),
         (ad("ftp://h/x", "file:///tmp/x"), "part of a ftp"),
-        (ad("http://127.0.0.1:1/x", "file:///tmp/x"), "curl_plugin"),
+        (ad("http://127.0.0.1:1/x", "file:///tmp/x"), "stageout_curl_plugin"),
     ],
 )
 def test_a_bad_ad_gets_a_clear_answer_and_the_next_one_too(tmp_path: Path, text: str, words: str) -> None:

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def profile(folder: Path, url: str, *options: str) -> subprocess.CompletedProcess[str]:
-    plugin = installed(ROOT / "plugins" / "curl_plugin", folder)
+    plugin = installed(ROOT / "plugins" / "stageout_curl_plugin", folder)
     command = [sys.executable, "-m", "stageout.cli.main", "profile", url, "--plugin", str(plugin)]
     where = ["--profiles", str(folder / "profiles")]
     return subprocess.run([*command, *where, *options], capture_output=True, text=True, check=False)
@@ -110,7 +110,7 @@ def test_the_place_of_profiles_is_the_configured_one(place: str) -> None:
     [
         ("nothing", (), 64, "not a URL"),
         ("http://127.0.0.1:1/file", (), 1, "must name a directory"),
-        ("http://127.0.0.1:1/dir/", (), 1, "curl_plugin:"),
+        ("http://127.0.0.1:1/dir/", (), 1, "stageout_curl_plugin:"),
         ("carrier://h/dir/", (), 1, "no transfer plugin"),
         ("http://127.0.0.1:1/dir/", ("--max-bytes", "plenty"), 64, "size such as 500M"),
         ("http://127.0.0.1:1/dir/", ("--local", "/no/such/place"), 64, "no such directory"),

@@ -17,7 +17,7 @@ from stageout.wire.custody import AgentNotice, Report, notice_ad, report_ad
 
 NOW = 1_800_000_000.0
 GB = 1024**3
-OURS, STOCK = "/opt/stageout/bin/curl_plugin", "/usr/libexec/condor/curl_plugin"
+OURS, STOCK = "/opt/stageout/bin/stageout_curl_plugin", "/usr/libexec/condor/curl_plugin"
 ANSWER = (
     'SupportedMethods = "http,https"\nMultipleFileSupport = true\nProtocolVersion = 4\nPluginType = "FileTransfer"\n'
 )

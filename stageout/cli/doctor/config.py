@@ -314,12 +314,13 @@ def plugins(machine: Machine) -> Iterator[Finding]:
     winner = owners.get("https", "")
     if not winner:
         yield fail(
-            "plugins", "no plugin takes https", "let FILETRANSFER_PLUGINS name our curl_plugin, after the others"
+            "plugins",
+            "no plugin takes https",
+            "let FILETRANSFER_PLUGINS name stageout_curl_plugin, after the others",
         )
     elif not is_ours(machine, winner):
-        remedy = (
-            f"later entries win: let FILETRANSFER_PLUGINS end with our curl_plugin; {_later('FILETRANSFER_PLUGINS')}"
-        )
+        later = _later("FILETRANSFER_PLUGINS")
+        remedy = f"later entries win: let FILETRANSFER_PLUGINS end with stageout_curl_plugin; {later}"
         yield fail("plugins", f"https belongs to {winner}, which never hands off", remedy)
     else:
         yield ok("plugins", f"https belongs to {winner}")

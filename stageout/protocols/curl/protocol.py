@@ -1,4 +1,4 @@
-"""The protocol class of ``plugins/curl_plugin``: which kind of movement a URL needs."""
+"""The protocol class of ``plugins/stageout_curl_plugin``: which kind of movement a URL needs."""
 
 from __future__ import annotations
 

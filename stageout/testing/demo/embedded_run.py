@@ -51,14 +51,14 @@ def both_runs(load: Workload, destination: NarrowDestination) -> tuple[Record, R
 
 
 def find_plugin(place: Path) -> Path:
-    """curl_plugin of the checkout, copied to `place` to run under this Python, or the one installed beside it.
+    """stageout_curl_plugin of the checkout, copied to `place` to run under this Python, or the one installed beside it.
 
     :raises StageoutError: there is neither.
     """
-    source = Path(__file__).resolve().parents[3] / "plugins/curl_plugin"
+    source = Path(__file__).resolve().parents[3] / "plugins/stageout_curl_plugin"
     if source.is_file():
         return installed(source, place)
-    beside = Path(sys.executable).with_name("curl_plugin")
+    beside = Path(sys.executable).with_name("stageout_curl_plugin")
     if beside.is_file():
         return beside
     raise StageoutError(f"There is no {beside}: install stageout into the environment of this Python.")

@@ -189,7 +189,7 @@ class Node:
         return list(namespace.processes(self.pid)) if self.is_up else []
 
     def pids(self, name: str) -> list[int]:
-        """Pids on this machine of a daemon or program: "startd" finds condor_startd, "curl_plugin" the script."""
+        """Pids on this machine of a daemon or program: "startd" finds condor_startd, "gsiftp_plugin" the script."""
         return sorted(process.pid for process in self.processes() if process.is_named(name))
 
     def kill(self, name: str, how: int = signal.SIGKILL) -> list[int]:
