@@ -10,6 +10,7 @@ import trustme
 
 from tests.curl.beside import Ask, Case, Stage
 from tests.curl.beside_faults import FAULTS
+from tests.curl.beside_small import SMALL
 from tests.curl.interposer import changed, status
 
 DATA = bytes(range(256)) * 40
@@ -191,4 +192,5 @@ CASES = [
     Case("proxy-wants-password", proxy_wants_password),
     Case("proxy-refuses-tunnel", proxy_refuses_tunnel, other=_LIBCURL),
     *FAULTS,
+    *SMALL,
 ]

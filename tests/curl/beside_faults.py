@@ -78,6 +78,12 @@ def _chunked(asked: Asked, forward: Callable[[], Reply]) -> Reply:
     return reply
 
 
+def _no_content(stage: Stage) -> Ask:
+    """The file is empty."""
+    stage.store.always("GET", status(204))
+    return stage.get(stage.store.url("file"), b"")
+
+
 def _job_with_one_missing(stage: Stage) -> Ask:
     """Two files fail in a way that passes, one is fine, one decides the outcome."""
     store = stage.store
@@ -158,7 +164,7 @@ FAULTS = [
     *(Case(f"get-redirect-{code}", _redirects(code)) for code in (301, 302, 303, 307, 308)),
     Case("put-redirect-307", _redirects(307, method="PUT")),
     Case("get-redirect-nowhere", _always("GET", status(302))),
-    Case("get-204", _always("GET", status(204))),
+    Case("get-204", _no_content),
     Case("get-chunked", _always("GET", _chunked)),
     Case("get-without-version", _once("GET", None, version=False)),
     Case("get-cut-once", _once("GET", cut(30_000)), other=_RESUMED),

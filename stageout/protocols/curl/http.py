@@ -64,7 +64,8 @@ class Http:
                 return reply
             address = address.redirected(reply.headers["location"])
         text = f"{self._home.host} redirects more than {most_redirects} times; check the URL"
-        raise TransferFailure(ErrorClass.BAD_URL, text, server=self._home.host)
+        facts = {**self.facts, "LibcurlReturnCode": pycurl.E_TOO_MANY_REDIRECTS}
+        raise TransferFailure(ErrorClass.BAD_URL, text, server=self._home.host, developer=facts)
 
     def _perform(self, query: Query, identity: dict[int, Any]) -> Reply:
         """Make a request with the job's X.509 proxy; without it when it cannot be read, because few servers ask."""
