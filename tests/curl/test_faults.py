@@ -218,8 +218,8 @@ def test_connection_refused(plugin):
 def test_server_that_accepts_and_says_nothing(plugin):
     with socket.create_server(("127.0.0.1", 0)) as mute:
         url = f"http://127.0.0.1:{mute.getsockname()[1]}/file"
-        assert plugin.get(url, env=NO_RETRY).failures == [K.TIMED_OUT]
-        assert plugin.put(url, env=NO_RETRY).failures == [K.TIMED_OUT]
+        assert plugin.get(url, env=NO_RETRY).failures == [K.STALLED]
+        assert plugin.put(url, env=NO_RETRY).failures == [K.STALLED]
 
 
 def test_server_that_speaks_no_http(plugin):
@@ -262,7 +262,7 @@ def test_upload_stalls(plugin, door, nginx):
 def test_upload_stalls_at_the_end(plugin, door):
     """The kernel has taken the last hundredth: seen from here the answer does not come."""
     door.always("PUT", Hold(len(BIG) * 99 // 100))
-    assert plugin.put(door.url("stalls-up2"), BIG, env=NO_RETRY).failures == [K.TIMED_OUT]
+    assert plugin.put(door.url("stalls-up2"), BIG, env=NO_RETRY).failures == [K.STALLED]
 
 
 def test_slow_but_steady_is_no_stall(plugin, door, nginx):

@@ -28,7 +28,7 @@ _MOST_TEXT_BYTES = 1 << 20  # an error page without end is not waited for
 _LOOK_INTERVAL_S = 0.2
 _DRAIN_BYTES_PER_S = 20e6  # servers that compute a digest after the last byte are at least so fast
 _SUCCESS = range(200, 300)
-_TRANSFERS = ("GET", "PUT", "")  # others are about files that are there already, and may take a server long
+_QUICK = ("GET", "PUT", "HEAD", "")  # others, a MOVE say, may take a server long
 
 
 class Receiver(Protocol):
@@ -109,6 +109,7 @@ class Watch:
         self._moved = moved
         self._since_s = time.monotonic()  # when the window began
         self._before_bytes = 0
+        self._begun = False  # bytes have moved
         self._looked_s = 0.0
         self.failure: BaseException | None = None
 
@@ -127,14 +128,13 @@ class Watch:
 
     def _look(self, now_s: float, moved_bytes: int) -> None:
         self._moved(moved_bytes)
-        begun = moved_bytes and not self._before_bytes
+        if moved_bytes and not self._begun:
+            self._begun, self._since_s = True, now_s
         waiting = not moved_bytes or 0 < self._size_bytes <= moved_bytes
         window_s = self._answer_window_s(moved_bytes) if waiting else self._settings.stall_window_s
         if now_s - self._since_s > window_s:
             self._check(window_s, moved_bytes, waiting)
-        elif not begun:
-            return
-        self._since_s, self._before_bytes = now_s, moved_bytes
+            self._since_s, self._before_bytes = now_s, moved_bytes
 
     def _answer_window_s(self, moved_bytes: int) -> float:
         return self._answer_timeout_s + moved_bytes / _DRAIN_BYTES_PER_S
@@ -142,10 +142,10 @@ class Watch:
     def _check(self, window_s: float, moved_bytes: int, waiting: bool) -> None:
         gain_bytes = moved_bytes - self._before_bytes
         if waiting and not gain_bytes:
-            raise TransferFailure(ErrorClass.TIMED_OUT, f"no answer within {window_s:.0f} s")
+            raise TransferFailure(ErrorClass.STALLED, f"no answer within {window_s:.0f} s")
         if gain_bytes < self._settings.stall_bytes_per_s * window_s:
             text = f"stalled: {gain_bytes} bytes moved within {window_s:.0f} s, {moved_bytes} bytes so far"
-            raise TransferFailure(ErrorClass.TIMED_OUT if waiting else ErrorClass.STALLED, text)
+            raise TransferFailure(ErrorClass.STALLED, text)
 
 
 class _Exchange:
@@ -355,7 +355,7 @@ def _proxy_stage(curl: pycurl.Curl) -> str:
 
 def _answer_timeout_s(query: Query, settings: Settings) -> float:
     """A job that waits for a transfer gives a silent server no more time than one that stalls."""
-    patient = in_data_slot() or query.method not in _TRANSFERS
+    patient = in_data_slot() or query.method not in _QUICK
     return settings.response_timeout_s if patient else min(settings.response_timeout_s, settings.stall_window_s)
 
 

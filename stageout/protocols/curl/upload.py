@@ -20,6 +20,7 @@ from stageout.protocols.curl.transport import Reply
 # A server that answers so cannot say what it has; any other refusal is a failure.
 _SAYS_NOTHING = frozenset({401, 403, 405, 406, 411, 415, 501})
 _GONE = frozenset({404, 410})
+_SERVER_ERRORS = 500  # and above
 #: The answer to a PUT, or to MKCOL, where the directory around it is missing.
 NO_DIRECTORY = frozenset({404, 409})
 _MAKES_DIRECTORIES = {"http": "dav", "https": "davs"}
@@ -192,8 +193,14 @@ class HttpUpload(Upload):
     def _look(self) -> Stored:
         if self._target.signed:
             return Stored()  # the signature is for PUT only
-        reply = self._http.ask("HEAD", self._target, () if self._task.no_digests else WANTED)
-        if reply.status in _SAYS_NOTHING:
+        trusted = not (self._shows_what_it_has() or self._task.digest_required)
+        try:
+            reply = self._http.ask("HEAD", self._target, () if self._task.no_digests else WANTED)
+        except TransferFailure as failure:
+            if trusted and failure.kind is ErrorClass.STALLED:
+                return Stored()
+            raise
+        if reply.status in _SAYS_NOTHING or (trusted and reply.status >= _SERVER_ERRORS):
             return Stored()
         if reply.status in _GONE and not self._shows_what_it_has():
             return Stored()
