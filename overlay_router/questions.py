@@ -95,7 +95,10 @@ class Questions:
             pages = self.tree(line.peer).entries(ask)
             while (page := await asyncio.to_thread(next, pages, None)) is not None:
                 line.send(page)
-                await asyncio.wait_for(line.writer.drain(), _TAKEN_WITHIN_S)
+                if page.more or line.writer.transport.get_write_buffer_size():
+                    await asyncio.wait_for(line.writer.drain(), _TAKEN_WITHIN_S)
+                if not page.more:
+                    break
 
     async def file(self, peer: Peer, ask: Get, sock: socket.socket) -> Published:
         """The open file that a GET on that connection is answered with; it is the caller's to close.

@@ -47,8 +47,17 @@ class Spooled:
         self._left -= 1
         return json.loads(line)
 
+    def end(self) -> tuple[int, int]:
+        """Where the next row will be."""
+        return self._file.seek(0, 2), self._left
+
+    def cut(self, end: tuple[int, int]) -> None:
+        """Forget the rows that were added since. None was taken since. :param end: as of :meth:`end`."""
+        place_bytes, self._left = end
+        self._file.seek(place_bytes)
+        self._file.truncate()
+
     def clear(self) -> None:
         """There are none."""
-        self._file.seek(0)
-        self._file.truncate()
-        self._read_bytes = self._left = 0
+        self.cut((0, 0))
+        self._read_bytes = 0

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import stat
-import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from stageout.cli.exits import Exit
 from stageout.cli.files import check_names, deadline_of, is_directory, mode_here
 from stageout.cli.spooled import Spooled
 from stageout.cli.tally import Tally
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.core.pauses import growing_s
+from stageout.overlay.asking import Asking
 from stageout.overlay.channel import Gateway
 from stageout.overlay.client import Put
 from stageout.overlay.directories import deposit_directories
@@ -26,16 +26,17 @@ from stageout.overlay.packs import SmallPut
 from stageout.overlay.sameness import compared
 from stageout.overlay.settings import connections_of
 from stageout.wire.fields import MAX_PATH_BYTES
+from stageout.wire.overlay import Answer, List
 from stageout.wire.route import Route
 
-_LOST = frozenset({ErrorClass.CONNECTION_LOST, ErrorClass.STALLED})
-_LIST_AGAIN = 3
 #: Of one directory: a router that names more does not end, or means harm.
 MOST_ENTRIES = 10_000_000
 _MOST_NAME_BYTES = 255
 _NO_NAMES = frozenset({"", ".", ".."})
-#: Path there, and file here.
-_Key = tuple[str, str]
+#: Directories that are asked for together, and about how much of what is in them is kept at once.
+_TOGETHER, _TOGETHER_BYTES = 256, 16 << 20
+#: Path there, file here, and when that there was modified.
+_Key = tuple[str, str, int]
 
 
 def send_trees(
@@ -127,12 +128,13 @@ class _Tree:
 
     def _new(self, files: Iterator[Found], routes: Sequence[Route]) -> Iterator[Found]:
         """Those that are not there yet."""
-        pairs = ((one, Path(one.local), self._prefix + one.path) for one in files)
-        for found, is_same in compared(self._gateway, pairs, is_put=True, routes=routes):
-            if is_same:
-                self._tally.same(local=found.local, path=self._prefix + found.path, generation=0, custodians=[])
-            else:
-                yield found
+        pairs = ((one, Path(one.local), self._prefix + one.path, None) for one in files)
+        with Asking(self._gateway, routes) as asking:
+            for found, is_same in compared(asking, pairs, is_put=True):
+                if is_same:
+                    self._tally.same(local=found.local, path=self._prefix + found.path, generation=0, custodians=[])
+                else:
+                    yield found
 
     def _ended(self, found: Found, result: Put | SmallPut | TransferFailure) -> None:
         path = self._prefix + found.path
@@ -158,10 +160,10 @@ def fetch_tree(gateway: Gateway, path: str, options: argparse.Namespace, routes:
     fetched = _Fetched(into, Tally(str(into), options.json, server=gateway.server))
     first, most = connections_of(options.connections)
     try:
-        with Session(gateway, routes=routes) as names:
-            files = fetched.all_below(names, path)
+        with Asking(gateway, routes) as asking:
+            files = fetched.all_below(asking, path)
             get_many(
-                gateway, fetched.new(gateway, files, routes) if options.update else files, fetched.ended,
+                gateway, fetched.new(asking, files) if options.update else files, fetched.ended,
                 routes=routes, priority=options.priority, deadline=deadline_of(options),
                 connections=first, most_connections=most,
             )  # fmt: skip
@@ -186,57 +188,77 @@ class _Fetched:
     def __init__(self, into: Path, tally: Tally) -> None:
         self._into, self.tally = into, tally
 
-    def all_below(self, names: Session, path: str) -> Iterator[Wanted[_Key]]:
+    def all_below(self, asking: Asking, path: str) -> Iterator[Wanted[_Key]]:
         """The files, with their names there and here and their sizes; the directories here are made."""
         place = next(one for one in (self._into.absolute(), *self._into.absolute().parents) if one.is_dir())
         with Spooled(place) as directories, Spooled(place) as entries:
             directories.add((path, ""))
-            while directories:
-                there, below = directories.pop()
-                here = self._into / below
-                try:
-                    _list(names, there, entries)
-                    here.mkdir(parents=True, exist_ok=True)
-                except (OSError, TransferFailure) as problem:
-                    failure = _classified(problem, here)
-                    if here == self._into or failure.kind.retryable:
-                        raise failure from None
-                    self.ended((there, str(here)), failure)
-                    continue
-                yield from self._files(there, below, entries, directories)
+            some = deque[tuple[str, str]]()
+            while directories or some:
+                some.extend(directories.pop() for _ in range(min(len(directories), _TOGETHER - len(some))))
+                for outcome in self._listed(asking, [there for there, _ in some], entries):
+                    there, below = some.popleft()
+                    if self._make(there, below, outcome):
+                        yield from self._files(there, below, entries, directories)
+                    else:
+                        deque(_pages(entries), maxlen=0)
+
+    def _listed(self, asking: Asking, paths: Sequence[str], entries: Spooled) -> list[TransferFailure | None]:
+        try:
+            return _list(asking, paths, entries)
+        except OSError as problem:
+            raise _classified(problem, self._into) from None
+
+    def _make(self, there: str, below: str, outcome: TransferFailure | None) -> bool:
+        """Make a directory here. False: it cannot be, or its listing has failed; others go on.
+
+        :raises TransferFailure: they cannot.
+        """
+        here = self._into / below
+        try:
+            if outcome is not None:
+                raise outcome
+            here.mkdir(parents=True, exist_ok=True)
+        except (OSError, TransferFailure) as problem:
+            failure = _classified(problem, here)
+            if here == self._into or failure.kind.retryable:
+                raise failure from None
+            self.ended((there, str(here), 0), failure)
+            return False
+        return True
 
     def _files(self, there: str, below: str, entries: Spooled, directories: Spooled) -> Iterator[Wanted[_Key]]:
         """Those of one directory; the directories in it are added to the others."""
         prefix, here = f"{there}/".lstrip("/"), self._into / below
         inside = "" if here == Path() else os.path.join(here, "")  # noqa: PTH118 - Path drops the last slash
         most_bytes = min(_MOST_NAME_BYTES, MAX_PATH_BYTES - len(os.fsencode(prefix)))
-        while entries:
-            for name, kind, size_bytes in zip(*entries.pop()):
+        for page in _pages(entries):
+            for name, kind, size_bytes, modified in zip(*page):
                 path, local = prefix + name, inside + name
                 if not _is_name(name, most_bytes):
                     self._refuse(path, str(here), "the router names what is no name of a file")
                 elif kind == "directory":
                     directories.add((path, f"{below}/{name}".lstrip("/")))
                 elif kind == "file":
-                    yield (path, local), path, local, size_bytes
+                    yield (path, local, modified), path, local, size_bytes
                 else:
                     self._refuse(path, local, "is not a file")
 
-    def new(self, gateway: Gateway, files: Iterator[Wanted[_Key]], routes: Sequence[Route]) -> Iterator[Wanted[_Key]]:
+    def new(self, asking: Asking, files: Iterator[Wanted[_Key]]) -> Iterator[Wanted[_Key]]:
         """Those that are not here yet."""
-        pairs = ((wanted, Path(wanted[2]), wanted[1]) for wanted in files)
-        for wanted, is_same in compared(gateway, pairs, is_put=False, routes=routes):
+        pairs = ((wanted, Path(wanted[2]), wanted[1], _said(wanted)) for wanted in files)
+        for wanted, is_same in compared(asking, pairs, is_put=False):
             if is_same:
                 self.tally.same(local=str(wanted[2]), path=wanted[1])
             else:
                 yield wanted
 
     def _refuse(self, path: str, local: str, words: str) -> None:
-        self.ended((path, local), TransferFailure(ErrorClass.NOT_SUPPORTED, f"{path}: {words}"))
+        self.ended((path, local, 0), TransferFailure(ErrorClass.NOT_SUPPORTED, f"{path}: {words}"))
 
     def ended(self, key: _Key, result: int | TransferFailure) -> None:
         """A file is here, and has so many bytes; or it will not be."""
-        path, local = key
+        path, local, _ = key
         if isinstance(result, TransferFailure):
             self.tally.failed(path, result, local=local, path=path)
         else:
@@ -261,26 +283,65 @@ def _classified(problem: OSError | TransferFailure, here: Path) -> TransferFailu
     return TransferFailure(ErrorClass.LOCAL_FILE, words)
 
 
-def _list(names: Session, path: str, found: Spooled) -> None:
-    """What is in a directory; asked for again where the connection is lost, for files may come for hours.
+def _said(wanted: Wanted[_Key]) -> Answer:
+    """What the listing has said of a file, but its permissions."""
+    (path, _, modified), _, _, size_bytes = wanted
+    return Answer((path,), ("file",), (size_bytes,), (0,), (modified,))
 
-    It is all taken at once: a router waits only a minute for who does not.
 
-    :raises TransferFailure: it cannot be read, or never ends, or the router cannot be reached.
+def _pages(entries: Spooled) -> Iterator[list[list[Any]]]:
+    """Those of one directory: names, kinds, sizes and times."""
+    while page := entries.pop():
+        yield page
+
+
+def _list(asking: Asking, paths: Sequence[str], found: Spooled) -> list[TransferFailure | None]:
+    """What is in the first of some directories: their pages, and an empty row behind each. Returns why one cannot be
+    read, None if it can, for each of these.
+
+    They are as many as have room together. All is taken at once: a router waits only a minute for who does not.
+
     :raises OSError: it cannot be kept here.
     """
-    for attempt in itertools.count(1):
-        found.clear()
-        entries = 0
+    found.clear()
+    outcomes: list[TransferFailure | None] = []
+    while len(outcomes) < len(paths):
+        end = found.end()
         try:
-            for page in names.pages(path):
-                entries += max(1, len(page.names))  # one that is empty, and not the last, is no way to go on for ever
-                if entries > MOST_ENTRIES:
-                    words = f"{path}: the router names more than {MOST_ENTRIES} entries of that directory"
-                    raise TransferFailure(ErrorClass.TOO_LARGE, words)
-                found.add((page.names, page.kinds, page.sizes_bytes))
-            return
+            for outcome in _each(asking, paths[len(outcomes) :], found):
+                outcomes.append(outcome)
+                end = found.end()
+                if end[0] > _TOGETHER_BYTES:
+                    asking.close()
+                    return outcomes
         except TransferFailure as failure:
-            if failure.kind not in _LOST or attempt > _LIST_AGAIN:
-                raise
-            time.sleep(growing_s(0.25, 4.0, attempt))
+            asking.close()
+            found.cut(end)
+            found.add(())
+            outcomes.append(failure)
+            if failure.kind.retryable:
+                return outcomes
+    return outcomes
+
+
+def _each(asking: Asking, paths: Sequence[str], found: Spooled) -> Iterator[TransferFailure | None]:
+    """The outcome of one directory after the other, when its rows are there.
+
+    :raises TransferFailure: the next one never ends, or the router cannot be reached.
+    """
+    left, end, entries = deque(paths), found.end(), 0
+    for page in asking.answers([List(path) for path in paths]):
+        if page is None:
+            found.cut(end)
+            entries = 0
+            continue
+        entries += max(1, len(page.names))  # one that is empty, and not the last, is no way to go on for ever
+        if entries > MOST_ENTRIES:
+            words = f"{left[0]}: the router names more than {MOST_ENTRIES} entries of that directory"
+            raise TransferFailure(ErrorClass.TOO_LARGE, words)
+        found.add((page.names, page.kinds, page.sizes_bytes, page.modified))
+        if not page.more:
+            found.add(())
+            left.popleft()
+            end, entries = found.end(), 0
+            yield asking.refusal(page) if page.code else None

@@ -178,6 +178,15 @@ class Channel:
 
     def send(self, message: Message) -> None:
         """Send one message, with the capability where it takes one. :raises TransferFailure: the connection is lost."""
+        self.send_frames([self.encoded(message)])
+
+    def send_frames(self, encoded: Sequence[bytes]) -> None:
+        """Send messages together, each as :meth:`encoded`. :raises TransferFailure: the connection is lost."""
+        with self._failures():
+            self._socket.sendall(b"".join(encoded))
+
+    def encoded(self, message: Message) -> bytes:
+        """The frame of a message, with the capability where it takes one."""
         credential = self.gateway.credential
         if isinstance(message, (Open, Operation)) and credential and not message.capability:
             message = credential.signed(message)
@@ -186,8 +195,7 @@ class Channel:
         elif isinstance(message, Copy) and credential and credential.may_read:
             read = credential.signed(Get(message.source), self._nonce)
             message = replace(message, read_capability=read.capability, read_signature=read.signature)
-        with self._failures():
-            self._socket.sendall(overlay.encode(message, self._checksum))
+        return overlay.encode(message, self._checksum)
 
     def vouch(self, block: int, kind: str, checksum: int) -> None:
         """If that block is sent next, it is with this checksum of its bytes, where it is of the kind that goes here."""

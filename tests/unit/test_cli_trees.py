@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import tracemalloc
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,9 +15,10 @@ from stageout.cli import spooled, trees
 from stageout.cli.exits import UsageError
 from stageout.cli.tally import Tally
 from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay.asking import Asking
 from stageout.overlay.channel import Gateway
 from stageout.wire.fields import MAX_PATH_BYTES
-from stageout.wire.overlay import Answer
+from stageout.wire.overlay import Answer, List
 
 _GATEWAY = Gateway("h", 9621, "k", b"secret")
 _HOSTILE = ("n" * 256, "", ".", "..", "../out", "/out", "a/b", "nul\0", "\ud800", "\udc2f")
@@ -29,13 +30,22 @@ class _Names:
     def __init__(self, directories: dict[str, list[tuple[str, str]] | ErrorClass]) -> None:
         self._directories = directories
 
-    def pages(self, path: str) -> Iterator[Answer]:
-        found = self._directories[path]
-        if isinstance(found, ErrorClass):
-            raise TransferFailure(found, "not to be had")
-        for start in range(0, len(found), 2):
-            names, kinds = zip(*found[start : start + 2])
-            yield Answer(names, kinds, (1,) * len(names))
+    def answers(self, questions: Sequence[List]) -> Iterator[Answer]:
+        for question in questions:
+            found = self._directories[question.path]
+            if isinstance(found, ErrorClass):
+                yield Answer(code=found.code, message="not to be had")
+                continue
+            for start in range(0, len(found), 2):
+                names, kinds = zip(*found[start : start + 2])
+                numbers = (1,) * len(names)
+                yield Answer(names, kinds, numbers, numbers, numbers, more=start + 2 < len(found))
+
+    def refusal(self, answer: Answer) -> TransferFailure:
+        return Asking(_GATEWAY).refusal(answer)
+
+    def close(self) -> None:
+        pass
 
 
 def _fetched(place: Path, directories: dict[str, list[tuple[str, str]] | ErrorClass]) -> int:
@@ -108,11 +118,14 @@ class _Endless:
     def __init__(self) -> None:
         self.named = 0
 
-    def pages(self, path: str) -> Iterator[Answer]:
+    def answers(self, questions: Sequence[List]) -> Iterator[Answer]:
         while True:
             self.named += 100
             names = tuple(f"{number:0200}" for number in range(self.named, self.named + 100))
-            yield Answer(names, ("file",) * 100, (1,) * 100)
+            yield Answer(names, ("file",) * 100, (1,) * 100, more=True)
+
+    def close(self) -> None:
+        pass
 
 
 def test_a_listing_that_never_ends_has_an_end_and_takes_little_memory(
@@ -138,8 +151,11 @@ def test_empty_pages_of_a_listing_have_an_end(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(trees, "MOST_ENTRIES", 1000)
 
     class Empty:
-        def pages(self, path: str) -> Iterator[Answer]:
+        def answers(self, questions: Sequence[List]) -> Iterator[Answer]:
             return itertools.repeat(Answer(more=True))
+
+        def close(self) -> None:
+            pass
 
     with pytest.raises(TransferFailure, match="more than 1000 entries"):
         list(trees._Fetched(tmp_path / "into", Tally("into", False)).all_below(cast(Any, Empty()), "d"))
@@ -157,6 +173,43 @@ def test_a_path_is_as_long_as_the_protocol_allows(tmp_path: Path, name: str) -> 
         )  # fmt: skip
 
 
+def test_a_listing_that_was_cut_off_is_taken_once(tmp_path: Path) -> None:
+    def page(*names: str, more: bool = False) -> Answer:
+        numbers = (1,) * len(names)
+        return Answer(names, ("file",) * len(names), numbers, numbers, numbers, more=more)
+
+    class Cut(_Names):
+        def answers(self, questions: Sequence[List]) -> Iterator[Answer]:
+            if questions[0].path == "d":
+                yield Answer(("a", "b"), ("directory",) * 2, (1, 1), (1, 1), (1, 1))
+            else:
+                yield from (page("f"), page("g", "h", more=True), cast(Any, None), page("g", more=True), page("i"))
+
+    assert _found_by(tmp_path, Cut({})) == ["d/a/f", "d/b/g", "d/b/i"]
+
+
+def test_much_is_not_listed_before_the_first_file_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not fit is listed later, and every directory has its files nevertheless."""
+    monkeypatch.setattr(trees, "_TOGETHER_BYTES", 500)
+    directories = [f"d{number}" for number in range(20)]
+    asked: list[int] = []
+
+    class Asked(_Names):
+        def answers(self, questions: Sequence[List]) -> Iterator[Answer]:
+            asked.append(len(questions))
+            return super().answers(questions)
+
+    listed = {f"d/{name}": [(f"f{number}", "file") for number in range(10)] for name in directories}
+    names = Asked({"d": [(name, "directory") for name in directories], **listed})
+    assert _found_by(tmp_path, names) == [f"d/{name}/f{number}" for name in directories for number in range(10)]
+    assert len(asked) > 5 and asked[:2] == [1, 20]
+
+
+def _found_by(place: Path, names: _Names) -> list[str]:
+    fetched = trees._Fetched(place / "into", Tally("into", False))
+    return [path for _, path, _, _ in fetched.all_below(cast(Any, names), "d")]
+
+
 def test_many_rows_come_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spooled, "_MEMORY_BYTES", 100)
     with spooled.Spooled(tmp_path) as rows:
@@ -167,6 +220,10 @@ def test_many_rows_come_in_their_order(tmp_path: Path, monkeypatch: pytest.Monke
                 [f"\udc2f\n{one}", one] for one in range(start // 50 * 20, start // 50 * 20 + 20)
             ]
         assert len(rows) == 60 and not list(tmp_path.iterdir())
+        end = rows.end()
+        rows.add((1,))
+        rows.cut(end)
+        assert len(rows) == 60
         rows.clear()
         assert not rows
         rows.add((1,))

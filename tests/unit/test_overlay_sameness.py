@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import deque
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.overlay import sameness
+from stageout.overlay import asking, sameness
+from stageout.overlay.asking import Asking
 from stageout.overlay.channel import Gateway
-from stageout.overlay.sameness import MARGIN_S, compared, is_same
+from stageout.overlay.sameness import MARGIN_S, Pair, compared, is_same
 from stageout.wire import frames
-from stageout.wire.overlay import BLOCK_BYTES, Answer, Stat
+from stageout.wire.overlay import BLOCK_BYTES, Answer, List, Stat
+from stageout.wire.packs import MAX_FILE_BYTES
 
 _NOW = 1_800_000_000
 _GATEWAY = Gateway("h", 1, "k", b"s")
@@ -73,38 +78,158 @@ def test_with_digests_times_say_nothing(tmp_path: Path, size_bytes: int) -> None
     assert is_same(local, local.stat(), there, 0, is_put=True), "as if nothing were known"
 
 
-def test_names_are_asked_for_together_and_again_when_the_connection_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+class _Router:
+    """A router that has files, each of one byte. :ivar asked: questions that it has answered."""
+
+    def __init__(self, paths: Iterable[str], page: int = 1000) -> None:
+        self._paths, self._page = list(paths), page
+        self.asked: list[tuple[type, str]] = []
+
+    def answers(self, question: Stat | List) -> Iterator[Answer]:
+        self.asked.append((type(question), question.path))
+        if isinstance(question, Stat):
+            is_there = question.path in self._paths
+            yield _there(1, 1 << 40, 0o600) if is_there else Answer(code=ErrorClass.NOT_FOUND.code)
+            return
+        names = [path.rpartition("/")[2] for path in self._paths if path.rpartition("/")[0] == question.path]
+        for start in range(0, max(1, len(names)), self._page):
+            some = names[start : start + self._page]
+            rows = ("file", 1, 0o600, 1 << 40)
+            yield Answer(tuple(some), *((one,) * len(some) for one in rows), more=start + self._page < len(names))  # type: ignore[arg-type]
+
+
+class _Channel:
+    """A connection to it. :ivar most: questions that had no answer at the same time."""
+
+    ahead_s, most, made = 0, 0, 0
+    router: _Router
+    lost_behind: ClassVar[list[int]] = []
+
+    def __init__(self, *arguments: object) -> None:
+        self._waiting: deque[Stat | List] = deque()
+        self._pages: Iterator[Answer] = iter(())
+        type(self).made += 1
+        self._sent: dict[bytes, Stat | List] = {}
+
+    def encoded(self, question: Stat | List) -> bytes:
+        frame = f"{type(question).__name__} {question.path}".encode()
+        self._sent[frame] = question
+        return frame
+
+    def send_frames(self, encoded: list[bytes]) -> None:
+        self._waiting.extend(self._sent.pop(frame) for frame in encoded)
+        type(self).most = max(self.most, len(self._waiting))
+
+    def receive(self) -> Answer:
+        if self.lost_behind and len(self.router.asked) == self.lost_behind[0]:
+            self.lost_behind.pop()
+            raise TransferFailure(ErrorClass.CONNECTION_LOST, "lost")
+        page = next(self._pages, None)
+        if page is None:
+            self._pages = self.router.answers(self._waiting.popleft())
+            page = next(self._pages)
+        return page
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def channel(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_Channel]]:
+    fresh = type("Channel", (_Channel,), {"lost_behind": []})
+    monkeypatch.setattr(asking, "Channel", fresh)
+    monkeypatch.setattr(asking.time, "sleep", lambda seconds: None)
+    yield fresh
+
+
+def _pairs(place: Path, names: Iterable[str]) -> Iterator[Pair[str]]:
+    for name in names:
+        local = place / name
+        local.parent.mkdir(exist_ok=True)
+        if not local.is_symlink():
+            local.write_text("x")
+            local.chmod(0o600)
+        yield name, local, name, None
+
+
+def _same(place: Path, names: list[str]) -> list[str]:
+    with Asking(_GATEWAY) as one:
+        found = list(compared(one, _pairs(place, names), is_put=True))
+    assert [name for name, _ in found] == names
+    return [name for name, is_same in found if is_same]
+
+
+def test_directories_are_listed_together_and_again_when_the_connection_is_lost(
+    tmp_path: Path, channel: type[_Channel]
 ) -> None:
-    lost = [TransferFailure(ErrorClass.CONNECTION_LOST, "lost")]
-    made, asked = [], list[str]()
+    names = [f"{directory}/{number}" for directory in "abcdef" for number in range(5)]
+    there = [name for name in names if name[-1] in "024"]
+    channel.router = _Router([*there, "a/other", "g/f"], page=2)
+    channel.lost_behind.append(3)
+    assert _same(tmp_path, names) == there
+    assert channel.made == 2
+    assert [path for _, path in channel.router.asked] == ["a", "b", "c", "c", "d", "e", "f"]
 
-    class Channel:
-        ahead_s = 0
 
-        def __init__(self, *arguments: object) -> None:
-            made.append(self)
-            self._waiting: list[str] = []
+def test_a_directory_with_much_more_in_it_is_not_listed(tmp_path: Path, channel: type[_Channel]) -> None:
+    names = ["large/1", "large/8000", "small/1", "small/9"]
+    channel.router = _Router([f"large/{number}" for number in range(9000)] + ["small/1"], page=100)
+    assert _same(tmp_path, names) == names[:3]
+    assert channel.router.asked == [(List, "large"), *((Stat, name) for name in names[1:])]
 
-        def send(self, ask: Stat) -> None:
-            self._waiting.append(ask.path)
 
-        def receive(self) -> Answer:
-            if len(asked) == 70 and lost:
-                raise lost.pop()
-            asked.append(self._waiting.pop(0))
-            return _there(1, 1 << 40, 0o600) if asked[-1][-1] in "02468" else Answer(code=ErrorClass.NOT_FOUND.code)
+def test_a_directory_of_very_many_files_is_not_listed_again_and_again(
+    tmp_path: Path, channel: type[_Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sameness, "_TOGETHER", 100)
+    names = [f"d/{number:04}" for number in range(950)]
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/0100").symlink_to("0102")
+    channel.router = _Router(names[::2])
+    assert _same(tmp_path, names) == [name for name in names[::2] if name != "d/0100"]
+    assert (Stat, "d/0100") not in channel.router.asked and channel.made == 1
+    assert sum(kind is List for kind, _ in channel.router.asked) <= 1
+    names = ["f", *names[:40], *(f"e{number}/f" for number in range(300))]
+    channel.router = _Router(names[::2])
+    assert _same(tmp_path, names) == names[::2]
+    assert sum(kind is List for kind, _ in channel.router.asked) > 290
 
-        def close(self) -> None:
-            pass
 
-    monkeypatch.setattr(sameness, "Channel", Channel)
-    monkeypatch.setattr(sameness.time, "sleep", lambda seconds: None)
-    for number in range(200):
-        (tmp_path / f"{number:03}").write_text("x")
-        (tmp_path / f"{number:03}").chmod(0o600)
-    (tmp_path / "100").unlink()
-    (tmp_path / "100").symlink_to("102")
-    found = compared(_GATEWAY, ((n, tmp_path / f"{n:03}", f"{n:03}") for n in range(201)), is_put=True)
-    assert list(found) == [(n, n % 2 == 0 and n not in (100, 200)) for n in range(201)]
-    assert len(made) == 2 and "100" not in asked
+def test_many_questions_are_under_way_and_not_too_many(tmp_path: Path, channel: type[_Channel]) -> None:
+    names = [f"d{number}/f" for number in range(3000)]
+    channel.router = _Router(names[:1500])
+    assert _same(tmp_path, names) == names[:1500]
+    assert 200 <= channel.most <= 256
+    channel.router, channel.most = _Router([]), 0
+    with Asking(_GATEWAY) as one:
+        answers = list(one.answers([Stat(f"{'d' * 4000}{number}") for number in range(200)]))
+    assert len(answers) == 200 and 20 <= channel.most <= 40
+
+
+def test_a_router_that_answers_no_more_is_given_up(channel: type[_Channel]) -> None:
+    channel.router = _Router([])
+
+    def lost(self: object) -> Answer:
+        raise TransferFailure(ErrorClass.STALLED, "silent")
+
+    channel.receive = lost  # type: ignore[assignment,method-assign]
+    with Asking(_GATEWAY) as one, pytest.raises(TransferFailure, match="silent"):
+        list(one.answers([Stat("f")]))
+    assert channel.made == 4
+
+
+def test_only_large_files_that_may_be_the_same_are_asked_for_by_name(tmp_path: Path, channel: type[_Channel]) -> None:
+    """A listing has said what is there of the others."""
+    channel.router = _Router([])
+    small, large, other = (tmp_path / name for name in ("small", "large", "other"))
+    small.write_bytes(b"x")
+    large.write_bytes(bytes(MAX_FILE_BYTES + 1))
+    other.write_bytes(bytes(MAX_FILE_BYTES + 1))
+    pairs = [
+        (one, one, one.name, _there(size_bytes, 1))
+        for one, size_bytes in ((small, 1), (large, MAX_FILE_BYTES + 1), (other, 5), (tmp_path / "none", 7))
+    ]
+    with Asking(_GATEWAY) as asked:
+        found = {one.name: is_same for one, is_same in compared(asked, pairs, is_put=False)}
+    assert found == {"small": True, "large": False, "other": False, "none": False}
+    assert channel.router.asked == [(Stat, "large")]
