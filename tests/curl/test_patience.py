@@ -137,7 +137,9 @@ def test_answer_is_waited_for_in_a_data_slot(plugin, door, nginx):
     door.always("GET", late)
     env = {"STAGEOUT_RESPONSE_TIMEOUT_S": "60"}
     assert plugin.get(door.url("tape"), env={**env, "STAGEOUT_MOVER": "1"}).ok
-    assert not plugin.get(door.url("tape"), env={**env, "STAGEOUT_RETRY_BUDGET_S": "0"}).ok
+    assert plugin.get(door.url("tape"), env={**env, **NO_RETRY}).kind is K.STALLED
+    env["STAGEOUT_RESPONSE_TIMEOUT_S"] = "1"
+    assert plugin.get(door.url("tape"), env={**env, "STAGEOUT_MOVER": "1"}).kind is K.TIMED_OUT
 
 
 @pytest.mark.parametrize(("named", "attempts"), [(True, 2), (False, 1)])

@@ -141,9 +141,12 @@ class Watch:
 
     def _check(self, window_s: float, moved_bytes: int, waiting: bool) -> None:
         gain_bytes = moved_bytes - self._before_bytes
-        if waiting and not gain_bytes:
-            raise TransferFailure(ErrorClass.STALLED, f"no answer within {window_s:.0f} s")
-        if gain_bytes < self._settings.stall_bytes_per_s * window_s:
+        enough_bytes = self._settings.stall_bytes_per_s * window_s
+        if waiting and gain_bytes < max(1.0, enough_bytes):
+            # For HTCondor silence is slowness. In a data slot it must not teach the tuner that the line is slow.
+            kind = ErrorClass.TIMED_OUT if in_data_slot() else ErrorClass.STALLED
+            raise TransferFailure(kind, f"no answer within {window_s:.0f} s")
+        if gain_bytes < enough_bytes:
             text = f"stalled: {gain_bytes} bytes moved within {window_s:.0f} s, {moved_bytes} bytes so far"
             raise TransferFailure(ErrorClass.STALLED, text)
 

@@ -197,7 +197,7 @@ class HttpUpload(Upload):
         try:
             reply = self._http.ask("HEAD", self._target, () if self._task.no_digests else WANTED)
         except TransferFailure as failure:
-            if trusted and failure.kind is ErrorClass.STALLED:
+            if trusted and failure.kind in (ErrorClass.STALLED, ErrorClass.TIMED_OUT):
                 return Stored()
             raise
         if reply.status in _SAYS_NOTHING or (trusted and reply.status >= _SERVER_ERRORS):
