@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from stageout.core.errors import ErrorClass as K
+from stageout.protocols.curl.localfile import SourceFile
 from stageout.testing.starter import Wanted
 from tests.curl.interposer import Reply
 from tests.curl.plugin import NO_RETRY
@@ -132,6 +134,31 @@ def test_there_and_back(plugin, tmp_path, host, name):
     assert (tmp_path / "new" / "place" / name).read_bytes() == DATA
     assert plugin.get(result.ad["TransferUrl"]).ok
     assert plugin.got() == DATA
+
+
+@pytest.mark.parametrize("stated", [False, True])
+@pytest.mark.parametrize("size_bytes", [0, 1, 40_000_000])
+def test_any_size(plugin, tmp_path, size_bytes, stated):
+    """The kernel copies, or, where a digest wants to see the bytes, the plugin."""
+    data = os.urandom(size_bytes)
+    job = {"PluginData": {"checksum": "md5:" + hashlib.md5(data).hexdigest()}} if stated else {}
+    result = plugin.put(f"file://{tmp_path}/there", data, job=job)
+    assert result.ok
+    assert (tmp_path / "there").read_bytes() == data
+    assert result.ad["TransferTotalBytes"] == size_bytes
+
+
+def test_kernel_that_cannot_copy(tmp_path, monkeypatch):
+    def refused(*args, **named):
+        raise OSError(errno.EXDEV, "another file system")
+
+    monkeypatch.setattr(os, "copy_file_range", refused)
+    (tmp_path / "file").write_bytes(DATA)
+    source = SourceFile(tmp_path / "file", ())
+    with (tmp_path / "copy").open("wb", buffering=0) as copy:
+        assert source.copy(copy.fileno(), 1 << 20) == 0
+    assert source.read(1 << 20) == DATA
+    source.close()
 
 
 def test_read_back_where_a_digest_is_required(plugin, tmp_path):

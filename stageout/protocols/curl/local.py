@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from io import FileIO
 from pathlib import Path
 from urllib.parse import unquote_to_bytes, urlsplit
 
@@ -16,6 +17,7 @@ from stageout.protocols.curl.localfile import PartFile, SourceFile, file_digest,
 from stageout.protocols.curl.task import Task
 
 _PIECE_BYTES = 1 << 20
+_COPY_BYTES = 16 << 20  # of the kernel
 _LOCAL_HOSTS = ("", "localhost", "127.0.0.1")
 _DIGEST = "adler32"  # cheap: nobody states one, it is for the result ad
 _READ_BACK_DIGEST = "md5"
@@ -120,8 +122,7 @@ class LocalUpload(Movement):
         self._part = self._path.with_name(temporary_name(self._path.name))
         self._expected = task.user_digests()
         self._read_back = self._task.digest_required
-        own = () if self._task.no_digests else (_READ_BACK_DIGEST if self._read_back else _DIGEST,)
-        names = {*own, *self._expected}
+        names = {_READ_BACK_DIGEST, *self._expected} if self._read_back else self._expected
         self._source = SourceFile(task.path, names)
 
     def attempt(self) -> Outcome:
@@ -166,15 +167,19 @@ class LocalUpload(Movement):
         with self._part.open("wb", buffering=0) as file:
             if self._task.settings.reserve_space and self._source.size_bytes:
                 os.posix_fallocate(file.fileno(), 0, self._source.size_bytes)
-            while piece := self._source.read(_PIECE_BYTES):
-                view = memoryview(piece)
-                while view:
-                    view = view[file.write(view) :]
-                written_bytes += len(piece)
+            while written_bytes < self._source.size_bytes:
+                written_bytes += self._source.copy(file.fileno(), _COPY_BYTES) or self._write_piece(file)
                 self._task.mileage.moved(written_bytes)
             os.fsync(file.fileno())
             if self._read_back:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # so that the check reads the disk
+
+    def _write_piece(self, file: FileIO) -> int:
+        piece = self._source.read(_PIECE_BYTES)
+        view = memoryview(piece)
+        while view:
+            view = view[file.write(view) :]
+        return len(piece)
 
     def _verify(self) -> str:
         size_bytes = self._part.stat().st_size

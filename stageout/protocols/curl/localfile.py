@@ -13,6 +13,7 @@ from stageout.protocols.curl.failures import local_failure
 
 _PIECE_BYTES = 1 << 20
 _NAME_BYTES = 200  # of a temporary name, below NAME_MAX
+_NO_COPY = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)  # by kernel and file systems
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -186,6 +187,25 @@ class SourceFile:
     def read_whole(self) -> bool:
         """All of it has been read since it was begun."""
         return self._position_bytes >= self.size_bytes
+
+    def copy(self, descriptor: int, most_bytes: int) -> int:
+        """Let the kernel copy the next piece to the end of another file, where no digest wants to see it.
+
+        :returns: bytes copied; 0 where the kernel cannot: then :meth:`read`.
+        :raises OSError: the other file cannot be written.
+        """
+        wanted = min(most_bytes, self.size_bytes - self._position_bytes)
+        if self._names or not wanted:
+            return 0
+        try:
+            place = self._start_bytes + self._position_bytes
+            copied = os.copy_file_range(self._descriptor, descriptor, wanted, offset_src=place)
+        except OSError as error:
+            if error.errno in _NO_COPY:
+                return 0
+            raise
+        self._position_bytes += copied
+        return copied
 
     def rewind(self) -> None:
         """Begin again."""
