@@ -131,6 +131,12 @@ def test_executables_are_short() -> None:
         assert len(path.read_text().splitlines()) < 15, path
 
 
+def test_former_name_of_the_curl_plugin() -> None:
+    """Configurations that name it go on working: it differs in its docstring only."""
+    former, present = ((ROOT / "plugins" / name).read_text() for name in ("curl_plugin", "stageout_curl_plugin"))
+    assert former.split('"""')[::2] == present.split('"""')[::2]
+
+
 def test_plugins_do_not_pay_for_signatures() -> None:
     """Every job waits for the plugin's start: what only daemons need is not loaded there."""
     code = (
