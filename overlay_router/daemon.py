@@ -253,7 +253,7 @@ async def _destination(place: Place, makers: int, stack: contextlib.ExitStack) -
     store = stack.enter_context(contextlib.closing(Store(place.records)))
     with store.read():
         await _root_of(store, place.root)
-        tree = _tree(place.root, "STAGEOUT_ROUTER_ROOT", stack)
+        tree = _tree(place.root, "STAGEOUT_ROUTER_ROOT", stack, empties_in_thread=True)
         store.belong_to(tree.place)
         destination = Destination(store, tree, lambda: int(time.time()), Makers(makers, place.root))
     return stack.enter_context(contextlib.closing(destination))
@@ -278,10 +278,10 @@ def _reason_against(root: Path, name: str) -> str:
         return f"{root} cannot be read: {problem.strerror}"
 
 
-def _tree(place: Path, setting: str, stack: contextlib.ExitStack) -> Tree:
+def _tree(place: Path, setting: str, stack: contextlib.ExitStack, empties_in_thread: bool = False) -> Tree:
     """What data come into. :param setting: that names it. :raises ConfigError: it cannot be written to."""
     try:
-        return stack.enter_context(contextlib.closing(Tree(place)))
+        return stack.enter_context(contextlib.closing(Tree(place, empties_in_thread)))
     except OSError as problem:
         if problem.errno not in _NOT_TO_BE_HAD:
             raise

@@ -13,7 +13,6 @@ import contextlib
 import itertools
 import os
 import secrets
-import shutil
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from overlay_router.local.tree import BadPath, checked
 from stageout.core import log
 from stageout.core.errors import ErrorClass
 from stageout.core.pools import Pool
+from stageout.movers import trees
 from stageout.movers.mover import Batch, Cargo, Equipment, Mover, Stopped, end_leftovers
 from stageout.movers.results import Delivered, Failure
 from stageout.wire.egress import Target
@@ -334,5 +334,5 @@ def _emptied(directory: Path) -> None:
     """Plugins of an earlier router are ended, and what they have fetched is removed."""
     directory.mkdir(mode=0o700, exist_ok=True)
     end_leftovers(directory)
-    shutil.rmtree(directory)
+    trees.remove(directory.parent, directory.name)
     directory.mkdir(mode=0o700)

@@ -26,7 +26,8 @@ from overlay_router.local.reservations import Reservations
 from overlay_router.local.small_files import Arrived, SmallFiles, apart
 from overlay_router.local.staging import as_result, ranges, recorded, recorded_pack, whole
 from overlay_router.local.store import Settled, Store, StoredIntent, Transfer
-from overlay_router.local.tree import BadPath, Tree, checked, left_for_later, no_room, passes
+from overlay_router.local.trash import left_for_later
+from overlay_router.local.tree import BadPath, Tree, checked, no_room, passes
 from overlay_router.rules import names, terminal
 from overlay_router.rules.states import Kind, Op, Outcome, Result
 from overlay_router.rules.terminal import Step

@@ -10,7 +10,8 @@ import os
 from collections.abc import Callable
 
 from overlay_router.local.store import Store, StoredLot
-from overlay_router.local.tree import NO_ROOM, OWN, Tree, left_for_later
+from overlay_router.local.trash import left_for_later
+from overlay_router.local.tree import NO_ROOM, OWN, Tree
 from overlay_router.rules import lots
 from overlay_router.rules.lots import Spool
 from stageout.core import durable, log

@@ -21,6 +21,7 @@ from overlay_router.local.hidden import Directories, Hidden
 from overlay_router.local.makers import MANY, Crew, MakerDied, Makers
 from overlay_router.local.staging import as_packed
 from overlay_router.local.store import PackIntent, PackResults, Store
+from overlay_router.local.trash import left_for_later
 from overlay_router.local.tree import (
     OWN,
     SYNC_ALL_FROM,
@@ -28,7 +29,6 @@ from overlay_router.local.tree import (
     Tree,
     checked,
     is_allowed,
-    left_for_later,
     no_room,
     sync_filesystem,
 )

@@ -21,9 +21,10 @@ from overlay_router.below import checked as checked
 from overlay_router.below import is_allowed as is_allowed
 from overlay_router.local.contents import Identity
 from overlay_router.local.place import Place
+from overlay_router.local.trash import Trash
 from overlay_router.rules.names import Entry, Names, parent, trash
 from overlay_router.rules.states import Kind, Op
-from stageout.core import durable, log
+from stageout.core import durable
 from stageout.core.databases import is_full
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -47,22 +48,14 @@ def passes(problem: OSError) -> bool:
     return problem.errno in _FOR_NOW
 
 
-@contextmanager
-def left_for_later() -> Iterator[None]:
-    """What nobody wants any more and cannot be removed now (of a read-only disk) holds up nobody."""
-    try:
-        yield
-    except OSError as problem:
-        log.error("data-not-removed", problem=problem, advice="check the disk of the root; the next start removes it")
-
-
 class Tree:
     """A root directory of which this process alone makes, renames and deletes names.
 
     :param root: must exist; ``.stageout`` is made in it, readable by nobody else. :ivar place: that it is there.
+    :param empties_in_thread: directories that were deleted are removed beside everything else.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, empties_in_thread: bool = False) -> None:
         self.root = root
         for part in (OWN, _STAGING, _TRASH):
             with suppress(FileExistsError):
@@ -73,9 +66,11 @@ class Tree:
         self._root = os.open(root, DIRECTORY)
         self._device = os.fstat(self._root).st_dev
         self._unsynced: dict[int, int] = {}
+        self._trash = Trash(root / _TRASH, empties_in_thread)
 
     def close(self) -> None:
         """Let go of the root."""
+        self._trash.close()
         os.close(self._root)
 
     def staging(self, tid: int) -> Path:
@@ -274,13 +269,12 @@ class Tree:
                 os.close(descriptor)
 
     def empty(self, op: Op) -> None:
-        """Remove what a DELETE moved into the trash; twice is harmless."""
-        _remove(self.root / trash(op))
+        """Remove what a DELETE moved into the trash, a directory perhaps later; twice is harmless."""
+        self._trash.remove(trash(op).rpartition("/")[2])
 
     def empty_trash(self) -> None:
-        """Remove all that is left in the trash."""
-        for path in (self.root / _TRASH).iterdir():
-            _remove(path)
+        """Remove all that is left in the trash, directories perhaps later. :raises OSError: it cannot be read."""
+        self._trash.remove_all()
 
     def sync(self, op: Op) -> None:
         """Bring a change that happened before a crash to the disk: the directories of its names."""
@@ -334,17 +328,3 @@ def _cut(descriptor: int, size_bytes: int) -> None:
 def _above(path: str) -> list[str]:
     parts = path.split("/")[:-1]
     return ["/".join(parts[: count + 1]) for count in range(len(parts))]
-
-
-def _remove(path: Path) -> None:
-    """Remove a file, or a directory with all below it; symbolic links are removed, not followed."""
-    try:
-        is_directory = stat.S_ISDIR(os.lstat(path).st_mode)
-    except FileNotFoundError:
-        return
-    if is_directory:
-        for inner in path.iterdir():
-            _remove(inner)
-        durable.disk.rmdir(path)
-    else:
-        durable.unlink("overlay-empty", path)

@@ -34,21 +34,21 @@ def names(directory: int, most: int | None = None) -> list[str]:
         return [entry.name for entry in itertools.islice(entries, most)]
 
 
-def remove(parent: Path, name: str) -> None:
+def remove(parent: Path, name: str, most: int = _ROUNDS) -> None:
     """Remove ``parent/name`` and all below it; nothing there is no error.
 
     Works without recursion and follows no link, however deep or odd the tree: each inner directory is moved to the top
     and emptied there, after its user was shut out.
 
-    :raises OSError: something cannot be removed.
+    :param most: directories in it. :raises OSError: something cannot be removed.
     """
     with opened(parent) as top:
         waiting = [name]
-        for _ in range(_ROUNDS):
+        for _ in range(most):
             if not waiting:
                 return
             waiting += _empty(top, waiting.pop())
-        raise OSError(f"{parent / name} holds more than {_ROUNDS} directories; remove it by hand")
+        raise OSError(f"{parent / name} holds more than {most} directories; remove it by hand")
 
 
 def _empty(top: int, name: str) -> list[str]:

@@ -378,7 +378,7 @@ STORY: list[tuple[Operation, bytes]] = [
 ]
 TOLD = {"a": "third a, longer than the others", "e": "/", "e/a": "first a", "x": "/", "x/y": "/", "x/y/z": "deep"}
 _FOLDER = Path(__file__).parents[2] / "overlay_router" / "local"
-_SOURCES = "".join((_FOLDER / f"{name}.py").read_text() for name in ("destination", "store", "tree"))
+_SOURCES = "".join((_FOLDER / f"{name}.py").read_text() for name in ("destination", "store", "trash", "tree"))
 ELSEWHERE = {f"overlay-{step}" for step in ("unstage", "cancel", "low", "forget", "recover-sync", "abandon", "follow")}
 _PACKS = {f"overlay-pack-{step}" for step in ("write", "intent", "publish", "settle")}
 LABELS = sorted(
