@@ -22,6 +22,7 @@ from overlay_router.custodians.pack_custody import PackCustody
 from overlay_router.custodians.passing import Coming, Passed, SentOn, may_be_passed
 from overlay_router.custodians.said import DAMAGED, DAMAGED_UNKNOWN, KEPT, NO_PROBLEMS, Said
 from overlay_router.custodians.spool import Begun, CustodyStore, Held, Key
+from overlay_router.custodians.unknown import Unknown
 from overlay_router.local.held import HeldOperations
 from overlay_router.local.replies import Attached, Reply
 from overlay_router.local.small_files import Arrived
@@ -91,7 +92,7 @@ class Custodian:
         self._waiting, self._asked = HeldOperations[_Waiting](), dict[Key, _Asked]()
         self._sent_on = SentOn(store)
         self.said = Said(store)
-        self._passed, self._freeing = Passed(), Freeing(tree, spool)
+        self._passed, self._freeing, self._unknown = Passed(), Freeing(tree, spool), Unknown(tree.root)
         self._in_turn, self._in_turn_s = list[Held](), float("-inf")
         self.cancelled: set[Key] = {key for key in self._held if key[1] in store.record(key[0]).cancelled}
         self._recover()
@@ -257,7 +258,7 @@ class Custodian:
         self._enter(held)
         log.event("custody-take", origin=held.key[0], seq=held.key[1], path=operation.path,
                   terminal=operation.terminal, bytes=operation.size_bytes, release=operation.release,
-                  passed_blocks=len(self._passed.of(held.tid)))  # fmt: skip
+                  passed_blocks=len(self._passed.of(held.tid)), tid=held.tid)  # fmt: skip
         return self._in_custody(held, held.sender)
 
     def _enter(self, held: Held) -> None:
@@ -587,6 +588,7 @@ class Custodian:
         self._store.forget(now)
         self._forget(now)
         self._freeing.again()
+        self._unknown.expire(now)
         return replies
 
     def _forget(self, now: int) -> None:
@@ -673,8 +675,12 @@ class Custodian:
         return Reply(peer, overlay.Custody(*held.key, self._name))
 
     def _recover(self) -> None:
-        """After a restart: lots are as they were, what nobody owns is removed, what was passed must come again."""
+        """After a restart: lots are as they were, what nobody owns is removed, what was passed must come again.
+
+        Data with a number that was never granted here come from a newer database than this one, and are set aside.
+        """
         live, counts = self._store.transfers(), self._store.counts()
+        self._unknown.take_back(self._tree.staging(item.tid) for item in live)
         for held in self._held.values():
             if counts.get(held.tid, 0) < held.operation.blocks:
                 self._held[held.key] = replace(held, damaged=True)
@@ -685,8 +691,12 @@ class Custodian:
                 lots.pin(self._spool, owner)
             elif not self._tree.inode(item.tid):
                 self._store.unstage(item.tid)
-        for tid in set(self._tree.staged_numbers()) - {item.tid for item in live}:
-            self._freeing.free_stray(tid)
+        strays, last_tid = set(self._tree.staged_numbers()) - {item.tid for item in live}, self._store.last_tid()
+        self._unknown.set_aside([self._tree.staging(tid) for tid in strays if tid > last_tid])
+        self._store.grant_beyond(self._unknown.numbers())
+        for tid in strays:
+            if tid <= last_tid:
+                self._freeing.free_stray(tid)
 
 
 def _key_of(transfer: Transfer) -> Key:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ from overlay_router.custodians.said import (
     is_overdue,
 )
 from overlay_router.custodians.spool import Held
+from overlay_router.custodians.unknown import Unknown
 from overlay_router.custodians.versions import sum_of
 from overlay_router.local.place import Place
 from overlay_router.local.replies import Reply
@@ -62,6 +64,7 @@ _EXPIRE_AT_ONCE = 1024
 _AS_WANTED = {Outcome.DONE, Outcome.CANCELLED}
 #: Of one origin, behind a gap; beyond that its terminal forgets nothing before it expires.
 _MOST_AHEAD = 1024
+_FILE = re.compile(r"([0-9a-f]{32})-(\d{1,18})")
 _SHARED = "unpacked: some of its files are in custody in another pack, or have their end: send each by itself"
 
 
@@ -601,7 +604,7 @@ class PackCustody:
     # ---- the spool ---------------------------------------------------------------------------------------------------
 
     def _recover(self) -> PackSaid:
-        """After a restart: lots are as they were, what nobody owns is removed.
+        """After a restart: lots are as they were, what has its end is removed, what is unknown is set aside.
 
         All packs are known before the first may go: a clock that was set back has the later of two come first.
         """
@@ -617,11 +620,29 @@ class PackCustody:
             self.enter(one)
         for held in self._held.values():
             self._line_up(held)
-        known = {self._file(key).name for key in (*self._held, *self._refused)}
-        for path in self._place.iterdir():
-            if path.name not in known:
-                _unlink(path, str(path))
+        self._tidy({self._file(key) for key in (*self._held, *self._refused)})
         return PackSaid(self._store, self._held.values())
+
+    def _tidy(self, known: Collection[Path]) -> None:
+        """Remove files of packs that have their end; set aside those of which nothing is recorded."""
+        unknown = Unknown(self._is_there.root)
+        unknown.take_back(known)
+        strays = [path for path in self._place.iterdir() if path not in known]
+        ended = {path for path in strays if self._has_end(path.name)}
+        for path in ended:
+            _unlink(path, str(path))
+        try:
+            unknown.set_aside([path for path in strays if path not in ended])
+        except OSError as problem:
+            log.error("custody-not-freed", path=self._place, problem=problem, advice="check the disk of the spool")
+
+    def _has_end(self, name: str) -> bool:
+        """Whether the results of a pack are recorded, or settled by its origin. :param name: of its file."""
+        found = _FILE.fullmatch(name)
+        if found is None:
+            return False
+        origin, seq = found.group(1), int(found.group(2))
+        return seq <= self._store.record(origin).low or bool(self._store.results_of(origin, range(seq, seq + 1)))
 
     def _file(self, key: Key) -> Path:
         return self._place / f"{key[0]}-{key[1]}"

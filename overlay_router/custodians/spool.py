@@ -20,6 +20,8 @@ from stageout.wire.overlay import Open, Operation
 FIRST_TID = 2**62
 #: Those of the spool of what plugins deliver.
 FIRST_EGRESS_TID = 2**61
+#: How many numbers a spool has, and how many are left out behind those of a newer database.
+_NUMBERS, _FAR = 2**60, 2**40
 _COLUMNS = "operation, sender, digest, tid, taken_at, damaged, asked, number"
 
 Key = tuple[str, int]
@@ -149,6 +151,20 @@ class CustodyStore(PackRecords):
                 text = _NO_RECORDS if known == _NOWHERE else _FOREIGN_DATA
                 raise StoreError(text.format(place=place.root, folders=" and ".join(strays), records=self._path))
         super().belong_to(place)
+
+    def last_tid(self) -> int:
+        """The highest transfer number that was granted."""
+        row = self._connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'transfers'").fetchone()
+        return int(row[0]) if row else 0
+
+    def grant_beyond(self, tids: Iterable[int]) -> None:
+        """Grant none of these numbers, nor others that the newer database may have granted which they are of."""
+        highest = max((tid for tid in tids if tid - self.first_tid < _NUMBERS), default=0)
+        if highest > self.last_tid():
+            with self._transaction("router-aside"):
+                self._connection.execute(
+                    "UPDATE sqlite_sequence SET seq = ? WHERE name = 'transfers'", (highest + _FAR,)
+                )
 
     def begun(self) -> list[Begun]:
         """Operations whose data may lie at a terminal."""

@@ -44,9 +44,11 @@ _BY_THEMSELVES = {
     "record-handed-over": "tests/pool/test_handover_pool.py",
     "record-renewed": "tests/unit/test_renewal.py",
     "report-last": "tests/unit/test_drain.py",
+    "router-aside": "tests/unit/test_overlay_unknown.py",
     "router-incarnation": "tests/unit/test_overlay_keys.py",
     "router-key": "tests/unit/test_overlay_keys.py",
     "router-place": "tests/unit/test_overlay_place.py",
+    "router-take-back": "tests/unit/test_overlay_unknown.py",
 }
 _DEATH = re.compile(r"kill-(?:before|after)|Death|_dying|Crash")
 #: One file that is replaced as a whole (``durable.write_file``, tests/unit/test_durable.py), and nothing that must

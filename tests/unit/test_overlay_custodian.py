@@ -544,15 +544,15 @@ class _Death(BaseException):
 
 
 @contextmanager
-def _faulty(label: str, fault: BaseException, after: bool) -> Iterator[list[str]]:
-    """That label is met by a fault, once."""
+def _faulty(label: str, fault: BaseException, after: bool, count: int = 1) -> Iterator[list[str]]:
+    """That label is met by a fault, once, when it is passed for the ``count``-th time."""
     passed: list[str] = []
     real = durable.step
 
     @contextmanager
     def step(name: str) -> Iterator[None]:
         passed.append(name)
-        hit = name == label and passed.count(label) == 1
+        hit = name == label and passed.count(label) == count
         if hit and not after:
             raise fault
         with real(name):
