@@ -34,7 +34,8 @@ from overlay_router.rules.terminal import Step
 from stageout.core import log
 from stageout.core.errors import ErrorClass
 from stageout.wire import overlay
-from stageout.wire.overlay import Answer, Open, Opened, Operation, Range, Staged
+from stageout.wire.deposits import MOST_EXPIRES_AFTER_S
+from stageout.wire.overlay import MAX_CLOCK_SKEW_S, Answer, Open, Opened, Operation, Range, Staged
 
 _NOSPACE_AGAIN_S = 5
 _LATER = "see to the disk of the root: who asked for them asks again, and else the next start finishes them"
@@ -232,12 +233,12 @@ class Destination:
 
     def cancel(self, ask: overlay.Cancel, peer: str) -> list[Reply]:
         """Remember the wish; an operation that waits here becomes CANCELLED when its edges are final."""
-        record = self._store.record(ask.origin)
+        record, held = self._store.record(ask.origin), self._held.get((ask.origin, ask.seq))
         if ask.data_only:
             return self._drop(ask, peer)
         if not terminal.is_final(record, ask.seq):
-            self._store.cancel(ask.origin, ask.seq)
-        held = self._held.get((ask.origin, ask.seq))
+            expires = held.operation.expires if held else self._now() + MOST_EXPIRES_AFTER_S + MAX_CLOCK_SKEW_S
+            self._store.cancel(ask.origin, ask.seq, expires)
         if held:
             return self._consider([held])
         final = recorded(self._store, ask.origin, ask.seq)

@@ -416,11 +416,16 @@ class Store:
             found.update((os.fsdecode(path), number) for path, number in rows)
         return found
 
-    def cancel(self, origin: str, seq: int) -> None:
-        """Somebody asked for the cancellation of an operation; once that is known it costs nothing."""
+    def cancel(self, origin: str, seq: int, expires: int = 0) -> None:
+        """Somebody asked for the cancellation of an operation; once that is known it costs nothing.
+
+        :param expires: of the operation, where its origin is perhaps not known yet.
+        """
         if seq in self.record(origin).cancelled:
             return
         with self._transaction("overlay-cancel"):
+            if expires:
+                self._keep_origin(origin, expires)
             self._connection.execute("INSERT OR IGNORE INTO cancelled VALUES (?, ?)", (origin, seq))
         self.record(origin).cancelled.add(seq)
 
@@ -469,8 +474,9 @@ class Store:
         run = self._connection.execute
         old = [str(row[0]) for row in run("SELECT origin FROM origins WHERE expires < ?", (now - FORGET_AFTER_S,))]
         for origin in old:
-            for table in ("origins", "results", "packs", "cancelled"):
+            for table in ("origins", "results", "packs"):
                 run(f"DELETE FROM {table} WHERE origin = ?", (origin,))
+        run("DELETE FROM cancelled WHERE origin NOT IN (SELECT origin FROM origins)")
         return old
 
     def _bring_up_or_close(self, version: int) -> None:

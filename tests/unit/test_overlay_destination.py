@@ -24,6 +24,7 @@ from overlay_router.local.store import Store, StoreError
 from overlay_router.local.tree import Tree
 from stageout.core import durable
 from stageout.wire import frames, overlay
+from stageout.wire.deposits import MOST_EXPIRES_AFTER_S
 from stageout.wire.overlay import Open, Operation
 
 ORIGIN, PEER, BLOCK, EXPIRES = "0a" * 16, "site", 4, 1000
@@ -332,6 +333,20 @@ def test_cancelled_and_expired(router: Router) -> None:
     assert outcome(router.place.expire(), 4) == "expired"
     assert router.content() == {"d": "/"}
     assert not router.leftovers()
+
+
+def test_a_wish_for_what_never_comes_is_forgotten(router: Router) -> None:
+    """Neither is one that an earlier version has recorded for ever."""
+    router.place.cancel(overlay.Cancel(ORIGIN, 2), PEER)
+    router.store.cancel("0b" * 16, 2)
+    router.now = MOST_EXPIRES_AFTER_S
+    router.place.expire()
+    assert router.send(replace(op(2, "mkdir", "d"), expires=router.now + EXPIRES)) == "cancelled"
+    router.place.cancel(overlay.Cancel("0c" * 16, 7), PEER)
+    router.now += 2 * MOST_EXPIRES_AFTER_S
+    router.place.expire()
+    for table in ("cancelled", "origins", "results"):
+        assert router.store._connection.execute(f"SELECT * FROM {table}").fetchall() == [], table
 
 
 def test_data_that_one_sender_takes_back_are_no_others(router: Router) -> None:
