@@ -30,7 +30,7 @@ from overlay_router.local.staging import as_result, ranges, recorded, recorded_p
 from overlay_router.local.store import Transfer
 from overlay_router.local.tree import BadPath, Tree, checked, no_room
 from overlay_router.peers.deposits import Terminals, same_key
-from overlay_router.rules import custody, lots
+from overlay_router.rules import custody, lots, terminal
 from overlay_router.rules.lots import Spool
 from overlay_router.rules.states import Outcome, Release, Result
 from stageout.core import durable, log
@@ -642,6 +642,8 @@ class Custodian:
         if self._clock.wall_s() > ask.expires:
             return as_result(ask.origin, ask.seq, Result(Outcome.EXPIRED))
         reason = self.terminals.reason_against(ask.terminal, peer.partition("/")[0])
+        if isinstance(ask, Operation) and terminal.waits_for_later(ask.seq, ask.after):
+            reason = terminal.LATER
         if not reason:
             try:
                 checked(ask.path)

@@ -42,7 +42,7 @@ from overlay_router.local.staging import as_packed, recorded_pack
 from overlay_router.local.store import PackResults
 from overlay_router.local.tree import OWN, SYNC_ALL_FROM, no_room, sync_filesystem
 from overlay_router.peers.deposits import Terminals, same_key
-from overlay_router.rules import custody, lots
+from overlay_router.rules import custody, lots, terminal
 from overlay_router.rules.lots import Spool
 from overlay_router.rules.states import Outcome, Release, Result
 from stageout.core import durable, log
@@ -194,6 +194,8 @@ class PackCustody:
         if self._clock.wall_s() > pack.expires:
             return as_packed(pack.origin, pack.seq, [Result(Outcome.EXPIRED)] * len(pack.paths))
         reason = self._terminals.reason_against(pack.terminal, arrived.peer.partition("/")[0])
+        if terminal.waits_for_later(pack.seq + len(pack.paths), pack.after):
+            reason = terminal.LATER
         if not reason:
             reason = self._shared(pack, arrived.peer)
         if not reason and any(overlap(pack, other.pack) for other in others):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from overlay_router.rules.states import Op, Outcome, Result
 
 HELD_OPS_LIMIT = 65_536
+LATER = "it waits for an operation with a later number: only earlier ones can be waited for"
 
 
 class Step(enum.Enum):
@@ -44,6 +45,11 @@ def is_final(record: OriginRecord, seq: int) -> bool:
     return seq <= record.low or seq in record.results
 
 
+def waits_for_later(seq: int, after: Iterable[int]) -> bool:
+    """Whether an operation waits for itself or for a later one: two could wait for each other until they expire."""
+    return any(number >= seq for number in after)
+
+
 def dependency_failed(record: OriginRecord, op: Op) -> bool:
     """Whether one of ``after`` FAILED."""
     return any(seq > record.low and record.results[seq].outcome is Outcome.FAILED for seq in op.after)
@@ -69,6 +75,8 @@ def judge(record: OriginRecord, op: Op, now: int, held_ops: int = 0) -> Verdict:
         return Verdict(Step.STALE)
     if stored is not None:
         return Verdict(Step.ANSWER, stored)
+    if waits_for_later(op.seq, op.after):
+        return Verdict(Step.RECORD, Result(Outcome.FAILED, LATER))
     if not all(is_final(record, seq) for seq in op.after):
         return Verdict(Step.BUSY if held_ops >= HELD_OPS_LIMIT else Step.HOLD)
     if op.seq in record.cancelled:

@@ -57,12 +57,13 @@ def make_dir(seq: int, path: str, terminal: RouterProcess, **more: object) -> Op
     return Operation(ORIGIN, seq, "mkdir", path, expires, terminal=terminal.address, **more)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("seq", "after", "answer"), [(1, MAX_NUMBER, Result), (MAX_NUMBER, MAX_NUMBER - 1, Custody)])
 def test_an_operation_behind_the_highest_number_stops_nobody(
-    terminal: RouterProcess, custodian: RouterProcess, source: Path
+    terminal: RouterProcess, custodian: RouterProcess, source: Path, seq: int, after: int, answer: type
 ) -> None:
     with Channel(gateway_of(custodian)) as channel:
-        channel.send(make_dir(1, "d", terminal, after=(MAX_NUMBER,)))
-        assert isinstance(channel.receive(), Custody)
+        channel.send(make_dir(seq, "d", terminal, after=(after,)))
+        assert isinstance(channel.receive(), answer)
     deposit(gateway_of(custodian), source, "first", terminal.address)
     wait_until((terminal.root / "first").exists, what="a file of somebody else", timeout_s=20)
     custodian.kill()
@@ -294,3 +295,14 @@ def test_operations_without_data_take_no_more_than_the_share_of_their_key(
     assert router.log.count(" too-many ") == 1
     put(gateway_of(router, "small"), source, "small/f", terminal=name)
     assert (terminal.root / "small/f").read_bytes() == source.read_bytes()
+
+
+def test_operations_that_wait_for_each_other_fail_at_once(terminal: RouterProcess, custodian: RouterProcess) -> None:
+    """They would wait until they expire, at the custodian as at the terminal."""
+    for router, name in ((terminal, ""), (custodian, terminal.address)):
+        with Channel(gateway_of(router)) as channel:
+            for seq, after in ((1, 2), (2, 1)):
+                channel.send(dataclasses.replace(make_dir(seq, f"d{seq}", terminal, after=(after,)), terminal=name))
+            said = channel.receive()
+        assert isinstance(said, Result), said
+        assert (said.seq, said.outcome) == (1, "failed"), said

@@ -349,6 +349,14 @@ def test_a_wish_for_what_never_comes_is_forgotten(router: Router) -> None:
         assert router.store._connection.execute(f"SELECT * FROM {table}").fetchall() == [], table
 
 
+@pytest.mark.parametrize("after", [(2,), (1,), (9,)])
+def test_an_operation_that_waits_for_a_later_one_fails_at_once(router: Router, after: tuple[int, ...]) -> None:
+    """Two could wait for each other."""
+    assert router.send(op(1, "mkdir", "a", after=after)) == "failed"
+    assert router.send(op(2, "mkdir", "b", after=(1,))) == "failed"
+    assert router.content() == {}
+
+
 def test_data_that_one_sender_takes_back_are_no_others(router: Router) -> None:
     ask, peers = Open(ORIGIN, 1, "f", 4, BLOCK, EXPIRES), ("one", "other")
     tids = [opened.tid for opened in (router.place.open(ask, peer).message for peer in peers)]  # type: ignore[union-attr]

@@ -110,6 +110,14 @@ def test_no_step_that_fails_or_is_the_last_loses_anything(spooling: Spooling, la
         assert spooling.one.packed(Status(ORIGIN, seq, 3)) == Packed(ORIGIN, seq, (1, 1, 1))
 
 
+def test_packs_that_wait_for_each_other_are_refused(spooling: Spooling) -> None:
+    [reply] = spooling.one.packs.take([pack(1, after=(12,))])
+    assert isinstance(reply.message, Packed)
+    assert "later number" in reply.message.reasons[0]
+    [reply] = spooling.one.packs.take([pack(11, after=(1,))])
+    assert isinstance(reply.message, Custody)
+
+
 def test_taken_once_kept_over_a_restart_and_sent_as_it_came(spooling: Spooling) -> None:
     one = pack(release="custody")
     assert spooling.one.packs.take([one, one]) == [Reply(PEER, Custody(ORIGIN, 1, "me:1"))]
