@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from stageout.overlay.channel import Gateway
+from stageout.overlay.copying import state
 from stageout.overlay.key_file import read_key
 from stageout.overlay.packs import End, Packer
 from stageout.testing.pool.waiting import wait_until
 from stageout.testing.router import RouterProcess, custodian_for
-from stageout.wire.overlay import BLOCK_BYTES
+from stageout.wire.overlay import BLOCK_BYTES, Result
 from tests.overlay.depositing import deposit
 
 
@@ -123,6 +124,24 @@ def test_what_is_deposited_meanwhile_is_kept_too(terminal: RouterProcess, custod
     assert unknown(custodian) == [third]
     terminal.start()
     arrived(terminal, {"second": second})
+
+
+def test_what_was_delivered_since_the_backup_is_no_loss(terminal: RouterProcess, custodian: RouterProcess) -> None:
+    terminal.stop()
+    data = os.urandom(BLOCK_BYTES + 5)
+    (custodian.home / "local").write_bytes(data)
+    given = deposit(gateway_of(custodian), custodian.home / "local", "f", terminal.address)
+    older = backup(custodian, "older")
+    terminal.start()
+    arrived(terminal, {"f": data})
+    wait_until(lambda: " custody-settle " in custodian.log, what="the end of its custody")
+    put_back(custodian, older)
+
+    def end() -> str:
+        answer = state(gateway_of(custodian), given.origin)
+        return answer.outcome if isinstance(answer, Result) else ""
+
+    assert wait_until(end, timeout_s=60, what="its end", describe=lambda: custodian.log[-2000:]) == "done"
 
 
 def test_a_spool_whose_records_are_right_sets_nothing_aside(terminal: RouterProcess, custodian: RouterProcess) -> None:
