@@ -691,6 +691,7 @@ class Custodian:
             self._spool.lots[owner] = lots.Lot(item.ask.size_bytes, self._clock.monotonic_s() + lots.LEASE_S)
             if self._keeps(item):
                 lots.pin(self._spool, owner)
+                self._look_for(item)
             elif not self._tree.inode(item.tid):
                 self._store.unstage(item.tid)
         strays, last_tid = set(self._tree.staged_numbers()) - {item.tid for item in live}, self._store.last_tid()
@@ -699,6 +700,12 @@ class Custodian:
         for tid in strays:
             if tid <= last_tid:
                 self._freeing.free_stray(tid)
+
+    def _look_for(self, item: Transfer) -> None:
+        """Have its terminal asked about what is not here any more: a newer database may know that it has arrived."""
+        held = self._held.get(_key_of(item))
+        if held is not None and not self._tree.inode(item.tid) and self.said.to(held.key) is None:
+            self.said.say(held.key, "")
 
 
 def _key_of(transfer: Transfer) -> Key:
