@@ -396,7 +396,7 @@ def _same_name(exam: Examination) -> str:
     "bare-environment",
     "must",
     "works with PATH alone in the environment",
-    "the job's environment does not reach a plugin; HOME and locale may be missing",
+    "of the job's environment only NAME_* reaches the plugin NAME; HOME and locale may be missing",
 )
 def _bare_environment(exam: Examination) -> str:
     exam.endpoint.put("one", CONTENT["one"])

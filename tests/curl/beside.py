@@ -152,7 +152,7 @@ class Stage:
         """An HTTP server with files in memory."""
         store = Store()
         self._stack.callback(store.close)
-        self._name(store.port, "STORE")
+        self.name_port(store.port, "STORE")
         return store
 
     def proxy(self, store: Store) -> Interposer:
@@ -165,17 +165,17 @@ class Stage:
 
         proxy = Proxy(upstream_port=0)
         self._stack.callback(proxy.close)
-        self._name(proxy.port, "PROXY")
+        self.name_port(proxy.port, "PROXY")
         return proxy
 
     def webdav(self, certificate: Path | None = None) -> WebDav:
         """WsgiDAV, with TLS when a certificate is given."""
         server = WebDav(self.folder("webdav"), certificate)
         self._stack.callback(server.close)
-        self._name(server.port, "WEBDAV")
+        self.name_port(server.port, "WEBDAV")
         return server
 
-    def _name(self, port: int, role: str) -> None:
+    def name_port(self, port: int, role: str) -> None:
         """Let values of both runs be compared although ports differ."""
         self.roles[f":{port}"] = f":{role}"
 
