@@ -88,6 +88,12 @@ class Outgoing:
         for one in self._all:
             one.wake.set()
 
+    def reached(self, address: str) -> None:
+        """Send at once to a router that is there again, whatever pause its failures had earned."""
+        for one in (self._forwarder, self._pack_forwarder):
+            if one is not None:
+                one.reached(address)
+
     def cancelled(self, key: Key) -> None:
         """Somebody does not want that operation any more."""
         for one in (self._forwarder, self.copier, self.outflow):

@@ -115,6 +115,7 @@ class Router:
             ends, self._on_disk, self._deliver, self._ways, self._pool.share_with, forwarding, means
         )
         self._recording = Recording(ends, self._on_disk, self._deliver, self._end_lines, self._outgoing, self._pool)
+        links.on_reached = self._outgoing.reached
         copier, outflow = self._outgoing.copier, self._outgoing.outflow
         fetching = outflow.fetching if outflow else None
         self._questions = Questions(node, ends, rights, self._on_disk, leases, copier, fetching)

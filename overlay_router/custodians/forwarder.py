@@ -164,6 +164,11 @@ class Forwarder:
         finally:
             await self._carrier.end()
 
+    def reached(self, terminal: str) -> None:
+        """Deliver at once to a router that is there again."""
+        self._pauses.pop(terminal, None)
+        self.wake.set()
+
     def cancelled(self, key: Key) -> None:
         """Somebody does not want it any more: what is sent of it is stopped, and the terminal told."""
         for number, order in self._orders.items():

@@ -93,6 +93,12 @@ class PackForwarder:
         """Why deliveries to a terminal fail now."""
         return dict(self._problems)
 
+    def reached(self, hop: str) -> None:
+        """Deliver at once to a router that is there again."""
+        self._away.pop(hop, None)
+        self._turns.hasten(hop)
+        self.wake.set()
+
     async def run(self) -> None:
         """Deliver until cancelled; then what is under way is dropped, and begun again at the next start."""
         try:

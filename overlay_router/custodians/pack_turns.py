@@ -42,6 +42,12 @@ class Turns:
         """It may begin at that monotonic time."""
         heapq.heappush(self._later, (until_s, self._place(held), lane, held))
 
+    def hasten(self, hop: str) -> None:
+        """Let those that were put off for a router begin now."""
+        later, self._later = self._later, []
+        for until_s, number, lane, held in later:
+            heapq.heappush(self._later, (0.0 if lane.hop == hop else until_s, number, lane, held))
+
     def next(self, now_s: float, wall_s: float, room: Callable[[Lane], int]) -> list[tuple[Lane, HeldPack]]:
         """What begins now; it has no place any more. :param room: how many may begin in a lane."""
         while self._later and self._later[0][0] <= now_s:

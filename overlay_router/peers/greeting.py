@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 from overlay_router.peers.keys import Key, unknown
+from stageout.core.sockets import notice_loss
 from stageout.wire import frames, overlay
 from stageout.wire.address import split_address
 from stageout.wire.frames import BadFrame, Checksum, Frame
@@ -141,6 +142,7 @@ async def connect(address: str) -> socket.socket:
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            notice_loss(sock)
             await asyncio.wait_for(loop.sock_connect(sock, place), _TIMEOUT_S)
             return sock
         except BaseException as problem:

@@ -84,11 +84,13 @@ class Neighbourhood:
     :param interval_s: between announcements; a router that is silent for six of them has gone.
     :param targets: addresses of the neighbours to connect to. :ivar dial: makes the connections.
     :ivar uplink: that all its connections share; None: none that is known.
+    :ivar on_reached: called with the address of a neighbour when it is reached, for the first time or again.
     """
 
     def __init__(self, node: str, book: Book, own: OwnCredential, interval_s: float, targets: Iterable[str]) -> None:
         self._wanted = targets
         self.dial: Dial = connect
+        self.on_reached: Callable[[str], None] = lambda address: None
         self.uplink: Uplink | None = None
         self._node, self._book, self._own, self._interval_s = node, book, own, interval_s
         self._chooser = Chooser(book.address)
@@ -206,6 +208,7 @@ class Neighbourhood:
         meter = Meter(PROBE_EVERY_INTERVALS * self._interval_s)
         line = _Line(target, peer, writer, meter)
         line.send(Heartbeat())
+        self.on_reached(target)
         probing = asyncio.get_running_loop().create_task(self._probe(target, meter))
         try:
             await self._serve(line, reader, None)

@@ -19,6 +19,8 @@ _TIME = struct.Struct("ll")
 #: Of SO_SNDTIMEO and SO_RCVTIMEO.
 TIME_BYTES = _TIME.size
 _DAY_S = 86400.0
+#: Less would end connections of slow readers: a relay may hold one that has a small part of a line for 24 s.
+_UNCONFIRMED_MS = 30_000
 #: What takes longer to gather is very slow, or has stopped.
 _GATHER_S = 1.0
 #: Places in the kernel's ``struct tcp_info``: ``snd_mss``, ``rtt``, ``total_retrans``, ``min_rtt``, ``data_segs_out``
@@ -59,8 +61,18 @@ def _time(seconds: float) -> bytes:
     return _TIME.pack(*divmod(int(seconds * 1e6), 10**6))
 
 
+def notice_loss(sock: socket.socket) -> None:
+    """Have the kernel end a TCP connection when the other host has confirmed nothing of what was sent for 30 s.
+
+    TCP repeats lost bytes ever more seldom, so a connection that outlives a long outage stands still long after it. A
+    new connection goes on at once. An application that reads nothing for 30 s is ended in the same way.
+    """
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNCONFIRMED_MS)
+
+
 def notice_death(sock: socket.socket) -> None:
-    """A TCP connection whose other host vanished without a word is ended by the kernel within two minutes."""
+    """Have the kernel end a TCP connection whose other host has vanished: within two minutes, or as of notice_loss."""
+    notice_loss(sock)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 20), (socket.TCP_KEEPCNT, 3)):
         sock.setsockopt(socket.IPPROTO_TCP, option, value)
@@ -194,6 +206,7 @@ def fill(sock: socket.socket, view: memoryview, at_once_bytes: int = 1) -> bool:
 
 def as_a_client(sock: socket.socket) -> socket.socket:
     """The same socket, as blocks are sent on it."""
+    notice_loss(sock)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # What waits in the kernel can take no other route, and is lost with this one: no more than keeps the link busy.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)

@@ -14,6 +14,9 @@ from stageout.wire.route import written
 if TYPE_CHECKING:
     import ssl
 
+#: TCP asks 0, 1, 3, 7 and 15 s after the beginning, then ever more seldom: whoever needs the connection begins anew.
+_CONNECTS_S = 20.0
+
 
 def connect(place: tuple[str, int], server: str, timeout_s: float, congestion: str = "") -> socket.socket:
     """A connection to the first hop.
@@ -22,8 +25,9 @@ def connect(place: tuple[str, int], server: str, timeout_s: float, congestion: s
     :param congestion: TCP's congestion control, "" for the kernel's default.
     :raises TransferFailure: NAME_NOT_RESOLVED, NAME_LOOKUP_FAILED, CONNECT_FAILED.
     """
+    connects_s = min(timeout_s, _CONNECTS_S)
     try:
-        sock = socket.create_connection(place, timeout_s)
+        sock = socket.create_connection(place, connects_s)
     except socket.gaierror as problem:
         kind = ErrorClass.NAME_LOOKUP_FAILED if problem.errno == socket.EAI_AGAIN else ErrorClass.NAME_NOT_RESOLVED
         raise TransferFailure(kind, f"{place[0]}: {problem.strerror}", server) from None
@@ -31,8 +35,9 @@ def connect(place: tuple[str, int], server: str, timeout_s: float, congestion: s
         words = f"{place[0]}: no host has such a name: {problem}"
         raise TransferFailure(ErrorClass.NAME_NOT_RESOLVED, words, server) from None
     except OSError as problem:
-        text = _why_unreached(problem, timeout_s)
+        text = _why_unreached(problem, connects_s)
         raise TransferFailure(ErrorClass.CONNECT_FAILED, f"{written(*place)}: {text}", server) from None
+    sock.settimeout(timeout_s)
     if congestion:
         _control_congestion(sock, congestion)
     return as_a_client(sock)

@@ -36,6 +36,8 @@ _UNDER_WAY = 16
 _FAR_S = 0.04
 #: Of a router that is not reached, on each route.
 RESUMES = 3
+#: A router that was there is tried for so many times the silence that is allowed.
+_PATIENT_TIMEOUTS = 2
 #: A router that says nothing for so long is asked.
 _ASK_EVERY_S = 10.0
 #: Characters that JSON takes at most for one of ASCII; twice as many for others.
@@ -161,7 +163,8 @@ class Packer(Generic[Key]):
     :param most_connections: over a long way; else there is one.
     :param priority: :param deadline: in a custodian, as of :func:`~stageout.overlay.client.put`.
     :param origin: 32 hexadecimal digits, for whoever says the number of each file; "" for a random one.
-    :param resumes: of a router that was not reached, on each route. One that was is tried for ``timeout_s`` at least.
+    :param resumes: of a router that was not reached, on each route. One that was there is tried for longer: for twice
+        ``timeout_s`` at least.
     """
 
     def __init__(
@@ -307,7 +310,7 @@ class Packer(Generic[Key]):
         try:
             step()
             self._attempts = 0
-            self._patient_until_s = time.monotonic() + self.gateway.timeout_s
+            self._patient_until_s = time.monotonic() + _PATIENT_TIMEOUTS * self.gateway.timeout_s
         except TransferFailure as failure:
             # those who helped have taken its place, perhaps, or idle connections of this process
             is_busy = failure.kind is ErrorClass.SERVER_BUSY and (self._was_helped or self._room.made(failure))

@@ -106,7 +106,7 @@ class WideArea:
         self.stop()
 
     def change_rate(self, rate_bytes_per_s: float) -> None:
-        """From now on both directions carry so much."""
+        """Let both directions carry so much from now on. With 0 the link is down: packets vanish without a word."""
         assert self._process is not None
         assert self._process.stdin is not None
         self._process.stdin.write(f"{rate_bytes_per_s}\n".encode())
@@ -176,7 +176,7 @@ class _Way:
         self._under_way: deque[tuple[float, bytes]] = deque()
 
     def take(self, packet: bytes, now_s: float) -> None:
-        if self._loss and random.random() < self._loss:
+        if not self.rate or (self._loss and random.random() < self._loss):
             return
         start_s = max(now_s, self._free_s)
         if start_s - now_s > self._queue_s:

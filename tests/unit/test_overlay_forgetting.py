@@ -43,6 +43,19 @@ def test_of_files_that_have_ended_nothing_stays(spooling: Spooling, kind: ErrorC
     assert (delivering.one.problems, delivering.one._pauses) == ({}, {})
 
 
+def test_a_router_that_is_there_again_is_not_waited_for(spooling: Spooling) -> None:
+    spooling.take(1)
+    delivering = places.Delivering(spooling)
+    delivering.begin()
+    failed = Answer(delivering.orders[0], failure="away", code=ErrorClass.CONNECT_FAILED.code)
+    asyncio.run(delivering.one._answered(failed))
+    delivering.begin()
+    assert len(delivering.orders) == 1
+    delivering.one.reached(TERMINAL)
+    delivering.begin()
+    assert len(delivering.orders) == 2
+
+
 def test_of_packs_that_have_ended_nothing_stays(spooling: Spooling) -> None:
     spooling.one.packs.take([pack()])
     delivering = packs.Delivering(spooling)

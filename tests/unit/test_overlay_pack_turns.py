@@ -50,3 +50,16 @@ def test_what_has_arrived_behind_a_gap_takes_little_memory(spooling: Spooling, m
     assert done.ahead == {4: 7, 7: 10}
     spooling.one.packs.settle([(first, DONE)])
     assert (done.next, done.ahead) == (10, {})
+
+
+def test_a_router_that_is_there_again_is_not_waited_for(spooling: Spooling) -> None:
+    spooling.one.packs.take([pack(1)])
+    delivering = Delivering(spooling)
+    delivering.step()
+    away = Answer(delivering.number(1), failure="away", code=ErrorClass.CONNECT_FAILED.code)
+    assert delivering.step(away) == []
+    (held,) = spooling.one.packs.held()
+    delivering.one.reached("another:1")
+    assert delivering.step() == []
+    delivering.one.reached(held.terminal)
+    assert delivering.step() == [(1, False)]
