@@ -161,7 +161,7 @@ class Router:
 
     async def _connection(self, sock: socket.socket, host: str) -> None:
         async def met(wire: Wire) -> tuple[Peer, Message]:
-            with self.limits.stranger(host) as proved:
+            with self.limits.stranger(host, _end_of_this_task()) as proved:
                 peer, first = await asyncio.wait_for(self._greeted(wire, proved), _GREETING_S)
             return peer._replace(host=host), first
 
@@ -565,3 +565,10 @@ class Router:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("task-failed", problem=repr(task.exception()))
+
+
+def _end_of_this_task() -> Callable[[], object]:
+    """Return what ends the connection that the current task serves."""
+    task = asyncio.current_task()
+    assert task is not None
+    return task.cancel

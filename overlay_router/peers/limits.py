@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,6 +18,9 @@ _COMPLAINT_EVERY_S = 3.0
 _COMPLAINTS_AT_ONCE = 20
 _MATTERS_KEPT = 4096
 _AGAIN_S = 5
+
+
+End = Callable[[], object]
 
 
 class TooMany(Exception):
@@ -70,6 +74,54 @@ class Complaints:
         say(name, **facts, **({"more_like_this": unsaid} if unsaid else {}))
 
 
+class _Open:
+    """Connections that are open, by a name, in the order in which they came; each with a call that ends it."""
+
+    def __init__(self) -> None:
+        self._ends: dict[str, dict[object, End]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._ends.values()))
+
+    def names(self) -> list[str]:
+        """Return the names that have connections."""
+        return list(self._ends)
+
+    def count(self, name: str) -> int:
+        """Return how many a name has."""
+        return len(self._ends.get(name, ()))
+
+    @contextlib.contextmanager
+    def one(self, name: str, end: End) -> Iterator[None]:
+        """Count a connection while this lasts."""
+        mark = object()
+        self._ends.setdefault(name, {})[mark] = end
+        try:
+            yield
+        finally:
+            self._drop(name, mark)
+
+    def end_all(self, name: str) -> None:
+        """End the connections of a name."""
+        for mark, end in list(self._ends.get(name, {}).items()):
+            self._drop(name, mark)
+            end()
+
+    def end_one_of_many(self) -> str:
+        """End the oldest connection of the name that has most. Return that name."""
+        name = max(self._ends, key=self.count)
+        mark, end = next(iter(self._ends[name].items()))
+        self._drop(name, mark)
+        end()
+        return name
+
+    def _drop(self, name: str, mark: object) -> None:
+        found = self._ends.get(name, {})
+        found.pop(mark, None)
+        if not found:
+            self._ends.pop(name, None)
+
+
 @dataclass
 class Limits:
     """Connections of this process.
@@ -81,61 +133,80 @@ class Limits:
     elsewhere: Callable[[str], int]
     most: int
     messages_per_s: float
-    _strangers: Counter[str] = field(default_factory=Counter)
-    _idle: Counter[str] = field(default_factory=Counter)
-    _known: Counter[str] = field(default_factory=Counter)
+    _strangers: _Open = field(default_factory=_Open)
+    _idle: _Open = field(default_factory=_Open)
+    _known: _Open = field(default_factory=_Open)
 
     @contextlib.contextmanager
-    def stranger(self, host: str) -> Iterator[Callable[[str], None]]:
-        """A connection that has not proved a key yet. What is given is called with the key, once it has.
+    def stranger(self, host: str, end: End = lambda: None) -> Iterator[Callable[[str], None]]:
+        """Count a connection that has not proved a key yet. The call that is given takes the key, once it is proved.
 
-        :raises TooMany: there are enough, of that host or in all; or of that key, which ask for nothing.
+        Each address has places of its own. When all addresses together have too many, the oldest connection of the
+        address with most ends: silent ones keep nobody else out.
+
+        :param end: ends the connection.
+        :raises TooMany: there are enough of that address; or of that key, which ask for nothing.
         """
-        if self._strangers[host] >= MOST_STRANGERS_OF_ONE:
-            raise TooMany(f"{MOST_STRANGERS_OF_ONE} connections of {host} have not said who they are")
-        if sum(self._strangers.values()) >= MOST_STRANGERS:
-            raise TooMany(f"{MOST_STRANGERS} connections have not said who they are")
+        address = _address_of(host)
+        if self._strangers.count(address) >= MOST_STRANGERS_OF_ONE:
+            raise TooMany(f"{MOST_STRANGERS_OF_ONE} connections of {address} have not said who they are")
+        if len(self._strangers) >= MOST_STRANGERS:
+            self._strangers.end_one_of_many()
         with contextlib.ExitStack() as counted:
 
             def proved(key: str) -> None:
-                if self._idle[key] >= max(self.most, MOST_STRANGERS_OF_ONE):
-                    raise TooMany(f"{self._idle[key]} connections of the key {key!r} ask for nothing")
+                if self._idle.count(key) >= max(self.most, MOST_STRANGERS_OF_ONE):
+                    raise TooMany(f"{self._idle.count(key)} connections of the key {key!r} ask for nothing")
                 counted.close()
-                counted.enter_context(_counted(self._idle, key))
+                counted.enter_context(self._idle.one(key, end))
 
-            counted.enter_context(_counted(self._strangers, host))
+            counted.enter_context(self._strangers.one(address, end))
             yield proved
 
     @contextlib.contextmanager
-    def peer(self, key: str) -> Iterator[None]:
-        """A connection that has proved a key. :raises TooMany: there are enough of it, here and with the workers."""
-        if self._known[key] + self.elsewhere(key) >= self.most:
+    def peer(self, key: str, end: End = lambda: None) -> Iterator[None]:
+        """Count a connection that has proved a key. :param end: ends it.
+
+        :raises TooMany: there are enough of that key, here and with the workers.
+        """
+        if self._known.count(key) + self.elsewhere(key) >= self.most:
             raise TooMany(f"the key {key!r} has {self.most} connections; close some, or ask for more (STAGEOUT_ROUTER_"
                           "PEER_CONNECTIONS)")  # fmt: skip
-        with _counted(self._known, key):
+        with self._known.one(key, end):
             yield
 
     @contextlib.contextmanager
-    def of(self, peer: Peer) -> Iterator[None]:
+    def of(self, peer: Peer, end: End = lambda: None) -> Iterator[None]:
         """The same for a peer. :raises Unwelcome: there are enough."""
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(self.peer(peer.key.name))
+                stack.enter_context(self.peer(peer.key.name, end))
             except TooMany as reason:
                 raise Unwelcome(str(reason), peer.checksum, retry_after_s=_AGAIN_S) from None
             yield
+
+    def keys(self) -> set[str]:
+        """Return the names of keys that have connections here."""
+        return {*self._idle.names(), *self._known.names()}
+
+    def end(self, key: str) -> None:
+        """End all connections of a key."""
+        self._idle.end_all(key)
+        self._known.end_all(key)
 
     def allowance(self) -> Allowance:
         """For a new control connection."""
         return Allowance(self.messages_per_s, self.messages_per_s)
 
 
-@contextlib.contextmanager
-def _counted(counter: Counter[str], name: str) -> Iterator[None]:
-    counter[name] += 1
+def _address_of(host: str) -> str:
+    """Return what counts as one address: of IPv6 the network of 64 bits, out of which a host takes any it likes."""
     try:
-        yield
-    finally:
-        counter[name] -= 1
-        if not counter[name]:
-            del counter[name]
+        found = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(found, ipaddress.IPv4Address):
+        return host
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.IPv6Network((int(found), 64), strict=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import socket
 import threading
 import time
@@ -201,12 +202,42 @@ def test_peers_that_ask_for_nothing_are_bounded() -> None:
         proved("key")
 
 
-def test_strangers_are_bounded_in_all() -> None:
-    limits = Limits(lambda key: 0, 5, 10)
+def test_silent_connections_of_many_addresses_keep_no_other_out() -> None:
+    limits, ended = Limits(lambda key: 0, 5, 10), list[int]()
     with ExitStack() as stack:
         for number in range(MOST_STRANGERS):
-            stack.enter_context(limits.stranger(f"host{number % 20}"))
-        with pytest.raises(TooMany, match="512 connections"), limits.stranger("another"):
+            end = functools.partial(ended.append, number)
+            stack.enter_context(limits.stranger(f"192.0.2.{number % 8}", end))
+        for _ in range(3):
+            stack.enter_context(limits.stranger("198.51.100.1"))
+    assert sorted(ended) == [0, 1, 2], "the oldest of those addresses that have most"
+
+
+def test_a_network_of_ipv6_is_one_address() -> None:
+    limits = Limits(lambda key: 0, 5, 10)
+    with ExitStack() as stack:
+        for number in range(MOST_STRANGERS_OF_ONE):
+            stack.enter_context(limits.stranger(f"2001:db8::{number:x}%eth0"))
+        with pytest.raises(TooMany, match="2001:db8::/64"), limits.stranger("2001:db8::ffff"):
             pass
-    with limits.stranger("another"):
-        pass
+        for other in ("2001:db8:0:1::1", "::ffff:192.0.2.1", "::ffff:192.0.2.2"):
+            stack.enter_context(limits.stranger(other))
+
+
+def test_what_was_ended_does_not_count() -> None:
+    limits, ended = Limits(lambda key: 0, 1, 10), list[str]()
+    with limits.peer("key", lambda: ended.append("one")):
+        assert limits.keys() == {"key"}
+        limits.end("key")
+        assert (ended, limits.keys()) == (["one"], set())
+        with limits.peer("key"):
+            pass
+
+
+def test_512_silent_connections_lock_nobody_out(router: RouterProcess, tmp_path: Path) -> None:
+    """From eight addresses, as many as each may have."""
+    with ExitStack() as stack:
+        for number in range(MOST_STRANGERS):
+            place = f"127.0.1.{1 + number % 8}", 0
+            stack.enter_context(socket.create_connection(("127.0.0.1", router.port), 30, place))
+        serves(router, tmp_path, "beside-512")
