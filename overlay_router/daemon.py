@@ -398,7 +398,8 @@ def _reconfigure(router: Router, own: OwnCredential, load: Callable[[], Settings
     except StageoutError as problem:
         log.error("reconfigured", problem=f"{problem}; the old keys and neighbours stay")
         return
-    router.keys, router.cover = keys, cover
+    router.have_keys(keys)
+    router.cover = cover
     if credential.key[0]:  # else what is in custody, or commanded, could not leave with none
         own.now = credential
     router.rights.become(rights)

@@ -121,6 +121,15 @@ class Router:
         self._questions = Questions(node, ends, rights, self._on_disk, leases, copier, fetching)
 
     def have_neighbours(self, neighbours: Neighbours) -> None:
+    def have_keys(self, keys: Keys) -> None:
+        """Take these keys from now on. Connections of a key that is gone, or is another now, end."""
+        before, self.keys = self.keys, keys
+        for name in self.limits.keys() | self._pool.peers():
+            if before.withdraws(name, keys):
+                log.event("key-withdrawn", key=name)
+                self.limits.end(name)
+                self._start(self._pool.end_of(name))
+
         """From now on these are configured."""
         found = self._found if neighbours.finds else frozenset()
         self.neighbours = replace(neighbours, allowed=neighbours.allowed | found)
@@ -189,7 +198,7 @@ class Router:
             wire = Wire(sock, owned)
             try:
                 peer, first = await meet(wire)
-                with self.limits.of(peer), told_to(peer.checksum):
+                with self.limits.of(peer, _end_of_this_task()), told_to(peer.checksum):
                     await self._serve(wire.sock, peer, first)
             except TooMany as reason:
                 self.complaints.warn("too-many", host, reason=reason)
@@ -204,17 +213,26 @@ class Router:
                 log.event("peer-gone", peer=host, problem=problem or "silent")
 
     async def _greeted(self, wire: Wire, proved: Callable[[str], None]) -> tuple[Peer, Message]:
-        await wire.uncover(self.cover, self._pool)
-        peer, first = await greet(wire.sock, self._node, self.keys, proved, self._ends.epoch)
+        peer, first = await self._greeted_once(wire, proved)
         if isinstance(first, overlay.Via) and not first.route:
-            await wire.uncover(self.cover, self._pool)
-            peer, first = await greet(wire.sock, self._node, self.keys, proved, self._ends.epoch)
+            peer, first = await self._greeted_once(wire, proved)
         passes = peer.key.is_router or isinstance(first, overlay.Via)
         if self.cover.insists and not wire.covered and not passes:
             raise Unwelcome("this router takes files over TLS only: write 'ca FILE' into your key file", peer.checksum)
         return peer, first
 
     async def _pass_on(self, sock: socket.socket, peer: Peer, ask: overlay.Via) -> None:
+    async def _greeted_once(self, wire: Wire, proved: Callable[[str], None]) -> tuple[Peer, Message]:
+        await wire.uncover(self.cover, self._pool)
+        keys = self.keys
+
+        def still_proved(name: str) -> None:
+            if keys.withdraws(name, self.keys):
+                raise Unwelcome(f"the key {name!r} was withdrawn")
+            proved(name)
+
+        return await greet(wire.sock, self._node, keys, still_proved, self._ends.epoch)
+
         ask = replace(ask, owner=ask.owner if peer.key.is_router else peer.key.name)
         # what is in TLS to its end needs no more of it, and is spliced
         plainly = not self.neighbours.own.now.ca or await begins_with_tls(sock)

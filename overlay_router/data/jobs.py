@@ -15,7 +15,9 @@ class Job:
 
     :param kind: "receive", "send", "send-pack" (files below a root), or "relay" between two connections; "close",
         without any: nothing more of that transfer is written; "hang-up": connections by which nothing more of it is
-        written end; "share", with the connection to a carrier: it sees what comes. :param tid: of what is received.
+        written end; "end": connections of the key ``peer`` end; "share", with the connection to a carrier: it sees
+        what comes.
+    :param tid: of what is received.
     :param size_bytes: of the file.
     :param block: the first one to send. :param blocks: how many at most, 0: all. :param start: and :param end: of the
         part of it that is sent, and nothing else; 0: it is no part.

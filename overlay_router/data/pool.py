@@ -20,6 +20,8 @@ from overlay_router.data.jobs import Again, Job, Report
 from stageout.core import log
 
 _MESSAGE_BYTES = 256 * 1024
+#: A worker that has not read yet what it was told is told more after so long.
+_TOLD_AGAIN_S = 0.05
 OnAgain = Callable[[Again, socket.socket], None]
 
 
@@ -101,6 +103,11 @@ class Worker:
     def hang_up(self, tid: int) -> None:
         """As of the pool."""
         socket.send_fds(self._socket, [json.dumps(asdict(Job("hang-up", tid))).encode()], [])
+
+    def end_of(self, peer: str) -> None:
+        """End the connections of a key. :raises OSError: it cannot be told now."""
+        if self.jobs[peer]:
+            socket.send_fds(self._socket, [json.dumps(asdict(Job("end", peer=peer))).encode()], [])
 
     def _closed(self, tid: int) -> None:
         late = self._late.pop(tid, [])
@@ -208,6 +215,22 @@ class Pool:
         for worker in self._workers:
             with contextlib.suppress(OSError):
                 worker.hang_up(tid)
+
+    def peers(self) -> set[str]:
+        """Return the names of keys whose connections the workers have."""
+        return {peer for worker in self._workers for peer in worker.jobs}
+
+    async def end_of(self, peer: str) -> None:
+        """End the connections of a key, as soon as the workers can be told."""
+        untold = list(self._workers)
+        while untold:
+            with contextlib.suppress(OSError):
+                untold[0].end_of(peer)
+                untold.pop(0)
+                continue
+            if untold[0] not in self._workers:  # it has died, with all its connections
+                untold.pop(0)
+            await asyncio.sleep(_TOLD_AGAIN_S)
 
     def close(self) -> None:
         """End all."""

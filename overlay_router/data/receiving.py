@@ -42,11 +42,12 @@ _DATA = (Type.BLOCK, Type.PART)
 class Gate:
     """Whether a connection may still write. A file that is whole is about to get its name: late copies are dropped.
 
+    :param peer: name of the connection's key.
     :ivar unsaid: gives what was written and not reported; once the gate is closed it is never reported but so.
     """
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
+    def __init__(self, peer: str = "") -> None:
+        self.peer, self.lock = peer, threading.Lock()
         self.closed = False
         self.unsaid: Callable[[], Report | None] = lambda: None
 
@@ -58,9 +59,9 @@ class Gates:
         self._gates: dict[int, dict[Gate, socket.socket]] = {}
         self._lock = threading.Lock()
 
-    def add(self, tid: int, connection: socket.socket) -> Gate:
-        """One for a new connection."""
-        gate = Gate()
+    def add(self, tid: int, connection: socket.socket, peer: str = "") -> Gate:
+        """One for a new connection. :param peer: name of its key."""
+        gate = Gate(peer)
         with self._lock:
             self._gates.setdefault(tid, {})[gate] = connection
         return gate
@@ -91,8 +92,19 @@ class Gates:
         with self._lock:  # none of these is closed meanwhile, so the descriptor is its own
             for gate, connection in self._gates.get(tid, {}).items():
                 if gate.closed:
-                    with contextlib.suppress(OSError):  # it has ended
-                        connection.shutdown(socket.SHUT_RDWR)
+                    _shut(connection)
+
+    def end_of(self, peer: str) -> None:
+        """End the connections of a key."""
+        with self._lock:
+            for gate, connection in [item for some in self._gates.values() for item in some.items()]:
+                if gate.peer == peer:
+                    _shut(connection)
+
+
+def _shut(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it has ended
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 class Syncing:

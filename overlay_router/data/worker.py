@@ -193,7 +193,7 @@ def begin(job: Job, descriptors: list[int], report: Reporter, gates: Gates, shel
         report(Report(job.tid, ended=job.peer))
         return
     connection, digests = socket.socket(fileno=descriptors[0]), Digests(job, *descriptors[2:])
-    gate = gates.add(job.tid, connection)
+    gate = gates.add(job.tid, connection, job.peer)
     try:
         started(_serve_to_its_end, job, connection, descriptors[1], report, gate, gates, shelf, digests)
     except NoThread as problem:
@@ -246,6 +246,9 @@ def main(argv: list[str]) -> None:
             continue
         if job.kind == "hang-up":
             gates.hang_up(job.tid)
+            continue
+        if job.kind == "end":
+            gates.end_of(job.peer)
             continue
         if job.kind == "share":
             for descriptor in descriptors:

@@ -102,11 +102,20 @@ class Keys(Mapping[str, Key]):
 
     def proved(self, name: str) -> Key | None:
         """The key of this :attr:`Key.name`, for a peer that has proved it before; that of tokens has no secret."""
+        found = self._behind(name)
+        return found.named(name[len(MARK) :].partition(":")[2]) if isinstance(found, Signed) else found
+
+    def withdraws(self, name: str, later: Keys) -> bool:
+        """Whether later keys lack the key of this :attr:`Key.name`, or have changed it."""
+        found = self._behind(name)
+        return found is not None and found != later._behind(name)
+
+    def _behind(self, name: str) -> Key | Signed | None:
+        """Return the line of a :attr:`Key.name`."""
         if not name.startswith(MARK):
             return self._shared.get(name)
         key, _, identity = name[len(MARK) :].partition(":")
-        line = self._line(token.Claims(identity, key))
-        return line.named(identity) if line else None
+        return self._line(token.Claims(identity, key))
 
     def _line(self, claims: token.Claims) -> Signed | None:
         return next((line for line in self._signed if line.is_for(claims)), None)

@@ -154,6 +154,17 @@ def test_a_connection_that_serves_again_has_the_rights_that_it_had(tmp_path: Pat
         assert [one.prefix for one in found] == ["POOL", "overlay"]
 
 
+def test_what_a_later_file_withdraws(tmp_path: Path) -> None:
+    lines = f"one {_SECRET} /", f"two {_SECRET} a", f"three {_SECRET} -", "token:* @overlay pilots"
+    before = _tokens(tmp_path, *lines)
+    alice = before[token.key_of(_OF_OVERLAY)[0]].name
+    later = _tokens(tmp_path, lines[0], lines[1].replace(" a", " b"), lines[2] + " router", lines[3])
+    names = ("one", "two", "three", alice, "unknown", "tls")
+    assert [name for name in names if before.withdraws(name, later)] == ["two", "three"]
+    less = _tokens(tmp_path, "token:bob@pool.example.org @overlay pilots")
+    assert [name for name in names if before.withdraws(name, less)] == ["one", "two", "three", alice]
+
+
 def _changed(text: str, **fields: object) -> str:
     """The name of a token that says something else."""
     header, content, _ = text.split(".")

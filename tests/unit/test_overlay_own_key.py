@@ -68,6 +68,7 @@ def test_sighup_reads_the_own_key_again(tmp_path: Path, named: str, own: OwnCred
         {"STAGEOUT_ROUTER_KEYS": str(keys), "STAGEOUT_ROUTER_KEY": str(key), named: "other.example.org:9621"}
     )
     router: Any = SimpleNamespace(have_neighbours=lambda them: setattr(router, "neighbours", them))
+    router.have_keys = lambda keys: None
     router.rights, router.neighbours = SimpleNamespace(become=lambda rights: None), circuits.Neighbours()
     key.write_text(f"new new-secret-of-this-router\nca {ca}\n")
     daemon._reconfigure(router, own, lambda: settings)
