@@ -216,9 +216,10 @@ class Router:
         peer, first = await self._greeted_once(wire, proved)
         if isinstance(first, overlay.Via) and not first.route:
             peer, first = await self._greeted_once(wire, proved)
-        passes = peer.key.is_router or isinstance(first, overlay.Via)
-        if self.cover.insists and not wire.covered and not passes:
-            raise Unwelcome("this router takes files over TLS only: write 'ca FILE' into your key file", peer.checksum)
+        # a circuit that goes on is nothing by itself: its sender covers what is inside, to the end
+        if self.cover.insists and not wire.covered and not isinstance(first, overlay.Via):
+            whose = "the file of STAGEOUT_ROUTER_KEY" if peer.key.is_router else "your key file"
+            raise Unwelcome(f"this router takes files over TLS only: write 'ca FILE' into {whose}", peer.checksum)
         return peer, first
 
     async def _pass_on(self, sock: socket.socket, peer: Peer, ask: overlay.Via) -> None:

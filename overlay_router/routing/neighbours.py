@@ -31,7 +31,7 @@ from stageout.overlay.uplink import Sharer, Uplink
 from stageout.wire import frames, overlay
 from stageout.wire.fields import MAX_LINKS, ShareRow
 from stageout.wire.frames import BadFrame, Decoder
-from stageout.wire.overlay import Heartbeat, Known, Links, Message, Probe, Probed, Routed
+from stageout.wire.overlay import Heartbeat, Known, Links, Message, Probe, Probed, Refuse, Routed
 
 BEATS_AN_INTERVAL = 5
 INTERVALS_TO_AGE = 6
@@ -245,6 +245,8 @@ class Neighbourhood:
     def _take(self, line: _Line, message: Message) -> None:
         now_s = time.monotonic()
         line.count(now_s)
+        if isinstance(message, Refuse):  # it wants TLS, perhaps, as only who has proved a key is told
+            raise Unwelcome(message.message)
         if isinstance(message, Links):
             self._take_links(line, message, now_s)
         elif not isinstance(message, Heartbeat):
@@ -339,6 +341,8 @@ class Neighbourhood:
                     await loop.run_in_executor(self._turns, turn.take, len(noise))
                 await loop.sock_sendall(sock, noise[: size_bytes - start])
             answer = overlay.decode(await receive_frame(sock, checksum))
+        if isinstance(answer, Refuse):
+            raise Unwelcome(answer.message)
         if not isinstance(answer, Probed):
             raise BadFrame(f"{type(answer).__name__} where Probed was due")
         return answer.size_bytes * 1e6 / max(1, answer.time_us)

@@ -210,7 +210,7 @@ KNOBS: dict[str, Knob] = {
         Knob("STAGEOUT_ROUTER_CAPABILITIES", False, "router", "true: nothing is written without a capability"),
         PathKnob("STAGEOUT_ROUTER_CERT", "", "router", "PEM file of the certificate and its chain; empty: no TLS"),
         PathKnob("STAGEOUT_ROUTER_CERT_KEY", "", "router", "PEM file of its key; empty: in the same file"),
-        Knob("STAGEOUT_ROUTER_TLS_ONLY", False, "router", "true: senders without TLS are refused"),
+        Knob("STAGEOUT_ROUTER_TLS_ONLY", False, "router", "true: senders and routers without TLS are refused"),
         Knob("STAGEOUT_ROUTER_PEER_TRANSFERS", 1024, "router", "most transfers of one key under way at once", 1),
         Knob("STAGEOUT_ROUTER_PEER_CONNECTIONS", 512, "router", "most connections of one key at once", 1),
         Knob("STAGEOUT_ROUTER_PEER_MESSAGES", 5000.0, "router", "most messages a second on a control connection", 1),

@@ -154,3 +154,15 @@ def test_a_router_that_insists_wants_tls_from_the_sender_itself(
             put(dataclasses.replace(gateway, ca=""), _source(tmp_path), "no", routes=[(between.address,)])
         put(gateway, _source(tmp_path), "yes", routes=[(between.address,)])
     assert [(router.root / name).exists() for name in ("no", "yes")] == [False, True]
+
+
+def test_routers_are_not_excepted(home: Path, router: RouterProcess, gateway: Gateway, tmp_path: Path) -> None:
+    """What a custodian delivers, or another router says, does not go plainly where TLS is wanted, either."""
+    carrier = dataclasses.replace(gateway, ca="", key_name="carrier")
+    _refused(carrier, _source(tmp_path), ErrorClass.PERMISSION_DENIED, "write 'ca FILE' into the file of STAGEOUT_ROUT")
+    plainly = relay(tmp_path / "plainly", [f"127.0.0.1:{router.port}"])
+    plainly.environment.update(STAGEOUT_ROUTER_INTERVAL="0.3")
+    with plainly:
+        wait_until(lambda: "over TLS only" in plainly.log, what="the line to be refused", describe=lambda: plainly.log)
+        put(gateway, _source(tmp_path), "inside", routes=[(plainly.address,)])
+    assert (router.root / "inside").exists(), "a circuit whose sender covers it goes on"
