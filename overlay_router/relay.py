@@ -42,9 +42,9 @@ from overlay_router.outgoing import Outgoing
 from overlay_router.peers.circuits import Neighbours, onward
 from overlay_router.peers.cover import Cover, Wire, begins_with_tls, covered
 from overlay_router.peers.greeting import Peer, Unwelcome, connect, greet, refuse
-from overlay_router.peers.keys import Key, Keys
+from overlay_router.peers.keys import Keys
 from overlay_router.peers.limits import Complaints, Limits, TooMany
-from overlay_router.peers.rights import Rights, outlives, outside_of, too_late
+from overlay_router.peers.rights import Rights, forgeable, outlives, outside_of, too_late
 from overlay_router.questions import Questions, sending_job
 from overlay_router.recording import RECORD_AGAIN_S, Recording
 from overlay_router.routing.neighbours import Neighbourhood
@@ -55,6 +55,7 @@ from stageout.core.sockets import notice_death
 from stageout.wire import frames, overlay, packs
 from stageout.wire.fields import is_origin
 from stageout.wire.frames import BadFrame, Decoder, Frame, OtherVersion, Type
+from stageout.wire.greeting import SAFE_DIGESTS
 from stageout.wire.overlay import List, Message, Stat
 from stageout.wire.route import Route
 
@@ -114,13 +115,12 @@ class Router:
         self._outgoing = Outgoing(
             ends, self._on_disk, self._deliver, self._ways, self._pool.share_with, forwarding, means
         )
-        self._recording = Recording(ends, self._on_disk, self._deliver, self._end_lines, self._outgoing, self._pool)
         links.on_reached = self._outgoing.reached
+        self._recording = Recording(ends, self._on_disk, self._deliver, self._end_lines, self._outgoing, self._pool)
         copier, outflow = self._outgoing.copier, self._outgoing.outflow
         fetching = outflow.fetching if outflow else None
         self._questions = Questions(node, ends, rights, self._on_disk, leases, copier, fetching)
 
-    def have_neighbours(self, neighbours: Neighbours) -> None:
     def have_keys(self, keys: Keys) -> None:
         """Take these keys from now on. Connections of a key that is gone, or is another now, end."""
         before, self.keys = self.keys, keys
@@ -130,6 +130,7 @@ class Router:
                 self.limits.end(name)
                 self._start(self._pool.end_of(name))
 
+    def have_neighbours(self, neighbours: Neighbours) -> None:
         """From now on these are configured."""
         found = self._found if neighbours.finds else frozenset()
         self.neighbours = replace(neighbours, allowed=neighbours.allowed | found)
@@ -222,7 +223,6 @@ class Router:
             raise Unwelcome(f"this router takes files over TLS only: write 'ca FILE' into {whose}", peer.checksum)
         return peer, first
 
-    async def _pass_on(self, sock: socket.socket, peer: Peer, ask: overlay.Via) -> None:
     async def _greeted_once(self, wire: Wire, proved: Callable[[str], None]) -> tuple[Peer, Message]:
         await wire.uncover(self.cover, self._pool)
         keys = self.keys
@@ -234,6 +234,7 @@ class Router:
 
         return await greet(wire.sock, self._node, keys, still_proved, self._ends.epoch)
 
+    async def _pass_on(self, sock: socket.socket, peer: Peer, ask: overlay.Via) -> None:
         ask = replace(ask, owner=ask.owner if peer.key.is_router else peer.key.name)
         # what is in TLS to its end needs no more of it, and is spliced
         plainly = not self.neighbours.own.now.ca or await begins_with_tls(sock)
@@ -349,7 +350,7 @@ class Router:
             raise BadFrame("a pack without an origin of 32 hexadecimal digits")
         name, digest = f"{line.peer.key.name}/{pack.origin}", line.peer.digest
         self._join(line, name)
-        refusal = self._refusal(line.peer.key, pack)
+        refusal = self._refusal(line.peer, pack)
         if refusal:
             self.complaints.warn("path-refused", line.peer.key.name, reason=refusal)
         refusal = refusal or self._ends.reason_against(pack)
@@ -392,7 +393,7 @@ class Router:
             raise BadFrame(f"{type(message).__name__} without an origin of 32 hexadecimal digits")
         name = f"{line.peer.key.name}/{origin}"
         self._join(line, name)
-        refusal = self._refusal(line.peer.key, message)
+        refusal = self._refusal(line.peer, message)
         if refusal:
             self.complaints.warn("path-refused", line.peer.key.name, reason=refusal)
             line.send(overlay.Result(origin, message.seq, "failed", refusal))  # type: ignore[union-attr]
@@ -465,11 +466,12 @@ class Router:
         found = await self.links.routed(terminal)
         return tuple(route[:-1] for route in found.routes if route)
 
-    def _refusal(self, key: Key, message: Message) -> str:
+    def _refusal(self, peer: Peer, message: Message) -> str:
         """Why a peer may not ask for this; what goes on with a capability is for its terminal to judge."""
-        late = too_late(message, now := int(time.time()))
-        if late or isinstance(message, overlay.Copy):
-            return late  # a copy is judged when it is known whether it is a new one
+        key = peer.key
+        wrong = too_late(message, now := int(time.time())) or forgeable(message, peer.digest)
+        if wrong or isinstance(message, overlay.Copy):
+            return wrong  # a copy is judged when it is known whether it is a new one
         if isinstance(message, (overlay.Open, overlay.Operation)) and message.warrant and not message.terminal:
             if self._ends.destination is None:
                 return "this router has no tree of its own"
@@ -484,6 +486,9 @@ class Router:
             if found is not None:
                 os.close(found.file)
             raise BadFrame(f"transfer {ask.tid} is not one of this peer")
+        if found.transfer.digest in SAFE_DIGESTS and peer.digest not in SAFE_DIGESTS:
+            os.close(found.file)
+            raise Unwelcome(f"the blocks of this transfer come with {found.transfer.digest}", peer.checksum)
         if self._recording.is_whole(ask.tid):
             os.close(found.file)
             raise Unwelcome("all blocks are here", peer.checksum, retry_after_s=0)

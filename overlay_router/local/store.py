@@ -66,11 +66,15 @@ class StoreError(StageoutError):
 
 @dataclass(frozen=True)
 class Transfer:
-    """A granted transfer number and what it was granted for."""
+    """A granted transfer number and what it was granted for.
+
+    :param digest: the kind of digests that its blocks come with, "" for several, or where nobody asks for it later.
+    """
 
     tid: int
     sender: str
     ask: Open
+    digest: str = ""
 
     @property
     def blocks(self) -> int:
@@ -546,11 +550,12 @@ class Store:
 
     def _transfers(self, where: str, values: tuple[object, ...]) -> Iterator[Transfer]:
         rows = self._connection.execute(
-            f"SELECT tid, sender, origin, seq, path, size, block_bytes, expires FROM transfers WHERE {where}", values
+            f"SELECT tid, sender, digest, origin, seq, path, size, block_bytes, expires FROM transfers WHERE {where}",
+            values,
         ).fetchall()
         return (
-            Transfer(tid, sender, Open(origin, seq, os.fsdecode(path), *rest))
-            for tid, sender, origin, seq, path, *rest in rows
+            Transfer(tid, sender, Open(origin, seq, os.fsdecode(path), *rest), digest)
+            for tid, sender, digest, origin, seq, path, *rest in rows
         )
 
     def _keep_origin(self, origin: str, expires: int) -> None:

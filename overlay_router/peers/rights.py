@@ -16,6 +16,7 @@ from overlay_router.local.store import Transfer
 from overlay_router.peers.keys import BadKeys, Key
 from stageout.wire.capability import BadCapability, Capability, Look, allow, check_expiry, read
 from stageout.wire.deposits import MOST_EXPIRES_AFTER_S
+from stageout.wire.greeting import SAFE_DIGESTS
 from stageout.wire.overlay import MAX_CLOCK_SKEW_S, Get, GetPack, List, Message, Open, Operation, Pack, Stat
 
 
@@ -127,6 +128,20 @@ def too_late(message: Message, now: int) -> str:
     if getattr(message, "expires", 0) <= now + MOST_EXPIRES_AFTER_S + MAX_CLOCK_SKEW_S:
         return ""
     return f"it expires more than {MOST_EXPIRES_AFTER_S // 86400} days from now: let it expire earlier"
+
+
+def forgeable(message: Message, digest: str) -> str:
+    """Why data that a capability vouches for may not come by a connection, "" if they may.
+
+    What its holder has signed stands for the bytes only with a digest that nobody can find other bytes for. A copy with
+    a warrant is the word of the router that copies.
+
+    :param digest: the kind that the connection has chosen.
+    """
+    signed = isinstance(message, Pack) or (isinstance(message, Open) and not message.warrant)
+    if not signed or not getattr(message, "capability", "") or digest in SAFE_DIGESTS:
+        return ""
+    return f"a capability demands the digest {SAFE_DIGESTS[0]}, this connection has {digest}: upgrade whoever sends"
 
 
 def outlives(message: Open | Operation | Pack) -> str:

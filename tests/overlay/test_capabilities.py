@@ -23,6 +23,7 @@ from stageout.wire.capability import Credential, issue
 from stageout.wire.overlay import (
     BLOCK_BYTES,
     Answer,
+    Attach,
     Cancel,
     Custody,
     Get,
@@ -31,6 +32,8 @@ from stageout.wire.overlay import (
     Open,
     Opened,
     Operation,
+    Pack,
+    Packed,
     Result,
     Stat,
 )
@@ -121,6 +124,31 @@ def test_a_custodian_can_send_what_it_was_given_and_nothing_else(router: RouterP
     assert answer.outcome == "done"
     assert (router.root / "vo/alice/made").is_dir()
     assert not (router.root / "vo/alice/other").exists()
+
+
+def test_signed_bytes_come_with_a_digest_that_nobody_can_forge(router: RouterProcess, gateway: Gateway) -> None:
+    """Else a custodian inverts the faster one, and other bytes fit the manifest that was signed."""
+    alice, soon = granted(router, gateway), int(time.time()) + 600
+    assert alice.credential is not None
+    ask = alice.credential.signed(Open("0e" * 16, 1, "vo/alice/forged", BLOCK_BYTES, BLOCK_BYTES, soon))
+    with Channel(gateway) as plain, Channel(alice) as control, Channel(gateway) as data:
+        assert (plain.digest_name, control.digest_name) == ("xxh3-128", "blake2b-128")
+        plain.send(ask)
+        answer = plain.receive()
+        assert isinstance(answer, Result), answer
+        assert (answer.outcome, "demands the digest blake2b-128" in answer.reason) == ("failed", True)
+        pack = Pack("0f" * 16, 1, soon, ("vo/alice/p",), (1,), (0o644,), "")
+        plain.send_pack(alice.credential.signed(pack), [plain.digest(b"x")], [b"x"])
+        packed = plain.receive()
+        assert isinstance(packed, Packed), packed
+        assert "demands the digest blake2b-128" in packed.reasons[0]
+        control.send(ask)
+        opened = control.receive()
+        assert isinstance(opened, Opened), opened
+        data.send(Attach(opened.tid))
+        with pytest.raises(TransferFailure, match="come with blake2b-128"):
+            data.receive()
+    assert not (router.root / "vo/alice/p").exists()
 
 
 def test_reading_needs_the_right_to_read(router: RouterProcess, gateway: Gateway, tmp_path: Path) -> None:
@@ -227,7 +255,8 @@ def test_a_signed_operation_does_not_wait_for_what_ended_at_its_custodian_alone(
     assert alice.credential is not None
     soon, origin, by_way = int(time.time()) + 600, "0c" * 16, router.address
     with custodian_for(tmp_path / "custodian", [router], {"STAGEOUT_ROUTER_KEY": str(router.key_file("hop"))}) as by:
-        through = Gateway("127.0.0.1", by.port, *read_key(by.key_file("site")), timeout_s=20)
+        site = read_key(by.key_file("site"))
+        through = Gateway("127.0.0.1", by.port, *site, timeout_s=20, digest="blake2b-128")
         opening = Open(origin, 1, "vo/alice/never", 5, BLOCK_BYTES, soon, router.address)
         later = Operation(origin, 2, "mkdir", "vo/alice/behind", soon, parents=True, after=(1,), terminal=by_way)
         with Channel(through) as channel:

@@ -38,6 +38,7 @@ from overlay_router.local.store import Transfer
 from overlay_router.pauses import Pause
 from overlay_router.peers.circuits import Neighbours
 from overlay_router.peers.cover import Cover
+from overlay_router.peers.greeting import Peer
 from overlay_router.peers.keys import Credential, Key, Keys, OwnCredential, Signed
 from overlay_router.peers.rights import Rights
 from overlay_router.relay import Router
@@ -395,7 +396,7 @@ def test_a_peer_that_does_not_take_its_answers_is_counted_until_it_is_cut_off(
 
             async def watched() -> None:
                 is_left = bool(transport.get_write_buffer_size())
-                when_it_waits.append((bool(router._lines), is_left, router.limits._known["site"]))
+                when_it_waits.append((bool(router._lines), is_left, router.limits._known.count("site")))
                 await wait_closed()
 
             monkeypatch.setattr(one.writer, "wait_closed", watched)
@@ -403,7 +404,7 @@ def test_a_peer_that_does_not_take_its_answers_is_counted_until_it_is_cut_off(
             channel._socket.shutdown(socket.SHUT_WR)
             await until(lambda: when_it_waits)
             assert when_it_waits == [(False, True, 1)]
-            await until(lambda: not router.limits._known["site"])
+            await until(lambda: not router.limits._known.count("site"))
             await until(lambda: transport.get_extra_info("socket").fileno() == -1)
 
     serving(end, work)
@@ -499,7 +500,8 @@ def test_a_low_that_waits_for_the_disk_holds_up_nothing_and_keeps_its_turn() -> 
 def test_nothing_is_taken_that_would_stay_for_ever(end: _End) -> None:
     """What its sender never ends, ends by its time."""
     last = int(time.time()) + MOST_EXPIRES_AFTER_S
-    key, capable = Key("site", SECRET, ""), issue(new_key(), "ed25519:x", "", ("write",), last)
+    peer = Peer("", Key("site", SECRET, ""), "crc32", "blake2b-128")
+    capable = issue(new_key(), "ed25519:x", "", ("write",), last)
 
     async def work(router: Router, gateway: Gateway) -> None:
         for message in (
@@ -510,8 +512,8 @@ def test_nothing_is_taken_that_would_stay_for_ever(end: _End) -> None:
             overlay.Copy(ORIGIN, 1, "f", 1, "t:1", "f", 1, 0o644, 1, "w"),
         ):
             far = replace(message, expires=last + 3600)
-            assert "more than 7 days" in router._refusal(key, far)
-            assert not router._refusal(key, replace(message, expires=last))
+            assert "more than 7 days" in router._refusal(peer, far)
+            assert not router._refusal(peer, replace(message, expires=last))
         told = await asyncio.to_thread(ask, gateway, replace(ASK, block_bytes=overlay.BLOCK_BYTES, expires=MAX_NUMBER))
         assert isinstance(told, Result)
         assert (told.outcome, "more than 7 days" in told.reason) == ("failed", True)
