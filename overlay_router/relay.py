@@ -111,7 +111,8 @@ class Router:
         self._pool = Pool(workers, self._on_report, self._on_again)
         links.dial = self._dial
         self.complaints = Complaints()
-        self.limits = Limits(self._pool.connections, most_connections, messages_per_s)
+        displaced = partial(self.complaints.warn, "too-many", reason="it is silent, and others want its place")
+        self.limits = Limits(self._pool.connections, most_connections, messages_per_s, displaced)
         self._outgoing = Outgoing(
             ends, self._on_disk, self._deliver, self._ways, self._pool.share_with, forwarding, means
         )

@@ -128,11 +128,13 @@ class Limits:
 
     :param elsewhere: how many connections of a key are with the workers. :param most: of one key.
     :param messages_per_s: on one control connection.
+    :param on_displaced: called with the address whose silent connection has ended in favour of another one.
     """
 
     elsewhere: Callable[[str], int]
     most: int
     messages_per_s: float
+    on_displaced: Callable[[str], None] = lambda address: None
     _strangers: _Open = field(default_factory=_Open)
     _idle: _Open = field(default_factory=_Open)
     _known: _Open = field(default_factory=_Open)
@@ -151,7 +153,7 @@ class Limits:
         if self._strangers.count(address) >= MOST_STRANGERS_OF_ONE:
             raise TooMany(f"{MOST_STRANGERS_OF_ONE} connections of {address} have not said who they are")
         if len(self._strangers) >= MOST_STRANGERS:
-            self._strangers.end_one_of_many()
+            self.on_displaced(self._strangers.end_one_of_many())
         with contextlib.ExitStack() as counted:
 
             def proved(key: str) -> None:
