@@ -80,7 +80,8 @@ def _settings(home: Path) -> dict[str, str]:
 def _ways(home: Path, router: RouterProcess, stack: contextlib.ExitStack) -> dict[str, Way]:
     plain = gateway_of("127.0.0.1", router.port, router.key_file("site"))
     holder, issuer = new_key(), load_or_make_key("capability-key", home / "issuer.key")
-    text = issue(issuer, holder.public, "", ("write",), int(time.time()) + _DAY_S)
+    terminals = (router.own_address,)
+    text = issue(issuer, holder.public, "", ("write",), int(time.time()) + _DAY_S, terminals=terminals)
     covered = dataclasses.replace(plain, ca=str(home / "ca.pem"))
     splicing, covering = (stack.enter_context(relay(home / name, [router])) for name in ("splicing", "covering"))
     covering.stop()

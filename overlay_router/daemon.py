@@ -223,6 +223,7 @@ async def run(load: Callable[[], Settings], local_name: str | None = None) -> No
         copies = _copies(settings, address_of(settings, node, port), stack) if place and goes_out else None
         egress = _egress(settings, stack)
         ends, rights = Ends(destination, custodian, egress, copies), rights_of(settings)
+        rights.address = links.address
         rights.remember(ends.transfers())
         router = Router(
             node, ends, keys, settings.count("STAGEOUT_ROUTER_WORKERS"), neighbours, links, rights,

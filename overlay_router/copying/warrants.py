@@ -25,7 +25,7 @@ def refusal(
         warrant.check(found, message, bearer.name, store)
         if message.capability:
             signed = warrant.KIND, body, signature
-            capability.allow(message, rights.issuers, now, signed=signed)
+            capability.allow(message, rights.issuers, rights.address, now, signed=signed)
             return ""
     except (BadWarrant, BadCapability) as problem:
         return str(problem)

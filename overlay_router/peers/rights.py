@@ -34,12 +34,13 @@ class Rights:
     """The rules of one router, and the transfers that count against its limits.
 
     :param issuers: public key -> prefix. :param insists: nothing is written without a capability.
-    :param most_transfers: under way of one key.
+    :param most_transfers: under way of one key. :param address: ``HOST:PORT`` of this router, as capabilities name it.
     """
 
     issuers: Mapping[str, str] = field(default_factory=dict)
     insists: bool = False
     most_transfers: int = 1024
+    address: str = ""
     _lots: dict[tuple[str, int], Lot] = field(default_factory=dict)
     _transfers: Counter[str] = field(default_factory=Counter)
     _bytes: Counter[str] = field(default_factory=Counter)
@@ -104,7 +105,8 @@ class Rights:
 
     def _look(self, message: Stat | List | Get | GetPack, now: int, nonce: str) -> str:
         try:
-            allow(message, self.issuers, now, nonce)
+            further = getattr(message, "terminal", "")  # a custodian is asked for what is on its way there
+            allow(message, self.issuers, further.rpartition(",")[2] or self.address, now, nonce)
         except BadCapability as problem:
             return str(problem)
         return ""
@@ -117,7 +119,7 @@ class Rights:
     def _allowed(self, message: Open | Operation | Pack, now: int) -> Capability:
         if not message.capability:
             raise BadCapability("this router takes nothing without a capability: ask its administrator for one")
-        return allow(message, self.issuers, now)
+        return allow(message, self.issuers, self.address, now)
 
 
 def too_late(message: Message, now: int) -> str:

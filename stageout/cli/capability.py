@@ -21,9 +21,13 @@ def run(options: argparse.Namespace) -> int:
     if options.public:
         print(issuer.public)
         return int(Exit.OK)
-    holder = new_key()
+    if not options.terminal:
+        raise UsageError("--terminal is missing: name the router where the capability shall hold, as its URLs do")
+    holder = new_key()  # of its own: what is signed with it carries no other capability
     rights = ("write", *(["delete"] if options.delete else []), *(["read"] if options.read else []))
     expires = int(time.time() + options.days * _DAY_S)
-    text = issue(issuer, holder.public, options.prefix, rights, expires, options.lot, options.priority)
+    text = issue(
+        issuer, holder.public, options.prefix, rights, expires, options.lot, options.priority, tuple(options.terminal)
+    )
     print(f"capability {text} {holder.private}")
     return int(Exit.OK)

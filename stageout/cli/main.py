@@ -245,6 +245,15 @@ def _days(text: str) -> float:
 _days.__name__ = "number of days"
 
 
+def _router(text: str) -> str:
+    from stageout.wire.route import address, written  # other commands need none of it
+
+    return written(*address(text))
+
+
+_router.__name__ = "address of a router"
+
+
 def _add_history(commands: argparse._SubParsersAction[_Parser]) -> None:
     command = _add(commands, "history", "shows what was delivered, and what was not", _HISTORY, "history")
     command.add_argument("jobs", metavar="JOB", nargs="*", help=_JOB)
@@ -371,6 +380,10 @@ def _add_capability(commands: argparse._SubParsersAction[_Parser]) -> None:
     what = command.add_mutually_exclusive_group(required=True)
     what.add_argument("--public", action="store_true", help="print the issuer's public key")
     what.add_argument("--prefix", metavar="PATH", help="for names at or below it; / for all")
+    command.add_argument(
+        "--terminal", metavar="HOST", type=_router, action="append", default=[],
+        help="router where it holds, HOST or HOST:PORT as in its STAGEOUT_ROUTER_ADDRESS; may be given several times",
+    )  # fmt: skip
     command.add_argument("--delete", action="store_true", help="with the right to delete and rename")
     command.add_argument("--read", action="store_true", help="with the right to get, stat and list")
     command.add_argument("--lot", metavar="SIZE", type=_size, default=0, help="most bytes under way at once")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ from types import TracebackType
 
 from stageout.core.errors import StageoutError
 from stageout.testing.pool.waiting import wait_until
+from stageout.wire.route import written
 
 _SECRET = "not-secret-but-long-enough"
 
@@ -78,6 +80,11 @@ class RouterProcess:
     def address(self) -> str:
         """As it stands in a route."""
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def own_address(self) -> str:
+        """As it names itself, and capabilities name it."""
+        return self.environment.get("STAGEOUT_ROUTER_ADDRESS") or written(socket.getfqdn(), self.port)
 
     @property
     def root(self) -> Path:

@@ -65,6 +65,7 @@ class Capability:
     :param prefix: names at or below it; "" for all. :param rights: of :data:`RIGHTS`.
     :param lot_bytes: most bytes of its transfers that are under way at once; 0: no limit.
     :param max_priority: of its operations and GETs. :param expires: Unix time in seconds.
+    :param terminals: addresses of the routers where it holds: what is signed for one site means nothing at another.
     """
 
     issuer: str
@@ -75,6 +76,7 @@ class Capability:
     lot_bytes: int
     max_priority: int
     expires: int
+    terminals: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -110,11 +112,13 @@ def issue(
     expires: int,
     lot_bytes: int = 0,
     max_priority: int = 0,
+    terminals: tuple[str, ...] = (),
 ) -> str:
-    """The text of a new capability."""
+    """Return the text of a new capability. Without ``terminals`` no router takes it."""
+    number = os.urandom(16).hex()
     made = Capability(
-        issuer.public, holder, os.urandom(16).hex(), prefix.strip("/"), rights, lot_bytes, max_priority, expires
-    )
+        issuer.public, holder, number, prefix.strip("/"), rights, lot_bytes, max_priority, expires, terminals
+    )  # fmt: skip
     body = json.dumps(asdict(made), separators=(",", ":"))
     return f"{base64.urlsafe_b64encode(body.encode('utf-8', 'surrogatepass')).decode()}.{issuer.sign(KIND, body)}"
 
@@ -134,10 +138,16 @@ def read(text: str) -> Capability:
 
 
 def allow(
-    message: Asked, issuers: Mapping[str, str], now: int, nonce: str = "", signed: tuple[str, str, str] | None = None
+    message: Asked,
+    issuers: Mapping[str, str],
+    terminal: str,
+    now: int,
+    nonce: str = "",
+    signed: tuple[str, str, str] | None = None,
 ) -> Capability:
     """The capability that a message carries, if it allows what is asked.
 
+    :param terminal: ``HOST:PORT`` of the router where that is to be done.
     :param issuers: public key -> prefix below which it may issue. :param now: Unix time in seconds.
     :param nonce: of the WELCOME on the connection that it came by.
     :param signed: kind, text and signature of what the holder has signed, if that is not the message itself.
@@ -146,6 +156,7 @@ def allow(
     found = read(message.capability)
     if found.issuer not in issuers or not below(found.prefix, issuers[found.issuer]):
         raise BadCapability(f"this router does not take capabilities of {found.issuer} for {_shown(found.prefix)}")
+    _check_terminal(found, terminal)
     if now > found.expires:
         raise BadCapability(f"the capability expired {now - found.expires} s ago: ask for another")
     try:
@@ -155,6 +166,17 @@ def allow(
     check_expiry(message, found)
     _allow_names(message, found)
     return found
+
+
+def _check_terminal(found: Capability, terminal: str) -> None:
+    """:raises BadCapability: it does not hold there."""
+    if not found.terminals:
+        raise BadCapability(
+            "the capability names no terminal, for an older stageout has issued it: its issuer has to upgrade, and "
+            f"issue another ('stageout capability --terminal {terminal}')"
+        )
+    if terminal not in found.terminals:
+        raise BadCapability(f"the capability is for {', '.join(found.terminals)[:500]}, not for {terminal}")
 
 
 def check_expiry(message: Asked, found: Capability) -> None:
@@ -197,9 +219,11 @@ def _asked(message: Asked, nonce: str) -> tuple[str, str]:
 
 def _capability(facts: Any) -> Capability:
     """:raises ValueError: a field is of another kind or out of its range."""
+    facts = {"terminals": (), **facts}
     values = {item.name: facts[item.name] for item in fields(Capability)}
     rights = values["rights"] = tuple(values["rights"])
-    texts = (values[name] for name in ("issuer", "holder", "number", "prefix"))
+    terminals = values["terminals"] = tuple(values["terminals"])
+    texts = (*(values[name] for name in ("issuer", "holder", "number", "prefix")), *terminals)
     numbers = (values[name] for name in ("lot_bytes", "max_priority", "expires"))
     if not all(isinstance(text, str) and len(text) <= MAX_PATH_BYTES for text in texts):
         raise ValueError

@@ -59,7 +59,7 @@ def gateway(router: RouterProcess) -> Gateway:
 def granted(router: RouterProcess, gateway: Gateway, prefix: str = "vo/alice", **limits: object) -> Gateway:
     issuer = load_or_make_key("capability-key", router.home / "issuer.key")
     holder = new_key()
-    facts = {"rights": ("write",), "expires": int(time.time()) + 600, **limits}
+    facts = {"rights": ("write",), "expires": int(time.time()) + 600, "terminals": (router.own_address,), **limits}
     text = issue(issuer, holder.public, prefix, **facts)  # type: ignore[arg-type]
     return dataclasses.replace(gateway, credential=Credential(text, holder))
 
@@ -124,6 +124,31 @@ def test_a_custodian_can_send_what_it_was_given_and_nothing_else(router: RouterP
     assert answer.outcome == "done"
     assert (router.root / "vo/alice/made").is_dir()
     assert not (router.root / "vo/alice/other").exists()
+
+
+def test_what_was_signed_for_one_router_is_not_done_at_another(
+    router: RouterProcess, gateway: Gateway, tmp_path: Path
+) -> None:
+    """Both trust the same issuer; somebody has overheard a DELETE at one, and says it at the other."""
+    trusting = {name: value for name, value in router.environment.items() if "ISSUERS" in name}
+    with RouterProcess(tmp_path / "other", trusting) as other:
+        for one in (router, other):
+            (one.root / "vo/frank").mkdir(parents=True)
+            (one.root / "vo/frank/f").write_bytes(b"x")
+        there = Gateway("127.0.0.1", other.port, *read_key(other.key_file("hop")), timeout_s=20)
+        frank = granted(router, gateway, "vo/frank", rights=("write", "delete", "read"))
+        assert frank.credential is not None
+        delete = Operation("1a" * 16, 1, "delete", "vo/frank/f", int(time.time()) + 600)
+        signed = frank.credential.signed(delete)
+        answers = [_heard(one, signed) for one in (there, gateway)]
+        told = [(one.outcome, one.reason) for one in answers if isinstance(one, Result)]
+        assert told[0] == ("failed", f"the capability is for {router.own_address}, not for {other.own_address}")
+        assert told[1][0] == "done"
+        assert [(one.root / "vo/frank/f").exists() for one in (router, other)] == [False, True]
+        looked = _heard(dataclasses.replace(there, credential=frank.credential), Stat("vo/frank/f"))
+        assert isinstance(looked, Answer) and f"not for {other.own_address}" in looked.message
+        older = granted(router, gateway, "vo/frank", terminals=())
+        refused("older stageout has issued it: its issuer has to upgrade", older, Path(__file__), "vo/frank/g")
 
 
 def test_signed_bytes_come_with_a_digest_that_nobody_can_forge(router: RouterProcess, gateway: Gateway) -> None:
@@ -208,7 +233,10 @@ def test_the_command_makes_one(
     issuer, key = str(router.home / "issuer.key"), router.home / "alice.key"
     assert main(["capability", issuer, "--public"]) == 0
     assert capsys.readouterr().out.strip() in (router.home / "issuers").read_text()
-    assert main(["capability", issuer, "--prefix", "/vo/carol", "--lot", "1G", "--days", "1"]) == 0
+    assert main(["capability", issuer, "--prefix", "/vo/carol"]) == 64
+    assert "--terminal is missing" in capsys.readouterr().err
+    made = ["capability", issuer, "--prefix", "/vo/carol", "--lot", "1G", "--days", "1", "--terminal"]
+    assert main([*made, router.own_address.upper()]) == 0
     key.write_text(router.key_file("hop").read_text() + capsys.readouterr().out)
     source = tmp_path / "source"
     source.write_bytes(b"from carol")

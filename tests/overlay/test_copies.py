@@ -233,7 +233,8 @@ def test_who_may_read_here_and_write_there(place: Place) -> None:
         lambda: copy(gateway_of(place.first), "f", gateway_of(place.second, "small"), "other/f"),
     )
     holder = new_key()
-    text = issue(place.issuer, holder.public, "certified", ("write", "read"), int(time.time()) + 60)
+    both = place.first.own_address, place.second.own_address
+    text = issue(place.issuer, holder.public, "certified", ("write", "read"), int(time.time()) + 60, terminals=both)
     second = dataclasses.replace(gateway_of(place.second, "hop"), credential=Credential(text, holder))
     assert copy(gateway_of(place.first), "f", second, "certified/f").carried == ""
     assert place.copied("certified/f")

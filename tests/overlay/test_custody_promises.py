@@ -157,9 +157,10 @@ def test_an_operation_expires_no_later_than_its_capability(tmp_path: Path, sourc
     issuer, holder = new_key(), new_key()
     (issuers := tmp_path / "issuers").write_text(f"vo {issuer.public} /\n")
     until = int(time.time()) + 3600
-    credential = Credential(issue(issuer, holder.public, "", ("write",), until), holder)
     running = RouterProcess(tmp_path / "terminal", {"STAGEOUT_ROUTER_ISSUERS": str(issuers)})
     with running as terminal, custodian_for(tmp_path / "custodian", [terminal]) as custodian:
+        text = issue(issuer, holder.public, "", ("write",), until, terminals=(terminal.own_address,))
+        credential = Credential(text, holder)
         there = dataclasses.replace(gateway_of(custodian), credential=credential)
         given = deposit(there, source, "f", terminal.address, expires_after_s=86400)
         assert given.expires == until

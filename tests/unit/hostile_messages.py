@@ -214,7 +214,7 @@ def _capability(data: bytes) -> object:
     asked = dataclasses.replace(_OPEN, capability=text)
     found = capability.read(text)
     with contextlib.suppress(capability.BadCapability):
-        capability.allow(asked, {_SIGNER.public: ""}, 5)
+        capability.allow(asked, {_SIGNER.public: ""}, "t:1", 5)
     return found
 
 
@@ -380,7 +380,8 @@ def _renewal(data: bytes) -> object:
 
 
 def _capabilities() -> list[bytes]:
-    texts = [capability.issue(_SIGNER, _OTHER.public, prefix, capability.RIGHTS, 99, 5, 3) for prefix in ("", "d")]
+    names, some = ("", "d"), ("t:1",)
+    texts = [capability.issue(_SIGNER, _OTHER.public, name, capability.RIGHTS, 99, 5, 3, some) for name in names]
     return [base64.urlsafe_b64decode(text.partition(".")[0]) for text in texts]
 
 

@@ -416,32 +416,32 @@ def test_a_capability_for_a_directory_does_not_show_the_root() -> None:
     issuers = {issuer.public: ""}
     for ask in (overlay.List(""), overlay.Stat(""), overlay.Get("")):
         for prefix in ("alice", ""):
-            text = issue(issuer, holder.public, prefix, ("read",), expires=100)
+            text = issue(issuer, holder.public, prefix, ("read",), expires=100, terminals=("t:1",))
             signed = Credential(text, holder).signed(ask, "nonce")
             if prefix:
                 with pytest.raises(BadCapability, match="for 'alice', not for ''"):
-                    allow(signed, issuers, 50, "nonce")
+                    allow(signed, issuers, "t:1", 50, "nonce")
             else:
-                assert allow(signed, issuers, 50, "nonce").prefix == ""
+                assert allow(signed, issuers, "t:1", 50, "nonce").prefix == ""
 
 
 def test_a_pack_is_allowed_by_its_capability_and_as_a_whole() -> None:
     issuer, holder = SigningKey(os.urandom(32)), SigningKey(os.urandom(32))
-    text = issue(issuer, holder.public, "alice", ("write",), expires=EXPIRES, lot_bytes=10)
+    text = issue(issuer, holder.public, "alice", ("write",), expires=EXPIRES, lot_bytes=10, terminals=("t:1",))
     pack = Pack(ORIGIN, 1, EXPIRES, ("alice/a", "alice/b"), (4, 6), (0, 0), "0" * 64)
     issuers = {issuer.public: ""}
     signed = Credential(text, holder).signed(pack)
-    assert allow(signed, issuers, 50).prefix == "alice"
+    assert allow(signed, issuers, "t:1", 50).prefix == "alice"
     for change, words in (
         ({"manifest": "1" * 64}, "not signed"),
         ({"modes": (0, 1)}, "not signed"),
         ({"paths": ("alice/a", "alice/c")}, "not signed"),
     ):
         with pytest.raises(BadCapability, match=words):
-            allow(replace(signed, **change), issuers, 50)  # type: ignore[arg-type]
+            allow(replace(signed, **change), issuers, "t:1", 50)  # type: ignore[arg-type]
     for change, words in (({"paths": ("alice/a", "bob/b")}, "for 'alice'"), ({"sizes_bytes": (5, 6)}, "10 bytes")):
         with pytest.raises(BadCapability, match=words):
-            allow(Credential(text, holder).signed(replace(pack, **change)), issuers, 50)  # type: ignore[arg-type]
+            allow(Credential(text, holder).signed(replace(pack, **change)), issuers, "t:1", 50)  # type: ignore[arg-type]
 
 
 def test_what_fails_at_one_end_costs_no_other_and_its_senders_ask_again_at_once() -> None:

@@ -26,11 +26,12 @@ ONLY = Key("only", b"k" * 16, "vo")
 
 
 def rights(**more: object) -> Rights:
-    return Rights({ISSUER.public: "vo"}, **more)  # type: ignore[arg-type]
+    return Rights({ISSUER.public: "vo"}, address="t:1", **more)  # type: ignore[arg-type]
 
 
 def credential(prefix: str = "vo", given: tuple[str, ...] = ("write",), expires: int = 2000, **more: int) -> Credential:
-    return Credential(capability.issue(ISSUER, HOLDER.public, prefix, given, expires, **more), HOLDER)
+    text = capability.issue(ISSUER, HOLDER.public, prefix, given, expires, terminals=("t:1",), **more)
+    return Credential(text, HOLDER)
 
 
 # ---- keys ------------------------------------------------------------------------------------------------------------
@@ -137,7 +138,7 @@ def test_a_capability_that_somebody_else_has_made_or_changed_is_none() -> None:
         asked = Credential(bad, HOLDER).signed(PUBLISH)
         assert words in rights(insists=True).refusal(ALL, asked, NOW)
     with pytest.raises(BadCapability, match="not signed by the holder"):
-        capability.allow(replace(credential().signed(PUBLISH), mode=0o777), {ISSUER.public: ""}, NOW)
+        capability.allow(replace(credential().signed(PUBLISH), mode=0o777), {ISSUER.public: ""}, "t:1", NOW)
 
 
 # ---- warrants --------------------------------------------------------------------------------------------------------
