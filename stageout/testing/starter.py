@@ -228,6 +228,8 @@ class EmbeddedStarter:
         self._credentials = credentials
         self._environment = dict(os.environ if environment is None else environment)
         self._job_environment = dict(job_environment or {})
+        if self._job_environment:
+            self._job_ad["Environment"] = " ".join(f"'{n}={value}'" for n, value in self._job_environment.items())
         self._lifetime_s = lifetime_s
         (scratch / ".job.ad").write_text(unparse_old(self._job_ad))
         (scratch / ".machine.ad").write_text(unparse_old(machine_ad or {}))

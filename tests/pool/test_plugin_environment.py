@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ with open(sys.argv[sys.argv.index("-outfile") + 1], "w") as out:
         if local and url:
             seen = os.path.join(os.path.dirname(os.path.abspath(__file__)), "seen", name + ".up")
             with open(seen if upload else local[1], "w") as told:
-                json.dump(dict(os.environ), told)
+                json.dump({**os.environ, "job's ad": open(os.environ["_CONDOR_JOB_AD"]).read()}, told)
             facts = (local[1], url[1], name, "upload" if upload else "download")
             out.write('[ TransferSuccess = true; TransferFileName = "%s"; TransferUrl = "%s"; '
                       'TransferProtocol = "%sd"; TransferType = "%s"; TransferFileBytes = 1; '
@@ -75,6 +76,7 @@ def test_variables_with_the_plugin_s_name_come_from_the_job(stageout_pools: Any,
 
 
 def _check(seen: dict[str, str], passes: bool) -> None:
+    assert re.search(r'^Environment = ".*\bCURL_MAX_RETRY_ATTEMPTS=7\b', seen["job's ad"], re.MULTILINE)
     assert seen["CURL_SITE"] == "yes"
     assert seen["CURL_MAX_RETRY_ATTEMPTS"] == ("7" if passes else "3")
     assert ("CURL_CA_BUNDLE" in seen, "Curl_Mixed" in seen) == (passes, passes)

@@ -61,7 +61,7 @@ class _Patience:
         self._since_s = 0.0  # its failure
         self._failures = 0
         self._retries = 0
-        self._most_retries = most_retries()
+        self._most_retries = most_retries(task.context)
         self._milestone = 0
         self._failure: TransferFailure | None = None
         self._wait_s = 0.0

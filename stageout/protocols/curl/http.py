@@ -52,7 +52,7 @@ class Http:
 
         :raises TransferFailure: no answer, too many redirects, or no credential.
         """
-        most_redirects = positive_number("CURL_MAX_REDIRS") or _MOST_REDIRECTS
+        most_redirects = positive_number(self._context, "CURL_MAX_REDIRS") or _MOST_REDIRECTS
         for _ in range(most_redirects + 1):
             lines = [*headers, *self._authorisation(address), *_expect(source)]
             query = Query(method, address.url, lines, source, receiver, options or {})

@@ -71,8 +71,6 @@ class CurlProtocol(TransferProtocol):
     """http, https, ftp, file, dav and davs."""
 
     def __init__(self) -> None:
-        if positive_number("CURL_IGNORE_HTTP_PROXY"):
-            os.environ.pop("http_proxy", None)
         self._transport = Transport()
         self._servers = Servers()
 
@@ -90,5 +88,7 @@ class CurlProtocol(TransferProtocol):
         return _carried_out(_upload, task, pycurl.E_WRITE_ERROR)
 
     def _task(self, request: Request, address: Address, context: Context) -> Task:
+        if positive_number(context, "CURL_IGNORE_HTTP_PROXY"):
+            os.environ.pop("http_proxy", None)
         settings = read_settings(context, request.data)
         return Task(request, address, context, settings, self._transport, self._servers, Mileage(context))

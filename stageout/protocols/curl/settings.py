@@ -69,7 +69,9 @@ def read_settings(context: Context, data: Mapping[str, Any]) -> Settings:
         default: float = getattr(Settings, name)
         numbers[name] = _number(context, name.upper(), default)
     both = context.setting("RETRY_BUDGET_S", "")  # one knob is enough for an administrator
-    counted_s = math.inf if most_retries() else Settings.reconnect_budget_s  # the number of attempts is the limit
+    counted_s = (
+        math.inf if most_retries(context) else Settings.reconnect_budget_s
+    )  # the number of attempts is the limit
     reconnect_s = numbers["retry_budget_s"] if both else counted_s
     numbers["reconnect_budget_s"] = _number(context, "RECONNECT_BUDGET_S", reconnect_s)
     split_bytes = max(1, int(_number(context, "SPLIT_BYTES", Settings.split_bytes)))
@@ -99,18 +101,25 @@ def _policy(word: object) -> ChecksumPolicy:
         raise TransferFailure(ErrorClass.BAD_REQUEST, text) from None
 
 
-def most_retries() -> int | None:
+def most_retries(context: Context) -> int | None:
     """Return how many further attempts HTCondor's own variables allow, the administrator's first; None: not said."""
-    return positive_number("CONDOR_CURL_MAX_RETRY_ATTEMPTS", "CURL_MAX_RETRY_ATTEMPTS")
+    return positive_number(context, "CONDOR_CURL_MAX_RETRY_ATTEMPTS", "CURL_MAX_RETRY_ATTEMPTS")
 
 
-def positive_number(*names: str) -> int | None:
+def positive_number(context: Context, *names: str) -> int | None:
     """Return the number in the first of these variables that is set, as HTCondor's own plugin reads it.
 
-    They may be the job's: HTCondor passes on what begins with ``CURL_``.
+    HTCondor passes ``CURL_...`` of a job on to its own plugin only, for its name. Here they come from the job's ad, and
+    win over the starter's, as there.
 
     :returns: None where none is set, or it holds no number above 0.
     """
-    text = next((os.environ[name] for name in names if name in os.environ), "")
+    text = next((text for name in names if (text := _variable(context, name)) is not None), "")
     found = re.match(r"\s*\+?(\d{1,9})", text)
     return int(found[1]) or None if found else None
+
+
+def _variable(context: Context, name: str) -> str | None:
+    environment = context.job_attribute("Environment") if name.startswith("CURL_") else None
+    found = re.search(rf"(?:^|[\s'])'?{name}='?([^\s']*)", environment) if isinstance(environment, str) else None
+    return found[1] if found else os.environ.get(name)
