@@ -177,17 +177,25 @@ class Tree:
         :raises OSError: a name on the way is a file. None that this call made is left then.
         """
         made: list[str] = []
+        directories, descriptor = _above(path), os.dup(self._root)
         try:
-            for directory in _above(path):
-                with self._parent(directory) as (descriptor, name), suppress(FileExistsError):
+            for directory in directories:
+                name = directory.rpartition("/")[2]
+                with suppress(FileExistsError):
                     with durable.step("overlay-parents"):
                         os.mkdir(name, 0o777, dir_fd=descriptor)
                     made.append(directory)
                     if sync:
                         os.fsync(descriptor)
+                if directory != directories[-1]:
+                    inner = directory_below(descriptor, [name])
+                    os.close(descriptor)
+                    descriptor = inner
         except OSError:
             self.remove_parents(made)
             raise
+        finally:
+            os.close(descriptor)
         return made
 
     def remove_parents(self, made: list[str]) -> None:
