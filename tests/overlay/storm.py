@@ -314,6 +314,8 @@ class Storm:
             self._wrong += _after(until_s, lambda root=root: _files(root), what)  # type: ignore[misc]
         for name in _CUSTODIANS:
             self._wrong += self._free_again(name)
+            unknown = self.graph.routers[name].home / "records/spool/unknown"
+            self._wrong += [f"{name} does not know: {path}" for path in unknown.glob("*")]
         if failed:
             self._restart()
         for name in _TERMINALS:
