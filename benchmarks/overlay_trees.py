@@ -8,7 +8,6 @@ Needs root and rsync.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import statistics
@@ -75,12 +74,12 @@ class Trees:
             REMOVE: ["rm", "-r", self._url],
         }[step.replace(" --update, nothing to do", "")]
         more = ["--update"] if "--update" in step else []
-        key = ["--key", str(self._router.key_file("site")), "--json"]
+        key = ["--key", str(self._router.key_file("site"))]
         program = [*self._near, sys.executable, "-m", "stageout.cli.main"]
         said = run([*program, *words, *more, *key], self._folder / "bytecode")
-        total = json.loads(said.splitlines()[-1])
-        if step != REMOVE and total["unchanged" if more else "files"] != self._files:
-            raise StageoutError(f"{step}: {total}")
+        done = f"{self._files} were there already" if more else f": {self._files} files, "
+        if step != REMOVE and done not in said:
+            raise StageoutError(f"{step}: {said}")
 
     def rsync(self, step: str) -> None:
         """The same with rsync."""

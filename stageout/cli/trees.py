@@ -128,7 +128,7 @@ class _Tree:
 
     def _new(self, files: Iterator[Found], routes: Sequence[Route]) -> Iterator[Found]:
         """Those that are not there yet."""
-        pairs = ((one, Path(one.local), self._prefix + one.path, None) for one in files)
+        pairs = ((one, one.local, self._prefix + one.path, None) for one in files)
         with Asking(self._gateway, routes) as asking:
             for found, is_same in compared(asking, pairs, is_put=True):
                 if is_same:
@@ -246,7 +246,7 @@ class _Fetched:
 
     def new(self, asking: Asking, files: Iterator[Wanted[_Key]]) -> Iterator[Wanted[_Key]]:
         """Those that are not here yet."""
-        pairs = ((wanted, Path(wanted[2]), wanted[1], _said(wanted)) for wanted in files)
+        pairs = ((wanted, wanted[2], wanted[1], _said(wanted)) for wanted in files)
         for wanted, is_same in compared(asking, pairs, is_put=False):
             if is_same:
                 self.tally.same(local=str(wanted[2]), path=wanted[1])

@@ -15,11 +15,11 @@ import stat
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
-from pathlib import Path
 from typing import Optional, TypeVar
 
 from stageout.core.errors import ErrorClass
 from stageout.overlay.asking import Asking
+from stageout.overlay.sources import AnyPath
 from stageout.wire import frames
 from stageout.wire.overlay import BLOCK_BYTES, Answer, List, Stat
 from stageout.wire.packs import MAX_FILE_BYTES
@@ -32,7 +32,7 @@ _TOGETHER = 4096
 _MOST_OTHERS, _MOST_OTHERS_EACH = 1024, 16
 Key = TypeVar("Key")
 #: What the caller knows it by, a file here, its name below the router's root, and what a listing has said of that.
-Pair = tuple[Key, Path, str, Optional[Answer]]
+Pair = tuple[Key, AnyPath, str, Optional[Answer]]
 
 
 def compared(asking: Asking, pairs: Iterable[Pair[Key]], *, is_put: bool) -> Iterator[tuple[Key, bool]]:
@@ -53,7 +53,7 @@ def compared(asking: Asking, pairs: Iterable[Pair[Key]], *, is_put: bool) -> Ite
             yield key, both and is_same(local, here[path], found[path], asking.ahead_s, is_put)
 
 
-def is_same(local: Path, here: os.stat_result, there: Answer, ahead_s: int, is_put: bool) -> bool:
+def is_same(local: AnyPath, here: os.stat_result, there: Answer, ahead_s: int, is_put: bool) -> bool:
     """Whether a file here is the one there.
 
     :param ahead_s: of the router's clock, before ours. :param is_put: as of :func:`compared`.
@@ -75,20 +75,20 @@ def _is_alike(here: os.stat_result, there: Answer, is_put: bool) -> bool:
     return not is_put or there.modes == (here.st_mode & 0o777,)
 
 
-def _status(local: Path) -> os.stat_result | None:
+def _status(local: AnyPath) -> os.stat_result | None:
     """Of a file; None where there is none."""
     try:
-        found = local.lstat()
+        found = os.lstat(local)
     except OSError:
         return None
     return found if stat.S_ISREG(found.st_mode) else None
 
 
-def _manifest(local: Path, kind: str) -> str:
+def _manifest(local: AnyPath, kind: str) -> str:
     """As of a PUBLISH; "" where it cannot be read."""
     digest, whole = frames.digests()[kind], hashlib.sha256()
     try:
-        with local.open("rb") as file:
+        with open(local, "rb") as file:
             while block := file.read(BLOCK_BYTES):
                 whole.update(digest(block))
     except OSError:
