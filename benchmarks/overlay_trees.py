@@ -147,7 +147,7 @@ def measure(quick: bool) -> list[Figure]:
     for step in STEPS:
         ratio = statistics.median(mine / other for mine, other in zip(ours[step], peers[step]))
         figures += [
-            Figure(f"{step}", statistics.median(ours[step]), "s", "rsync", statistics.median(peers[step])),
+            Figure(step, statistics.median(ours[step]), "s", "rsync", statistics.median(peers[step])),
             Figure(f"{step}: of rsync's time", ratio, "ratio", goal=None if step == PUT else GOAL),
         ]
     return figures
