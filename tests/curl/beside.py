@@ -6,6 +6,7 @@ import functools
 import os
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -185,12 +186,14 @@ class Stage:
         authority.issue_cert(*names).private_key_and_cert_chain_pem.write_to_path(path)
         return path
 
-    def ftp(self) -> Ftp:
-        """An empty FTP server."""
-        server = _ftp_server()
-        for path in server.root.iterdir():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        return server
+    def ftp(self) -> tuple[str, Path]:
+        """URL and path of a new directory on an FTP server, which all stages share."""
+        with _FTP_LOCK:
+            server = _ftp_server()
+        folder = Path(tempfile.mkdtemp(dir=server.root))
+        self.on_exit(lambda: shutil.rmtree(folder, ignore_errors=True))
+        self.roles[f"/{folder.name}/"] = "/FOLDER/"
+        return f"ftp://127.0.0.1:{server.port}/{folder.name}", folder
 
     def get(self, url: str, data: bytes, name: str = "file", **more: Any) -> Ask:
         """Download one file."""
@@ -217,6 +220,9 @@ class Stage:
         """Download one file from the store."""
         self.store.files[name] = data
         return self.get(self.store.url(name), data, name, **more)
+
+
+_FTP_LOCK = threading.Lock()
 
 
 @functools.cache

@@ -59,19 +59,19 @@ def put_dav(stage: Stage) -> Ask:
 
 
 def get_ftp(stage: Stage) -> Ask:
-    server = stage.ftp()
-    (server.root / "file").write_bytes(DATA)
-    return stage.get(f"ftp://127.0.0.1:{server.port}/file", DATA)
+    url, folder = stage.ftp()
+    (folder / "file").write_bytes(DATA)
+    return stage.get(f"{url}/file", DATA)
 
 
 def put_ftp(stage: Stage) -> Ask:
-    server = stage.ftp()
-    path = server.root / "file"
-    return stage.put(f"ftp://127.0.0.1:{server.port}/file", DATA, lambda: path.read_bytes() if path.exists() else None)
+    url, folder = stage.ftp()
+    path = folder / "file"
+    return stage.put(f"{url}/file", DATA, lambda: path.read_bytes() if path.exists() else None)
 
 
 def get_ftp_missing(stage: Stage) -> Ask:
-    return stage.get(f"ftp://127.0.0.1:{stage.ftp().port}/missing", DATA)
+    return stage.get(f"{stage.ftp()[0]}/missing", DATA)
 
 
 def get_file(stage: Stage) -> Ask:
