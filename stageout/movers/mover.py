@@ -172,7 +172,10 @@ class Mover:
         self._batch = batch
         self._wake_out, self._wake_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._stop = threading.Event()
-        self._names = unique_names([item.name for item in batch.files])
+        # Plugins of other makers get the files in the spool: HTCondor's curl_plugin opens no symbolic link.
+        self._links = batch.plugin.several or batch.fetches
+        paths = [str(item.source) for item in batch.files]
+        self._names = unique_names([item.name for item in batch.files]) if self._links else paths
         self._secrets = Secrets(batch.equipment.credentials.values(), [item.url for item in batch.files])
 
     def stop(self) -> None:
@@ -217,7 +220,7 @@ class Mover:
         home = self._batch.directory
         home.mkdir(mode=0o700)
         for item, name in zip(self._batch.files, self._names):
-            if not self._batch.fetches:
+            if self._links and not self._batch.fetches:
                 (home / name).symlink_to(item.source)
         reserved = _OUTFILE_BASE + _OUTFILE_PER_FILE * len(self._batch.files)
         self._put(self._infile, self._requests().encode("ascii"))

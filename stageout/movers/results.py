@@ -7,6 +7,7 @@ another file of the same call failed. A file without an ad has failed.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Union
@@ -39,8 +40,8 @@ class Failure:
 class SentFile:
     """One request of a batch.
 
-    :param name: base name of the local file, unique in the batch. :param deposit: that it may be given to a custodian
-        as; None: to none.
+    :param name: of the local file, unique in the batch: its base name, or its path.
+    :param deposit: that it may be given to a custodian as; None: to none.
     """
 
     name: str
@@ -126,12 +127,14 @@ def _good_ads(output: str) -> list[ClassAd]:
 
 def _matched(sent: Sequence[SentFile], ads: Sequence[ClassAd]) -> list[ClassAd | None]:
     by_name = {item.name: index for index, item in enumerate(sent)}
+    bases = Counter(_base(item.name) for item in sent)
+    by_base = {_base(item.name): index for index, item in enumerate(sent) if bases[_base(item.name)] == 1}
     by_url = {item.url: index for index, item in enumerate(sent)}
     found: list[ClassAd | None] = [None] * len(sent)
     nameless = []
     for ad in ads:
         name, url = ad.text("TransferFileName"), ad.text("TransferUrl")
-        index = by_name.get(name.rpartition("/")[2], by_url.get(url))
+        index = by_name.get(name, by_base.get(_base(name), by_url.get(url)))
         if index is not None:
             found[index] = ad
         elif not name and not url:
@@ -140,6 +143,10 @@ def _matched(sent: Sequence[SentFile], ads: Sequence[ClassAd]) -> list[ClassAd |
         if found[index] is None and nameless:
             found[index] = nameless.pop(0)
     return found
+
+
+def _base(name: str) -> str:
+    return name.rpartition("/")[2]
 
 
 def _answer(item: SentFile, ad: ClassAd, ending: Ending) -> Answer:

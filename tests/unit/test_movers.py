@@ -117,16 +117,27 @@ def test_the_environment_is_small(site: Site, monkeypatch: pytest.MonkeyPatch) -
     assert not {"CONDOR_INHERIT", "SECRET", "STAGEOUT_SPOOL", "_CONDOR_JOB_AD"} & set(env)
 
 
-def test_a_failure_names_the_file_as_its_job_did(site: Site) -> None:
-    """Two jobs of a batch have an output of that name; one is called otherwise meanwhile."""
+@pytest.mark.parametrize(("several", "said"), [(True, "os.path.basename(name)"), (False, "name")])
+def test_a_failure_names_the_file_as_its_job_did(site: Site, several: bool, said: str) -> None:
+    """Two jobs of a batch have an output of that name; both are called otherwise meanwhile."""
     text = site.plugin.read_text()
     assert "quota exceeded for alice" in text
     site.write_script(
         "copy_plugin",
-        text.replace("quota exceeded for alice", 'no room at 10.1.out for %s" % os.path.basename(name) + "'),
+        text.replace("quota exceeded for alice", f'no room at 10.1.out for %s" % {said} + "'),
     )
-    answers = run(site, "copy://h/refuse/out", "copy://g/refuse/out")
+    plugin = Plugin(site.plugin, ("copy",), 4, several=several)
+    answers = run(site, "copy://h/refuse/out", "copy://g/refuse/out", plugin=plugin)
     assert [failure(one).message for one in answers] == ["no room at 10.1.out for out"] * 2
+
+
+def test_plugins_of_other_makers_get_files_and_no_links(site: Site) -> None:
+    """HTCondor's curl_plugin opens no symbolic link."""
+    for several in (True, False):
+        plugin = Plugin(site.plugin, ("copy",), 4, several=several)
+        assert run(site, "copy://h/ok/one", "copy://h/ok/two", plugin=plugin) == [Delivered("size", "md5:00")] * 2
+        (named,) = [call["requests"] for call in site.calls()][-1:]
+        assert named.count(f'LocalFileName = "{site.base}/movers/') == (2 if several else 0)
 
 
 def test_a_plugin_that_does_not_verify_is_believed_about_the_size(site: Site) -> None:
