@@ -28,6 +28,7 @@ from sandbox_manager.collector import Collector, CollectorError, CollectorProces
 from sandbox_manager.control import Control, condor_uid
 from sandbox_manager.drain import Drain
 from sandbox_manager.fetch import Fetcher
+from sandbox_manager.front_ends import FrontEnds
 from sandbox_manager.grants import Grants
 from sandbox_manager.handover import METHOD
 from sandbox_manager.identity import Identity
@@ -95,7 +96,7 @@ class Daemon:
             raise ConfigError("EXECUTE is not set; a sandbox manager runs where jobs run")
         execute = Path(checked_path("EXECUTE", settings.condor("EXECUTE")))
         self.spool = Spool(spool_directory(settings), execute)
-        self._table, self._missing = PluginsTable(), Missing()
+        self._table, self._missing, self._front_ends = PluginsTable(), Missing(), FrontEnds()
         self._keys = AgentKeys(around.clock, read_listed(settings.text("STAGEOUT_AGENT_KEYS")))
         self._agents = AgentBook(around.clock, settings.number("STAGEOUT_AGENT_FRESH"), self._keys.claimed)
         self._stop = asyncio.Event()
@@ -314,13 +315,18 @@ class Daemon:
             self._agents.fresh_s = settings.number("STAGEOUT_AGENT_FRESH")
             self._settings, self._rules, self._keys.listed = settings, rules, listed
             pipeline.new_rules(rules)
+            self._front_ends.forget()
             await self._load_plugins()
             self._tell_missing(pipeline)
             log.event("reconfigured")
 
     async def _load_plugins(self) -> None:
         paths = self._settings.condor("FILETRANSFER_PLUGINS").replace(",", " ").split()
-        await asyncio.get_running_loop().run_in_executor(None, self._table.load, paths)
+        await asyncio.get_running_loop().run_in_executor(None, self._ask_plugins, paths)
+
+    def _ask_plugins(self, paths: list[str]) -> None:
+        self._front_ends.renew(paths)
+        self._table.load(paths)
 
     def _tell_missing(self, pipeline: Pipeline) -> None:
         """Say what no plugin moves: all of it waits, and the first try may be hours away."""

@@ -60,6 +60,14 @@ what may not be looked at is reported as unchecked.
 exit status: 0 no check failed (warnings are allowed), 1 at least one failed"""
 
 
+_WRAP = """\
+Makes a front end for each PLUGIN: an executable of the same name that answers -classad from what the plugin said, hands
+uploads off to the sandbox manager and turns into the plugin for everything else. Prints the line of configuration that
+names the front ends in the place of their plugins. The sandbox manager renews a front end when its plugin changes.
+
+exit status: 0 made, 1 one cannot be made"""
+
+
 _ESTIMATE = """\
 Answers ClassAds with dap_type = "Estimation", src_url, dest_url and filesize: how many streams the transfer needs, how
 fast it will be and how long it takes. Moves a few samples with the installed transfer plugins, at most a twentieth of
@@ -274,6 +282,15 @@ def _add_doctor(commands: argparse._SubParsersAction[_Parser]) -> None:
         " --settings); --role router does so with those of the environment where HTCondor is not installed",
     )  # fmt: skip
     _add_json(command)
+
+
+def _add_wrap(commands: argparse._SubParsersAction[_Parser]) -> None:
+    command = _add(commands, "wrap", "gives another maker's transfer plugin the hand-off", _WRAP, "wrap")
+    command.add_argument("plugins", metavar="PLUGIN", nargs="+", help="as FILETRANSFER_PLUGINS names it")
+    command.add_argument(
+        "--directory", metavar="DIR", default="/usr/local/libexec/stageout",
+        help="where the front ends are put (default: %(default)s)",
+    )  # fmt: skip
 
 
 def _add_estimate(commands: argparse._SubParsersAction[_Parser]) -> None:
@@ -525,6 +542,7 @@ _COMMANDS: tuple[tuple[tuple[str, ...], Callable[[argparse._SubParsersAction[_Pa
     (tuple(_ASK), _add_requests),
     (("history",), _add_history),
     (("doctor",), _add_doctor),
+    (("wrap",), _add_wrap),
     (("estimate",), _add_estimate),
     (("profile",), _add_profile),
     (("put", "ask", "get"), _add_files),

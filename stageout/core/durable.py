@@ -126,6 +126,8 @@ def write_file(label: str, path: AnyPath, data: bytes, mode: int = 0o600) -> Non
         descriptor = disk.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
         try:
             write_all(descriptor, data)
+            if mode & 0o077:  # for others: then whatever the umask is
+                disk.fchmod(descriptor, mode)
             disk.fsync(descriptor)
         finally:
             disk.close(descriptor)

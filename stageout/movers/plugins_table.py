@@ -6,7 +6,7 @@ import os
 import pwd
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,25 +104,34 @@ def ask(path: str, as_itself: bool = False) -> Plugin | None:
 
     :param as_itself: by this process's user.
     """
-    uid, gid = (os.geteuid(), os.getegid()) if as_itself else _unprivileged()
-    shim = [sys.executable, "-I", "-S", str(_LAUNCH), str(os.getpid()), str(uid), str(gid), str(gid), "0", "-1", "/"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("CONDOR_")}
-    if "CONDOR_CONFIG" in os.environ:
-        environment["CONDOR_CONFIG"] = os.environ["CONDOR_CONFIG"]
     try:
-        done = subprocess.run(
-            [*shim, path, "-classad"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            timeout=_QUERY_TIMEOUT_S,
-            check=False,
-        )
+        return read_abilities(path, printed(path, as_itself))
     except (OSError, subprocess.TimeoutExpired) as problem:
         log.warn("plugin-broken", plugin=path, problem=problem)
         return None
-    return read_abilities(path, decode(done.stdout))
+
+
+def printed(path: str, as_itself: bool = False, environment: Mapping[str, str] = os.environ) -> str:
+    """What a plugin prints for ``-classad``. Blocks up to 20 s.
+
+    :param as_itself: by this process's user. :param environment: its own, but for HTCondor's variables.
+    :raises OSError: it cannot be started. :raises subprocess.TimeoutExpired: it does not end.
+    """
+    uid, gid = (os.geteuid(), os.getegid()) if as_itself else _unprivileged()
+    shim = [sys.executable, "-I", "-S", str(_LAUNCH), str(os.getpid()), str(uid), str(gid), str(gid), "0", "-1", "/"]
+    passed = {name: value for name, value in environment.items() if not name.startswith("CONDOR_")}
+    if "CONDOR_CONFIG" in environment:
+        passed["CONDOR_CONFIG"] = environment["CONDOR_CONFIG"]
+    done = subprocess.run(
+        [*shim, path, "-classad"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=passed,
+        timeout=_QUERY_TIMEOUT_S,
+        check=False,
+    )
+    return decode(done.stdout)
 
 
 def read_abilities(path: str, output: str) -> Plugin | None:

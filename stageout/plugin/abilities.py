@@ -9,6 +9,7 @@ class Abilities:
     """What ``-classad`` says. Kept apart from the protocol class so that the query imports nothing heavy.
 
     :param methods: URL schemes, letters and digits only (HTCondor cuts a scheme at its last ``+``, ``-`` or ``.``).
+        Empty: any (the front ends of other plugins).
     :param version: of the plugin, advertised as PluginVersion.
     :param upload: False for a protocol that can only download; uploads are then refused file by file.
     :param download: likewise.

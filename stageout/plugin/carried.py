@@ -19,6 +19,9 @@ from stageout.plugin.requests import Item
 from stageout.plugin.urls import split_scheme
 from stageout.wire import handoff as wire
 
+ALL = "*"
+"""Among ``Abilities.credentials``: all tokens that came with the job, and its proxy, whatever the URLs name."""
+
 
 def carried(abilities: Abilities, items: Sequence[Item], surroundings: Surroundings) -> Carried:
     """Everything that the plugin will need again for these uploads.
@@ -38,7 +41,9 @@ def carried(abilities: Abilities, items: Sequence[Item], surroundings: Surroundi
 def _credentials(abilities: Abilities, items: Iterable[Item]) -> Iterator[tuple[str, str, Path]]:
     """Kind, service and file of each credential that the URLs of this call need, and no other."""
     folder = os.environ.get("_CONDOR_CREDS", "")
-    named, proxy = set(), False
+    named, proxy, services = set(), False, abilities.credentials
+    if ALL in services:
+        named, proxy, items, services = _tokens_in(folder), True, (), ()
     for item in items:
         scheme = split_scheme(item.request.url)
         if scheme.service:
@@ -47,7 +52,7 @@ def _credentials(abilities: Abilities, items: Iterable[Item]) -> Iterator[tuple[
             proxy = True
     if named and not folder:
         raise _unreadable(f"no credentials came with this job; ask for them with use_oauth_services = {min(named)}")
-    for name in sorted(named.union(*(_tokens_of(service, folder) for service in abilities.credentials))):
+    for name in sorted(named.union(*(_tokens_of(service, folder) for service in services))):
         if not wire.is_service(name):
             raise _unreadable(f"the credential's name {name!r} has characters other than letters, digits, _ and -")
         yield "token", name, Path(folder) / f"{name}.use"
@@ -58,11 +63,14 @@ def _credentials(abilities: Abilities, items: Iterable[Item]) -> Iterator[tuple[
 
 def _tokens_of(service: str, folder: str) -> set[str]:
     """Names of all tokens of a service that came with the job."""
-    names = {path.stem for path in Path(folder).glob("*.use")} if folder else set()
-    found = {name for name in names if name == service or name.startswith(f"{service}_")}
+    found = {name for name in _tokens_in(folder) if name == service or name.startswith(f"{service}_")}
     if not found:
         raise _unreadable(f"no credential of {service} came with this job; use_oauth_services = {service}")
     return found
+
+
+def _tokens_in(folder: str) -> set[str]:
+    return {path.stem for path in Path(folder).glob("*.use")} if folder else set()
 
 
 def _content(path: Path) -> bytes:

@@ -36,6 +36,7 @@ class OutFile:
 
     def __init__(self, path: str) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._found_bytes = os.fstat(self._descriptor).st_size
         self._slots: list[Slot] = []
         self.failed: OSError | None = None
 
@@ -80,6 +81,11 @@ class OutFile:
             self.failed = error
             return False
         return True
+
+    def restore(self) -> None:
+        """Blank the file, in the size in which it was found."""
+        self._shrink(self._found_bytes)
+        self._blank(0, self._found_bytes)
 
     def _blank(self, start: int, end: int) -> None:
         while start < end:

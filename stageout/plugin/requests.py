@@ -135,7 +135,7 @@ class Reader:
         if not method:
             return TransferFailure(ErrorClass.BAD_URL, "not a URL: write scheme://host/path")
         methods = self._abilities.methods
-        if method not in map(str.lower, methods):
+        if methods and method not in map(str.lower, methods):
             text = f"{method} is not for this plugin, which moves {', '.join(methods)}"
             return TransferFailure(ErrorClass.NOT_SUPPORTED, text)
         if not (self._abilities.upload if self._upload else self._abilities.download):

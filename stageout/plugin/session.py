@@ -6,7 +6,7 @@ import importlib
 import os
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,7 +61,7 @@ class Session:
         self._deadline = Deadline()
         self._call = parse_arguments(list(argv[1:]))
         self._writer = AdWriter(self._call.upload, abilities.version, self._scrubber)
-        self._report = Report(self._call, self._writer, self._quiet, stack)
+        self._report = Report(self._call, self._writer, self._quiet.to_stdout, stack)
         self._records: list[Record] = []
 
     def run(self) -> int:
@@ -216,12 +216,15 @@ class Session:
 
 
 class Report:
-    """Where the result ads go: slots of the output file, or stdout in the single-file form."""
+    """Where the result ads go: slots of the output file, or stdout in the single-file form.
 
-    def __init__(self, call: Call, writer: AdWriter, quiet: Quiet, stack: ExitStack) -> None:
+    :param to_stdout: writes to HTCondor's end of stdout.
+    """
+
+    def __init__(self, call: Call, writer: AdWriter, to_stdout: Callable[[str], None], stack: ExitStack) -> None:
         self._call = call
         self._writer = writer
-        self._quiet = quiet
+        self._to_stdout = to_stdout
         self._stack = stack
         self._file: OutFile | None = None
         self._widths: list[int] = []
@@ -259,9 +262,14 @@ class Report:
             ad = self._writer.taken_over(record.item, size_bytes, ticket if number else receipt, now_s)
             self._put(record.item.request.index, ad)
 
+    def withdraw(self) -> None:
+        """Leave the output file as it was found: another program reports."""
+        if self._file is not None:
+            self._file.restore()
+
     def _put(self, index: int, ad: Ad) -> None:
         if self._file is None:
-            self._quiet.to_stdout(unparse_old(ad))
+            self._to_stdout(unparse_old(ad))
             return
         if index >= len(self._widths):
             return

@@ -36,6 +36,7 @@ from stageout.cli.doctor.findings import Finding, Level, Ran, Role
 from stageout.cli.doctor.machine import ThisMachine, http_status
 from stageout.cli.doctor.pilot import pilot_end
 from stageout.cli.main import main
+from stageout.core import front_end
 from stageout.core.children import having
 from stageout.core.classads import ClassAd
 
@@ -92,6 +93,23 @@ def policy(answer: Any) -> Callable[[Fake], None]:
 FORGED = (
     manager_ad()["StageOutPayload"].replace('"key":""', f'"key":"{KEY.public}"').replace('"number":1', '"number":2')
 )
+
+
+#: Of a plugin that nobody else stands in for.
+BOX = ANSWER.replace("http,https", "box")
+
+
+def front_end_of(plugin: str, seen: str) -> Callable[[Fake], None]:
+    """A front end that is registered for a plugin, made when the plugin's file was so."""
+    path = "/usr/local/libexec/stageout/x_plugin"
+
+    def spoil(machine: Fake) -> None:
+        machine.values["FILETRANSFER_PLUGINS"] = f"{path}, {OURS}"
+        machine.files[plugin] = machine.files[path] = Path(__file__).stat()
+        machine.texts[path] = f"#!/bin/sh\n{front_end._MARK}\nplugin={plugin}\n{seen}\n"
+        machine.answers[path] = Ran(0, BOX, 0.01)
+
+    return spoil
 
 
 def manager(**facts: Any) -> Callable[[Fake], None]:
@@ -191,6 +209,8 @@ FAULTS: list[tuple[str, Level, str, Callable[[Fake], None]]] = [
     ("plugin curl_plugin", Level.UNCHECKED, "not installed", no_file(STOCK)),
     ("plugins", Level.FAIL, "never hands off", values(FILETRANSFER_PLUGINS=f"{OURS} {STOCK}")),
     ("plugins", Level.FAIL, "no plugin takes https", values(FILETRANSFER_PLUGINS="")),
+    ("front-ends", Level.WARN, f"{STOCK}: uploads by box hold their slot", answer(STOCK, Ran(0, BOX, 0.1))),
+    ("front-ends", Level.WARN, "asks /usr/x_plugin for each job", front_end_of("/usr/x_plugin", "seen='1 2 3'")),
     ("spool-place", Level.FAIL, "inside EXECUTE", values(STAGEOUT_SPOOL="/var/lib/condor/execute/../execute/stageout")),
     ("spool-place", Level.FAIL, "inside SPOOL", values(STAGEOUT_SPOOL="/var/lib/condor/spool")),
     ("spool-place", Level.FAIL, "inside LOG", values(STAGEOUT_SPOOL="/var/log/condor/a/b")),
@@ -312,6 +332,18 @@ def test_faults_are_found(name: str, level: Level, words: str, spoil: Callable[[
     found = [item for item in examine(machine) if item.name == name and item.level is level and words in item.text]
     assert found, [item for item in examine(machine) if item.level is not Level.OK]
     assert level is Level.UNCHECKED or found[0].remedy
+
+
+def test_front_ends_are_proposed_and_then_known() -> None:
+    bare = Fake()
+    bare.answers[STOCK] = Ran(0, BOX, 0.1)
+    (found,) = [item for item in examine(bare) if item.name == "front-ends"]
+    made = f"/usr/local/libexec/stageout/{Path(STOCK).name}"
+    assert f"'stageout wrap {STOCK}'" in found.remedy
+    assert found.remedy.endswith(f"FILETRANSFER_PLUGINS = {made}, {OURS}")
+    wrapped = Fake()
+    front_end_of("/usr/x_plugin", f"seen='{front_end.signature(Path(__file__).stat())}'")(wrapped)
+    assert [item for item in examine(wrapped) if item.name == "front-ends" and item.level is not Level.OK] == []
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 
 from stageout.cli.doctor.findings import Finding, Machine, Unseen, fail, ok, unchecked, warn, words
+from stageout.core import front_end
 from stageout.core.classads import ClassAd, ClassAdSyntaxError, parse_old
 from stageout.core.config import KNOBS, ConfigError
 
@@ -37,6 +38,9 @@ USEFUL_JOB_ATTRIBUTES = ("StageOutAsync", "CheckpointDestination", "EncryptExecu
 MACROS = (
     "STAGEOUT_BIN", "STAGEOUT_DEFAULT", "STAGEOUT_RETRY_METHODS", "STAGEOUT_RETRY_LIMIT",
 )  # fmt: skip
+
+#: Where ``stageout wrap`` puts front ends.
+FRONT_ENDS = "/usr/local/libexec/stageout"
 
 _TESTED = (25,)
 _WEAKER = (23, 9)
@@ -311,6 +315,7 @@ def plugins(machine: Machine) -> Iterator[Finding]:
     """Does each registered plugin answer, quickly and legibly, and is ``https`` ours?"""
     owners: dict[str, str] = {}
     yield from registered(machine, owners)
+    yield from _front_ends(machine, owners)
     winner = owners.get("https", "")
     if not winner:
         yield fail(
@@ -326,6 +331,33 @@ def plugins(machine: Machine) -> Iterator[Finding]:
         yield ok("plugins", f"https belongs to {winner}")
 
 
+def _front_ends(machine: Machine, owners: Mapping[str, str]) -> Iterator[Finding]:
+    """Does each plugin that moves something have a hand-off, and does each front end know its plugin?"""
+    listed = words(machine.settings.condor("FILETRANSFER_PLUGINS"))
+    bare = [path for path in listed if path in owners.values() and not is_ours(machine, path)]
+    for path in listed:
+        yield from _front_end(machine, path)
+    if bare:
+        methods = ", ".join(method for method, path in owners.items() if path in bare)
+        made = {path: f"{FRONT_ENDS}/{PurePath(path).name}" for path in bare}
+        line = front_end.replaced(listed, made)
+        remedy = f"run 'stageout wrap {' '.join(bare)}' as root and set {line}"
+        yield warn("front-ends", f"{', '.join(bare)}: uploads by {methods} hold their slot until they are done", remedy)
+    else:
+        yield ok("front-ends", "each plugin in use hands off")
+
+
+def _front_end(machine: Machine, path: str) -> Iterator[Finding]:
+    try:
+        text = machine.read(path)
+        plugin = front_end.wrapped(text)
+        if plugin and not front_end.is_fresh(text, machine.stat(plugin)):
+            remedy = f"run 'stageout wrap --directory {PurePath(path).parent} {plugin}' as root"
+            yield warn("front-ends", f"{path} asks {plugin} for each job: it was made for another version", remedy)
+    except OSError:
+        return  # see the check of this plugin
+
+
 def registered(machine: Machine, owners: dict[str, str]) -> Iterator[Finding]:
     """Does each registered plugin answer? Filled in: which method is whose."""
     for path in words(machine.settings.condor("FILETRANSFER_PLUGINS")):
@@ -335,7 +367,7 @@ def registered(machine: Machine, owners: dict[str, str]) -> Iterator[Finding]:
 def is_ours(machine: Machine, path: str) -> bool:
     """True for a plugin that is built on our framework, and so can hand off."""
     try:
-        return "stageout" in machine.read(path)
+        return front_end.is_ours(machine.read(path))
     except OSError:
         return False
 
@@ -391,4 +423,11 @@ def _is_attribute(line: str) -> bool:
 
 COMMON = (version, settings, strays)
 ACCESS_POINT = (agent_daemon, transforms, protected_attributes, superuser, order_numbers, histories)
-EXECUTE_POINT = (manager_daemon, startd_attributes, startd_cron, start_expression, plugins, plugins_for_jobs)
+EXECUTE_POINT = (
+    manager_daemon,
+    startd_attributes,
+    startd_cron,
+    start_expression,
+    plugins,
+    plugins_for_jobs,
+)
