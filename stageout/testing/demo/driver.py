@@ -19,6 +19,7 @@ from stageout.testing.demo.record import FINE_LOGS, Record
 from stageout.testing.demo.workload import MB, Workload
 from stageout.testing.narrow_destination import NarrowDestination
 from stageout.testing.pool import Pool, PoolUnavailable
+from stageout.testing.pool.image import PREFIX
 
 WORKLOAD = Workload(jobs=8, compute_s=10, files=3, file_bytes=20 * MB, input_bytes=5 * MB)
 """Output of two jobs takes as long as their computation; all of it takes two to three minutes."""
@@ -65,6 +66,8 @@ def _on_pools(load: Workload, destination: NarrowDestination, out: Path) -> tupl
     for title, name, ours in ((TITLES[0], "synchronous", False), (TITLES[1], "stage-out", True)):
         pool = Pool(stageout=ours, ep_config=FINE_LOGS)
         with pool:
+            if ours:
+                _wrap_plugins(pool)
             print(f"{title}: HTCondor {pool.image.release}, one access point, one execute point", flush=True)
             try:
                 runs.append(_one_run(pool, destination, load, name, title))
@@ -73,6 +76,19 @@ def _on_pools(load: Workload, destination: NarrowDestination, out: Path) -> tupl
                 print(f"The pool's logs are in {out / 'logs'}.", file=sys.stderr)
                 raise
     return runs[0], runs[1]
+
+
+def _wrap_plugins(pool: Pool) -> None:
+    """Give HTCondor's own plugins front ends, which answer for them at each job's end (docs/PLUGINS.md)."""
+    for node in pool.eps:
+        listed = node.config_val("FILETRANSFER_PLUGINS").replace(",", " ").split()
+        bare = [
+            path
+            for path in listed
+            if not path.startswith(PREFIX) and node.run(["test", "-x", path], check=False).returncode == 0
+        ]
+        command = [f"{PREFIX}/bin/stageout", "wrap", "--directory", str(node.home / "front-ends"), *bare]
+        node.configure(node.run(command).stdout.splitlines()[-1])
 
 
 def _one_run(pool: Pool, destination: NarrowDestination, load: Workload, name: str, title: str) -> Record:
