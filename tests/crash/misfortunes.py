@@ -349,9 +349,10 @@ class Misfortunes:
                 self.agent.odd_order(node.custodian, Action.RESUME, job, number)
 
     def _mis_sync_refused(self, node: Node, later: float) -> None:
-        """The disk cannot write the data of an output, and says so once."""
-
+        """The disk cannot write the data of an output, and says so once; perhaps nobody asks for that output then."""
         node.machine.disk.refuses = lambda: self._excuse_unsynced(node)
+        if self.random.random() < 0.3:
+            self._mis_agent_cut_off(node, min(later, 1500))
 
     def _mis_all_refuse(self, node: Node, later: float) -> None:
         self.destination.refusing |= {"h1", "h2"}
@@ -578,7 +579,7 @@ def draw_trouble(random: Random) -> Trouble:
         call_power=random.choice((0.0, 0.0, 0.001)),
         mischief=random.choice((0.0, 0.0, 0.05, 0.2)),
         events=random.randint(0, 6),
-        length_s=3000.0 if _LASTING & {*some} else random.choice((700.0, 700.0, 1500.0, 3000.0)),
+        length_s=5000.0 if _LASTING & {*some} else random.choice((700.0, 700.0, 1500.0, 3000.0)),
         kinds=_MISFORTUNES if random.random() < 0.2 else tuple(some),
         jobs=random.choice((1, 2, 2, 4)),
         parts=random.choice((1, 2, 3)),
