@@ -204,7 +204,12 @@ class Misfortunes:
         self.world.after(later, lambda: self.collector.cut_off.discard(node.name))
 
     def _mis_lost_sight(self, node: Node, later: float) -> None:
-        """A node cannot send its output for a while, and the access point loses sight of it for longer."""
+        """A node cannot send its output for a while, and the access point loses sight of it for longer.
+
+        Its manager may be started again meanwhile.
+        """
+        if self.random.random() < 0.5:
+            self.world.after(LEASE_S, lambda: self._mis_kill_manager(node, later))
         self.destination.unreachable_from.add(node.name)
         self.world.after(2 * LEASE_S, lambda: self.destination.unreachable_from.discard(node.name))
         self.world.after(300, lambda: self._mis_cut_off(node, 3 * LEASE_S))
