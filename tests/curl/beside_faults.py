@@ -188,6 +188,7 @@ FAULTS = [
     Case("get-100-bytes-per-s", _alive(6000, 60, 1.0), slow=True),
     Case("get-pause-of-40-s", _alive(2000, 2, 40.0), slow=True),
     Case("get-hangs-in-the-middle", _always("GET", cut(30_000, "stall")), slow=True),
+    Case("get-hangs-no-ranges", _always("GET", cut(30_000, "stall"), ranges=False, version=False), slow=True),
     Case("get-no-answer", _silent_port, slow=True, other=_SILENT),
     Case("put-no-answer", _always("PUT", Hold(len(DATA))), slow=True, other=_SILENT),
     Case("put-hangs-in-the-middle", _always("PUT", Hold(30_000)), slow=True, other=_SILENT),
