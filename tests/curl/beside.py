@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import shutil
@@ -228,7 +229,9 @@ _FTP_LOCK = threading.Lock()
 @functools.cache
 def _ftp_server() -> Ftp:
     """One for all: pyftpdlib has one loop in a process."""
-    return Ftp(Path(tempfile.mkdtemp(prefix="stageout-beside-ftp-")))
+    root = Path(tempfile.mkdtemp(prefix="stageout-beside-ftp-"))
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    return Ftp(root)
 
 
 def _content(path: Path) -> bytes | None:
