@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stageout.core.errors import ErrorClass as K
-from stageout.protocols.curl.localfile import SourceFile
+from stageout.protocols.curl.localfile import PartFile, SourceFile
 from stageout.testing.starter import Wanted
 from tests.curl.interposer import Reply
 from tests.curl.plugin import NO_RETRY
@@ -146,6 +146,8 @@ def test_any_size(plugin, tmp_path, size_bytes, stated):
     assert result.ok
     assert (tmp_path / "there").read_bytes() == data
     assert result.ad["TransferTotalBytes"] == size_bytes
+    assert plugin.get(f"file://{tmp_path}/there", job=job).ok
+    assert plugin.got() == data
 
 
 def test_kernel_that_cannot_copy(tmp_path, monkeypatch):
@@ -159,6 +161,11 @@ def test_kernel_that_cannot_copy(tmp_path, monkeypatch):
         assert source.copy(copy.fileno(), 1 << 20) == 0
     assert source.read(1 << 20) == DATA
     source.close()
+    part = PartFile(tmp_path / "part")
+    part.restart(())
+    with (tmp_path / "file").open("rb") as file:
+        assert part.copy(file.fileno(), 1 << 20) == 0
+    part.discard()
 
 
 def test_read_back_where_a_digest_is_required(plugin, tmp_path):

@@ -35,6 +35,20 @@ def file_digest(path: Path, name: str) -> str:
     return digests.values()[name]
 
 
+def kernel_copy(source: int, target: int, most_bytes: int, start_bytes: int) -> int:
+    """Copy a piece of one file to the position of another without looking at it.
+
+    :returns: bytes copied; 0 at the end, and where the kernel cannot.
+    :raises OSError: it could not be written or read.
+    """
+    try:
+        return os.copy_file_range(source, target, most_bytes, offset_src=start_bytes)
+    except OSError as error:
+        if error.errno in _NO_COPY:
+            return 0
+        raise
+
+
 class PartFile:
     """A file being received, under a temporary name in the directory of the final one.
 
@@ -46,6 +60,7 @@ class PartFile:
         self._part = path.with_name(temporary_name(path.name))
         self._descriptor = -1
         self._digests = Digests(())
+        self._is_digested = False
         self._keep = False
         self.size_bytes = 0
 
@@ -60,7 +75,8 @@ class PartFile:
         except OSError as error:
             raise self._failure(error) from None
         self.size_bytes = 0
-        self._digests = Digests(digests)
+        names = tuple(digests)
+        self._digests, self._is_digested = Digests(names), bool(names)
 
     def write(self, data: Data) -> None:
         """Append.
@@ -76,6 +92,21 @@ class PartFile:
                 view = view[written:]
         except OSError as error:
             raise self._failure(error) from None
+
+    def copy(self, descriptor: int, most_bytes: int) -> int:
+        """Let the kernel append the next piece of another file, where no digest wants to see it.
+
+        :returns: bytes copied; 0 at the end, and where the kernel cannot: then :meth:`write`.
+        :raises TransferFailure: as :meth:`write`.
+        """
+        if self._is_digested:
+            return 0
+        try:
+            copied = kernel_copy(descriptor, self._descriptor, most_bytes, self.size_bytes)
+        except OSError as error:
+            raise self._failure(error) from None
+        self.size_bytes += copied
+        return copied
 
     def write_at(self, data: Data, place: int) -> None:
         """Write somewhere; may be called from several threads. What is whole is said by :meth:`filled`.
@@ -197,13 +228,7 @@ class SourceFile:
         wanted = min(most_bytes, self.size_bytes - self._position_bytes)
         if self._names or not wanted:
             return 0
-        try:
-            place = self._start_bytes + self._position_bytes
-            copied = os.copy_file_range(self._descriptor, descriptor, wanted, offset_src=place)
-        except OSError as error:
-            if error.errno in _NO_COPY:
-                return 0
-            raise
+        copied = kernel_copy(self._descriptor, descriptor, wanted, self._start_bytes + self._position_bytes)
         self._position_bytes += copied
         return copied
 
