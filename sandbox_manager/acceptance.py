@@ -43,6 +43,7 @@ class Acceptance:
     :param boot: id of this boot. :param now: wall clock, seconds.
     :param follow: what a change of state brings with it (:meth:`sandbox_manager.pipeline.Pipeline.follow`).
     :param sync: brings a ticket of this size to the disk, later.
+    :param sending_s: how long a plugin would send an offer, infinity where nobody knows.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Acceptance:
         now: Callable[[], int],
         follow: Callable[[Iterable[Sandbox]], None],
         sync: Callable[[str, int], None],
+        sending_s: Callable[[Offer], float],
     ) -> None:
         self._manager = manager
         self._book = book
@@ -62,6 +64,7 @@ class Acceptance:
         self._now = now
         self._follow = follow
         self._sync = sync
+        self._sending_s = sending_s
 
     def may_accept(
         self, facts: RunFacts, files: int, size_bytes: int, urls: Sequence[str], plugin: str
@@ -70,6 +73,14 @@ class Acceptance:
         offer = Offer(facts, files, size_bytes, schemes_of(urls), servers_of(urls), plugin)
         reason = self._admission.reason_against(offer)
         return Refusal(reason) if reason else _Promise(self._admission.promise(offer))
+
+    def may_copy(self, reservation: Reservation, size_bytes: int) -> float | Refusal:
+        """Reserve room for a copy of so much of what was reserved; seconds that sending all of it would take."""
+        assert isinstance(reservation, _Promise)
+        reason = self._admission.reason_against_copy(reservation.number, size_bytes)
+        if reason:
+            return Refusal(reason)
+        return self._sending_s(self._admission.promise_copy(reservation.number, size_bytes))
 
     def release(self, reservation: Reservation) -> None:
         """Give back what was reserved."""

@@ -60,6 +60,7 @@ class Admission:
     state_bytes: dict[int, int] = field(default_factory=dict)
     report_problem: str = ""
     _promised: dict[int, Offer] = field(default_factory=dict)
+    _copying: dict[int, int] = field(default_factory=dict)
     _last: int = 0
 
     def reason_against(self, offer: Offer) -> str:
@@ -82,9 +83,26 @@ class Admission:
         self._promised[self._last] = offer
         return self._last
 
+    def reason_against_copy(self, number: int, size_bytes: int) -> str:
+        """Why there is no room for a copy of a promised offer's files; "" when there is."""
+        others = sum(self._copying.values()) - self._copying.get(number, 0)
+        free = self.spool.free_bytes()
+        if free >= LEAST_FREE_BYTES + others + size_bytes:
+            return ""
+        return (
+            f"the job's files cannot be linked into the spool (is it another filesystem?), and a copy of "
+            f"{size_bytes >> 20} MB has no room there: {free >> 20} MB are free, {others >> 20} MB of them for others"
+        )
+
+    def promise_copy(self, number: int, size_bytes: int) -> Offer:
+        """Keep room for a copy until :meth:`release`. Returns the offer."""
+        self._copying[number] = size_bytes
+        return self._promised[number]
+
     def release(self, number: int) -> None:
         """The offer has become a sandbox, or nothing."""
         self._promised.pop(number, None)
+        self._copying.pop(number, None)
 
     def places_free(self, slot: SlotKey, owner: str) -> int:
         """Places left in a data slot for an owner."""
@@ -185,8 +203,7 @@ class Admission:
         own += sum(item.charge_bytes for item in self._promised.values() if item.facts.owner == owner)
         if own > limit:
             return f"output of {owner} would take {own >> 20} MB of {limit >> 20} MB (STAGEOUT_OWNER_QUOTA_MB)"
-        needed = LEAST_FREE_BYTES + (offer.size_bytes if self.spool.needs_copies else 0)
-        if self.spool.free_bytes() < needed:
+        if self.spool.free_bytes() < LEAST_FREE_BYTES:
             return "the filesystem of the spool is full"
         return ""
 

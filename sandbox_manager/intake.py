@@ -39,6 +39,8 @@ _DOCTOR = "stageout-doctor"
 _AT_ONCE = 16
 _ACCEPT_AGAIN_S = 0.1
 _FEW_FILES = 200
+#: A copy that takes no longer is not worth a comparison with sending.
+_LEAST_COPY_S = 1.0
 #: Memory that a file on offer takes besides the bytes of its row.
 _FILE_BYTES = 512
 #: In the row of a file in the ledger, which counts as NAME_BYTES.
@@ -88,6 +90,12 @@ class Custody(Protocol):
     ) -> Reservation | Refusal:
         """Reserve room and a data slot's place for these files, or say why not."""
 
+    def may_copy(self, reservation: Reservation, size_bytes: int) -> float | Refusal:
+        """Reserve room for a copy of so much of what was reserved, or say why not.
+
+        Returns the seconds that sending everything would take; infinity where nobody knows.
+        """
+
     async def accept(self, handoff: Handoff) -> Receipt:
         """Record the hand-off and use up its reservation. ACCEPTED is durable on return, and not after an exception."""
 
@@ -132,6 +140,13 @@ class _Offer:
     @property
     def size_bytes(self) -> int:
         return sum(item.size_bytes for item in self.files)
+
+
+@dataclass(frozen=True)
+class _Copy:
+    size_bytes: int
+    within_s: float
+    began_s: float
 
 
 class Intake:
@@ -335,7 +350,9 @@ class Intake:
         try:
             place = await self._on_disk(1, self._spool.prepare_intake, ticket, facts.uid, facts.gid)
             await link.send({"op": "go", "ticket": ticket, "directory": str(place)})
-            await self._linked(link, offer)
+            copy = await self._linked(link, offer, reservation)
+            if copy:
+                self._copied(ticket, copy)
             credentials = offer.surroundings.credentials
             files = await self._on_disk(
                 len(offer.files), self._spool.claim, ticket, offer.files, facts.uid, facts.gid, credentials
@@ -364,14 +381,46 @@ class Intake:
             log.error("record-accepted", ticket=handoff.ticket, problem=repr(problem))
             raise Refused(f"the sandbox manager cannot record it: {problem}") from problem
 
-    async def _linked(self, link: Link, offer: _Offer) -> None:
-        """Wait for the plugin's links; it speaks every second while it works."""
+    async def _linked(self, link: Link, offer: _Offer, reservation: Reservation) -> _Copy | None:
+        """Wait for the plugin's links; it speaks every second while it works. Returns the copy that was necessary."""
         # Copies are made where links cannot be: then the time depends on the size.
         limit_s = 30 + len(offer.files) / 1000 + offer.size_bytes / 10e6
         latest_s = self._clock.monotonic_s() + limit_s
-        while (await link.receive("linking", "linked"))["op"] != "linked":
+        copy = None
+        while True:
+            message = await link.receive("linking", "linked", "too-slow" if copy else "copy")
+            if message["op"] == "linked":
+                return copy
             if self._clock.monotonic_s() > latest_s:
                 raise Refused(f"the links were not made within {limit_s:.0f} s")
+            if message["op"] == "copy":
+                copy = await self._let_copy(link, message, offer, reservation, limit_s)
+            elif message["op"] == "too-slow" and copy:
+                raise Refused(
+                    f"the job's files cannot be linked into the spool (is it another filesystem?), and a copy of "
+                    f"{copy.size_bytes >> 20} MB would take longer than {copy.within_s:.1f} s"
+                )
+
+    def _copied(self, ticket: str, copy: _Copy) -> None:
+        now_s = self._clock.monotonic_s()
+        took_s = now_s - copy.began_s
+        self._tally.copied(now_s, copy.size_bytes, took_s)
+        log.event("copied", ticket=ticket, size_bytes=copy.size_bytes, ms=round(took_s * 1000, 1))
+
+    async def _let_copy(
+        self, link: Link, message: dict[str, Any], offer: _Offer, reservation: Reservation, limit_s: float
+    ) -> _Copy:
+        """Reserve room for a copy and say how long it may take: no longer than sending the files."""
+        size_bytes = message.get("size_bytes")
+        if type(size_bytes) is not int or not 0 <= size_bytes <= offer.size_bytes:
+            raise wire.BadMessage("'copy' has the number of bytes, at most those of the offer")
+        sending_s = self._custody.may_copy(reservation, size_bytes)
+        if isinstance(sending_s, Refusal):
+            raise Refused(sending_s.reason)
+        within_s = max(_LEAST_COPY_S + len(offer.files) / 1000, min(sending_s, limit_s))
+        began_s = self._clock.monotonic_s()
+        await link.send({"op": "go", "within_s": round(within_s, 3)})
+        return _Copy(size_bytes, within_s, began_s)
 
     async def _on_disk(self, files: int, work: Callable[..., T], *args: Any) -> T:
         """Run to the end even when this hand-off is dropped meanwhile: nothing may be undone under its feet."""

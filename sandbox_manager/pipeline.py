@@ -126,6 +126,7 @@ class Pipeline:
         self.acceptance = Acceptance(
             manager, self.book, self.admission, self._boot, self._now, self.follow,
             lambda ticket, size_bytes: self._syncs.add(ticket, size_bytes),
+            lambda offer: self._rates.sending_s(offer.servers, offer.files, offer.size_bytes, clock.wall_s()),
         )  # fmt: skip
         self.ages = Ages(self.book, clock, self._boot, lambda: self.rules.retry.longest_s)
         self._load = Load()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from sandbox_manager.batches import Judged
@@ -39,6 +40,13 @@ class Rates:
         """What is known of a server's rate."""
         known = self._known.get(server)
         return known.observed if known else None
+
+    def sending_s(self, servers: Collection[str], files: int, size_bytes: int, now: float) -> float:
+        """Seconds in which one call of a plugin usually sends so much; infinity when a server's rate is not known."""
+        known = [self.of(server) for server in servers]
+        if not all(deadlines.is_fresh(one, now) for one in known):
+            return math.inf
+        return deadlines.work_bytes(files, size_bytes) / min(one.rate_bytes_s for one in known if one)
 
     def level(self, server: str, now: float) -> int:
         """Files at once that were good last; 0 when nobody knows (any more)."""

@@ -14,7 +14,6 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 
 from sandbox_manager.credentials import DIRECTORY as CREDENTIALS
@@ -182,11 +181,6 @@ class Spool:
                 f"{path} is not a directory of uid {os.geteuid()}; remove it, or set STAGEOUT_SPOOL elsewhere"
             )
         durable.disk.chmod(path, mode if self._root_mode else 0o700)
-
-    @cached_property
-    def needs_copies(self) -> bool:
-        """True when the spool is on another filesystem than EXECUTE: a hand-off then costs a copy of the data."""
-        return durable.disk.stat(self.root).st_dev != durable.disk.stat(self.execute).st_dev
 
     def state_of(self, uid: int, gid: int) -> Path:
         """A directory for what plugins of this user must find again. :raises OSError: it cannot be made."""

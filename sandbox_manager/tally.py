@@ -17,6 +17,7 @@ class Tally:
 
     def __init__(self) -> None:
         self._outcomes: deque[tuple[float, str]] = deque(maxlen=_KEPT)
+        self._copies: deque[tuple[float, int, float]] = deque(maxlen=_KEPT)
 
     def accepted(self, now_s: float) -> None:
         """A hand-off was accepted."""
@@ -26,11 +27,24 @@ class Tally:
         """A hand-off was refused. Reasons that differ in numbers only, such as sizes, count as one."""
         self._outcomes.append((now_s, _NUMBER.sub("N", reason)))
 
+    def copied(self, now_s: float, size_bytes: int, took_s: float) -> None:
+        """A hand-off has copied so much, because it could not be linked."""
+        self._copies.append((now_s, size_bytes, took_s))
+
     def facts(self, now_s: float) -> dict[str, Any]:
         """For people, the commonest reason first."""
         while self._outcomes and self._outcomes[0][0] < now_s - WINDOW_S:
             self._outcomes.popleft()
+        while self._copies and self._copies[0][0] < now_s - WINDOW_S:
+            self._copies.popleft()
         reasons = Counter(reason for _, reason in self._outcomes if reason)
         common = [{"Reason": reason, "Count": count} for reason, count in reasons.most_common(_REASONS_SHOWN)]
         refused = sum(reasons.values())
-        return {"HandoffsTried": len(self._outcomes), "HandoffsRefused": refused, "HandoffRefusals": common}
+        return {
+            "HandoffsTried": len(self._outcomes),
+            "HandoffsRefused": refused,
+            "HandoffRefusals": common,
+            "HandoffsCopied": len(self._copies),
+            "HandoffBytesCopied": sum(size_bytes for _, size_bytes, _ in self._copies),
+            "HandoffCopyMs": round(sum(took_s for _, _, took_s in self._copies) * 1000),
+        }

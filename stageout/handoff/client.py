@@ -83,7 +83,7 @@ def _hand_off(
         manager.extend(len(files) / _FILES_PER_S / 10)
         surroundings = carried.surroundings if carried else wire.Surroundings()
         go = manager.ask(list(wire.offer_frames(files, plugin, surroundings)), "go")
-        _bring(manager, found, str(go["directory"]))
+        bring(manager, found, str(go["directory"]))
         links.write_credentials(carried.contents if carried else (), str(go["directory"]))
         manager.limit(_ACCEPT_S + len(files) / _FILES_PER_S, "it accepted the files")
         accepted = manager.ask([{"op": "linked", "files": len(files)}], "accepted")
@@ -92,12 +92,15 @@ def _hand_off(
         manager.close()
 
 
-def _bring(manager: Talk, found: Sequence[Source], directory: str) -> None:
-    """Link the files within a generous limit: a disk that hangs must not hold the slot for ever."""
+def bring(manager: Talk, found: Sequence[Source], directory: str) -> None:
+    """Bring the files into the manager's directory, each step within a limit, so that a disk that hangs frees the slot.
+
+    :raises stageout.handoff.talk.No: it takes too long, or the manager has no room. :raises OSError: as links.bring.
+    """
     from stageout.handoff import links
     from stageout.handoff.talk import No
 
-    limit_s = _ACCEPT_S + len(found) / _FILES_PER_S + sum(item.size_bytes for item in found) / 10e6
+    limit_s = _ACCEPT_S + len(found) / _FILES_PER_S
     latest_s = time.monotonic() + limit_s
 
     def progress() -> None:
@@ -105,4 +108,18 @@ def _bring(manager: Talk, found: Sequence[Source], directory: str) -> None:
             raise No(f"the files could not be linked within {limit_s:.0f} s")
         manager.tell({"op": "linking"})
 
-    links.bring(found, directory, progress)
+    rest = links.bring(found, directory, progress)
+    if rest:
+        _copy(manager, found, rest, directory)
+
+
+def _copy(manager: Talk, found: Sequence[Source], positions: Sequence[int], directory: str) -> None:
+    """Copy what cannot be linked, when the manager has room, and no longer than it says."""
+    from stageout.handoff import links
+
+    manager.limit(_ACCEPT_S, "it made room for a copy")
+    go = manager.ask([{"op": "copy", "size_bytes": sum(found[item].size_bytes for item in positions)}], "go")
+    try:
+        links.copy(found, positions, directory, float(go["within_s"]), lambda: manager.tell({"op": "linking"}))
+    except links.TooSlow:
+        manager.ask([{"op": "too-slow"}], "refuse")  # the answer's reason is raised

@@ -5,10 +5,16 @@ A frame is a 4-byte big-endian length and that many bytes of JSON. The talk is::
     plugin                                   manager
     offer  (files in chunks of <= 1000)  ->            who is the peer? consent? room? a data slot?
                                          <-  go        ticket and directory for the links   (or: refuse, reason)
+    copy   (bytes that cannot be linked) ->            is there room for a copy?
+                                         <-  go        seconds that the copy may take       (or: refuse)
+    too-slow                             ->            the copy would take longer
+                                         <-  refuse
     linking (at least every second)      ->            nothing: the plugin is alive
     linked (names = positions in offer,  ->            moves the directory into its own tree, writes the ledger
       credential-N the Nth credential)
                                          <-  accepted  the receipt: ACCEPTED is durable      (or: refuse)
+
+``copy`` comes only where a file could neither be linked nor cloned; all the others are linked then.
 
 The doctor tries the same talk as root, or as the manager's own user: ``offer`` then has a field ``probe`` with the
 name of a schedd, and the answer to ``linked`` is ``probed``: everything was done but the record, and nothing is left.

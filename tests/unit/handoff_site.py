@@ -145,6 +145,11 @@ class FakeCustody:
         self._site.note("reserved", self.reservations)
         return Reservation()
 
+    def may_copy(self, reservation: Reservation, size_bytes: int) -> float | Refusal:
+        self._site.note("copy", size_bytes)
+        control = self._site.control()
+        return Refusal(control["refuse_copy"]) if "refuse_copy" in control else float(control.get("sending_s", "inf"))
+
     def release(self, reservation: Reservation) -> None:
         self.reservations -= 1
         self._site.note("reserved", self.reservations)

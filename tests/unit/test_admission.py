@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from sandbox_manager.admission import Admission, Offer
+from sandbox_manager.admission import LEAST_FREE_BYTES, Admission, Offer
 from sandbox_manager.breaker import Flow
 from sandbox_manager.identity import RunFacts
 from sandbox_manager.registry import Registry
@@ -36,7 +36,7 @@ def admission() -> Admission:
     around: dict[str, Any] = {
         "agents": SimpleNamespace(is_fresh=lambda schedd: True, objection=lambda schedd, key: ""),
         "table": SimpleNamespace(registered=lambda name: plugin, find=lambda name, scheme: plugin),
-        "spool": SimpleNamespace(free_bytes=lambda: 1 << 40, needs_copies=False),
+        "spool": SimpleNamespace(free_bytes=lambda: 1 << 40),
         "end": SimpleNamespace(reason_against=lambda servers, size_bytes: ""),
     }
     return Admission(Registry(), flow=lambda server: Flow.ALL, rules=cast(Any, _Rules), **around)
@@ -78,3 +78,16 @@ def test_nothing_is_taken_when_the_manager_stops(admission: Admission) -> None:
 def test_no_run_is_taken_after_a_newer_one(admission: Admission, run: int) -> None:
     admission.registry.fence(Run("ap#1.0#1", 2))
     assert bool(admission.reason_against(_offer(5000, run=run))) is (run < 2)
+
+
+def test_copies_under_way_have_their_room(admission: Admission) -> None:
+    free_bytes = LEAST_FREE_BYTES + 100_000
+    admission.spool = cast(Any, SimpleNamespace(free_bytes=lambda: free_bytes))
+    first, second = (admission.promise(_offer(90_000, job=job)) for job in (1, 2))
+    assert admission.reason_against_copy(first, 60_000) == ""
+    admission.promise_copy(first, 60_000)
+    assert "has no room there" in admission.reason_against_copy(second, 40_001)
+    assert admission.reason_against_copy(second, 40_000) == ""
+    admission.release(first)
+    assert admission.reason_against_copy(second, 100_000) == ""
+    assert "has no room there" in admission.reason_against_copy(second, 100_001)

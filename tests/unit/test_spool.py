@@ -115,11 +115,6 @@ def test_a_place_that_cannot_be_made(base: Path) -> None:
         Spool(base / "file" / "stageout", base / "execute").open({})
 
 
-def test_another_filesystem_means_copies(spool: Spool, base: Path) -> None:
-    assert not spool.needs_copies
-    assert Spool(Path("/proc"), base / "execute").needs_copies
-
-
 # ---- custody ---------------------------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from sandbox_manager.tally import WINDOW_S, Tally
 
+NO_COPIES = {"HandoffsCopied": 0, "HandoffBytesCopied": 0, "HandoffCopyMs": 0}
+
 
 def test_reasons_are_counted_and_those_that_differ_in_numbers_only_are_one() -> None:
     tally = Tally()
@@ -18,6 +20,7 @@ def test_reasons_are_counted_and_those_that_differ_in_numbers_only_are_one() -> 
             {"Reason": "the spool would hold N MB of N MB", "Count": 3},
             {"Reason": "the sandbox manager is stopping", "Count": 1},
         ],
+        **NO_COPIES,
     }
 
 
@@ -25,4 +28,12 @@ def test_what_is_older_than_an_hour_no_longer_counts() -> None:
     tally = Tally()
     tally.refused(0.0, "no")
     tally.accepted(10.0)
-    assert tally.facts(WINDOW_S + 1.0) == {"HandoffsTried": 1, "HandoffsRefused": 0, "HandoffRefusals": []}
+    assert tally.facts(WINDOW_S + 1.0) == {"HandoffsTried": 1, "HandoffsRefused": 0, "HandoffRefusals": [], **NO_COPIES}
+
+
+def test_copies_of_the_last_hour_are_added_up() -> None:
+    tally = Tally()
+    for at_s, size_bytes in ((0.0, 7), (10.0, 100), (20.0, 200)):
+        tally.copied(at_s, size_bytes, 0.25)
+    facts = tally.facts(WINDOW_S + 5.0)
+    assert (facts["HandoffsCopied"], facts["HandoffBytesCopied"], facts["HandoffCopyMs"]) == (2, 300, 500)

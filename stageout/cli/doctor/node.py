@@ -55,11 +55,32 @@ def spool_filesystem(machine: Machine) -> Iterator[Finding]:
     except FileNotFoundError as problem:
         yield unchecked(name, f"{problem.filename} is not there yet; the manager makes the spool when it starts")
         return
-    if here == there:
-        yield ok(name, "the spool is on EXECUTE's filesystem: a hand-off is a link, whatever the size")
-    else:
+    copies = _copies_lately(machine)
+    if here != there:
         remedy = "put STAGEOUT_SPOOL on the filesystem of EXECUTE"
-        yield warn(name, "the spool is on another filesystem than EXECUTE: every hand-off is a copy", remedy)
+        yield warn(name, f"the spool is on another filesystem than EXECUTE: every hand-off is a copy{copies}", remedy)
+    elif _is_true(machine, "STARTD_ENFORCE_DISK_LIMITS") or copies:
+        remedy = "leave it if that is fine; a plugin sends at once when the copy has no room or would take longer"
+        yield warn(
+            name, f"jobs' directories are other filesystems than the spool: a hand-off is a copy{copies}", remedy
+        )
+    else:
+        yield ok(name, "the spool is on EXECUTE's filesystem: a hand-off is a link, whatever the size")
+
+
+def _copies_lately(machine: Machine) -> str:
+    """What copies of the last hour cost; "" without any."""
+    try:
+        said = machine.manager_answer()
+    except (OSError, Unseen):
+        return ""
+    count, count_bytes = said.integer("HandoffsCopied"), said.integer("HandoffBytesCopied")
+    took_s = said.integer("HandoffCopyMs") / 1000
+    return f" ({count} in the last hour, {size(count_bytes)} in {took_s:.1f} s)" if count else ""
+
+
+def _is_true(machine: Machine, name: str) -> bool:
+    return machine.settings.condor(name).strip().lower() in ("true", "yes", "1")
 
 
 def spool_owner(machine: Machine) -> Iterator[Finding]:
@@ -142,16 +163,11 @@ def _integer(text: str) -> int:
 
 def encryption(machine: Machine) -> Iterator[Finding]:
     """Would output lie in the spool unencrypted although the administrator wants scratch encrypted?"""
-    for name in ("ENCRYPT_EXECUTE_DIRECTORY", "STARTD_ENFORCE_DISK_LIMITS"):
-        if machine.settings.condor(name).strip().lower() not in ("true", "yes", "1"):
-            continue
-        if name == "ENCRYPT_EXECUTE_DIRECTORY":
-            text, remedy = "output is not taken over, because the spool is not encrypted", "nothing, if that is wanted"
-        else:
-            text, remedy = "each job has a filesystem of its own: every hand-off is a copy", "leave it if that is fine"
-        yield warn("encryption", f"{name}: {text}", remedy)
+    if _is_true(machine, "ENCRYPT_EXECUTE_DIRECTORY"):
+        text = "ENCRYPT_EXECUTE_DIRECTORY: output is not taken over, because the spool is not encrypted"
+        yield warn("encryption", text, "nothing, if that is wanted")
         return
-    yield ok("encryption", "scratch directories are plain directories of EXECUTE")
+    yield ok("encryption", "scratch directories are not encrypted")
 
 
 def manager(machine: Machine) -> Iterator[Finding]:

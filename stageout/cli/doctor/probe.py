@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stageout.cli.node import spool_directory
 from stageout.core.config import Settings
-from stageout.handoff import links
+from stageout.handoff import client, links
 from stageout.handoff.place import Place
 from stageout.handoff.talk import No, Talk
 from stageout.wire import handoff as wire
@@ -44,7 +44,7 @@ def _talk(place: Place, path: str, schedd: str, plugin: str) -> None:
         files = [wire.OfferedFile(_URL, path, found[0].size_bytes)]
         head, *rest = wire.offer_frames(files, plugin, wire.Surroundings())
         go = manager.ask([{**head, "probe": schedd}, *rest], "go")
-        links.bring(found, str(go["directory"]), lambda: manager.tell({"op": "linking"}))
+        client.bring(manager, found, str(go["directory"]))
         manager.limit(_ACCEPT_S, "it checked the file")
         manager.ask([{"op": "linked", "files": 1}], "probed")
     finally:
