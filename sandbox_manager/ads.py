@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -163,6 +163,7 @@ class Reporter:
         self._made_s = clock.monotonic_s()
         self._refusal: str | None = None
         self._leaving = False
+        self.handoffs: Callable[[], dict[str, Any]] = dict  # how many were refused lately, for the slot ads
         self._publishing = asyncio.Lock()
         self._wanted = self._told = 0
         self._began_s = self._built_in_s = 0.0
@@ -354,6 +355,7 @@ class Reporter:
             "StageOutBytesAtRisk": self._pipeline.book.registry.bytes_at_risk,
             "StageOutAccept": takes_work,
             "StageOutHeartbeat": int(self._clock.wall_s() // _HEARTBEAT_S * _HEARTBEAT_S),
+            **self.handoffs(),
             **self._pilot_figures(),
         }
 

@@ -140,6 +140,7 @@ class Daemon:
         reporter = Reporter(pipeline, self.spool, around.collector, around.clock, settings, condor_uid(), key)
         pipeline.tell = reporter.tell
         intake = Intake(self.spool, around.identity(settings), pipeline.acceptance, settings, around.clock)
+        reporter.handoffs = intake.figures
         fetcher = Fetcher(pipeline, self._agents, key.sign)
         parts = (gate, fetcher, self._missing, pipeline.strays, reporter, intake)
         control = Control(pipeline, reporter.figures, lambda: {k: v for part in parts for k, v in part.facts().items()})

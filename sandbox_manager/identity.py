@@ -32,6 +32,7 @@ class RunFacts:
     :param encrypted: the job asked for an encrypted scratch directory.
     :param shared_uid: all jobs of this node run under the manager's own uid, whoever owns them.
     :param agent_key: public key of the job's access point, as the access point itself told the startd; "" without.
+    :param left_out: code of why the access point did not mark the job (StageOutSynchronous).
     """
 
     run: Run
@@ -51,6 +52,7 @@ class RunFacts:
     job_prio: int = 0
     shared_uid: bool = False
     agent_key: str = ""
+    left_out: str = ""
 
     @property
     def job_id(self) -> str:
@@ -137,6 +139,7 @@ class Identity:
             job_prio=_count(slot, "JobPrio"),
             shared_uid=self._own_uid != 0,
             agent_key=_text(slot, "StageOutAgentKey"),
+            left_out=_text(slot, "StageOutSynchronousCode"),
         )
 
 

@@ -30,6 +30,7 @@ from stageout.core.classads import ClassAdSyntaxError, parse_ad, unparse_ad
 from stageout.core.clock import Clock
 from stageout.core.config import Settings
 from stageout.core.ending import end
+from stageout.core.synchronous import sentence_of
 from stageout.wire import handoff as wire
 from stageout.wire.custody import Run
 from stageout.wire.handoff import OfferedFile, Receipt
@@ -318,6 +319,10 @@ class Intake:
         """How many hand-offs were refused lately, and why, for people."""
         return self._tally.facts(self._clock.monotonic_s())
 
+    def figures(self) -> dict[str, Any]:
+        """The same by code, for the slot ads."""
+        return self._tally.figures(self._clock.monotonic_s())
+
     async def _read_offer(self, link: Link, head: dict[str, Any], guest: Guest, latest_s: float) -> _Offer:
         count, plugin, surroundings = self._head(head)
         guest.take(count * _FILE_BYTES)
@@ -446,7 +451,8 @@ def _one_ad(text: str) -> str:
 def _check_consent(facts: RunFacts, offer: _Offer, encrypted: bool) -> None:
     """Refuse what must not be delivered afterwards. :raises Refused: with the reason."""
     if not facts.guard:
-        raise Refused("the job did not consent to delivery after its end (StageOutGuard is not true)")
+        why = sentence_of(facts.left_out) or "StageOutGuard is not true"
+        raise Refused(f"the job did not consent to delivery after its end: {why}")
     if encrypted or facts.encrypted:
         raise Refused("the execute directory is encrypted (ENCRYPT_EXECUTE_DIRECTORY), the spool is not")
     checkpoints = facts.checkpoint_destination and facts.checkpoint_destination.rstrip("/") + "/"

@@ -24,6 +24,7 @@ JOB_ATTRIBUTES = (
     "EncryptExecuteDirectory",
     "JobPrio",
     "StageOutAgentKey",
+    "StageOutSynchronousCode",
 )
 SlotAd = Mapping[str, Any]
 _CACHED_S = 1.0

@@ -6,6 +6,8 @@ import re
 from collections import Counter, deque
 from typing import Any
 
+from stageout.core.synchronous import code_of
+
 WINDOW_S = 3600
 _KEPT = 20_000
 _REASONS_SHOWN = 5
@@ -16,16 +18,16 @@ class Tally:
     """The outcomes of the last hour, in memory; the oldest go when there are very many."""
 
     def __init__(self) -> None:
-        self._outcomes: deque[tuple[float, str]] = deque(maxlen=_KEPT)
+        self._outcomes: deque[tuple[float, str, str]] = deque(maxlen=_KEPT)
         self._copies: deque[tuple[float, int, float]] = deque(maxlen=_KEPT)
 
     def accepted(self, now_s: float) -> None:
         """A hand-off was accepted."""
-        self._outcomes.append((now_s, ""))
+        self._outcomes.append((now_s, "", ""))
 
     def refused(self, now_s: float, reason: str) -> None:
         """A hand-off was refused. Reasons that differ in numbers only, such as sizes, count as one."""
-        self._outcomes.append((now_s, _NUMBER.sub("N", reason)))
+        self._outcomes.append((now_s, code_of(reason), _NUMBER.sub("N", reason)))
 
     def copied(self, now_s: float, size_bytes: int, took_s: float) -> None:
         """A hand-off has copied so much, because it could not be linked."""
@@ -33,11 +35,8 @@ class Tally:
 
     def facts(self, now_s: float) -> dict[str, Any]:
         """For people, the commonest reason first."""
-        while self._outcomes and self._outcomes[0][0] < now_s - WINDOW_S:
-            self._outcomes.popleft()
-        while self._copies and self._copies[0][0] < now_s - WINDOW_S:
-            self._copies.popleft()
-        reasons = Counter(reason for _, reason in self._outcomes if reason)
+        self._forget(now_s)
+        reasons = Counter(reason for _, _, reason in self._outcomes if reason)
         common = [{"Reason": reason, "Count": count} for reason, count in reasons.most_common(_REASONS_SHOWN)]
         refused = sum(reasons.values())
         return {
@@ -48,3 +47,15 @@ class Tally:
             "HandoffBytesCopied": sum(size_bytes for _, size_bytes, _ in self._copies),
             "HandoffCopyMs": round(sum(took_s for _, _, took_s in self._copies) * 1000),
         }
+
+    def figures(self, now_s: float) -> dict[str, Any]:
+        """For the slot ads: how many were tried, and how many were refused for each code."""
+        self._forget(now_s)
+        codes = Counter(code for _, code, _ in self._outcomes if code)
+        return {"StageOutHandoffs": len(self._outcomes), "StageOutSynchronous": dict(codes.most_common())}
+
+    def _forget(self, now_s: float) -> None:
+        while self._outcomes and self._outcomes[0][0] < now_s - WINDOW_S:
+            self._outcomes.popleft()
+        while self._copies and self._copies[0][0] < now_s - WINDOW_S:
+            self._copies.popleft()

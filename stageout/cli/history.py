@@ -15,6 +15,7 @@ from stageout.cli.exits import Exit, UnknownJob
 from stageout.cli.jobs import REMOVED, STATUS_WORDS, Job, JobId, parse_job_ids
 from stageout.cli.rows import SCHEMA
 from stageout.cli.status import terminal_width, whose_jobs
+from stageout.cli.why import results, why
 from stageout.core.classads import ClassAd
 from stageout.core.config import condor_settings
 from stageout.core.failures import FILE_NAME, Failure, read_failures
@@ -71,6 +72,8 @@ def entry(job: Job, records: Iterable[ClassAd], late: Failure | None = None) -> 
     if late and late.run == job.run and not job.delivered:
         reason = f"after the job had left the queue: {late.reason}"
         job = replace(job, state=late.state, state_run=late.run, reason=reason, remove_reason="")
+    records = list(records)
+    code, synchronous = why(job, records)
     return {
         "job": str(job.id),
         "global_id": job.global_id,
@@ -81,7 +84,8 @@ def entry(job: Job, records: Iterable[ClassAd], late: Failure | None = None) -> 
         "delivered": job.delivered or (not job.handed_off and job.status == 4),
         "handed_off_files": job.files_handed_off,
         "handed_off_bytes": job.bytes_handed_off,
-        "reason": (job.remove_reason if _removed(job) else "") or job.reason or job.remove_reason,
+        "reason": (job.remove_reason if _removed(job) else "") or job.reason or job.remove_reason or synchronous,
+        "synchronous_code": code,
         "completed_at": job.completed_at,
         "reruns": job.reruns,
         "stats": dict(job.stats),
@@ -94,8 +98,7 @@ def _removed(job: Job) -> bool:
 
 
 def _run(ad: ClassAd) -> dict[str, Any]:
-    results = ad.get("OutputPluginResultList")
-    files = [item for item in results if isinstance(item, ClassAd)] if isinstance(results, list) else []
+    files = results(ad)
     tickets = {_ticket(item) for item in files} - {""}
     return {
         "run": ad.integer("NumShadowStarts"),
@@ -156,6 +159,8 @@ def overview(entries: Sequence[Mapping[str, Any]], width: int) -> list[str]:
 def details(item: Mapping[str, Any]) -> list[str]:
     """One job with its runs and their files."""
     lines = [f"Job {item['job']} of {item['owner']}: {_end(item)}, completed {_when(item['completed_at'])}"]
+    if item["synchronous_code"]:
+        lines.append(f"  code      {render.clean(item['synchronous_code'])}")
     if item["reason"]:
         lines.append(f"  reason    {render.clean(item['reason'])}")
     lines += [f"  {name:<10}{value}" for name, value in _stats(item["stats"])]

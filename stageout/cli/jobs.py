@@ -21,7 +21,7 @@ ATTRIBUTES = (
     "RemoveReason", "StageOutGuard", "StageOutState", "StageOutRun", "StageOutReason", "StageOutBytesLeft",
     "StageOutFilesLeft", "StageOutAttempts", "StageOutNextAttempt", "StageOutManager", "StageOutKeys", "StageOutReruns",
     "StageOutCustody", "StageOutStats", "StageOutRequest", "JobMaterializeLimit", "JobMaterializePaused",
-    "TerminationPending",
+    "TerminationPending", "StageOutSynchronousCode",
 )  # fmt: skip
 
 STATUS_WORDS = {
@@ -91,6 +91,7 @@ class Job:
     :param next_attempt_at: wall clock, seconds; 0 when none is planned.
     :param keys: of the managers that took the output over; empty before the agent has written them.
     :param custody: what routers of the overlay have of it.
+    :param left_out: code of why the access point left the job out of stage-out.
     """
 
     id: JobId
@@ -120,6 +121,7 @@ class Job:
     stats: Mapping[str, Any]
     keys: frozenset[str] = frozenset()
     custody: tuple[Holding, ...] = ()
+    left_out: str = ""
 
     @classmethod
     def from_ad(cls, ad: ClassAd) -> Job:
@@ -155,12 +157,18 @@ class Job:
             stats=dict(stats) if isinstance(stats, ClassAd) else {},
             keys=frozenset(filter(None, ad.text("StageOutKeys").split(","))),
             custody=read_holdings(ad.text("StageOutCustody").split("; ")),
+            left_out="" if ad.get("StageOutGuard") is True else ad.text("StageOutSynchronousCode"),
         )
 
     @property
     def handed_off(self) -> bool:
         """The output of the last run was handed off, at least in part."""
         return self.files_handed_off > 0
+
+    @property
+    def synchronous(self) -> bool:
+        """The output of the last run was transferred before the job ended."""
+        return self.status == COMPLETED and not self.handed_off
 
     @property
     def delivered(self) -> bool:

@@ -178,6 +178,7 @@ def _facts(row: Row, now: float) -> list[tuple[str, str]]:
     handed_off = row.files_total > 0
     return [
         ("reason", clean(row.reason)),
+        ("code", clean(row.synchronous_code)),
         ("delivered", counts if handed_off else ""),
         ("output", "transferred before the job ended; nothing was handed off" if row.synchronous else ""),
         *((_HELD[one.is_single], held(one, now)) for one in row.custody),

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from stageout.cli.jobs import COMPLETED, HELD, REMOVED, STATUS_WORDS, Job
+from stageout.cli.jobs import HELD, REMOVED, STATUS_WORDS, Job
+from stageout.cli.why import Why
 from stageout.core.states import ENDS, State
 from stageout.wire.control import StreamsReport
 from stageout.wire.custody import FileReport, Report, SandboxReport
@@ -28,6 +29,7 @@ class Row:
     :param next_attempt_at: wall clock, seconds; 0 when none is planned.
     :param reported_at: when the manager said so (wall clock, seconds); None: known from the job's ad only.
     :param synchronous: the last run's output was transferred before the job ended.
+    :param synchronous_code: code of why nothing was handed off; ``reason`` says it in words.
     :param custody: what routers of the overlay have of it; not delivered, so it is counted among what is left.
     """
 
@@ -51,6 +53,16 @@ class Row:
     reported_at: int | None
     files: tuple[FileReport, ...]
     custody: tuple[Holding, ...] = ()
+    synchronous_code: str = ""
+
+
+def explained(rows: Iterable[Row], found: Mapping[str, Why]) -> list[Row]:
+    """The rows with why their transfers are synchronous. :param found: by ``cluster.proc``."""
+    return [
+        replace(row, synchronous_code=known.code, reason=row.reason or known.reason)
+        for row in rows
+        for known in [found.get(row.job, Why())]
+    ]
 
 
 def merge(jobs: Iterable[Job], reports: Iterable[Report]) -> list[Row]:
@@ -99,7 +111,7 @@ def _row(job: Job, said: _Said | None) -> Row:
         owner=job.owner,
         job_status=STATUS_WORDS.get(job.status, "Unknown"),
         run=job.run,
-        synchronous=job.status == COMPLETED and not job.handed_off,
+        synchronous=job.synchronous,
         reruns=job.reruns,
         **facts,
     )

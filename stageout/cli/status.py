@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from stageout.cli import render
 from stageout.cli.exits import CommandError, Exit, Unavailable, UnknownJob, UsageError
 from stageout.cli.jobs import Job, JobId, parse_job_ids
-from stageout.cli.rows import Row, about, as_json, merge, rows_of_report
+from stageout.cli.rows import Row, about, as_json, explained, merge, rows_of_report
+from stageout.cli.why import Why, why
+from stageout.core.classads import ClassAd
 
 if TYPE_CHECKING:
     from stageout.cli.condor import Pool, Queue
@@ -53,7 +55,8 @@ def _queue_look(options: argparse.Namespace) -> Callable[[], Snapshot]:
     wanted = parse_job_ids(options.jobs)
     queue, pool = Queue(options.name, options.pool), Pool(options.pool)
     owner = None if options.all_users else whose_jobs()
-    return lambda: _look(queue, pool, wanted, owner)
+    causes: dict[tuple[JobId, int], Why] = {}  # of runs that have ended: they do not change while one watches
+    return lambda: _look(queue, pool, wanted, owner, causes)
 
 
 def whose_jobs() -> str | None:
@@ -69,8 +72,30 @@ def whose_jobs() -> str | None:
         raise CommandError("this account has no name here; ask for the jobs of all users with --all") from None
 
 
-def _look(queue: Queue, pool: Pool, wanted: list[JobId], owner: str | None) -> Snapshot:
+def _look(
+    queue: Queue, pool: Pool, wanted: list[JobId], owner: str | None, causes: dict[tuple[JobId, int], Why]
+) -> Snapshot:
     jobs = _wanted_jobs(queue, wanted) if wanted else queue.jobs_in_stage_out(owner)
+    return _explained(_seen(jobs, pool), queue, jobs, causes)
+
+
+def _explained(seen: Snapshot, queue: Queue, jobs: list[Job], causes: dict[tuple[JobId, int], Why]) -> Snapshot:
+    """With why transfers are synchronous. Records are read once for each cluster."""
+    unread = [job for job in jobs if job.synchronous and not job.left_out and (job.id, job.run) not in causes]
+    clusters = {job.id.cluster for job in unread}
+    try:
+        records = [ad for cluster in sorted(clusters) for ad in queue.output_records(JobId(cluster))]
+    except Unavailable as problem:
+        return seen._replace(notes=[*seen.notes, f"why transfers were synchronous is not known: {problem}"])
+    of_job: dict[str, list[ClassAd]] = {}
+    for ad in records:
+        of_job.setdefault(f"{ad.integer('ClusterId')}.{ad.integer('ProcId')}", []).append(ad)
+    causes.update({(job.id, job.run): why(job, of_job.get(str(job.id), ())) for job in unread})
+    found = {str(job.id): causes.get((job.id, job.run)) or why(job, ()) for job in jobs}
+    return seen._replace(rows=explained(seen.rows, found))
+
+
+def _seen(jobs: list[Job], pool: Pool) -> Snapshot:
     under_way = [job for job in jobs if job.in_stage_out]
     if not under_way:
         return Snapshot(merge(jobs, []), [])

@@ -118,7 +118,10 @@ class Session:
         if not reason:
             return True
         self._log.add("synchronous", reason=reason)
+        from stageout.core.synchronous import code_of
+
         self._writer.facts["StageOutSynchronous"] = self._scrubber.message(reason)
+        self._writer.facts["StageOutSynchronousCode"] = code_of(reason)
         return False
 
     def _unfit(self) -> str:

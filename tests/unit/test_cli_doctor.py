@@ -263,6 +263,21 @@ FAULTS: list[tuple[str, Level, str, Callable[[Fake], None]]] = [
         "31 of 40 hand-offs of the last hour refused. 31 times: agent silent",
         manager(HandoffsTried=40, HandoffsRefused=31, HandoffRefusals=[{"Reason": "agent silent", "Count": 31}]),
     ),
+    (
+        "synchronous",
+        Level.WARN,
+        "62 % of 500 hand-offs of the pool in the last hour were refused: SlotUser 60 %, SlotFull 2 %",
+        collector(
+            Machine=[
+                ClassAd({"StageOutManager": name, "StageOutHandoffs": 250, "StageOutSynchronous": ClassAd(refused)})
+                for name, refused in (
+                    ("a", {"SlotUser": 145, "SlotFull": 10}),
+                    ("b", {"SlotUser": 155}),
+                    ("b", {"SlotUser": 155}),
+                )
+            ]
+        ),
+    ),
     ("plugins-for-jobs", Level.FAIL, f"jobs cannot run {OURS}: as nobody: [Errno 13]", has(unreadable_for=("nobody",))),
     ("manager-daemon", Level.FAIL, "cannot run: as condor: [Errno 13]", has(unreadable_for=("condor",))),
     ("agent-daemon", Level.FAIL, "cannot run: as condor: [Errno 13]", has(unreadable_for=("condor",))),

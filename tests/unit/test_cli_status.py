@@ -102,7 +102,7 @@ def test_a_custodian_that_is_silent_is_named(state: str, awaited: set[str], monk
     assert render.awaited_managers(merge([waiting], [])) == awaited
     pool: Any = SimpleNamespace(reports=lambda managers: [replace(report(), sent_at=1)], heard=lambda managers: {"ep2"})
     queue: Any = SimpleNamespace(jobs_in_stage_out=lambda owner: [waiting])
-    notes = status_module._look(queue, pool, [], None).notes
+    notes = status_module._look(queue, pool, [], None, {}).notes
     assert [note.partition(" Its output")[0] for note in notes] == [
         "nothing was heard of ep1 for 15m00s or more: is its node up?" for _ in awaited if _ == "ep1"
     ]

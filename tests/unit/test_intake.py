@@ -514,6 +514,7 @@ def test_too_many_clients_are_told_so(site: Site) -> None:
     ("control", "reason"),
     [
         ({"facts": {"guard": False}}, "did not consent"),
+        ({"facts": {"guard": False, "left_out": "DagNode"}}, "nodes of a DAG"),
         ({"facts": {"encrypted": True}}, "ENCRYPT_EXECUTE_DIRECTORY"),
         ({"facts": {"checkpoint_destination": "https://store.test/out"}}, "a checkpoint"),
         ({"refuse": "the data slot is full"}, "the data slot is full"),

@@ -80,6 +80,7 @@ def test_not_taken_over_is_uploaded_now_and_said(bench, client, answer, reason):
     run = bench.upload("ok", "fail/NOT_FOUND")
     assert [ad["TransferProtocol"] for ad in run.ads] == ["script", "script"]
     assert [ad["DeveloperData"]["StageOutSynchronous"] for ad in run.ads] == [reason, reason]
+    assert [ad["DeveloperData"]["StageOutSynchronousCode"] for ad in run.ads] == ["Failed", "Failed"]
     assert reason in run.printed
     assert len(client()) == 1
 

@@ -37,3 +37,13 @@ def test_copies_of_the_last_hour_are_added_up() -> None:
         tally.copied(at_s, size_bytes, 0.25)
     facts = tally.facts(WINDOW_S + 5.0)
     assert (facts["HandoffsCopied"], facts["HandoffBytesCopied"], facts["HandoffCopyMs"]) == (2, 300, 500)
+
+
+def test_the_slots_show_counts_by_code() -> None:
+    tally = Tally()
+    tally.accepted(1.0)
+    for _ in range(2):
+        tally.refused(1.0, "the job of alice@x runs as nobody, an account that other owners may share")
+    tally.refused(0.0, "something new")
+    assert tally.figures(2.0) == {"StageOutHandoffs": 4, "StageOutSynchronous": {"SlotUser": 2, "Failed": 1}}
+    assert tally.figures(WINDOW_S + 5.0) == {"StageOutHandoffs": 0, "StageOutSynchronous": {}}

@@ -33,7 +33,9 @@ SHOWN = (
 #: What the manager asks the startd about a job (architecture, "Who speaks the truth").
 JOB_ATTRIBUTES = ("GlobalJobId", "RemoteUser", "NumShadowStarts", "StageOutGuard", "OutputDestination", "JobPrio")
 #: Without these a hand-off works, but less safely, or for fewer jobs.
-USEFUL_JOB_ATTRIBUTES = ("StageOutAsync", "CheckpointDestination", "EncryptExecuteDirectory", "StageOutAgentKey")
+USEFUL_JOB_ATTRIBUTES = (
+    "StageOutAsync", "CheckpointDestination", "EncryptExecuteDirectory", "StageOutAgentKey", "StageOutSynchronousCode",
+)  # fmt: skip
 #: Macros of the fragments that no program of ours reads.
 MACROS = (
     "STAGEOUT_BIN", "STAGEOUT_DEFAULT", "STAGEOUT_RETRY_METHODS", "STAGEOUT_RETRY_LIMIT",

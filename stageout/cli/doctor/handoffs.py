@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping
 
 from stageout.cli.doctor.config import is_ours
 from stageout.cli.doctor.findings import Finding, Machine, Unseen, fail, ok, unchecked, warn, words
+from stageout.cli.doctor.pool import USUAL_SHARE
 from stageout.wire.custody import AGENT_AD
 
 _SCHEDDS_TRIED = 10
 _REASONS_SHOWN = 3
-#: Of the hand-offs tried; a few are refused on every busy node, because a data slot is full.
-_USUAL_SHARE = 0.1
 
 
 def handoff(machine: Machine) -> Iterator[Finding]:
@@ -38,7 +37,7 @@ def handoffs_lately(machine: Machine) -> Iterator[Finding]:
     except (FileNotFoundError, ConnectionRefusedError):
         raise Unseen("no sandbox manager answers") from None
     tried, refused = said.integer("HandoffsTried"), said.integer("HandoffsRefused")
-    if refused <= _USUAL_SHARE * tried:
+    if refused <= USUAL_SHARE * tried:
         yield ok("handoffs-lately", f"{refused} of {tried} hand-offs of the last hour refused")
         return
     reasons = [item for item in said.get("HandoffRefusals") or [] if isinstance(item, Mapping)]

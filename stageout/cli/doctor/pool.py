@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from stageout.cli.clocks import ahead_of_collector_s, collector_ahead_s
@@ -12,6 +13,8 @@ from stageout.wire.custody import AGENT_AD, MANAGER_AD, BadPayload, payload_of, 
 _SKEW_WARN_S = 30
 _SKEW_BAD_S = 120
 _NODE_SKEW_S = 60
+#: Of the hand-offs tried; a few are refused on every busy node, because a data slot is full.
+USUAL_SHARE = 0.1
 _NAMED = 5
 _HEARTBEAT_S = 900
 
@@ -166,6 +169,28 @@ def slot_attributes(machine: Machine) -> Iterator[Finding]:
         yield ok(name, text)
 
 
-COMMON = (collector, clock)
+def synchronous(machine: Machine) -> Iterator[Finding]:
+    """How many hand-offs of the whole pool were refused within the last hour, and for which reasons?"""
+    slots = machine.ads('MyType == "Machine" && DynamicSlot =!= true && StageOutHandoffs > 0')
+    nodes = {ad.text("StageOutManager"): ad for ad in slots}.values()
+    tried = sum(ad.integer("StageOutHandoffs") for ad in nodes)
+    codes: Counter[str] = Counter()
+    for ad in nodes:
+        refused = ad.get("StageOutSynchronous")
+        if isinstance(refused, ClassAd):
+            codes.update({code: refused.integer(code) for code in refused})
+    if not tried:
+        yield ok("synchronous", "no node of the pool was asked to take output over within the last hour")
+        return
+    shares = ", ".join(f"{code} {100 * count / tried:.0f} %" for code, count in codes.most_common(_NAMED))
+    share = sum(codes.values()) / tried
+    text = f"{100 * share:.0f} % of {tried} hand-offs of the pool in the last hour were refused"
+    if share <= USUAL_SHARE:
+        yield ok("synchronous", f"{text}{shares and ': '}{shares}")
+    else:
+        yield warn("synchronous", f"{text}: {shares}", "docs/SYNCHRONOUS.md says what each code means and what to do")
+
+
+COMMON = (collector, clock, synchronous)
 ACCESS_POINT = (agent_notice, node_clocks)
 EXECUTE_POINT = (agents_seen, leave_limits, reporting_door, slot_attributes)

@@ -1,0 +1,43 @@
+"""Why a job's output was not handed off, from the job's ad and the access point's records of its transfers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from stageout.cli.jobs import Job
+from stageout.core.classads import ClassAd
+from stageout.core.synchronous import NOT_SAID, code_of, sentence_of
+
+
+class Why(NamedTuple):
+    """The code of the reason, and the reason; both empty when nothing is known, or all was handed off."""
+
+    code: str = ""
+    reason: str = ""
+
+
+def why(job: Job, records: Iterable[ClassAd]) -> Why:
+    """Why the job's transfer is, or was, synchronous.
+
+    :param records: OUTPUT records of the job's id; ids start again when a queue is made anew.
+    """
+    if job.left_out:
+        return Why(job.left_out, sentence_of(job.left_out))
+    own = [ad for ad in records if ad.text("GlobalJobId", job.global_id) == job.global_id]
+    files = results(max(own, key=lambda ad: ad.integer("NumShadowStarts"), default=ClassAd()))
+    if not job.synchronous or not files:
+        return Why()
+    said = next(filter(None, map(_said, files)), "")
+    return Why(code_of(said), said) if said else Why(NOT_SAID, sentence_of(NOT_SAID))
+
+
+def results(record: ClassAd) -> Sequence[ClassAd]:
+    """The result ads of the plugins in an OUTPUT record."""
+    found = record.get("OutputPluginResultList")
+    return [item for item in found if isinstance(item, ClassAd)] if isinstance(found, list) else []
+
+
+def _said(result: ClassAd) -> str:
+    extra = result.get("DeveloperData")
+    return extra.text("StageOutSynchronous") if isinstance(extra, ClassAd) else ""
