@@ -94,8 +94,18 @@ class Queue:
 
         :raises Unavailable: the schedd does not answer.
         """
+        return self._jobs_and_clusters(constraint(wanted, True))
+
+    def jobs_of_dag(self, dag: int) -> tuple[list[Job], list[ClassAd]]:
+        """The jobs of a DAG's nodes that are in the queue now, and the ads of their clusters.
+
+        :raises Unavailable: the schedd does not answer.
+        """
+        return self._jobs_and_clusters(f"DAGManJobId == {dag}")
+
+    def _jobs_and_clusters(self, wanted: str) -> tuple[list[Job], list[ClassAd]]:
         options = self._htcondor.QueryOpt.IncludeClusterAd
-        ads = self._ask(lambda schedd: schedd.query(constraint(wanted, True), list(ATTRIBUTES), opts=options))
+        ads = self._ask(lambda schedd: schedd.query(wanted, list(ATTRIBUTES), opts=options))
         return [Job.from_ad(ad) for ad in ads if not is_cluster_ad(ad)], [ad for ad in ads if is_cluster_ad(ad)]
 
     def jobs_in_stage_out(self, owner: str | None) -> list[Job]:

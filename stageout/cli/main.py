@@ -31,7 +31,9 @@ ended counts as delivered. A job held because of its output has failed; one held
 
 exit status: 0 delivered, 1 failed, lost or cancelled, 2 timed out, 3 unknown job
 
-As POST script of a DAG node (a POST script decides about its node, so hand it the job's own status):
+For all nodes of a DAG, put this line into the DAG file:
+  INCLUDE /opt/stageout/share/stageout/stageout.dag
+As POST script of a single node (a POST script decides about its node, so hand it the job's own status):
   SCRIPT DEFER 2 60 POST A /opt/stageout/bin/stageout wait --timeout 20 --return $RETURN $JOBID
 With DEFER, DAGMan asks again every minute, and a node that waits takes none of the places for POST scripts."""
 
@@ -200,6 +202,9 @@ def _add_wait(commands: argparse._SubParsersAction[_Parser]) -> None:
         "--return", metavar="STATUS", type=int, default=0, dest="returned",
         help="the job's own exit status; when it is not 0, end with it (2 and signals become 1) instead of 0",
     )  # fmt: skip
+    # For stageout_dag_post alone: the one process that waits for a DAG.
+    command.add_argument("--dag", type=int, default=0, help=argparse.SUPPRESS)
+    command.add_argument("--answers", default="", help=argparse.SUPPRESS)
     _add_json(command)
     _add_schedd(command)
 

@@ -6,15 +6,19 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
-from stageout.cli.exits import Unavailable, UnknownJob
+from stageout.cli.exits import Unavailable, UnknownJob, UsageError
 from stageout.cli.jobs import Job, JobId, makes_more_jobs, parse_job_ids
 from stageout.cli.render import clean
 from stageout.cli.results import tell
 from stageout.cli.verdict import Outcome, Verdict, judge_history, judge_queued, own_status, wait_status
 from stageout.core.classads import ClassAd
 from stageout.core.clock import Clock, SystemClock
+
+if TYPE_CHECKING:
+    from stageout.cli.condor import Queue
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 15.0
@@ -43,10 +47,21 @@ def run(options: argparse.Namespace) -> int:
     wanted = parse_job_ids(options.jobs)
     from stageout.cli.condor import Queue
 
+    if options.dag:
+        return _wait_for_dag(options, wanted, Queue(options.name, options.pool))
     return wait(
         Watcher(Queue(options.name, options.pool), wanted), options.timeout, options.returned, SystemClock(),
         time.sleep, options.json,
     )  # fmt: skip
+
+
+def _wait_for_dag(options: argparse.Namespace, wanted: Sequence[JobId], queue: Queue) -> int:
+    from stageout.cli.nodes import Answers, SharedLook, lead
+
+    if len(wanted) != 1 or not options.answers:
+        raise UsageError("--dag takes one JOB, and --answers with it; stageout_dag_post gives both")
+    shared = SharedLook(queue, lambda: queue.jobs_of_dag(options.dag))
+    return lead(wanted[0], Answers(Path(options.answers)), shared, time.sleep)
 
 
 _BETWEEN = Verdict(Outcome.WAITING, "it has left the queue; looking for it in the history")
