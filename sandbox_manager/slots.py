@@ -94,7 +94,10 @@ def places_free(slot: SlotKey, owner: str, taken: Iterable[tuple[SlotKey, str, i
 
 
 def is_stuck(one: Occupant, destinations: Mapping[int, Destination], flow: Callable[[str], Flow]) -> bool:
-    """True for a sandbox that waits for its owner, or only for servers which are away or silent: it holds no place."""
+    """True for a sandbox that waits for its owner, or only for servers which are away or silent: it holds no place.
+
+    A server whose probe is due is still away.
+    """
     if not one.may_stick:
         return False
-    return one.paused or all(flow(destinations[number].server) is Flow.NONE for number in one.destinations)
+    return one.paused or all(flow(destinations[number].server) is not Flow.ALL for number in one.destinations)

@@ -377,15 +377,16 @@ def test_keys_travel_with_jobs_and_are_renewed(site: Any) -> None:
     assert site.pool.q(job, ["StageOutAgentKey"])["StageOutAgentKey"] == key
     site.wait_left(job)
 
-    def learnt(word: str, what: str) -> bool:
-        return any(lines_of(ep, "SandboxManagerLog", f"key={what} learnt={word}") for ep in site.pool.eps)
+    def learnt(ep: Any, what: str, *words: str) -> bool:
+        return any(lines_of(ep, "SandboxManagerLog", f"key={what} learnt={word}") for word in words)
 
-    assert learnt("claim", key)
+    assert any(learnt(ep, key, "claim") for ep in site.pool.eps)
+    nodes = [ep for ep in site.pool.eps if learnt(ep, key, "claim", "first")]
     new = ap.run([*agent, "--new-key"], user="condor", cwd="/").stdout.strip()
     assert new != key
     tell(new)
     site.pool.wait(
-        lambda: learnt("claim", new) or learnt("first", new), timeout_s=60, what="the new key to be believed"
+        lambda: all(learnt(ep, new, "claim", "first") for ep in nodes), timeout_s=60, what="the new key to be known"
     )
     job = site.submit()
     history = site.wait_left(job)

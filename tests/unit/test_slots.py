@@ -249,6 +249,13 @@ def test_paused_sandboxes_wait_and_hold_no_place() -> None:
     assert is_stuck(occupant_of(paused), PLACES, lambda server: Flow.ALL)
 
 
+def test_output_for_a_server_that_is_away_holds_no_place_also_when_its_probe_is_due() -> None:
+    one = occupant_of(box(1))
+    assert [is_stuck(one, PLACES, lambda server, flow=flow: flow) for flow in (Flow.NONE, Flow.ONE, Flow.ALL)] == [
+        True, True, False,
+    ]  # fmt: skip
+
+
 def test_an_open_breaker_lets_nobody_through_and_a_probe_is_one_file() -> None:
     boxes = [box(number, waiting=(Waiting(1, 5, 10, 0),)) for number in (1, 2)]
     assert planned(*boxes, flow=lambda server: Flow.NONE) == []
