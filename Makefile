@@ -30,9 +30,9 @@ check: $(STAMP)
 oldest: $(STAMP)
 	tools/oldest
 
-# three at once on two cores: pools mostly wait
+# four at once on two cores: pools mostly wait
 test: check oldest
-	$(PY) -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --durations=10 tests --ignore tests/unit
+	$(PY) -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder --durations=10 tests --ignore tests/unit
 
 bench: $(STAMP)
 	$(PY) benchmarks/run_all.py $(if $(QUICK),--quick)

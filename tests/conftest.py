@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -25,18 +26,27 @@ hypothesis.settings.register_profile("stageout", deadline=None)
 hypothesis.settings.load_profile("stageout")
 
 
-#: Directories whose files take longest come first: the last files that are given out decide when a parallel run ends.
-_LONGEST_FIRST = ("pool", "pilot", "demo", "crash", "overlay", "globus")
+#: The files that take longest come first: the last files that are given out decide when a parallel run ends.
+_LONGEST_FIRST = (
+    "test_agent_pool",
+    "test_job_kinds",
+    "test_simulation",
+    "test_crashes",
+    "test_cli_pool",
+    "test_main_job",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the directories with the longest files in front."""
-    items.sort(key=_turn)
-
-
-def _turn(item: pytest.Item) -> int:
-    name = item.path.parent.name
-    return _LONGEST_FIRST.index(name) if name in _LONGEST_FIRST else len(_LONGEST_FIRST)
+    """Put the longest files in front, and mix files that wait for pools with those that compute."""
+    files = dict.fromkeys(item.path for item in items)
+    turns: dict[Path, tuple[int, float]] = {}
+    for waits in (True, False):
+        group = [path for path in files if (path.parent.name == "pool") is waits]
+        for number, path in enumerate(group):
+            known = path.stem in _LONGEST_FIRST
+            turns[path] = _LONGEST_FIRST.index(path.stem) if known else len(_LONGEST_FIRST), number / len(group)
+    items.sort(key=lambda item: turns[item.path])
 
 
 @pytest.fixture(autouse=True)
